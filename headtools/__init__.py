@@ -1,0 +1,54 @@
+"""headtools: see, switch, cut and understand the attention heads of any transformers model.
+
+The map of the package, in the order in which the course uses it::
+
+    heads/       find, see, switch and cut heads    sites, gates, ablate, record, contributions, prune, pruned, replay
+    roles/       what a head looks at               corpus, Sentence
+    organism/    the shipped model                  load
+    lesson/      what the notebooks show and ask    figure, claim, explore, attention_view, check
+
+Everything listed here is imported when you first use it, so ``import headtools`` is cheap.
+
+>>> import headtools as ht
+>>> "ablate" in dir(ht)
+True
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Site": "heads.sites",
+    "Sites": "heads.sites",
+    "sites": "heads.sites",
+    "gates": "heads.gates",
+    "ablate": "heads.gates",
+    "record": "heads.record",
+    "contributions": "heads.record",
+    "prune": "heads.prune",
+    "pruned": "heads.prune",
+    "replay": "heads.prune",
+    "HeadScores": "heads.scores",
+    "Sentence": "roles.corpus",
+    "corpus": "roles.corpus",
+    "load": "organism.load",
+    "figure": "lesson.figure",
+    "claim": "lesson.figure",
+    "explore": "lesson.explore",
+    "attention_view": "lesson.attention_view",
+    "check": "lesson.check",
+}
+
+__all__ = sorted(_WHERE)  # noqa: PLE0604  (names resolved lazily below)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(f"headtools.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'headtools' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Find, see, switch and cut the heads of any model."""

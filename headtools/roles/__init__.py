@@ -1,0 +1,1 @@
+"""What a head looks at, and what it carries."""
