@@ -1,0 +1,245 @@
+"""Cut heads for good: ``prune`` slices the weights, ``pruned`` says what is gone, ``replay`` cuts a fresh model alike.
+
+A pruned model gives what the gated model gives with the same heads at gate 0: the head's rows of the query, key and
+value projections and its columns of the output projection are taken away; the output projection's bias stays.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from headtools.heads import layout
+from headtools.heads.layout import Projection
+from headtools.heads.record import EAGER, SDPA, register
+from headtools.heads.selection import Heads, refuse_compiled, select
+from headtools.heads.sites import Site, sites
+
+# what attention modules call their sizes
+_QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
+_KEY_HEADS = ("num_key_value_heads", "kv_heads", "num_kv_heads")
+_WIDTHS = ("all_head_size", "split_size", "embed_dim", "inner_dim")
+
+
+def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
+    """Remove ``heads`` from ``model`` in place, by slicing its weights.
+
+    ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...], numbered as ``sites(model)`` has them now. Where
+    query heads share keys and values, a cut that leaves the groups uneven gives every query head its own copy of its
+    keys and values (``gqa="ungroup"``: the same function, a bigger cache) or is refused (``gqa="error"``). When all
+    heads of a layer go, one silent head is left, since models cannot run with none. Parameters are replaced: make
+    optimizers and compile after pruning.
+
+    Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there, named twice or cut before, and
+    ``ValueError`` for attention that cannot be sliced, always before anything is changed: latent keys and values
+    (DeepSeek), models without AttentionInterface, parameters that mix heads or that headtools does not know.
+
+    >>> import headtools as ht
+    >>> from transformers import BertConfig, BertModel
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> model = BertModel(tiny)
+    >>> ht.prune(model, {("encoder", 0): [1, 2]})
+    >>> ht.sites(model)["encoder", 0].heads, ht.pruned(model)
+    (2, [('encoder', 0, 1), ('encoder', 0, 2)])
+    """
+    if gqa not in ("ungroup", "error"):
+        raise ValueError(f'gqa must be "ungroup" or "error", got {gqa!r}')
+    refuse_compiled(model)
+    chosen = select(sites(model), heads)
+    cuts = [_plan(site, cut, gqa) for site, cut in chosen.items() if cut]  # raises before anything is changed
+    with torch.no_grad():
+        for cut in cuts:
+            cut()
+
+
+def pruned(model: nn.Module) -> list[tuple]:
+    """Return the heads that ``prune`` removed, by their original numbers: what ``replay`` needs, and fit for JSON.
+
+    >>> import headtools as ht
+    >>> from transformers import BertConfig, BertModel
+    >>> ht.pruned(BertModel(BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, vocab_size=9)))
+    []
+    """
+    found = []
+    for site in sites(model):
+        state = site.module.__dict__.get("_headtools_pruned")
+        found += [(*site.key, head) for head in (state["removed"] if state else ())]
+    return found
+
+
+def replay(model: nn.Module, heads: Heads) -> None:
+    """Prune a fresh model of the same architecture as another was pruned, so that its weights can be loaded.
+
+    ``heads`` is what ``pruned`` returned, or the same after a trip through JSON. Numbers are the original ones,
+    whatever was cut before. Raises as ``prune`` does, and ``ValueError`` when a head is gone already.
+
+    >>> import headtools as ht
+    >>> from transformers import BertConfig, BertModel
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> cut, fresh = BertModel(tiny), BertModel(tiny)
+    >>> ht.prune(cut, {("encoder", 0): [1]})
+    >>> ht.prune(cut, {("encoder", 0): [1]})  # a second head: number 2 of the original
+    >>> ht.replay(fresh, ht.pruned(cut))
+    >>> fresh.load_state_dict(cut.state_dict())
+    <All keys matched successfully>
+    """
+    found, wanted = sites(model), {}
+    for *key, head in [(*k, h) for k, some in heads.items() for h in some] if isinstance(heads, dict) else heads:
+        site = found[tuple(key)]
+        if head not in site.original:
+            raise ValueError(f"head {site.label}.{head} is not there; left are {list(site.original)}")
+        wanted.setdefault(site.key, []).append(site.original.index(head))
+    prune(model, wanted)
+
+
+def _plan(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
+    """Work out the cut of one site and return the function that makes it; raise where it cannot be made."""
+    _refuse(site)
+    keep = [h for h in range(site.heads) if h not in cut]
+    empty = not keep
+    keep = keep or [0]  # the silent head
+    query, key, value, kv_heads = _rows(site, keep, gqa)
+    parts = _sliced(site, query, key, value)
+    state = site.module.__dict__.get("_headtools_pruned") or {"removed": (), "physical": site.original}
+    after = {
+        "kept": () if empty else tuple(site.original[h] for h in keep),
+        "removed": tuple(sorted((*state["removed"], *(site.original[h] for h in cut)))),
+        "physical": tuple(state["physical"][h] for h in keep),
+        "empty": empty,
+    }
+    columns = torch.arange(site.heads * site.value_dim).view(site.heads, site.value_dim)[keep].flatten()
+
+    def apply() -> None:
+        for module, rows in parts:
+            _slice(module, rows, outgoing=True)
+        _slice(site.out, columns, outgoing=False)
+        if empty:
+            site.out.weight.zero_()
+        sinks = getattr(site.module, "sinks", None)
+        if isinstance(sinks, Tensor):
+            site.module.sinks = nn.Parameter(sinks[keep].clone(), sinks.requires_grad)
+        _resize(site, len(keep), kv_heads)
+        site.module.__dict__["_headtools_pruned"] = after
+
+    return apply
+
+
+def _refuse(site: Site) -> None:
+    """Raise where slicing would not be the same as gating."""
+    name = f"{type(site.module).__name__} ({site.label})"
+    advice = "use ablate(model, heads) instead, which gives the same outputs"
+    if site.empty:
+        raise ValueError(f"all heads of {site.label} are cut already")
+    if site.latent:
+        raise ValueError(f"{name} computes keys and values of all heads from one latent vector, so no head can be cut out: {advice}")
+    if not site.interface:
+        raise ValueError(f"{name} does not use transformers' AttentionInterface, and its forward may rely on its full width: {advice}")
+    if type(site.module).__name__ == "UMT5Attention":
+        raise ValueError(f"{name} shapes its tensors by the full number of heads: {advice}")
+    ours = {id(p) for m in (site.q.module, site.k.module, site.v.module, site.out) for p in m.parameters()}
+    for parameter, tensor in site.module.named_parameters():
+        known = (
+            id(tensor) in ours
+            or tuple(tensor.shape) in ((site.head_dim,), (site.value_dim,))  # a norm inside each head
+            or (parameter == "sinks" and tensor.shape == (site.heads,))
+            or parameter.startswith("relative_attention_bias")  # T5's, shared by all layers: sliced when it is used
+            or parameter.startswith("LayerNorm")  # ALBERT's, after the output projection
+        )
+        if not known:
+            raise ValueError(f"{name} has a parameter {parameter!r} of shape {tuple(tensor.shape)} that may mix heads: {advice}")
+    for module in {id(m): m for m in (site.q.module, site.k.module, site.v.module, site.out)}.values():
+        if not isinstance(module, nn.Linear) and not layout.is_transposed(module):
+            raise ValueError(f"{name} uses {type(module).__name__} for a projection; only nn.Linear and Conv1D can be sliced: {advice}")
+        rows = [p.rows.flatten() for p in (site.q, site.k, site.v) if p.module is module]
+        if rows and len(torch.cat(rows).unique()) != layout.width_out(module):
+            raise ValueError(f"{name}: a projection makes more than queries, keys and values: {advice}")
+
+
+def _rows(site: Site, keep: list[int], gqa: str) -> tuple[list[int], list[int], list[int], int]:
+    """Return which query, key and value heads stay, and how many key heads that makes."""
+    share = site.heads // site.kv_heads
+    if share == 1:
+        return keep, keep, keep, len(keep)
+    owners = [h // share for h in keep]
+    counts = {owner: owners.count(owner) for owner in owners}
+    if len(set(counts.values())) == 1:
+        groups = sorted(counts)
+        return keep, groups, groups, len(groups)
+    if gqa == "error":
+        raise ValueError(
+            f"{site.label}: {share} query heads share a key head and the cut leaves groups of {sorted(counts.values())}; "
+            'cut evenly, or allow gqa="ungroup", which copies keys and values for every query head'
+        )
+    return keep, owners, owners, len(keep)
+
+
+def _sliced(site: Site, query: list[int], key: list[int], value: list[int]) -> list[tuple[nn.Module, Tensor]]:
+    """Return each projection module with the rows to keep, in the order in which the model's forward reads them."""
+    asked: dict[int, tuple[nn.Module, list[tuple[Projection, Tensor]]]] = {}
+    for part, some in ((site.q, query), (site.k, key), (site.v, value)):
+        asked.setdefault(id(part.module), (part.module, []))[1].append((part, part.rows[some]))
+    result = []
+    for module, parts in asked.values():
+        if len(parts) == 1 or parts[0][0] is parts[1][0]:
+            rows = parts[0][1].flatten()
+        elif all(torch.equal(p.rows, parts[0][0].rows) for p, _ in parts):
+            rows = parts[0][1].flatten()  # keys that serve as values
+        elif _by_head(site):
+            rows = torch.stack([r for _, r in parts], 1).flatten()
+        else:
+            rows = torch.cat([r.flatten() for _, r in parts])
+        result.append((module, rows))
+    return result
+
+
+def _by_head(site: Site) -> bool:
+    """Tell a fused projection that goes head by head (GPT-NeoX) from one that goes query, key, value."""
+    return site.heads > 1 and bool(site.q.rows[1, 0] > site.k.rows[0, 0]) and site.q.module is site.k.module
+
+
+def _slice(module: nn.Module, index: Tensor, outgoing: bool) -> None:
+    """Keep some outputs (or inputs) of a projection."""
+    transposed = layout.is_transposed(module)
+    dim = 1 if transposed == outgoing else 0
+    index = index.to(module.weight.device)
+    module.weight = nn.Parameter(module.weight.index_select(dim, index).contiguous(), module.weight.requires_grad)
+    bias = getattr(module, "bias", None)
+    if outgoing and bias is not None:
+        module.bias = nn.Parameter(bias[index].clone(), bias.requires_grad)
+    names = ("nf", "nx") if transposed else ("out_features", "in_features")
+    if hasattr(module, names[0 if outgoing else 1]):
+        setattr(module, names[0 if outgoing else 1], len(index))
+
+
+def _resize(site: Site, heads: int, kv_heads: int) -> None:
+    """Tell the attention module its new size, under whatever names it uses."""
+    module, own = site.module, vars(site.module)
+    if _shared_bias(module):
+        # T5 makes one position bias for all layers and all its heads, so a layer keeps its old numbers and our
+        # attention function gives it the rows of its remaining heads
+        register()
+        config = module.config
+        config._attn_implementation_internal = SDPA if config._attn_implementation in ("sdpa", SDPA) else EAGER
+        return
+    reads = inspect.unwrap(type(module).forward).__code__.co_names
+    sizes = {**dict.fromkeys(_QUERY_HEADS, heads), **dict.fromkeys(_KEY_HEADS, kv_heads)}
+    for name in sizes.keys() & own.keys():
+        setattr(module, name, sizes[name])
+    if "num_key_value_groups" in own:
+        module.num_key_value_groups = heads // kv_heads
+    for name in _WIDTHS:
+        if own.get(name) == site.heads * site.value_dim and name in reads:
+            setattr(module, name, heads * site.value_dim)
+    missing = {name: size for name, size in sizes.items() if name in reads and name not in own}
+    if missing:  # Phi-3 reads its sizes from the configuration: give this layer one of its own
+        module.config = copy.deepcopy(module.config)
+        for name, size in missing.items():
+            setattr(module.config, name, size)
+
+
+def _shared_bias(module: nn.Module) -> bool:
+    return "has_relative_attention_bias" in vars(module)

@@ -1,0 +1,278 @@
+"""See what heads do: ``record`` their maps, queries, keys, values and outputs while the model runs.
+
+Outputs z come from a pre-hook on the output projection, whatever kernel computed them. Maps, queries, keys and values
+come through transformers' AttentionInterface: inside the context the model's configuration names an attention function
+of ours, which calls the model file's own eager attention (so softcaps, sinks and position biases stay right) and keeps
+what it returns. The mask function is registered beside it; without one transformers builds no mask at all, and padding
+and causality vanish without a word.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headtools.heads.selection import refuse_compiled, watch_inputs
+from headtools.heads.sites import Site, Sites, sites
+
+WANT = ("maps", "z", "q", "k", "v")
+EAGER, SDPA = "headtools_eager", "headtools_sdpa"
+
+
+class Captured:
+    """What one call of one site produced; asking for something not recorded is an error that says how to get it.
+
+    ``maps`` (B, head, query, key) float32 rows of attention; ``z`` (B, token, head, value_dim) what the output
+    projection reads; ``q`` (B, head, query, head_dim), ``k`` and ``v`` (B, kv_head, key, ...) as attention sees them,
+    so after rotary embedding and the model's own normalisation.
+    """
+
+    def __init__(self, label: str, **tensors: Tensor) -> None:
+        self._label = label
+        self.__dict__.update(tensors)
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name in WANT:
+            raise AttributeError(f"{name} of {self._label} was not recorded: use record(model, want=({name!r},))")
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        shapes = (f"{name} {tuple(t.shape)}" for name, t in self.__dict__.items() if isinstance(t, Tensor))
+        return f"<{self._label}: {', '.join(shapes)}>"
+
+
+@dataclass(repr=False)
+class Record:
+    """What :func:`record` saw: ``r["encoder", 2]`` is the last call of that site, or what ``reduce`` made of all calls."""
+
+    sites: Sites
+    seen: dict[tuple, Any]
+
+    def __getitem__(self, key: tuple | Site) -> Any:
+        site = key if isinstance(key, Site) else self.sites[key]
+        if isinstance(site, Sites):
+            raise KeyError(f"{key!r} names a kind, not a site: write {site.all[0].key}")
+        if site.key not in self.seen:
+            raise KeyError(f"{site.label} has not run inside this record: call model(**batch) inside the with block")
+        return self.seen[site.key]
+
+    def __iter__(self) -> Iterator[tuple]:
+        return iter(self.seen)
+
+    def __len__(self) -> int:
+        return len(self.seen)
+
+    def __repr__(self) -> str:
+        return f"<Record of {len(self.seen)} sites>"
+
+
+@contextmanager
+def record(
+    model: nn.Module,
+    want: Iterable[str] = ("maps", "z"),
+    reduce: Callable[[Site, Captured, Any], Any] | None = None,
+    only: Iterable[tuple] | None = None,
+    grad: bool = False,
+    training: bool = False,
+) -> Iterator[Record]:
+    """Record what every head does while the context lasts.
+
+    ``want`` names what to keep: "maps" (B, head, query, key), "z" (B, token, head, value_dim), "q", "k", "v". Only
+    "z" leaves the model's attention kernel as it is; "maps" make the model run eager attention. ``only`` limits the
+    recording to some sites. ``reduce(site, captured, before)`` folds calls instead of storing them: it gets what it
+    returned for the site's last call (None at first), so statistics of a whole corpus need the memory of one batch.
+    Tensors are detached unless ``grad``. A site that runs several times (ALBERT's shared layer, every step of
+    ``generate``) keeps its last call; use ``reduce`` to see all.
+
+    Raises ``ValueError`` for an unknown ``want``, for maps of a model that does not use AttentionInterface, for empty
+    batches and rows of padding, and in training mode, where maps are after dropout (``training=True`` allows it);
+    ``RuntimeError`` for a model compiled before.
+
+    >>> import torch, headtools as ht
+    >>> from transformers import BertConfig, BertModel
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> model = BertModel(tiny).eval()
+    >>> with ht.record(model) as r:
+    ...     out = model(torch.tensor([[1, 2, 3]]))
+    >>> r["encoder", 1].maps.shape, r["encoder", 1].z.shape
+    (torch.Size([1, 4, 3, 3]), torch.Size([1, 3, 4, 4]))
+    """
+    want = _check_want(want)
+    refuse_compiled(model)
+    if model.training and not training:
+        raise ValueError("the model is in training mode, so dropout would change what you see: call model.eval() first")
+    found = sites(model)
+    chosen = _chosen(found, only)
+    inside = [name for name in want if name != "z"]
+    if inside:
+        _refuse_without_interface(chosen, inside)
+    result = Record(found, {})
+    with ExitStack() as stack:
+        stack.callback(watch_inputs(model).remove)
+        if inside:
+            stack.enter_context(_attention_function(model, EAGER if "maps" in want else None))
+        for site in chosen:
+            stack.enter_context(_tap(site, want, reduce, grad, result.seen))
+        yield result
+
+
+def contributions(site: Site, z: Tensor) -> Tensor:
+    """Return what each head adds to the residual stream: z (B, T, H, value_dim) -> (B, T, H, d_model).
+
+    Summed over heads, plus the output projection's bias, this is the attention layer's output (Elhage et al. 2021:
+    concatenating heads and projecting equals adding up their separate projections).
+
+    Raises ``ValueError`` for a z of another shape.
+
+    >>> import torch, headtools as ht
+    >>> from transformers import BertConfig, BertModel
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> site = ht.sites(BertModel(tiny))["encoder", 0]
+    >>> contributions(site, torch.ones(1, 3, 4, 4)).shape
+    torch.Size([1, 3, 4, 16])
+    """
+    if z.shape[-2:] != (site.heads, site.value_dim):
+        need = f"(B, T, {site.heads}, {site.value_dim})"
+        raise ValueError(f"{site.label} needs z of shape {need}, got {tuple(z.shape)}: use record(model)[{site.key}].z")
+    return torch.einsum("...hv,hvd->...hd", z, site.w_o.to(z.dtype))
+
+
+def _check_want(want: Iterable[str]) -> tuple[str, ...]:
+    want = (want,) if isinstance(want, str) else tuple(want)
+    unknown = [name for name in want if name not in WANT]
+    if unknown or not want:
+        raise ValueError(f"want must name some of {', '.join(WANT)}; got {want!r}")
+    return want
+
+
+def _chosen(found: Sites, only: Iterable[tuple] | None) -> list[Site]:
+    if only is None:
+        return list(found)
+    picked = [found[key] for key in only]
+    return [site for some in picked for site in (some if isinstance(some, Sites) else [some])]
+
+
+def _refuse_without_interface(chosen: list[Site], inside: list[str]) -> None:
+    for site in chosen:
+        if not site.interface:
+            raise ValueError(
+                f"{type(site.module).__name__} ({site.label}) does not use transformers' AttentionInterface, so its "
+                f"{', '.join(inside)} cannot be recorded; record(model, want=('z',)) works, and for maps load the model "
+                "with attn_implementation='eager' and call it with output_attentions=True"
+            )
+
+
+@contextmanager
+def _tap(site: Site, want: tuple, reduce: Callable | None, grad: bool, seen: dict) -> Iterator[None]:
+    """Collect what one site produces: from the attention function first, then from the output projection."""
+    partial: dict[str, Tensor] = {}
+    last = "z" if "z" in want else "attention"
+
+    def keep(**tensors: Tensor) -> None:
+        for name in want:
+            if name in tensors:
+                tensor = tensors[name] if grad else tensors[name].detach()
+                partial[name] = tensor.float() if name == "maps" else tensor
+
+    def finish() -> None:
+        captured = Captured(site.label, **{name: partial[name] for name in want if name in partial})
+        partial.clear()
+        seen[site.key] = captured if reduce is None else reduce(site, captured, seen.get(site.key))
+
+    def from_attention(**tensors: Tensor) -> None:
+        keep(**tensors)
+        if last == "attention":
+            finish()
+
+    def from_output(_module: nn.Module, args: tuple) -> None:
+        keep(z=args[0].unflatten(-1, (site.heads, site.value_dim)))
+        finish()
+
+    taps = site.module.__dict__.setdefault("_headtools_taps", [])
+    taps.append(from_attention)
+    handle = site.out.register_forward_pre_hook(from_output) if last == "z" else None
+    try:
+        yield
+    finally:
+        taps.remove(from_attention)
+        if not taps:
+            site.module.__dict__.pop("_headtools_taps", None)
+        if handle is not None:
+            handle.remove()
+
+
+@contextmanager
+def _attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
+    """Make the configurations that the model's attention reads name our function, and give each its own name back."""
+    register()
+    before = [(config, config._attn_implementation) for config in _configs(model)]
+    for config, own in before:
+        # without maps, queries, keys and values can be seen through the kernel the model already uses
+        config._attn_implementation_internal = name or (SDPA if own in ("sdpa", SDPA) else EAGER)
+    try:
+        yield
+    finally:
+        for config, own in before:
+            config._attn_implementation_internal = own
+
+
+def _configs(model: nn.Module) -> list:
+    """Return every configuration object, once, that a module using the interface reads its attention function from."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is None or not hasattr(config, "_attn_implementation_internal"):
+            continue
+        switchable = getattr(module, "_can_set_attn_implementation", None)
+        if switchable() if callable(switchable) else True:
+            found[id(config)] = config
+    return list(found.values())
+
+
+def register() -> None:
+    """Register headtools' two attention functions and their mask functions with transformers (twice does no harm)."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    AttentionInterface.register(EAGER, _eager)
+    AttentionInterface.register(SDPA, _sdpa)
+    AttentionMaskInterface.register(EAGER, eager_mask)
+    AttentionMaskInterface.register(SDPA, sdpa_mask)
+
+
+def _eager(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
+    """Run the eager attention of the model's own file and keep its map."""
+    for owner in type(module).__mro__:
+        own = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
+        if own is not None:
+            break
+    else:
+        raise ValueError(f"{type(module).__name__}: its file has no eager_attention_forward, so no maps can be recorded")
+    output, maps = own(module, q, k, v, mask, **_only_kept(module, kwargs))
+    for tap in module.__dict__.get("_headtools_taps", ()):
+        tap(maps=maps, q=q, k=k, v=v)
+    return output, maps
+
+
+def _sdpa(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
+    """Run torch's fused attention and keep what went in."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    result = sdpa_attention_forward(module, q, k, v, mask, **_only_kept(module, kwargs))
+    for tap in module.__dict__.get("_headtools_taps", ()):
+        tap(q=q, k=k, v=v)
+    return result
+
+
+def _only_kept(module: nn.Module, kwargs: dict) -> dict:
+    """Give a pruned T5 layer the position bias of its remaining heads: one layer makes the bias for all."""
+    state, bias = module.__dict__.get("_headtools_pruned"), kwargs.get("position_bias")
+    if state is None or bias is None or bias.shape[1] == len(state["physical"]):
+        return kwargs
+    return {**kwargs, "position_bias": bias[:, list(state["physical"])]}

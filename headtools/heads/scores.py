@@ -1,0 +1,137 @@
+"""One value per head: ``HeadScores``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Head = tuple  # (kind, layer, head), or (stack, kind, layer, head)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadScores:
+    """One number per head of every site, such as an importance, a confidence or a count.
+
+    ``values``: {(kind, layer): (H,) tensor}; layers may have different numbers of heads. ``name`` says what the
+    number is. ``low`` and ``high``, where given, bound each value (an interval) and have the same keys and shapes.
+
+    Raises ``TypeError`` or ``ValueError`` for values that are no vectors, hold NaN, or bounds that do not match.
+
+    >>> scores = HeadScores({("encoder", 0): torch.tensor([0.1, 0.9]), ("encoder", 1): torch.tensor([0.5])}, name="share")
+    >>> scores.top(2)
+    [('encoder', 0, 1), ('encoder', 1, 0)]
+    >>> scores["encoder", 0, 1]
+    0.8999999761581421
+    """
+
+    values: Mapping[tuple, Tensor]
+    name: str = "score"
+    low: Mapping[tuple, Tensor] | None = field(default=None)
+    high: Mapping[tuple, Tensor] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError('HeadScores needs at least one site: {("encoder", 0): torch.tensor([...])}')
+        for part in (self.values, self.low, self.high):
+            for key, value in (part or {}).items():
+                if not isinstance(value, Tensor) or value.dim() != 1 or not len(value):
+                    shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                    raise TypeError(f"the scores of {key} must be a tensor of shape (heads,), got {shape}")
+                if value.isnan().any():
+                    raise ValueError(f"the scores of {key} hold NaN: {value.tolist()}")
+                if key not in self.values or self.values[key].shape != value.shape:
+                    raise ValueError(f"the bounds of {key} do not match its values")
+
+    def __getitem__(self, head: Head) -> float:
+        key, number = tuple(head)[:-1], head[-1]
+        if key not in self.values or not 0 <= number < len(self.values[key]):
+            raise KeyError(f"no head {head} among these scores; sites are {list(self.values)}")
+        return float(self.values[key][number])
+
+    def __iter__(self) -> Iterator[Head]:
+        return iter([(*key, head) for key, value in self.values.items() for head in range(len(value))])
+
+    def __len__(self) -> int:
+        return sum(len(value) for value in self.values.values())
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{_label(head)} {self[head]:.3g}" for head in self.top(min(3, len(self))))
+        return f"<HeadScores {self.name!r}: {len(self)} heads, highest {best}>"
+
+    def flat(self) -> Tensor:
+        """Return all values in one vector (n_heads,), in the order of iteration, float64."""
+        return torch.cat([value.detach().double().cpu() for value in self.values.values()])
+
+    def order(self) -> list[Head]:
+        """Return all heads, lowest score first; equal scores keep the order of iteration."""
+        heads, flat = list(self), self.flat()
+        return [heads[i] for i in torch.argsort(flat, stable=True).tolist()]
+
+    def top(self, k: int) -> list[Head]:
+        """Return the ``k`` heads with the highest scores, highest first.
+
+        Raises ``ValueError`` when there are fewer than ``k`` heads.
+        """
+        if not 1 <= k <= len(self):
+            raise ValueError(f"top(k) needs 1 <= k <= {len(self)} heads, got {k}")
+        heads, flat = list(self), self.flat()
+        return [heads[i] for i in torch.argsort(flat, descending=True, stable=True)[:k].tolist()]
+
+    def rank(self) -> HeadScores:
+        """Return every head's rank as scores: 0 for the lowest; equal scores share their mean rank."""
+        ranks, start, values = _mean_ranks(self.flat()), 0, {}
+        for key, value in self.values.items():
+            values[key] = ranks[start : start + len(value)]
+            start += len(value)
+        return HeadScores(values, name=f"rank of {self.name}")
+
+    def spearman(self, other: HeadScores) -> float:
+        """Return Spearman's rank correlation with scores of the same heads, in [-1, 1].
+
+        Raises ``ValueError`` when the heads differ or one side is constant.
+        """
+        a, b = _mean_ranks(self.flat()), _mean_ranks(self._matched(other))
+        a, b = a - a.mean(), b - b.mean()
+        if not a.any() or not b.any():
+            raise ValueError("a rank correlation needs scores that differ; one side is constant")
+        return float((a @ b) / (a.norm() * b.norm()))
+
+    def agreement(self, other: HeadScores, k: int) -> float:
+        """Return the share of the ``k`` highest heads that both scores name, in [0, 1]; chance is k / n_heads."""
+        self._matched(other)
+        return len(set(self.top(k)) & set(other.top(k))) / k
+
+    def to_frame(self):
+        """Return a pandas frame, one row per head: kind, layer, head, the score, and its bounds where known."""
+        import pandas as pd
+
+        rows = []
+        for key, value in self.values.items():
+            stack = {"stack": key[0]} if len(key) == 3 else {}
+            for head in range(len(value)):
+                row = {**stack, "kind": key[-2], "layer": key[-1], "head": head, self.name: float(value[head])}
+                for bound, part in (("low", self.low), ("high", self.high)):
+                    if part is not None:
+                        row[bound] = float(part[key][head])
+                rows.append(row)
+        return pd.DataFrame(rows)
+
+    def _matched(self, other: HeadScores) -> Tensor:
+        """Return ``other``'s values in this one's order of heads."""
+        if {k: len(v) for k, v in self.values.items()} != {k: len(v) for k, v in other.values.items()}:
+            raise ValueError(f"the two scores name different heads: {list(self.values)} and {list(other.values)}")
+        return torch.cat([other.values[key].detach().double().cpu() for key in self.values])
+
+
+def _mean_ranks(flat: Tensor) -> Tensor:
+    """Return ranks from 0, ties sharing their mean: the convention of Spearman's coefficient."""
+    _, inverse, counts = torch.unique(flat, return_inverse=True, return_counts=True)
+    ends = counts.cumsum(0)
+    return ((ends - counts + ends - 1).double() / 2)[inverse]
+
+
+def _label(head: Head) -> str:
+    return " ".join(map(str, head[:-1])) + f".{head[-1]}"

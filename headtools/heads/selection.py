@@ -1,0 +1,80 @@
+"""Check what the user asked for against the heads that are there, and the batch against what a model can answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from headtools.heads.sites import Site, Sites
+
+Heads = Mapping[tuple, Iterable[int]] | Iterable[tuple]
+
+
+def select(sites: Sites, heads: Heads) -> dict[Site, list[int]]:
+    """Return the chosen heads as {site: [head, ...]}, sorted, from ``{("encoder", 2): [0, 5]}`` or ``[("encoder", 2, 0)]``.
+
+    Raises ``TypeError`` for any other form, ``KeyError`` for an unknown site, ``IndexError`` for a head out of range
+    and ``ValueError`` for one named twice.
+    """
+    if isinstance(heads, Mapping):
+        pairs = [(tuple(key), head) for key, some in heads.items() for head in _listed(key, some)]
+    elif isinstance(heads, Iterable) and not isinstance(heads, (str, Tensor)):
+        pairs = [(tuple(h)[:-1], tuple(h)[-1]) for h in map(_triple, heads)]
+    else:
+        raise TypeError(f'heads must look like {{("encoder", 2): [0, 5]}} or [("encoder", 2, 0)], got {heads!r}')
+    chosen: dict[Site, list[int]] = {}
+    for key, head in pairs:
+        site = sites[key]
+        if isinstance(site, Sites):
+            raise KeyError(f"{key} names a kind, not a site: write {site.all[0].key}")
+        if isinstance(head, bool) or not isinstance(head, int):
+            raise TypeError(f"a head is a whole number, got {head!r} for {site.label}")
+        if not 0 <= head < site.heads:
+            raise IndexError(f"{site.label} has heads 0..{site.heads - 1}, got {head} (heads count from 0)")
+        if head in chosen.setdefault(site, []):
+            raise ValueError(f"head {site.label}.{head} is named twice: name each head once")
+        chosen[site].append(head)
+    return {site: sorted(some) for site, some in chosen.items()}
+
+
+def _listed(key: object, some: object) -> list:
+    if isinstance(some, Iterable) and not isinstance(some, (str, bytes)):
+        return [h.item() if isinstance(h, Tensor) else h for h in some]
+    raise TypeError(f"the heads of {key} must be a list, got {some!r}; write {{{key}: [{some}]}}")
+
+
+def _triple(item: object) -> tuple:
+    if isinstance(item, (tuple, list)) and len(item) in (3, 4):
+        return tuple(item)
+    raise TypeError(f'a head is named (kind, layer, head), e.g. ("encoder", 2, 0), got {item!r}')
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Raise ``RuntimeError`` for a model already compiled: hooks entered after ``torch.compile`` are ignored silently."""
+    for name, module in model.named_modules():
+        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+            raise RuntimeError(
+                f"{name or 'the model'} was compiled before: torch.compile ignores hooks added later, so nothing would "
+                "happen. Enter the context first and compile inside it, or use the model before compiling (model._orig_mod)"
+            )
+
+
+def watch_inputs(model: nn.Module) -> torch.utils.hooks.RemovableHandle:
+    """Refuse empty batches and rows that are all padding, where attention has nothing to look at."""
+    return model.register_forward_pre_hook(_check_inputs, with_kwargs=True)
+
+
+def _check_inputs(model: nn.Module, args: tuple, kwargs: dict) -> None:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == 0:
+            raise ValueError(f"the batch is empty: got a tensor of shape {tuple(value.shape)}; pass at least one example")
+    for name in ("attention_mask", "decoder_attention_mask"):
+        mask = kwargs.get(name)
+        if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.bool().any(1).all()):
+            rows = (~mask.bool().any(1)).nonzero().flatten().tolist()
+            raise ValueError(
+                f"{name}: rows {rows} are all padding, and attention over nothing is no number; drop them, e.g. "
+                f"keep = {name}.any(1)"
+            )

@@ -1,0 +1,230 @@
+"""Find the attention heads of a model: ``sites(model)``."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from headtools.heads import layout
+from headtools.heads.layout import Projection
+
+KINDS = ("encoder", "decoder", "cross")
+Key = tuple  # (kind, layer), or (stack, kind, layer) where a model has several stacks of one kind
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One attention layer: where its heads are and how to reach them.
+
+    ``kind`` is 'encoder' (every token sees every token), 'decoder' (only itself and before) or 'cross' (queries from
+    one sequence, keys from another). ``layer`` counts from 0 within kind and stack. ``stack`` is '' unless the model
+    has several stacks of one kind (CLIP: 'text_model' and 'vision_model'). ``heads`` query heads share ``kv_heads``
+    key and value heads. A query or key has ``head_dim`` features, a value ``value_dim``. ``out`` is the output
+    projection, which reads the heads' outputs z side by side. ``original[h]`` is the number head h had before any
+    pruning. ``empty`` is true when all heads are cut (one silent head is left so that the model still runs).
+    """
+
+    kind: str
+    layer: int
+    stack: str
+    name: str
+    module: nn.Module
+    out: nn.Module
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    q: Projection | None = None
+    k: Projection | None = None
+    v: Projection | None = None
+    interface: bool = True
+    latent: bool = False
+    original: tuple[int, ...] = ()
+    empty: bool = False
+
+    @property
+    def key(self) -> Key:
+        """Return what names this site: (kind, layer), with the stack in front where there are several."""
+        return (self.stack, self.kind, self.layer) if self.stack else (self.kind, self.layer)
+
+    @property
+    def label(self) -> str:
+        """Return the site's name for people: 'encoder 2', or 'text_model encoder 2'."""
+        return " ".join(str(part) for part in self.key)
+
+    @property
+    def w_o(self) -> Tensor:
+        """Return the output projection head by head: (heads, value_dim, d_model), a differentiable view."""
+        matrix = self.out.weight if layout.is_transposed(self.out) else self.out.weight.T
+        return matrix.unflatten(0, (self.heads, self.value_dim))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sites:
+    """The attention layers of a model, in the order of its modules.
+
+    ``sites["encoder"]`` gives those of a kind (or stack), ``sites["cross", 3]`` one of them, ``len`` counts sites
+    and ``n_heads`` heads. ``skipped`` names attention modules whose heads could not be found.
+    """
+
+    all: tuple[Site, ...]
+    skipped: tuple[str, ...] = field(default=())
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.all)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @property
+    def n_heads(self) -> int:
+        """Return the number of heads that are there (a site whose heads are all cut has none)."""
+        return sum(0 if site.empty else site.heads for site in self)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Return how many heads there are of each kind present."""
+        count = Counter()
+        for site in self:
+            count[site.kind] += 0 if site.empty else site.heads
+        return dict(count)
+
+    def __getitem__(self, key: str | Key) -> Site | Sites:
+        if isinstance(key, str):
+            found = tuple(s for s in self if key in (s.kind, s.stack))
+            if found:
+                return Sites(found)
+            raise KeyError(f"no {key!r} attention in this model; it has {self._names()}")
+        key = tuple(key) if isinstance(key, (tuple, list)) else (key,)
+        found = [s for s in self if s.key == key or (len(key) == 2 and (s.kind, s.layer) == key)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise KeyError(f"{key} names {len(found)} sites: add the stack, e.g. {found[0].key}")
+        raise KeyError(f"no site {key} in this model; it has {self._names()} (layers count from 0)")
+
+    def _names(self) -> str:
+        groups: dict[tuple[str, str], list[Site]] = {}
+        for s in self:
+            groups.setdefault((s.stack, s.kind), []).append(s)
+        return ", ".join(f"{' '.join(filter(None, k))} 0..{len(v) - 1}" for k, v in groups.items()) or "none"
+
+    def __repr__(self) -> str:
+        rows = [("site", "heads", "kv", "head_dim", "module")]
+        for s in self:
+            rows.append((s.label, "0 (all cut)" if s.empty else str(s.heads), str(s.kv_heads), str(s.value_dim), s.name))
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines.append(f"{len(self)} sites, {self.n_heads} heads")
+        if self.skipped:
+            lines.append("not understood: " + ", ".join(self.skipped))
+        return "\n".join(lines)
+
+
+def sites(model: nn.Module) -> Sites:
+    """Return every attention layer of ``model`` with its heads, found by reading its modules; nothing is run.
+
+    Head counts come from the weights' shapes, so they stay right after pruning. A module shared by several layers
+    (ALBERT) is one site.
+
+    Raises ``TypeError`` for something that is no module and ``ValueError`` where no head can be found, saying which
+    attention classes were seen. Warns when only part of a model's attention is understood.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> sites(BertModel(tiny))
+    site       heads  kv  head_dim  module
+    encoder 0  4      4   4         encoder.layer.0.attention.self
+    encoder 1  4      4   4         encoder.layer.1.attention.self
+    2 sites, 8 heads
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"sites() needs a torch model, got {type(model).__name__}; pass the model itself, e.g. sites(model)")
+    found, skipped, seen = [], [], []
+    for name, module in model.named_modules():
+        interface = layout.uses_interface(module)
+        if not interface and not layout.looks_like_attention(module):
+            if "attention" in type(module).__name__.lower() or isinstance(module, nn.MultiheadAttention):
+                seen.append(type(module).__name__)
+            continue
+        site = _describe(model, name, module, interface)
+        if site is None:
+            skipped.append(f"{name} ({type(module).__name__})")
+        else:
+            found.append(site)
+    if not found:
+        raise ValueError(_nothing_found(model, skipped, seen))
+    if skipped:
+        warnings.warn(f"headtools does not understand {len(skipped)} attention modules: {skipped[0]}", stacklevel=2)
+    return Sites(tuple(_number(found)), tuple(skipped))
+
+
+def _describe(model: nn.Module, name: str, module: nn.Module, interface: bool) -> Site | None:
+    """Return the site of one attention module (not numbered yet), or None where its heads cannot be made out."""
+    out = layout.find_output(model, name, module)
+    if out is None:
+        return None
+    value_dim = layout.head_width(module, out)
+    if value_dim is None:
+        return None
+    heads = layout.width_in(out) // value_dim
+    parts = layout.find_projections(module, heads, value_dim)
+    if parts.q is None and not parts.latent:
+        return None
+    state = module.__dict__.get("_headtools_pruned")  # written by prune()
+    return Site(
+        kind=layout.find_kind(name, module), layer=-1, stack="", name=name, module=module, out=out,
+        heads=heads, kv_heads=heads if parts.latent else parts.k.rows.shape[0],
+        head_dim=_latent_dim(module, value_dim) if parts.latent else parts.q.rows.shape[1], value_dim=value_dim,
+        q=parts.q, k=parts.k, v=parts.v, interface=interface, latent=parts.latent,
+        original=state["kept"] if state else tuple(range(heads)), empty=bool(state and state["empty"]),
+    )  # fmt: skip
+
+
+def _latent_dim(module: nn.Module, value_dim: int) -> int:
+    return getattr(module, "qk_head_dim", getattr(module, "head_dim", value_dim))
+
+
+def _number(found: list[Site]) -> Iterable[Site]:
+    """Count layers within each kind and stack, and name the stacks where one kind has several."""
+    prefixes = {s.name: _prefix(s.name) for s in found}
+    count: Counter = Counter()
+    for s in found:
+        rivals = {prefixes[o.name] for o in found if o.kind == s.kind}
+        stack = _short(prefixes[s.name], rivals) if len(rivals) > 1 else ""
+        fields = {f: getattr(s, f) for f in s.__dataclass_fields__}
+        yield Site(**{**fields, "stack": stack, "layer": count[s.kind, stack]})
+        count[s.kind, stack] += 1
+
+
+def _prefix(name: str) -> str:
+    """Return the path above the first layer number: 'text_model.encoder.layers'."""
+    parts = name.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[0]] if numbers else parts[:-1])
+
+
+def _short(prefix: str, rivals: set[str]) -> str:
+    """Return the first part of ``prefix`` that tells it from its rivals: 'text_model'."""
+    parts = prefix.split(".")
+    for depth in range(len(parts)):
+        head = parts[: depth + 1]
+        if all(r == prefix or r.split(".")[: depth + 1] != head for r in rivals):
+            common = {tuple(r.split(".")[:depth]) for r in rivals}
+            return parts[depth] if len(common) == 1 else ".".join(head)
+    return prefix
+
+
+def _nothing_found(model: nn.Module, skipped: list[str], seen: list[str]) -> str:
+    name = type(model).__name__
+    if skipped:
+        return f"{name}: found attention but not its heads, in {', '.join(skipped[:3])}; headtools needs query, key, value and output projections that are modules of their own"
+    if "MultiheadAttention" in seen:
+        return f"{name} uses torch.nn.MultiheadAttention, which never calls its output projection as a module, so no hook can reach its heads; use an attention written with nn.Linear modules instead"
+    if seen:
+        return f"{name}: {', '.join(sorted(set(seen)))} keeps its projections as bare tensors or under names headtools does not know; its heads cannot be gated. Use a model whose attention has query, key, value and output projection modules"
+    return f"{name} has no attention: none of its {sum(1 for _ in model.modules())} modules looks like it; pass a transformer, e.g. headtools.load()[0]"
