@@ -41,7 +41,7 @@ _WHERE = {
     "check": "lesson.check",
 }
 
-__all__ = sorted(_WHERE)  # noqa: PLE0604  (names resolved lazily below)
+__all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:

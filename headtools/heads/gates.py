@@ -95,7 +95,7 @@ def ablate(
         edits = {site: _zero(some) for site, some in chosen.items()}
     else:
         if reference is None:
-            raise ValueError(f'by="{by}" needs data to take outputs from: ablate(model, heads, by="{by}", reference=batch)')
+            raise ValueError(f'by="{by}" needs data: ablate(model, heads, by="{by}", reference=batch)')
         pools = _outputs(model, chosen, reference)
         generator = torch.Generator().manual_seed(seed)
         make = _to_mean if by == "mean" else _to_draw

@@ -211,9 +211,10 @@ def find_kind(name: str, module: nn.Module) -> str:
     local = ("." + name)[numbered.end() :] if numbered else name  # the path inside the layer
     if getattr(module, "is_cross_attention", False) is True or re.search(r"cross|encoder_attn|enc_?dec", local, re.I):
         return "cross"
-    if getattr(module, "is_causal", False) is True or (not hasattr(module, "is_causal") and _causal_by_name(name, module)):
-        return "decoder"
-    return "encoder"
+    causal = getattr(module, "is_causal", None)
+    if causal is None:
+        causal = _causal_by_name(name, module)
+    return "decoder" if causal is True else "encoder"
 
 
 def _causal_by_name(name: str, module: nn.Module) -> bool:

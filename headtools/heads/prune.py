@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads import layout
+from headtools.heads.attention import EAGER, SDPA, register
 from headtools.heads.layout import Projection
-from headtools.heads.record import EAGER, SDPA, register
 from headtools.heads.selection import Heads, refuse_compiled, select
 from headtools.heads.sites import Site, sites
 
@@ -135,9 +135,11 @@ def _refuse(site: Site) -> None:
     if site.empty:
         raise ValueError(f"all heads of {site.label} are cut already")
     if site.latent:
-        raise ValueError(f"{name} computes keys and values of all heads from one latent vector, so no head can be cut out: {advice}")
+        raise ValueError(f"{name} makes keys and values of all heads from one latent vector; none can be cut: {advice}")
     if not site.interface:
-        raise ValueError(f"{name} does not use transformers' AttentionInterface, and its forward may rely on its full width: {advice}")
+        raise ValueError(
+            f"{name} does not use transformers' AttentionInterface, its forward may rely on its full width: {advice}"
+        )
     if type(site.module).__name__ == "UMT5Attention":
         raise ValueError(f"{name} shapes its tensors by the full number of heads: {advice}")
     ours = {id(p) for m in (site.q.module, site.k.module, site.v.module, site.out) for p in m.parameters()}
@@ -150,10 +152,12 @@ def _refuse(site: Site) -> None:
             or parameter.startswith("LayerNorm")  # ALBERT's, after the output projection
         )
         if not known:
-            raise ValueError(f"{name} has a parameter {parameter!r} of shape {tuple(tensor.shape)} that may mix heads: {advice}")
+            shape = tuple(tensor.shape)
+            raise ValueError(f"{name} has a parameter {parameter!r} of shape {shape} that may mix heads: {advice}")
     for module in {id(m): m for m in (site.q.module, site.k.module, site.v.module, site.out)}.values():
         if not isinstance(module, nn.Linear) and not layout.is_transposed(module):
-            raise ValueError(f"{name} uses {type(module).__name__} for a projection; only nn.Linear and Conv1D can be sliced: {advice}")
+            other = type(module).__name__
+            raise ValueError(f"{name} projects with {other}; only nn.Linear and Conv1D can be sliced: {advice}")
         rows = [p.rows.flatten() for p in (site.q, site.k, site.v) if p.module is module]
         if rows and len(torch.cat(rows).unique()) != layout.width_out(module):
             raise ValueError(f"{name}: a projection makes more than queries, keys and values: {advice}")
@@ -171,7 +175,8 @@ def _rows(site: Site, keep: list[int], gqa: str) -> tuple[list[int], list[int], 
         return keep, groups, groups, len(groups)
     if gqa == "error":
         raise ValueError(
-            f"{site.label}: {share} query heads share a key head and the cut leaves groups of {sorted(counts.values())}; "
+            f"{site.label}: {share} query heads share a key head and the cut leaves groups of "
+            f"{sorted(counts.values())}; "
             'cut evenly, or allow gqa="ungroup", which copies keys and values for every query head'
         )
     return keep, owners, owners, len(keep)

@@ -2,14 +2,12 @@
 
 Outputs z come from a pre-hook on the output projection, whatever kernel computed them. Maps, queries, keys and values
 come through transformers' AttentionInterface: inside the context the model's configuration names an attention function
-of ours, which calls the model file's own eager attention (so softcaps, sinks and position biases stay right) and keeps
-what it returns. The mask function is registered beside it; without one transformers builds no mask at all, and padding
-and causality vanish without a word.
+of ours (``attention.py``), which calls the model file's own eager attention, so softcaps, sinks and position biases
+stay right.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.attention import EAGER, TAPS, attention_function
 from headtools.heads.selection import refuse_compiled, watch_inputs
 from headtools.heads.sites import Site, Sites, sites
 
 WANT = ("maps", "z", "q", "k", "v")
-EAGER, SDPA = "headtools_eager", "headtools_sdpa"
 
 
 class Captured:
@@ -49,7 +47,7 @@ class Captured:
 
 @dataclass(repr=False)
 class Record:
-    """What :func:`record` saw: ``r["encoder", 2]`` is the last call of that site, or what ``reduce`` made of all calls."""
+    """What :func:`record` saw: ``r["encoder", 2]`` is that site's last call, or what ``reduce`` made of all calls."""
 
     sites: Sites
     seen: dict[tuple, Any]
@@ -116,7 +114,7 @@ def record(
     with ExitStack() as stack:
         stack.callback(watch_inputs(model).remove)
         if inside:
-            stack.enter_context(_attention_function(model, EAGER if "maps" in want else None))
+            stack.enter_context(attention_function(model, EAGER if "maps" in want else None))
         for site in chosen:
             stack.enter_context(_tap(site, want, reduce, grad, result.seen))
         yield result
@@ -163,8 +161,8 @@ def _refuse_without_interface(chosen: list[Site], inside: list[str]) -> None:
         if not site.interface:
             raise ValueError(
                 f"{type(site.module).__name__} ({site.label}) does not use transformers' AttentionInterface, so its "
-                f"{', '.join(inside)} cannot be recorded; record(model, want=('z',)) works, and for maps load the model "
-                "with attn_implementation='eager' and call it with output_attentions=True"
+                f"{', '.join(inside)} cannot be recorded; record(model, want=('z',)) works, and for maps load the "
+                "model with attn_implementation='eager' and call it with output_attentions=True"
             )
 
 
@@ -194,7 +192,7 @@ def _tap(site: Site, want: tuple, reduce: Callable | None, grad: bool, seen: dic
         keep(z=args[0].unflatten(-1, (site.heads, site.value_dim)))
         finish()
 
-    taps = site.module.__dict__.setdefault("_headtools_taps", [])
+    taps = site.module.__dict__.setdefault(TAPS, [])
     taps.append(from_attention)
     handle = site.out.register_forward_pre_hook(from_output) if last == "z" else None
     try:
@@ -202,77 +200,6 @@ def _tap(site: Site, want: tuple, reduce: Callable | None, grad: bool, seen: dic
     finally:
         taps.remove(from_attention)
         if not taps:
-            site.module.__dict__.pop("_headtools_taps", None)
+            site.module.__dict__.pop(TAPS, None)
         if handle is not None:
             handle.remove()
-
-
-@contextmanager
-def _attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
-    """Make the configurations that the model's attention reads name our function, and give each its own name back."""
-    register()
-    before = [(config, config._attn_implementation) for config in _configs(model)]
-    for config, own in before:
-        # without maps, queries, keys and values can be seen through the kernel the model already uses
-        config._attn_implementation_internal = name or (SDPA if own in ("sdpa", SDPA) else EAGER)
-    try:
-        yield
-    finally:
-        for config, own in before:
-            config._attn_implementation_internal = own
-
-
-def _configs(model: nn.Module) -> list:
-    """Return every configuration object, once, that a module using the interface reads its attention function from."""
-    found: dict[int, Any] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is None or not hasattr(config, "_attn_implementation_internal"):
-            continue
-        switchable = getattr(module, "_can_set_attn_implementation", None)
-        if switchable() if callable(switchable) else True:
-            found[id(config)] = config
-    return list(found.values())
-
-
-def register() -> None:
-    """Register headtools' two attention functions and their mask functions with transformers (twice does no harm)."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask, sdpa_mask
-
-    AttentionInterface.register(EAGER, _eager)
-    AttentionInterface.register(SDPA, _sdpa)
-    AttentionMaskInterface.register(EAGER, eager_mask)
-    AttentionMaskInterface.register(SDPA, sdpa_mask)
-
-
-def _eager(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
-    """Run the eager attention of the model's own file and keep its map."""
-    for owner in type(module).__mro__:
-        own = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
-        if own is not None:
-            break
-    else:
-        raise ValueError(f"{type(module).__name__}: its file has no eager_attention_forward, so no maps can be recorded")
-    output, maps = own(module, q, k, v, mask, **_only_kept(module, kwargs))
-    for tap in module.__dict__.get("_headtools_taps", ()):
-        tap(maps=maps, q=q, k=k, v=v)
-    return output, maps
-
-
-def _sdpa(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
-    """Run torch's fused attention and keep what went in."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    result = sdpa_attention_forward(module, q, k, v, mask, **_only_kept(module, kwargs))
-    for tap in module.__dict__.get("_headtools_taps", ()):
-        tap(q=q, k=k, v=v)
-    return result
-
-
-def _only_kept(module: nn.Module, kwargs: dict) -> dict:
-    """Give a pruned T5 layer the position bias of its remaining heads: one layer makes the bias for all."""
-    state, bias = module.__dict__.get("_headtools_pruned"), kwargs.get("position_bias")
-    if state is None or bias is None or bias.shape[1] == len(state["physical"]):
-        return kwargs
-    return {**kwargs, "position_bias": bias[:, list(state["physical"])]}

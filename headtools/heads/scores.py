@@ -20,11 +20,11 @@ class HeadScores:
 
     Raises ``TypeError`` or ``ValueError`` for values that are no vectors, hold NaN, or bounds that do not match.
 
-    >>> scores = HeadScores({("encoder", 0): torch.tensor([0.1, 0.9]), ("encoder", 1): torch.tensor([0.5])}, name="share")
+    >>> scores = HeadScores({("encoder", 0): torch.tensor([0.1, 0.75]), ("encoder", 1): torch.tensor([0.5])})
     >>> scores.top(2)
     [('encoder', 0, 1), ('encoder', 1, 0)]
     >>> scores["encoder", 0, 1]
-    0.8999999761581421
+    0.75
     """
 
     values: Mapping[tuple, Tensor]

@@ -13,7 +13,9 @@ Heads = Mapping[tuple, Iterable[int]] | Iterable[tuple]
 
 
 def select(sites: Sites, heads: Heads) -> dict[Site, list[int]]:
-    """Return the chosen heads as {site: [head, ...]}, sorted, from ``{("encoder", 2): [0, 5]}`` or ``[("encoder", 2, 0)]``.
+    """Return the chosen heads as {site: [head, ...]}, sorted.
+
+    ``heads``: ``{("encoder", 2): [0, 5]}`` or ``[("encoder", 2, 0), ...]``.
 
     Raises ``TypeError`` for any other form, ``KeyError`` for an unknown site, ``IndexError`` for a head out of range
     and ``ValueError`` for one named twice.
@@ -52,12 +54,12 @@ def _triple(item: object) -> tuple:
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Raise ``RuntimeError`` for a model already compiled: hooks entered after ``torch.compile`` are ignored silently."""
+    """Raise ``RuntimeError`` for a compiled model: hooks entered after ``torch.compile`` are ignored silently."""
     for name, module in model.named_modules():
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
             raise RuntimeError(
                 f"{name or 'the model'} was compiled before: torch.compile ignores hooks added later, so nothing would "
-                "happen. Enter the context first and compile inside it, or use the model before compiling (model._orig_mod)"
+                "happen. Enter the context first and compile inside it, or use the model as it was (model._orig_mod)"
             )
 
 
@@ -69,7 +71,7 @@ def watch_inputs(model: nn.Module) -> torch.utils.hooks.RemovableHandle:
 def _check_inputs(model: nn.Module, args: tuple, kwargs: dict) -> None:
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == 0:
-            raise ValueError(f"the batch is empty: got a tensor of shape {tuple(value.shape)}; pass at least one example")
+            raise ValueError(f"the batch is empty: got a tensor of shape {tuple(value.shape)}; pass an example or more")
     for name in ("attention_mask", "decoder_attention_mask"):
         mask = kwargs.get(name)
         if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.bool().any(1).all()):

@@ -116,7 +116,8 @@ class Sites:
     def __repr__(self) -> str:
         rows = [("site", "heads", "kv", "head_dim", "module")]
         for s in self:
-            rows.append((s.label, "0 (all cut)" if s.empty else str(s.heads), str(s.kv_heads), str(s.value_dim), s.name))
+            heads = "0 (all cut)" if s.empty else str(s.heads)
+            rows.append((s.label, heads, str(s.kv_heads), str(s.value_dim), s.name))
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.append(f"{len(self)} sites, {self.n_heads} heads")
@@ -143,7 +144,7 @@ def sites(model: nn.Module) -> Sites:
     2 sites, 8 heads
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"sites() needs a torch model, got {type(model).__name__}; pass the model itself, e.g. sites(model)")
+        raise TypeError(f"sites() needs a torch model, got {type(model).__name__}; pass the model itself: sites(model)")
     found, skipped, seen = [], [], []
     for name, module in model.named_modules():
         interface = layout.uses_interface(module)
@@ -222,9 +223,20 @@ def _short(prefix: str, rivals: set[str]) -> str:
 def _nothing_found(model: nn.Module, skipped: list[str], seen: list[str]) -> str:
     name = type(model).__name__
     if skipped:
-        return f"{name}: found attention but not its heads, in {', '.join(skipped[:3])}; headtools needs query, key, value and output projections that are modules of their own"
+        return (
+            f"{name}: found attention but not its heads, in {', '.join(skipped[:3])}; needs query, key, value "
+            "and output projections that are modules of their own"
+        )
     if "MultiheadAttention" in seen:
-        return f"{name} uses torch.nn.MultiheadAttention, which never calls its output projection as a module, so no hook can reach its heads; use an attention written with nn.Linear modules instead"
+        return (
+            f"{name} uses torch.nn.MultiheadAttention, which never calls its output projection as a module, so no hook "
+            "can reach its heads; use an attention written with nn.Linear modules instead"
+        )
     if seen:
-        return f"{name}: {', '.join(sorted(set(seen)))} keeps its projections as bare tensors or under names headtools does not know; its heads cannot be gated. Use a model whose attention has query, key, value and output projection modules"
-    return f"{name} has no attention: none of its {sum(1 for _ in model.modules())} modules looks like it; pass a transformer, e.g. headtools.load()[0]"
+        return (
+            f"{name}: {', '.join(sorted(set(seen)))} keeps its projections as bare tensors or under unknown names, "
+            "so its heads cannot be reached; use a model whose attention has query, key, value and output "
+            "projection modules"
+        )
+    count = sum(1 for _ in model.modules())
+    return f"{name} has no attention: none of its {count} modules looks like it; pass a transformer, e.g. load()[0]"

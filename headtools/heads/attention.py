@@ -1,0 +1,90 @@
+"""The attention functions that headtools registers with transformers, and the switch that makes a model use them.
+
+Two names, ``headtools_eager`` and ``headtools_sdpa``, run the attention the model would have run and hand what they
+see to the taps of the module. Each is registered with a mask function: without one transformers builds no mask at all,
+and padding and causality vanish without a word.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+EAGER, SDPA = "headtools_eager", "headtools_sdpa"
+TAPS = "_headtools_taps"  # in the __dict__ of a module that is being recorded: functions called with what it computed
+
+
+@contextmanager
+def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
+    """Make the configurations that the model's attention reads name our function, and give each its own name back."""
+    register()
+    before = [(config, config._attn_implementation) for config in _configs(model)]
+    for config, own in before:
+        # without maps, queries, keys and values can be seen through the kernel the model already uses
+        config._attn_implementation_internal = name or (SDPA if own in ("sdpa", SDPA) else EAGER)
+    try:
+        yield
+    finally:
+        for config, own in before:
+            config._attn_implementation_internal = own
+
+
+def _configs(model: nn.Module) -> list:
+    """Return every configuration object, once, that a module using the interface reads its attention function from."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is None or not hasattr(config, "_attn_implementation_internal"):
+            continue
+        switchable = getattr(module, "_can_set_attn_implementation", None)
+        if switchable() if callable(switchable) else True:
+            found[id(config)] = config
+    return list(found.values())
+
+
+def register() -> None:
+    """Register headtools' two attention functions and their mask functions with transformers (twice does no harm)."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    AttentionInterface.register(EAGER, _eager)
+    AttentionInterface.register(SDPA, _sdpa)
+    AttentionMaskInterface.register(EAGER, eager_mask)
+    AttentionMaskInterface.register(SDPA, sdpa_mask)
+
+
+def _eager(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
+    """Run the eager attention of the model's own file and keep its map."""
+    for owner in type(module).__mro__:
+        own = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
+        if own is not None:
+            break
+    else:
+        name = type(module).__name__
+        raise ValueError(f"{name}: its file has no eager_attention_forward, so no maps can be recorded")
+    output, maps = own(module, q, k, v, mask, **_only_kept(module, kwargs))
+    for tap in module.__dict__.get(TAPS, ()):
+        tap(maps=maps, q=q, k=k, v=v)
+    return output, maps
+
+
+def _sdpa(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
+    """Run torch's fused attention and keep what went in."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    result = sdpa_attention_forward(module, q, k, v, mask, **_only_kept(module, kwargs))
+    for tap in module.__dict__.get(TAPS, ()):
+        tap(q=q, k=k, v=v)
+    return result
+
+
+def _only_kept(module: nn.Module, kwargs: dict) -> dict:
+    """Give a pruned T5 layer the position bias of its remaining heads: one layer makes the bias for all."""
+    state, bias = module.__dict__.get("_headtools_pruned"), kwargs.get("position_bias")
+    if state is None or bias is None or bias.shape[1] == len(state["physical"]):
+        return kwargs
+    return {**kwargs, "position_bias": bias[:, list(state["physical"])]}
