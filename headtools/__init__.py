@@ -2,10 +2,11 @@
 
 The map of the package, in the order in which the course uses it::
 
-    heads/       find, see, switch and cut heads    sites, gates, ablate, record, contributions, prune, pruned, replay
+    heads/       find, see, switch and cut heads    sites, gates, ablate, record, contributions, prune, pruned, replay,
+                                                    HeadScores, bootstrap
     roles/       what a head looks at               corpus, Sentence
-    organism/    the shipped model                  load
-    lesson/      what the notebooks show and ask    figure, claim, explore, attention_view, check
+    organism/    the shipped model                  load, translate
+    lesson/      what the notebooks show and ask    figure, claim, ledger, explore, attention_view, check
 
 Everything listed here is imported when you first use it, so ``import headtools`` is cheap.
 
@@ -31,11 +32,14 @@ _WHERE = {
     "pruned": "heads.prune",
     "replay": "heads.prune",
     "HeadScores": "heads.scores",
+    "bootstrap": "heads.intervals",
     "Sentence": "roles.corpus",
     "corpus": "roles.corpus",
     "load": "organism.load",
+    "translate": "organism.load",
     "figure": "lesson.figure",
     "claim": "lesson.figure",
+    "ledger": "lesson.figure",
     "explore": "lesson.explore",
     "attention_view": "lesson.attention_view",
     "check": "lesson.check",

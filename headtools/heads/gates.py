@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import EllipsisType
 
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.record import record
+from headtools.heads.record import Captured, record
 from headtools.heads.selection import Heads, refuse_compiled, select, watch_inputs
 from headtools.heads.sites import Site, Sites, sites
 
@@ -116,8 +117,7 @@ def _edited(model: nn.Module, edits: Mapping[Site, Edit]) -> Iterator[None]:
 
 def _hook(site: Site, edit: Edit) -> Callable:
     def hook(_module: nn.Module, args: tuple) -> tuple:
-        z = args[0].unflatten(-1, (site.heads, site.value_dim))
-        return (edit(z).flatten(-2), *args[1:])
+        return (site.join(edit(site.split(args[0]))), *args[1:])
 
     return hook
 
@@ -177,16 +177,20 @@ def _outputs(model: nn.Module, chosen: Mapping[Site, list[int]], reference: obje
     batches = [reference] if isinstance(reference, Mapping) else list(reference)
     if not batches:
         raise ValueError("the reference is empty: pass at least one batch, e.g. reference=tokenizer(sentences, ...)")
-    keys = [site.key for site in chosen]
-    pools: dict[tuple, list[Tensor]] = {key: [] for key in keys}
+    pools: dict[tuple, list[Tensor]] = {site.key: [] for site in chosen}
     for batch in batches:
-        with torch.no_grad(), record(model, want=("z",), only=keys, training=True) as seen:
+
+        def collect(site: Site, seen: Captured, _before: object, batch: Mapping = batch) -> None:
+            real = _real_tokens(model, site, batch, seen.z.shape[:2])  # every call, also of a layer that is shared
+            pools[site.key].append(seen.z.float()[real].reshape(-1, site.heads, site.value_dim))
+
+        with torch.no_grad(), record(model, want=("z",), only=pools, reduce=collect, training=True):
             model(**batch)
-        for site in chosen:
-            z = seen[site.key].z.float()
-            two_sided = site.kind != "encoder" and getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-            name = "decoder_attention_mask" if two_sided else "attention_mask"
-            mask = batch.get(name)
-            real = mask.bool() if isinstance(mask, Tensor) and mask.shape == z.shape[:2] else ...
-            pools[site.key].append(z[real].reshape(-1, site.heads, site.value_dim))
     return {key: torch.cat(pool) for key, pool in pools.items()}
+
+
+def _real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple) -> Tensor | EllipsisType:
+    """Return which tokens of a site are no padding: a mask (B, T), or all where the batch has no mask that fits."""
+    two_sided = site.kind != "encoder" and getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    mask = batch.get("decoder_attention_mask" if two_sided else "attention_mask")
+    return mask.bool() if isinstance(mask, Tensor) and mask.shape == shape else ...

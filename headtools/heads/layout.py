@@ -77,6 +77,11 @@ def looks_like_attention(module: nn.Module) -> bool:
     return fused or any(all(_linear(children.get(n)) is not None for n in names) for names in _SEPARATE)
 
 
+def tokens_first(module: nn.Module) -> bool:
+    """Tell attention that works on (T, B, d_model), as fairseq did, from the usual (B, T, d_model)."""
+    return type(module).__module__.endswith(".modeling_fsmt")
+
+
 def is_transposed(module: nn.Module) -> bool:
     """Tell GPT-2's Conv1D, whose weight is (in, out), from nn.Linear, whose weight is (out, in)."""
     return type(module).__name__ == "Conv1D"

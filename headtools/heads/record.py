@@ -103,7 +103,7 @@ def record(
     """
     want = _check_want(want)
     refuse_compiled(model)
-    if model.training and not training:
+    if not training and any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode, so dropout would change what you see: call model.eval() first")
     found = sites(model)
     chosen = _chosen(found, only)
@@ -184,13 +184,19 @@ def _tap(site: Site, want: tuple, reduce: Callable | None, grad: bool, seen: dic
         seen[site.key] = captured if reduce is None else reduce(site, captured, seen.get(site.key))
 
     def from_attention(**tensors: Tensor) -> None:
+        if _recomputing():
+            return
         keep(**tensors)
         if last == "attention":
             finish()
 
-    def from_output(_module: nn.Module, args: tuple) -> None:
-        keep(z=args[0].unflatten(-1, (site.heads, site.value_dim)))
+    def from_output(_module: nn.Module, args: tuple) -> tuple | None:
+        if _recomputing():
+            return None
+        z = site.split(args[0])
+        keep(z=z)
         finish()
+        return (site.join(z), *args[1:]) if grad else None  # the model goes on from z, so that z has a gradient
 
     taps = site.module.__dict__.setdefault(TAPS, [])
     taps.append(from_attention)
@@ -203,3 +209,8 @@ def _tap(site: Site, want: tuple, reduce: Callable | None, grad: bool, seen: dic
             site.module.__dict__.pop(TAPS, None)
         if handle is not None:
             handle.remove()
+
+
+def _recomputing() -> bool:
+    """Tell whether a backward pass is under way: gradient checkpointing then runs layers again, already recorded."""
+    return torch._C._current_graph_task_id() != -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -21,30 +22,39 @@ def select(sites: Sites, heads: Heads) -> dict[Site, list[int]]:
     and ``ValueError`` for one named twice.
     """
     if isinstance(heads, Mapping):
-        pairs = [(tuple(key), head) for key, some in heads.items() for head in _listed(key, some)]
+        groups = [(key, _listed(key, some)) for key, some in heads.items()]
     elif isinstance(heads, Iterable) and not isinstance(heads, (str, Tensor)):
-        pairs = [(tuple(h)[:-1], tuple(h)[-1]) for h in map(_triple, heads)]
+        groups = [(h[:-1], [h[-1]]) for h in map(_triple, heads)]
     else:
         raise TypeError(f'heads must look like {{("encoder", 2): [0, 5]}} or [("encoder", 2, 0)], got {heads!r}')
     chosen: dict[Site, list[int]] = {}
-    for key, head in pairs:
+    for key, some in groups:
         site = sites[key]
         if isinstance(site, Sites):
-            raise KeyError(f"{key} names a kind, not a site: write {site.all[0].key}")
-        if isinstance(head, bool) or not isinstance(head, int):
-            raise TypeError(f"a head is a whole number, got {head!r} for {site.label}")
-        if not 0 <= head < site.heads:
-            raise IndexError(f"{site.label} has heads 0..{site.heads - 1}, got {head} (heads count from 0)")
-        if head in chosen.setdefault(site, []):
-            raise ValueError(f"head {site.label}.{head} is named twice: name each head once")
-        chosen[site].append(head)
+            raise KeyError(f"{key!r} names a kind, not a site: write {site.all[0].key}")
+        for head in (_number(head, site) for head in some):
+            if not 0 <= head < site.heads:
+                raise IndexError(f"{site.label} has heads 0..{site.heads - 1}, got {head} (heads count from 0)")
+            if head in chosen.setdefault(site, []):
+                raise ValueError(f"head {site.label}.{head} is named twice: name each head once")
+            chosen[site].append(head)
     return {site: sorted(some) for site, some in chosen.items()}
 
 
 def _listed(key: object, some: object) -> list:
     if isinstance(some, Iterable) and not isinstance(some, (str, bytes)):
-        return [h.item() if isinstance(h, Tensor) else h for h in some]
+        return list(some)
     raise TypeError(f"the heads of {key} must be a list, got {some!r}; write {{{key}: [{some}]}}")
+
+
+def _number(head: object, site: Site) -> int:
+    """Return a head's number as an int, whichever library's whole number it is (a pandas frame gives numpy's)."""
+    try:
+        if isinstance(head, bool):
+            raise TypeError
+        return operator.index(head)
+    except TypeError:
+        raise TypeError(f"a head is a whole number, got {head!r} for {site.label}") from None
 
 
 def _triple(item: object) -> tuple:
@@ -70,7 +80,7 @@ def watch_inputs(model: nn.Module) -> torch.utils.hooks.RemovableHandle:
 
 def _check_inputs(model: nn.Module, args: tuple, kwargs: dict) -> None:
     for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == 0:
+        if isinstance(value, Tensor) and value.numel() == 0:
             raise ValueError(f"the batch is empty: got a tensor of shape {tuple(value.shape)}; pass an example or more")
     for name in ("attention_mask", "decoder_attention_mask"):
         mask = kwargs.get(name)

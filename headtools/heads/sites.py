@@ -45,6 +45,7 @@ class Site:
     latent: bool = False
     original: tuple[int, ...] = ()
     empty: bool = False
+    tokens_first: bool = False
 
     @property
     def key(self) -> Key:
@@ -61,6 +62,15 @@ class Site:
         """Return the output projection head by head: (heads, value_dim, d_model), a differentiable view."""
         matrix = self.out.weight if layout.is_transposed(self.out) else self.out.weight.T
         return matrix.unflatten(0, (self.heads, self.value_dim))
+
+    def split(self, read: Tensor) -> Tensor:
+        """Return what ``out`` reads, (B, T, heads * value_dim), head by head: z (B, T, heads, value_dim)."""
+        z = read.unflatten(-1, (self.heads, self.value_dim))
+        return z.transpose(0, 1) if self.tokens_first else z
+
+    def join(self, z: Tensor) -> Tensor:
+        """Return z (B, T, heads, value_dim) as ``out`` reads it."""
+        return (z.transpose(0, 1) if self.tokens_first else z).flatten(-2)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -117,7 +127,7 @@ class Sites:
         rows = [("site", "heads", "kv", "head_dim", "module")]
         for s in self:
             heads = "0 (all cut)" if s.empty else str(s.heads)
-            rows.append((s.label, heads, str(s.kv_heads), str(s.value_dim), s.name))
+            rows.append((s.label, heads, str(s.kv_heads), str(s.head_dim), s.name))
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.append(f"{len(self)} sites, {self.n_heads} heads")
@@ -183,6 +193,7 @@ def _describe(model: nn.Module, name: str, module: nn.Module, interface: bool) -
         head_dim=_latent_dim(module, value_dim) if parts.latent else parts.q.rows.shape[1], value_dim=value_dim,
         q=parts.q, k=parts.k, v=parts.v, interface=interface, latent=parts.latent,
         original=state["kept"] if state else tuple(range(heads)), empty=bool(state and state["empty"]),
+        tokens_first=layout.tokens_first(module),
     )  # fmt: skip
 
 

@@ -1,0 +1,133 @@
+"""bertviz's head and model views without a network: which maps, which tokens, how much of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from headtools.lesson.claims import Claim
+from headtools.lesson.draw import head_grid, layer_grid
+from headtools.lesson.figure import LIMIT, png
+from headtools.lesson.frame import view_height, view_html, view_script
+
+MOST_TOKENS = {"head": 64, "model": 20}  # a line for each pair of tokens in each head: 64 in the model view take 12 s
+
+
+class AttentionView:
+    """An attention view ready to be displayed; ``.html`` is all of it, ``.script`` what runs inside the frame."""
+
+    def __init__(self, html: str, script: str, text: str) -> None:
+        self.html, self.script, self._text = html, script, text
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/html": self.html, "text/plain": self._text}
+
+
+def attention_view(
+    maps: Any,
+    tokens: Sequence[str],
+    *,
+    alt: str,
+    kind: str = "head",
+    claim: str | Claim | None = None,
+    key_tokens: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    limit: int = LIMIT,
+) -> AttentionView:
+    """Show attention maps with bertviz: lines from each query token (left) to the key tokens (right).
+
+    maps: one (head, query, key) or (1, head, query, key) tensor, or record with ``.maps``, for each layer; 0 to 1
+    tokens: the query tokens; key_tokens: the key tokens where they differ (cross-attention)
+    alt: what there is to see, for a reader who cannot see it; claim: the caption, left out: the sizes
+    kind: ``"head"``, one layer at a time with all its heads, or ``"model"``, every head of every layer as a thumbnail
+    layers, heads: which to show, counted from 0; left out, all. The head view opens on the first of ``layers``
+    limit: the most characters that the output may have
+
+    Works without a network and without a kernel; weights are rounded to 0.01. Where a page drops frames (GitHub, a
+    notebook not yet trusted) a still picture is shown. Tokens are shown as text whatever they contain.
+    Raises ValueError when maps and tokens do not fit, for more than 64 tokens (20 in the model view), for an output
+    over ``limit``, and when bertviz is not the version that the frame was made for.
+
+    Source: Vig 2019, "A multiscale visualization of attention in the transformer model"; bertviz 1.4.1.
+
+    >>> import torch
+    >>> attention_view([torch.eye(2).expand(3, 2, 2)], ["a", "b"], alt="Each word looks at itself.")
+    Attention, head view: 1 layer, 3 heads, 2 query tokens, 2 key tokens. Each word looks at itself.
+    """
+    if kind not in MOST_TOKENS:
+        raise ValueError(f"kind must be 'head' or 'model', got {kind!r}")
+    if not isinstance(alt, str) or not alt.strip():
+        raise ValueError(f"attention_view needs alt= as a sentence, got {alt!r}")
+    queries = [str(t) for t in tokens]
+    keys = queries if key_tokens is None else [str(t) for t in key_tokens]
+    maps = [_one_layer(getattr(m, "maps", m), number) for number, m in enumerate(maps)]
+    layers = _chosen("layers", layers, len(maps))
+    heads = _chosen("heads", heads, min(maps[layer].shape[0] for layer in layers))
+    shapes = {maps[layer].shape[1:] for layer in layers}
+    if shapes != {(len(queries), len(keys))}:
+        raise ValueError(
+            f"the maps are (query, key) = {', '.join(map(str, sorted(shapes)))} but there are {len(queries)} query "
+            f"tokens and {len(keys)} key tokens: pass the tokens that the model saw, special tokens included"
+            + ("" if key_tokens is not None else ", and key_tokens= for cross-attention")
+        )
+    weights = np.stack([maps[layer][heads] for layer in layers]).round(2)
+    longest = max(len(queries), len(keys))
+    if longest > MOST_TOKENS[kind]:
+        raise ValueError(
+            f"{longest} tokens are too many for the {kind} view, which draws {weights.size:,} lines: it takes "
+            f"{MOST_TOKENS[kind]}, so choose a shorter sentence or cut maps and tokens alike"
+            + (", or use kind='head' (up to 64)" if kind == "model" and longest <= MOST_TOKENS["head"] else "")
+        )
+    sizes = f"Attention, {kind} view: " + ", ".join(
+        f"{n} {noun}{'' if n == 1 else 's'}"
+        for n, noun in zip(weights.shape, ("layer", "head", "query token", "key token"), strict=True)
+    )
+    if kind == "head":
+        still = head_grid(weights[0], queries, key_tokens=keys, titles=[f"layer {layers[0]}, head {h}" for h in heads])
+    else:
+        still = layer_grid(weights, layers=layers, heads=heads)
+    script = view_script(kind, weights, queries, keys, layers, heads)
+    html = view_html(
+        kind,
+        script,
+        still=png(still, dpi=80),
+        alt=alt,
+        caption=escape(str(claim or sizes + ".")),
+        heads=heads,
+        height=view_height(kind, longest, len(layers), len(heads)),
+        indent=8 * max(0, min(40, max(map(len, queries))) - 12) if kind == "head" else 0,
+    )
+    if len(html) > limit:
+        raise ValueError(
+            f"the view takes {len(html) / 1000:.0f} kB and an output may take {limit / 1000:.0f}: show fewer layers "
+            f"(layers=range(3)) or a shorter sentence, or allow it with limit={-(-len(html) // 10_000) * 10_000}"
+        )
+    return AttentionView(html, script, f"{sizes}. {claim or alt}")
+
+
+def _one_layer(given: Any, number: int) -> np.ndarray:
+    """One layer's maps as (head, query, key)."""
+    array = np.asarray(given.detach().float().cpu() if hasattr(given, "detach") else given, dtype=float)
+    array = array[0] if array.ndim == 4 and array.shape[0] == 1 else array
+    if array.ndim != 3 or array.size == 0:
+        raise ValueError(
+            f"maps must be a list with (head, query, key) or (1, head, query, key) for each layer; layer {number} is "
+            f"{array.shape}: for one sentence of a batch take maps[:1], for one layer write [maps]"
+        )
+    if not (array.min() >= 0 and array.max() <= 1.001):  # a NaN fails this too
+        raise ValueError(f"layer {number}: attention lies between 0 and 1, got {array.min():g} to {array.max():g}")
+    return array
+
+
+def _chosen(what: str, given: Sequence[int] | None, size: int) -> list[int]:
+    chosen = list(range(size)) if given is None else [int(g) for g in given]
+    if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= c < size for c in chosen):
+        raise ValueError(f"{what} must be different numbers from 0 to {size - 1}, got {given!r}")
+    return chosen

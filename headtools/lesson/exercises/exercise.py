@@ -1,0 +1,92 @@
+"""What an exercise is, and what judges share: calling the learner's function, comparing, showing a small input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise: ``judge(answer)`` returns None for a right answer, else one hint (or raises Hint, NotTried)."""
+
+    name: str
+    title: str
+    judge: Callable[[Any], str | None]
+
+
+class Hint(Exception):
+    """Raised while judging: the answer is wrong, and this is what to look at."""
+
+
+class NotTried(Exception):
+    """Raised while judging: there is no answer yet."""
+
+
+def call(answer: Any, **given: Any) -> Any:
+    """Call the learner's function with copies of the arguments.
+
+    Raises NotTried when it returns None or dots or raises NotImplementedError, and Hint when it cannot be called or
+    raises anything else, with the message and the input.
+    """
+    if not callable(answer):
+        raise Hint(f"A function is asked for, this is {article(answer)}. Pass its name, without brackets after it.")
+    try:
+        result = answer(*(g.clone() if isinstance(g, torch.Tensor) else g for g in given.values()))
+    except NotImplementedError:
+        raise NotTried from None
+    except Exception as error:
+        raise Hint(f"Your function stopped with {type(error).__name__}: {error}\nfor {show(given)}") from error
+    if result is None or result is ...:
+        raise NotTried
+    return result
+
+
+def tensor(result: Any, shape: tuple[int, ...], meaning: str, given: Mapping[str, Any]) -> torch.Tensor:
+    """Read a result (tensor, array, nested lists) as float64 of the given shape; raises Hint for anything else.
+
+    meaning: the shape in words, such as ``(query, key)``
+    """
+    try:
+        read = torch.as_tensor(result).detach().to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise Hint(f"A tensor of shape {meaning} is asked for, this is {article(result)}.") from None
+    if tuple(read.shape) != shape:
+        raise Hint(f"The shape is {tuple(read.shape)}, it should be {meaning} = {shape}\nfor {show(given)}")
+    return read
+
+
+def same(a: torch.Tensor, b: torch.Tensor, tol: float = 1e-4) -> bool:
+    """Whether two tensors agree to ``tol``, relative to the larger of 1 and their size; NaN agrees with nothing."""
+    a, b = a.double(), b.double()
+    return a.shape == b.shape and bool(((a - b).abs() <= tol * b.abs().clamp(min=1)).all())
+
+
+def explain(got: torch.Tensor, want: torch.Tensor, mistakes: Mapping[str, torch.Tensor]) -> str | None:
+    """Give the hint of the known mistake whose result was got: None when right, '' when it is no known mistake."""
+    if same(got, want):
+        return None
+    return next((hint for hint, wrong in mistakes.items() if same(got, wrong)), "")
+
+
+def show(values: Mapping[str, Any]) -> str:
+    """Write an input out, small tensors in full, others by shape."""
+    return ", ".join(f"{name} = {_shown(value)}" for name, value in values.items())
+
+
+def article(value: Any) -> str:
+    """Name a value's type with its article."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value) if isinstance(value, (int, float, str, dict, list, tuple)) else article(value)
+    if value.numel() > 24:
+        return f"a tensor of shape {tuple(value.shape)}"
+    rounded = value.tolist() if value.dtype is torch.bool else value.double().round(decimals=2).tolist()
+    return str(rounded).replace(".0,", ",").replace(".0]", "]")

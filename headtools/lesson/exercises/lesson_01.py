@@ -1,0 +1,179 @@
+"""Exercises of lesson 01: one head's weights, cutting into heads, the sum of heads, what heads cost."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, same, show, tensor
+
+
+def _softmax(answer: Any) -> str | None:
+    """attention_weights(q, k, mask): q (T, d), k (S, d), mask (T, S) True where the query may look -> (T, S)."""
+    q = torch.tensor([[2.0, 0, 0, 0], [0, 1, 0, 1]])
+    k = torch.tensor([[1.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 1, 1]])
+    masks = [torch.ones(2, 3, dtype=torch.bool), torch.tensor([[True, False, True], [True, True, False]])]
+    for mask in masks:
+        given = {"q": q, "k": k, "mask": mask}
+        got = tensor(call(answer, **given), (2, 3), "(query, key)", given)
+        scores = (q @ k.T / math.sqrt(4)).double()
+        blocked = scores.masked_fill(~mask, -math.inf)
+        want = blocked.softmax(-1)
+        hint = explain(
+            got,
+            want,
+            {
+                "The weights are too peaked: divide the scores by the square root of d, the length of a query.": (
+                    (blocked * 2).softmax(-1)
+                ),
+                "The scores are divided by d; it is the square root of d.": (blocked / 2).softmax(-1),
+                "Each column sums to 1; each row should: a query shares out its attention over the keys.": (
+                    blocked.softmax(0).nan_to_num()
+                ),
+                "The softmax is missing: these are scores, not weights.": blocked,
+                "These are products of queries and keys. Still to come: the square root of d, the mask, the softmax.": (
+                    blocked * 2
+                ),
+                "The mask comes too late: a row no longer sums to 1. Block the scores, then take the softmax.": (
+                    scores.softmax(-1) * mask
+                ),
+                "The mask is not used: a query still looks where mask is False.": scores.softmax(-1),
+                "The mask is used upside down: True says that the query may look.": (
+                    scores.masked_fill(mask, -math.inf).softmax(-1)
+                ),
+            },
+        )
+        if hint is None:
+            continue
+        if not hint and bool(got.isnan().any()):
+            hint = "There is a NaN in the weights."
+        if not hint and not same(got.sum(-1), torch.ones(2)):
+            hint = f"Each row must sum to 1; yours sum to {_list(got.sum(-1))}."
+        return f"{hint or 'The weights differ from softmax(q kᵀ / √d).'}\nSee it for {show(given)}"
+    large = {"q": q * 1000, "k": k, "mask": masks[1]}
+    got = tensor(call(answer, **large), (2, 3), "(query, key)", large)
+    want = (q.double() * 1000 @ k.double().T / 2).masked_fill(~masks[1], -math.inf).softmax(-1)
+    if not same(got, want):
+        return (
+            "Right for small scores, but exp of a large score is infinite. Subtract each row's largest score first, or "
+            f"use torch.softmax, which does.\nSee it for {show(large)}"
+        )
+    return None
+
+
+def _split(answer: Any) -> str | None:
+    """split_heads(x, heads): (B, T, H*d) -> (B, H, T, d)."""
+    for batch, tokens, heads, size in ((1, 3, 2, 2), (2, 3, 4, 2)):
+        x = torch.arange(batch * tokens * heads * size, dtype=torch.float32).view(batch, tokens, heads * size)
+        given = {"x": x, "heads": heads}
+        raw = call(answer, **given)
+        want = x.view(batch, tokens, heads, size).transpose(1, 2)
+        if tuple(getattr(raw, "shape", ())) == (batch, tokens, heads, size) and tokens != heads:
+            return (
+                f"The shape is (batch, token, head, d); the head should come before the token: exchange two axes.\n"
+                f"See it for {show(given)}"
+            )
+        got = tensor(raw, tuple(want.shape), "(batch, head, token, d)", given)
+        hint = explain(
+            got,
+            want,
+            {
+                "The shape is right but the numbers are shuffled: view cuts in memory order, and mixes tokens into "
+                "heads. First cut the last axis in two, then exchange axes.": x.reshape(want.shape),
+                "Each head takes every second number; it should take neighbours: head 0 the first d numbers.": (
+                    x.view(batch, tokens, size, heads).permute(0, 3, 1, 2)
+                ),
+                "The heads come in the wrong order: head 0 takes the first d numbers.": want.flip(1),
+            },
+        )
+        if hint is not None:
+            rule = "Head 0 of the first token should be its first d numbers, head 1 the next d."
+            return f"{hint or rule}\nSee it for {show(given)}"
+    return None
+
+
+def _sum(answer: Any) -> str | None:
+    """head_outputs(z, W_o): z (B, T, H, d_head), W_o (d_model, H*d_head) -> (B, T, H, d_model)."""
+    draw = torch.Generator().manual_seed(0)
+    for batch, tokens, heads, size, wide in ((1, 1, 2, 2, 4), (2, 3, 4, 2, 5)):
+        z = torch.randint(-3, 4, (batch, tokens, heads, size), generator=draw).float()
+        w = torch.randint(-3, 4, (wide, heads * size), generator=draw).float()
+        given = {"z": z, "W_o": w}
+        whole = z.flatten(2) @ w.T
+        want = torch.einsum("bthe,mhe->bthm", z, w.view(wide, heads, size))
+        raw = call(answer, **given)
+        if tuple(getattr(raw, "shape", ())) == tuple(whole.shape):
+            return (
+                "This is the sum of the heads. Keep them apart: one vector of length d_model for each head; the sum "
+                f"comes later.\nSee it for {show(given)}"
+            )
+        got = tensor(raw, tuple(want.shape), "(batch, token, head, d_model)", given)
+        mistakes = {
+            "Each head has the whole sum. A head adds its own part alone: use its own columns of W_o.": (
+                whole[:, :, None].expand_as(want)
+            ),
+            "Each head has an equal share of the sum. A head adds its own part: use its own columns of W_o.": (
+                whole[:, :, None].expand_as(want) / heads
+            ),
+            "Each head takes every second column of W_o; its columns are neighbours: head 0 the first d_head.": (
+                torch.einsum("bthe,meh->bthm", z, w.view(wide, size, heads))
+            ),
+        }
+        if wide == heads * size:
+            mistakes[
+                "This uses rows of W_o. nn.Linear computes z @ W_o.T, so each head owns d_head columns of W_o."
+            ] = torch.einsum("bthe,hem->bthm", z, w.view(heads, size, wide))
+        hint = explain(got, want, mistakes)
+        if hint is not None:
+            if not hint and same(got.sum(2), whole):
+                hint = "The sum over heads is right, but the parts are not each head's own."
+            rule = (
+                "The sum over heads should be z.flatten(2) @ W_o.T, and head h uses columns h*d_head to (h+1)*d_head."
+            )
+            return f"{hint or rule}\nSee it for {show(given)}"
+    return None
+
+
+def _cost(answer: Any) -> str | None:
+    """multiply_adds(T, d, H): multiply-adds of one self-attention layer with d_head = d / H, from q, k, v to W_o."""
+    for tokens, d, heads in ((3, 4, 1), (3, 4, 4), (16, 128, 8)):
+        given = {"T": tokens, "d": d, "H": heads}
+        result = call(answer, **given)
+        try:
+            got = float(result)
+        except (TypeError, ValueError):
+            raise Hint(f"A number is asked for, this is {article(result)}.") from None
+        project, mix = tokens * d * d, tokens * tokens * d
+        want = 4 * project + 2 * mix
+        known = {
+            want
+            * heads: "This charges every head the full width. A head is only d / H wide: H of them cost what one does.",
+            2 * want: "Twice the number: one multiplication and the addition that follows it count as one.",
+            3 * project
+            + 2 * mix: "Three projections are counted: query, key, value. There is a fourth, after the heads.",
+            4 * project + mix: "The scores or the mixing is missing: q with each k, then the weights with each v.",
+            4 * project + 2 * mix // heads: "The scores and the mixing are counted for one head; there are H.",
+            4 * project // heads + 2 * mix: "The projections are counted for one head; there are H.",
+            4
+            * project: "Only the projections are counted. Each query also meets each key, and each weight each value.",
+            2 * mix: "Only scores and mixing are counted. Four projections, each d by d, come before and after.",
+        }
+        if not math.isclose(got, want, rel_tol=1e-9):
+            hint = next((text for n, text in known.items() if math.isclose(got, n, rel_tol=1e-9)), None)
+            hint = hint or "Count each product of matrices: (a, b) times (b, c) takes a * b * c multiply-adds."
+            return f"{hint}\nSee it for {show(given)}, where you say {got:g}."
+    return None
+
+
+def _list(values: torch.Tensor) -> str:
+    return ", ".join(f"{v:.2f}" for v in values.tolist())
+
+
+EXERCISES = (
+    Exercise("01.softmax", "the weights of one head", _softmax),
+    Exercise("01.split", "cut into heads", _split),
+    Exercise("01.sum", "what each head adds", _sum),
+    Exercise("01.cost", "count the multiplications", _cost),
+)

@@ -1,0 +1,153 @@
+"""Figures that say what they show: a caption with the number, a description for who cannot see it, one house style."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import warnings
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from headtools.lesson.claims import Claim, ClaimFailed, Ledger, claim, ledger, ledger_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Claim", "ClaimFailed", "Ledger", "Picture", "claim", "figure", "ledger", "ledger_rows", "png", "style"]
+
+LIMIT = 150_000  # characters of one output: a notebook with thirty of them still opens quickly
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+IMG_STYLE = "background:#fff;max-width:100%;height:auto;border-radius:3px"
+
+
+@dataclass(frozen=True, repr=False)
+class Picture:
+    """A drawn figure with its claim and description; displays as ``<figure>`` and, as plain text, as the claim."""
+
+    claim: str | Claim
+    alt: str
+    png: bytes = field(repr=False)
+
+    def __repr__(self) -> str:
+        return str(self.claim)
+
+    @property
+    def html(self) -> str:
+        """The ``<figure>`` element."""
+        small = f" <small>{escape(self.claim.check)}</small>" if isinstance(self.claim, Claim) else ""
+        return figure_html(self.png, alt=self.alt, caption=escape(str(self.claim)) + small)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/html": self.html, "text/plain": repr(self)}
+
+
+def figure(fig: Figure, *, claim: str | Claim, alt: str) -> Picture:
+    """Turn a matplotlib figure into a picture with a caption and a description, and close it.
+
+    fig: the matplotlib Figure (``ax.figure`` if you have only the axes)
+    claim: what the picture shows, a full sentence with the number, or a checked ``claim(...)``; becomes the caption
+    alt: what there is to see, for a reader who cannot see it; not the claim again
+
+    Raises ValueError when claim or alt is empty, when alt repeats the claim, when the picture is heavier than 150 kB.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> import matplotlib.pyplot as plt
+    >>> fig, ax = plt.subplots()
+    >>> _ = ax.plot([0, 1])
+    >>> figure(fig, claim="The line rises by 1.", alt="One straight line from bottom left to top right.")
+    The line rises by 1.
+    """
+    for name, text in (("claim", claim), ("alt", alt)):
+        if not isinstance(text, (str, Claim)) or not str(text).strip():
+            raise ValueError(f"figure needs {name}= as a sentence, got {text!r}")
+    if _bare(str(alt)) == _bare(str(claim)):
+        raise ValueError(f"alt repeats the claim; describe what there is to see instead: {str(alt)!r}")
+    picture = Picture(claim, str(alt), png(fig))
+    if len(picture.html) > LIMIT:
+        raise ValueError(
+            f"the picture takes {len(picture.html) / 1000:.0f} kB and an output may take {LIMIT // 1000}: draw fewer "
+            "points or panels, use a smaller figsize, or pass rasterized=True where thousands of marks are drawn"
+        )
+    return picture
+
+
+def png(fig: Figure, dpi: int = 110) -> bytes:
+    """Draw a matplotlib figure on white and close it.
+
+    fig: the matplotlib Figure; gives the PNG file's bytes. Raises TypeError for anything else.
+    """
+    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
+
+    if not isinstance(fig, Figure):
+        hint = "pass ax.figure" if hasattr(fig, "figure") else "make one with fig, ax = plt.subplots()"
+        raise TypeError(f"a matplotlib Figure is needed, got {type(fig).__name__}: {hint}")
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        # A script without a glyph in the font becomes a box; that is no reason to print a warning into the lesson.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        # Without "Software" the bytes do not change with matplotlib's version number.
+        fig.savefig(file, format="png", dpi=dpi, bbox_inches="tight", facecolor="white", metadata={"Software": None})
+    plt.close(fig)
+    return _with_palette(file.getvalue())
+
+
+def _with_palette(data: bytes) -> bytes:
+    """The same PNG with a palette of 256 colours, a third of the size, unless a colour would visibly change."""
+    from PIL import Image, ImageChops  # matplotlib writes its own PNG files with it
+
+    full = Image.open(io.BytesIO(data)).convert("RGB")
+    few = full.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    off = max(high for _, high in ImageChops.difference(full, few.convert("RGB")).getextrema())
+    file = io.BytesIO()
+    few.save(file, format="png", optimize=True)
+    return file.getvalue() if off <= 12 else data  # of 255
+
+
+def figure_html(data: bytes, *, alt: str, caption: str) -> str:
+    """Write the ``<figure>`` of a PNG; ``caption`` is HTML already, ``alt`` is text."""
+    width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))  # from the PNG header: no jump on update
+    return (
+        f'<figure style="margin:.4em 0"><img alt="{escape(alt)}" src="data:image/png;base64,'
+        f'{base64.b64encode(data).decode()}" width="{width}" height="{height}" decoding="sync" style="{IMG_STYLE}">'
+        f'<figcaption style="max-width:48em">{caption}</figcaption></figure>'
+    )
+
+
+def style() -> dict[str, Any]:
+    """Give the house style as matplotlib settings: text of 9 points and more, cividis, Okabe-Ito with unlike dashes.
+
+    Use it for one figure, ``with plt.rc_context(style()):``, or for a notebook, ``plt.rcParams.update(style())``.
+
+    >>> style()["image.cmap"]
+    'cividis'
+    """
+    from cycler import cycler
+
+    dashes = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1))]  # so that lines differ in grey too
+    return {
+        "axes.prop_cycle": cycler(color=OKABE_ITO) + cycler(linestyle=dashes),
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlesize": 10,
+        "axes.labelsize": 10,
+        "figure.facecolor": "white",
+        "figure.figsize": (6.4, 3.6),
+        "figure.constrained_layout.use": True,
+        "font.size": 10,
+        "image.cmap": "cividis",
+        "image.interpolation": "nearest",
+        "legend.fontsize": 9,
+        "legend.frameon": False,
+        "lines.linewidth": 1.8,
+        "xtick.labelsize": 9,
+        "ytick.labelsize": 9,
+    }
+
+
+def _bare(text: str) -> str:
+    """A sentence without punctuation, case and the words that make an alt text look like more than its claim."""
+    words = re.findall(r"\w+", text.casefold())
+    return " ".join(w for w in words if w not in {"a", "figure", "image", "of", "picture", "plot", "showing", "the"})

@@ -1,0 +1,136 @@
+"""Ablation by the mean and by resampling, against the same thing done by hand."""
+
+import pytest
+import torch
+
+import headtools as ht
+
+from .reference import assert_same_state, naive_gates, some_heads, state, watch
+from .zoo import ALL, BUILDERS, _ids, error, run, valid, zoo_model
+
+
+def real_outputs(model, sites, name, batches):
+    """z of every real token of some batches, all calls of a site together: {site.key: (n, H, Dv)}."""
+    pools = {site.key: [] for site in sites}
+    for batch in batches:
+        with watch(sites) as seen:
+            run(model, batch)
+        mask = batch.get("attention_mask")
+        for site in sites:
+            masked = BUILDERS[name][1] in ("text", "causal") or site.stack == "text_model"
+            masked = masked or (BUILDERS[name][1] == "seq2seq" and site.kind == "encoder")
+            for flat, _ in seen[site.key]:
+                z = flat.reshape(*flat.shape[:2], site.heads, site.value_dim)
+                pools[site.key].append(z[mask.bool()] if masked else z.flatten(0, 1))
+    return {key: torch.cat(pool) for key, pool in pools.items()}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", ALL)
+def test_mean_ablation_equals_the_mean_by_hand(name, side):
+    model, batch = zoo_model(name)
+    _, reference = zoo_model(name, side)
+    sites = list(ht.sites(model))
+    heads = some_heads(sites)
+    pools = real_outputs(model, sites, name, [reference])
+    before = state(model)
+    with ht.ablate(model, heads, by="mean", reference=reference):
+        ablated = run(model, batch)
+    assert_same_state(before, state(model))
+
+    def to_mean(site):
+        def change(z):
+            z = z.clone()
+            for head in heads[site.key]:
+                z[:, :, head] = pools[site.key][:, head].mean(0)
+            return z
+
+        return change
+
+    with naive_gates([(site, to_mean(site)) for site in sites]):
+        naive = run(model, batch)
+    assert error(valid(name, ablated, batch), valid(name, naive, batch)) <= 1e-5 * max(1, naive.abs().max())
+
+
+def test_a_reference_of_several_batches_weighs_tokens_equally():
+    model, batch = zoo_model("bert")
+    sites = list(ht.sites(model))
+    short = {"input_ids": batch["input_ids"][:1, :2], "attention_mask": batch["attention_mask"][:1, :2]}
+    pools = real_outputs(model, sites, "bert", [batch, short])
+    with ht.ablate(model, {("encoder", 1): [2]}, by="mean", reference=[batch, short]), watch(sites) as seen:
+        run(model, batch)
+    z = seen["encoder", 1][0][0].reshape(3, 7, 4, 8)
+    assert error(z[:, :, 2], pools["encoder", 1][:, 2].mean(0).expand(3, 7, 8)) <= 1e-6
+
+
+def test_decoder_tokens_are_not_masked_by_the_source_padding():
+    """The trap: source and target of the same length, where the source mask would fit the decoder's z."""
+    model, batch = zoo_model("marian")
+    generator = torch.Generator().manual_seed(8)
+    batch = batch | {"decoder_input_ids": _ids(generator, batch["input_ids"].shape[1])}
+    sites = list(ht.sites(model))
+    pools = real_outputs(model, sites, "marian", [batch])
+    for kind in ("decoder", "cross"):
+        with ht.ablate(model, {(kind, 1): [3]}, by="mean", reference=batch), watch(sites) as seen:
+            run(model, batch)
+        z = seen[kind, 1][0][0].reshape(3, 7, 4, 8)
+        assert error(z[0, 0, 3], pools[kind, 1][:, 3].mean(0)) <= 1e-6
+    masked = batch | {"decoder_attention_mask": batch["attention_mask"]}
+    with ht.ablate(model, {("decoder", 0): [3]}, by="mean", reference=masked), watch(sites) as seen:
+        run(model, masked)
+    with watch(sites) as plain:
+        run(model, masked)
+    real = plain["decoder", 0][0][0].reshape(3, 7, 4, 8)[masked["decoder_attention_mask"].bool()]
+    assert error(seen["decoder", 0][0][0].reshape(3, 7, 4, 8)[0, 0, 3], real[:, 3].mean(0)) <= 1e-6
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "marian", "t5", "vit"])
+def test_resampling_gives_outputs_the_head_had_at_real_tokens(name):
+    model, batch = zoo_model(name)
+    sites = list(ht.sites(model))
+    heads = some_heads(sites)
+    pools = real_outputs(model, sites, name, [batch])
+    site = sites[0]  # the first site's other heads do not depend on what happens elsewhere
+    with watch(sites) as plain:
+        run(model, batch)
+    with ht.ablate(model, heads, by="resample", reference=batch), watch(sites) as seen:
+        run(model, batch)
+    shape = (*seen[site.key][0][0].shape[:2], site.heads, site.value_dim)
+    z, was = seen[site.key][0][0].reshape(shape), plain[site.key][0][0].reshape(shape)
+    chosen = heads[site.key]
+    kept = [head for head in range(site.heads) if head not in chosen]
+    assert torch.equal(z[:, :, kept], was[:, :, kept])
+    drawn, pool = z[:, :, chosen].flatten(0, 1), pools[site.key][:, chosen]
+    distance = (drawn[:, None] - pool[None]).abs().amax((-1, -2))  # all heads of a token from one and the same token
+    assert distance.amin(1).max() <= 1e-6
+    assert len(distance.argmin(1).unique()) > 1, "every token got the same draw"
+
+
+def test_resampling_is_repeatable_by_its_seed():
+    model, batch = zoo_model("gpt2")
+
+    def ablated(seed):
+        with ht.ablate(model, {("decoder", 1): [0, 2]}, by="resample", reference=batch, seed=seed):
+            return run(model, batch)
+
+    assert torch.equal(ablated(0), ablated(0))
+    assert not torch.equal(ablated(0), ablated(1))
+
+
+def test_resampling_leaves_the_global_random_state_alone():
+    model, batch = zoo_model("bert")
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    with ht.ablate(model, {("encoder", 0): [0]}, by="resample", reference=batch):
+        run(model, batch)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_list_of_heads_means_the_same_as_a_mapping():
+    model, batch = zoo_model("marian")
+    with ht.ablate(model, {("cross", 1): [0, 2], ("encoder", 0): [3]}):
+        mapped = run(model, batch)
+    with ht.ablate(model, [("cross", 1, 2), ("encoder", 0, 3), ("cross", 1, 0)]):
+        listed = run(model, batch)
+    assert torch.equal(mapped, listed)

@@ -1,0 +1,46 @@
+"""The bootstrap covers the truth as often as it says, and pairs examples."""
+
+import pytest
+import torch
+
+from headtools.heads.intervals import bootstrap
+
+
+def test_covers_the_true_mean_about_as_often_as_promised():
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.randn(80, 400, generator=generator)  # 400 experiments of 80 examples, true mean 0
+    low, high = bootstrap(samples)
+    covered = ((low <= 0) & (high >= 0)).float().mean().item()
+    assert 0.90 <= covered <= 0.975
+
+
+def test_is_narrower_for_paired_differences():
+    generator = torch.Generator().manual_seed(1)
+    easy = torch.rand(200, generator=generator)
+    harder = easy - 0.1 + 0.01 * torch.randn(200, generator=generator)
+    low, high = bootstrap(easy - harder)
+    assert low < 0.1 < high
+    assert high - low < 0.01
+
+
+def test_shape_and_seed():
+    values = torch.rand(10, 3, 2)
+    low, high = bootstrap(values, seed=3)
+    again, _ = bootstrap(values, seed=3)
+    assert low.shape == high.shape == (3, 2)
+    assert torch.equal(low, again)
+    assert bool((low <= values.mean(0)).all())
+    assert bool((values.mean(0) <= high).all())
+
+
+@pytest.mark.parametrize(
+    ("values", "level", "says"),
+    [
+        (torch.rand(1), 0.95, "two examples"),
+        (torch.tensor([0.0, float("nan")]), 0.95, "NaN"),
+        (torch.rand(5), 95, "between 0 and 1"),
+    ],
+)
+def test_bad_input(values, level, says):
+    with pytest.raises(ValueError, match=says):
+        bootstrap(values, level=level)

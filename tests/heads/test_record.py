@@ -1,0 +1,385 @@
+"""Maps, queries, keys, values and outputs as recorded, against the model's own."""
+
+import pytest
+import torch
+
+import headtools as ht
+
+from .reference import assert_same_state, bias_of, open_gates, some_heads, state, watch
+from .zoo import ALL, BUILDERS, INTERFACE, LEGACY, error, fresh, logits, run, valid, zoo_model
+
+SIDES = ("right", "left")
+CLOSE = 1e-5
+SINKS = ("gpt_oss",)  # part of the attention goes to a sink that is no token
+
+
+def own_maps(name, batch):
+    """The maps the model itself gives in eager attention: {site.key: (B, H, T, S)}."""
+    model, _ = fresh(name)
+    for module in model.modules():
+        if hasattr(module, "config"):  # one by one: set_attn_implementation misses the parts of EncoderDecoderModel
+            module.config._attn_implementation = "eager"
+    with torch.no_grad():
+        output = model(**batch, output_attentions=True)
+    if name == "clip":
+        parts = {"text_model": output.text_model_output, "vision_model": output.vision_model_output}
+        return {(stack, "encoder", i): m for stack, part in parts.items() for i, m in enumerate(part.attentions)}
+    kinds = {"encoder_attentions": "encoder", "decoder_attentions": "decoder", "cross_attentions": "cross"}
+    kinds["attentions"] = ht.sites(model).all[0].kind
+    maps = {}
+    for entry, kind in kinds.items():
+        for layer, each in enumerate(output.get(entry) or ()):
+            maps[(kind, 0 if name == "albert" else layer)] = each  # ALBERT's last call stays
+    return maps
+
+
+def real_queries(name, site, maps, batch):
+    """The rows of a map whose query is a real token: (n, H, S)."""
+    rows = maps.transpose(1, 2)
+    mask = batch.get("attention_mask")
+    masked = BUILDERS[name][1] in ("text", "causal") or site.stack == "text_model"
+    if masked or (BUILDERS[name][1] == "seq2seq" and site.kind == "encoder"):
+        return rows[mask.bool()]
+    return rows.flatten(0, 1)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", INTERFACE)
+def test_maps_are_the_models_own(name, side):
+    model, batch = zoo_model(name, side)
+    plain, before = run(model, batch), state(model)
+    with ht.record(model) as r:
+        inside = run(model, batch)
+    assert_same_state(before, state(model))
+    assert torch.equal(run(model, batch), plain)
+    assert error(valid(name, inside, batch), valid(name, plain, batch)) <= CLOSE * max(1, plain.abs().max())
+    expected = own_maps(name, batch)
+    sites = ht.sites(model)
+    assert set(expected) == {site.key for site in sites} == set(r)
+    for site in sites:
+        maps = r[site.key].maps
+        assert maps.dtype == torch.float32
+        assert maps.shape[1] == site.heads
+        own = real_queries(name, site, expected[site.key], batch)
+        mine = real_queries(name, site, maps, batch)
+        assert error(mine, own) <= CLOSE
+        sums = mine.sum(-1)
+        if name in SINKS:
+            assert (sums > 0).all()
+            assert (sums < 1).all()
+        else:
+            assert error(sums, torch.ones_like(sums)) <= CLOSE
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", INTERFACE)
+def test_no_real_query_looks_at_padding_or_ahead(name, side):
+    model, batch = zoo_model(name, side)
+    with ht.record(model, want="maps") as r:
+        run(model, batch)
+    for site in ht.sites(model):
+        maps = r[site.key].maps
+        if site.kind == "decoder":
+            assert maps.triu(1).abs().max() == 0 or name == "bert_decoder" or side == "left"
+            rows = real_queries(name, site, maps.triu(1), batch)
+            assert rows.abs().max() == 0
+        mask = batch.get("attention_mask")
+        if mask is not None and mask.shape[1] == maps.shape[-1] and site.stack != "vision_model":
+            padding = maps * (1 - mask)[:, None, None, :]
+            if site.kind == "cross":
+                assert padding.abs().max() == 0
+            elif BUILDERS[name][1] != "seq2seq" or site.kind == "encoder":
+                assert real_queries(name, site, padding, batch).abs().max() == 0
+
+
+@pytest.mark.parametrize("name", INTERFACE)
+def test_outputs_are_maps_times_values(name):
+    model, batch = zoo_model(name)
+    with ht.record(model, want=("maps", "z", "q", "k", "v")) as r:
+        run(model, batch)
+    for site in ht.sites(model):
+        seen = r[site.key]
+        groups = seen.maps.shape[1] // seen.v.shape[1]
+        z = torch.einsum("bhts,bhsv->bthv", seen.maps, seen.v.repeat_interleave(groups, 1))
+        assert error(seen.z, z) <= CLOSE
+        assert seen.q.shape[1] == site.heads
+        assert seen.q.shape[-1] == seen.k.shape[-1] == site.head_dim
+        assert seen.v.shape[-1] == site.value_dim
+        assert seen.k.shape[1] == seen.v.shape[1] == site.kv_heads
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "electra", "vit", "bart", "whisper"])
+def test_maps_are_the_softmax_of_queries_and_keys(name):
+    model, batch = zoo_model(name)
+    with ht.record(model, want=("maps", "q", "k")) as r:
+        run(model, batch)
+    site = ht.sites(model).all[0]
+    seen = r[site.key]
+    scale = 1 if name == "whisper" else site.head_dim**-0.5  # Whisper scales its queries before
+    scores = seen.q @ seen.k.transpose(-1, -2) * scale
+    if "attention_mask" in batch:
+        scores = scores.masked_fill(batch["attention_mask"][:, None, None, :] == 0, float("-inf"))
+    assert error(seen.maps, scores.softmax(-1)) <= CLOSE
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_recording_outputs_alone_changes_no_bit(name):
+    model, batch = zoo_model(name)
+    plain, before = run(model, batch), state(model)
+    sites = ht.sites(model)
+    with watch(sites) as seen, ht.record(model, want="z") as r:
+        assert state(model)["attention"] == before["attention"], "the kernel was switched"
+        inside = run(model, batch)
+    assert torch.equal(inside, plain)
+    assert_same_state(before, state(model))
+    for site in sites:
+        z = r[site.key].z
+        assert z.shape[-2:] == (site.heads, site.value_dim)
+        assert torch.equal(z.flatten(-2), seen[site.key][-1][0])
+
+
+@pytest.mark.parametrize("name", INTERFACE)
+def test_queries_keys_and_values_need_no_other_kernel(name):
+    model, batch = zoo_model(name)
+    plain = run(model, batch)
+    with ht.record(model, want=("q", "k", "v")) as r:
+        inside = run(model, batch)
+    assert torch.equal(inside, plain)
+    with ht.record(model, want=("maps", "q", "k", "v")) as again:
+        run(model, batch)
+    for key in r:
+        for part in ("q", "k", "v"):
+            assert error(getattr(r[key], part)[0, :, 0], getattr(again[key], part)[0, :, 0]) <= CLOSE * 10
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", ALL)
+def test_contributions_add_up_to_the_attention_output(name, side):
+    model, batch = zoo_model(name, side)
+    sites = ht.sites(model)
+    with watch(sites) as seen, ht.record(model, want="z") as r:
+        run(model, batch)
+    for site in sites:
+        each = ht.contributions(site, r[site.key].z)
+        output = seen[site.key][-1][1]
+        assert each.shape == (*r[site.key].z.shape[:-1], output.shape[-1])
+        total = each.sum(-2) + bias_of(site.out)
+        assert error(total, output) <= CLOSE * max(1, output.abs().max())
+
+
+def test_contributions_say_what_they_need():
+    model, batch = zoo_model("bert")
+    site = ht.sites(model)["encoder", 0]
+    with ht.record(model, want="z") as r:
+        run(model, batch)
+    with pytest.raises(ValueError, match=r"\(B, T, 4, 8\)"):
+        ht.contributions(site, r[site.key].z.flatten(-2))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma3", "marian", "t5", "clip"])
+def test_output_attentions_works_inside_the_context(name):
+    model, batch = zoo_model(name)
+    with ht.record(model, want="maps") as r, torch.no_grad():
+        output = model(**batch, output_attentions=True)
+    parts = [output.text_model_output, output.vision_model_output] if name == "clip" else [output]
+    given = [each for part in parts for key in part for each in (part[key] if key.endswith("attentions") else ())]
+    assert len(given) == len(r)
+    for site in r:
+        assert any(each.shape == r[site].maps.shape and torch.equal(each, r[site].maps) for each in given)
+
+
+def test_every_configuration_gets_its_own_name_back():
+    model, batch = fresh("clip")
+    model.text_model.config._attn_implementation = "eager"
+    before = state(model)
+    assert len({name for _, name in before["attention"].values()}) == 2
+    with ht.record(model) as r:
+        run(model, batch)
+    assert_same_state(before, state(model))
+    assert len(r) == 5
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "marian", "t5", "clip"])
+def test_an_exception_leaves_nothing_behind(name):
+    model, batch = zoo_model(name)
+    before = state(model)
+
+    def stumble(*_):
+        raise RuntimeError("midway")
+
+    handle = ht.sites(model).all[-1].out.register_forward_hook(stumble)
+    with pytest.raises(RuntimeError, match="midway"), ht.record(model):
+        run(model, batch)
+    handle.remove()
+    assert_same_state(before, state(model))
+    with ht.record(model) as r:
+        run(model, batch)
+    assert len(r) == len(ht.sites(model))
+
+
+def test_reduce_folds_calls_and_keeps_no_map():
+    model, batch = zoo_model("bert")
+    calls = []
+
+    def count(site, captured, before):
+        calls.append((site.key, captured.maps.shape))
+        return captured.maps.sum((0, 2, 3)) + (0 if before is None else before)
+
+    with ht.record(model, want="maps", reduce=count) as folded:
+        for row in range(3):
+            run(model, {key: value[row : row + 1] for key, value in batch.items()})
+    with ht.record(model, want="maps") as whole:
+        run(model, batch)
+    assert len(calls) == 9
+    assert all(shape == (1, 4, 7, 7) for _, shape in calls)
+    for site in ht.sites(model):
+        assert folded[site.key].shape == (4,)
+        assert error(folded[site.key], whole[site.key].maps.sum((0, 2, 3))) <= 1e-4
+
+
+def test_reduce_sees_every_call_of_a_shared_module():
+    model, batch = zoo_model("albert")
+    with ht.record(model, reduce=lambda site, captured, before: [*(before or []), captured.maps]) as r:
+        run(model, batch)
+    own, _ = fresh("albert")
+    own.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = own(**batch, output_attentions=True).attentions
+    mask = batch["attention_mask"].bool()
+    assert len(r["encoder", 0]) == len(expected) == 3
+    for mine, theirs in zip(r["encoder", 0], expected, strict=True):
+        assert error(mine.transpose(1, 2)[mask], theirs.transpose(1, 2)[mask]) <= CLOSE
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "marian"])
+def test_generate_is_recorded_step_by_step(name):
+    model, batch = zoo_model(name, "left")
+    batch = {key: value for key, value in batch.items() if key != "decoder_input_ids"}
+    steps = []
+    with ht.record(model, reduce=lambda site, captured, _: steps.append((site.key, captured.maps.shape[2:]))):
+        model.generate(**batch, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    first = [shape for key, shape in steps if key == ("decoder", 0)]
+    start = 7 if name != "marian" else 1
+    assert first == [(start, start), *((1, start + step) for step in range(1, 4))]
+
+
+def test_only_limits_what_is_recorded():
+    model, batch = zoo_model("marian")
+    with ht.record(model, only=["cross", ("encoder", 1)]) as r:
+        run(model, batch)
+    assert set(r) == {("cross", 0), ("cross", 1), ("encoder", 1)}
+
+
+def test_tensors_are_detached_unless_asked():
+    model, batch = zoo_model("bert")
+    with ht.record(model) as r:
+        model(**batch)
+    assert not r["encoder", 0].maps.requires_grad
+    assert not r["encoder", 0].z.requires_grad
+    with ht.record(model, grad=True) as r:
+        output = logits(model(**batch))
+    gradient = torch.autograd.grad(output.sum(), [r["encoder", 0].z, r["encoder", 2].maps], retain_graph=False)
+    assert all(part.abs().max() > 0 for part in gradient)
+
+
+def test_a_gate_inside_a_record_and_a_record_inside_a_gate():
+    model, batch = zoo_model("bert")
+    heads = {("encoder", 0): [1]}
+    before = state(model)
+    with ht.ablate(model, heads), ht.record(model) as inner:
+        inside = run(model, batch)
+    with ht.ablate(model, heads):
+        alone = run(model, batch)
+    assert inner["encoder", 0].z[:, :, 1].abs().max() == 0, "the record sees what the output projection reads"
+    assert error(valid("bert", inside, batch), valid("bert", alone, batch)) <= CLOSE
+    with ht.record(model) as outer, ht.ablate(model, heads):
+        run(model, batch)
+    with ht.record(model) as plain:
+        run(model, batch)
+    assert error(outer["encoder", 0].maps, plain["encoder", 0].maps) == 0
+    assert error(outer["encoder", 1].maps, inner["encoder", 1].maps) <= CLOSE
+    assert_same_state(before, state(model))
+
+
+def test_two_records_at_once_see_the_same():
+    model, batch = zoo_model("marian")
+    before = state(model)
+    with ht.record(model) as one, ht.record(model, want=("q", "maps")) as two:
+        run(model, batch)
+    assert_same_state(before, state(model))
+    for key in two:
+        assert torch.equal(one[key].maps, two[key].maps)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
+def test_maps_are_float32_under_autocast(name):
+    model, batch = zoo_model(name)
+    with torch.autocast("cpu", dtype=torch.bfloat16), ht.record(model) as r:
+        run(model, batch)
+    for site in ht.sites(model):
+        maps = real_queries(name, site, r[site.key].maps, batch)
+        assert maps.dtype == torch.float32
+        assert error(maps.sum(-1), torch.ones(maps.shape[:-1])) <= 0.02
+        assert torch.isfinite(r[site.key].z).all()
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_bfloat16_model_gives_float32_maps(name):
+    model, batch = fresh(name)
+    model.to(torch.bfloat16)
+    with ht.record(model) as r:
+        run(model, batch)
+    assert all(r[key].maps.dtype == torch.float32 for key in r)
+
+
+def test_checkpointing_records_each_layer_once():
+    model, batch = fresh("bert")
+    with ht.record(model, grad=True) as r:
+        logits(model(**batch)).sum()
+    model.train()
+    model.gradient_checkpointing_enable()
+    counted = []
+    leaf = {("encoder", 0): torch.ones(4, requires_grad=True)}
+    with ht.gates(model, leaf), ht.record(model, training=True) as again:
+        logits(model(**batch)).sum().backward()
+    assert all(error(again[key].maps, r[key].maps) <= CLOSE for key in r)
+    with (
+        ht.gates(model, leaf),
+        ht.record(model, training=True, reduce=lambda site, captured, _: counted.append(site.key)),
+    ):
+        logits(model(**batch)).sum().backward()
+    assert len(counted) == 3, "a reduction counts recomputed layers twice"
+
+
+def test_a_single_token_looks_at_itself():
+    model, _ = zoo_model("gpt2")
+    with ht.record(model) as r:
+        run(model, {"input_ids": torch.tensor([[5]])})
+    assert torch.equal(r["decoder", 0].maps, torch.ones(1, 4, 1, 1))
+
+
+@pytest.mark.parametrize("name", LEGACY)
+def test_older_models_give_outputs_but_say_why_not_maps(name):
+    model, batch = zoo_model(name)
+    before = state(model)
+    for want in ("maps", "q", "k", "v"):
+        with pytest.raises(ValueError, match=r"output_attentions=True"), ht.record(model, want=want):
+            pass
+    assert_same_state(before, state(model))
+    with ht.record(model, want="z") as r:
+        run(model, batch)
+    assert len(r) == len(ht.sites(model))
+
+
+def test_a_pruned_model_records_the_heads_that_are_left():
+    model, batch = fresh("marian")
+    heads = some_heads(ht.sites(model))
+    with ht.gates(model, open_gates(ht.sites(model), heads)), ht.record(model) as whole:
+        run(model, batch)
+    ht.prune(model, heads)
+    with ht.record(model) as r:
+        run(model, batch)
+    for key, gone in heads.items():
+        left = [head for head in range(4) if head not in gone]
+        assert error(r[key].maps, whole[key].maps[:, left]) <= CLOSE
+        assert error(r[key].z, whole[key].z[:, :, left]) <= CLOSE

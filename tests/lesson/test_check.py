@@ -1,0 +1,130 @@
+"""Every exercise takes every right method, calls a blank a blank, and has one fitting hint for each mistake."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import headtools as ht
+from headtools.lesson import exercises
+from headtools.lesson.check import CheckResult, all_exercises, check
+from headtools.lesson.exercises.exercise import Exercise
+
+
+def answers():
+    """The answers in the files answers_NN.py beside this one, by exercise."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("answers_*.py")):
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found |= module.ANSWERS
+    return found
+
+
+ANSWERS = answers()
+EVERY = {
+    kind: [(n, i) for n, a in ANSWERS.items() for i in range(len(a[kind]))] for kind in ("right", "blank", "wrong")
+}
+
+
+def test_every_exercise_has_its_answers():
+    assert set(ANSWERS) == set(all_exercises())
+    assert all(len(a["right"]) >= 2 and a["blank"] and len(a["wrong"]) >= 3 for a in ANSWERS.values())
+
+
+@pytest.mark.parametrize(("name", "i"), EVERY["right"])
+def test_right(name, i):
+    result = check(name, ANSWERS[name]["right"][i])
+    assert (result.status, result.hint, result.passed) == ("right", "", True), result
+
+
+@pytest.mark.parametrize(("name", "i"), EVERY["blank"])
+def test_blank(name, i):
+    result = check(name, ANSWERS[name]["blank"][i])
+    assert (result.status, result.passed) == ("not tried yet", False), result
+
+
+@pytest.mark.parametrize(("name", "i"), EVERY["wrong"])
+def test_wrong(name, i):
+    answer, hint = ANSWERS[name]["wrong"][i]
+    result = check(name, answer)
+    assert (result.status, result.passed) == ("not yet", False), result
+    assert re.search(f"(?s){hint}", result.hint), result
+
+
+@pytest.mark.parametrize(("name", "i"), EVERY["wrong"])
+def test_no_hint_holds_the_solution(name, i):
+    """Hints name the idea; the lines that would pass are nowhere in them."""
+    solution = {
+        "00.ablate": r"return model\(\*\*batch\)",
+        "00.count": r"\b48\b",
+        "01.softmax": r"masked_fill|softmax\(-1\)|softmax\(dim",
+        "01.split": r"\.transpose\(|\.permute\(|\.chunk\(",
+        "01.sum": r"einsum|W_o\[|\.view\(",
+        "01.cost": r"4 ?\*? ?T|2 ?\*? ?T",
+    }[name]
+    answer, _ = ANSWERS[name]["wrong"][i]
+    hint = check(name, answer).hint
+    if "48" not in repr(answer):  # an answer may be repeated to its author
+        assert not re.search(solution, hint), hint
+
+
+def test_an_unknown_exercise_lists_those_there_are():
+    with pytest.raises(KeyError, match=r"no exercise '01.max'; there are 00.ablate, .*01.softmax"):
+        check("01.max", ...)
+
+
+def test_the_result_is_the_same_text_each_time_and_escaped():
+    def nasty(T, d, H):
+        raise ValueError("</div><script>1</script>")
+
+    first, second = check("01.cost", nasty), check("01.cost", nasty)
+    assert repr(first) == repr(second)
+    assert first == second
+    bundle = first._repr_mimebundle_()
+    assert bundle["text/plain"] == "01.cost (count the multiplications): not yet\n" + first.hint
+    assert "<script" not in bundle["text/html"]
+    assert "ValueError: &lt;/div&gt;" in bundle["text/html"]
+    for status in ("right", "not yet", "not tried yet"):
+        assert status.capitalize() in CheckResult("n", "t", status, "")._repr_mimebundle_()["text/html"]
+
+
+def test_a_judge_that_stumbles_does_not_raise():
+    class Odd:
+        def __eq__(self, other):
+            raise RuntimeError("no equals")
+
+        __hash__ = None
+
+    result = check("00.count", Odd())
+    assert result.status == "not yet"
+    assert "RuntimeError: no equals" in result.hint
+
+
+def test_an_answer_may_change_what_it_is_given():
+    def spoils(x, heads):
+        split = x.view(*x.shape[:2], heads, -1).transpose(1, 2).clone()
+        x.zero_()
+        return split
+
+    assert check("01.split", spoils).passed
+
+
+def test_the_count_is_that_of_the_shipped_model():
+    model, _ = ht.load()
+    sites = ht.sites(model)
+    assert check("00.count", {kind: sites[kind].n_heads for kind in ("encoder", "decoder", "cross")}).passed
+
+
+def test_names_belong_to_their_lesson(monkeypatch):
+    from headtools.lesson.exercises import lesson_01
+
+    monkeypatch.setattr(lesson_01, "EXERCISES", (Exercise("02.cost", "t", lambda answer: None),))
+    all_exercises.cache_clear()
+    with pytest.raises(ValueError, match=r"lesson_01 holds an exercise named '02\.cost'"):
+        check("02.cost", 1)
+    monkeypatch.undo()
+    all_exercises.cache_clear()
+    assert exercises.__doc__
