@@ -1,0 +1,48 @@
+# Two commands matter: `make lab` to learn, `make test` to check. `make` alone lists them all.
+# Works with the make of Linux and of macOS (GNU make 3.81), and in folders whose path contains spaces.
+
+LAB = .venv/bin/python
+TEST = .venv-test/bin/python
+
+# What notebooks and measurements run on: one thread, so that numbers do not depend on how many cores there are.
+ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
+        --nbval-sanitize-with tests/sanitize.cfg
+
+.PHONY: help lab test lint bench organism notebooks measure clean environment environment-test
+.DEFAULT_GOAL := help
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+lab: environment ## open the course in JupyterLab   (TORCH=cpu, PYTHON=..., LAB_ARGS="--port 9999")
+	@sh tools/lab.sh $(LAB_ARGS)
+
+test: lint ## run everything: lint, unit tests, doctests, notebooks, browser   (ARGS="-k gates")
+	$(ONE_THREAD) $(TEST) -m pytest $(NBVAL) tests headtools notebooks $(ARGS)
+
+lint: environment-test ## check the style of the code
+	$(TEST) -m ruff check .
+
+bench: environment-test ## measure what recording and gating cost, on one thread
+	$(ONE_THREAD) $(TEST) tests/bench/overhead.py $(ARGS)
+
+organism: environment ## train the shipped model again, from nothing
+	$(LAB) -m headtools.organism.train $(ARGS)
+
+notebooks: environment-test ## run all notebooks and keep their outputs
+	$(ONE_THREAD) $(TEST) tools/execute_notebooks.py $(ARGS)
+
+measure: environment-test ## measure minutes and memory of each lesson, write them where they are told
+	$(ONE_THREAD) $(TEST) tools/measure_notebooks.py $(ARGS)
+
+clean: ## remove what these commands made, environments included
+	rm -rf .venv .venv-test build headtools.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +
+
+environment:
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv course
+
+environment-test:
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-test course,test

@@ -1,0 +1,102 @@
+"""Binder accepts the repository, refuses a broken one, and what it runs after the installation works."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+REPO2DOCKER = [sys.executable, "-m", "repo2docker", "--no-build", "--debug"]
+needs_repo2docker = pytest.mark.skipif(find_spec("repo2docker") is None, reason="jupyter-repo2docker is not installed")
+
+
+def dockerfile(folder: Path) -> subprocess.CompletedProcess:
+    """What repo2docker makes of a folder, without Docker."""
+    return subprocess.run([*REPO2DOCKER, str(folder)], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    """The part of the repository that Binder reads first."""
+    shutil.copytree(root / "binder", tmp_path / "repo" / "binder")
+    for name in ("environment.yml", "pyproject.toml"):
+        shutil.copy(root / name, tmp_path / "repo" / name)
+    return tmp_path / "repo"
+
+
+@needs_repo2docker
+def test_binder_accepts_the_repository(root: Path):
+    done = dockerfile(root)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said[-2000:]
+    assert "Building conda environment for python=3.11" in said
+    assert "binder/environment.yml" in said
+    assert "RUN ./binder/postBuild" in said
+    assert 'R2D_ENTRYPOINT="${REPO_DIR}/binder/start"' in said
+
+
+@needs_repo2docker
+@pytest.mark.parametrize("content", ["dependencies: [python=3.11\n", "- just\n- a list\n"], ids=["yaml", "list"])
+def test_binder_refuses_a_broken_environment(copy: Path, content: str):
+    assert dockerfile(copy).returncode == 0
+    (copy / "binder" / "environment.yml").write_text(content)
+    assert dockerfile(copy).returncode != 0
+
+
+def test_scripts_can_be_executed(root: Path):
+    for name in ("postBuild", "start"):
+        script = root / "binder" / name
+        assert os.access(script, os.X_OK), f"chmod +x binder/{name}"
+        assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+
+
+def test_post_build_installs_without_dependencies_and_runs_the_canary(root: Path, tmp_path: Path):
+    for name in ("pip", "python"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    script = str(root / "binder" / "postBuild")
+    done = subprocess.run([script], cwd=root, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "pip install --no-deps --no-cache-dir --editable .",
+        "python tools/canary.py",
+    ]
+
+
+def test_start_hands_over_to_the_server_with_our_settings(root: Path):
+    env = {"PATH": os.environ["PATH"], "REPO_DIR": str(root), "JUPYTER_CONFIG_PATH": "/elsewhere"}
+    command = [root / "binder" / "start", "sh", "-c", 'printf "%s|%s" "$JUPYTER_CONFIG_PATH" "$0"', "a b"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{root}/tools/jupyter:/elsewhere|a b"
+
+
+def test_settings_switch_the_news_off(root: Path, monkeypatch: pytest.MonkeyPatch):
+    from jupyterlab_server.config import get_page_config
+
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(root / "tools" / "jupyter"))
+    page = get_page_config([])
+    assert "@jupyterlab/apputils-extension:announcements" in page["disabledExtensions"]
+    server = json.loads((root / "tools" / "jupyter" / "jupyter_lab_config.json").read_text())
+    assert server["LabApp"] == {"news_url": None, "check_for_updates_class": "jupyterlab.NeverCheckForUpdate"}
+
+
+def test_canary_sings(root: Path):
+    done = subprocess.run([sys.executable, "tools/canary.py"], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "works with torch" in done.stdout
+
+
+def test_canary_falls_silent_when_ablate_does_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    from contextlib import nullcontext
+
+    import canary
+
+    import headtools
+
+    monkeypatch.setattr(headtools, "ablate", lambda model, heads: nullcontext(), raising=False)
+    assert canary.main() == 1
+    assert "ablate() changed nothing" in capsys.readouterr().out

@@ -1,0 +1,152 @@
+"""What the documents say is so: commands exist, examples run, links lead somewhere, numbers are right."""
+
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import yaml
+from lesson_parts import FENCE, headings, lessons, links, slug
+from measure_notebooks import table
+
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "LICENSE-text.md")
+
+
+def read(root: Path, name: str) -> str:
+    return (root / name).read_text("utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
+
+
+def home(root: Path) -> str:
+    return tomllib.loads(read(root, "pyproject.toml"))["project"]["urls"]["Repository"]
+
+
+# --- commands and examples --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DOCUMENTS[:2])
+def test_make_commands_exist(root: Path, name: str):
+    text = read(root, name)
+    targets = set(re.findall(r"^([a-z-]+):", read(root, "Makefile"), re.M))
+    told = set(re.findall(r"^make ([a-z]+)", "\n".join(blocks(text, "sh")), re.M))
+    told |= set(re.findall(r"`make ([a-z]+)", text))
+    assert told
+    assert told <= targets
+
+
+def test_the_two_commands_are_told_first(root: Path):
+    first = blocks(read(root, "README.md"), "sh")[0].splitlines()
+    assert [line.split("#")[0].strip() for line in first] == ["make lab", "make test"]
+
+
+def test_conda_commands_fit_the_environment(root: Path):
+    told = next(block for block in blocks(read(root, "README.md"), "sh") if "conda" in block)
+    name = yaml.safe_load(read(root, "environment.yml"))["name"]
+    assert f"conda env create -f environment.yml\nconda activate {name}\n" in told
+    assert (root / re.search(r"jupyter lab (\S+)", told)[1]).exists()
+
+
+def test_the_readme_example_runs(root: Path, capsys: pytest.CaptureFixture):
+    (example,) = blocks(read(root, "README.md"), "python")
+    names: dict = {}
+    exec(compile(example, "README.md", "exec"), names)
+    assert re.search(r"^\d+ maps; loss \d+\.\d{3}, without two heads \d+\.\d{3}$", capsys.readouterr().out.strip())
+    assert names["plain"] != names["without"]
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_relative_links_resolve(root: Path, name: str):
+    text = read(root, name)
+    anchors = {slug(title) for _, title in headings(text)}
+    for link in links(text):
+        if not re.match(r"[a-z]+:", link):
+            path, _, anchor = link.partition("#")
+            assert not path or (root / path).exists(), link
+            assert path or slug(anchor) in anchors, link
+
+
+def test_every_address_of_the_repository_is_its_home(root: Path):
+    owner_and_name = home(root).removeprefix("https://github.com/")
+    text = unquote(read(root, "README.md"))
+    hosts = r"(?:github\.com|mybinder\.org/v2/gh|colab\.research\.google\.com/github)"
+    told = re.findall(hosts + r"/([\w.-]+/[\w.-]+)", text)
+    told = [address for address in told if address != "huggingface/transformers"]
+    assert len(told) >= 6
+    assert set(told) == {owner_and_name}
+    assert yaml.safe_load(read(root, "CITATION.cff"))["repository-code"] == home(root)
+
+
+def test_badges_and_links_open_a_file_that_exists(root: Path):
+    text = unquote(read(root, "README.md"))
+    opened = re.findall(r"(notebooks/\w+\.ipynb)", text)
+    for route in ("mybinder.org/v2/gh", "colab.research.google.com/github", "user-redirect/git-pull"):
+        assert re.search(rf"{re.escape(route)}\S+notebooks/\w+\.ipynb", text), route
+    assert all((root / path).exists() for path in opened)
+    assert "branch=main" in text
+
+
+# --- versions and numbers ---------------------------------------------------------------------------------------------
+
+
+def test_proven_versions_are_the_pinned_ones(root: Path):
+    pinned = dict(re.findall(r"^([\w.-]+)==([\w.]+)", read(root, "constraints.txt"), re.M))
+    told = dict(re.findall(r"^\| (torch|transformers|JupyterLab) \| ([\d.]+) \|", read(root, "README.md"), re.M))
+    assert {name.lower(): version for name, version in told.items()} == {
+        name: pinned[name] for name in ("torch", "transformers", "jupyterlab")
+    }
+
+
+def test_the_version_is_told_once(root: Path):
+    import headtools
+
+    version = tomllib.loads(read(root, "pyproject.toml"))["project"]["version"]
+    assert headtools.__version__ == version
+    assert str(yaml.safe_load(read(root, "CITATION.cff"))["version"]) == version
+
+
+def test_the_table_of_lessons_is_what_was_measured(root: Path):
+    text = read(root, "README.md")
+    rows = re.findall(r"^\| (\d\d) \| (.*) \|$", text, re.M)
+    assert [number for number, _ in rows] == [f"{n:02d}" for n in range(12)]
+    measured = json.loads(read(root, "notebooks/measured.json"))["lessons"]
+    assert set(measured) == {path.stem for path in lessons(root / "notebooks")}
+    assert table(text, measured, root / "notebooks") == text, "run `make measure`"
+    there = {path.name[:2] for path in lessons(root / "notebooks")}
+    assert {number for number, rest in rows if "| planned | planned" not in rest} == there
+
+
+def test_licences_are_told_and_there(root: Path):
+    text = read(root, "README.md")
+    assert "BSD 3-Clause" in read(root, "LICENSE")
+    assert "creativecommons.org/licenses/by/4.0" in read(root, "LICENSE-text.md")
+    assert "BSD-3-Clause" in text
+    assert "CC BY 4.0" in text
+    assert yaml.safe_load(read(root, "CITATION.cff"))["license"] == "BSD-3-Clause"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_voice(root: Path, name: str):
+    text = FENCE.sub("", read(root, name)).lower()
+    assert not re.search(r"\b(simply|obviously|as you can see)\b", text)
+
+
+# --- automation -------------------------------------------------------------------------------------------------------
+
+
+def test_ci_runs_the_readme_command_in_a_clean_environment(root: Path):
+    script = read(root, ".ci/run")
+    assert script.startswith("#!/usr/bin/env bash\n")
+    assert "set -euo pipefail" in script
+    assert script.rstrip().endswith("rm -rf .venv-test\nmake test")
+    assert "HEADTOOLS_REQUIRE_BROWSER=1" in script
+    assert (root / ".ci" / "run").stat().st_mode & 0o111
+    assert subprocess.run(["bash", "-n", str(root / ".ci" / "run")], check=False).returncode == 0

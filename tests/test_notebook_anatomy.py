@@ -1,0 +1,193 @@
+"""Every lesson keeps to the anatomy; and every rule of the anatomy catches a lesson that does not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import anatomy
+import nbformat
+import pytest
+from lesson_parts import Notebook, lessons, prose
+from measure_notebooks import fingerprint
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
+
+LESSONS = lessons(Path(__file__).resolve().parents[1] / "notebooks")
+PNG = "iVBORw0KGgo="
+FIGURE = (
+    f'<figure><img alt="A rising line." src="data:image/png;base64,{PNG}"><figcaption>It rises.</figcaption></figure>'
+)
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_lesson_keeps_to_the_anatomy(path: Path):
+    assert anatomy.complaints(Notebook.read(path)) == []
+
+
+def test_there_are_lessons():
+    assert len(LESSONS) >= 2
+    assert [path.name[:2] for path in LESSONS] == [f"{n:02d}" for n in range(len(LESSONS))]
+
+
+def shown(html: str, plain: str = "The line rises by 1."):
+    return new_output("display_data", {"text/html": html, "text/plain": plain})
+
+
+def sound(folder: Path) -> Notebook:
+    """A small lesson that keeps every rule."""
+    cells = [
+        new_markdown_cell("# What does a head do?"),
+        new_markdown_cell("> **You will be able to** count.\n>\n> **You need** nothing.\n>\n> 1 minute, 450 MB"),
+        new_code_cell("import torch\nfrom headtools import check"),
+        new_markdown_cell("## First\n\n" + "Look at this word. " * 260 + "[there](#references) and [data](data.json)"),
+        new_code_cell("torch.manual_seed(0)\nx = torch.randn(3)", outputs=[shown(FIGURE)]),
+    ]
+    for n in (1, 2):
+        cells += [
+            new_markdown_cell(f"### Exercise {n}: count\n\n*Tries to teach counting. About 2 minutes.*"),
+            new_code_cell(f"answer{n} = ..."),
+            new_code_cell(f'check("count", answer{n})'),
+            new_markdown_cell(f"<details><summary>Solution</summary>\n\n```python\nanswer{n} = 3\n```\n\n</details>"),
+        ]
+    cells += [new_markdown_cell(f"And so on, {n}.") for n in range(12)]
+    cells += [
+        new_markdown_cell("## What we did not show\n\nMuch."),
+        new_markdown_cell("## References\n\n1. A paper."),
+        new_markdown_cell("[Next](01_next.ipynb)"),
+    ]
+    for n, cell in enumerate((cell for cell in cells if cell.cell_type == "code"), start=1):
+        cell.execution_count = n
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nb = nbformat.v4.new_notebook(cells=cells, metadata=kernel)
+    path = folder / "00_start.ipynb"
+    (folder / "01_next.ipynb").write_text("{}")
+    (folder / "data.json").write_text("{}")
+    nbformat.write(nb, path)
+    return Notebook(path, nb, {"seconds": 20.0, "megabytes": 420, "code": fingerprint(nb)})
+
+
+def test_a_sound_lesson_has_no_complaints(tmp_path: Path):
+    assert anatomy.complaints(sound(tmp_path)) == []
+
+
+def code(nb: nbformat.NotebookNode, n: int):
+    return [cell for cell in nb.cells if cell.cell_type == "code"][n]
+
+
+def edit(n: int, old: str, new: str) -> Callable:
+    """Replace text in cell n."""
+
+    def change(nb: nbformat.NotebookNode) -> None:
+        assert old in nb.cells[n].source
+        nb.cells[n].source = nb.cells[n].source.replace(old, new)
+
+    return change
+
+
+def output(*outputs) -> Callable:
+    return lambda nb: code(nb, 1).update(outputs=list(outputs))
+
+
+def source(text: str, n: int = 1) -> Callable:
+    return lambda nb: code(nb, n).update(source=text)
+
+
+def stream(text: str, name: str = "stdout"):
+    return new_output("stream", name=name, text=text)
+
+
+BIG = shown(FIGURE + "<p>" + "x" * 160_000 + "</p>")
+FRAMED = '<iframe title="heads" srcdoc="{}"></iframe>'
+
+# (rule, how to break it, what the complaint says)
+BROKEN = [
+    ("valid_format", lambda nb: nb.metadata["kernelspec"].update(name="my-env"), "python3"),
+    ("valid_format", lambda nb: nb.metadata.update(widgets={}), "metadata.widgets"),
+    ("valid_format", lambda nb: nb.cells[0].update(cell_type="poem"), "not a valid notebook"),
+    ("title_asks", edit(0, "?", "."), "must be a question"),
+    ("title_asks", edit(0, "# ", ""), "must start with the title"),
+    ("title_asks", edit(3, "## First", "# First"), "one title"),
+    ("box_tells", edit(1, "You will be able to", "Learn to"), "You will be able to"),
+    ("box_tells", edit(1, "You need", "Bring"), "You need"),
+    ("box_tells", edit(1, "450 MB", "500 MB"), "measured.json '1 minute, 450 MB'"),
+    ("box_tells", edit(1, "1 minute", "2 minutes"), "measured.json '1 minute, 450 MB'"),
+    ("box_tells", edit(1, "1 minute, ", ""), "lacks 'N minutes, M MB'"),
+    ("box_tells", source("torch.manual_seed(1)"), "changed since it was measured"),
+    ("setup_imports_only", source("import torch\nx = 1", 0), "more than imports: 'x = 1'"),
+    ("setup_imports_only", source("# nothing yet", 0), "must be imports"),
+    ("length", lambda nb: nb.cells.extend(new_markdown_cell("More.") for _ in range(25)), "cells, needed"),
+    ("length", lambda nb: nb.cells.__delitem__(slice(13, 25)), "cells, needed"),
+    ("length", edit(3, "Look at this word. " * 260, "Look."), "words of prose"),
+    ("length", edit(3, "Look", "Look here now, at these four"), "words of prose"),
+    ("length", source("\n".join("x = 1" for _ in range(16))), "16 lines"),
+    ("was_run", lambda nb: code(nb, 2).update(execution_count=None), "not run in order"),
+    ("was_run", lambda nb: code(nb, 2).update(execution_count=9), "not run in order"),
+    ("was_run", source(" \n", 1), "empty cell"),
+    ("was_run", output(new_output("error", ename="KeyError", evalue="", traceback=[])), "KeyError"),
+    ("was_run", output(stream("a warning", "stderr")), "stderr"),
+    ("sizes", output(BIG), "an output of 160 kB"),
+    ("sizes", output(shown(FRAMED.format("y" * 460_000))), "an output of 460 kB"),
+    ("sizes", output(*[shown(FIGURE + "z" * 140_000)] * 5), "the file has"),
+    ("pictures_speak", output(shown(FIGURE.replace("A rising line.", ""))), "without alt"),
+    ("pictures_speak", output(shown(FIGURE.replace('alt="A rising line." ', ""))), "without alt"),
+    ("pictures_speak", output(shown(FRAMED.format("<img src='data:,'>"))), "without alt"),
+    ("pictures_speak", edit(3, "[data]", "![]"), "without alt"),
+    ("pictures_speak", output(shown(FIGURE, "<Figure size 640x480 with 1 Axes>")), "without a claim"),
+    ("pictures_speak", output(new_output("display_data", {"image/png": PNG, "text/plain": ""})), "without a claim"),
+    ("pictures_speak", output(shown(FIGURE.replace("It rises.", " "))), "without a caption"),
+    ("heading_levels", edit(3, "## First", "#### First"), "jumps from level 1 to 4"),
+    ("sections", edit(-3, "What we did not show", "The rest"), "What we did not show"),
+    ("sections", edit(-2, "References", "Papers"), "References"),
+    ("links_resolve", edit(3, "data.json", "lost.json"), "lost.json"),
+    ("links_resolve", edit(3, "#references", "#nowhere"), "no heading"),
+    ("links_resolve", edit(-1, "[Next](01_next.ipynb)", "The end."), "no link to 01_next.ipynb"),
+    ("outputs_stay_here", output(shown('<script src="https://cdn.example/d3.js"></script>')), "https://cdn.example"),
+    ("outputs_stay_here", output(shown("<script>require(['https://cdn.example/d3'])</script>")), "https://cdn.example"),
+    ("outputs_stay_here", output(shown('<img alt="a" src="//example.org/a.png">')), "//example.org"),
+    ("outputs_stay_here", output(shown('<link rel="stylesheet" href="http://example.org/a.css">')), "http://example.org"),
+    ("outputs_stay_here", output(shown(FRAMED.format("<script src='https://x.org/a.js'></script>"))), "https://x.org"),
+    ("outputs_stay_here", output(new_output("display_data", {"application/javascript": "1"})), "a script"),
+    ("outputs_stay_here", output(stream("saved to /home/ann/model")), "/home/a"),
+    ("outputs_stay_here", output(stream("C:\\Users\\ann")), "C:"),
+    ("outputs_stay_here", output(stream("listening on localhost:8888")), "localhost:8888"),
+    ("code_stays_clean", source("%pip install headtools"), "magic or shell"),
+    ("code_stays_clean", source("x = 1\n  !pip install headtools"), "magic or shell"),
+    ("code_stays_clean", source("x = (1"), "not Python"),
+    ("code_stays_clean", source("model(**batch, head_mask=mask)"), "without the tag 'trap'"),
+    ("code_stays_clean", source('model(**{"head_mask": mask})'), "without the tag 'trap'"),
+    ("code_stays_clean", source("x = torch.randn(3)"), "before a seed"),
+    ("exercises", lambda nb: nb.cells.__delitem__(slice(5, 9)), "1 exercises"),
+    ("exercises", edit(7, "check(", "print("), "has no check"),
+    ("exercises", lambda nb: nb.cells.__delitem__(8), "has no solution"),
+    ("exercises", lambda nb: nb.cells.__delitem__(6), "has no stub"),
+    ("exercises", lambda nb: nb.cells.insert(6, nb.cells.pop(8)), "first the stub"),
+    ("exercises", edit(5, "About 2 minutes", "Short"), "about N minutes"),
+    ("voice", edit(3, "Look", "Simply look"), "simply"),
+    ("voice", edit(3, "Look at this word. ", "As you can see, it works. "), "as you can see"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "break_it", "says"), BROKEN, ids=[f"{n}-{b[0]}" for n, b in enumerate(BROKEN)])
+def test_a_broken_lesson_is_told(tmp_path: Path, rule: str, break_it: Callable, says: str):
+    notebook = sound(tmp_path)
+    break_it(notebook.nb)
+    notebook.path.write_text(json.dumps(notebook.nb))
+    broken = Notebook(notebook.path, notebook.nb, notebook.measured)
+    assert any(says in complaint for complaint in anatomy.RULES[rule](broken)), anatomy.RULES[rule](broken)
+
+
+def test_every_rule_is_shown_to_fail():
+    assert {rule for rule, _, _ in BROKEN} == set(anatomy.RULES)
+
+
+def test_a_trap_may_be_shown_and_an_unmeasured_lesson_is_told(tmp_path: Path):
+    notebook = sound(tmp_path)
+    code(notebook.nb, 1).update(source="model(**batch, head_mask=mask)", metadata={"tags": ["trap"]})
+    unmeasured = Notebook(notebook.path, notebook.nb)
+    assert anatomy.RULES["code_stays_clean"](unmeasured) == []
+    assert anatomy.RULES["box_tells"](unmeasured) == ["nothing is measured: run `make measure`"]
+
+
+def test_prose_counts_what_is_read():
+    text = "One *two* [three](http://x.org/a) `four` <b>five</b> $x y z$ - six"
+    text += "\n\n```python\nno\n```\n<details>no</details>"
+    assert prose(text).split() == ["One", "*two*", "three", "`four`", "five", "six"]
