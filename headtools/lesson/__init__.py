@@ -4,7 +4,8 @@
 
     claims.py           claim(), ledger()        a sentence whose number is checked; a claim of others, weighed
     figure.py           figure(), style()        a picture with a caption and a description; the house style
-    draw.py             heatmap(), head_grid() … the few drawings the lessons repeat
+    draw.py             subplots(), heatmap(), head_grid() … the few drawings the lessons repeat
+    words.py            compare_words()          sentences under one another, changes marked
     explore.py          explore()                controls over a picture that stays readable without a kernel
     attention_view.py   attention_view()         bertviz without a network; frame.py is its page
     check.py            check()                  exercises that explain; the exercises stand in exercises/

@@ -13,7 +13,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["bars", "head_grid", "heatmap", "layer_grid"]
+__all__ = ["bars", "head_grid", "heatmap", "layer_grid", "subplots"]
+
+
+def subplots(rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
+    """Make a figure and its axes in the house style, as ``plt.subplots`` does; ``more`` goes to it.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig, ax = subplots(figsize=(4, 3))
+    >>> ax.spines["top"].get_visible()
+    False
+    """
+    from matplotlib import pyplot as plt
+
+    with plt.rc_context(style()):
+        return plt.subplots(rows, columns, **more)
 
 
 def heatmap(

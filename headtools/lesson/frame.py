@@ -15,8 +15,8 @@ from headtools.lesson.figure import IMG_STYLE
 
 _CSP = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 _HOW = {
-    "head": "Point at a word to see its lines. Each colour is a head, {heads}: click switches it off or on, a double "
-    "click leaves it alone.",
+    "head": "Point at a word to see its lines. The colours are heads {heads}, from the left: click one to switch it "
+    "off or on, double-click to see it alone.",
     "model": "Click a head to see it large; click it again to close it.",
 }
 
@@ -101,6 +101,13 @@ function weights(packed, shape) {  // hundredths, one byte each
 }
 """
 
+# The model view has 970 pixels across; in a narrower column it shrinks rather than scrolls.
+_FIT = """
+const svg = document.querySelector('#vis svg');
+svg.setAttribute('viewBox', `0 0 970 ${svg.getAttribute('height')}`);
+svg.style.cssText = 'width:100%;max-width:970px;height:auto';
+"""
+
 # While the frame is there its still picture hides. A page that drops frames drops this style too: the picture shows.
 _STYLE = "<style>.headtools-view:has(iframe) .headtools-still{display:none}</style>"
 
@@ -163,21 +170,27 @@ def view_html(
 
     height, indent: pixels, indent to the left of the drawing for long words; heads: the numbers behind the colours
     """
-    wide = 990 if kind == "model" else 350 + indent
-    pick = '<label>Layer: <select id="layer"></select></label>' if kind == "head" else ""
+    if kind == "head":
+        pick = '<label>Layer: <select id="layer"></select></label>'
+        shape = f"height:{height}px"
+        css = f"body{{min-width:{350 + indent}px}}svg{{overflow:visible;margin-left:{indent}px}}"
+    else:
+        pick, script = "", script + _FIT
+        shape = f"height:auto;aspect-ratio:990/{height};max-width:990px"
+        css = "body{min-width:500px}"
     page = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_CSP}"><title>{escape(alt)}</title>'
         "<!-- Drawn by bertviz 1.4.1, Jesse Vig, Apache License 2.0 -->"
-        f"<style>body{{margin:6px;background:#fff;color:#000;font:14px sans-serif;min-width:{wide}px}}"
-        f"p{{margin:0 0 .4em}}svg{{overflow:visible;margin-left:{indent}px}}</style></head><body>"
-        f"<p>{_HOW[kind].format(heads=', '.join(map(str, heads)))}</p>"
+        f"<style>body{{margin:6px;background:#fff;color:#000;font:14px sans-serif}}p{{margin:0 0 .4em}}{css}</style>"
+        f"</head><body><p>{_HOW[kind].format(heads=', '.join(map(str, heads)))}</p>"
         f'<div id="view">{pick}<div id="vis"></div></div><script>{script}</script></body></html>'
     )
     return (
         f'<figure class="headtools-view" style="margin:.4em 0"><img class="headtools-still" alt="{escape(alt)}" '
         f'src="data:image/png;base64,{base64.b64encode(still).decode()}" style="{IMG_STYLE}">'
-        f'<iframe title="{escape(alt)}" sandbox="allow-scripts" width="100%" height="{height}" '
-        f'style="border:1px solid #999;background:#fff" srcdoc="{escape(page)}"></iframe>'
+        f'<iframe title="{escape(alt)}" sandbox="allow-scripts" '
+        f'style="box-sizing:border-box;width:100%;{shape};border:1px solid #999;background:#fff" '
+        f'srcdoc="{escape(page)}"></iframe>'
         f'<figcaption style="max-width:48em">{caption}</figcaption></figure>{_STYLE}'
     )

@@ -89,7 +89,7 @@ ANSWERS = {
             (lambda q, k, mask: right_softmax(q, k, mask) * 0.9, "must sum to 1; yours sum to 0.90, 0.90"),
             (lambda q, k, mask: right_softmax(q, k, mask).flip(1), "differ from softmax"),
             (lambda q, k, mask: right_softmax(q, k, mask).T, r"shape is \(3, 2\), it should be \(query, key\)"),
-            (lambda q, k, mask: q @ k, r"stopped with RuntimeError.*for q = \[\[2, 0, 0, 0\]"),
+            (lambda q, k, mask: q @ k, r"stopped with RuntimeError.*for \n    q = \[\[2, 0, 0, 0\]"),
             (lambda q, k, mask: "weights", "a str"),
             (torch.eye(3), "A function is asked for"),
         ],

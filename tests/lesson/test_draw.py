@@ -5,7 +5,7 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
-from headtools.lesson.draw import bars, head_grid, heatmap, layer_grid
+from headtools.lesson.draw import bars, head_grid, heatmap, layer_grid, subplots
 from headtools.lesson.figure import png
 
 
@@ -98,3 +98,13 @@ def test_bars(ax):
     assert ax.get_ylim()[0] > ax.get_ylim()[1]
     with pytest.raises(ValueError, match="1 names but 2 values"):
         bars(ax, ["a"], [1, 2], label="BLEU")
+
+
+def test_subplots_are_in_the_house_style_and_leave_the_settings_alone():
+    was = dict(plt.rcParams)
+    fig, axes = subplots(1, 2, figsize=(4, 2))
+    lines = [axes[1].plot([0, i])[0] for i in range(2)]
+    assert [line.get_color() for line in lines] == ["#0072B2", "#D55E00"]
+    assert fig.get_layout_engine() is not None
+    assert dict(plt.rcParams) == was
+    plt.close(fig)

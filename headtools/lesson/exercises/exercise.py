@@ -73,8 +73,11 @@ def explain(got: torch.Tensor, want: torch.Tensor, mistakes: Mapping[str, torch.
 
 
 def show(values: Mapping[str, Any]) -> str:
-    """Write an input out, small tensors in full, others by shape."""
-    return ", ".join(f"{name} = {_shown(value)}" for name, value in values.items())
+    """Write an input out, small tensors in full, others by shape; tensors on lines of their own."""
+    shown = [f"{name} = {_shown(value)}" for name, value in values.items()]
+    if any(isinstance(value, torch.Tensor) for value in values.values()):
+        return "".join(f"\n    {line}" for line in shown)
+    return ", ".join(shown)
 
 
 def article(value: Any) -> str:
