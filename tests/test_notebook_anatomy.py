@@ -125,7 +125,7 @@ BROKEN = [
     ("was_run", output(new_output("error", ename="KeyError", evalue="", traceback=[])), "KeyError"),
     ("was_run", output(stream("a warning", "stderr")), "stderr"),
     ("sizes", output(BIG), "an output of 160 kB"),
-    ("sizes", output(shown(FRAMED.format("y" * 460_000))), "an output of 460 kB"),
+    ("sizes", output(shown(FRAMED.format("y" * 310_000))), "an output of 310 kB"),
     ("sizes", output(*[shown(FIGURE + "z" * 140_000)] * 5), "the file has"),
     ("pictures_speak", output(shown(FIGURE.replace("A rising line.", ""))), "without alt"),
     ("pictures_speak", output(shown(FIGURE.replace('alt="A rising line." ', ""))), "without alt"),

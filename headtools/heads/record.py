@@ -86,7 +86,8 @@ def record(
     recording to some sites. ``reduce(site, captured, before)`` folds calls instead of storing them: it gets what it
     returned for the site's last call (None at first), so statistics of a whole corpus need the memory of one batch.
     Tensors are detached unless ``grad``. A site that runs several times (ALBERT's shared layer, every step of
-    ``generate``) keeps its last call; use ``reduce`` to see all.
+    ``generate``) keeps its last call; use ``reduce`` to see all. With ``gates`` or ``ablate`` hooks run in the order of
+    entry: a record entered inside them sees what they left, one entered before them what they found.
 
     Raises ``ValueError`` for an unknown ``want``, for maps of a model that does not use AttentionInterface, for empty
     batches and rows of padding, and in training mode, where maps are after dropout (``training=True`` allows it);

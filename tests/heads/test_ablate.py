@@ -5,8 +5,9 @@ import torch
 
 import headtools as ht
 
+from .batches import random_ids
 from .reference import assert_same_state, naive_gates, some_heads, state, watch
-from .zoo import ALL, BUILDERS, _ids, error, run, valid, zoo_model
+from .zoo import ALL, BUILDERS, error, run, valid, zoo_model
 
 
 def real_outputs(model, sites, name, batches):
@@ -67,7 +68,7 @@ def test_decoder_tokens_are_not_masked_by_the_source_padding():
     """The trap: source and target of the same length, where the source mask would fit the decoder's z."""
     model, batch = zoo_model("marian")
     generator = torch.Generator().manual_seed(8)
-    batch = batch | {"decoder_input_ids": _ids(generator, batch["input_ids"].shape[1])}
+    batch = batch | {"decoder_input_ids": random_ids(generator, batch["input_ids"].shape[1])}
     sites = list(ht.sites(model))
     pools = real_outputs(model, sites, "marian", [batch])
     for kind in ("decoder", "cross"):

@@ -6,7 +6,7 @@ import torch
 import headtools as ht
 
 from .reference import assert_same_state, bias_of, open_gates, some_heads, state, watch
-from .zoo import ALL, BUILDERS, INTERFACE, LEGACY, error, fresh, logits, run, valid, zoo_model
+from .zoo import ALL, BUILDERS, INTERFACE, LEGACY, error, fresh, run, valid, zoo_model
 
 SIDES = ("right", "left")
 CLOSE = 1e-5
@@ -188,129 +188,6 @@ def test_output_attentions_works_inside_the_context(name):
         assert any(each.shape == r[site].maps.shape and torch.equal(each, r[site].maps) for each in given)
 
 
-def test_every_configuration_gets_its_own_name_back():
-    model, batch = fresh("clip")
-    model.text_model.config._attn_implementation = "eager"
-    before = state(model)
-    assert len({name for _, name in before["attention"].values()}) == 2
-    with ht.record(model) as r:
-        run(model, batch)
-    assert_same_state(before, state(model))
-    assert len(r) == 5
-
-
-@pytest.mark.parametrize("name", ["bert", "llama", "marian", "t5", "clip"])
-def test_an_exception_leaves_nothing_behind(name):
-    model, batch = zoo_model(name)
-    before = state(model)
-
-    def stumble(*_):
-        raise RuntimeError("midway")
-
-    handle = ht.sites(model).all[-1].out.register_forward_hook(stumble)
-    with pytest.raises(RuntimeError, match="midway"), ht.record(model):
-        run(model, batch)
-    handle.remove()
-    assert_same_state(before, state(model))
-    with ht.record(model) as r:
-        run(model, batch)
-    assert len(r) == len(ht.sites(model))
-
-
-def test_reduce_folds_calls_and_keeps_no_map():
-    model, batch = zoo_model("bert")
-    calls = []
-
-    def count(site, captured, before):
-        calls.append((site.key, captured.maps.shape))
-        return captured.maps.sum((0, 2, 3)) + (0 if before is None else before)
-
-    with ht.record(model, want="maps", reduce=count) as folded:
-        for row in range(3):
-            run(model, {key: value[row : row + 1] for key, value in batch.items()})
-    with ht.record(model, want="maps") as whole:
-        run(model, batch)
-    assert len(calls) == 9
-    assert all(shape == (1, 4, 7, 7) for _, shape in calls)
-    for site in ht.sites(model):
-        assert folded[site.key].shape == (4,)
-        assert error(folded[site.key], whole[site.key].maps.sum((0, 2, 3))) <= 1e-4
-
-
-def test_reduce_sees_every_call_of_a_shared_module():
-    model, batch = zoo_model("albert")
-    with ht.record(model, reduce=lambda site, captured, before: [*(before or []), captured.maps]) as r:
-        run(model, batch)
-    own, _ = fresh("albert")
-    own.set_attn_implementation("eager")
-    with torch.no_grad():
-        expected = own(**batch, output_attentions=True).attentions
-    mask = batch["attention_mask"].bool()
-    assert len(r["encoder", 0]) == len(expected) == 3
-    for mine, theirs in zip(r["encoder", 0], expected, strict=True):
-        assert error(mine.transpose(1, 2)[mask], theirs.transpose(1, 2)[mask]) <= CLOSE
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "marian"])
-def test_generate_is_recorded_step_by_step(name):
-    model, batch = zoo_model(name, "left")
-    batch = {key: value for key, value in batch.items() if key != "decoder_input_ids"}
-    steps = []
-    with ht.record(model, reduce=lambda site, captured, _: steps.append((site.key, captured.maps.shape[2:]))):
-        model.generate(**batch, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
-    first = [shape for key, shape in steps if key == ("decoder", 0)]
-    start = 7 if name != "marian" else 1
-    assert first == [(start, start), *((1, start + step) for step in range(1, 4))]
-
-
-def test_only_limits_what_is_recorded():
-    model, batch = zoo_model("marian")
-    with ht.record(model, only=["cross", ("encoder", 1)]) as r:
-        run(model, batch)
-    assert set(r) == {("cross", 0), ("cross", 1), ("encoder", 1)}
-
-
-def test_tensors_are_detached_unless_asked():
-    model, batch = zoo_model("bert")
-    with ht.record(model) as r:
-        model(**batch)
-    assert not r["encoder", 0].maps.requires_grad
-    assert not r["encoder", 0].z.requires_grad
-    with ht.record(model, grad=True) as r:
-        output = logits(model(**batch))
-    gradient = torch.autograd.grad(output.sum(), [r["encoder", 0].z, r["encoder", 2].maps], retain_graph=False)
-    assert all(part.abs().max() > 0 for part in gradient)
-
-
-def test_a_gate_inside_a_record_and_a_record_inside_a_gate():
-    model, batch = zoo_model("bert")
-    heads = {("encoder", 0): [1]}
-    before = state(model)
-    with ht.ablate(model, heads), ht.record(model) as inner:
-        inside = run(model, batch)
-    with ht.ablate(model, heads):
-        alone = run(model, batch)
-    assert inner["encoder", 0].z[:, :, 1].abs().max() == 0, "the record sees what the output projection reads"
-    assert error(valid("bert", inside, batch), valid("bert", alone, batch)) <= CLOSE
-    with ht.record(model) as outer, ht.ablate(model, heads):
-        run(model, batch)
-    with ht.record(model) as plain:
-        run(model, batch)
-    assert error(outer["encoder", 0].maps, plain["encoder", 0].maps) == 0
-    assert error(outer["encoder", 1].maps, inner["encoder", 1].maps) <= CLOSE
-    assert_same_state(before, state(model))
-
-
-def test_two_records_at_once_see_the_same():
-    model, batch = zoo_model("marian")
-    before = state(model)
-    with ht.record(model) as one, ht.record(model, want=("q", "maps")) as two:
-        run(model, batch)
-    assert_same_state(before, state(model))
-    for key in two:
-        assert torch.equal(one[key].maps, two[key].maps)
-
-
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
 def test_maps_are_float32_under_autocast(name):
     model, batch = zoo_model(name)
@@ -330,25 +207,6 @@ def test_a_bfloat16_model_gives_float32_maps(name):
     with ht.record(model) as r:
         run(model, batch)
     assert all(r[key].maps.dtype == torch.float32 for key in r)
-
-
-def test_checkpointing_records_each_layer_once():
-    model, batch = fresh("bert")
-    with ht.record(model, grad=True) as r:
-        logits(model(**batch)).sum()
-    model.train()
-    model.gradient_checkpointing_enable()
-    counted = []
-    leaf = {("encoder", 0): torch.ones(4, requires_grad=True)}
-    with ht.gates(model, leaf), ht.record(model, training=True) as again:
-        logits(model(**batch)).sum().backward()
-    assert all(error(again[key].maps, r[key].maps) <= CLOSE for key in r)
-    with (
-        ht.gates(model, leaf),
-        ht.record(model, training=True, reduce=lambda site, captured, _: counted.append(site.key)),
-    ):
-        logits(model(**batch)).sum().backward()
-    assert len(counted) == 3, "a reduction counts recomputed layers twice"
 
 
 def test_a_single_token_looks_at_itself():

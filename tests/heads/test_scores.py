@@ -52,6 +52,11 @@ def test_law_order_ascends_and_names_every_head_once(values):
     assert [one[head] for head in one.top(len(one))] == ordered[::-1]
 
 
+def test_equal_scores_keep_the_order_of_the_heads():
+    one = scores([[1.0] * 40, [1.0] * 40])
+    assert one.order() == one.top(80) == list(one)
+
+
 @law
 @given(LAYERS)
 def test_law_ranks_are_mean_ranks(values):

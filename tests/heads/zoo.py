@@ -1,7 +1,7 @@
 """Tiny random models of many architectures, each with a padded batch.
 
 `zoo_model(name)` gives the shared copy of a model and must leave it as it was; `fresh(name)` gives a copy to change.
-Every batch holds sentences of different lengths, so that a lost padding mask shows in the logits.
+`BUILDERS` says how each is built and which kind of batch (batches.py) it reads.
 """
 
 import copy
@@ -10,8 +10,8 @@ from functools import cache
 import torch
 import transformers as tf
 
-VOCAB, BATCH, TOKENS = 96, 3, 7
-LENGTHS = (7, 5, 3)
+from .batches import VOCAB, make_batch
+
 TEXT = {"vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 PLAIN = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
 GROUPED = PLAIN | {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2}
@@ -249,33 +249,6 @@ def _spread(model):
                 parameter.add_(noise * 0.1)
 
 
-def _ids(generator, tokens=TOKENS):
-    return torch.randint(3, VOCAB, (BATCH, tokens), generator=generator)
-
-
-def _padding(side, tokens=TOKENS, lengths=LENGTHS):
-    place = torch.arange(tokens).expand(len(lengths), tokens)
-    size = torch.tensor(lengths)[:, None]
-    return (place < size if side == "right" else place >= tokens - size).long()
-
-
-def _batch(kind, side):
-    generator = torch.Generator().manual_seed(2)
-    if kind in ("image", "speech"):
-        shape = (BATCH, 3, 16, 16) if kind == "image" else (BATCH, 8, 20)
-        name = "pixel_values" if kind == "image" else "input_features"
-        batch = {name: torch.randn(shape, generator=generator)}
-        return batch | ({"decoder_input_ids": _ids(generator, 5)} if kind == "speech" else {})
-    mask = _padding(side)
-    batch = {"input_ids": _ids(generator) * mask, "attention_mask": mask}
-    if kind == "image+text":
-        batch["pixel_values"] = torch.randn(BATCH, 3, 16, 16, generator=generator)
-        batch["input_ids"][:, 0] = 2
-    if kind == "seq2seq":
-        batch["decoder_input_ids"] = _ids(generator, 5)
-    return batch
-
-
 @cache
 def _built(name):
     torch.manual_seed(0)
@@ -286,12 +259,12 @@ def _built(name):
 
 def zoo_model(name, side="right"):
     """The shared model of that name and a batch for it: leave the model as you found it."""
-    return _built(name), _batch(BUILDERS[name][1], side)
+    return _built(name), make_batch(BUILDERS[name][1], side)
 
 
 def fresh(name, side="right"):
     """A copy of the model, to be changed at will, and a batch for it."""
-    return copy.deepcopy(_built(name)), _batch(BUILDERS[name][1], side)
+    return copy.deepcopy(_built(name)), make_batch(BUILDERS[name][1], side)
 
 
 def logits(output):

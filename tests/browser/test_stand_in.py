@@ -1,0 +1,194 @@
+"""The views' stand-in for d3 draws node for node what d3 5.7.0 draws, at first and after everything a hand can do.
+
+Compared is what stands in for d3. What stands in for require.js and jQuery runs on both sides, and is not.
+"""
+
+import html
+import os
+import re
+import sys
+from functools import cache
+from importlib.util import find_spec
+from itertools import pairwise, zip_longest
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headtools.lesson.attention_view import attention_view
+
+sys.path.insert(0, str(Path(__file__).parent))
+import lab
+
+REQUIRED = os.environ.get("HEADTOOLS_REQUIRE_BROWSER") == "1"
+
+# (query tokens, key tokens, layers, heads). Twelve heads: d3's ten colours begin again, and each is also lightened.
+VIEWS = {
+    ("head", "self"): (["the", "<b>quick</b>", "brown", "&amp;"], None, 2, 12),
+    ("head", "cross"): (["le", "renard", "brun"], ["the", "quick", "brown", "fox", "."], 2, 3),
+    ("model", "self"): (["the", "<b>quick</b>", "brown", "&amp;"], None, 3, 4),
+    ("model", "cross"): (["le", "renard", "brun", "vif", "."], ["the", "fox"], 2, 3),
+}
+
+# What a hand does, in order: what, where, and which of the nodes there (or, in a menu, which entry).
+LEFT, RIGHT, TILE, AWAY = "#left text", "#right text", "svg > g:last-child > rect", "body > p"
+THUMBNAIL, DETAIL = "svg > g > rect:last-child", ".detail .token"
+STEPS = {
+    "head": [
+        ("hover", LEFT, 1),
+        ("hover", LEFT, 2),
+        ("hover", RIGHT, 0),
+        ("hover", AWAY, 0),
+        ("click", TILE, 2),
+        ("hover", LEFT, 1),
+        ("dblclick", TILE, 1),  # this head alone
+        ("select_option", "#layer", "1"),
+        ("hover", RIGHT, 1),
+        ("dblclick", TILE, 1),  # all heads again
+        ("click", TILE, 0),
+    ],
+    "model": [
+        ("hover", THUMBNAIL, 1),  # the pointer becomes a hand
+        ("click", THUMBNAIL, 0),
+        ("hover", DETAIL, 1),
+        ("hover", DETAIL, 0),
+        ("hover", AWAY, 0),
+        ("click", THUMBNAIL, -1),  # another opens, the first closes
+        ("hover", DETAIL, 2),
+        ("click", THUMBNAIL, -1),  # none is open
+    ],
+}
+
+# The drawing as lines of text: namespace, name, attributes and text of each node, children indented. Two things are
+# made alike: the order of a node's attributes, and the notation of a colour (d3 computes rgb(), the stand-in writes
+# hsl(); Chromium tells which of 256 levels of red, green and blue it paints). Everything else is compared as it is.
+SNAPSHOT = """() => {
+    const probe = document.body.appendChild(document.createElement('i'));
+    const colour = written => {
+        probe.style.color = '';
+        probe.style.color = written;
+        return probe.style.color ? getComputedStyle(probe).color : `no colour: ${written}`;
+    };
+    const lines = [];
+    const visit = (node, indent) => {
+        if (node.nodeType !== Node.ELEMENT_NODE) { lines.push(indent + JSON.stringify(node.nodeValue)); return; }
+        const attributes = [...node.attributes]
+            .map(a => [a.name, ['fill', 'stroke'].includes(a.name) ? colour(a.value) : a.value])
+            .sort((a, b) => a[0] < b[0] ? -1 : 1)
+            .map(([name, value]) => ` ${name}=${JSON.stringify(value)}`);
+        lines.push(`${indent}${node.namespaceURI} ${node.localName}${attributes.join('')}`);
+        node.childNodes.forEach(child => visit(child, indent + '  '));
+    };
+    visit(document.querySelector('#vis'), '');
+    probe.remove();
+    return lines;
+}"""
+
+
+def missing(why):
+    pytest.fail(why) if REQUIRED else pytest.skip(why)
+
+
+@pytest.fixture(scope="module")
+def d3():
+    """The source of d3 5.7.0, read from the package that carries it; importing that would take a second."""
+    package = find_spec("mpld3")
+    if package is None:
+        missing("d3 is not here to compare with; mpld3 carries it: pip install mpld3==0.5.12")
+    source = Path(package.origin).with_name("js").joinpath("d3.v5.min.js").read_text("utf-8")
+    assert "</script" not in source.lower()
+    return source
+
+
+@pytest.fixture(scope="module")
+def page():
+    if lab.CHROMIUM is None:
+        missing("no chromium, chromium-browser or google-chrome on the PATH")
+    if not REQUIRED:
+        pytest.importorskip("playwright")
+    with lab.browser() as page:
+        yield page
+
+
+@cache
+def view(kind, shape):
+    queries, keys, layers, heads = VIEWS[kind, shape]
+    maps = np.random.default_rng(0).dirichlet(np.ones(len(keys or queries)), (layers, heads, len(queries)))
+    return attention_view(list(maps), queries, key_tokens=keys, kind=kind, alt="Lines.").html
+
+
+def replaced(view, pattern, new):
+    """Change the one place of the framed page that ``pattern`` finds."""
+    framed = html.unescape(re.search(r'srcdoc="([^"]*)"', view)[1])
+    framed, times = re.subn(pattern, lambda _: new, framed, flags=re.S)
+    assert times == 1, f"{pattern} is found {times} times in the page: has the stand-in changed?"
+    return re.sub(r'srcdoc="[^"]*"', lambda _: f'srcdoc="{html.escape(framed)}"', view)
+
+
+def drawings(page, view, kind, version):
+    """Give (step, drawing) at first and after each step, made by a mouse in the sandboxed frame a learner has."""
+    page.strangers.clear()
+    page.errors.clear()
+    page.set_content(view)
+    frame = page.query_selector("iframe").content_frame()
+    frame.wait_for_selector("#vis svg")
+    assert frame.evaluate("d3.version") == version
+    yield "drawn", frame.evaluate(SNAPSHOT)
+    for number, (act, where, which) in enumerate(STEPS[kind], 1):
+        nodes = frame.locator(where)
+        nodes.select_option(which) if act == "select_option" else getattr(nodes.nth(which), act)()
+        yield f"{number}. {act} {where} {which}", frame.evaluate(SNAPSHOT)
+    assert page.errors == []
+    assert page.strangers == []
+
+
+@pytest.fixture(scope="module")
+def expected(page, d3):
+    """What d3 draws: a function of the view, which draws each once."""
+    done = {}
+
+    def of(kind, shape):
+        if (kind, shape) not in done:
+            with_d3 = replaced(view(kind, shape), r"class Selection \{.*\n(?=const requirejs = )", f"{d3}\n")
+            done[kind, shape] = dict(drawings(page, with_d3, kind, "5.7.0"))
+        return done[kind, shape]
+
+    return of
+
+
+def first_difference(ours, theirs):
+    """Name the first step after which the drawings differ, and the first lines that do; "" where none does."""
+    for step, lines in ours:
+        for number, (a, b) in enumerate(zip_longest(lines, theirs[step], fillvalue="(the end)")):
+            if a != b:
+                return f"{step}, line {number}\nstand-in: {a.strip()}\nd3 5.7.0: {b.strip()}"
+    return ""
+
+
+@pytest.mark.parametrize(("kind", "shape"), VIEWS)
+def test_it_draws_what_d3_draws(page, expected, kind, shape):
+    theirs = expected(kind, shape)
+    assert len(theirs) == 1 + len(STEPS[kind])
+    assert first_difference(drawings(page, view(kind, shape), kind, "stand-in"), theirs) == ""
+    # A step that changes nothing would compare nothing.
+    assert [after for before, after in pairwise(theirs) if theirs[before] == theirs[after]] == []
+
+
+# A mistake in the stand-in, and the step that shows it.
+MISTAKES = {
+    "the next head's colour": ("head", "colours[i % colours.length]", "colours[(i + 1) % colours.length]", "drawn"),
+    "the next word": ("head", "act.call(n, n.__data__, i)", "act.call(n, n.__data__, i + 1)", "1. hover"),
+    "lines stay": ("head", "v == null ? n.removeAttribute(k) : n.set", "n.set", "2. hover"),
+    "green lightens to blue": ("head", "(b - r) / range + 2", "(b - r) / range + 4", "5. click"),
+    "no style": ("model", "n.style.setProperty(k, v)", "null", "drawn"),
+    "the word's number is lost": ("model", "act.call(n, n.__data__, i)", "act.call(n, n.__data__, 0)", "3. hover"),
+    "details stay": ("model", "n => n.remove()", "n => n", "6. click"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_seen(page, expected, mistake):
+    kind, right, wrong, step = MISTAKES[mistake]
+    mistaken = replaced(view(kind, "cross"), re.escape(right), wrong)
+    seen = first_difference(drawings(page, mistaken, kind, "stand-in"), expected(kind, "cross"))
+    assert seen.startswith(step), seen

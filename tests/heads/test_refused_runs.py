@@ -1,0 +1,168 @@
+"""Batches and models in a state that gives no honest answer: an error when the model runs, and the model untouched."""
+
+import copy
+
+import pytest
+import torch
+
+import headtools as ht
+
+from .reference import open_gates, state, untouched
+from .zoo import fresh, logits, run, zoo_model
+
+
+def every_context(model, batch):
+    """Each context manager, ready to enter, with its name."""
+    sites = ht.sites(model)
+    heads = {sites.all[0].key: [0]}
+    return {
+        "gates": ht.gates(model, open_gates(sites)),
+        "zero": ht.ablate(model, heads),
+        "mean": ht.ablate(model, heads, by="mean", reference=batch),
+        "resample": ht.ablate(model, heads, by="resample", reference=batch),
+        "maps": ht.record(model),
+        "z": ht.record(model, want="z"),
+    }
+
+
+CONTEXTS = ("gates", "zero", "mean", "resample", "maps", "z")
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "marian"])
+def test_an_empty_batch(name, context):
+    model, batch = zoo_model(name)
+    empty = {key: value[:0] for key, value in batch.items()}
+    with (
+        untouched(model),
+        pytest.raises(ValueError, match=r"batch is empty.*\(0, \d\).*pass"),
+        every_context(model, batch)[context],
+    ):
+        run(model, empty)
+    no_words = {key: value[:, :0] for key, value in batch.items()}
+    with untouched(model), pytest.raises(ValueError, match=r"empty.*\(3, 0\)"), every_context(model, batch)[context]:
+        run(model, no_words)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_a_row_of_padding(name, context):
+    model, batch = zoo_model(name)
+    padded = {key: value.clone() for key, value in batch.items()}
+    padded["attention_mask"][1] = 0
+    with (
+        untouched(model),
+        pytest.raises(ValueError, match=r"attention_mask: rows \[1\] are all padding.*drop"),
+        every_context(model, batch)[context],
+    ):
+        run(model, padded)
+
+
+def test_an_empty_or_padded_reference():
+    model, batch = zoo_model("bert")
+    empty = {key: value[:0] for key, value in batch.items()}
+    padded = batch | {"attention_mask": batch["attention_mask"] * 0}
+    for reference, words in ((empty, "batch is empty"), (padded, "all padding")):
+        with (
+            untouched(model),
+            pytest.raises(ValueError, match=words),
+            ht.ablate(model, {("encoder", 0): [0]}, by="mean", reference=reference),
+        ):
+            pass
+
+
+def test_training_mode():
+    model, batch = fresh("bert")
+    model.train()
+    with untouched(model), pytest.raises(ValueError, match=r"training mode.*eval\(\)"), ht.record(model):
+        run(model, batch)
+    with ht.record(model, training=True) as r:
+        run(model, batch)
+    assert len(r) == 3
+
+
+def test_training_mode_in_a_part_of_the_model():
+    """model.training is the root's own flag: a frozen root with a training layer has dropout all the same."""
+    model, batch = fresh("bert")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    model.bert.encoder.layer[1].train()
+    with pytest.raises(ValueError, match=r"training mode.*eval\(\)"), ht.record(model):
+        run(model, batch)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("way", ["function", "method", "part"])
+def test_a_compiled_model(context, way):
+    model, batch = fresh("bert")
+    if way == "method":
+        model.compile(backend="eager")
+    elif way == "part":
+        model.bert.encoder.layer[0] = torch.compile(model.bert.encoder.layer[0], backend="eager")
+    given = torch.compile(model, backend="eager") if way == "function" else model
+    plain = run(given, batch)
+    with untouched(model), pytest.raises(RuntimeError, match=r"compiled before.*compile inside"):
+        every_context(given, batch)[context].__enter__()
+    assert torch.equal(run(given, batch), plain)
+    torch._dynamo.reset()
+
+
+def test_pruning_a_compiled_model():
+    model, _ = fresh("bert")
+    compiled = torch.compile(model, backend="eager")
+    with untouched(model), pytest.raises(RuntimeError, match=r"compiled before"):
+        ht.prune(compiled, {("encoder", 0): [0]})
+
+
+def test_a_model_compiled_inside_the_context_is_gated():
+    model, batch = fresh("bert")
+    heads = {("encoder", 1): [0, 3]}
+    with ht.ablate(model, heads):
+        expected = run(model, batch)
+        compiled = torch.compile(model, backend="eager")
+        assert torch.allclose(run(compiled, batch), expected, atol=1e-6)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "marian", "t5"])
+@pytest.mark.parametrize("shape", [(3, 4), (3, 7, 4)])
+def test_beam_search_with_gates_per_example(name, shape):
+    model, batch = zoo_model(name, "left")
+    batch = {key: value for key, value in batch.items() if key != "decoder_input_ids"}
+    with (
+        untouched(model),
+        pytest.raises(ValueError, match=r"Beam search.*\(4,\)"),
+        ht.gates(model, {("decoder", 0): torch.ones(shape)}),
+    ):
+        model.generate(**batch, num_beams=2, max_new_tokens=3, do_sample=False, pad_token_id=0)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 4), (3, 6, 4), (3, 1, 4), (1, 7, 4)])
+def test_gates_for_another_batch(shape):
+    model, batch = zoo_model("bert")
+    with (
+        untouched(model),
+        pytest.raises(ValueError, match=r"do not fit a run of 3 rows and 7 tokens"),
+        ht.gates(model, {("encoder", 0): torch.ones(shape)}),
+    ):
+        run(model, batch)
+
+
+def test_a_copy_made_inside_a_context_is_the_users_own_affair_but_the_model_is_restored():
+    model, batch = zoo_model("bert")
+    before = state(model)
+    with ht.ablate(model, {("encoder", 0): [0]}):
+        inside = run(model, batch)
+        copied = copy.deepcopy(model)
+    assert state(model)["hooks"] == before["hooks"]
+    assert torch.equal(run(copied, batch), inside)
+
+
+def test_a_context_cannot_be_entered_twice():
+    model, batch = zoo_model("bert")
+    context = ht.ablate(model, {("encoder", 0): [0]})
+    with context:
+        logits(model(**batch))
+    with untouched(model), pytest.raises((RuntimeError, AttributeError)), context:
+        pass
