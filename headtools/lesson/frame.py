@@ -88,7 +88,10 @@ const d3 = {
     const high = Math.max(r, g, b), low = Math.min(r, g, b), range = high - low, l = (high + low) / 2;
     const h = !range ? 0 : high === r ? (g - b) / range : high === g ? (b - r) / range + 2 : (r - g) / range + 4;
     const s = range ? range / (1 - Math.abs(2 * l - 1)) : 0;
-    return {h: h * 60, s, l, toString() { return `hsl(${this.h} ${Math.max(0, this.s) * 100}% ${this.l * 100}%)`; }};
+    return {h: h * 60, s, l, toString() {  // less than no saturation turns the hue round, and grey has no hue to turn
+      const turn = this.s < 0 ? 180 : 0, much = range ? Math.abs(this.s) : 0;
+      return `hsl(${this.h + turn} ${much * 100}% ${this.l * 100}%)`;
+    }};
   },
 };
 const requirejs = (names, act) => act(...names.map(name => name === 'd3' ? d3 : $));

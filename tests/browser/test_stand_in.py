@@ -7,7 +7,6 @@ import html
 import os
 import re
 import sys
-from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headtools.lesson.attention_view import attention_view
+from headtools.lesson.frame import view_height, view_html, view_script
 
 sys.path.insert(0, str(Path(__file__).parent))
 import lab
@@ -110,11 +109,13 @@ def page():
         yield page
 
 
-@cache
 def view(kind, shape):
     queries, keys, layers, heads = VIEWS[kind, shape]
-    maps = np.random.default_rng(0).dirichlet(np.ones(len(keys or queries)), (layers, heads, len(queries)))
-    return attention_view(list(maps), queries, key_tokens=keys, kind=kind, alt="Lines.").html
+    keys = keys or queries
+    maps = np.random.default_rng(0).dirichlet(np.ones(len(keys)), (layers, heads, len(queries)))
+    script = view_script(kind, maps, queries, keys, range(layers), range(heads))
+    height = view_height(kind, max(len(queries), len(keys)), layers, heads)
+    return view_html(kind, script, still=b"", alt="Lines.", caption="Lines.", height=height, heads=range(heads))
 
 
 def replaced(view, pattern, new):
