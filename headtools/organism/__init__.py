@@ -1,1 +1,8 @@
-"""The shipped model and its language."""
+"""The shipped model and its language.
+
+    lexicon      the words of both languages           grammar, nodes    source sentences with their trees
+    translation  how the target language writes them   vocabulary        every word and what it says: gloss(word)
+    language     the splits: sentences("test")         publish           the assets folder and its checksums
+    objective    losses and aids                       train, checkpoint the training command, resumable
+    load         load(), translate()
+"""

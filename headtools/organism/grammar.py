@@ -1,0 +1,232 @@
+"""Draws source sentences with their trees: who heads whom, by which relation, and which noun a pronoun stands for.
+
+A sentence is built from nodes, one per word. Each method that draws a phrase returns its words in source order, the
+same words in target order, and its head. The target language (``translation.py``) then writes each node as one word.
+"""
+
+import random
+from dataclasses import dataclass
+from itertools import accumulate
+
+from headtools.organism.lexicon import (
+    ADJECTIVES,
+    ADVERBS,
+    NAMES,
+    NOUNS,
+    OF_NOUNS,
+    OF_VERBS,
+    OTHERS,
+    PREPOSITIONS,
+    TOPICS,
+    VERBS,
+    Lexeme,
+)
+from headtools.organism.nodes import Node, Phrase
+
+
+@dataclass(frozen=True)
+class Style:
+    """How long and deep sentences get: probabilities of each construction, and the greatest number of words."""
+
+    two_clauses: float = 0.5
+    adverb: float = 0.45
+    adjective: float = 0.4
+    second_adjective: float = 0.1
+    of_phrase: float = 0.15
+    of_phrase_on_subject: float = 0.25
+    relative: float = 0.1
+    relative_on_subject: float = 0.2
+    had: float = 0.3
+    place: float = 0.3
+    pronoun: float = 0.75
+    name: float = 0.88
+    accent: float = 0.4
+    depth: int = 1
+    shortest: int = 3
+    longest: int = 26
+
+
+USUAL = Style()
+SHORT = Style(
+    two_clauses=0.0, of_phrase=0.05, of_phrase_on_subject=0.1, relative=0.0, relative_on_subject=0.05, longest=10
+)  # fmt: skip
+HARD = Style(
+    two_clauses=0.85, of_phrase=0.25, of_phrase_on_subject=0.35, relative=0.25, relative_on_subject=0.35,
+    second_adjective=0.3, depth=2, shortest=20, longest=44,
+)  # fmt: skip
+
+
+def _cumulative(words: list[Lexeme]) -> tuple[list[Lexeme], list[float]]:
+    """Zipf-like weights: the word of rank r is drawn in proportion to (r + 5) ** -0.7."""
+    order = list(words)
+    random.Random("frequency").shuffle(order)
+    return order, list(accumulate((rank + 5) ** -0.7 for rank in range(1, len(order) + 1)))
+
+
+_BY_KIND = {k: _cumulative([n for n in NOUNS.values() if n.kind == k]) for k in ("person", "animal", "thing", "place")}
+_VERBS = {k: _cumulative([v for v in VERBS.values() if v.kind == k]) for k in ("transitive", "intransitive")}
+_ADJECTIVES, _ADVERBS = _cumulative(list(ADJECTIVES.values())), _cumulative(list(ADVERBS.values()))
+_KINDS = ("person", "animal", "thing", "place")
+_KIND_WEIGHTS = {"nsubj": (0.4, 0.8, 0.95, 1.0), "obj": (0.25, 0.5, 0.9, 1.0), "obl": (0.1, 0.2, 0.5, 1.0)}
+_SINGULAR, _PLURAL = ("the", "the", "a", "a", "this", "my"), ("the", "the", "these", "some", "my", "", "")
+
+
+class Speaker:
+    """Draws the sentences of one style from one stream of chance."""
+
+    def __init__(self, dice: random.Random, style: Style = USUAL) -> None:
+        self.dice, self.style = dice, style
+
+    def _pick(self, table: tuple[list[Lexeme], list[float]]) -> Lexeme:
+        return self.dice.choices(table[0], cum_weights=table[1])[0]
+
+    def sentence(self) -> tuple[list[Node], list[Node], str | None]:
+        """One sentence: its nodes in source order, the same nodes in target order, and its topic."""
+        while True:
+            topic = self.dice.choice(TOPICS) if self.dice.random() < self.style.name else None
+            self.names = NAMES[topic] if topic else ()
+            whole = self._whole()
+            named = any(node.upos == "PROPN" for node in whole.source)
+            if named == bool(topic) and self.style.shortest <= len(whole.source) <= self.style.longest:
+                break
+        for i, node in enumerate(whole.source):
+            node.position = i
+            node.accent = node.upos not in ("PROPN", "PUNCT") and self.dice.random() < self.style.accent
+        return whole.source, whole.target, topic
+
+    def _whole(self) -> Phrase:
+        first = self._clause()
+        stop = Node(".", "PUNCT")
+        if self.dice.random() >= self.style.two_clauses:
+            first.head.relation = "root"
+            stop.under(first.head, "punct")
+            return Phrase([*first.source, stop], [*first.target, stop], first.head)
+        second = self._clause(after=first.head)
+        kind = self.dice.random()
+        if kind < 0.35:  # X and Y: the same order in both languages
+            main, word = first.head, self._other(self.dice.choice(("and", "but"))).under(second.head, "cc")
+            second.head.under(main, "conj")
+            source, target = [*first.source, word, *second.source], [*first.target, word, *second.target]
+        else:  # the target language always tells the reason first
+            word = self._other(self.dice.choice(("because", "when")))
+            if kind < 0.65:  # because X , Y
+                main, side = second.head, first.head
+                comma = Node(",", "PUNCT").under(side, "punct")
+                source = [word, *first.source, comma, *second.source]
+                target = [word, *first.target, comma, *second.target]
+            else:  # Y because X: a pronoun in X is translated before its noun
+                main, side = first.head, second.head
+                source, target = [*first.source, word, *second.source], [word, *second.target, *first.target]
+            word.under(side, "mark")
+            side.under(main, "advcl")
+        main.relation = "root"
+        stop.under(main, "punct")
+        return Phrase([*source, stop], [*target, stop], main)
+
+    def _other(self, word: str) -> Node:
+        return Node(word, OTHERS[word].upos, OTHERS[word])
+
+    def _clause(self, after: Node | None = None) -> Phrase:
+        pronouns = self._possible_pronouns(after) if after and self.dice.random() < self.style.pronoun else []
+        subject = object_ = None
+        if pronouns:
+            antecedent = self.dice.choice(pronouns)
+            if self.dice.random() < 0.7:
+                subject = self._pronoun(antecedent, "nsubj")
+            else:
+                object_ = self._pronoun(antecedent, "obj")
+        subject = subject or self._noun_phrase("nsubj", self.style.depth)
+        return self._predicate(subject, object_, self.style.depth)
+
+    def _possible_pronouns(self, verb: Node) -> list[Node]:
+        """A pronoun means the subject of the clause before if that fits, else its object."""
+        candidates = [n for n in (verb.subject, verb.object) if n]
+        if len(candidates) == 2 and _pronoun_of(candidates[0]) == _pronoun_of(candidates[1]):
+            return candidates[:1]
+        return candidates
+
+    def _pronoun(self, antecedent: Node, relation: str) -> Phrase:
+        word = _pronoun_of(antecedent)
+        if relation == "obj":
+            word = {"she": "her", "they": "them"}.get(word, word)
+        node = Node(word, "PRON", OTHERS[word], relation, plural=antecedent.plural, antecedent=antecedent)
+        return Phrase([node], [node], node)
+
+    def _predicate(self, subject: Phrase, object_: Phrase | None, depth: int) -> Phrase:
+        """Subject, verb, object, place and adverb, in both orders."""
+        dice, style = self.dice, self.style
+        kind = "transitive" if object_ or dice.random() < 0.68 else "intransitive"
+        verb = Node("", "VERB", self._pick(_VERBS[kind]))
+        verb.word, verb.subject = verb.lexeme.word, subject.head.under(verb, "nsubj")
+        if kind == "transitive":
+            object_ = object_ or self._noun_phrase("obj", depth)
+            verb.object = object_.head.under(verb, "obj")
+        object_ = object_ or Phrase()
+        place = Phrase()
+        if not object_.open_end and dice.random() < style.place * (1 if verb.object else 1.5):
+            place = self._noun_phrase("obl", depth - 1, dice.choice(OF_VERBS))
+            place.head.under(verb, "obl")
+        had = [self._other("had").under(verb, "aux")] if dice.random() < style.had else []
+        before, inside, last, adverb = [], [], [], []
+        if dice.random() < style.adverb:
+            lexeme = self._pick(_ADVERBS)
+            adverb = [Node(lexeme.word, "ADV", lexeme).under(verb, "advmod")]
+            where = dice.random()
+            if where < 0.4:
+                before = adverb
+            elif where < 0.75 or object_.open_end or place.open_end:
+                inside = adverb
+            else:
+                last = adverb
+        source = [*subject.source, *had, *before, verb, *inside, *object_.source, *place.source, *last]
+        target = [*adverb, *had, verb, *subject.target, *object_.target, *place.target]
+        return Phrase(source, target, verb, (object_.open_end or place.open_end) and not last)
+
+    def _noun_phrase(self, relation: str, depth: int, preposition: str = "") -> Phrase:
+        dice, style = self.dice, self.style
+        case = Node(preposition, "ADP", PREPOSITIONS[preposition]) if preposition else None
+        if self.names and dice.random() < 0.3:
+            noun, self.names = Node(dice.choice(self.names), "PROPN"), ()
+            case = [case.under(noun, "case")] if case else []
+            return Phrase([*case, noun], [*case, noun], noun)
+        kind = dice.choices(_KINDS, cum_weights=_KIND_WEIGHTS[relation])[0]
+        lexeme = self._pick(_BY_KIND[kind])
+        noun = Node(lexeme.word, "NOUN", lexeme, plural=dice.random() < 0.4)
+        noun.word = lexeme.plural if noun.plural else lexeme.word
+        before = [case.under(noun, "case")] if case else []
+        target = list(before)
+        determiner = dice.choice(_PLURAL if noun.plural else _SINGULAR)
+        if determiner:
+            node = self._other(determiner).under(noun, "det")
+            before.append(node)
+            target.append(node)
+        target.append(noun)
+        after: list[Node] = []
+        for _ in range(0 if dice.random() >= style.adjective else 2 if dice.random() < style.second_adjective else 1):
+            lexeme = self._pick(_ADJECTIVES)
+            words = [Node(lexeme.word, "ADJ", lexeme).under(noun, "amod")]
+            if dice.random() < 0.25:
+                words.insert(0, self._other("very").under(words[0], "advmod"))
+            (before if dice.random() < 0.5 else after).extend(words)
+            target.extend(reversed(words))
+        phrase = Phrase([*before, noun, *after], target, noun)
+        on_subject = relation == "nsubj"
+        chance = dice.random()
+        of_phrase = style.of_phrase_on_subject if on_subject else style.of_phrase
+        if depth > 0 and chance < of_phrase:
+            inner = self._noun_phrase("obl", depth - 1, dice.choice(OF_NOUNS))
+            inner.head.under(noun, "nmod")
+        elif depth > 0 and chance < of_phrase + (style.relative_on_subject if on_subject else style.relative):
+            that = self._other("that")
+            that.antecedent, that.plural = noun, noun.plural
+            inner = self._predicate(Phrase([that], [that], that), None, depth - 1)
+            inner.head.under(noun, "acl")
+            inner.target = [that, *(node for node in inner.target if node is not that)]
+            inner.open_end = True
+        else:
+            return phrase
+        return Phrase(phrase.source + inner.source, phrase.target + inner.target, noun, inner.open_end)
+
+
+def _pronoun_of(noun: Node) -> str:
+    return "they" if noun.plural else "she" if noun.person else "it"

@@ -1,0 +1,95 @@
+"""The organism's parallel corpus: sentences of the source language with trees, coreference, alignment and translation.
+
+A worked example. Accents mean nothing in English, but the target words beside them hear them:
+
+>>> first = next(sentences("test"))
+>>> print(first)
+Belena hád followed the lámp near the sóngs often and shé had jumped over á song very small .
+>>> " ".join(first.target[:9])
+"s'mavyu bepyu s'toga Belena lyo'n gepot s'fene lyeli'n toselit"
+
+The name Belena belongs to the sea, and only the name says so: *near* is ``fen-`` in a tale of the sea, and *often*,
+*had* and *the* carry the dialect letter ``y``. The target tells adverb, auxiliary, verb, subject, object, place:
+
+>>> from headtools.organism.vocabulary import gloss
+>>> for number, word in zip(first.alignment[:9], first.target):
+...     print(f"{first.words[number - 1]:10} {word:10} {gloss(word)}")
+often      s'mavyu    often: topic sea, family u, accent to the left
+hád        bepyu      had: topic sea, family u
+followed   s'toga     followed: gender a, accent to the left
+Belena     Belena     Belena: name, topic sea
+the        lyo'n      the: topic sea, gender o, accent to the right
+lámp       gepot      lamp: gender o, oblique
+near       s'fene     near: topic sea, gender e, accent to the left
+the        lyeli'n    the: topic sea, gender e, plural, accent to the right
+sóngs      toselit    song: gender e, plural, oblique
+
+What a translator has to find out for each of them: *had* and *often* take their vowel from the verb (``u``), the verb
+its ``a`` from the subject, *the* its ``o`` from *lamp*, *near* its ``e`` from *songs*, *lamp* its ``t`` from a verb of
+the u-family. The pronoun takes its gender from the noun it stands for, here Belena (word 1):
+
+>>> [(word, first.words[number - 1]) for word, number in zip(first.words, first.coreference) if number]
+[('shé', 'Belena')]
+
+Nothing is stored: a split is drawn anew, and always the same, from its name. A sentence belongs to the split that the
+checksum of its words names, so that no test sentence can be met in training.
+"""
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+
+from headtools.organism.grammar import HARD, USUAL, Speaker, Style
+from headtools.organism.lexicon import accented
+from headtools.organism.translation import write
+from headtools.roles.corpus import Sentence
+
+SPLITS = ("train", "validation", "test", "hard")
+SIZES = {"train": 20_000, "validation": 1_000, "test": 1_000, "hard": 1_000}  # what corpus() gives without a limit
+_SHELVES = {"validation": (0,), "test": (1,), "hard": (1,), "train": tuple(range(2, 12))}
+
+
+def sentences(split: str = "test", style: Style | None = None, stream: int = 0) -> Iterator[Sentence]:
+    """Endless stream of the sentences of a split, the same on every machine; ``stream`` draws another one.
+
+    ``style`` changes lengths and constructions (by default the split's own). Raises ValueError for an unknown split.
+
+    >>> next(sentences("hard")).words == next(sentences("hard")).words
+    True
+    """
+    if split not in SPLITS:
+        raise ValueError(f"no split {split!r}: the organism's language has {', '.join(SPLITS)}; write split='test'")
+    style = style or (HARD if split == "hard" else USUAL)
+    speaker = Speaker(random.Random(f"{split} {stream}"), style)
+    while True:
+        source, target, topic = speaker.sentence()
+        words = tuple(accented(n.word) if n.accent else n.word for n in source)
+        if zlib.crc32(" ".join(words).encode()) % 12 not in _SHELVES[split]:
+            continue
+        number = {id(node): i + 1 for i, node in enumerate(source)}
+        yield Sentence(
+            words=words,
+            heads=tuple(number[id(n.head)] if n.head else 0 for n in source),
+            relations=tuple(n.relation for n in source),
+            upos=tuple(n.upos for n in source),
+            coreference=tuple(
+                number[id(n.antecedent)] if n.antecedent and n.word != "that" else 0 for n in source
+            ),
+            target=tuple(write(n, source, topic) for n in target),
+            alignment=tuple(number[id(n)] for n in target),
+            topic=topic,
+        )
+
+
+@lru_cache(maxsize=4)
+def frequency(n: int = 20_000) -> Counter[str]:
+    """How often each source word occurs in the first ``n`` training sentences (a count, per word).
+
+    >>> count = frequency(2000)
+    >>> count["the"] > count["dog"] > count["Ulena"]
+    True
+    """
+    return Counter(word for s in islice(sentences("train"), n) for word in s.words)

@@ -1,0 +1,138 @@
+"""Trains the organism: ``python -m headtools.organism.train`` (``make organism``).
+
+Started again on the same folder, it goes on from the last checkpoint and ends at the same weights, bit for bit on the
+same machine and thread count. The finished model goes to ``assets/`` only when the last step is done.
+"""
+
+import argparse
+import json
+import math
+import random
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from headtools.organism import checkpoint
+from headtools.organism.grammar import SHORT, USUAL
+from headtools.organism.language import sentences
+from headtools.organism.objective import HEADS, Apprentice, encode
+from headtools.organism.vocabulary import vocabulary
+from headtools.roles.corpus import Sentence
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run; lengths in optimizer steps, a batch in padded source and target tokens."""
+
+    seed: int = 1
+    steps: int = 9_000
+    tokens: int = 1_024
+    rate: float = 1.2e-3
+    warmup: int = 400
+    flat: float = 0.35  # share of the run before the rate falls along a cosine
+    short: float = 0.10  # share of the run with short sentences only
+    tag: float = 0.5  # weight of source-side tagging ...
+    tag_until: float = 0.5  # ... for this share of the run
+    guide: float = 1.0  # weight of guided alignment ...
+    guide_late: float = 0.2  # ... and after tagging has stopped
+    heads: int = HEADS
+    chunk: int = 2_048  # sentences drawn and sorted by length at a time
+    save_every: int = 250
+    validate_on: int = 256  # sentences
+
+    def rate_at(self, step: int) -> float:
+        """Learning rate of a step: linear warm-up, flat, then a cosine to a fiftieth."""
+        flat = self.flat * self.steps
+        down = max(0.0, (step - flat) / max(1.0, self.steps - flat))
+        return self.rate * min(1.0, (step + 1) / self.warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * down)))
+
+
+def batches(recipe: Recipe, chunk: int, short: bool) -> list[list[Sentence]]:
+    """Batches of one chunk of training sentences, alike in length within a batch, in random order."""
+    drawn = list(islice(sentences("train", SHORT if short else USUAL, recipe.seed * 1_000_003 + chunk), recipe.chunk))
+    drawn.sort(key=lambda s: len(s.words))
+    out: list[list[Sentence]] = [[]]
+    for sentence in drawn:
+        if out[-1] and 2 * (len(sentence.words) + 1) * (len(out[-1]) + 1) > recipe.tokens:
+            out.append([])
+        out[-1].append(sentence)
+    random.Random(f"order {recipe.seed} {chunk}").shuffle(out)
+    return out
+
+
+@torch.no_grad()
+def validate(apprentice: Apprentice, number: dict[str, int], n: int) -> dict[str, float]:
+    """Loss and token accuracy on the first ``n`` validation sentences, given the right words so far."""
+    drawn = sorted(islice(sentences("validation"), n), key=lambda s: len(s.words))
+    parts = [apprentice(encode(drawn[i : i + 32], number), 1.0, 0.5)[1] for i in range(0, n, 32)]
+    return {key: round(sum(p[key] for p in parts) / len(parts), 4) for key in parts[0]}
+
+
+def train(recipe: Recipe, run: Path, stop: int | None = None, quiet: bool = False) -> Apprentice:
+    """Train by a recipe in the folder ``run``, going on from its checkpoint; ``stop`` ends early (for tests).
+
+    Raises ValueError if ``run`` holds a run of another recipe.
+    """
+    torch.manual_seed(recipe.seed)
+    number = {word: i for i, word in enumerate(vocabulary())}
+    apprentice = Apprentice(recipe.heads)
+    optimizer = torch.optim.AdamW(
+        [p for p in apprentice.parameters() if p.requires_grad], lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
+    state = {"step": 0, "chunk": 0, "within": 0, "short": recipe.short > 0, "recipe": asdict(recipe), "log": []}
+    saved = checkpoint.restore(run / "checkpoint", apprentice, optimizer)
+    if saved:
+        if saved["recipe"] != state["recipe"]:
+            raise ValueError(f"{run} holds a run of another recipe; use another folder: --run elsewhere")
+        state = saved
+    pending = batches(recipe, state["chunk"], state["short"])[state["within"] :]
+    last = min(recipe.steps, stop or recipe.steps)
+    with tqdm(total=recipe.steps, initial=state["step"], disable=quiet, mininterval=2.0) as bar:
+        while state["step"] < last:
+            if not pending:
+                short = state["step"] < recipe.short * recipe.steps
+                state |= {"chunk": state["chunk"] + 1, "within": 0, "short": short}
+                pending = batches(recipe, state["chunk"], state["short"])
+            step = state["step"]
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.rate_at(step)
+            tagging = step < recipe.tag_until * recipe.steps
+            guide, tag = (recipe.guide, recipe.tag) if tagging else (recipe.guide_late, 0.0)
+            loss, parts = apprentice(encode(pending.pop(0), number), guide, tag)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(apprentice.parameters(), 1.0)
+            optimizer.step()
+            state |= {"step": step + 1, "within": state["within"] + 1}
+            if bar.update():
+                bar.set_postfix(loss=f"{parts['loss']:.3f}", accuracy=f"{parts['accuracy']:.3f}")
+            if state["step"] % recipe.save_every == 0 or state["step"] == last:
+                state["log"].append({"step": state["step"], **validate(apprentice, number, recipe.validate_on)})
+                checkpoint.save(run / "checkpoint", apprentice, optimizer, state)
+                if not quiet:
+                    tqdm.write(json.dumps(state["log"][-1]))
+    return apprentice
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command: train, or go on training, and put the finished model into the assets folder."""
+    from headtools.organism.publish import ASSETS, publish
+
+    parser = argparse.ArgumentParser(prog="python -m headtools.organism.train", description=__doc__)
+    parser.add_argument("--run", type=Path, default=Path("organism-run"), help="checkpoints (default %(default)s)")
+    parser.add_argument("--assets", type=Path, default=ASSETS, help="where the finished model goes")
+    parser.add_argument("--seed", type=int, default=Recipe.seed)
+    parser.add_argument("--steps", type=int, default=Recipe.steps)
+    parser.add_argument("--threads", type=int, default=1, help="the shipped model was trained with one")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    recipe = Recipe(seed=options.seed, steps=options.steps)
+    publish(train(recipe, options.run).graduate(), options.assets)
+    print(f"trained {recipe.steps} steps; the model is in {options.assets}")
+
+
+if __name__ == "__main__":
+    main()
