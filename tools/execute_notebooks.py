@@ -50,7 +50,9 @@ def run(path: Path) -> Run:
     peak, over = [0.0], threading.Event()
     watch = threading.Thread(target=_watch, args=(client, peak, over), daemon=True)
     start = time.monotonic()
-    with client.setup_kernel(env={**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}):
+    # The kernel uses this checkout, whatever else is installed.
+    path_first = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with client.setup_kernel(env={**os.environ, "PYTHONPATH": path_first}):
         watch.start()
         for place, cell in enumerate(nb.cells):
             client.execute_cell(cell, place)
