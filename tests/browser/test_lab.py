@@ -89,8 +89,10 @@ def move_first_control(page):
     box = page.locator(".widget-vbox").first
     box.scroll_into_view_if_needed()
     if box.locator(".noUi-handle").count():
-        box.locator(".noUi-handle").first.focus()
-        page.keyboard.press("ArrowRight")
+        handle = box.locator(".noUi-handle").first
+        handle.focus()
+        at_the_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
+        page.keyboard.press("ArrowLeft" if at_the_end else "ArrowRight")
     else:
         menu = box.locator("select").first
         menu.select_option(index=(menu.evaluate("m => m.selectedIndex") + 1) % menu.locator("option").count())
