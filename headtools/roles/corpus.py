@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-NAMES = ("organism",)
+NAMES = ("organism", "english")
+ENGLISH = Path(__file__).parent / "assets" / "english.conllu"
+# The English sentences come in documents of ten, and a document lies in one split.
+_DOCUMENT = 10
+_SPLITS = ("train", "train", "validation", "test")
 _COLUMNS = 10
 
 
@@ -21,7 +25,8 @@ class Sentence:
     heads         number of each word's syntactic head; 0 for the root
     relations     relation to the head, as Universal Dependencies name it: nsubj, obj, amod, ...; 'root' for the root
     upos          part of speech: NOUN, VERB, ...
-    coreference   number of the noun a pronoun stands for; 0 for every other word
+    coreference   for a word that stands for something named before, the number of the word that names it first (most
+                  often a pronoun and its noun); 0 for every other word
     target        words of the translation (organism only, else None)
     alignment     for each word of the target, the number of the word it translates (organism only, else None)
     topic         'sea', 'hill', 'city', or None where the sentence has no name (organism only, else None)
@@ -51,15 +56,19 @@ class Sentence:
 def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> list[Sentence]:
     """Sentences of a corpus, in order, always the same ones.
 
-    ``name`` is ``"organism"`` or the path of a ``.conllu`` file. ``split`` chooses among the organism's train,
-    validation, test and hard; a treebank file is one split by itself and takes no other value. ``limit`` is the
-    greatest number of sentences; None means all of a file, and of the organism 1,000 (20,000 for train).
+    ``name`` is ``"organism"``, ``"english"`` (320 sentences written for this project, in Universal Dependencies) or
+    the path of a ``.conllu`` file. ``split`` chooses among the organism's train, validation, test and hard, and among
+    the English train (160), validation (80), test (80) and all; a treebank file is one split by itself and takes no
+    other value. ``limit`` is the greatest number of sentences; None means all of a file, and of the organism 1,000
+    (20,000 for train).
 
     Raises ValueError for an unknown name or split, a limit below 1 or a broken treebank (with its line number), and
     FileNotFoundError for a path that is not there.
 
     >>> [len(corpus("organism", split, limit=3)) for split in ("train", "test")]
     [3, 3]
+    >>> print(corpus("english", limit=1)[0])
+    The last train to Leeds had already left when we arrived at the station .
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} would give no sentences; write limit=100, or None for all")
@@ -67,12 +76,22 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
         from headtools.organism.language import SIZES, sentences
 
         return list(islice(sentences(split), limit or SIZES.get(split, 1)))
+    if name == "english":
+        return _english(split)[:limit]
     path = Path(name)
     if path.suffix != ".conllu":
         raise ValueError(f"no corpus {str(name)!r}: there is {', '.join(NAMES)}, or the path of a .conllu file")
     if split != "test":
         raise ValueError(f"split={split!r} of {path}: a treebank file is one split; give the file of that split")
     return _read(path, limit)
+
+
+def _english(split: str) -> list[Sentence]:
+    """One split of the shipped treebank; of every four documents, two are for train and one for each other split."""
+    if split not in (*_SPLITS, "all"):
+        raise ValueError(f"no split {split!r} of english: there is train, validation, test and all")
+    sentences = enumerate(_read(ENGLISH, None))
+    return [s for i, s in sentences if split in ("all", _SPLITS[i // _DOCUMENT % len(_SPLITS)])]
 
 
 def _read(path: Path, limit: int | None) -> list[Sentence]:

@@ -1,0 +1,164 @@
+"""The shipped English treebank is sound, as large and as varied as it says, and told apart into splits."""
+
+import re
+from collections import Counter
+
+import conllu
+import pytest
+
+from headtools.roles.corpus import ENGLISH, corpus
+from headtools.roles.validate import validate
+
+SPLITS = ("train", "validation", "test")
+# Relations with enough instances to find a head by.
+FREQUENT = (
+    "det punct nsubj root case obj obl advmod aux nmod:poss mark amod nmod acl:relcl conj cc advcl cop aux:pass "
+    "nsubj:pass xcomp nummod ccomp compound"
+)
+
+
+@pytest.fixture(scope="module")
+def trees():
+    """The sentences as the conllu library reads them."""
+    return conllu.parse(ENGLISH.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def sentences():
+    return corpus("english", split="all")
+
+
+def words_of(tree):
+    return [token for token in tree if isinstance(token["id"], int)]
+
+
+def children(words, word, *relations):
+    return [other for other in words if other["head"] == word["id"] and other["deprel"] in relations]
+
+
+def feature(word, name):
+    return (word["feats"] or {}).get(name)
+
+
+def antecedent(word):
+    return int((word["misc"] or {}).get("Coref", 0))
+
+
+def test_it_keeps_the_rules_of_ud():
+    assert validate(ENGLISH) == []
+
+
+def test_the_conllu_library_and_the_corpus_read_the_same(trees, sentences):
+    assert len(trees) == len(sentences)
+    for tree, sentence in zip(trees, sentences, strict=True):
+        words = words_of(tree)
+        assert tuple(word["form"] for word in words) == sentence.words
+        assert tuple(word["head"] for word in words) == sentence.heads
+        assert tuple(word["deprel"] for word in words) == sentence.relations
+        assert tuple(word["upos"] for word in words) == sentence.upos
+        assert tuple(map(antecedent, words)) == sentence.coreference
+
+
+def test_it_is_large_and_varied_enough(trees, sentences):
+    assert len(sentences) >= 250
+    assert sum(any(sentence.coreference) for sentence in sentences) >= 60
+    lengths = [len(sentence.words) for sentence in sentences]
+    assert min(lengths) == 4
+    assert max(lengths) <= 30
+    assert sum(length <= 7 for length in lengths) >= 20
+    assert sum(length >= 18 for length in lengths) >= 30
+    counts = Counter(relation for sentence in sentences for relation in sentence.relations)
+    assert {relation: counts[relation] for relation in FREQUENT.split() if counts[relation] < 30} == {}
+    ends = Counter(tree.metadata["text"][-1] for tree in trees)
+    assert ends["?"] >= 30
+    assert sum(any(isinstance(token["id"], tuple) for token in tree) for tree in trees) >= 30
+    distances = [
+        abs(k - head)
+        for sentence in sentences
+        for k, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True), 1)
+        if relation.startswith("nsubj")
+    ]
+    assert sum(distance >= 5 for distance in distances) >= 80
+
+
+def test_coreference_is_not_just_the_nearest_noun(sentences):
+    """Else a head that looks at the nearest noun could not be told from one that resolves pronouns."""
+    nearest = []
+    for sentence in sentences:
+        for k, first in enumerate(sentence.coreference):
+            if first and sentence.upos[first - 1] in ("NOUN", "PROPN"):
+                nearest.append(all(sentence.upos[j] not in ("NOUN", "PROPN") for j in range(first, k)))
+    assert len(nearest) >= 120
+    assert 0.3 < sum(nearest) / len(nearest) < 0.7
+
+
+def test_anaphors_agree_with_their_antecedents(trees):
+    for tree in trees:
+        words = words_of(tree)
+        genders = {}
+        for word in words:
+            if not antecedent(word):
+                continue
+            first = words[antecedent(word) - 1]
+            assert not antecedent(first), "the antecedent is the first mention"
+            numbers = {feature(word, "Number"), feature(first, "Number")} - {None}
+            assert len(numbers) < 2 or children(words, first, "conj"), tree.metadata["text"]
+            if feature(word, "Gender"):
+                genders.setdefault(first["id"], set()).add(feature(word, "Gender"))
+        assert all(len(gender) == 1 for gender in genders.values()), tree.metadata["text"]
+
+
+def test_verbs_agree_with_their_subjects(trees):
+    agreeing = attracted = 0
+    for tree in trees:
+        words = words_of(tree)
+        for word in words:
+            if feature(word, "VerbForm") != "Fin" or not feature(word, "Number"):
+                continue
+            clause = words[word["head"] - 1] if word["deprel"] in ("aux", "aux:pass", "cop") else word
+            for subject in children(words, clause, "nsubj", "nsubj:pass"):
+                number = feature(subject, "Number")
+                if number and not children(words, subject, "conj"):
+                    assert number == feature(word, "Number"), tree.metadata["text"]
+                    agreeing += 1
+                    inner = {feature(noun, "Number") for noun in children(words, subject, "nmod")}
+                    attracted += bool(inner - {number, None})
+    assert agreeing >= 150
+    assert attracted >= 20  # "The lid of the blue pots is dirty"
+
+
+def test_documents_have_ten_sentences_each(trees):
+    """The splits count on it."""
+    names = [tree.metadata["sent_id"].rsplit("-", 1) for tree in trees]
+    assert [int(number) for _, number in names] == [*range(1, 11)] * (len(trees) // 10)
+    documents = [name for name, _ in names][::10]
+    assert len(set(documents)) == len(documents)
+    assert all(name == documents[i // 10] for i, (name, _) in enumerate(names))
+    assert [tree.metadata["newdoc id"] for tree in trees[::10]] == documents
+
+
+def test_splits(sentences):
+    parts = {split: corpus("english", split) for split in SPLITS}
+    assert sorted(str(s) for part in parts.values() for s in part) == sorted(str(s) for s in sentences)
+    assert [len(part) / len(sentences) for part in parts.values()] == [0.5, 0.25, 0.25]
+    assert corpus("english") == parts["test"]
+    assert corpus("english", "validation", limit=3) == parts["validation"][:3]
+    for part in parts.values():
+        assert sum(any(sentence.coreference) for sentence in part) >= 25
+        counts = Counter(relation for sentence in part for relation in sentence.relations)
+        assert min(counts[relation] for relation in ("nsubj", "obj", "det", "case", "amod", "advmod", "obl")) >= 20
+    with pytest.raises(ValueError, match="no split 'hard' of english: there is train, validation, test and all"):
+        corpus("english", split="hard")
+
+
+def test_the_readme_counts_right(sentences):
+    """Each row of both tables, for each split."""
+    rows = re.findall(r"^\| (\S+) \| ([\d |]+) \|$", (ENGLISH.parent / "README.md").read_text(encoding="utf-8"), re.M)
+    told = {name: [int(number) for number in numbers.split(" | ")] for name, numbers in rows}
+    parts = {"all": sentences} | {split: corpus("english", split) for split in SPLITS}
+    counts = {split: Counter(r for s in part for r in s.relations) for split, part in parts.items()}
+    expected = {relation: [counts[split][relation] for split in parts] for relation in counts["all"]}
+    for split, part in parts.items():
+        links = [sum(map(bool, sentence.coreference)) for sentence in part]
+        expected[split] = [len(part), sum(len(s.words) for s in part), sum(map(bool, links)), sum(links)]
+    assert told == expected
