@@ -6,7 +6,8 @@ The map of the package, in the order in which the course uses it::
                                                     HeadScores, bootstrap
     roles/       what a head looks at               corpus, Sentence
     organism/    the shipped model                  load, translate
-    lesson/      what the notebooks show and ask    figure, claim, ledger, explore, attention_view, check
+    lesson/      what the notebooks show and ask    figure, claim, ledger, explore, attention_view, check,
+                                                    progress
 
 Everything listed here is imported when you first use it, so ``import headtools`` is cheap.
 
@@ -43,6 +44,7 @@ _WHERE = {
     "explore": "lesson.explore",
     "attention_view": "lesson.attention_view",
     "check": "lesson.check",
+    "progress": "lesson.progress",
 }
 
 __all__ = sorted(_WHERE)

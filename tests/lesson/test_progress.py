@@ -1,0 +1,54 @@
+"""The bar is there while the work goes on and nowhere afterwards."""
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from headtools.lesson.progress import progress
+
+LOOP = "from headtools.lesson.progress import progress\nfor i in progress(range(3), 'counting'):\n    {}"
+
+
+def run(*cells):
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    client = NotebookClient(nb, kernel_name="python3")
+    shown = []
+    process = client.process_message
+
+    def watch(message, cell, index):
+        data = message["content"].get("data", {})
+        if message["msg_type"] == "comm_msg" and "value" in data.get("state", {}):
+            shown.append(data["state"]["value"])
+        return process(message, cell, index)
+
+    client.process_message = watch
+    try:
+        client.execute()
+    except CellExecutionError:
+        assert nb.cells[0].outputs
+    return nb, shown
+
+
+def test_shows_each_step_and_leaves_nothing_in_the_notebook():
+    nb, shown = run(LOOP.format("pass") + "\nprint('done')")
+    assert shown == [1, 2, 3]
+    assert [output.output_type for output in nb.cells[0].outputs] == ["stream"]
+    assert nb.cells[0].outputs[0].text == "done\n"
+
+
+def test_vanishes_after_an_error_too():
+    nb, shown = run(LOOP.format("1 / (1 - i)"))
+    assert shown == [1]
+    assert [output.output_type for output in nb.cells[0].outputs] == ["error"]
+
+
+def test_outside_a_notebook_it_is_a_plain_bar(capsys):
+    assert list(progress([4, 5], "adding")) == [4, 5]
+    assert "adding" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("items", "label", "kind"), [(iter([1]), "x", TypeError), ([1], " ", ValueError)])
+def test_bad_input(items, label, kind):
+    with pytest.raises(kind):
+        progress(items, label)
