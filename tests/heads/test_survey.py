@@ -14,7 +14,9 @@ import pytest
 
 # Measured with transformers 5.23. When a test here fails: look which types were lost (they are printed), and lower a
 # floor only for types that transformers itself has dropped.
-INTERFACE_FLOOR = 462  # model types that use AttentionInterface and are resolved: maps, q, k, v, gates
+# Model types that use AttentionInterface and are resolved: maps, q, k, v, gates. With scipy installed, which headtools
+# does not need, three more can be built, and 462 resolve.
+INTERFACE_FLOOR = 459
 OLDER_FLOOR = 71  # older ones, resolved by the names of their modules: gates and z
 MISSED = {
     "deepseek_v4",  # one key and value for all heads, an output projection in groups
