@@ -104,7 +104,8 @@ def table(text: str, rows: dict, folder: Path) -> str:
         row = re.match(r"\| (\d\d) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", line.rstrip("\n"))
         path = next((p for p in lessons(folder) if row and p.name.startswith(f"{row[1]}_")), None)
         if row and path and path.stem in rows:
-            title = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0].removeprefix("# ")
+            title = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0]
+            title = re.sub(r"^# (\d\d · )?", "", title)
             minutes, megabytes = told(rows[path.stem])
             line = f"| {row[1]} | [{title}](notebooks/{path.name}) | {row[3]} | {minutes} | {megabytes} |\n"
         lines.append(line)
