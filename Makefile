@@ -9,7 +9,7 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
 
-.PHONY: help lab test lint bench organism notebooks measure clean environment environment-test
+.PHONY: help lab test lint bench organism score notebooks measure clean environment environment-test
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -29,6 +29,9 @@ bench: environment-test ## measure what recording and gating cost, on one thread
 
 organism: environment ## train the shipped model again, from nothing
 	$(LAB) -m headtools.organism.train $(ARGS)
+
+score: environment ## measure the shipped model: BLEU, roles of its heads   (ARGS="--json FILE")
+	$(ONE_THREAD) $(LAB) -m headtools.organism.score $(ARGS)
 
 notebooks: environment-test ## run all notebooks and keep their outputs
 	$(ONE_THREAD) $(TEST) tools/execute_notebooks.py $(ARGS)

@@ -1,0 +1,208 @@
+"""The model card's numbers: those of the command that measures them, and still so on this machine."""
+
+import json
+import math
+import re
+
+import pandas as pd
+import pytest
+import torch
+
+import headtools as ht
+from headtools.organism import roles_found, score
+from headtools.organism.publish import ASSETS
+from headtools.roles.corpus import Sentence
+
+CARD = (ASSETS / "README.md").read_text(encoding="utf-8")
+SCORES = json.loads((ASSETS / "scores.json").read_text(encoding="utf-8"))
+ROLES = {row["role"]: row for row in SCORES["roles"]}
+
+
+def table(first: str) -> list[list[str]]:
+    """Rows of the card's table whose header begins with ``first``, cell by cell."""
+    (body,) = re.findall(rf"^\| {first} \|.*\n\|[-|]+\|\n((?:\|.*\|\n)+)", CARD, re.M)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines()]
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers in a cell: '1,000', '97.6–98.5', '93.0 %'.
+
+    >>> numbers("97.6–98.5"), numbers("12,685"), numbers("–")
+    ([97.6, 98.5], [12685.0], [])
+    """
+    return [float(found.replace(",", "")) for found in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
+
+
+# --- the card says what the command wrote -----------------------------------------------------------------------------
+
+
+def test_scores_in_the_card():
+    rows = table("split")
+    assert [cells[0] for cells in rows] == [row["split"] for row in SCORES["translation"]]
+    for cells, row in zip(rows, SCORES["translation"], strict=True):
+        percent = [100 * row[key] for key in ("right", "right_low", "right_high")]
+        wanted = [row["sentences"], row["bleu"], row["bleu_low"], row["bleu_high"], *percent]
+        assert numbers(" ".join(cells[1:])) == [round(value, 1) for value in wanted], cells[0]
+
+
+def test_roles_in_the_card():
+    rows = table("what the head looks at")
+    assert [cells[0] for cells in rows] == list(score.NAMES.values())
+    for cells, role in zip(rows, score.NAMES, strict=True):
+        row = ROLES[role]
+        assert cells[1] == row["head"], role
+        baseline = [] if row["baseline"] is None else [row["baseline"]]
+        wanted = [round(value, 2) for value in (row["score"], row["low"], row["high"], *baseline)]
+        assert numbers(" ".join(cells[2:])) == [*wanted, row["n"]], role
+
+
+def test_switching_off_in_the_card():
+    used = SCORES["usage"]
+    rows = table("heads")
+    assert len(rows) == len(used["groups"])
+    for cells, row in zip(rows, used["groups"], strict=True):
+        label, heads = cells[0].split(": ")
+        assert label == row["group"]
+        assert heads == (" ".join(row["heads"]) if len(row["heads"]) <= 24 else str(len(row["heads"])))
+        assert numbers(f"{cells[1]} {cells[2]}") == [
+            round(row[key], 2) for key in ("fall", "random_mean", "random_greatest")
+        ]
+    assert f"falls from {used['accuracy']:.3f} by" in " ".join(CARD.split())
+    assert f"on {used['sentences']} test sentences" in " ".join(CARD.split())
+
+
+def test_counts_in_the_card():
+    text = " ".join(CARD.split())
+    heads, strong = SCORES["heads"], SCORES["strong"]
+    assert f"{len(heads)} of the 48 encoder heads have a role and {48 - len(heads)} have none" in text
+    last = [head for head in strong if head >= "4"]
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+    assert f"{words[len(strong)].capitalize()} of the {len(heads)} are strong" in text
+    assert f"{words[len(last)]} of those sit in the last two layers" in text
+    resting = [head for head, weight in SCORES["end_mark"].items() if weight >= score.MOST]
+    assert f"{words[len(resting)].capitalize()} of the eight heads in layer 0 rest on the end mark" in text
+    assert all(head.startswith("0.") for head in resting)
+    middle = [x for head, x in SCORES["evenness"].items() if head[0] in "123"]
+    even = sum(x >= score.MOST for x in middle)
+    assert f"{even} of the {len(middle)} heads of layers 1 to 3" in text
+
+
+def test_limits_in_the_card():
+    """Relations that the card calls missed or weak are so."""
+    best = {r: max(ROLES[f"{r} up"]["score"], ROLES[f"{r} down"]["score"]) for r in ("conj", "advcl", "obl", "nmod")}
+    said = re.search(r"The best heads for conj and advcl .*?only\s+(\d+) % and (\d+) %", CARD, re.S)
+    assert [int(text) for text in said.groups()] == [round(100 * best["conj"]), round(100 * best["advcl"])]
+    assert best["nmod"] < ROLES["nmod up"]["baseline"]
+
+
+# --- and it is still so -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def organism():
+    return ht.load()
+
+
+@pytest.fixture(scope="module")
+def found(organism):
+    return roles_found.roles(*organism, *(ht.corpus("organism", split, limit=250) for split in ("validation", "test")))
+
+
+def test_roles_measured_again(found):
+    best = roles_found.best(found)
+    assert len(found) == 48 * len(best)
+    assert set(best.index) == set(ROLES)
+    assert found[["validation", "score", "low", "high"]].stack().between(0, 1).all()
+    for role in score.NAMES:
+        told, now = ROLES[role], found.set_index(["role", "head"]).loc[(role, ROLES[role]["head"])]
+        deviation = math.sqrt(told["score"] * (1 - told["score"]) / now.n)
+        assert abs(now.score - told["score"]) <= 3.5 * deviation + 0.01, role
+        assert now.low - 1e-9 <= now.score <= now.high + 1e-9
+        if now.n >= 100:
+            assert best.loc[role, "head"] == told["head"], role
+    heads = SCORES["heads"]
+    strong = roles_found.strong(found)
+    assert set(strong["head"]) <= set(heads)
+    assert len(set(strong["head"]) ^ set(SCORES["strong"])) <= 2
+
+
+def test_bleu_measured_again(organism):
+    value, low, high = score.bleu(*organism, ht.corpus("organism", "test", limit=150))
+    told = next(row for row in SCORES["translation"] if row["split"] == "test")
+    assert low < value < high
+    assert abs(value - told["bleu"]) < 2
+    assert low < told["bleu"] < high
+
+
+def test_switching_off_measured_again(organism, found):
+    accuracy, frame = score.usage(organism[0], found, ht.corpus("organism", "test", limit=50), times=2)
+    assert accuracy == pytest.approx(SCORES["usage"]["accuracy"], abs=0.01)
+    fall = frame.set_index("group").fall
+    told = {row["group"]: row for row in SCORES["usage"]["groups"]}
+    for group in ("next word", "syntactic head", "the name"):
+        assert list(frame.set_index("group").loc[group, "heads"]) == told[group]["heads"]
+        assert fall[group] == pytest.approx(told[group]["fall"], abs=0.06)
+    assert fall["all strong"] > fall["all others"] + 0.3
+
+
+def test_the_command(organism, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(score, "usage", lambda *_: (0.5, pd.DataFrame(SCORES["usage"]["groups"])))
+    file = tmp_path / "scores.json"
+    score.main(["--split", "test", "hard", "--limit", "12", "--json", str(file)])
+    said, written = capsys.readouterr().out, json.loads(file.read_text(encoding="utf-8"))
+    assert said.strip() == score.markdown(written)
+    assert [row["split"] for row in written["translation"]] == ["test", "hard"]
+    assert {row["sentences"] for row in written["translation"]} == {12}
+    assert set(written) == set(SCORES)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+def test_looks_are_the_greatest_weights_word_by_word(organism):
+    model, tokenizer = organism
+    sentences = ht.corpus("organism", "test", limit=7)  # of several lengths, in batches of 3
+    seen = roles_found.observe(model, tokenizer, sentences, roles_found.looks, batch_size=3)
+    end = roles_found.observe(model, tokenizer, sentences, roles_found.on_end_mark, batch_size=3)
+    start = 0
+    for sentence in sentences:
+        n = len(sentence.words)
+        with torch.no_grad():
+            maps = model.get_encoder()(**tokenizer(str(sentence), return_tensors="pt"), output_attentions=True)
+        alone = torch.cat(maps.attentions)
+        assert (seen[:, :, start : start + n] == alone[:, :, :n, :n].argmax(-1)).float().mean() > 0.999
+        torch.testing.assert_close(end[:, :, start : start + n], alone[:, :, :n, n], atol=1e-5, rtol=0)
+        start += n
+    assert start == seen.shape[2]
+
+
+def test_evenness_of_one_look_is_none():
+    one = torch.zeros(1, 1, 3, 3)
+    one[..., 1] = 1.0
+    assert roles_found.evenness(one, torch.tensor([[True, True, False]])).tolist() == [[[0.0, 0.0, 0.0]]]
+
+
+def test_no_sentences(organism):
+    with pytest.raises(ValueError, match="no sentences came"):
+        roles_found.observe(*organism, [], roles_found.looks)
+    with pytest.raises(ValueError, match="a list of sentences is needed"):
+        score.bleu(*organism, [])
+
+
+def test_pairs_leave_out_marks_and_roots():
+    sentence = Sentence(
+        ("it", "slept", "."), (2, 0, 2), ("nsubj", "root", "punct"), ("PRON", "VERB", "PUNCT"), (0,) * 3
+    )
+    some = roles_found.pairs(sentence)
+    assert {role for role in some if " up" in role or " down" in role} == {"nsubj up", "nsubj down"}
+    assert some["offset +2"] == [(0, 2)]
+    assert some["name"] == some["topic"] == some["coreference"] == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_wilson_solves_its_equation(share):
+    """At the ends of the interval the share lies 1.96 standard errors away (Wilson 1927)."""
+    for end in roles_found.wilson(share, 40):
+        assert 0 <= round(end, 12) <= 1
+        assert abs(end - share) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / 40), abs=1e-6)
