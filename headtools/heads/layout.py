@@ -7,7 +7,6 @@ asks a :class:`Projection` for "the rows of head h" and never looks at a model's
 from __future__ import annotations
 
 import inspect
-import re
 from dataclasses import dataclass
 
 import torch
@@ -204,27 +203,3 @@ def _fused(fused: nn.Module, heads: int, dim: int, by_head: bool) -> Layout:
         rows = torch.arange(total).view(heads + 2 * kv_heads, dim)
         q, k, v = rows.split([heads, kv_heads, kv_heads])
     return Layout(*(Projection(fused, r.contiguous(), transposed) for r in (q, k, v)))
-
-
-def find_kind(name: str, module: nn.Module) -> str:
-    """Return 'cross', 'decoder' (a query may look only at itself and before) or 'encoder' for an attention module.
-
-    Only what the module says of itself is used. Where causality is decided elsewhere (a mask built by the caller),
-    the map is the judge: ``record`` it and look above the diagonal.
-    """
-    numbered = re.search(r"\.\d+\.", "." + name)
-    local = ("." + name)[numbered.end() :] if numbered else name  # the path inside the layer
-    if getattr(module, "is_cross_attention", False) is True or re.search(r"cross|encoder_attn|enc_?dec", local, re.I):
-        return "cross"
-    causal = getattr(module, "is_causal", None)
-    if causal is None:
-        causal = _causal_by_name(name, module)
-    return "decoder" if causal is True else "encoder"
-
-
-def _causal_by_name(name: str, module: nn.Module) -> bool:
-    """Tell older decoders, whose modules do not say ``is_causal``, by their path or class."""
-    older = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
-    path = f".{name}."
-    in_decoder = ".decoder." in path and ".encoder." not in path
-    return in_decoder or getattr(module, "is_decoder", False) is True or type(module).__name__.startswith(older)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
 from headtools.heads import layout
+from headtools.heads.kinds import causal_by_caller, find_kind
 from headtools.heads.layout import Projection
 
 KINDS = ("encoder", "decoder", "cross")
@@ -171,7 +172,7 @@ def sites(model: nn.Module) -> Sites:
         raise ValueError(_nothing_found(model, skipped, seen))
     if skipped:
         warnings.warn(f"headtools does not understand {len(skipped)} attention modules: {skipped[0]}", stacklevel=2)
-    return Sites(tuple(_number(found)), tuple(skipped))
+    return Sites(tuple(_number(model, found)), tuple(skipped))
 
 
 def _describe(model: nn.Module, name: str, module: nn.Module, interface: bool) -> Site | None:
@@ -188,7 +189,7 @@ def _describe(model: nn.Module, name: str, module: nn.Module, interface: bool) -
         return None
     state = module.__dict__.get("_headtools_pruned")  # written by prune()
     return Site(
-        kind=layout.find_kind(name, module), layer=-1, stack="", name=name, module=module, out=out,
+        kind=find_kind(name, module), layer=-1, stack="", name=name, module=module, out=out,
         heads=heads, kv_heads=heads if parts.latent else parts.k.rows.shape[0],
         head_dim=_latent_dim(module, value_dim) if parts.latent else parts.q.rows.shape[1], value_dim=value_dim,
         q=parts.q, k=parts.k, v=parts.v, interface=interface, latent=parts.latent,
@@ -201,16 +202,16 @@ def _latent_dim(module: nn.Module, value_dim: int) -> int:
     return getattr(module, "qk_head_dim", getattr(module, "head_dim", value_dim))
 
 
-def _number(found: list[Site]) -> Iterable[Site]:
+def _number(model: nn.Module, found: list[Site]) -> Iterable[Site]:
     """Count layers within each kind and stack, and name the stacks where one kind has several."""
     prefixes = {s.name: _prefix(s.name) for s in found}
     count: Counter = Counter()
     for s in found:
         rivals = {prefixes[o.name] for o in found if o.kind == s.kind}
         stack = _short(prefixes[s.name], rivals) if len(rivals) > 1 else ""
-        fields = {f: getattr(s, f) for f in s.__dataclass_fields__}
-        yield Site(**{**fields, "stack": stack, "layer": count[s.kind, stack]})
-        count[s.kind, stack] += 1
+        kind = "decoder" if s.kind == "encoder" and causal_by_caller(model, s.name) else s.kind
+        yield replace(s, stack=stack, kind=kind, layer=count[kind, stack])
+        count[kind, stack] += 1
 
 
 def _prefix(name: str) -> str:

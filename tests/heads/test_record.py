@@ -22,8 +22,9 @@ def own_maps(name, batch):
     with torch.no_grad():
         output = model(**batch, output_attentions=True)
     if name == "clip":
-        parts = {"text_model": output.text_model_output, "vision_model": output.vision_model_output}
-        return {(stack, "encoder", i): m for stack, part in parts.items() for i, m in enumerate(part.attentions)}
+        text, image = output.text_model_output.attentions, output.vision_model_output.attentions
+        maps = {("text_model", "decoder", i): m for i, m in enumerate(text)}
+        return maps | {("vision_model", "encoder", i): m for i, m in enumerate(image)}
     kinds = {"encoder_attentions": "encoder", "decoder_attentions": "decoder", "cross_attentions": "cross"}
     kinds["attentions"] = ht.sites(model).all[0].kind
     maps = {}

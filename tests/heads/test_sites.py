@@ -41,7 +41,7 @@ EXPECTED = {
     "t5": {("", "encoder"): (3, 4, 4, 6, 6), ("", "decoder"): (2, 4, 4, 6, 6), ("", "cross"): (2, 4, 4, 6, 6)},
     "whisper": TRANSLATOR,
     "vit": {("", "encoder"): SMALL},
-    "clip": {("text_model", "encoder"): SMALL, ("vision_model", "encoder"): (2, 2, 2, 16, 16)},
+    "clip": {("text_model", "decoder"): SMALL, ("vision_model", "encoder"): (2, 2, 2, 16, 16)},
     "deepseek_v3": {("", "decoder"): (3, 4, 4, 16, 12)},  # queries and keys are wider than values
     "encoder_decoder": {("", "encoder"): TWO, ("", "decoder"): SMALL, ("", "cross"): SMALL},
     "bloom": {("", "decoder"): SMALL},
@@ -148,14 +148,36 @@ def test_a_kind_gives_its_sites(kind):
     assert some.n_heads == 4 * len(some)
 
 
+def siglip():
+    """A text and an image encoder, both of which see everything: two stacks of one kind."""
+    from transformers import SiglipConfig, SiglipModel
+
+    size = {"hidden_size": 16, "intermediate_size": 16}
+    text = size | {"num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 9}
+    vision = size | {"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    return SiglipModel(SiglipConfig(text_config=text, vision_config=vision))
+
+
 def test_stacks_are_part_of_the_key():
-    sites = ht.sites(zoo_model("clip")[0])
+    sites = ht.sites(siglip())
     assert sites["vision_model", "encoder", 1].heads == 2
     assert len(sites["text_model"]) == 3
     with pytest.raises(KeyError, match=r"2 sites.*stack.*text_model"):
         sites["encoder", 0]
     # layer 2 exists in one stack alone, so nothing needs to be said
     assert sites["encoder", 2].stack == "text_model"
+
+
+def test_a_causal_mask_made_by_the_owner_makes_a_decoder():
+    """CLIP's attention modules say that they are not causal; the text model around them makes the mask."""
+    sites = ht.sites(zoo_model("clip")[0])
+    assert sites["text_model"].kinds == {"decoder": 12}
+    assert sites["vision_model"].kinds == {"encoder": 4}
+    model, batch = zoo_model("clip")
+    with ht.record(model, want="maps") as r:
+        run(model, batch)
+    assert r["decoder", 1].maps.triu(1).abs().max() == 0
+    assert r["encoder", 1].maps.triu(1).abs().max() > 0
 
 
 @pytest.mark.parametrize(
@@ -180,7 +202,7 @@ def test_the_representation_is_a_table():
     lines = text.splitlines()
     assert lines[0].split() == ["site", "heads", "kv", "head_dim", "module"]
     assert len(lines) == 7
-    assert lines[1].split() == ["text_model", "encoder", "0", "4", "4", "8", "text_model.encoder.layers.0.self_attn"]
+    assert lines[1].split() == ["text_model", "decoder", "0", "4", "4", "8", "text_model.encoder.layers.0.self_attn"]
     assert lines[-1] == "5 sites, 16 heads"
     column = lines[0].index("module")
     assert all(line[column - 1] == " " != line[column] for line in lines[1:-1]), "the columns are not aligned"
