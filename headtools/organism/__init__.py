@@ -4,5 +4,5 @@
     translation  how the target language writes them   vocabulary        every word and what it says: gloss(word)
     language     the splits: sentences("test")         publish           the assets folder and its checksums
     objective    losses and aids                       train, checkpoint the training command, resumable
-    load         load(), translate()
+    load         load(), translate()                   score, roles_found what the model card says, measured
 """
