@@ -57,6 +57,18 @@ def test_a_run_is_measured_saved_and_told(folder: Path):
     assert (path.read_bytes(), readme.read_text()) == before
 
 
+def test_memory_is_the_highest_seen_until_the_code_changes(folder: Path):
+    path, file = folder / "00_begin.ipynb", folder / "measured.json"
+
+    def told_after(megabytes: float) -> int:
+        remember(path, execute_notebooks.Run(nbformat.read(path, as_version=4), 1.0, megabytes), file)
+        return json.loads(file.read_text())["lessons"]["00_begin"]["megabytes"]
+
+    assert [told_after(532.4), told_after(499.0), told_after(540.0)] == [532, 532, 540]
+    nbformat.write(new_notebook(cells=[new_code_cell("x = 1")]), path)
+    assert told_after(300.0) == 300
+
+
 def test_an_error_in_a_cell_is_raised_and_nothing_is_saved(folder: Path, monkeypatch: pytest.MonkeyPatch):
     path = folder / "00_begin.ipynb"
     nbformat.write(new_notebook(cells=[new_code_cell("1 / 0")]), path)

@@ -5,7 +5,8 @@
 
 The numbers go to ``notebooks/measured.json``, and from there, rounded, to the box at the top of each lesson and to the
 table in the README. Minutes are wall-clock from the start of the kernel to the end of the last cell, on one thread,
-rounded up; megabytes are the kernel's highest memory, rounded up to the next 50. A test compares all three places.
+rounded up; megabytes are the kernel's highest memory in any run since the code changed, rounded up to the next 50. A
+test compares all three places.
 """
 
 from __future__ import annotations
@@ -58,11 +59,10 @@ def remember(path: Path, done: Run, file: Path = FILE) -> None:
     """Write one lesson's numbers into measured.json; rows of lessons that are gone are dropped."""
     kept = json.loads(file.read_text("utf-8"))["lessons"] if file.exists() else {}
     kept = {name: row for name, row in kept.items() if path.with_name(name + ".ipynb").exists()}
-    kept[path.stem] = {
-        "seconds": round(done.seconds, 1),
-        "megabytes": round(done.megabytes),
-        "code": fingerprint(done.nb),
-    }
+    code, megabytes, before = fingerprint(done.nb), round(done.megabytes), kept.get(path.stem, {})
+    if before.get("code") == code:
+        megabytes = max(megabytes, before["megabytes"])  # the highest seen, or noise would change the text each time
+    kept[path.stem] = {"seconds": round(done.seconds, 1), "megabytes": megabytes, "code": code}
     content = {
         "how": "make measure: wall-clock seconds of a whole run on one thread, highest memory of the kernel",
         "python": ".".join(map(str, sys.version_info[:2])),

@@ -7,7 +7,7 @@ with, first the one then the other, then the other way round; what is reported i
 ratio of their CPU times. The time includes entering and leaving the context, as you would have it; in a model as small
 as the organism, whose passes take milliseconds, that alone is a few hundredths. The bound is therefore one for a model
 of BERT's width. Prints a Markdown table and then JSON. With ``--check`` the exit status is 1 when a ratio is over its
-bound.
+bound. Run it by ``make bench``, which also keeps the C library from giving memory back between passes (see Makefile).
 """
 
 from __future__ import annotations
