@@ -1,4 +1,4 @@
-"""headtools: see, switch, cut and understand the attention heads of any transformers model.
+"""headtools: see, switch, cut and understand the attention heads of nearly any transformers model.
 
 The map of the package, in the order in which the course uses it::
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headtools.heads.layout import PRUNED
+
 EAGER, SDPA = "headtools_eager", "headtools_sdpa"
 TAPS = "_headtools_taps"  # in the __dict__ of a module that is being recorded: functions called with what it computed
 
@@ -84,7 +86,7 @@ def _sdpa(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
 
 def _only_kept(module: nn.Module, kwargs: dict) -> dict:
     """Give a pruned T5 layer the position bias of its remaining heads: one layer makes the bias for all."""
-    state, bias = module.__dict__.get("_headtools_pruned"), kwargs.get("position_bias")
+    state, bias = module.__dict__.get(PRUNED), kwargs.get("position_bias")
     if state is None or bias is None or bias.shape[1] == len(state["physical"]):
         return kwargs
     return {**kwargs, "position_bias": bias[:, list(state["physical"])]}

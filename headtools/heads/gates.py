@@ -1,7 +1,7 @@
 """Switch heads: ``gates`` multiplies each head's output by a number, ``ablate`` replaces it.
 
-A head's output z is what the output projection reads, so a pre-hook there reaches the heads of any model, whatever
-kernel computed the attention. Gate 1 leaves the model bit for bit as it was; gate 0 equals zeroing the head's columns
+A head's output z is what the output projection reads, so a pre-hook there reaches the heads whatever kernel
+computed the attention. Gate 1 leaves the model bit for bit as it was; gate 0 equals zeroing the head's columns
 of the output projection, and so equals pruning it (the projection's bias stays).
 """
 
@@ -26,7 +26,8 @@ def gates(model: nn.Module, values: Mapping[tuple, Tensor]) -> Iterator[None]:
     """Multiply the output of each head by its gate while the context lasts.
 
     ``values``: {("encoder", 2): tensor} with gates of shape (H,), per example (B, H), or per example and token
-    (B, T, H). They are differentiable: the gradient at gate 1 is the head's importance by Michel et al. 2019, eq. 2.
+    (B, T, H). They are differentiable: the absolute gradient at gate 1, averaged over examples, is the
+    head's importance by Michel et al. 2019, eq. 2.
     Sites not named are left alone. Nested contexts multiply. Keep ``backward`` inside the context when the model
     checkpoints its gradients.
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+PRUNED = "_headtools_pruned"  # in the __dict__ of a module that prune() has cut: what is left and what is gone
+
 # query, key and value as three modules, in the order in which the names are tried
 _SEPARATE = [
     ("q_proj", "k_proj", "v_proj"),

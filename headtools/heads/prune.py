@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headtools.heads import layout
 from headtools.heads.attention import EAGER, SDPA, register
-from headtools.heads.layout import Projection
+from headtools.heads.layout import PRUNED, Projection
 from headtools.heads.selection import Heads, refuse_compiled, select
 from headtools.heads.sites import Site, sites
 
@@ -66,7 +66,7 @@ def pruned(model: nn.Module) -> list[tuple]:
     """
     found = []
     for site in sites(model):
-        state = site.module.__dict__.get("_headtools_pruned")
+        state = site.module.__dict__.get(PRUNED)
         found += [(*site.key, head) for head in (state["removed"] if state else ())]
     return found
 
@@ -87,13 +87,7 @@ def replay(model: nn.Module, heads: Heads) -> None:
     >>> fresh.load_state_dict(cut.state_dict())
     <All keys matched successfully>
     """
-    found, wanted = sites(model), {}
-    for *key, head in [(*k, h) for k, some in heads.items() for h in some] if isinstance(heads, dict) else heads:
-        site = found[tuple(key)]
-        if head not in site.original:
-            raise ValueError(f"head {site.label}.{head} is not there; left are {list(site.original)}")
-        wanted.setdefault(site.key, []).append(site.original.index(head))
-    prune(model, wanted)
+    prune(model, {site.key: some for site, some in select(sites(model), heads, original=True).items()})
 
 
 def _plan(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
@@ -104,7 +98,7 @@ def _plan(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
     keep = keep or [0]  # the silent head
     query, key, value, kv_heads = _rows(site, keep, gqa)
     parts = _sliced(site, query, key, value)
-    state = site.module.__dict__.get("_headtools_pruned") or {"removed": (), "physical": site.original}
+    state = site.module.__dict__.get(PRUNED) or {"removed": (), "physical": site.original}
     after = {
         "kept": () if empty else tuple(site.original[h] for h in keep),
         "removed": tuple(sorted((*state["removed"], *(site.original[h] for h in cut)))),
@@ -123,7 +117,7 @@ def _plan(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
         if isinstance(sinks, Tensor):
             site.module.sinks = nn.Parameter(sinks[keep].clone(), sinks.requires_grad)
         _resize(site, len(keep), kv_heads)
-        site.module.__dict__["_headtools_pruned"] = after
+        site.module.__dict__[PRUNED] = after
 
     return apply
 

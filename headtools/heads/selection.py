@@ -13,10 +13,11 @@ from headtools.heads.sites import Site, Sites
 Heads = Mapping[tuple, Iterable[int]] | Iterable[tuple]
 
 
-def select(sites: Sites, heads: Heads) -> dict[Site, list[int]]:
+def select(sites: Sites, heads: Heads, original: bool = False) -> dict[Site, list[int]]:
     """Return the chosen heads as {site: [head, ...]}, sorted.
 
-    ``heads``: ``{("encoder", 2): [0, 5]}`` or ``[("encoder", 2, 0), ...]``.
+    ``heads``: ``{("encoder", 2): [0, 5]}`` or ``[("encoder", 2, 0), ...]``, numbered as the sites have them now, or,
+    with ``original``, as they had them before any pruning.
 
     Raises ``TypeError`` for any other form, ``KeyError`` for an unknown site, ``IndexError`` for a head out of range
     and ``ValueError`` for one named twice.
@@ -33,6 +34,8 @@ def select(sites: Sites, heads: Heads) -> dict[Site, list[int]]:
         if isinstance(site, Sites):
             raise KeyError(f"{key!r} names a kind, not a site: write {site.all[0].key}")
         for head in (_number(head, site) for head in some):
+            if original:
+                head = _present(head, site)
             if not 0 <= head < site.heads:
                 raise IndexError(f"{site.label} has heads 0..{site.heads - 1}, got {head} (heads count from 0)")
             if head in chosen.setdefault(site, []):
@@ -55,6 +58,13 @@ def _number(head: object, site: Site) -> int:
         return operator.index(head)
     except TypeError:
         raise TypeError(f"a head is a whole number, got {head!r} for {site.label}") from None
+
+
+def _present(head: int, site: Site) -> int:
+    """Return the present number of the head that had this one before any pruning."""
+    if head not in site.original:
+        raise ValueError(f"head {site.label}.{head} is not there; left are {list(site.original)}")
+    return site.original.index(head)
 
 
 def _triple(item: object) -> tuple:

@@ -187,7 +187,7 @@ def _describe(model: nn.Module, name: str, module: nn.Module, interface: bool) -
     parts = layout.find_projections(module, heads, value_dim)
     if parts.q is None and not parts.latent:
         return None
-    state = module.__dict__.get("_headtools_pruned")  # written by prune()
+    state = module.__dict__.get(layout.PRUNED)  # written by prune()
     return Site(
         kind=find_kind(name, module), layer=-1, stack="", name=name, module=module, out=out,
         heads=heads, kv_heads=heads if parts.latent else parts.k.rows.shape[0],
