@@ -12,7 +12,7 @@ KEEP_MEMORY = MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=200000000
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
 
-.PHONY: help lab test lint bench organism score notebooks measure clean environment environment-test
+.PHONY: help lab test lint bench organism score pruning growth notebooks measure clean environment environment-test
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -30,11 +30,17 @@ lint: environment-test ## check the style of the code
 bench: environment-test ## measure what recording and gating cost, on one thread
 	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/overhead.py $(ARGS)
 
-organism: environment ## train the shipped model again, from nothing
-	$(LAB) -m headtools.organism.train $(ARGS)
+organism: environment ## train the shipped model again, from nothing   (SEED=2, SIZE=half, SIZE=double)
+	$(LAB) -m headtools.organism.train $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size $(SIZE)) $(ARGS)
 
 score: environment ## measure the shipped model: BLEU, roles of its heads   (ARGS="--json FILE")
 	$(ONE_THREAD) $(LAB) -m headtools.organism.score $(ARGS)
+
+pruning: environment ## measure how many encoder heads the shipped model needs
+	$(ONE_THREAD) $(LAB) -m headtools.organism.pruning $(ARGS)
+
+growth: environment ## measure the snapshots, and other seeds and sizes   (ARGS="--runs FOLDER ...")
+	$(ONE_THREAD) $(LAB) -m headtools.organism.growth $(ARGS)
 
 notebooks: environment-test ## run all notebooks and keep their outputs
 	$(ONE_THREAD) $(TEST) tools/execute_notebooks.py $(ARGS)

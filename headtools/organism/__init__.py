@@ -5,4 +5,10 @@
     language     the splits: sentences("test")         publish           the assets folder and its checksums
     objective    losses and aids                       train, checkpoint the training command, resumable
     load         load(), translate()                   score, roles_found what the model card says, measured
+    snapshots    the model on the way                  growth             scores on the way, of other seeds and sizes
+    model_card   card()
 """
+
+from headtools.organism.model_card import card
+
+__all__ = ["card"]

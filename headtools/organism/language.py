@@ -31,6 +31,8 @@ the u-family. The pronoun takes its gender from the noun it stands for, here Bel
 >>> [(word, first.words[number - 1]) for word, number in zip(first.words, first.coreference) if number]
 [('shé', 'Belena')]
 
+``LANGUAGE.md`` beside this file explains the whole language to a reader, with examples that run.
+
 Nothing is stored: a split is drawn anew, and always the same, from its name. A sentence belongs to the split that the
 checksum of its words names, so that no test sentence can be met in training.
 """
@@ -70,6 +72,7 @@ def sentences(split: str = "test", style: Style | None = None, stream: int = 0) 
         if zlib.crc32(" ".join(words).encode()) % 12 not in _SHELVES[split]:
             continue
         number = {id(node): i + 1 for i, node in enumerate(source)}
+        written = [write(n, source, topic) for n in target]
         yield Sentence(
             words=words,
             heads=tuple(number[id(n.head)] if n.head else 0 for n in source),
@@ -78,9 +81,10 @@ def sentences(split: str = "test", style: Style | None = None, stream: int = 0) 
             coreference=tuple(
                 number[id(n.antecedent)] if n.antecedent and n.word != "that" else 0 for n in source
             ),
-            target=tuple(write(n, source, topic) for n in target),
+            target=tuple(word for word, _ in written),
             alignment=tuple(number[id(n)] for n in target),
             topic=topic,
+            phenomena=tuple(phenomena for _, phenomena in written),
         )
 
 

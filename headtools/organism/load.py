@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from headtools.organism import snapshots
 from headtools.organism.publish import ASSETS, CHECKSUMS, checksum
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _MESSAGE_LENGTH = 300
 
 
 def load(
-    name: str | Path | None = None, *, dtype: torch.dtype = torch.float32
+    name: str | Path | None = None, *, dtype: torch.dtype = torch.float32, step: int | None = None
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
     """Load a model in eval mode, with the attention implementation that shows its maps, and its tokenizer.
 
@@ -36,13 +37,18 @@ def load(
     model's class is the one its ``config.json`` names under ``architectures``, or plain ``AutoModel`` where it names
     none. The tokenizer is None for a folder without one, as is usual for models of images and sound.
 
+    ``step`` gives the organism after that many of 9,000 training steps, from weights stored in half precision (of a
+    second run of its training: see :mod:`headtools.organism.snapshots`, whose ``steps()`` lists them).
+
     Weights are read from safetensors only, and code that comes with a model is never run.
 
     Raises FileNotFoundError for a folder or file that is not there, ValueError for a damaged, altered or incomplete
     model, ConnectionError where the Hub cannot be reached or does not have the name.
     """
+    if step is not None and name is not None:
+        raise ValueError(f"step={step} of {str(name)!r}: only the organism has snapshots; write load(step={step})")
     if name is None:
-        return _from_folder(ASSETS, dtype)
+        return _from_folder(ASSETS, dtype) if step is None else _snapshot(step, dtype)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _from_folder(folder, dtype)
@@ -70,6 +76,15 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, Pr
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES) and not any(folder.glob("*.spm")):
         return model, None
     return model, _tokenizer(str(folder))
+
+
+def _snapshot(step: int, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    weights = snapshots.weights(step)  # first: it refuses a step that is not there
+    model, tokenizer = _from_folder(ASSETS, dtype)
+    lacking, unknown = model.load_state_dict(weights, strict=False)
+    if odd := [*unknown, *(set(lacking) - snapshots.DERIVED)]:
+        raise ValueError(f"step {step}: not a snapshot of this model ({odd[0]} does not fit); write make organism")
+    return model, tokenizer
 
 
 def _from_hub(name: str, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":

@@ -131,3 +131,9 @@ def encode(batch: list[Sentence], number: dict[str, int]) -> dict[str, Tensor]:
     tagged = mask & (source != end)
     return {"source": source, "mask": mask.long(), "given": given, "wanted": wanted, "aligned": aligned,
             "translation": translation, "accents": accents, "tagged": tagged}  # fmt: skip
+
+
+def arguments(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The model's arguments, labels included, from what :func:`encode` gave; labels are -100 after the end mark."""
+    return {"input_ids": batch["source"], "attention_mask": batch["mask"],
+            "decoder_input_ids": batch["given"], "labels": batch["wanted"]}  # fmt: skip

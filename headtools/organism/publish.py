@@ -36,6 +36,13 @@ def checksum(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def write(told: dict, file: Path) -> None:
+    """Write numbers to a JSON file, whole or not at all."""
+    part = file.with_name(file.name + ".part")
+    part.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(part, file)
+
+
 def publish(model: "MarianMTModel", folder: Path = ASSETS) -> None:  # noqa: F821
     """Write model and tokenizer to a folder, each file whole, the checksums last."""
     scratch = folder.with_name(folder.name + ".part")

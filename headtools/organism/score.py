@@ -6,8 +6,6 @@ measured on the first N sentences of each split, ``--split`` chooses which split
 
 import argparse
 import json
-import os
-import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,9 +15,9 @@ from torch import nn
 
 import headtools as ht
 from headtools.organism.language import SPLITS
-from headtools.organism.objective import IGNORE, encode
+from headtools.organism.publish import write
 from headtools.organism.roles_found import best, evenness, observe, on_end_mark, roles, strong
-from headtools.organism.vocabulary import vocabulary
+from headtools.organism.usage import usage
 from headtools.roles.corpus import Sentence
 
 TRANSLATED = ("validation", "test", "hard")
@@ -45,17 +43,6 @@ NAMES = {
     "name": "any word → the name, the rarest word",
     "topic": "ambiguous word → the name",
 }
-# Heads switched off together: those that have a role of the group.
-GROUPS = {
-    "previous word": ("offset -1",),
-    "next word": ("offset +1",),
-    "syntactic head": ("det up", "amod up", "acl up"),
-    "the name": ("topic",),
-    "coreference": ("coreference",),
-    "verb → object": ("obj down",),
-    "subject → verb": ("nsubj up",),
-}
-
 
 def bleu(model: nn.Module, tokenizer: object, sentences: Sequence[Sentence]) -> tuple[float, float, float]:
     """BLEU of greedy translations, 0 to 100, and the ends of its 95 % bootstrap interval over sentences.
@@ -107,52 +94,6 @@ def translation(
     return pd.DataFrame(rows, columns=columns)
 
 
-@torch.no_grad()
-def usage(
-    model: nn.Module, found: pd.DataFrame, sentences: Sequence[Sentence], times: int = 20
-) -> tuple[float, pd.DataFrame]:
-    """What it costs to switch off heads with a role, beside ``times`` random sets of as many of all encoder heads.
-
-    ``found`` is what :func:`~headtools.organism.roles_found.roles` gave. Returns the share of target words that the
-    whole model gets right given the words so far, and a frame with a row for each group of ``GROUPS``, for all
-    strong heads and for all others: ``group``, ``heads``, ``fall`` of that share with their outputs set to zero,
-    ``random_mean`` and ``random_greatest``. A group without heads has no row.
-
-    >>> model, tokenizer = ht.load()
-    >>> few = ht.corpus("organism", limit=20)
-    >>> accuracy, frame = usage(model, roles(model, tokenizer, few, few), few, times=1)
-    >>> accuracy > 0.9, list(frame.columns)
-    (True, ['group', 'heads', 'fall', 'random_mean', 'random_greatest'])
-    """
-    number = {word: i for i, word in enumerate(vocabulary())}
-    batches = [encode(list(sentences[i : i + 50]), number) for i in range(0, len(sentences), 50)]
-
-    def accuracy(heads: Sequence[str]) -> float:
-        right = []
-        with ht.ablate(model, [("encoder", *map(int, head.split("."))) for head in heads]):
-            for b in batches:
-                out = model(input_ids=b["source"], attention_mask=b["mask"], decoder_input_ids=b["given"])
-                counted = b["wanted"] != IGNORE
-                right.append((out.logits.argmax(-1) == b["wanted"])[counted])
-        return torch.cat(right).double().mean().item()
-
-    whole, everyone = accuracy([]), sorted(found["head"].unique())
-    groups = {name: sorted(set(found[found.found & found.role.isin(some)]["head"])) for name, some in GROUPS.items()}
-    together = sorted(set(strong(found)["head"]))
-    groups |= {"all strong": together, "all others": [head for head in everyone if head not in together]}
-    rows, random_falls = [], {}
-    for name, heads in groups.items():
-        if not heads:
-            continue
-        if len(heads) not in random_falls:
-            dice = random.Random(len(heads))
-            drawn = [dice.sample(everyone, len(heads)) for _ in range(times)]
-            random_falls[len(heads)] = pd.Series([whole - accuracy(some) for some in drawn])
-        beside = random_falls[len(heads)]
-        rows.append((name, heads, whole - accuracy(heads), beside.mean(), beside.max()))
-    return whole, pd.DataFrame(rows, columns=["group", "heads", "fall", "random_mean", "random_greatest"])
-
-
 def measure(model: nn.Module, tokenizer: object, splits: Iterable[str] = TRANSLATED, limit: int | None = None) -> dict:
     """All numbers of the card, as JSON can hold them; the keys are the sections of what :func:`markdown` prints."""
     test = ht.corpus("organism", "test", limit)
@@ -201,9 +142,10 @@ def markdown(scores: dict) -> str:
     lines += [f"{len(even)} spread it evenly ({MOST} or more of the greatest entropy): {' '.join(even)}.", ""]
     used = scores["usage"]
     lines += [f"Token accuracy on {used['sentences']} test sentences: {used['accuracy']:.3f}. It falls by", ""]
-    lines += _table("heads | fall | 20 random sets as large: mean, greatest", [
-        f"{r['group']}: {' '.join(r['heads']) if len(r['heads']) <= n // 2 else len(r['heads'])} | {r['fall']:.2f} | "
-        f"{r['random_mean']:.2f}, {r['random_greatest']:.2f}"
+    lines += _table("heads | words that need | n | fall | beside: mean, greatest | difference, 95 % | used", [
+        f"{r['group']}: {' '.join(r['heads']) if len(r['heads']) <= n // 2 else len(r['heads'])} | "
+        f"{', '.join(r['words']) or 'all words'} | {r['n']:,} | {r['fall']:.3f} | {r['beside']:.3f}, {r['most']:.3f} | "
+        f"{r['low']:+.3f} to {r['high']:+.3f} | {'yes' if r['used'] else 'no'}"
         for r in used["groups"]
     ])  # fmt: skip
     return "\n".join(lines).rstrip()
@@ -223,9 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
     scores = measure(*ht.load(), options.split, options.limit)
     print(markdown(scores))
     if options.json:
-        part = options.json.with_name(options.json.name + ".part")
-        part.write_text(json.dumps(scores, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(part, options.json)
+        write(scores, options.json)
 
 
 if __name__ == "__main__":

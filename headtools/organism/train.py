@@ -1,13 +1,15 @@
 """Trains the organism: ``python -m headtools.organism.train`` (``make organism``).
 
 Started again on the same folder, it goes on from the last checkpoint and ends at the same weights, bit for bit on the
-same machine and thread count. The finished model goes to ``assets/`` only when the last step is done.
+same machine and thread count. ``--size half`` and ``--size double`` train the same language and width with 4 and 16
+heads a layer. The finished model goes to ``RUN/model``, the shipped recipe's model and snapshots also to ``assets/``.
 """
 
 import argparse
 import json
 import math
 import random
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,12 +17,16 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from headtools.organism import checkpoint
+from headtools.organism import checkpoint, snapshots
 from headtools.organism.grammar import SHORT, USUAL
 from headtools.organism.language import sentences
 from headtools.organism.objective import HEADS, Apprentice, encode
+from headtools.organism.publish import ASSETS, publish
 from headtools.organism.vocabulary import vocabulary
 from headtools.roles.corpus import Sentence
+
+# Heads a layer; the width stays, so that all sizes have the same number of weights.
+SIZES = {"half": HEADS // 2, "whole": HEADS, "double": HEADS * 2}
 
 
 @dataclass(frozen=True)
@@ -71,8 +77,12 @@ def validate(apprentice: Apprentice, number: dict[str, int], n: int) -> dict[str
     return {key: round(sum(p[key] for p in parts) / len(parts), 4) for key in parts[0]}
 
 
-def train(recipe: Recipe, run: Path, stop: int | None = None, quiet: bool = False) -> Apprentice:
+def train(
+    recipe: Recipe, run: Path, stop: int | None = None, quiet: bool = False, kept: Collection[int] = ()
+) -> Apprentice:
     """Train by a recipe in the folder ``run``, going on from its checkpoint; ``stop`` ends early (for tests).
+
+    After the steps in ``kept`` the weights are put into ``run/snapshots``, in half precision.
 
     Raises ValueError if ``run`` holds a run of another recipe.
     """
@@ -90,6 +100,8 @@ def train(recipe: Recipe, run: Path, stop: int | None = None, quiet: bool = Fals
         state = saved
     pending = batches(recipe, state["chunk"], state["short"])[state["within"] :]
     last = min(recipe.steps, stop or recipe.steps)
+    if state["step"] == 0 and 0 in kept:
+        snapshots.keep(apprentice.graduate(), 0, run / "snapshots")
     with tqdm(total=recipe.steps, initial=state["step"], disable=quiet, mininterval=2.0) as bar:
         while state["step"] < last:
             if not pending:
@@ -107,6 +119,8 @@ def train(recipe: Recipe, run: Path, stop: int | None = None, quiet: bool = Fals
             torch.nn.utils.clip_grad_norm_(apprentice.parameters(), 1.0)
             optimizer.step()
             state |= {"step": step + 1, "within": state["within"] + 1}
+            if state["step"] in kept:
+                snapshots.keep(apprentice.graduate(), state["step"], run / "snapshots")
             if bar.update():
                 bar.set_postfix(loss=f"{parts['loss']:.3f}", accuracy=f"{parts['accuracy']:.3f}")
             if state["step"] % recipe.save_every == 0 or state["step"] == last:
@@ -118,20 +132,27 @@ def train(recipe: Recipe, run: Path, stop: int | None = None, quiet: bool = Fals
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command: train, or go on training, and put the finished model into the assets folder."""
-    from headtools.organism.publish import ASSETS, publish
-
+    """The command: train, or go on training; the shipped recipe's model and snapshots go into the assets folder."""
     parser = argparse.ArgumentParser(prog="python -m headtools.organism.train", description=__doc__)
-    parser.add_argument("--run", type=Path, default=Path("organism-run"), help="checkpoints (default %(default)s)")
-    parser.add_argument("--assets", type=Path, default=ASSETS, help="where the finished model goes")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
+    parser.add_argument("--size", default="whole", choices=SIZES, help="half (4) or double (16) the heads a layer")
     parser.add_argument("--steps", type=int, default=Recipe.steps)
+    parser.add_argument("--run", type=Path, help="checkpoints (default: a folder named after seed, heads, steps)")
+    parser.add_argument("--assets", type=Path, help="where the shipped recipe's model goes (default: the package)")
     parser.add_argument("--threads", type=int, default=1, help="the shipped model was trained with one")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    recipe = Recipe(seed=options.seed, steps=options.steps)
-    publish(train(recipe, options.run).graduate(), options.assets)
-    print(f"trained {recipe.steps} steps; the model is in {options.assets}")
+    recipe = Recipe(seed=options.seed, steps=options.steps, heads=SIZES[options.size])
+    run = options.run or Path(f"organism-run-seed{recipe.seed}-heads{recipe.heads}-steps{recipe.steps}")
+    model = train(recipe, run, kept=snapshots.KEPT).graduate()
+    publish(model, run / "model")
+    told = f"trained {recipe.steps} steps; the model is in {run / 'model'}"
+    if options.assets or recipe == Recipe():
+        assets = options.assets or ASSETS
+        publish(model, assets)
+        snapshots.ship(run / "snapshots", assets / "snapshots", [s for s in snapshots.KEPT if s <= recipe.steps])
+        told += f" and in {assets}"
+    print(told)
 
 
 if __name__ == "__main__":

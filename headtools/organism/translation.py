@@ -22,7 +22,12 @@ letter) have another root altogether, one per topic. Without a name there is no 
 
 Then the neighbours in the *source* sentence are heard: ``s'`` is put before the word if the source word to the left is
 accented, ``'n`` behind it if the one to the right is. Names, commas and full stops stay as they are.
+
+A word is made of pieces, and each piece names its *phenomena*: what has to be known from elsewhere in the sentence to
+write it (``PHENOMENA``). So the phenomena of a word come from the code that writes it.
 """
+
+from collections.abc import Iterator
 
 from headtools.organism.lexicon import DIALECT, SENSES, Lexeme
 from headtools.organism.nodes import Node
@@ -32,48 +37,76 @@ LEFT, RIGHT = "s'", "'n"
 SMALL_WORDS = ("DET", "ADP", "ADV", "AUX", "SCONJ", "CCONJ")
 UNTOUCHED = ("PROPN", "PUNCT")
 
+PHENOMENA = {
+    "topic": "which topic the name of the sentence has, or that there is no name",
+    "noun": "gender, and number, of the noun that it describes or stands before",
+    "subject": "gender and number of its subject",
+    "object": "whether its object is a person or an animal",
+    "antecedent": "which noun stands behind a pronoun or `that`: the word itself, its subject or its object",
+    "role": "whether it is a subject, an object or stands after a preposition",
+    "verb family": "the family of its verb",
+    "verb object": "whether its verb has an object",
+    "left accent": "whether the word to its left is accented",
+    "right accent": "whether the word to its right is accented",
+}
+
+Piece = tuple[str, tuple[str, ...]]
+
 
 def speaks_dialect(lexeme: Lexeme) -> bool:
     """Whether the translation of a word carries the dialect letter."""
     return len(lexeme.roots) == 1 and (lexeme.upos in SMALL_WORDS or lexeme.word == "that")
 
 
-def case(node: Node) -> str:
+def case(node: Node) -> Piece:
     """Case ending of a noun or pronoun, from its relation and its verb."""
+    role = () if node.word in ("she", "they", "her", "them") else ("role",)  # of pronouns, only `it` is either
     if node.relation in ("obl", "nmod"):
-        return OBLIQUE
+        return OBLIQUE, role
     if node.relation == "nsubj":
-        return AGENT if node.head.object else ""
-    return OBLIQUE if node.head.lexeme.family == "u" else ""
+        return AGENT if node.head.object else "", (*role, "verb object")
+    return OBLIQUE if node.head.lexeme.family == "u" else "", (*role, "verb family")
 
 
-def stem_of(node: Node, topic: str | None) -> str:
+def stem_of(node: Node, topic: str | None) -> Piece:
     """Root of a word in the sense that the topic gives it, or root and dialect letter of a small word."""
     roots = node.lexeme.roots
     if len(roots) > 1:
-        return roots[SENSES.index(topic)]
-    return roots[0] + (DIALECT[topic] if speaks_dialect(node.lexeme) else "")
+        return roots[SENSES.index(topic)], ("topic",)
+    if speaks_dialect(node.lexeme):
+        return roots[0] + DIALECT[topic], ("topic",)
+    return roots[0], ()
 
 
-def bare(node: Node, topic: str | None) -> str:
-    """Target word of a node before its neighbours are heard."""
+def agreement(node: Node, phenomena: tuple[str, ...]) -> Piece:
+    """Gender vowel and number of a noun, name or pronoun."""
+    return node.gender + PLURAL * node.plural, phenomena
+
+
+def pieces(node: Node, topic: str | None) -> Iterator[Piece]:
+    """The pieces of a target word before its neighbours are heard, each with its phenomena."""
     if node.upos in UNTOUCHED:
-        return node.word
-    stem = stem_of(node, topic)
+        yield node.word, ()
+        return
+    yield stem_of(node, topic)
     if node.word == "that":
-        return stem + node.gender + PLURAL * node.plural
-    if node.upos in ("NOUN", "PRON"):
-        return stem + node.gender + PLURAL * node.plural + case(node)
-    if node.upos in ("DET", "ADJ"):
-        return stem + node.head.gender + PLURAL * node.head.plural
-    if node.upos == "VERB":
-        heard = ANIMATE_OBJECT if node.object and node.object.animate else ""
-        return stem + node.subject.gender + PLURAL * node.subject.plural + heard
-    if node.upos == "ADP":
-        return stem + node.head.gender
-    if node.upos == "AUX" or (node.upos == "ADV" and node.head.upos == "VERB"):
-        return stem + node.head.lexeme.family
-    return stem + "o"  # very, and, but, because, when
+        yield agreement(node, ("antecedent",))
+    elif node.upos in ("NOUN", "PRON"):
+        yield agreement(node, ("antecedent",) if node.antecedent else ())
+        yield case(node)
+    elif node.upos in ("DET", "ADJ"):
+        yield agreement(node.head, ("noun",))
+    elif node.upos == "VERB":
+        yield agreement(node.subject, ("subject", "antecedent") if node.subject.antecedent else ("subject",))
+        if node.object:
+            heard = ANIMATE_OBJECT if node.object.animate else ""
+            yield heard, ("object", "antecedent") if node.object.word in ("it", "them") else ("object",)
+    elif node.upos == "ADP":
+        yield node.head.gender, ("noun",)
+    elif node.upos == "AUX" or (node.upos == "ADV" and node.head.upos == "VERB"):
+        yield node.head.lexeme.family, ("verb family",)
+    else:
+        yield "o", ()  # very, and, but, because, when
 
 
 def joined(word: str, left: bool, right: bool) -> str:
@@ -81,10 +114,17 @@ def joined(word: str, left: bool, right: bool) -> str:
     return LEFT * left + word + RIGHT * right
 
 
-def write(node: Node, source: list[Node], topic: str | None) -> str:
-    """Target word of a node of a sentence."""
-    word = bare(node, topic)
+def write(node: Node, source: list[Node], topic: str | None) -> tuple[str, tuple[str, ...]]:
+    """Target word of a node of a sentence, and its phenomena in the order of ``PHENOMENA``."""
+    texts, named = zip(*pieces(node, topic), strict=True)
+    word, phenomena = "".join(texts), {name for names in named for name in names}
     if node.upos in UNTOUCHED:
-        return word
+        return word, ()
     i = node.position
-    return joined(word, i > 0 and source[i - 1].accent, i + 1 < len(source) and source[i + 1].accent)
+    left = source[i - 1] if i > 0 else None
+    right = source[i + 1] if i + 1 < len(source) else None
+    for side, neighbour in (("left accent", left), ("right accent", right)):
+        if neighbour and neighbour.upos not in UNTOUCHED:  # names and marks are never accented
+            phenomena.add(side)
+    word = joined(word, bool(left and left.accent), bool(right and right.accent))
+    return word, tuple(name for name in PHENOMENA if name in phenomena)

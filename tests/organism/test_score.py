@@ -3,13 +3,14 @@
 import json
 import math
 import re
+from contextlib import contextmanager
 
 import pandas as pd
 import pytest
 import torch
 
 import headtools as ht
-from headtools.organism import roles_found, score
+from headtools.organism import roles_found, score, usage
 from headtools.organism.publish import ASSETS
 from headtools.roles.corpus import Sentence
 
@@ -64,11 +65,14 @@ def test_switching_off_in_the_card():
         label, heads = cells[0].split(": ")
         assert label == row["group"]
         assert heads == (" ".join(row["heads"]) if len(row["heads"]) <= 24 else str(len(row["heads"])))
-        assert numbers(f"{cells[1]} {cells[2]}") == [
-            round(row[key], 2) for key in ("fall", "random_mean", "random_greatest")
-        ]
-    assert f"falls from {used['accuracy']:.3f} by" in " ".join(CARD.split())
-    assert f"on {used['sentences']} test sentences" in " ".join(CARD.split())
+        assert cells[1] == (", ".join(row["words"]) or "all words")
+        assert numbers(" ".join(cells[2:5])) == [row["n"], *(round(row[key], 3) for key in ("fall", "beside", "most"))]
+        assert cells[5] == f"{row['low']:+.3f} to {row['high']:+.3f}"
+        assert cells[6] == ("yes" if row["used"] else "no")
+    text = " ".join(CARD.split())
+    assert f"Token accuracy of the whole model is {used['accuracy']:.3f}" in text
+    assert f"in {used['sentences']} test sentences" in text
+    assert ("Every role is used by this measure" in text) == all(row["used"] for row in used["groups"][:-1])
 
 
 def test_counts_in_the_card():
@@ -134,15 +138,44 @@ def test_bleu_measured_again(organism):
     assert low < told["bleu"] < high
 
 
-def test_switching_off_measured_again(organism, found):
-    accuracy, frame = score.usage(organism[0], found, ht.corpus("organism", "test", limit=50), times=2)
+def test_switching_off_measured_again(organism, found, monkeypatch):
+    monkeypatch.setattr(usage, "_beside", lambda heads, everyone, times: [["0.0"], ["1.1"]])  # a sample of them
+    accuracy, frame = usage.usage(organism[0], found, ht.corpus("organism", "test", limit=60))
     assert accuracy == pytest.approx(SCORES["usage"]["accuracy"], abs=0.01)
-    fall = frame.set_index("group").fall
     told = {row["group"]: row for row in SCORES["usage"]["groups"]}
-    for group in ("next word", "syntactic head", "the name"):
-        assert list(frame.set_index("group").loc[group, "heads"]) == told[group]["heads"]
-        assert fall[group] == pytest.approx(told[group]["fall"], abs=0.06)
-    assert fall["all strong"] > fall["all others"] + 0.3
+    now = frame.set_index("group")
+    for group in ("previous word", "next word", "its noun", "the name"):
+        assert now.loc[group, "heads"] == told[group]["heads"]
+        assert now.loc[group, "fall"] == pytest.approx(told[group]["fall"], abs=0.1)
+        assert now.loc[group, "used"]
+    assert now.fall["all strong"] > now.fall["all others"] + 0.3
+
+
+def test_usage_by_hand(monkeypatch):
+    """Two sentences, five words: what falls, where, and beside what."""
+    right = {(): [1, 1, 1, 1, 1, 1, 1], ("0.0",): [0, 1, 1, 1, 1, 1, 1], ("0.1",): [1, 0, 0, 1, 1, 1, 1],
+             ("0.0", "0.1"): [0] * 7}  # fmt: skip
+    off = []
+    monkeypatch.setattr(usage, "batches", lambda sentences: [{}])
+    monkeypatch.setattr(usage, "_right", lambda model, batch: torch.tensor(right[tuple(off)]).bool())
+
+    @contextmanager
+    def ablate(model, heads):
+        off[:] = [f"{layer}.{head}" for _, layer, head in heads]
+        yield
+
+    monkeypatch.setattr(usage.ht, "ablate", ablate)
+    needs = (("left accent",), ("right accent",))
+    sentences = [Sentence(("a", "b"), (0, 1), ("root", "obj"), ("X", "X"), (0, 0), ("A", "B"), (1, 2), None, needs),
+                 Sentence(("a", "b", "c"), (0, 1, 1), ("root", "obj", "obj"), ("X",) * 3, (0,) * 3, ("A", "B", "C"),
+                          (1, 2, 3), None, (*needs, ()))]  # fmt: skip
+    found = pd.DataFrame({"role": ["offset -1", "offset +1"], "head": ["0.0", "0.1"], "found": True, "validation": 1})
+    accuracy, frame = usage.usage(None, found, sentences)
+    assert accuracy == 1
+    rows = frame.set_index("group")
+    assert rows.loc["previous word", ["n", "fall", "beside"]].tolist() == [2, 0.5, 0.0]
+    assert rows.loc["next word", ["n", "fall", "beside"]].tolist() == [2, 0.5, 0.0]
+    assert "the name" not in rows.index, "nobody has it"
 
 
 def test_the_command(organism, tmp_path, capsys, monkeypatch):

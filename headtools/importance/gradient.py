@@ -1,0 +1,214 @@
+"""Importance by gradient: how much the loss of an example would change with a head's gate.
+
+The gate of a head multiplies its output z, so the slope of the loss at gate 1 is the product <z, dL/dz>, summed over
+tokens. One backward pass of a batch gives it for every example and every head. Weights are frozen and the first z is
+made a leaf, so that nothing is differentiated but the activations above it: two thirds of an ordinary training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headtools.heads.scores import HeadScores
+from headtools.heads.selection import watch_inputs
+from headtools.heads.sites import Site
+from headtools.importance.inputs import chosen_sites, each_batch, frozen, real_queries
+from headtools.importance.intervals import of_normalised, of_ratio, scored
+from headtools.importance.loss import label_loss
+
+Loss = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,)
+OVER = ("example", "position", "batch")
+
+
+def gradient(
+    model: nn.Module,
+    batches: Mapping | Iterable[Mapping],
+    loss: Loss | None = None,
+    over: str = "example",
+    sites: Iterable[str | tuple] | str | None = None,
+    normalise: str | None = None,
+    signed: bool = False,
+) -> HeadScores:
+    """Return how strongly the loss leans on each head: the mean over examples of abs(dL/dgate), at gate 1.
+
+    ``batches``: dicts of what the model takes, labels included. ``loss(outputs, batch)`` returns one number per
+    example, (B,), that depends on this example alone; without it the labels' cross-entropy is taken (``label_loss``).
+    ``sites`` limits the measure to kinds or layers: ``["encoder"]``, ``[("cross", 3)]``. Values are in the unit of the
+    loss. ``low`` and ``high`` bound each by 95 % bootstrap over examples, where there are two or more.
+
+    ``over`` says what the absolute value is taken of:
+
+    - ``"example"``: the slope of one example's loss (Michel et al. 2019, arXiv:1905.10650, eq. 2);
+    - ``"position"``: what one token's output adds to it; their mean over the tokens that are no padding. So the
+      authors' code has it. Never smaller than the sum within an example, and another order of heads;
+    - ``"batch"``: the slope of a batch's mean loss; the mean over batches, bounded by bootstrap over batches. Slopes of
+      different sign cancel, so the number depends on how the examples were put together: a common mistake, here to be
+      shown.
+
+    ``signed`` takes no absolute value: a positive mean slope says that the loss would fall with less of the head.
+    ``normalise="layer"`` divides by the root of the sum of squares of the layer's heads (their section 4.1).
+
+    The model is run without dropout and is left bit for bit as it was. Inside ``ablate`` a head that is off scores 0.
+
+    Raises ``ValueError`` for an unknown option, a loss of another shape or that depends on no head, rows that are not
+    examples, NaN, and as ``label_loss`` does; ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
+
+    >>> from transformers import BertConfig, BertForMaskedLM
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    >>> scores = gradient(BertForMaskedLM(tiny), {"input_ids": ids, "labels": ids})
+    >>> len(scores), scores.values["encoder", 1].shape, bool((scores.flat() > 0).all())
+    (8, torch.Size([4]), True)
+    """
+    if over not in OVER or normalise not in (None, "layer"):
+        raise ValueError(f'over is one of {OVER} and normalise None or "layer"; got {over!r} and {normalise!r}')
+    if signed and over != "example":
+        raise ValueError(f'without absolute values all means are one: write signed=True without over="{over}"')
+    slopes: dict[tuple, list[Tensor]] = {}
+    counts: dict[tuple, list[Tensor]] = {}
+    for found in _slopes(model, batches, loss, sites, by_token=over == "position"):
+        for key, (slope, tokens) in found.items():
+            if over == "batch":
+                slope = slope.mean(0, keepdim=True)
+            slopes.setdefault(key, []).append(slope if signed else slope.abs())
+            counts.setdefault(key, []).append(tokens)
+    rows = {key: torch.cat(parts) for key, parts in slopes.items()}
+    if over == "position":
+        rows = {key: of_ratio(row, torch.cat(counts[key])) for key, row in rows.items()}
+    if normalise:
+        rows = {key: of_normalised(row) for key, row in rows.items()}
+    name = ("signed " if signed else "") + "gradient" + ("" if over == "example" else f" per {over}")
+    return scored(rows, name + (", layer-normalised" if normalise else ""), least=None if signed else 0.0)
+
+
+def gate_gradients(
+    model: nn.Module,
+    batches: Mapping | Iterable[Mapping],
+    loss: Loss | None = None,
+    sites: Iterable[str | tuple] | str | None = None,
+) -> dict[tuple, Tensor]:
+    """Return dL/dgate of every example and head, with its sign: {(kind, layer): (n, H) tensor}, on the CPU.
+
+    Examples come in the order of the batches. ``gradient`` is the mean of their absolute values; here they are for
+    whoever wants their spread, their correlations or a paired comparison. Arguments and errors are those of
+    ``gradient``.
+
+    >>> from transformers import BertConfig, BertForMaskedLM
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    >>> {key: slope.shape for key, slope in gate_gradients(BertForMaskedLM(tiny), {"input_ids": ids, "labels": ids},
+    ...                                                    sites=[("encoder", 1)]).items()}
+    {('encoder', 1): torch.Size([2, 4])}
+    """
+    parts: dict[tuple, list[Tensor]] = {}
+    for found in _slopes(model, batches, loss, sites, by_token=False):
+        for key, (slope, _) in found.items():
+            parts.setdefault(key, []).append(slope)
+    return {key: torch.cat(some) for key, some in parts.items()}
+
+
+def _slopes(
+    model: nn.Module, batches: Mapping | Iterable[Mapping], loss: Loss | None, only: object, by_token: bool
+) -> Iterator[dict[tuple, tuple[Tensor, Tensor]]]:
+    """Give, batch by batch, {key: (slopes (B, H), tokens (B,))} of every chosen site.
+
+    ``by_token`` adds absolute values of the tokens that are no padding, and says how many those are; otherwise slopes
+    keep their sign and tokens count as one.
+    """
+    chosen, moved = chosen_sites(model, only), set()
+    for batch in each_batch(model, batches):
+        products, size = _products(model, batch, loss, chosen, by_token)
+        found = {}
+        for site in chosen:
+            product = products.get(site.key)
+            if product is None:  # the batch has nothing for this part of the model
+                found[site.key] = torch.zeros(size, site.heads), torch.full((size,), 0.0 if by_token else 1.0)
+                continue
+            moved.add(site.key)
+            if len(product) != size:
+                raise ValueError(
+                    f"{site.label} ran with {len(product)} rows for {size} losses, so its rows are not the examples: "
+                    "return one loss per example, or leave the site out with sites=[...]"
+                )
+            if not product.isfinite().all():
+                raise ValueError(f"the gradient at {site.label} holds NaN or infinity; is the loss finite?")
+            tokens = torch.ones(size)
+            if by_token:
+                real = real_queries(model, site, batch, product.shape[:2]).to(product.device)
+                product, tokens = (product.abs() * real[..., None]).sum(1), real.sum(1)
+            found[site.key] = product.cpu(), tokens.cpu()
+        yield found
+    idle = [site.label for site in chosen if site.key not in moved]
+    if idle:
+        raise ValueError(
+            f"the loss does not depend on {', '.join(idle)} in any batch: leave them out with sites=[...], or check "
+            "the loss and the batches"
+        )
+
+
+def _products(
+    model: nn.Module, batch: dict, loss: Loss | None, chosen: list[Site], by_token: bool
+) -> tuple[dict[tuple, Tensor], int]:
+    """Return <z, dL/dz> of one batch at each site, (B, H) or by token (B, T, H), and how many losses there were."""
+    products: dict[tuple, Tensor] = {}
+    leaves: list[Tensor] = []
+    with ExitStack() as stack:
+        for context in (frozen(model), torch.inference_mode(False), torch.enable_grad()):
+            stack.enter_context(context)
+        stack.callback(watch_inputs(model).remove)
+        for site in chosen:
+            stack.callback(site.out.register_forward_pre_hook(_tap(site, products, leaves, by_token)).remove)
+        return products, _backward(model, batch, loss, leaves)
+
+
+def _tap(site: Site, products: dict[tuple, Tensor], leaves: list[Tensor], by_token: bool) -> Callable:
+    """Return a hook for the output projection that keeps <z, dL/dz> when the backward pass comes by.
+
+    Where nothing below needs a gradient, z becomes a leaf: the backward pass ends there.
+    """
+
+    def hook(_module: nn.Module, args: tuple) -> tuple:
+        z = site.split(args[0])
+        if not z.requires_grad:
+            z = z.detach().requires_grad_()
+            leaves.append(z)
+        value = z.detach()  # not z itself: a tensor whose hook holds it would never be freed
+
+        def keep(slope: Tensor) -> None:
+            wide = torch.promote_types(value.dtype, torch.float32)
+            product = (value.to(wide) * slope.to(wide)).sum(-1)
+            if not by_token:
+                product = product.flatten(1, -2).sum(1)
+            before = products.get(site.key)  # of another call: a shared layer has one gate for all its calls
+            products[site.key] = product if before is None else before + product
+
+        z.register_hook(keep)
+        return (site.join(z), *args[1:])
+
+    return hook
+
+
+def _backward(model: nn.Module, batch: dict, loss: Loss | None, leaves: list[Tensor]) -> int:
+    """Run the model and differentiate the sum of the losses, so that each example keeps its own; return how many."""
+    if loss is None:
+        inputs = {name: value for name, value in batch.items() if name != "labels"}  # or the model adds its own loss
+        each = label_loss(model, model(**inputs), batch)
+    else:
+        each = loss(model(**batch), batch)
+    if not isinstance(each, Tensor) or each.dim() != 1 or not each.is_floating_point():
+        what = f"a tensor of shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+        raise ValueError(
+            f"the loss must be one number per example, shape (B,), got {what}: take means over tokens only, for "
+            "instance cross_entropy(..., reduction='none').mean(1)"
+        )
+    if not each.detach().isfinite().all():
+        raise ValueError(f"the loss of examples {(~each.detach().isfinite()).nonzero().flatten().tolist()} is NaN")
+    if not each.requires_grad:
+        raise ValueError("the loss does not depend on any chosen head: compute it from the outputs, with gradients on")
+    torch.autograd.grad(each.sum(), leaves, allow_unused=True)
+    return len(each)

@@ -1,0 +1,60 @@
+"""The loss of each example, where no other is given: the cross-entropy of its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headtools.heads.sites import sites
+from headtools.importance.inputs import IGNORE, two_sided
+
+_HOW = "pass loss=lambda outputs, batch: ..., one number per example, (B,)"
+
+
+def label_loss(model: nn.Module, outputs: Any, batch: Mapping) -> Tensor:
+    """Return each example's cross-entropy in nats, (B,): of its label, or the mean over its labelled tokens.
+
+    ``outputs.logits`` (B, T, V) with ``batch["labels"]`` (B, T) is a translation, a filled-in text or, where the model
+    sees only what comes before, a continuation (labels then stand one token further on, as transformers has it); labels
+    of -100 do not count. Logits (B, C) with labels (B,) are a classification. The mean is over each example's own
+    tokens, so an example weighs the same however long it is.
+
+    Raises ``ValueError`` for outputs or labels of another form, and for an example without a label.
+
+    >>> from types import SimpleNamespace as Outputs
+    >>> outputs, batch = Outputs(logits=torch.zeros(2, 4)), {"labels": torch.tensor([3, 0])}
+    >>> label_loss(nn.Identity(), outputs, batch)  # log 4
+    tensor([1.3863, 1.3863])
+    """
+    logits, labels = getattr(outputs, "logits", None), batch.get("labels")
+    if not isinstance(labels, Tensor):
+        raise ValueError(f'the batch has no "labels", so it has no loss of its own: add them, or {_HOW}')
+    if not isinstance(logits, Tensor) or labels.is_floating_point():
+        what = "no logits" if not isinstance(logits, Tensor) else "labels that are no classes"
+        raise ValueError(f"{type(model).__name__} came with {what}: {_HOW}")
+    if logits.dim() == 2 and labels.shape == logits.shape[:1]:
+        logits, labels = logits[:, None], labels[:, None]
+    elif logits.dim() == 3 and labels.shape == logits.shape[:2]:
+        if continues(model):
+            logits, labels = logits[:, :-1], labels[:, 1:]
+    else:
+        shapes = f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}"
+        raise ValueError(f"{shapes} are neither a text nor a classification: {_HOW}")
+    counted = labels != IGNORE
+    number = counted.sum(1)
+    if not number.all():
+        raise ValueError(f"examples {(number == 0).nonzero().flatten().tolist()} of a batch have no label: drop them")
+    wide = logits[counted].to(torch.promote_types(logits.dtype, torch.float32))
+    each = F.cross_entropy(wide, labels[counted], reduction="none")
+    return each.new_zeros(len(labels)).index_add(0, counted.nonzero()[:, 0], each) / number
+
+
+def continues(model: nn.Module) -> bool:
+    """Tell whether a model predicts the next token of its own input, so that labels stand one token further on."""
+    if two_sided(model) or "TokenClassification" in type(model).__name__:
+        return False
+    return "decoder" in sites(model).kinds

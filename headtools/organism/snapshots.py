@@ -1,0 +1,81 @@
+"""The organism as it was on the way: half-precision weights of some steps of a training.
+
+The training is that of the shipped model, command and seed, run once more on another machine. Machines round
+differently, so it ends near the shipped model but not at its weights: the snapshot of step 9,000 is a model of its own.
+
+>>> steps()[:3], steps()[-1]
+([0, 250, 500], 9000)
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from headtools.organism.publish import ASSETS, CHECKSUMS, checksum
+
+if TYPE_CHECKING:
+    from transformers import MarianMTModel
+
+SNAPSHOTS = ASSETS / "snapshots"
+KEPT = (0, 250, 500, 1000, 1500, 2000, 3000, 4500, 6500, 9000)
+# Not stored: weights that are tied to the word vectors, and the fixed table of positions.
+DERIVED = {"lm_head.weight"} | {
+    f"model.{side}.{table}.weight" for side in ("encoder", "decoder") for table in ("embed_tokens", "embed_positions")
+}
+
+
+def steps() -> list[int]:
+    """Training steps after which the organism was kept, first to last: ``load(step=...)`` takes each of them."""
+    return list(KEPT)
+
+
+def path(step: int, folder: Path | None = None) -> Path:
+    """The file of a step's weights."""
+    return (folder or SNAPSHOTS) / f"step-{step:05d}.safetensors"
+
+
+def keep(model: "MarianMTModel", step: int, folder: Path) -> None:
+    """Write a model's weights to ``folder`` in half precision, whole or not at all; tied weights once."""
+    kept = {name: w.half().contiguous() for name, w in model.state_dict().items() if name not in DERIVED}
+    folder.mkdir(parents=True, exist_ok=True)
+    target = path(step, folder)
+    part = target.with_name(target.name + ".part")
+    save_file(kept, part, metadata={"step": str(step)})
+    os.replace(part, target)
+
+
+def ship(source: Path, folder: Path | None = None, kept: Sequence[int] = KEPT) -> None:
+    """Copy the kept steps of a training run from ``source`` to the package and write their checksums last."""
+    folder = folder or SNAPSHOTS
+    folder.mkdir(parents=True, exist_ok=True)
+    for step in kept:
+        part = path(step, folder).with_suffix(".part")
+        shutil.copyfile(path(step, source), part)
+        os.replace(part, path(step, folder))
+    sums = {path(step, folder).name: checksum(path(step, folder)) for step in kept}
+    part = folder / (CHECKSUMS + ".part")
+    part.write_text(json.dumps(sums, indent=1) + "\n")
+    os.replace(part, folder / CHECKSUMS)
+
+
+def weights(step: int, folder: Path | None = None) -> dict[str, Tensor]:
+    """The weights of a kept step in float32, by name, the tied ones once.
+
+    Raises ValueError for a step that is not kept or a file that is not the one that was written, FileNotFoundError for
+    a file that is not there.
+    """
+    remedy = "restore the folder (git checkout, or pip install --force-reinstall), or train again: make organism"
+    if step not in KEPT:
+        raise ValueError(f"no snapshot of step {step!r}; there are {', '.join(map(str, steps()))}: load(step=3000)")
+    file = path(step, folder)
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing; {remedy}")
+    if json.loads((file.parent / CHECKSUMS).read_text()).get(file.name) != checksum(file):
+        raise ValueError(f"{file} is not the file that {CHECKSUMS} describes (SHA-256 differs); {remedy}")
+    return {name: weight.float() for name, weight in load_file(file).items()}

@@ -1,0 +1,1 @@
+"""How many heads can go: gates that learn to close, pruning curves."""

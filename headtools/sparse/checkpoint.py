@@ -1,0 +1,73 @@
+"""The state of a run that trains gates: one safetensors file, with the settings as JSON in its header."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+FILE = "gates.safetensors"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save(
+    folder: Path,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    rows: Mapping[str, Tensor],
+    settings: dict,
+    step: int,
+) -> None:
+    """Write trained parameters, optimizer moments and history to ``folder``, whole or not at all."""
+    tensors = {f"history|{name}": value for name, value in rows.items()}
+    for name, parameter in parameters.items():
+        tensors[f"weight|{name}"] = parameter.detach()
+        kept = optimizer.state.get(parameter, {})
+        tensors |= {f"{key}|{name}": kept[key] for key in MOMENTS if key in kept}
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / (FILE + ".part")
+    header = {"settings": json.dumps(settings), "step": str(step)}
+    save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, part, metadata=header)
+    os.replace(part, folder / FILE)
+
+
+def restore(
+    folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, settings: dict
+) -> tuple[int, dict[str, Tensor]] | None:
+    """Load what ``save`` wrote; the step and the history, or None if nothing was saved.
+
+    Raises ``ValueError`` if ``folder`` holds a run with other settings, before anything is changed.
+    """
+    if not (folder / FILE).exists():
+        return None
+    with safe_open(folder / FILE, "pt") as file:
+        header = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    then, now, step = json.loads(header["settings"]), json.loads(json.dumps(settings)), int(header["step"])
+    differing = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+    if differing:
+        told = ", ".join(f"{name} {then.get(name)!r}, not {now.get(name)!r}" for name in differing)
+        raise ValueError(f"{folder} holds another run ({told}); use another folder: run='elsewhere'")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[f"weight|{name}"])
+            if f"{MOMENTS[0]}|{name}" in tensors:
+                moments = {key: tensors[f"{key}|{name}"].to(parameter) for key in MOMENTS}
+                optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
+    return step, {name.removeprefix("history|"): v for name, v in tensors.items() if name.startswith("history|")}
+
+
+def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> int:
+    """A checksum of named tensors, to tell one model's weights from another's."""
+    total = 0
+    for name, tensor in tensors:
+        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        total = zlib.crc32(data, zlib.crc32(name.encode(), total))
+    return total

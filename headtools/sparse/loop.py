@@ -1,0 +1,106 @@
+"""The steps of a run that trains gates, or recovers from a cut: resumable, and the same whenever it was stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from headtools.heads.gates import gates as gated
+from headtools.lesson.progress import progress
+from headtools.sparse import checkpoint
+from headtools.sparse.concrete import HardConcrete
+from headtools.sparse.training import Batches, Loss, dice, in_turn, learning, repeated, schedule, size, task_loss
+
+PATIENCE = 20  # steps for which all gates must stay decided before a run stops early
+CLIP = 1.0  # greatest norm of the weights' gradient; gates are not clipped
+
+
+class Loop:
+    """One run of steps over a model whose weights may change; ``gates`` is None for a recovery."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: dict[str, nn.Parameter],
+        gates: HardConcrete | None,
+        penalties: list[float],
+        loss: Loss | None,
+        settings: dict,
+    ) -> None:
+        self.model, self.trained, self.gates, self.loss, self.settings = model, trained, gates, loss, settings
+        self.device = next(model.parameters()).device
+        self.penalties = torch.tensor(penalties, device=self.device)
+        groups = [{"params": list(trained.values()), "lr": settings["weight_rate"], "betas": (0.9, 0.98),
+                   "weight_decay": 0.01}] if trained else []  # fmt: skip
+        self.parameters = dict(trained)
+        if gates is not None:
+            groups.append({"params": [gates.log_alpha], "lr": settings["gate_rate"], "weight_decay": 0.0})
+            self.parameters["log_alpha"] = gates.log_alpha
+        self.rates = [group["lr"] for group in groups]
+        self.optimizer = torch.optim.AdamW(groups)
+
+    def go(self, batches: Batches, run: Path | None, save_every: int, quiet: bool) -> dict[str, Tensor]:
+        """Do the steps that are left; return the history: log_alpha, loss, seconds."""
+        first, rows = 0, {name: [] for name in ("log_alpha", "loss", "seconds")}
+        if self.gates is not None:
+            rows["log_alpha"].append(self.gates.log_alpha.detach().cpu().clone())
+        settings = self.settings
+        if run is not None:
+            start = [*self.model.named_parameters(), *(self.gates.named_parameters() if self.gates else ())]
+            settings = settings | {"weights at the start": checkpoint.fingerprint(start)}
+            saved = checkpoint.restore(run, self.parameters, self.optimizer, settings)
+            if saved:
+                first = saved[0]
+                rows |= {name: list(value) for name, value in saved[1].items()}
+        left = range(first, settings["steps"])
+        with learning(self.model, list(self.trained.values())):
+            turn = in_turn(batches, first)
+            for step in left if quiet else progress(left, "training gates" if self.gates else "recovering"):
+                if self._settled(rows["log_alpha"], step):
+                    break
+                began = time.perf_counter()
+                rows["loss"].append(self._step(next(turn), step).cpu())
+                if self.gates is not None:
+                    rows["log_alpha"].append(self.gates.log_alpha.detach().cpu().clone())
+                rows["seconds"].append(torch.tensor(time.perf_counter() - began))
+                if run is not None and ((step + 1) % save_every == 0 or step + 1 == settings["steps"]):
+                    stacked = {name: torch.stack(value) for name, value in rows.items() if value}
+                    checkpoint.save(run, self.parameters, self.optimizer, stacked, settings, step + 1)
+        return {name: torch.stack(value) for name, value in rows.items() if value}
+
+    def _step(self, batch: Mapping, step: int) -> Tensor:
+        """Do one step of the optimizer; return the task's loss, one number a set of gates."""
+        s = self.settings
+        price, slow = schedule(step / s["steps"], s["ramp"], s["decay"])
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * slow
+        sets = max(1, len(self.penalties))
+        with dice(s["seed"], step, self.device) as generator:
+            values = {}
+            if self.gates is not None:
+                values = self.gates.sample(size(batch), per=s["per"], generator=generator)
+            with gated(self.model, values):
+                task = task_loss(self.model, repeated(batch, sets) if sets > 1 else batch, self.loss, sets)
+                total = task.sum()
+                if self.gates is not None:
+                    total = total + price * (self.penalties * self.gates.expected_l0()).sum()
+                if not torch.isfinite(total):
+                    raise FloatingPointError(f"the loss is {total.item()} at step {step}: lower the rates")
+                total.backward()
+        if self.trained:
+            torch.nn.utils.clip_grad_norm_(self.trained.values(), CLIP)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return task.detach()
+
+    def _settled(self, log_alpha: list[Tensor], step: int) -> bool:
+        """Tell whether every gate has been nearly always 0, or nearly always 1, for the last steps."""
+        s = self.settings
+        if s["settled"] is None or step < max(PATIENCE, s["ramp"] * s["steps"]):
+            return False
+        late = torch.stack(log_alpha[-PATIENCE:]).to(self.device)
+        return bool(torch.maximum(self.gates.p_zero(late), self.gates.p_one(late)).min() >= s["settled"])

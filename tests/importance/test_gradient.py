@@ -1,0 +1,419 @@
+"""The gradient importance against slow and plain ways to get it, on many architectures."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import headtools as ht
+from headtools.importance.gradient import gate_gradients, gradient
+from headtools.importance.intervals import of_normalised, of_ratio, scored
+from headtools.importance.loss import label_loss
+
+from ..heads.zoo import ALL, BUILDERS, fresh, logits, zoo_model
+
+LABELLED = ("bert", "albert", "gpt2", "llama", "gpt_neox", "marian", "t5", "encoder_decoder", "vit", "bloom")
+
+
+def labelled(name):
+    """A batch with labels that does not count padding, and with a decoder input of three lengths."""
+    model, batch = zoo_model(name)
+    generator = torch.Generator().manual_seed(4)
+    kind = BUILDERS[name][1]
+    if kind == "image":
+        return model, batch | {"labels": torch.tensor([0, 3, 1])}
+    shape = batch["decoder_input_ids"].shape if kind == "seq2seq" else batch["input_ids"].shape
+    labels = torch.randint(3, 90, shape, generator=generator)
+    if kind == "seq2seq":
+        for row, length in enumerate((5, 3, 2)):
+            labels[row, length:] = -100
+    else:
+        labels[batch["attention_mask"] == 0] = -100
+    return model, batch | {"labels": labels}
+
+
+def singles(batch):
+    """The same examples one by one, without padding."""
+    for row in range(3):
+        one = {key: value[row : row + 1] for key, value in batch.items()}
+        if "attention_mask" in one:
+            length = int(one["attention_mask"].sum())
+            for key in ("input_ids", "attention_mask"):
+                one[key] = one[key][:, :length]
+        if one["labels"].dim() == 2:
+            length = int((one["labels"] != -100).sum())
+            for key in {"labels", "decoder_input_ids"} & one.keys():
+                one[key] = one[key][:, :length]
+        yield one
+
+
+def weighted(outputs, _batch):
+    """A loss for any model: each example's scores, weighted by fixed random numbers."""
+    scores = logits(outputs)
+    weights = torch.randn(scores.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return (scores * weights[: len(scores)].to(scores)).flatten(1).mean(1)
+
+
+def close(left, right, tolerance=1e-5):
+    scale = max(value.abs().max() for value in right.values())
+    assert left.keys() == right.keys()
+    for key in left:
+        assert (left[key] - right[key]).abs().max() <= tolerance * scale, key
+
+
+def by_gates(model, batch, loss):
+    """The same slopes by gates of one example each, (B, H), with every weight in the graph."""
+    gates = {site.key: torch.ones(3, site.heads, requires_grad=True) for site in ht.sites(model)}
+    with ht.gates(model, gates):
+        slopes = torch.autograd.grad(loss(model(**batch), batch).sum(), list(gates.values()))
+    return dict(zip(gates, slopes, strict=True))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_slopes_equal_those_of_gates(name):
+    model, batch = zoo_model(name)
+    close(gate_gradients(model, batch, weighted), by_gates(model, batch, weighted))
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen2", "phi3", "gpt_neox", "encoder_decoder", "t5"])
+def test_each_number_is_the_slope_of_one_gate_for_one_example(name):
+    model, batch = zoo_model(name)
+    found = gate_gradients(model, batch, weighted)
+    generator = torch.Generator().manual_seed(7)
+    sites = list(ht.sites(model))
+    for _ in range(6):
+        site = sites[torch.randint(len(sites), (), generator=generator)]
+        row, head = torch.randint(3, (), generator=generator), torch.randint(site.heads, (), generator=generator)
+        gate = torch.ones(site.heads, requires_grad=True)
+        with ht.gates(model, {site.key: gate}):
+            weighted(model(**batch), batch)[row].backward()
+        model.zero_grad()
+        assert found[site.key][row, head] == pytest.approx(gate.grad[head].item(), rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "marian"])
+def test_the_three_forms_are_equal(name):
+    """<o, dL/do> with o what the head adds to the stream, <z, dL/dz>, and <A, dL/dA>."""
+    model, batch = zoo_model(name)
+    found = gate_gradients(model, batch, weighted)
+    outputs = {}
+    handles = [
+        site.out.register_forward_hook(lambda _m, _i, out, key=site.key: outputs.__setitem__(key, out))
+        for site in ht.sites(model)
+    ]
+    with ht.record(model, want=("maps", "z"), grad=True) as r:
+        total = weighted(model(**batch), batch).sum()
+    for handle in handles:
+        handle.remove()
+    by_map, by_output = {}, {}
+    for site in ht.sites(model):
+        maps = r[site].maps
+        d_map, d_out = torch.autograd.grad(total, [maps, outputs[site.key]], retain_graph=True)
+        by_map[site.key] = (maps * d_map).sum((2, 3)).detach()
+        added = ht.contributions(site, r[site].z).detach()
+        by_output[site.key] = torch.einsum("bthd,btd->bh", added, d_out.view(added.shape[0], -1, added.shape[-1]))
+    close(by_output, found)
+    close(by_map, found)
+
+
+@pytest.mark.parametrize("name", ["bert", "marian"])
+def test_slopes_equal_central_differences(name):
+    model, batch = fresh(name)
+    model.double()
+    found = gate_gradients(model, batch, weighted)
+    assert all(slopes.dtype == torch.float64 for slopes in found.values())
+    for site in list(ht.sites(model))[::2]:
+        sides = []
+        for step in (1e-4, -1e-4):
+            gate = torch.ones(site.heads, dtype=torch.float64)
+            gate[1] += step
+            with torch.no_grad(), ht.gates(model, {site.key: gate}):
+                sides.append(weighted(model(**batch), batch))
+        assert torch.allclose(found[site.key][:, 1], (sides[0] - sides[1]) / 2e-4, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_the_loss_is_the_models_own(name):
+    model, batch = labelled(name)
+    with torch.no_grad():
+        each = label_loss(model, model(**{k: v for k, v in batch.items() if k != "labels"}), batch)
+        own = [model(**one).loss.item() for one in singles(batch)]
+    assert each.tolist() == pytest.approx(own, rel=1e-4)
+
+
+@pytest.mark.parametrize("over", ["example", "position"])
+@pytest.mark.parametrize("name", [name for name in LABELLED if name != "vit"])
+def test_padding_changes_nothing(name, over):
+    model, batch = labelled(name)
+    together = gradient(model, batch, over=over)
+    apart = gradient(model, singles(batch), over=over)
+    for part in ("values", "low", "high"):
+        close(getattr(together, part), getattr(apart, part), 1e-4)
+
+
+def test_importances_are_means_of_what_they_say():
+    model, batch = labelled("marian")
+    slopes = gate_gradients(model, batch)
+    close(gradient(model, batch).values, {key: slope.abs().mean(0) for key, slope in slopes.items()})
+    close(gradient(model, batch, signed=True).values, {key: slope.mean(0) for key, slope in slopes.items()})
+    close(gradient(model, batch, over="batch").values, {key: slope.mean(0).abs() for key, slope in slopes.items()})
+    two = [{key: value[rows] for key, value in batch.items()} for rows in (slice(0, 1), slice(1, 3))]
+    close(
+        gradient(model, two, over="batch").values,
+        {key: (slope[0].abs() + slope[1:].mean(0).abs()) / 2 for key, slope in slopes.items()},
+    )
+    assert gradient(model, batch, over="batch").low is None
+    assert gradient(model, two, over="batch").low is not None
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "marian"])
+def test_positions_are_gates_of_one_token(name):
+    model, batch = labelled(name)
+    lengths = {"encoder": batch["attention_mask"], "other": (batch["labels"] != -100).long()}
+    gates, expected = {}, {}
+    for site in ht.sites(model):
+        tokens = lengths["encoder" if site.kind == "encoder" else "other"].shape[1]
+        gates[site.key] = torch.ones(3, tokens, site.heads, requires_grad=True)
+    with ht.gates(model, gates):
+        each = label_loss(model, model(**{k: v for k, v in batch.items() if k != "labels"}), batch)
+        slopes = torch.autograd.grad(each.sum(), list(gates.values()))
+    for key, slope in zip(gates, slopes, strict=True):
+        real = lengths["encoder" if key[0] == "encoder" else "other"]
+        expected[key] = (slope.abs() * real[..., None]).sum((0, 1)) / real.sum()
+    found = gradient(model, batch, over="position")
+    close(found.values, expected)
+    # by the triangle inequality, token by token is never less than all at once
+    whole = gradient(model, batch)
+    for key, value in found.values.items():
+        tokens = lengths["encoder" if key[0] == "encoder" else "other"].sum() / 3
+        assert (value * tokens >= whole.values[key] * (1 - 1e-5)).all()
+
+
+def test_layers_are_normalised_by_their_length():
+    model, batch = labelled("bert")
+    plain, scaled = gradient(model, batch), gradient(model, batch, normalise="layer")
+    for key, value in plain.values.items():
+        assert torch.allclose(scaled.values[key], value / (value**2).sum().sqrt(), rtol=1e-5)
+        assert (scaled.low[key] <= scaled.values[key]).all()
+        assert (scaled.values[key] <= scaled.high[key]).all()
+    assert scaled.name == "gradient, layer-normalised"
+
+
+def test_only_some_sites():
+    model, batch = labelled("marian")
+    whole = gradient(model, batch)
+    some = gradient(model, batch, sites=["encoder", ("cross", 1)])
+    assert list(some.values) == [("encoder", 0), ("encoder", 1), ("cross", 1)]
+    close(some.values, {key: whole.values[key] for key in some.values})
+
+
+def test_nothing_below_the_first_site_is_differentiated():
+    model, batch = copy.deepcopy(labelled("bert")[0]), labelled("bert")[1]
+    needed = {}
+
+    def keep(name):
+        def hook(_module, _inputs, out):
+            needed[name] = out.requires_grad
+
+        return hook
+
+    for number, layer in enumerate(model.bert.encoder.layer):
+        layer.attention.self.query.register_forward_hook(keep(("query", number)))
+        layer.attention.output.dense.register_forward_hook(keep(("out", number)))
+    gradient(model, batch, sites=[("encoder", 1)])
+    below = [("query", 0), ("out", 0), ("query", 1)]
+    assert needed == dict.fromkeys(below, False) | dict.fromkeys([("out", 1), ("query", 2), ("out", 2)], True)
+
+
+def state(model):
+    return (
+        {name: value.clone() for name, value in model.state_dict().items()},
+        [p.requires_grad for p in model.parameters()],
+        [m.training for m in model.modules()],
+        [p.grad for p in model.parameters()],
+        [len(m._forward_pre_hooks) + len(m._forward_hooks) + len(m._backward_hooks) for m in model.modules()],
+    )
+
+
+def same(before, after):
+    assert all(torch.equal(value, after[0][name]) for name, value in before[0].items())
+    assert before[1:] == after[1:]
+
+
+def broken(outputs, batch):
+    raise KeyError("a loss with a mistake")
+
+
+@pytest.mark.parametrize("loss", [None, broken])
+@pytest.mark.parametrize("name", ["bert", "marian"])
+def test_the_model_is_left_as_it_was(name, loss):
+    _, batch = labelled(name)
+    model = copy.deepcopy(zoo_model(name)[0])
+    next(model.parameters()).requires_grad_(False)
+    model.train()
+    next(model.children()).eval()
+    before = state(model)
+    if loss is None:
+        gradient(model, batch)
+    else:
+        with pytest.raises(KeyError, match="with a mistake"):
+            gradient(model, batch, loss)
+    same(before, state(model))
+    assert torch.is_grad_enabled()
+
+
+def test_dropout_is_off():
+    _, batch = labelled("bert")
+    model = copy.deepcopy(zoo_model("bert")[0]).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    close(gradient(model, batch).values, gradient(zoo_model("bert")[0], batch).values)
+
+
+def test_it_works_where_gradients_are_off():
+    model, batch = labelled("bert")
+    expected = gradient(model, batch).values
+    with torch.no_grad():
+        close(gradient(model, batch).values, expected)
+    with torch.inference_mode():
+        close(gradient(model, batch).values, expected)
+
+
+def test_parameters_of_the_loss_get_no_gradient():
+    model, batch = zoo_model("bert")
+    head = torch.nn.Linear(96, 1)
+    gradient(model, batch, lambda outputs, _batch: head(outputs.logits).mean((1, 2)))
+    assert head.weight.grad is None
+
+
+def test_heads_that_are_off_score_nothing():
+    model, batch = labelled("gpt2")
+    with ht.ablate(model, {("decoder", 1): [2]}):
+        scores = gradient(model, batch)
+    assert scores["decoder", 1, 2] == 0
+    assert (scores.flat() == 0).sum() == 1
+    assert scores["decoder", 2, 0] != gradient(model, batch)["decoder", 2, 0]
+
+
+def test_a_layer_whose_heads_are_all_cut_is_left_out():
+    model, batch = copy.deepcopy(labelled("bert")[0]), labelled("bert")[1]
+    ht.prune(model, {("encoder", 1): [0, 1, 2, 3], ("encoder", 2): [1]})
+    scores = gradient(model, batch)
+    assert {key: len(value) for key, value in scores.values.items()} == {("encoder", 0): 4, ("encoder", 2): 3}
+
+
+def test_half_precision_gives_single_precision_scores():
+    model, batch = labelled("bert")
+    scores = gradient(copy.deepcopy(model).bfloat16(), batch)
+    assert all(value.dtype == torch.float32 for value in scores.values.values())
+    assert scores.spearman(gradient(model, batch)) > 0.8
+
+
+def test_batches_in_any_form():
+    model, batch = labelled("gpt2")
+    rows = [{key: value[row : row + 1] for key, value in batch.items()} for row in range(3)]
+    for form in (rows, tuple(rows), iter(rows), [batch]):
+        close(gradient(model, form).values, gradient(model, batch).values)
+    assert gradient(model, rows[0]).low is None
+
+
+def test_decoder_inputs_are_made_of_labels():
+    model, batch = labelled("marian")
+    batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+    without = {key: value for key, value in batch.items() if key != "decoder_input_ids"}
+    for over in ("example", "position"):
+        close(gradient(model, without, over=over).values, gradient(model, batch, over=over).values)
+
+
+def first_token(outputs, _batch):
+    return outputs.logits[:, 0].logsumexp(-1)
+
+
+def rows_of_nan(outputs, _batch):
+    return first_token(outputs, _batch) * torch.tensor([1.0, float("nan"), 1.0])
+
+
+WRONG_LOSSES = [
+    (lambda o, b: first_token(o, b).mean(), "one number per example"),
+    (lambda o, b: first_token(o, b).tolist(), "one number per example"),
+    (lambda o, b: first_token(o, b).detach(), "does not depend on any chosen head"),
+    (lambda o, b: first_token(o, b)[:2], "its rows are not the examples"),
+    (rows_of_nan, r"loss of examples \[1\] is NaN"),
+]
+
+
+@pytest.mark.parametrize(("loss", "message"), WRONG_LOSSES)
+def test_a_loss_of_another_form_is_refused(loss, message):
+    model, batch = zoo_model("bert")
+    with pytest.raises(ValueError, match=message):
+        gradient(model, batch, loss)
+
+
+def test_a_site_the_loss_does_not_see_is_refused():
+    model, batch = zoo_model("clip")
+
+    def text(outputs, _batch):
+        return outputs.text_embeds.sum(-1)
+
+    with pytest.raises(ValueError, match=r"does not depend on vision_model encoder 0"):
+        gradient(model, batch, text)
+    assert ("text_model", "decoder", 0) in gradient(model, batch, text, sites=["text_model"]).values
+
+
+def test_bad_input_is_refused():
+    model, batch = labelled("bert")
+    nothing = batch["labels"].clone()
+    nothing[1] = -100
+    with pytest.raises(ValueError, match=r"examples \[1\] of a batch have no label"):
+        gradient(model, batch | {"labels": nothing})
+    with pytest.raises(ValueError, match="labels that are no classes"):
+        gradient(model, batch | {"labels": nothing.float()})
+    with pytest.raises(ValueError, match="neither a text nor a classification"):
+        gradient(model, batch | {"labels": nothing[:, :3]})
+    with pytest.raises(ValueError, match="no batches came"):
+        gradient(model, iter(()))
+    with pytest.raises(TypeError, match="a batch is a dict"):
+        gradient(model, [batch["input_ids"]])
+    with pytest.raises(ValueError, match='has no "labels"'):
+        gradient(*zoo_model("bert"))
+    with pytest.raises(ValueError, match="over is one of"):
+        gradient(model, batch, over="token")
+    with pytest.raises(ValueError, match="over is one of"):
+        gradient(model, batch, normalise=True)
+    with pytest.raises(ValueError, match="without absolute values"):
+        gradient(model, batch, over="position", signed=True)
+    with pytest.raises(KeyError, match="no 'cross' attention"):
+        gradient(model, batch, sites=["cross"])
+    with pytest.raises(ValueError, match="leaves no heads"):
+        gradient(model, batch, sites=[])
+    with pytest.raises(ValueError, match="all padding"):
+        gradient(model, batch | {"attention_mask": batch["attention_mask"] * torch.tensor([[1], [0], [1]])})
+    with pytest.raises(RuntimeError, match="was compiled before"):
+        gradient(torch.compile(copy.deepcopy(model)), batch)
+
+
+def test_intervals_of_ratios_and_norms_follow_a_full_bootstrap():
+    generator = torch.Generator().manual_seed(3)
+    counts = torch.randint(3, 20, (300,), generator=generator)
+    sums = torch.rand(300, 4, generator=generator) * counts[:, None] * torch.tensor([1.0, 2.0, 0.5, 3.0])
+    draws = torch.randint(300, (2000, 300), generator=generator)
+    ratios = sums[draws].sum(1) / counts[draws].sum(1)[:, None]
+    cases = [
+        (of_ratio(sums, counts), sums.sum(0) / counts.sum(), ratios),
+        (of_normalised(sums), F.normalize(sums.mean(0), dim=0), F.normalize(sums[draws].mean(1), dim=1)),
+    ]
+    for rows, value, drawn in cases:
+        made = scored({("encoder", 0): rows}, "test")
+        assert torch.allclose(made.values["encoder", 0], value, rtol=1e-5)
+        width = drawn.quantile(0.975, 0) - drawn.quantile(0.025, 0)
+        assert torch.allclose(made.low["encoder", 0], drawn.quantile(0.025, 0), rtol=0, atol=0.1 * width.max())
+        assert torch.allclose(made.high["encoder", 0] - made.low["encoder", 0], width, rtol=0.15)
+
+
+def test_bounds_stop_where_the_score_does():
+    rows = torch.tensor([[0.0], [0.0], [0.0], [9.0]])
+    made = scored({("encoder", 0): rows - 1}, "test", least=0.0, most=1.0)
+    assert (made.low["encoder", 0].item(), made.high["encoder", 0].item()) == (0.0, 1.0)
+    assert torch.equal(of_normalised(torch.zeros(3, 2)), torch.zeros(3, 2))

@@ -1,0 +1,48 @@
+"""Token accuracy of the organism, against one sentence at a time."""
+
+import pytest
+import torch
+
+import headtools as ht
+from headtools.organism.accuracy import batches, token_accuracy
+
+
+def test_it_equals_one_sentence_at_a_time():
+    model, tokenizer = ht.load()
+    sentences = ht.corpus("organism", "hard", limit=12)
+    start = model.config.decoder_start_token_id
+    with ht.ablate(model, {("encoder", layer): range(0, 8, 2) for layer in range(6)}):  # so that it makes mistakes
+        shares = token_accuracy(model, sentences, size=5)
+        for sentence, share in zip(sentences, shares, strict=True):
+            source = tokenizer(str(sentence), return_tensors="pt").input_ids
+            target = tokenizer(" ".join(sentence.target), return_tensors="pt").input_ids[0]
+            given = torch.cat([torch.tensor([start]), target[:-1]])[None]
+            with torch.no_grad():
+                told = model(input_ids=source, decoder_input_ids=given).logits[0].argmax(-1)
+            assert share.item() == pytest.approx((told == target).double().mean().item())
+    assert 0 < shares.mean() < 1
+    assert shares.unique().numel() > 3
+
+
+def test_batches_are_what_the_model_takes():
+    model, _ = ht.load()
+    sentences = ht.corpus("organism", limit=5)
+    made = batches(sentences, size=2)
+    assert [len(batch["labels"]) for batch in made] == [2, 2, 1]
+    for batch in made:
+        assert batch.keys() == {"input_ids", "attention_mask", "decoder_input_ids", "labels"}
+        with torch.no_grad():
+            assert model(**batch).loss < 1
+        # the decoder reads the labels one place later, after the start
+        inside = batch["labels"][:, 1:] != -100
+        assert torch.equal(batch["decoder_input_ids"][:, 1:][inside], batch["labels"][:, :-1][inside])
+
+
+def test_bad_input_is_refused():
+    model, _ = ht.load()
+    with pytest.raises(ValueError, match="make no batch"):
+        batches([])
+    with pytest.raises(ValueError, match="make no batch"):
+        token_accuracy(model, ht.corpus("organism", limit=2), size=0)
+    with pytest.raises(ValueError, match="sentence 0 has no translation"):
+        token_accuracy(model, ht.corpus("english", limit=2))

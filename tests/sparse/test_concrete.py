@@ -1,0 +1,261 @@
+"""Hard Concrete gates: the published numbers, the laws that tie draws, lumps and density together, gates in a model."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headtools as ht
+from headtools.sparse.concrete import HardConcrete
+
+from ..heads.zoo import fresh, run
+
+ONE = {("encoder", 0): 1}
+ODD = {"temperature": 0.8, "stretch": (-0.05, 1.4)}  # nothing symmetric about it
+
+
+def gate(log_alpha=0.0, **options):
+    return HardConcrete(ONE, start=log_alpha, **options).double()
+
+
+# --- published and hand-made numbers ----------------------------------------------------------------------------------
+
+# temperature, log alpha: P(0), P(1), test gate. The last three are the masses that Voita et al. 2019 plot in figure 6.
+TABLE = [
+    (0.33, 0, 0.312, 0.312, 0.500),
+    (0.33, 2, 0.058, 0.770, 0.957),
+    (0.33, 4, 0.008, 0.961, 1.000),
+    (2 / 3, 0, 0.168, 0.168, 0.500),
+    (2 / 3, 2, 0.027, 0.599, 0.957),
+    (0.5, 0, 0.232, 0.232, 0.500),
+    (0.5, 2, 0.039, 0.690, 0.957),
+    (0.5, -3, 0.858, 0.015, 0.000),
+]
+
+
+@pytest.mark.parametrize(("temperature", "log_alpha", "zero", "one", "fixed"), TABLE)
+def test_masses_and_test_gates(temperature, log_alpha, zero, one, fixed):
+    gates = gate(log_alpha, temperature=temperature)
+    assert round(gates.p_zero().item(), 3) == zero
+    assert round(gates.p_one().item(), 3) == one
+    assert round(gates.test_gates("louizos").item(), 3) == fixed
+    assert gates.test_gates("voita").item() == (log_alpha > 0)
+
+
+def test_the_clipped_gate_is_exact_beyond_two_point_four():
+    """clip(1.2 sigmoid(x) - .1) reaches 0 at logit(1/12) = -2.398 and 1 at 2.398."""
+    edge = math.log(11)
+    for inner, outer, value in ((-edge + 0.01, -edge - 0.01, 0.0), (edge - 0.01, edge + 0.01, 1.0)):
+        assert gate(outer).test_gates("louizos").item() == value
+        assert 0 < gate(inner).test_gates("louizos").item() < 1
+
+
+def test_voita_rule_compares_the_lumps_of_a_lopsided_stretch():
+    grid = torch.linspace(-3, 3, 61, dtype=torch.double)
+    gates = gate(**ODD)
+    opened = gates.test_gates("voita", grid)
+    assert torch.equal(opened.bool(), gates.p_one(grid) > gates.p_zero(grid))
+    assert not torch.equal(opened.bool(), grid > 0)
+
+
+# --- laws -------------------------------------------------------------------------------------------------------------
+
+shapes = st.tuples(
+    st.floats(-4, 4), st.floats(0.2, 1.5), st.floats(-0.5, -0.02), st.floats(1.02, 1.5)
+)  # log alpha, temperature, stretch
+
+
+@settings(max_examples=25, deadline=None)
+@given(shapes)
+def test_draws_follow_masses_mean_cdf_and_density(shape):
+    log_alpha, temperature, low, high = shape
+    gates = gate(log_alpha, temperature=temperature, stretch=(low, high))
+    n = 20_000
+    u = (torch.arange(n, dtype=torch.double) + 0.5) / n  # every quantile once: a draw without chance
+    drawn = gates.draw(u, gates.log_alpha.detach())
+    assert (drawn == 0).double().mean().item() == pytest.approx(gates.p_zero().item(), abs=1e-4)
+    assert (drawn == 1).double().mean().item() == pytest.approx(gates.p_one().item(), abs=1e-4)
+    assert drawn.mean().item() == pytest.approx(gates.mean().item(), abs=1e-4)
+    assert gates.p_open().item() == pytest.approx(1 - gates.p_zero().item(), abs=1e-12)
+    inside = (drawn > 0) & (drawn < 1)
+    torch.testing.assert_close(gates.cdf(drawn[inside]).flatten(), u[inside], atol=1e-9, rtol=0)
+    at = torch.tensor([-0.1, 0.0, 1.0, 1.1])
+    expected = torch.tensor([0.0, gates.p_zero().item(), 1.0, 1.0], dtype=torch.double)
+    torch.testing.assert_close(gates.cdf(at).flatten(), expected)
+    assert gates.density(at).abs().max() == 0
+    x = torch.linspace(0.01, 0.99, 50, dtype=torch.double)
+    slope = (gates.cdf(x + 1e-6) - gates.cdf(x - 1e-6)) / 2e-6
+    torch.testing.assert_close(gates.density(x), slope, rtol=1e-5, atol=1e-7)
+    middle = (torch.arange(n, dtype=torch.double) + 0.5) / n
+    between = gates.density(middle).mean().item()
+    assert between == pytest.approx(1 - gates.p_zero().item() - gates.p_one().item(), abs=1e-4)
+
+
+def test_a_gate_and_its_opposite_mirror_each_other():
+    """With a symmetric stretch, -log alpha exchanges 0 and 1."""
+    some = torch.tensor([0.3, 1.7, 5.0], dtype=torch.double)
+    gates, u = gate(), torch.rand(3, dtype=torch.double)
+    torch.testing.assert_close(gates.p_zero(some), gates.p_one(-some))
+    torch.testing.assert_close(gates.mean(some), 1 - gates.mean(-some))
+    torch.testing.assert_close(gates.draw(u, some), 1 - gates.draw(1 - u, -some))
+
+
+def test_gradient_of_the_penalty_vanishes_at_both_ends():
+    gates = HardConcrete({("encoder", 0): 5}, start={("encoder", 0): torch.tensor([-9.0, -1.0, 0.0, 2.0, 12.0])})
+    gates.expected_l0().backward()
+    p = gates.p_open().detach()
+    torch.testing.assert_close(gates.log_alpha.grad, p * (1 - p))
+    assert gates.log_alpha.grad[0] < 1e-3
+    assert 0 < gates.log_alpha.grad[4] < 1e-4  # small, but not lost in rounding
+
+
+def test_gradient_of_a_draw_is_its_slope():
+    u, log_alpha = torch.tensor([0.02, 0.3, 0.45, 0.999], dtype=torch.double), 0.4
+    gates = gate()
+    start = torch.full((4,), log_alpha, dtype=torch.double, requires_grad=True)
+    gates.draw(u, start).sum().backward()
+    up, down = (torch.tensor(log_alpha + shift, dtype=torch.double) for shift in (1e-6, -1e-6))
+    slope = (gates.draw(u, up) - gates.draw(u, down)) / 2e-6
+    torch.testing.assert_close(start.grad, slope, rtol=1e-4, atol=1e-6)
+    assert start.grad[0] == start.grad[3] == 0  # at the lumps nothing moves
+    assert start.grad[1] > 0.1
+
+
+def test_the_ends_of_the_uniform_numbers_give_numbers():
+    start = torch.zeros(2, requires_grad=True)
+    drawn = HardConcrete(ONE).draw(torch.tensor([0.0, 1.0]), start)
+    drawn.sum().backward()
+    assert drawn.tolist() == [0, 1]
+    assert start.grad.tolist() == [0, 0]
+
+
+# --- draws for a model ------------------------------------------------------------------------------------------------
+
+TWO = {("encoder", 0): 4, ("cross", 1): 3}
+
+
+def seeded(n=3):
+    return torch.Generator().manual_seed(n)
+
+
+def test_one_draw_a_batch_or_an_example():
+    gates = HardConcrete(TWO, start=0.0)
+    once, rows = gates.sample(generator=seeded()), gates.sample(500, per="example", generator=seeded())
+    assert {key: tuple(value.shape) for key, value in once.items()} == {("encoder", 0): (4,), ("cross", 1): (3,)}
+    assert rows["cross", 1].shape == (500, 3)
+    everything = torch.cat(list(rows.values()), 1).detach()
+    assert ((everything == 0).float().mean(0) - 0.312).abs().max() < 0.1
+    assert everything.unique(dim=0).shape[0] > 400
+    assert torch.corrcoef(everything.T).fill_diagonal_(0).abs().max() < 0.2  # heads are drawn independently
+    again = gates.sample(generator=seeded())
+    assert all(torch.equal(once[key], again[key]) for key in once)
+    assert not torch.equal(once["encoder", 0], gates.sample(generator=seeded(4))["encoder", 0])
+
+
+@pytest.mark.parametrize("per", ["batch", "example"])
+def test_each_set_is_drawn_as_it_would_be_alone(per):
+    together = HardConcrete(TWO, sets=3)
+    with torch.no_grad():
+        together.log_alpha.copy_(torch.randn(3, 7, generator=seeded()))
+    drawn = together.sample(5, per=per, generator=seeded())
+    for k in range(3):
+        alone = HardConcrete(TWO, start=together.split(together.log_alpha[k]))
+        own = alone.sample(5, per=per, generator=seeded())
+        for key in TWO:
+            part = drawn[key][5 * k : 5 * k + 5]
+            torch.testing.assert_close(part, own[key].expand_as(part))
+    assert together.expected_l0().shape == (3,)
+
+
+@pytest.mark.parametrize("name", ["bert", "marian"])
+def test_gradients_reach_log_alpha_through_a_model(name):
+    """The gradient through a model equals a central difference, with the same uniform numbers on both sides."""
+    model, batch = fresh(name)
+    model.double().requires_grad_(False)
+    gates = HardConcrete(ht.sites(model), start=0.5, temperature=2.0, stretch=(-0.01, 1.01)).double()
+    direction = torch.randn(gates.log_alpha.shape, generator=seeded(), dtype=torch.double)
+
+    def value(log_alpha):
+        with torch.no_grad():
+            gates.log_alpha.copy_(log_alpha)
+        with ht.gates(model, gates.sample(3, per="example", generator=seeded())):
+            output = model(**batch).logits
+        return (output * torch.randn(output.shape, generator=seeded(), dtype=torch.double)).sum()
+
+    start = gates.log_alpha.detach().clone()
+    (gradient,) = torch.autograd.grad(value(start), gates.log_alpha)
+    slope = (value(start + 1e-5 * direction) - value(start - 1e-5 * direction)) / 2e-5
+    assert (gradient @ direction).item() == pytest.approx(slope.item(), rel=1e-4)
+    assert gradient.abs().min() > 0
+
+
+def test_closed_test_gates_equal_pruning():
+    model, batch = fresh("marian")
+    gates = HardConcrete(ht.sites(model)["encoder"])
+    with torch.no_grad():
+        gates.log_alpha[::2] = -5.0
+    with ht.gates(model, gates.split(gates.test_gates())):
+        switched = run(model, batch)
+    closed = [head for head in gates.heads if head not in gates.open_heads()]
+    assert closed == gates.heads[::2]
+    ht.prune(model, closed)
+    torch.testing.assert_close(run(model, batch), switched, atol=1e-4, rtol=1e-4)
+    left = HardConcrete(ht.sites(model)["encoder"])
+    assert len(left.heads) == len(gates.heads) // 2
+
+
+def test_empty_layers_have_no_gates():
+    model, _ = fresh("bert")
+    found = ht.sites(model)
+    ht.prune(model, {("encoder", 1): range(found["encoder", 1].heads)})
+    assert ("encoder", 1) not in HardConcrete(ht.sites(model)).sizes
+
+
+def test_scores_and_heads():
+    start = {("encoder", 0): torch.tensor([3.0, -1.0, 0.5, 2.0]), ("cross", 1): torch.tensor([-2.0, 1.0, 0.1])}
+    gates = HardConcrete(TWO, start=start)
+    assert gates.scores().order()[:2] == [("cross", 1, 0), ("encoder", 0, 1)]
+    assert gates.open_heads() == [head for head in gates.heads if head not in gates.scores().order()[:2]]
+    assert "7 heads" in repr(gates)
+    start["encoder", 0][0] = -9.0
+    assert gates.scores()["encoder", 0, 0] == 3.0  # a copy, not a view
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, "above 0"),
+        ({"temperature": float("nan")}, "above 0"),
+        ({"stretch": (0.0, 1.1)}, "reach beyond"),
+        ({"stretch": (-0.1, 1.0)}, "reach beyond"),
+        ({"sets": 0}, "1 or more"),
+        ({"start": float("nan")}, "NaN"),
+        ({"start": {("encoder", 0): torch.zeros(3)}}, "start must give"),
+        ({"over": {}}, "no heads"),
+        ({"over": []}, "no heads"),
+        ({"over": {("encoder", 0): 0}}, "no heads"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        HardConcrete(**({"over": TWO} | options))
+
+
+def test_bad_questions():
+    gates, several = HardConcrete(TWO), HardConcrete(TWO, sets=2)
+    for question, message in (
+        (lambda: gates.sample(per="token"), "batch"),
+        (lambda: gates.sample(per="example"), "how many examples"),
+        (lambda: several.sample(), "how many examples"),
+        (lambda: gates.test_gates("mine"), "voita"),
+        (lambda: gates.split(torch.zeros(6)), "7 gates"),
+        (several.open_heads, "sets"),
+        (several.scores, "sets"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            question()

@@ -1,0 +1,354 @@
+"""fit_gates: it finds the heads a loss needs, keeps its promises about the model, and goes on after any stop."""
+
+import os
+import signal
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+import headtools as ht
+from headtools.sparse import checkpoint
+from headtools.sparse.concrete import HardConcrete
+from headtools.sparse.fit import fit_gates, recover
+
+from ..heads.zoo import fresh, run, zoo_model
+
+NEEDED = [("encoder", 0, 1), ("encoder", 1, 2), ("encoder", 2, 0)]
+
+
+def loss(model, batch):
+    """Per example: how far the model's answer is from the wanted one."""
+    scores = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    return (scores - batch["wanted"]).square().mean((1, 2))
+
+
+@pytest.fixture(scope="module")
+def batches():
+    """Batches for ``loss``; wanted is what the model gives with three of its twelve heads alone."""
+    model, batch = zoo_model("bert")
+    others = [head for head in HardConcrete(ht.sites(model)).heads if head not in NEEDED]
+    some = [{key: value.roll(i, 0) for key, value in batch.items()} for i in range(3)]
+    with ht.ablate(model, others):
+        return [one | {"wanted": run(model, one)} for one in some]
+
+
+def fit(batches, penalty=0.02, model=None, **options):
+    options = {"loss": loss, "weights": None, "steps": 8, "quiet": True} | options
+    return fit_gates(model or zoo_model("bert")[0], batches, penalty, **options)
+
+
+def same(one, other):
+    """Bit for bit the same course and the same weights."""
+    assert torch.equal(torch.tensor(one.history.values), torch.tensor(other.history.values))
+    assert one.losses.equals(other.losses)
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+
+
+def state(model):
+    """All that a run must leave as it was."""
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    flags = [(p.requires_grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
+    return weights, flags, [module.training for module in model.modules()]
+
+
+def assert_untouched(before, model):
+    weights, flags, modes = before
+    now = state(model)
+    assert all(torch.equal(value, now[0][name]) for name, value in weights.items())
+    assert modes == now[2]
+    for (flag, gradient), (flag_now, gradient_now) in zip(flags, now[1], strict=True):
+        assert flag == flag_now
+        assert (gradient is None) == (gradient_now is None)
+        assert gradient is None or torch.equal(gradient, gradient_now)
+
+
+# --- what it finds ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def puzzle():
+    """One layer of eight heads, and a batch that wants what two of them give alone."""
+    torch.manual_seed(0)
+    config = BertConfig(hidden_size=32, num_attention_heads=8, num_hidden_layers=1, intermediate_size=16, vocab_size=40,
+                        initializer_range=0.3)  # fmt: skip
+    model, ids = BertForMaskedLM(config).eval(), torch.randint(0, 40, (8, 6))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with ht.ablate(model, {("encoder", 0): [0, 2, 3, 5, 6, 7]}):
+        return model, batch, run(model, batch)
+
+
+def test_the_heads_that_the_loss_needs_stay_open(puzzle):
+    model, batch, wanted = puzzle
+    needed, price = [("encoder", 0, 1), ("encoder", 0, 4)], 0.5
+    found = fit([batch | {"wanted": wanted}], price, model, steps=200, settled=0.9, per="example")
+    assert found.open_heads == needed
+    assert len(found.history) - 1 < 200, "all gates have closed or opened: the run stops"
+    assert set(found.scores.top(2)) == set(needed)
+    assert sorted([*found.open_heads, *found.closed_heads]) == sorted(found.gates.heads)
+    assert found.losses.loss.iloc[-1] < 0.2 * found.losses.loss.iloc[0]
+    assert found.losses.open.iloc[0] == 8
+    assert found.losses.l0.iloc[0] == pytest.approx(8 * found.gates.p_open(torch.tensor(2.2)).item())
+    assert (found.history.iloc[0] == found.history["encoder", 0, 1].iloc[0]).all()
+    last = torch.tensor([found.history[head].iloc[-1] for head in found.gates.heads])
+    torch.testing.assert_close(last, found.gates.log_alpha.detach().double(), check_dtype=False)
+    # cut: the same function as with the gates fixed, and what was wanted
+    cut = found.cut()
+    assert ht.sites(cut).n_heads == 2
+    with ht.gates(model, found.values()):
+        torch.testing.assert_close(run(cut, batch), run(model, batch), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(run(cut, batch), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_no_price_closes_nothing_and_a_high_one_everything(batches):
+    free, dear = fit(batches[:1], [0.0, 5.0], loss=lambda model, batch: loss(model, batch) * 0, steps=60)
+    assert len(free.open_heads) == 12
+    assert (free.history.values == free.history.values[0]).all()
+    assert dear.open_heads == []
+    assert ht.sites(dear.cut()).n_heads == 0
+
+
+@pytest.mark.parametrize("per", ["batch", "example"])
+def test_several_penalties_go_as_each_would_alone(batches, per):
+    penalties = [0.0, 0.05, 1.0]
+    together = fit(batches, penalties, per=per, seed=3)
+    assert [one.penalty for one in together] == penalties
+    for penalty, one in zip(penalties, together, strict=True):
+        alone = fit(batches, penalty, per=per, seed=3)
+        histories = [torch.tensor(result.history.values) for result in (one, alone)]
+        torch.testing.assert_close(*histories, atol=2e-3, rtol=0)
+        torch.testing.assert_close(torch.tensor(one.losses.loss), torch.tensor(alone.losses.loss), rtol=1e-3, atol=1e-5)
+    assert not together[0].history.equals(together[2].history)
+
+
+def test_a_loss_of_one_number_is_a_mean(batches):
+    """The gradient is the one of the loss example by example, also with several sets of gates."""
+    one = fit(batches, [0.0, 0.05])
+    mean = fit(batches, [0.0, 0.05], loss=lambda model, batch: loss(model, batch).mean())
+    for a, b in zip(one, mean, strict=True):
+        torch.testing.assert_close(torch.tensor(a.history.values), torch.tensor(b.history.values), atol=1e-3, rtol=0)
+
+
+def test_rates_fall_at_the_end(batches):
+    """Under a steady push Adam moves by the learning rate, whatever the gradient's size."""
+    found = fit(batches, 5.0, loss=lambda model, batch: loss(model, batch) * 0, steps=10, decay=0.5, gate_rate=0.01)
+    moved = -torch.tensor(found.history.values).diff(dim=0).mean(1)
+    torch.testing.assert_close(moved, torch.tensor([1.0] * 6 + [0.8, 0.6, 0.4, 0.2]) * 0.01, rtol=0.05, atol=0)
+
+
+def test_a_seed_decides_everything(batches):
+    before = torch.get_rng_state()
+    same(fit(batches, seed=5), fit(batches, seed=5))
+    assert torch.equal(before, torch.get_rng_state())
+    assert not fit(batches, seed=5).history.equals(fit(batches, seed=6).history)
+
+
+# --- what it does to the model ----------------------------------------------------------------------------------------
+
+
+def translation(name="marian"):
+    model, batch = fresh(name)
+    return model, [batch | {"labels": batch["decoder_input_ids"]}]
+
+
+def test_a_frozen_decoder_and_what_it_shares_stay():
+    model, batches = translation()
+    model.train()
+    next(model.parameters()).grad = torch.ones_like(next(model.parameters()))
+    model.lm_head.weight.requires_grad_(False)
+    before = state(model)
+    found = fit_gates(model, batches, 0.1, over="encoder", weights="encoder", steps=2, quiet=True)
+    assert_untouched(before, model)
+    assert found.model is not model
+    assert set(found.history.columns.get_level_values("kind")) == {"encoder"}
+    was, now = dict(model.named_parameters()), dict(found.model.named_parameters())
+    changed = {name for name in was if not torch.equal(was[name], now[name])}
+    assert any("encoder.layers" in name for name in changed)
+    assert not [name for name in changed if "encoder.layers" not in name and "encoder.layer_norm" not in name]
+    assert found.model.training
+    assert [p.requires_grad for p in found.model.parameters()] == [p.requires_grad for p in model.parameters()]
+    everything = fit_gates(model, batches, 0.1, steps=2, quiet=True)
+    changed = {name for name, p in everything.model.named_parameters() if not torch.equal(p, was[name])}
+    assert any("decoder.layers" in name for name in changed)
+    assert any("shared" in name or "embed_tokens" in name for name in changed)
+    chosen = fit_gates(model, batches, 0.1, weights=["model.decoder.layers.1."], steps=2, quiet=True).model
+    changed = {name for name, p in chosen.named_parameters() if not torch.equal(p, was[name])}
+    assert changed
+    assert all(name.startswith("model.decoder.layers.1.") for name in changed)
+    assert_untouched(before, model)
+
+
+def test_frozen_weights_leave_the_model_itself(batches):
+    model, _ = fresh("bert")
+    model.train()
+    before = state(model)
+    assert fit(batches, model=model).model is model
+    assert_untouched(before, model)
+
+
+def test_an_exception_leaves_the_model_whole(batches):
+    model, _ = fresh("bert")
+    before, calls = state(model), []
+
+    def breaks(student, batch):
+        calls.append(1)
+        if len(calls) > 3:
+            raise RuntimeError("out of memory, say")
+        return loss(student, batch)
+
+    for weights in ("all", None):
+        calls.clear()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            fit(batches, model=model, weights=weights, loss=breaks, in_place=True)
+        assert_untouched(before, model)
+    with pytest.raises(FloatingPointError, match="nan at step 0"):
+        fit(batches, model=model, weights="all", loss=lambda m, b: loss(m, b) * float("nan"), in_place=True)
+    assert_untouched(before, model)
+    plain = fit(batches, model=model, weights="all")
+    assert_untouched(before, model)
+    assert fit(batches, model=model, weights="all", in_place=True).model is model
+    same(fit(batches, weights="all"), plain)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "llama"])
+def test_other_architectures(name):
+    model, batch = fresh(name)
+    labels = batch.get("decoder_input_ids", batch["input_ids"])
+    found = fit_gates(model, [batch | {"labels": labels}], 0.1, steps=2, quiet=True)
+    assert found.history.shape == (3, ht.sites(model).n_heads)
+    assert found.losses.loss.notna().all()
+
+
+# --- stopping and going on --------------------------------------------------------------------------------------------
+
+RUN = {"weights": "all", "steps": 8, "save_every": 3, "seed": 2}
+
+
+@pytest.fixture(scope="module")
+def straight(batches):
+    return fit(batches, **RUN)
+
+
+def killed(batches, folder, when):
+    """Start a run in another process and have it killed (kill -9) at a step, or while it saves."""
+    child = os.fork()
+    if child == 0:
+        try:
+
+            def die(*_):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            if when == "saving":
+                checkpoint.os = type("", (), {"replace": staticmethod(die)})
+            fit(lambda step: die() if step == when else batches[step % 3], run=folder, **RUN)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("when", [0, 2, 3, 7, "saving"])
+def test_killed_and_resumed_ends_the_same(batches, straight, tmp_path, when):
+    killed(batches, tmp_path, when)
+    assert (tmp_path / checkpoint.FILE).exists() == (when in (3, 7))
+    same(fit(batches, run=tmp_path, **RUN), straight)
+    assert [file.name for file in tmp_path.iterdir()] == [checkpoint.FILE]
+    asked = []
+    same(fit(lambda step: asked.append(step), run=tmp_path, **RUN), straight)
+    assert not asked, "a finished run does nothing more"
+
+
+def test_several_penalties_go_on_too(batches, tmp_path):
+    def stops(step):
+        if step == 4:
+            raise KeyboardInterrupt
+        return batches[step % 3]
+
+    options = {"penalty": [0.01, 0.1], "save_every": 2}
+    with pytest.raises(KeyboardInterrupt):
+        fit(stops, run=tmp_path, **options)
+    for one, other in zip(fit(batches, run=tmp_path, **options), fit(batches, **options), strict=True):
+        same(one, other)
+
+
+def test_another_run_does_not_go_on_from_this_folder(batches, tmp_path):
+    fit(batches, run=tmp_path)
+    weights = "weights at the start"
+    for change, name in (({"penalty": 0.5}, "penalty"), ({"seed": 1}, "seed"), ({"start": 1.0}, weights)):
+        with pytest.raises(ValueError, match=f"another run.*{name}"):
+            fit(batches, run=tmp_path, **change)
+    model, _ = fresh("bert")
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.5)
+    with pytest.raises(ValueError, match="weights at the start"):
+        fit(batches, run=tmp_path, model=model)
+
+
+def test_recovery(batches, tmp_path):
+    model, _ = fresh("bert")
+    ht.prune(model, [("encoder", 0, 1)])
+    before = state(model)
+
+    def distance(student):
+        with torch.no_grad():
+            return sum(loss(student, batch).mean().item() for batch in batches)
+
+    better = recover(model, batches, steps=30, loss=loss, rate=1e-3, quiet=True)
+    assert_untouched(before, model)
+    assert ht.pruned(better) == [("encoder", 0, 1)]
+    assert distance(better) < 0.9 * distance(model)
+    half = {"steps": 6, "loss": loss, "quiet": True, "run": tmp_path, "save_every": 2}
+
+    def stops(step):
+        if step == 3:
+            raise KeyboardInterrupt
+        return batches[step % 3]
+
+    with pytest.raises(KeyboardInterrupt):
+        recover(model, stops, **half)
+    resumed = recover(model, batches, **half)
+    whole = recover(model, batches, **half | {"run": None}, in_place=True)
+    assert whole is model
+    assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), whole.parameters(), strict=True))
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"penalty": -1}, ValueError, "from 0 on"),
+        ({"penalty": float("nan")}, ValueError, "from 0 on"),
+        ({"penalty": []}, ValueError, "from 0 on"),
+        ({"penalty": [0.1, 0.2], "weights": "all"}, ValueError, "weights=None"),
+        ({"steps": 0}, ValueError, "1 or more"),
+        ({"ramp": 2.0}, ValueError, "ramp is a share"),
+        ({"decay": -0.1}, ValueError, "decay is a share"),
+        ({"settled": 1.0}, ValueError, "between 0.5 and 1"),
+        ({"weights": "encoder"}, ValueError, "no encoder of its own"),
+        ({"weights": ["nowhere"]}, ValueError, "no weight starts"),
+        ({"over": "cross"}, KeyError, "cross"),
+        ({"per": "token"}, ValueError, "batch"),
+        ({"batches": []}, ValueError, "ran out after 0"),
+        ({"batches": ["words"]}, TypeError, "batch 0 is a str"),
+        ({"batches": {"input_ids": torch.ones(1, 2)}}, TypeError, "a list of them"),
+        ({"loss": lambda model, batch: loss(model, batch)[:2]}, ValueError, "one an example"),
+        ({"loss": lambda model, batch: 1.0}, TypeError, "needed"),
+    ],
+)
+def test_bad_arguments(batches, options, error, message):
+    with pytest.raises(error, match=message):
+        fit(**{"batches": batches} | options)
+
+
+def test_batches_without_labels(batches):
+    model, batch = zoo_model("bert")
+    with pytest.raises(TypeError, match="labels"):
+        fit_gates(model, [batch], 0.1, weights=None, quiet=True)
+
+
+def test_an_iterator_that_runs_out(batches):
+    with pytest.raises(ValueError, match="ran out after 3"):
+        fit(iter(batches))
