@@ -4,8 +4,12 @@ The map of the package, in the order in which the course uses it::
 
     heads/       find, see, switch and cut heads    sites, gates, ablate, record, contributions, prune, pruned, replay,
                                                     HeadScores, bootstrap
-    roles/       what a head looks at               corpus, Sentence
-    organism/    the shipped model                  load, translate
+    roles/       what a head looks at, and carries  corpus, Sentence, align, to_words, taxonomy, probe, untrained;
+                                                    module geometry: ov, qk, effective_rank, overlap, composition
+    importance/  what a head is worth               gradient, gate_gradients, confidence
+    sparse/      how many heads can go              HardConcrete, fit_gates, recover, curve, curves, random_order,
+                                                    greedy_order
+    organism/    the shipped model                  load, translate, card
     lesson/      what the notebooks show and ask    figure, claim, ledger, explore, attention_view, check,
                                                     progress
 
@@ -36,6 +40,22 @@ _WHERE = {
     "bootstrap": "heads.intervals",
     "Sentence": "roles.corpus",
     "corpus": "roles.corpus",
+    "align": "roles.alignment",
+    "to_words": "roles.alignment",
+    "taxonomy": "roles.taxonomy",
+    "probe": "roles.probe",
+    "untrained": "roles.controls",
+    "gradient": "importance.gradient",
+    "gate_gradients": "importance.gradient",
+    "confidence": "importance.confidence",
+    "HardConcrete": "sparse.concrete",
+    "fit_gates": "sparse.fit",
+    "recover": "sparse.fit",
+    "curve": "sparse.curves",
+    "curves": "sparse.curves",
+    "random_order": "sparse.curves",
+    "greedy_order": "sparse.curves",
+    "card": "organism.model_card",
     "load": "organism.load",
     "translate": "organism.load",
     "figure": "lesson.figure",

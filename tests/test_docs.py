@@ -52,12 +52,15 @@ def test_conda_commands_fit_the_environment(root: Path):
     assert (root / re.search(r"jupyter lab (\S+)", told)[1]).exists()
 
 
-def test_the_readme_example_runs(root: Path, capsys: pytest.CaptureFixture):
-    (example,) = blocks(read(root, "README.md"), "python")
+def test_the_readme_examples_run(root: Path, capsys: pytest.CaptureFixture):
+    first, second = blocks(read(root, "README.md"), "python")
     names: dict = {}
-    exec(compile(example, "README.md", "exec"), names)
+    exec(compile(first, "README.md", "exec"), names)
     assert re.search(r"^\d+ maps; loss \d+\.\d{3}, without two heads \d+\.\d{3}$", capsys.readouterr().out.strip())
     assert names["plain"] != names["without"]
+    exec(compile(second, "README.md", "exec"), names)
+    assert "# The organism" in capsys.readouterr().out
+    assert names["roles"].holds.any()
 
 
 # --- links ------------------------------------------------------------------------------------------------------------

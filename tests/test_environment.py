@@ -258,8 +258,8 @@ def test_lab_opens_the_first_lesson_with_a_token_and_without_news(bench):
 def test_make_alone_lists_the_commands(bench):
     said, asked = bench("make")
     listed = re.findall(r"^make ([a-z]+)", said, re.M)
-    commands = ["help", "lab", "test", "lint", "bench", "organism", "score", "pruning", "growth", "notebooks", "measure"]
-    assert listed == [*commands, "clean"]
+    measuring = ["score", "pruning", "growth", "notebooks", "measure"]
+    assert listed == ["help", "lab", "test", "lint", "bench", "organism", *measuring, "clean"]
     assert asked == []
 
 

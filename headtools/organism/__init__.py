@@ -6,7 +6,8 @@
     objective    losses and aids                       train, checkpoint the training command, resumable
     load         load(), translate()                   score, roles_found what the model card says, measured
     snapshots    the model on the way                  growth             scores on the way, of other seeds and sizes
-    model_card   card()
+    pruning      how many heads it needs               usage, features    are roles used, does it say what it must
+    model_card   card()                               sprout             two layers in which induction grows live
 """
 
 from headtools.organism.model_card import card

@@ -35,7 +35,11 @@ TIMES = 20
 
 @torch.no_grad()
 def usage(
-    model: nn.Module, found: pd.DataFrame, sentences: Sequence[Sentence], times: int = TIMES
+    model: nn.Module,
+    found: pd.DataFrame,
+    sentences: Sequence[Sentence],
+    times: int = TIMES,
+    alone: int | None = None,
 ) -> tuple[float, pd.DataFrame]:
     """What it costs to switch off heads with a role, beside sets of as many other encoder heads.
 
@@ -46,13 +50,14 @@ def usage(
     the heads' outputs set to zero, ``beside`` (the mean fall over the other sets), ``most`` (their greatest),
     ``low`` and ``high`` (95 % interval of fall − beside, by bootstrap over sentences), and ``used``: low is above 0.
 
-    One head stands beside each of the others, more heads beside ``times`` random sets of others; where fewer others are
-    left than the group has heads, sets are drawn from all. Raises ValueError for no sentences.
+    One head stands beside each of the others (or ``alone`` of them, drawn at random), more heads beside ``times``
+    random sets of others; where fewer others are left than the group has heads, sets are drawn from all. Raises
+    ValueError for no sentences.
 
     >>> from headtools.organism.roles_found import roles
     >>> model, tokenizer = ht.load()
-    >>> few = ht.corpus("organism", limit=20)
-    >>> accuracy, frame = usage(model, roles(model, tokenizer, few, few), few, times=1)
+    >>> few = ht.corpus("organism", limit=3)
+    >>> accuracy, frame = usage(model, roles(model, tokenizer, few, few), few, times=1, alone=1)
     >>> accuracy > 0.9, "beside" in frame
     (True, True)
     """
@@ -81,7 +86,7 @@ def usage(
         n, correct = _by_sentence(torch.ones_like(owner), owner, counted), _by_sentence(whole, owner, counted)
         fall = correct - _by_sentence(right(heads), owner, counted)  # in words, by sentence
         others = torch.stack([correct - _by_sentence(right(some), owner, counted)
-                              for some in _beside(heads, everyone, times)])  # fmt: skip
+                              for some in _beside(heads, everyone, times, alone)])  # fmt: skip
         low, high = (end.item() for end in ht.bootstrap(of_ratio((fall - others.mean(0))[:, None], n)))
         mean = others.sum(1) / n.sum()
         whole_share, share = (correct.sum() / n.sum()).item(), (fall.sum() / n.sum()).item()
@@ -109,10 +114,10 @@ def _by_sentence(values: Tensor, owner: Tensor, counted: Tensor) -> Tensor:
     return sums.index_add_(0, owner[counted], values[counted].double())
 
 
-def _beside(heads: Sequence[str], everyone: Sequence[str], times: int) -> list[list[str]]:
+def _beside(heads: Sequence[str], everyone: Sequence[str], times: int, alone: int | None) -> list[list[str]]:
     """Sets of as many heads to compare with: each other head, or random ones."""
     others = [head for head in everyone if head not in heads]
-    if len(heads) == 1:
-        return [[head] for head in others]
     dice = random.Random(f"beside {len(heads)}")
+    if len(heads) == 1:
+        return [[head] for head in (others if alone is None else dice.sample(others, alone))]
     return [dice.sample(others if len(heads) <= len(others) else list(everyone), len(heads)) for _ in range(times)]

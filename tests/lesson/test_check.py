@@ -64,6 +64,18 @@ def test_no_hint_holds_the_solution(name, i):
         "01.split": r"\.transpose\(|\.permute\(|\.chunk\(",
         "01.sum": r"einsum|W_o\[|\.view\(",
         "01.cost": r"4 ?\*? ?T|2 ?\*? ?T",
+        "02.ov": r"W_v\[|W_o\[",
+        "02.rank": r"\.exp\(|entr\(p",
+        "02.offset": r"torch\.(cat|diag)\(",
+        "03.positional": r"argmax\(-1\)|\.diagonal\(|\.mean\(",
+        "03.baseline": r"Counter|most_common|\.count\(",
+        "03.words": r"one_hot|@|sum\(0\)",
+        "04.control": r"random\.choice",
+        "04.remove": r"\(z @ v\)|v @ v",
+        "04.attach": r"einsum|argmax",
+        "05.induction": r"diagonal\(|\.mean\(|\[:, ?length",
+        "05.chance": r"1 / \(|range\(",
+        "05.jump": r"argmax|\.diff\(|loss\[:-1\]",
     }[name]
     answer, _ = ANSWERS[name]["wrong"][i]
     hint = check(name, answer).hint

@@ -139,7 +139,7 @@ def test_bleu_measured_again(organism):
 
 
 def test_switching_off_measured_again(organism, found, monkeypatch):
-    monkeypatch.setattr(usage, "_beside", lambda heads, everyone, times: [["0.0"], ["1.1"]])  # a sample of them
+    monkeypatch.setattr(usage, "_beside", lambda heads, everyone, times, alone: [["0.0"], ["1.1"]])  # a sample of them
     accuracy, frame = usage.usage(organism[0], found, ht.corpus("organism", "test", limit=60))
     assert accuracy == pytest.approx(SCORES["usage"]["accuracy"], abs=0.01)
     told = {row["group"]: row for row in SCORES["usage"]["groups"]}

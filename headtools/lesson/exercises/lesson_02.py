@@ -1,0 +1,179 @@
+"""Exercises of lesson 02: one head's W_OV, effective rank, a head that looks back by an offset."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, same, show, tensor
+
+
+def _ov(answer: Any) -> str | None:
+    """w_ov(W_v, W_o, head, d_head): W_v (H*d_head, d), W_o (d, H*d_head), as nn.Linear keeps them -> (d, d)."""
+    draw = torch.Generator().manual_seed(0)
+    for heads, size, wide, head in ((2, 1, 2, 1), (2, 2, 4, 0), (3, 2, 5, 2)):
+        value = torch.randint(-3, 4, (heads * size, wide), generator=draw).float()
+        out = torch.randint(-3, 4, (wide, heads * size), generator=draw).float()
+        given = {"W_v": value, "W_o": out, "head": head, "d_head": size}
+        own = slice(head * size, (head + 1) * size)
+        want = value[own].T @ out[:, own].T
+        raw = call(answer, **given)
+        if tuple(getattr(raw, "shape", ())) == (size, size) != (wide, wide):
+            raise Hint(
+                f"This is d_head by d_head: the two sides that touch are the wrong ones. A token of width d comes in "
+                f"and a vector of width d goes out.\nSee it for {show(given)}"
+            )
+        got = tensor(raw, (wide, wide), "(d_model, d_model)", given)
+        mistakes = {
+            "This is the transposed matrix: right for tokens as columns. Here they are rows: x @ W_V @ W_O.": want.T,
+            "This is the sum over all heads. Take the rows and columns of one head alone.": value.T @ out.T,
+            "Each head takes neighbours, not every H-th: rows head*d_head to (head+1)*d_head.": (
+                value[head::heads].T @ out[:, head::heads].T
+            ),
+        }
+        for h in range(heads):
+            other = slice(h * size, (h + 1) * size)
+            if h != head:
+                mistakes["This is another head. Heads count from 0, and head h starts at row h * d_head."] = (
+                    value[other].T @ out[:, other].T
+                )
+        if wide == heads * size:
+            mistakes["Rows and columns are exchanged: nn.Linear computes x @ W.T, so a head owns rows of W_v."] = (
+                value[:, own] @ out[own]
+            )
+            mistakes["Rows of W_o are taken: it reads the heads' outputs, so a head owns columns of it."] = (
+                value[own].T @ out[own]
+            )
+        hint = explain(got, want, mistakes)
+        if hint is not None:
+            rule = "With x as a row, x @ W_OV should be what the head's slice of W_v makes of x, sent through its W_o."
+            return f"{hint or rule}\nSee it for {show(given)}"
+    return None
+
+
+def _number(answer: Any, given: dict[str, Any]) -> float:
+    """Call the learner's function and read one number; Hint for anything else."""
+    result = call(answer, **given)
+    try:
+        return float(result)
+    except (TypeError, ValueError, RuntimeError):
+        raise Hint(f"One number is asked for, this is {article(result)}\nfor {show(given)}") from None
+
+
+def _rank(answer: Any) -> str | None:
+    """effective_rank(W): exp of the entropy of the singular values as shares of their sum."""
+    turn = torch.tensor([[3.0, -4.0], [4.0, 3.0]]) / 5
+    cases = [torch.diag(torch.tensor([4.0, 4.0])), turn @ torch.diag(torch.tensor([3.0, 1.0]))]
+    cases += [torch.diag(torch.tensor([8.0, 4.0, 4.0])), torch.tensor([[3.0, 0, 0], [0, 1.0, 0]])]
+    cases += [torch.diag(torch.tensor([3.0, 1.0, 0.0]))]  # last: a singular value of 0
+    for w in cases:
+        given = {"W": w}
+        got = _number(answer, given)
+        sigma = torch.linalg.svdvals(w.double())
+        sigma = sigma[sigma > 1e-9]
+        share = sigma / sigma.sum()
+        entropy = -(share * share.log()).sum().item()
+        square = sigma.square() / sigma.square().sum()
+        power = -(square * square.log()).sum().item()
+        want = math.exp(entropy)
+        if math.isclose(got, want, rel_tol=1e-4):
+            continue
+        another = "This is one over the sum of squared shares, another measure. Use the entropy."
+        raw = math.exp(min(50.0, -(sigma * sigma.log()).sum().item()))
+        known = {
+            entropy: "This is the entropy. The effective rank is exp of it, so that equal shares of n give n.",
+            entropy / math.log(2): "This is the entropy in bits. The effective rank is 2 to that power.",
+            math.exp(entropy / math.log(2)): "The entropy is in bits but the power is of e: use log and exp, or log2 "
+            "and 2 to the power.",
+            math.exp(power): "The shares are of squared singular values. Take the singular values themselves.",
+            math.exp(-entropy): "The sign is lost: the entropy is minus the sum of p log p.",
+            1 / square.square().sum().item(): another,
+            1 / share.square().sum().item(): another,
+            float(len(sigma)): "This is the rank, which counts singular values. Here small ones count less.",
+            float(sigma.sum()): "This is the sum of the singular values; it only makes them shares.",
+            raw: "The singular values are not yet shares: divide them by their sum, so that they sum to 1.",
+        }
+        if math.isnan(got):
+            hint = "0 times log 0 is NaN. A singular value of 0 adds nothing: leave it out, or use torch.special.entr."
+        else:
+            hint = next((text for n, text in known.items() if math.isclose(got, n, rel_tol=1e-4, abs_tol=1e-6)), None)
+            if hint is None and sigma.min() < sigma.max():
+                entries = w.double().abs().flatten()
+                entries = entries[entries > 0] / entries.sum()
+                if math.isclose(got, torch.special.entr(entries).sum().exp().item(), rel_tol=1e-4):
+                    hint = "The shares are of the entries of W. Take its singular values: torch.linalg.svdvals(W)."
+        hint = hint or "Singular values, their shares p, minus the sum of p ln p, and exp of that."
+        return f"{hint}\nSee it for {show(given)}\nwhere you say {got:.4g}."
+    return None
+
+
+def _places(omega: Tensor, length: int) -> Tensor:
+    """Rows [sin(omega i), cos(omega i)] for the places 0 to length - 1."""
+    angle = torch.arange(length)[:, None] * omega.double()
+    return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+def _turned(omega: Tensor, delta: int, sign: float = 1.0, diagonal: bool = True) -> Tensor:
+    """Give the matrix that turns each key by omega * delta; without the diagonal, the recipe that looks elsewhere."""
+    c, s = torch.diag((omega * delta).cos()), sign * torch.diag((omega * delta).sin())
+    c = c if diagonal else 0 * c
+    return torch.cat([torch.cat([c, s], 1), torch.cat([-s, c], 1)]).double()
+
+
+def _looks_at(w: Tensor, omega: Tensor, length: int = 12) -> list[int]:
+    """Give, for each query place, how far back the key with the largest score is."""
+    place = _places(omega, length)
+    return (torch.arange(length) - (place @ w @ place.T).argmax(1)).tolist()
+
+
+_OTHER_WAY = "It looks the other way: the sign of one sine is wrong, or W is transposed."
+
+
+def _mistakes(omega: Tensor, delta: int) -> dict[str, Tensor]:
+    """Give the matrices that known mistakes lead to, by hint."""
+    in_turns = torch.arange(2 * len(omega)).view(2, -1).T.flatten()  # sine and cosine of one frequency side by side
+    return {
+        "This ignores delta: every token finds itself. Turn the key by the angle omega * delta.": _turned(omega, 0),
+        _OTHER_WAY: _turned(omega, delta, -1.0),
+        "Only the sines are there, so the score is sin(omega delta) sin(omega (i - j)), with its top elsewhere. The "
+        "cosines belong to it: cos(a - b - c) has both.": _turned(omega, delta, diagonal=False),
+        "Only the cosines are there, so the head cannot tell left from right. The sines belong to it.": (
+            torch.diag(torch.cat([(omega * delta).cos()] * 2)).double()
+        ),
+        "Sines and cosines are taken in turns. Here a place is all sines, then all cosines.": (
+            _turned(omega, delta)[in_turns][:, in_turns]
+        ),
+    }
+
+
+def _offset(answer: Any) -> str | None:
+    """look_back(omega, delta) -> (2K, 2K) so that place_i @ W @ place_j is largest at j = i - delta."""
+    few, many = torch.tensor([1.0, 0.5, 0.1]), 10000 ** (-torch.arange(16) / 16)
+    for omega, delta in ((few, 1), (few, 0), (few, 3), (few, -1), (many, 2)):
+        given = {"omega": omega, "delta": delta}
+        count = 2 * len(omega)
+        got = tensor(call(answer, **given), (count, count), f"(2K, 2K), with K = {len(omega)}", given)
+        if bool(got.isnan().any()):
+            return f"There is a NaN in the matrix.\nSee it for {show(given)}"
+        back = _looks_at(got, omega)
+        asked = [b for i, b in enumerate(back) if 0 <= i - delta < len(back)]
+        if set(asked) == {delta}:
+            continue
+        other = {b for i, b in enumerate(back) if 0 <= i + delta < len(back)}
+        hint = next((text for text, wrong in _mistakes(omega, delta).items() if same(got, wrong)), None)
+        if hint is None and other == {-delta}:
+            hint = _OTHER_WAY
+        if hint is None:
+            hint = "Write cos(a - b - c) as sines and cosines of a and of b, with c = omega * delta, and read off W."
+        return f"{hint}\nSee it for {show(given)}\nwhere the places 0 to 11 look back by {back}."
+    return None
+
+
+EXERCISES = (
+    Exercise("02.ov", "one head's W_OV", _ov),
+    Exercise("02.rank", "effective rank", _rank),
+    Exercise("02.offset", "look back by an offset", _offset),
+)

@@ -1,0 +1,133 @@
+"""Exercises of lesson 03: looks at an offset, the baseline from another split, maps between words."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+
+from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, show, tensor
+
+
+def _positional(answer: Any) -> str | None:
+    """positional(maps, offset): maps (head, query, key) -> (head,), share of queries whose strongest key is there."""
+    previous = torch.tensor([[0.6, 0.1, 0.1, 0.2], [0.7, 0.1, 0.1, 0.1], [0.1, 0.5, 0.2, 0.2], [0.1, 0.2, 0.6, 0.1]])
+    mixed = torch.tensor([[0.1, 0.7, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], [0.4, 0.3, 0.2, 0.1], [0.1, 0.3, 0.2, 0.4]])
+    maps = torch.stack([previous, mixed])
+    for offset in (-1, 1, -2):
+        given = {"maps": maps, "offset": offset}
+        got = tensor(call(answer, **given), (2,), "(head,)", given)
+        mistakes = {
+            f"The sign: offset {offset} means key = query {offset:+d}.": _share(maps, -offset),
+            "Queries without such a key are in the mean: the edge has no word there. Leave them out.": (
+                _share(maps, offset, divisor=4)
+            ),
+            "This is the mean weight at the offset. Asked for: how often the *strongest* weight is there.": (
+                maps.diagonal(offset, -2, -1).mean(-1)
+            ),
+            "This is the number of looks that hit; divide by the number of queries that have such a key.": (
+                _share(maps, offset, divisor=1)
+            ),
+            "The strongest query of each key is taken. Each query (row) has one strongest key: argmax over the last "
+            "axis.": _share(maps.transpose(-1, -2), offset),
+        }
+        hint = explain(got, _share(maps, offset), mistakes)
+        if hint is not None:
+            rule = "Take each row's strongest key, and compare it with the query's own place plus the offset."
+            return f"{hint or rule}\nSee it for {show(given)}"
+    return None
+
+
+def _share(maps: torch.Tensor, offset: int, divisor: int | None = None) -> torch.Tensor:
+    size = maps.shape[-1]
+    query = torch.arange(size)
+    there = (query + offset >= 0) & (query + offset < size)
+    hits = (maps.argmax(-1) == query + offset) & there
+    return hits.sum(-1).double() / (int(there.sum()) if divisor is None else divisor)
+
+
+def _baseline(answer: Any) -> str | None:
+    """baseline(fitted, scored): lists of (query, key) -> share of scored at the offset most frequent in fitted."""
+    fitted = [(0, 1), (3, 4), (2, 4), (5, 6), (4, 3)]
+    scored = [(1, 3), (0, 2), (6, 8), (2, 4), (2, 3), (5, 4), (3, 2)]
+    cases = [(fitted, scored), (scored, fitted), ([(4, 2), (3, 1), (0, 1)], [(5, 3), (1, 3), (2, 3), (6, 4), (4, 2)])]
+    for given in ({"fitted": a, "scored": b} for a, b in cases):
+        a, b = given["fitted"], given["scored"]
+        result = call(answer, fitted=list(a), scored=list(b))
+        try:
+            got = float(result)
+        except (TypeError, ValueError):
+            raise Hint(f"A number is asked for, this is {article(result)}.") from None
+        best = _usual(a)
+        want = _at(b, best)
+        wrong = {
+            "The offset was chosen on the sentences that are scored: it fits them too well. Choose it on fitted.": (
+                _at(b, _usual(b))
+            ),
+            "This is the share in fitted, where the offset was chosen. Score the other pairs.": _at(a, best),
+            "The sign is lost: two words before is another offset than two words after.": (
+                sum(abs(k - q) == abs(best) for q, k in b) / len(b)
+            ),
+            "This is query minus key, an offset turned round.": _at(b, -best),
+            "This is the number of hits; divide by the number of pairs.": _at(b, best) * len(b),
+            "This is the offset itself; asked for is how often it is right.": float(best),
+        }
+        if not math.isclose(got, want, abs_tol=1e-6):
+            hint = next((text for text, value in wrong.items() if math.isclose(got, value, abs_tol=1e-6)), None)
+            hint = hint or "Count key - query over fitted, take the most frequent, and see how often scored has it."
+            return f"{hint}\nSee it for {show(given)}, where you say {got:g}."
+    return None
+
+
+def _usual(pairs: list[tuple[int, int]]) -> int:
+    return Counter(k - q for q, k in pairs).most_common(1)[0][0]
+
+
+def _at(pairs: list[tuple[int, int]], offset: int) -> float:
+    return sum(k - q == offset for q, k in pairs) / len(pairs)
+
+
+def _words(answer: Any) -> str | None:
+    """word_map(weights, words): weights (query, key) of tokens, words (token,) -> (W, W) between words."""
+    draw = torch.Generator().manual_seed(0)
+    for words in ([0, 1, 1, 2], [0, 0, 0, 1, 2, 2]):
+        word = torch.tensor(words)
+        weights = (torch.rand(len(words), len(words), generator=draw) * 3).softmax(-1).round(decimals=2)
+        given = {"weights": weights, "words": word}
+        size = int(word.max()) + 1
+        raw = call(answer, **given)
+        got = tensor(raw, (size, size), "(word, word)", given)
+        member = torch.nn.functional.one_hot(word).double()
+        share = member / member.sum(0)
+        w = weights.double()
+        first = torch.tensor([words.index(i) for i in range(size)])
+        hint = explain(
+            got,
+            share.T @ w @ member,
+            {
+                "Both sides are averaged, so that rows no longer sum to 1: weights *to* a word's pieces are summed.": (
+                    share.T @ w @ share
+                ),
+                "Both sides are summed: a word of two pieces would look twice as much. Average over the pieces that "
+                "look.": member.T @ w @ member,
+                "The two sides are exchanged: sum over the pieces looked at, average over those that look.": (
+                    member.T @ w @ share
+                ),
+                "Only first pieces are used: the weight on the others is lost.": w[first][:, first],
+                "Only the first piece looks: average over all of a word's pieces.": (w @ member)[first],
+                "Queries and keys are exchanged: rows are words that look.": (share.T @ w @ member).T,
+            },
+        )
+        if hint is not None:
+            rule = "Add the columns of one word, then average the rows of one word; each row then sums to 1."
+            return f"{hint or rule}\nSee it for {show(given)}"
+    return None
+
+
+EXERCISES = (
+    Exercise("03.positional", "looks at an offset", _positional),
+    Exercise("03.baseline", "the baseline from another split", _baseline),
+    Exercise("03.words", "from tokens to words", _words),
+)

@@ -1,0 +1,118 @@
+"""Exercises of lesson 05: the induction score, its chance level, and where a curve jumps."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, show, tensor
+
+
+def _induction(answer: Any) -> str | None:
+    """induction_score(maps, length): maps (head, query, key) over a segment twice -> (head,), second copy only."""
+    for length, heads in ((3, 2), (4, 3)):
+        maps = torch.randn(heads, 2 * length, 2 * length, generator=torch.Generator().manual_seed(length))
+        causal = torch.ones(2 * length, 2 * length).tril().bool()
+        maps = maps.masked_fill(~causal, -torch.inf).softmax(-1).mul(100).round().div(100)
+        given = {"maps": maps, "length": length}
+        below = {k: maps.diagonal(-k, 1, 2).double() for k in range(2 * length)}
+        want = below[length - 1][:, 1:].mean(-1)
+        raw = call(answer, **given)
+        if tuple(getattr(raw, "shape", (0,))) == () and heads > 1:
+            hint = f"One number came, and there are {heads} heads: take the mean over queries alone."
+            return f"{hint}\nSee it for {show(given)}"
+        got = tensor(raw, (heads,), "(head,)", given)
+        second = maps[:, length:].double()
+        hint = explain(got, want, {
+            "This is the attention to the earlier copy of the query itself, a duplicate-token score. Induction looks "
+            "one place after that copy.": below[length].mean(-1),
+            "This looks one place before the earlier copy; induction looks one place after it.": (
+                below[min(length + 1, 2 * length - 1)].mean(-1)
+            ),
+            "One query too many: the last one of the first copy has seen nothing twice. Start at the second copy.": (
+                below[length - 1].mean(-1)
+            ),
+            "This is the attention to the token just before, a previous-token score.": below[1].mean(-1),
+            "This is the attention of each query to itself.": below[0].mean(-1),
+            "The sum is divided by all queries, but only those of the second copy have somewhere to look.": (
+                below[length - 1][:, 1:].sum(-1) / (2 * length)
+            ),
+            "This is a sum over queries; the score is their mean.": below[length - 1][:, 1:].sum(-1),
+            "This looks ahead, where a decoder sees nothing: query and key are exchanged.": torch.zeros(heads).double(),
+            "This counts the largest weight of each query, wherever it is.": second.max(-1).values.mean(-1),
+        })  # fmt: skip
+        if hint is not None:
+            rule = "Query t of the second copy should look at key t - length + 1; average that attention over t."
+            return f"{hint or rule}\nSee it for {show(given)}"
+    return None
+
+
+def _chance(answer: Any) -> str | None:
+    """chance(length): the induction score of attention spread evenly over the tokens so far."""
+    for length in (2, 3, 24):
+        given = {"length": length}
+        got = _number(call(answer, **given))
+        queries = range(length, 2 * length)
+        want = sum(1 / (t + 1) for t in queries) / length
+        known = {
+            1 / (2 * length): "That is one over the whole sequence. Query t sees only the t + 1 tokens up to itself.",
+            1 / length: "That is one over the segment. Query t chooses among all t + 1 tokens up to itself.",
+            sum(1 / t for t in queries) / length: "Query t sees t tokens before it and itself: t + 1 of them.",
+            sum(1 / (t + 1) for t in range(2 * length)) / (2 * length): (
+                "The queries of the first copy are counted too; the score reads only those of the second."
+            ),
+            sum(1 / (t + 1) for t in queries): "This is a sum over queries; the score is their mean.",
+            1 / (1.5 * length + 0.5): (
+                "That is one over the mean number of tokens seen. Average the chances, not the counts."
+            ),
+        }
+        if not math.isclose(got, want, rel_tol=1e-6):
+            hint = next((text for n, text in known.items() if math.isclose(got, n, rel_tol=1e-6)), None)
+            hint = hint or "Query t gives each of the tokens it sees the same weight; average over the second copy."
+            return f"{hint}\nSee it for length = {length}, where you say {got:.4g}."
+    return None
+
+
+def _jump(answer: Any) -> str | None:
+    """jump(steps, loss): the step from which the loss falls fastest, per step, to the next look."""
+    cases = (
+        ([0, 100, 200, 300, 400, 500], [4.0, 2.6, 2.5, 4.1, 3.0, 2.4]),
+        ([0, 100, 200, 300, 400], [4.0, 3.9, 1.5, 1.0, 0.9]),
+        ([0, 10, 20, 100, 200], [4.0, 3.9, 3.0, 1.0, 1.0]),
+    )
+    for steps, loss in cases:
+        given = {"steps": torch.tensor(steps), "loss": torch.tensor(loss)}
+        got = _number(call(answer, **given))
+        falls = [a - b for a, b in pairwise(loss)]
+        widths = [b - a for a, b in pairwise(steps)]
+        rates = [fall / width for fall, width in zip(falls, widths, strict=True)]
+        place = rates.index(max(rates))
+        known = [
+            (steps[falls.index(max(falls))], "Looks are not equally far apart: divide each fall by the steps it took."),
+            (place, "That is the number of the look; its step is asked for."),
+            (steps[place + 1], "That is where the fall ends; give the step where it begins."),
+            (steps[loss.index(min(loss))], "That is where the loss is lowest. Look for where it falls fastest."),
+            (steps[rates.index(min(rates))], "That is where the loss rises most, or falls least: mind the sign."),
+        ]
+        if got != steps[place]:
+            rule = "Compare neighbouring looks: fall over width."
+            hint = next((text for number, text in known if got == number), rule)
+            return f"{hint}\nSee it for steps = {steps}, loss = {loss}, where you say {got:g}."
+    return None
+
+
+def _number(result: Any) -> float:
+    try:
+        return float(result)
+    except (TypeError, ValueError):
+        raise Hint(f"A number is asked for, this is {article(result)}.") from None
+
+
+EXERCISES = (
+    Exercise("05.induction", "the induction score", _induction),
+    Exercise("05.chance", "the score of a head that does nothing", _chance),
+    Exercise("05.jump", "where the loss falls fastest", _jump),
+)

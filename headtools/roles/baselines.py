@@ -1,0 +1,79 @@
+"""The best fixed offset of each role: what a head without grammar could know."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import pandas as pd
+import torch
+
+from headtools.heads.intervals import bootstrap
+from headtools.roles.conventions import VOITA, Conventions
+from headtools.roles.corpus import Sentence
+from headtools.roles.families import family
+from headtools.roles.partners import Partners, looked_at
+
+Usual = dict[str, int]
+
+
+def seen(partners: Partners, causal: bool, conventions: Conventions) -> Partners:
+    """The partners that a query can see: in a decoder itself and what came before; never itself where it is no key.
+
+    Queries without any are dropped, or kept with no keys where ``edges`` is 'count'.
+
+    >>> seen({"next": [(0, (1,)), (1, ())]}, True, Conventions()), seen({"next": [(1, ())]}, True, Conventions())
+    ({'next': []}, {'next': []})
+    """
+    out: Partners = {}
+    for role, some in partners.items():
+        if causal or not conventions.self_as_key:
+            some = [(q, tuple(k for k in keys if (k <= q or not causal) and (k != q or conventions.self_as_key)))
+                    for q, keys in some]  # fmt: skip
+        out[role] = [(q, keys) for q, keys in some if keys or conventions.edges == "count"]
+    return out
+
+
+def best_offsets(partners: Iterable[Partners]) -> Usual:
+    """The offset from query to key that hits most often, by role; of equals the nearest, and of those the earlier.
+
+    >>> best_offsets([{"det up": [(0, (1,)), (2, (4,)), (5, (6,))]}])
+    {'det up': 1}
+    """
+    count: Mapping[str, Counter] = defaultdict(Counter)
+    for sentence in partners:
+        for role, some in sentence.items():
+            count[role].update(k - q for q, keys in some for k in set(keys))
+    return {role: min(c, key=lambda k: (-c[k], abs(k), k)) for role, c in count.items() if c}
+
+
+def offset_baselines(sentences: Sequence[Sentence], fitted: Sequence[Sentence]) -> pd.DataFrame:
+    """What the best fixed offset scores on each relation, without any model: one row a role, most pairs first.
+
+    Columns: ``role`` (nsubj up, ...), ``offset`` (words from query to key, the most frequent in ``fitted``), ``score``
+    (share of the pairs in ``sentences`` that lie there), ``low`` and ``high`` (95 % bootstrap interval over
+    sentences), ``n`` pairs. Raises ValueError where either has no relations.
+
+    >>> from headtools.roles.corpus import corpus
+    >>> frame = offset_baselines(corpus("english", "test"), corpus("english", "train")).set_index("role")
+    >>> frame.loc["det up", "offset"], bool(0.3 < frame.loc["det up", "score"] < 0.9)
+    (np.int64(1), True)
+    """
+    scored, known = ([_relations(s) for s in some] for some in (sentences, fitted))
+    usual = best_offsets(known)
+    rows = []
+    for role in dict.fromkeys(role for found in scored for role in found if role in usual):
+        hits = torch.tensor([[sum(q + usual[role] in keys for q, keys in found.get(role, [])),
+                              len(found.get(role, []))] for found in scored], dtype=torch.float64)  # fmt: skip
+        share = float(hits[:, 0].sum() / hits[:, 1].sum())
+        # A share is a ratio of two sums; its interval is that of the linearised ratio.
+        low, high = bootstrap((hits[:, 0] - share * hits[:, 1]) / hits[:, 1].mean() + share)
+        rows.append((role, usual[role], share, max(0.0, float(low)), min(1.0, float(high)), int(hits[:, 1].sum())))
+    if not rows:
+        raise ValueError("no relation occurs in both; pass sentences with heads and relations, e.g. corpus('english')")
+    frame = pd.DataFrame(rows, columns=["role", "offset", "score", "low", "high", "n"])
+    return frame.sort_values("n", ascending=False, kind="stable", ignore_index=True)
+
+
+def _relations(sentence: Sentence) -> Partners:
+    places = {i: [i] for i in range(len(sentence.words))}
+    found = looked_at(sentence, places, len(sentence.words), VOITA, {})
+    return {role: some for role, some in found.items() if family(role) == "syntactic"}

@@ -1,0 +1,147 @@
+"""Kovaleva's five classes of attention maps (2019, arXiv:1908.08593, section 4.1), by a rule instead of a network.
+
+    vertical             most rows look at the same one or two units
+    diagonal             most rows look at the same one to three neighbouring offsets
+    vertical+diagonal    both, together
+    block                rows spread their weight within their own part of the sentence
+    heterogeneous        anything else, an even spread included
+
+The rule was written, with its thresholds, before it was compared with the maps that were labelled by eye
+(``assets/map_classes.json``), and changed twice after that: a map that is vertical and also diagonal became
+vertical+diagonal instead of the stronger of the two, and a nearly even map of a short sentence became heterogeneous.
+:func:`agreement` compares.
+"""
+
+import base64
+import json
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CLASSES = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
+LABELLED = Path(__file__).parent / "assets" / "map_classes.json"
+ONE, TWO, BAND, EACH, BOTH, PART, FLAT, EVEN = 0.4, 0.7, 0.5, 0.25, 0.6, 0.25, 0.5, 1.5
+REACH = 3  # offsets from -3 to 3 are tried for the band of three
+
+
+class Features(NamedTuple):
+    """What the rule reads off a map, each (B, head), shares of the map's whole weight.
+
+    one, two   in the strongest column, in the two strongest
+    band       in the strongest three neighbouring offsets
+    rest       the same, without the two strongest columns
+    part       within the own one of two parts of the sentence, above what an even spread gives, at the best cut
+    peak       mean of the largest weight of a row
+    """
+
+    one: Tensor
+    two: Tensor
+    band: Tensor
+    rest: Tensor
+    part: Tensor
+    peak: Tensor
+
+
+def features(maps: Tensor, real: Tensor) -> Features:
+    """Read the features off maps (B, head, U, U), ``real`` (B, U) telling which units there are (first ones)."""
+    n = real.sum(-1).to(maps)[:, None]
+    maps = maps * real[:, None, :, None] * real[:, None, None]
+    columns = maps.sum(-2) / n[..., None]
+    top = columns.topk(2, dim=-1)
+    without = maps.scatter(-1, top.indices[:, :, None].expand(*maps.shape[:-1], 2), 0.0)
+    return Features(top.values[..., 0], top.values.sum(-1), _band(maps) / n, _band(without) / n, _part(maps, n),
+                    maps.amax(-1).sum(-1) / n)  # fmt: skip
+
+
+def classify(maps: Tensor, real: Tensor) -> Tensor:
+    """Class of each map, as a number in ``CLASSES``: maps (B, head, U, U) and real (B, U) to (B, head).
+
+    The strongest column holds 0.4 of the weight or the two strongest 0.7: vertical. Three neighbouring offsets between
+    -3 and 3 hold half: diagonal; where both are so, the larger share decides. But where a map is vertical, and the
+    offsets still hold 0.25 without the two columns, or where it is neither, and columns and offsets hold 0.25 each and
+    0.6 together: vertical+diagonal. Else, where a cut of the sentence in two leaves 0.25 more weight within the parts
+    than an even spread would, and rows are not peaked (mean largest weight below 0.5): block. A map whose rows are
+    nearly even (mean largest weight below 1.5 times an even one) is heterogeneous, whatever else: in a short sentence
+    two columns and three offsets are most of the map. Raises ValueError for maps that are not square.
+
+    >>> maps = torch.stack([torch.eye(6), torch.eye(6)[:1].expand(6, 6), torch.full((6, 6), 1 / 6)])[None]
+    >>> [CLASSES[i] for i in classify(maps, torch.ones(1, 6, dtype=torch.bool))[0]]
+    ['diagonal', 'vertical', 'heterogeneous']
+    """
+    if maps.dim() != 4 or maps.shape[-1] != maps.shape[-2] or real.shape != (len(maps), maps.shape[-1]):
+        raise ValueError(f"maps {tuple(maps.shape)}, real {tuple(real.shape)}; needed: (B, head, U, U) and (B, U)")
+    f = features(maps, real)
+    vertical, diagonal = (f.one >= ONE) | (f.two >= TWO), f.band >= BAND
+    mixed = (f.rest >= EACH) & torch.where(vertical | diagonal, vertical, (f.two >= EACH) & (f.two + f.rest >= BOTH))
+    block = (f.part >= PART) & (f.peak < FLAT)
+    even = f.peak * real.sum(-1)[:, None] < EVEN
+    out = torch.full(f.one.shape, 4, device=maps.device)
+    for test, number in ((block, 3), (diagonal, 1), (vertical & ~(diagonal & (f.band > f.two)), 0), (mixed, 2)):
+        out[test & ~even] = number
+    return out
+
+
+def _band(maps: Tensor) -> Tensor:
+    """Greatest sum over three neighbouring offsets between -REACH and REACH: (B, head)."""
+    diagonals = torch.stack([maps.diagonal(k, -2, -1).sum(-1) for k in _offsets(maps.shape[-1])], -1)
+    return F.avg_pool1d(diagonals, 3, 1).amax(-1) * 3 if diagonals.shape[-1] >= 3 else diagonals.sum(-1)
+
+
+def _offsets(size: int) -> range:
+    reach = min(REACH, size - 1)
+    return range(-reach, reach + 1)
+
+
+def _part(maps: Tensor, n: Tensor) -> Tensor:
+    """Most weight within two parts, above an even spread's, over all cuts with three units or more on each side."""
+    best = torch.zeros_like(n).expand(maps.shape[:2])
+    for cut in range(3, maps.shape[-1] - 2):
+        within = maps[..., :cut, :cut].sum((-1, -2)) + maps[..., cut:, cut:].sum((-1, -2))
+        even = (cut**2 + (n - cut) ** 2) / n**2
+        best = torch.where(n - cut >= 3, torch.maximum(best, within / n - even), best)
+    return best
+
+
+class Agreement(NamedTuple):
+    """How far the rule and the labels agree: share, its 95 % interval, Cohen's kappa, n, and counts (label, rule)."""
+
+    share: float
+    low: float
+    high: float
+    kappa: float
+    n: int
+    table: dict[tuple[str, str], int]
+
+
+def labelled(path: Path = LABELLED) -> list[tuple[Tensor, str]]:
+    """The maps labelled by eye: pairs of a map (U, U), in steps of 1/255, and its class."""
+    rows = json.loads(path.read_text())["maps"]
+    read = [torch.frombuffer(bytearray(base64.b64decode(row["map"])), dtype=torch.uint8) for row in rows]
+    return [(m.view(r["size"], r["size"]).float() / 255, r["label"]) for m, r in zip(read, rows, strict=True)]
+
+
+def agreement(maps: list[tuple[Tensor, str]] | None = None) -> Agreement:
+    """Compare :func:`classify` with labels, by default those made by eye.
+
+    Kappa (Cohen 1960) is the share of agreement above what two raters with the same habits would reach by chance.
+
+    >>> found = agreement()
+    >>> found.n >= 100 and found.low <= found.share <= found.high
+    True
+    """
+    from headtools.heads.intervals import bootstrap
+
+    maps = labelled() if maps is None else maps
+    said = [CLASSES[int(classify(m[None, None], torch.ones(1, len(m), dtype=torch.bool)))] for m, _ in maps]
+    pairs = Counter((label, rule) for (_, label), rule in zip(maps, said, strict=True))
+    hits = torch.tensor([float(label == rule) for (_, label), rule in zip(maps, said, strict=True)])
+    low, high = bootstrap(hits)
+    by_eye, by_rule = Counter(label for _, label in maps), Counter(said)
+    chance = sum(by_eye[name] * by_rule[name] for name in CLASSES) / len(maps) ** 2
+    share = float(hits.mean())
+    kappa = (share - chance) / (1 - chance) if chance < 1 else 1.0
+    return Agreement(share, float(low), float(high), kappa, len(maps), dict(pairs))

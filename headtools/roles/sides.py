@@ -1,0 +1,123 @@
+"""Batches for a model, and what each kind of attention in them is between: words and marks of one side or two."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+
+import torch
+from torch import Tensor, nn
+
+from headtools.roles.alignment import align
+from headtools.roles.conventions import Conventions
+from headtools.roles.corpus import Sentence
+from headtools.roles.units import Units, make_units, means
+
+MARKS = ("bos", "eos", "cls", "sep")
+
+
+@dataclass(frozen=True)
+class Words:
+    """What is known of the words of a language: ``rank`` by frequency from 0, ``rarity`` in nats, token ``marks``."""
+
+    rank: Mapping[str, int]
+    rarity: Mapping[str, float]
+    unknown: float
+    marks: Mapping[str, int]
+
+    def rare(self, word: str) -> float:
+        """How rare a word is: minus the logarithm of its share of all words counted, in nats."""
+        return self.rarity.get(word, self.unknown)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One kind of attention in one batch: units of queries and keys, and the words they stand for.
+
+    ``sentences`` are those of the keys; in cross-attention they carry the alignment of the queries. ``vectors``
+    (B, U, d) are the units' embeddings (None: no content similarity).
+    """
+
+    kind: str
+    sentences: Sequence[Sentence]
+    queries: Units
+    keys: Units
+    words: Words
+    vectors: Tensor | None = None
+
+    @property
+    def causal(self) -> bool:
+        """Whether a query sees only itself and what came before."""
+        return self.kind == "decoder"
+
+
+def count_words(tokenizer: object, reference: Sequence[Sentence], frequency: Mapping[str, int] | None) -> Words:
+    """Count words, for their ranks and rarity (``frequency``, or the words of ``reference``), and find the marks."""
+    if frequency is None:
+        count: dict[str, int] = {}
+        for word in (w for s in reference for w in s.words):
+            count[word] = count.get(word, 0) + 1
+    else:
+        count = dict(frequency)
+    total = sum(count.values()) + len(count) + 1  # one more of each, and one for the unknown
+    order = sorted(count, key=lambda word: (-count[word], word))
+    marks: dict[str, int] = {}
+    for name in MARKS:
+        token = getattr(tokenizer, f"{name}_token_id", None)
+        if token is not None and token not in marks.values():  # RoBERTa's start mark is also its [CLS]
+            marks[name] = token
+    rarity = {word: log(total / (n + 1)) for word, n in count.items()}
+    return Words({word: i for i, word in enumerate(order)}, rarity, log(total), marks)
+
+
+def make_sides(
+    model: nn.Module | None, tokenizer: object, sentences: Sequence[Sentence], kinds: Sequence[str],
+    conventions: Conventions, words: Words, translated: bool,
+) -> tuple[object, dict[str, Side]]:  # fmt: skip
+    """A batch for the model, and what each kind of attention is between; without a model no embeddings."""
+    batch, source = align(tokenizer, sentences)
+    units = make_units(source, batch["attention_mask"], batch["input_ids"], conventions.level)
+    sides = {}
+    for kind in [kind for kind in kinds if kind == "encoder" or (kind == "decoder" and not translated)]:
+        sides[kind] = Side(kind, sentences, units, units, words, _vectors(model, batch["input_ids"], units))
+    if translated and {"decoder", "cross"} & {*kinds}:
+        given, target = align(tokenizer, [s.target for s in sentences])
+        ids, mask = given["input_ids"], given["attention_mask"]
+        written = make_units(target, mask, ids, conventions.level)
+        shifted = torch.cat([torch.full_like(target[:, :1], -1), target[:, :-1]], 1)
+        inputs = _shifted(model, ids)
+        batch["decoder_input_ids"], batch["decoder_attention_mask"] = inputs, mask
+        read = make_units(shifted, mask, inputs, conventions.level)
+        if "decoder" in kinds:
+            told = [_bare(s.target) for s in sentences]
+            sides["decoder"] = Side("decoder", told, read, read, words, _vectors(model, inputs, read))
+        if "cross" in kinds:
+            queries = written if conventions.cross == "writes" else read
+            sides["cross"] = Side("cross", sentences, queries, units, words)
+    return batch, sides
+
+
+def _shifted(model: nn.Module | None, ids: Tensor) -> Tensor:
+    """What the decoder reads so that it writes ``ids``: the start mark, then all but the last."""
+    start = 0 if model is None else model.config.decoder_start_token_id
+    if start is None:
+        start = model.config.pad_token_id
+    return torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], 1)
+
+
+def _bare(words: tuple[str, ...]) -> Sentence:
+    """Target words as a sentence without grammar."""
+    n = len(words)
+    return Sentence(words, (0,) * n, ("root",) * n, ("_",) * n, (0,) * n)
+
+
+def _vectors(model: nn.Module | None, ids: Tensor, units: Units) -> Tensor | None:
+    table = None if model is None else model.get_input_embeddings()
+    return None if table is None else means(table(ids.to(model.device)).cpu(), units)
+
+
+def run(model: nn.Module, batch: Mapping[str, Tensor], encoder_only: bool) -> None:
+    """Run the model, or only the encoder of a model that has a decoder too."""
+    if encoder_only and getattr(model.config, "is_encoder_decoder", False):
+        model.get_encoder()(**batch)
+    else:
+        model(**batch)

@@ -1,0 +1,154 @@
+"""Answers to the exercises of lesson 02: right ones, and wrong ones with what their hint must say."""
+
+import math
+
+import numpy as np
+import torch
+
+
+def not_implemented(*arguments):
+    raise NotImplementedError
+
+
+def own(head, d_head):
+    return slice(head * d_head, (head + 1) * d_head)
+
+
+def right_ov(W_v, W_o, head, d_head):
+    return W_v[own(head, d_head)].T @ W_o[:, own(head, d_head)].T
+
+
+def ov_in_numpy(W_v, W_o, head, d_head):
+    rows = W_v.numpy()[own(head, d_head)]
+    return (W_o.numpy()[:, own(head, d_head)] @ rows).T
+
+
+def ov_by_sum(W_v, W_o, head, d_head):
+    return sum(torch.outer(W_v[r], W_o[:, r]) for r in range(head * d_head, (head + 1) * d_head))
+
+
+def shares(W):
+    s = torch.linalg.svdvals(W)
+    return s[s > 1e-6] / s.sum()
+
+
+def right_rank(W):
+    return torch.special.entr(shares(W)).sum().exp()
+
+
+def rank_in_numpy(W):
+    s = np.linalg.svd(W.numpy(), compute_uv=False)
+    p = s[s > 0] / s.sum()
+    return float(np.exp(-(p * np.log(p)).sum()))
+
+
+def rank_in_bits(W):
+    p = shares(W)
+    return 2 ** -(p * p.log2()).sum().item()
+
+
+def nan_rank(W):
+    s = torch.linalg.svdvals(W)
+    p = s / s.sum()
+    return (-(p * p.log()).sum()).exp()
+
+
+def squared(W):
+    p = torch.linalg.svdvals(W).square()
+    return torch.special.entr(p / p.sum()).sum().exp()
+
+
+def blocks(a, b, c, d):
+    return torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)])
+
+
+def right_offset(omega, delta):
+    c, s = torch.diag((omega * delta).cos()), torch.diag((omega * delta).sin())
+    return blocks(c, s, -s, c)
+
+
+def weighted_offset(omega, delta):
+    """Any positive weights of the frequencies do as well."""
+    weight = torch.cat([1 + omega, 1 + omega])
+    return weight[:, None] * right_offset(omega, delta)
+
+
+def offset_in_numpy(omega, delta):
+    k = len(omega)
+    w = np.zeros((2 * k, 2 * k))
+    for n, o in enumerate(omega.tolist()):
+        w[n, n] = w[k + n, k + n] = math.cos(o * delta)
+        w[n, k + n], w[k + n, n] = math.sin(o * delta), -math.sin(o * delta)
+    return w
+
+
+def only_sines(omega, delta):
+    s = torch.diag((omega * delta).sin())
+    return blocks(0 * s, s, -s, 0 * s)
+
+
+def in_turns(omega, delta):
+    order = torch.arange(2 * len(omega)).view(2, -1).T.flatten()
+    return right_offset(omega, delta)[order][:, order]
+
+
+ANSWERS = {
+    "02.ov": {
+        "right": [right_ov, ov_in_numpy, ov_by_sum, lambda *a: right_ov(*a).double().tolist()],
+        "blank": [None, ..., not_implemented, lambda W_v, W_o, head, d_head: None],
+        "wrong": [
+            (lambda W_v, W_o, h, d: right_ov(W_v, W_o, h, d).T, "transposed matrix"),
+            (lambda W_v, W_o, h, d: W_v.T @ W_o.T, "sum over all heads"),
+            (lambda W_v, W_o, h, d: right_ov(W_v, W_o, max(h - 1, 0), d), "another head"),
+            (lambda W_v, W_o, h, d: W_v[h :: len(W_v) // d].T @ W_o[:, h :: len(W_v) // d].T, "every H-th"),
+            (lambda W_v, W_o, h, d: W_v[:, own(h, d)] @ W_o[own(h, d)], "rows and columns|Rows and columns"),
+            (lambda W_v, W_o, h, d: W_v[own(h, d)].T @ W_o[own(h, d)], "Rows of W_o"),
+            (lambda W_v, W_o, h, d: W_v[own(h, d)] @ W_o[:, own(h, d)], "d_head by d_head"),
+            (lambda W_v, W_o, h, d: 2 * right_ov(W_v, W_o, h, d), "x @ W_OV should be"),
+            (lambda W_v, W_o, h, d: W_v[:1], "The shape is"),
+            (lambda W_v, W_o, h, d: W_v @ torch.ones(99), "stopped with RuntimeError"),
+            (lambda W_v, W_o, h, d: "W", "a str"),
+            (torch.eye(3), "A function is asked for"),
+        ],
+    },
+    "02.rank": {
+        "right": [right_rank, rank_in_numpy, rank_in_bits],
+        "blank": [None, ..., not_implemented, lambda W: ...],
+        "wrong": [
+            (lambda W: right_rank(W).log(), "This is the entropy. The effective rank is exp"),
+            (lambda W: right_rank(W).log2(), "entropy in bits"),
+            (lambda W: right_rank(W).log2().exp(), "in bits but the power is of e"),
+            (squared, "shares are of squared"),
+            (lambda W: 1 / right_rank(W), "sign is lost"),
+            (lambda W: 1 / shares(W).square().sum(), "another measure"),
+            (
+                lambda W: torch.linalg.svdvals(W).square().sum() ** 2 / torch.linalg.svdvals(W).pow(4).sum(),
+                "another mea",
+            ),
+            (lambda W: torch.linalg.matrix_rank(W), "This is the rank"),
+            (lambda W: torch.special.entr(torch.linalg.svdvals(W)).sum().exp(), "not yet shares"),
+            (nan_rank, "0 times log 0 is NaN"),
+            (lambda W: torch.special.entr(W.abs().flatten() / W.abs().sum()).sum().exp(), "entries of W"),
+            (lambda W: torch.linalg.matrix_norm(W, "nuc"), "the sum of the singular values"),
+            (lambda W: right_rank(W) + 1, "minus the sum of p ln p"),
+            (lambda W: torch.linalg.svdvals(W), "One number is asked for, this is a Tensor"),
+            (lambda W: "high", "One number"),
+        ],
+    },
+    "02.offset": {
+        "right": [right_offset, weighted_offset, offset_in_numpy],
+        "blank": [None, ..., not_implemented, lambda omega, delta: None],
+        "wrong": [
+            (lambda omega, delta: torch.eye(2 * len(omega)), "ignores delta"),
+            (lambda omega, delta: right_offset(omega, delta).T, "looks the other way"),
+            (lambda omega, delta: 3 * right_offset(omega, -delta), "looks the other way"),
+            (only_sines, "Only the sines"),
+            (lambda omega, delta: torch.diag(torch.cat([(omega * delta).cos()] * 2)), "Only the cosines"),
+            (in_turns, "in turns"),
+            (lambda omega, delta: right_offset(omega, delta + 1), "look back by"),
+            (lambda omega, delta: right_offset(omega, delta) * math.nan, "NaN"),
+            (lambda omega, delta: right_offset(omega, delta)[:3, :3], r"with K = 3"),
+            (lambda omega, delta: omega @ torch.ones(7), "stopped with RuntimeError"),
+        ],
+    },
+}

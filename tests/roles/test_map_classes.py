@@ -1,0 +1,68 @@
+"""Kovaleva's classes by a rule: what each looks like, and how far the rule agrees with the eye."""
+
+import pytest
+import torch
+
+from headtools.roles.map_classes import CLASSES, agreement, classify, labelled
+
+
+def name(rows):
+    m = torch.as_tensor(rows).float()
+    return CLASSES[int(classify(m[None, None], torch.ones(1, len(m), dtype=torch.bool)))]
+
+
+def column(n, at):
+    return torch.eye(n)[at].expand(n, n)
+
+
+def test_each_class():
+    n = 12
+    eye = torch.eye(n)
+    block = torch.block_diag(torch.full((5, 5), 1 / 5), torch.full((7, 7), 1 / 7))
+    torch.manual_seed(0)
+    cases = {
+        "vertical": [column(n, 0), column(n, 11), (column(n, 2) + column(n, 7)) / 2],
+        "diagonal": [eye, eye.roll(1, 0), (eye + eye.roll(1, 0) + eye.roll(2, 0)) / 3],
+        "vertical+diagonal": [share * (column(n, 11) + eye.roll(1, 0)) + (1 - 2 * share) / n for share in (0.5, 0.3)],
+        "block": [block],
+        "heterogeneous": [torch.full((n, n), 1 / n), torch.rand(n, n).softmax(-1), eye[torch.randperm(n)]],
+    }
+    for label, maps in cases.items():
+        assert [name(m) for m in maps] == [label] * len(maps)
+
+
+@pytest.mark.parametrize("n", [4, 5, 6, 8, 20])
+def test_an_even_spread_is_heterogeneous_however_short(n):
+    assert name(torch.full((n, n), 1 / n)) == "heterogeneous"
+
+
+def test_padding_is_not_part_of_the_map():
+    short, real = torch.zeros(1, 2, 12, 12), torch.zeros(1, 12, dtype=torch.bool)
+    real[0, :7] = True
+    short[0, 0, :7, :7], short[0, 1, :7, :7] = torch.eye(7), column(7, 3)
+    short[..., 7:, :] = 1 / 12  # what a model leaves in rows of padding
+    assert [CLASSES[i] for i in classify(short, real)[0]] == ["diagonal", "vertical"]
+
+
+def test_maps_must_be_square():
+    with pytest.raises(ValueError, match="needed"):
+        classify(torch.rand(1, 2, 3, 4), torch.ones(1, 4, dtype=torch.bool))
+
+
+def test_agreement_with_the_eye():
+    found = agreement()
+    maps = labelled()
+    assert found.n == len(maps) == sum(found.table.values()) >= 100
+    assert {label for _, label in maps} <= {*CLASSES}
+    assert all((m.sum(-1) - 1).abs().max() < 0.05 for m, _ in maps)
+    assert found.share == pytest.approx(sum(v for (a, b), v in found.table.items() if a == b) / found.n)
+    assert found.low < found.share < found.high
+    assert found.share > 0.75
+    assert found.kappa > 0.6
+
+
+def test_kappa_by_hand():
+    maps = [(torch.eye(6), "diagonal")] * 2 + [(column(6, 0), "vertical"), (torch.eye(6), "vertical")]
+    found = agreement(maps)
+    assert found.share == 0.75
+    assert found.kappa == pytest.approx((0.75 - (0.5 * 0.75 + 0.5 * 0.25)) / 0.5)

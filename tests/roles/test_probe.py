@@ -1,0 +1,283 @@
+"""Linear probes: against scikit-learn, against hand-made vectors, and never on what they were fitted to."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+
+import headtools as ht
+from headtools.roles.controls import untrained
+from headtools.roles.corpus import Sentence
+from headtools.roles.linear import discriminant, logistic, standard
+from headtools.roles.probe import COLUMNS, probe, share
+from headtools.roles.states import Place, word_states
+from headtools.roles.tasks import control, labels, lookup, name_of
+
+MODEL, TOKENIZER = ht.load()
+TRAIN, TEST = (ht.corpus("organism", split, limit=60) for split in ("validation", "test"))
+
+
+def blobs(n=400, seed=0):
+    """Three labels as Gaussians of unlike width in 5 features, at 2 places: the second has no label in it."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (n,), generator=draw)
+    noise = torch.randn(2, n, 5, generator=draw) * torch.tensor([1.0, 3.0, 0.1, 1.0, 5.0])
+    noise[0] += torch.nn.functional.one_hot(y, 5) * 2
+    return noise, y, torch.arange(n // 2) % 3
+
+
+def test_the_discriminant_is_scikit_learns():
+    lda = pytest.importorskip("sklearn.discriminant_analysis").LinearDiscriminantAnalysis
+    x, y, fold = blobs()
+    ours = discriminant(x, y, fold, [1e-9])
+    for place in range(2):
+        theirs = lda(solver="lsqr").fit(x[place, :200].double(), y[:200]).predict(x[place, 200:].double())
+        assert (ours[place].numpy() == theirs).mean() > 0.99
+
+
+def test_logistic_is_scikit_learns_and_both_solvers_agree():
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    x, y, fold = blobs()
+    scaled = standard(x, 200)[0].numpy()
+    theirs = linear_model.LogisticRegression(C=0.03, tol=1e-6).fit(scaled[:200], y[:200]).predict(scaled[200:])
+    told = logistic(x, y, fold, [0.03])
+    assert (told[0].numpy() == theirs).mean() > 0.99
+    right = [(f(x, y, fold) == y[200:]).float().mean(1) for f in (logistic, discriminant)]
+    assert abs(right[0][0] - right[1][0]) < 0.03
+    assert right[1][0] > 0.75
+    assert right[1][1] < 0.45
+
+
+def test_cross_validation_holds_back_where_features_are_noise():
+    draw = torch.Generator().manual_seed(1)
+    y = torch.arange(120) % 2
+    x = torch.randn(1, 120, 50, generator=draw)
+    x[0, :, 0] += 2.5 * (y - 0.5)
+    fold = torch.arange(60) % 3
+    chosen, free = (float((discriminant(x, y, fold, s) == y[60:]).float().mean()) for s in ([0.9, 1e-6], [1e-6]))
+    assert chosen > free + 0.05
+
+
+def test_features_that_never_change_say_nothing():
+    x = torch.full((1, 8, 2), 7.0)
+    x[0, :, 1] = torch.arange(8) % 2
+    assert standard(x, 6)[0, :, 0].abs().max() == 0
+    assert discriminant(x, torch.arange(8) % 2, torch.arange(6) // 2).tolist() == [[0, 1]]
+
+
+def test_share_against_brute_force():
+    draw = np.random.default_rng(0)
+    sentence = np.sort(draw.integers(0, 40, 300))
+    sentence = np.unique(sentence, return_inverse=True)[1]
+    right = draw.random(300) < 0.3 + 0.4 * (sentence % 2)
+    mean, low, high = share(torch.from_numpy(right).double(), sentence)
+    assert mean == pytest.approx(right.mean())
+    parts = [right[sentence == s] for s in range(sentence.max() + 1)]
+    means = [np.concatenate([parts[i] for i in draw.integers(0, len(parts), len(parts))]).mean() for _ in range(4000)]
+    assert np.quantile(means, [0.025, 0.975]) == pytest.approx([float(low), float(high)], abs=0.02)
+    assert high - low > 2 * 1.96 * np.sqrt(0.25 / 300)  # words of a sentence hang together
+
+
+def test_control_is_one_label_a_type_in_the_tasks_proportions():
+    words = [f"w{i % 3000}" for i in range(6000)]
+    answers = ["rare" if i % 10 == 0 else "common" for i in range(3000)] + ["rare"] * 3000
+    drawn = control(words, answers, fitted=3000)
+    assert drawn[:3000] == drawn[3000:]
+    assert 0.07 < np.mean(np.array(drawn) == "rare") < 0.13  # of the fitting words, not of all
+    assert drawn != control(words, answers, fitted=3000, seed=1)
+
+
+def test_lookup():
+    assert lookup(["a", "a", "b", "b"], ["x", "y", "y", "y"], ["a", "b", "c"]) == ["x", "y", "y"]
+
+
+def test_labels_of_the_language():
+    for s in TEST[:30]:
+        number, gender, said = (labels(s, t) for t in ("number", "gender", "target gender"))
+        for i, upos in enumerate(s.upos):
+            assert (number[i] is None) == (gender[i] is None) == (upos != "NOUN")
+            if upos in ("DET", "ADJ"):  # agree with their noun
+                head = s.heads[i] - 1
+                assert said[i] == (said[head] or "a")
+            if upos == "NOUN":
+                assert (number[i] == "plural") == s.words[i].endswith("s")
+    assert labels(TEST[0], "upos") == TEST[0].upos
+
+
+def plain_sentence(*words):
+    n = len(words)
+    return Sentence(words, (0, *[1] * (n - 1)), ("root", *["dep"] * (n - 1)), ("X",) * n, (0,) * n)
+
+
+def test_labels_refuse():
+    other = plain_sentence("a", "b")
+    with pytest.raises(ValueError, match="no task 'tense'; there is upos"):
+        labels(other, "tense")
+    with pytest.raises(ValueError, match="has no translation"):
+        labels(other, "number")
+    with pytest.raises(ValueError, match="gave 1 labels for the 2 words"):
+        labels(other, lambda s: ["x"])
+    assert name_of(labels) == "labels"
+
+
+def tiny_bert(words, **changes):
+    """A random BERT and a word-piece tokenizer that cuts words ending in s in two."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    vocabulary = {w: i for i, w in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "##s", *words])}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    fast = tf.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
+    return tf.BertModel(tf.BertConfig(vocab_size=len(vocabulary), **shape, **changes)).eval(), fast
+
+
+@pytest.mark.parametrize("pieces", ["first", "last", "mean"])
+def test_states_are_the_models_own_for_words_of_several_tokens(pieces):
+    model, fast = tiny_bert(["dog", "cat", "ran"])
+    sentences = [plain_sentence("dogs", "ran"), plain_sentence("cat", "dogs", "cats", "ran"), plain_sentence("dog")]
+    states = word_states(model, fast, sentences, ["head", "layer", "residual"], pieces=pieces, batch_size=2)
+    tokens = [[(1, 2), (3,)], [(1,), (2, 3), (4, 5), (6,)], [(1,)]]  # places of each word's pieces
+    for key in range(2):
+        row = 0
+        for sentence, words in zip(sentences, tokens, strict=True):
+            batch = fast([str(sentence)], return_tensors="pt")
+            with torch.no_grad(), ht.record(model) as seen:
+                out = model(**batch, output_hidden_states=True)
+            for places in words:
+                some = {"first": places[:1], "last": places[-1:], "mean": places}[pieces]
+                z = seen["encoder", key].z[0, list(some)].mean(0)
+                for head in range(4):
+                    torch.testing.assert_close(states[Place("head", "encoder", key, head)][row], z[head])
+                torch.testing.assert_close(states[Place("layer", "encoder", key)][row], z.flatten())
+                stream = out.hidden_states[key][0, list(some)].mean(0)
+                torch.testing.assert_close(states[Place("residual", "encoder", key)][row], stream)
+                row += 1
+    assert len(states) == 2 * 4 + 2 + 3
+
+
+def test_states_of_some_words_and_heads():
+    only = [[i % 3 == 0 for i in range(len(s.words))] for s in TEST[:7]]
+    every = word_states(MODEL, TOKENIZER, TEST[:7], batch_size=3)
+    some = word_states(MODEL, TOKENIZER, TEST[:7], heads=[("encoder", 5, 1)], only=only, batch_size=3)
+    assert list(some) == [Place("head", "encoder", 5, 1)]
+    kept = torch.tensor([x for row in only for x in row])
+    torch.testing.assert_close(some[Place("head", "encoder", 5, 1)], every[Place("head", "encoder", 5, 1)][kept])
+
+
+def test_states_refuse(monkeypatch):
+    with pytest.raises(ValueError, match="of must name some of head, layer, residual"):
+        word_states(MODEL, TOKENIZER, TEST[:2], ["neuron"])
+    with pytest.raises(ValueError, match="pieces must be"):
+        word_states(MODEL, TOKENIZER, TEST[:2], pieces="middle")
+    with pytest.raises(ValueError, match="no word to keep"):
+        word_states(MODEL, TOKENIZER, TEST[:1], only=[[False] * len(TEST[0].words)])
+    with pytest.raises(ValueError, match=r"only\[0\] has 1 entries"):
+        word_states(MODEL, TOKENIZER, TEST[:1], only=[[True]])
+    with pytest.raises(IndexError, match=r"heads 0\.\.7"):
+        word_states(MODEL, TOKENIZER, TEST[:1], heads=[("encoder", 0, 8)])
+    monkeypatch.setattr("headtools.roles.states.MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"give about [0-9]+ words"):
+        word_states(MODEL, TOKENIZER, TEST[:2])
+
+
+def test_a_layer_that_runs_twice_is_refused():
+    _, fast = tiny_bert(["dog", "ran"])
+    shared = tf.AlbertModel(tf.AlbertConfig(
+        vocab_size=10, embedding_size=8, hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8
+    )).eval()  # fmt: skip
+    with pytest.raises(ValueError, match="runs 2 times"):
+        word_states(shared, fast, [plain_sentence("dog", "ran")])
+
+
+def test_the_twin_is_untrained_and_leaves_no_trace():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    twin = untrained(MODEL)
+    assert torch.equal(torch.get_rng_state(), before)
+    again, other = untrained(MODEL), untrained(MODEL, seed=1)
+    name = "model.encoder.layers.0.self_attn.q_proj.weight"
+    weights = [m.get_parameter(name) for m in (twin, again, other, MODEL)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[0], weights[3])
+    small, _ = tiny_bert(["dog"])
+    ht.prune(small, {("encoder", 0): [1]})
+    with pytest.raises(ValueError, match="is pruned"):
+        untrained(small)
+
+
+def test_the_frame():
+    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, ["number", "target left"], untrained=True, solver="discriminant",
+                  of=["head", "residual"], heads=[("encoder", 4, 2), ("encoder", 0, 0)])  # fmt: skip
+    assert tuple(frame.columns) == COLUMNS
+    assert len(frame) == 2 * 2 * (2 + 7)
+    assert (frame.low <= frame.accuracy).all()
+    assert (frame.accuracy <= frame.high).all()
+    assert np.allclose(frame.selectivity, frame.accuracy - frame.control)
+    assert (frame.selectivity_low <= frame.selectivity).all()
+    nouns = sum(upos == "NOUN" for s in TEST for upos in s.upos)
+    assert set(frame[frame.task == "number"].n) == {nouns}
+    at = frame.set_index(["model", "of", "layer", "task"]).accuracy
+    assert at["trained", "residual", 0, "number"] > 0.95  # the noun says it
+    assert at["trained", "residual", 6, "target left"] > at["trained", "residual", 0, "target left"] + 0.2
+    assert frame.lookup.between(0, 1).all()
+    assert frame.majority.between(0.3, 1).all()
+
+
+def test_no_test_sentence_has_a_say_in_the_fit():
+    """Other test sentences and labels leave the predictions for those that stay as they were."""
+    settings = {"heads": [("encoder", 4, 2)], "solver": "discriminant"}
+    a = probe(MODEL, TOKENIZER, TRAIN, TEST[:20], "target left", **settings)
+    right = a.accuracy[0] * a.n[0]
+    b = probe(MODEL, TOKENIZER, TRAIN, TEST[20:40], "target left", **settings)
+    both = probe(MODEL, TOKENIZER, TRAIN, TEST[:40], "target left", **settings)
+    assert right + b.accuracy[0] * b.n[0] == pytest.approx(both.accuracy[0] * both.n[0])
+
+
+def test_random_labels_are_not_found():
+    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, _Dice(), of=["residual"], solver="discriminant")
+    assert frame.accuracy.between(0.4, 0.6).all(), frame.accuracy
+
+
+class _Dice:
+    """Labels that have nothing to do with the words."""
+
+    __name__ = "dice"
+
+    def __init__(self):
+        self.draw = np.random.default_rng(0)
+
+    def __call__(self, sentence):
+        return self.draw.integers(0, 2, len(sentence.words)).astype(str)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test": TRAIN[:3]}, "3 sentences are in train and in test"),
+        ({"train": TRAIN[:1]}, "train has 1 sentences"),
+        ({"tasks": []}, "one or more, each with a name"),
+        ({"tasks": ["upos", "upos"]}, "a name of its own"),
+        ({"folds": 1}, "folds=1"),
+        ({"solver": "magic"}, "logistic"),
+        ({"draws": 0}, "draws=0"),
+        ({"tasks": lambda s: ["x"] * len(s.words)}, "only the label 'x'"),
+        ({"tasks": lambda s: [None] * len(s.words)}, "asks about 0 words of train"),
+        ({"tasks": lambda s: ["y" if s is TRAIN[0] else "x"] * len(s.words)}, "too few to cut it in 3 parts"),
+    ],
+)
+def test_probe_refuses(changes, message):
+    given = {"train": TRAIN[:6], "test": TEST[:4], "tasks": "upos"} | changes
+    with pytest.raises(ValueError, match=message):
+        probe(MODEL, TOKENIZER, **given)
+
+
+def test_without_scikit_learn_the_install_line_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    with pytest.raises(ImportError, match="pip install scikit-learn"):
+        logistic(*blobs(20))
