@@ -1,0 +1,154 @@
+"""How the organism grew: scores of its snapshots, of other seeds and of other numbers of heads.
+
+``python -m headtools.organism.growth`` (``make growth``) measures the snapshots that ship, and, of each folder named
+with ``--runs``, the model that a training left there. Seeds and sizes are compared after a run of 3,000 steps, a third
+of the shipped one's (``make organism SEED=2 SIZE=half ARGS="--steps 3000"``). What it finds goes into
+``assets/growth.json``; entries that were not measured again stay.
+
+>>> [entry["step"] for entry in growth()["snapshots"]][:3]
+[0, 250, 500]
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+import headtools as ht
+from headtools.organism import snapshots
+from headtools.organism.accuracy import token_accuracy
+from headtools.organism.objective import HEADS
+from headtools.organism.pruning import CURVE_ON, encoder_curve
+from headtools.organism.publish import ASSETS, write
+from headtools.organism.roles_found import best, roles
+from headtools.organism.score import bleu
+
+FILE = ASSETS / "growth.json"
+ROLES_ON = 500  # sentences
+PARTS = {"snapshots": "step", "seeds": "seed", "sizes": "heads"}
+SHOWN = {
+    "offset -1": "−1", "offset +1": "+1", "det up": "det", "amod up": "amod", "nsubj down": "nsubj",
+    "obj down": "obj", "advmod up": "advmod", "topic": "name", "coreference": "coref.",
+}  # fmt: skip
+COMPARED = 3_000  # steps of the runs whose seeds and sizes are compared
+TRANSLATED, RUNS_TRANSLATED = 300, 500  # sentences of a split, by snapshots and by whole runs
+
+
+def growth(file: Path = FILE) -> dict[str, list[dict]]:
+    """What the command measured: lists of entries under ``snapshots``, ``seeds`` and ``sizes``.
+
+    Each entry has its ``step``, ``seed`` or ``heads`` (a layer), and what :func:`measure` returned.
+    """
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> dict:
+    """Scores of one model of the organism's language.
+
+    ``bleu`` and ``hard``: BLEU on the test and hard sentences (the first ``limit`` of 1,000) and the ends of its 95 %
+    interval. ``accuracy``: share of target words right, given the right words so far, on 200 test sentences. ``roles``:
+    by role, the encoder head picked on 500 validation sentences, its share of looks that hit in 500 test sentences
+    with Wilson's 95 % interval, the baseline, and whether it ``holds``. ``carriers``: the roles of every head that has
+    one; ``with_role`` of ``heads_total``. ``curve``: accuracy with encoder heads switched off, those of least gradient
+    importance first, without retraining (:func:`headtools.organism.pruning.encoder_curve`).
+    """
+    validation, test = (ht.corpus("organism", split, ROLES_ON) for split in ("validation", "test"))
+    frame = roles(model, tokenizer, validation, test)
+    carriers = {head: sorted(some.role) for head, some in frame[frame.found].groupby("head")}
+    columns = {"head": "head", "score": "score", "low": "low", "high": "high", "baseline": "baseline", "found": "holds"}
+    told = best(frame)[list(columns)].rename(columns=columns)
+    told["baseline"] = told.baseline.astype(object).where(told.baseline.notna(), None)
+    return {
+        "bleu": _rounded(bleu(model, tokenizer, ht.corpus("organism", "test", limit))),
+        "hard": _rounded(bleu(model, tokenizer, ht.corpus("organism", "hard", limit))),
+        "accuracy": round(token_accuracy(model, test[:CURVE_ON]).mean().item(), 4),
+        "roles": {role: {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
+                  for role, row in told.to_dict("index").items()},
+        "with_role": len(carriers),
+        "heads_total": frame["head"].nunique(),
+        "carriers": carriers,
+        "curve": encoder_curve(model, validation[:CURVE_ON], test[:CURVE_ON]),
+    }  # fmt: skip
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 2) for value in values]
+
+
+def _trained(run: Path) -> tuple[int, int, Path]:
+    """Seed, heads a layer and model of a finished run of ``COMPARED`` steps."""
+    state = run / "checkpoint" / "state.json"
+    if not state.is_file() or not (run / "model").is_dir():
+        raise FileNotFoundError(f"{run} holds no finished training; make one: "
+                                f'make organism SEED=2 ARGS="--steps {COMPARED}"')
+    recipe = json.loads(state.read_text())["recipe"]
+    if recipe["steps"] != COMPARED:
+        raise ValueError(
+            f"{run} is a run of {recipe['steps']} steps, and seeds and sizes are compared after {COMPARED}; train one: "
+            f'make organism SEED={recipe["seed"]} ARGS="--steps {COMPARED}"'
+        )
+    return recipe["seed"], recipe["heads"], run / "model"
+
+
+def put(told: dict[str, list[dict]], part: str, key: str, entry: dict) -> None:
+    """Put an entry in its place in a part, by ``key``, instead of the one that was there.
+
+    >>> told = {"seeds": [{"seed": 3}, {"seed": 1, "bleu": 0}]}
+    >>> put(told, "seeds", "seed", {"seed": 1, "bleu": 98})
+    >>> told["seeds"]
+    [{'seed': 1, 'bleu': 98}, {'seed': 3}]
+    """
+    others = [old for old in told.setdefault(part, []) if old[key] != entry[key]]
+    told[part] = sorted([*others, entry], key=lambda e: e[key])
+
+
+def markdown(told: dict[str, list[dict]]) -> str:
+    """The model card's tables: a row for each entry, by part, the score of the best head for each of ``SHOWN``.
+
+    A star stands behind a score that holds: it reaches its bar on validation and test sentences (``roles_found``).
+    """
+    lines = []
+    for part, key in PARTS.items():
+        header = ["heads a layer" if key == "heads" else key, "BLEU test", "95 %", "BLEU hard", "95 %", "heads with a role", *SHOWN.values()]
+        lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+        for entry in told.get(part, []):
+            scores = [f"{found['score']:.2f}{' *' * found['holds']}" if (found := entry["roles"].get(role)) else "–"
+                      for role in SHOWN]  # fmt: skip
+            bleu = [cell for score, low, high in (entry["bleu"], entry["hard"])
+                    for cell in (f"{score:.1f}", f"{low:.1f}–{high:.1f}")]  # fmt: skip
+            cells = [f"{entry[key]:,}", *bleu, f"{entry['with_role']} of {entry['heads_total']}", *scores]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command: measure the snapshots, and the models of other seeds and sizes that were trained."""
+    parser = argparse.ArgumentParser(prog="python -m headtools.organism.growth", description=__doc__)
+    parser.add_argument("--steps", type=int, nargs="*", choices=snapshots.steps(), default=snapshots.steps())
+    parser.add_argument("--runs", type=Path, nargs="*", default=[], help="folders that make organism left")
+    parser.add_argument("--file", type=Path, default=FILE, help="where the numbers go")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    told = growth(options.file) if options.file.is_file() else {}
+    todo = [({"step": step}, [("snapshots", {"step": step})], TRANSLATED) for step in options.steps]
+    for run in options.runs:
+        seed, heads, folder = _trained(run)
+        places = [("seeds", {"seed": seed})] * (heads == HEADS) + [("sizes", {"heads": heads})] * (seed == 1)
+        todo.append(({"name": folder}, places, RUNS_TRANSLATED))
+    for which, places, sentences in tqdm(todo, desc="models"):
+        entry = measure(*ht.load(**which), sentences)
+        for part, name in places:
+            put(told, part, PARTS[part], {**name, **entry})
+        write(told, options.file)
+        tqdm.write(f"{places}: BLEU {entry['bleu'][0]}, hard {entry['hard'][0]}, "
+                   f"{entry['with_role']} of {entry['heads_total']} heads with a role")  # fmt: skip
+    print(markdown(told))
+
+
+if __name__ == "__main__":
+    main()
