@@ -113,7 +113,8 @@ def markdown(told: dict[str, list[dict]]) -> str:
     """
     lines = []
     for part, key in PARTS.items():
-        header = ["heads a layer" if key == "heads" else key, "BLEU test", "95 %", "BLEU hard", "95 %", "heads with a role", *SHOWN.values()]
+        first = "heads a layer" if key == "heads" else key
+        header = [first, "BLEU test", "95 %", "BLEU hard", "95 %", "heads with a role", *SHOWN.values()]
         lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         for entry in told.get(part, []):
             scores = [f"{found['score']:.2f}{' *' * found['holds']}" if (found := entry["roles"].get(role)) else "–"
