@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -51,6 +52,5 @@ def _in_terminal(items: Any, label: str) -> Iterator[Any]:
 
 
 def _has_kernel() -> bool:
-    from IPython import get_ipython
-
-    return getattr(get_ipython(), "kernel", None) is not None
+    ipython = sys.modules.get("IPython")  # not imported: who trains from a script needs no IPython
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

@@ -1,4 +1,4 @@
-"""What scores of heads are compared with: heads of random factors. (Or an untrained model: ``controls``.)"""
+"""Heads of random factors, which scores from weights are compared with."""
 
 from __future__ import annotations
 

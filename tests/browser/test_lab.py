@@ -160,6 +160,8 @@ def test_controls_and_frames_live(page, server):
 def test_without_trust_the_pictures_stay(page, server):
     opened(page, server, "sample.ipynb")
     page.wait_for_selector("img[alt^='A curve.']")
+    # Cells are drawn one after the other.
+    page.wait_for_function("() => [...document.images].filter(i => i.checkVisibility()).length >= 3")
     alts = page.locator("img:visible").evaluate_all("all => all.map(i => i.alt)")
     assert len(alts) == 3
     assert "Four thumbnails." in alts
