@@ -21,7 +21,7 @@ def told():
 
 def test_every_snapshot_seed_and_size_is_there(told):
     assert [entry["step"] for entry in told["snapshots"]] == snapshots.steps()
-    assert [entry["seed"] for entry in told["seeds"]] == [1, 2]
+    assert [entry["seed"] for entry in told["seeds"]] == [1, 2, 3]
     assert [entry["heads"] for entry in told["sizes"]] == [4, 8, 16]
     for part, key in (("snapshots", "step"), ("seeds", "seed"), ("sizes", "heads")):
         assert all(entry.keys() == KEYS | {key} for entry in told[part])
