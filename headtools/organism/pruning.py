@@ -95,6 +95,7 @@ def gates_kept(
     *,
     weights: str = "encoder",
     steps: int = STEPS,
+    decay: float = DECAY,
     seed: int = 0,
     sentences: int = SENTENCES,
     run: Path | None = None,
@@ -113,7 +114,7 @@ def gates_kept(
     (48, True)
     """
     fit = fit_gates(
-        model, TrainingBatches(seed), penalty, steps=steps, over="encoder", weights=weights, decay=DECAY, seed=seed,
+        model, TrainingBatches(seed), penalty, steps=steps, over="encoder", weights=weights, decay=decay, seed=seed,
         run=run, quiet=quiet,
     )  # fmt: skip
     score, low, high = bleu(fit.cut().eval(), tokenizer, ht.corpus("organism", "test", sentences))
@@ -178,6 +179,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--weights", nargs="+", choices=("encoder", "all"), default=("encoder",))
     parser.add_argument("--seed", nargs="+", type=int, default=(0,))
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--decay", type=float, default=DECAY, help="share of the steps in which the rates fall to 0")
     parser.add_argument("--limit", type=int, default=SENTENCES, help="test sentences translated")
     parser.add_argument("--file", type=Path, default=FILE, help="where the numbers go")
     parser.add_argument("--run", type=Path, help="folder of checkpoints, to go on after a stop")
@@ -191,8 +193,8 @@ def main(words: list[str] | None = None) -> None:
         for weights in options.weights:
             for penalty in options.penalty:
                 run = options.run and options.run / f"{weights}-{penalty:g}-{seed}"
-                row = gates_kept(model, tokenizer, penalty, weights=weights, steps=options.steps, seed=seed,
-                                 sentences=options.limit, run=run, quiet=False)  # fmt: skip
+                row = gates_kept(model, tokenizer, penalty, weights=weights, steps=options.steps, decay=options.decay,
+                                 seed=seed, sentences=options.limit, run=run, quiet=False)  # fmt: skip
                 told["gates"] = place(told["gates"], row)
                 write(told, options.file)
     print(markdown(told))
