@@ -25,7 +25,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from headtools.organism.objective import IGNORE, encode
+from headtools.organism.accuracy import batches
+from headtools.organism.objective import IGNORE
 from headtools.organism.vocabulary import vocabulary
 from headtools.roles.corpus import Sentence
 
@@ -109,13 +110,12 @@ def kept(
         _known(name)
     if not sentences:
         raise ValueError("no sentences came; write kept(model, corpus('organism', limit=200), ['gender'])")
-    number = {word: i for i, word in enumerate(vocabulary())}
     code = _codes()[[FEATURES.index(name) for name in names]]  # (feature, vocabulary); -1 says nothing
     counts = []
-    for start in range(0, len(sentences), batch_size):
-        batch = encode(list(sentences[start : start + batch_size]), number)
-        out = model(input_ids=batch["source"], attention_mask=batch["mask"], decoder_input_ids=batch["given"])
-        wanted = batch["wanted"].masked_fill(batch["wanted"] == IGNORE, 0)  # the padding word says nothing
+    for batch in batches(sentences, batch_size):
+        labels = batch.pop("labels")
+        out = model(**batch)
+        wanted = labels.masked_fill(labels == IGNORE, 0)  # the padding word says nothing
         must, says = code[:, wanted], code[:, out.logits.argmax(-1)]  # (feature, B, T)
         asked = must >= 0
         counts.append(torch.stack([((says == must) & asked).sum(-1), asked.sum(-1)], -1))
