@@ -9,10 +9,11 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 # For the benchmark: glibc gives freed memory back to the system and fetches it anew, and a pass that keeps something
 # alive spares it that; without these settings recording looks faster than not recording.
 KEEP_MEMORY = MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=2000000000
+SITE = .venv-site/bin/python
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
 
-.PHONY: help lab test lint bench organism score pruning growth notebooks measure clean environment environment-test
+.PHONY: help lab test lint bench organism score pruning growth sweep scratch orders latency merging worth notebooks site measure clean environment environment-test environment-site
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -22,13 +23,17 @@ lab: environment ## open the course in JupyterLab   (TORCH=cpu, PYTHON=..., LAB_
 	@sh tools/lab.sh $(LAB_ARGS)
 
 test: lint ## run everything: lint, unit tests, doctests, notebooks, browser   (ARGS="-k gates")
-	$(ONE_THREAD) $(TEST) -m pytest $(NBVAL) tests headtools notebooks $(ARGS)
+	$(ONE_THREAD) $(TEST) -m pytest -n 2 --dist loadfile $(NBVAL) tests headtools notebooks tools $(ARGS)
 
 lint: environment-test ## check the style of the code
 	$(TEST) -m ruff check .
 
-bench: environment-test ## measure what recording and gating cost, on one thread
+bench: environment-test ## measure what measuring and gating cost, on one thread
 	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/overhead.py $(ARGS)
+	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/taxonomy.py $(ARGS)
+	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/ablation.py $(ARGS)
+	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/relevance.py $(ARGS)
+	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/gates.py $(ARGS)
 
 organism: environment ## train the shipped model again, from nothing   (SEED=2, SIZE=half, SIZE=double)
 	$(LAB) -m headtools.organism.train $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size $(SIZE)) $(ARGS)
@@ -42,14 +47,35 @@ pruning: environment ## measure how many encoder heads the shipped model needs
 growth: environment ## measure the snapshots, and other seeds and sizes   (ARGS="--runs FOLDER ...")
 	$(ONE_THREAD) $(LAB) -m headtools.organism.growth $(ARGS)
 
+sweep: environment ## train gates at every price and measure what stays   (ARGS="--jobs 2 --runs FOLDER")
+	$(ONE_THREAD) $(LAB) -m headtools.organism.sweep $(ARGS)
+
+scratch: environment ## train the heads of pruned models anew, from nothing
+	$(ONE_THREAD) $(LAB) -m headtools.organism.scratch $(ARGS)
+
+orders: environment ## measure pruning curves of all orders of heads
+	$(ONE_THREAD) $(LAB) -m headtools.organism.orders $(ARGS)
+
+latency: environment ## measure what cutting heads buys in time
+	$(ONE_THREAD) $(LAB) -m headtools.organism.latency $(ARGS)
+
+merging: environment ## measure what merging heads keeps, against cutting them   (ARGS="--runs FOLDER ...")
+	$(ONE_THREAD) $(LAB) -m headtools.organism.merging $(ARGS)
+
+worth: environment ## measure what each head is worth, one at a time, alone in its layer and in pairs
+	$(ONE_THREAD) $(LAB) -m headtools.organism.worth $(ARGS)
+
 notebooks: environment-test ## run all notebooks and keep their outputs
 	$(ONE_THREAD) $(TEST) tools/execute_notebooks.py $(ARGS)
+
+site: environment-site ## make the course's site, build/site/index.html
+	$(SITE) tools/make_site.py $(ARGS)
 
 measure: environment-test ## measure minutes and memory of each lesson, write them where they are told
 	$(ONE_THREAD) $(TEST) tools/measure_notebooks.py $(ARGS)
 
 clean: ## remove what these commands made, environments included
-	rm -rf .venv .venv-test build headtools.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-test .venv-site build headtools.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +
 
@@ -57,4 +83,7 @@ environment:
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv course
 
 environment-test:
-	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-test course,test
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-test course,test,site
+
+environment-site:
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-site course,site

@@ -2,16 +2,17 @@
 
 The map of the package, in the order in which the course uses it::
 
-    heads/       find, see, switch and cut heads    sites, gates, ablate, record, contributions, prune, pruned, replay,
-                                                    HeadScores, bootstrap
+    heads/       find, see, switch and cut heads    sites, gates, ablate, patch, record, contributions, prune, pruned,
+                                                    replay, HeadScores, bootstrap, progress
     roles/       what a head looks at, and carries  corpus, Sentence, align, to_words, taxonomy, probe, untrained;
                                                     module geometry: ov, qk, effective_rank, overlap, composition
-    importance/  what a head is worth               gradient, gate_gradients, confidence
+    importance/  what a head is worth               gradient, gate_gradients, confidence, ablation, ablation_losses,
+                                                    keep_one, interaction, paired_bootstrap,
+                                                    save_scores, load_scores, relevance, propagate, rules, Rules
     sparse/      how many heads can go              HardConcrete, fit_gates, recover, curve, curves, random_order,
-                                                    greedy_order
+                                                    greedy_order, merge, refit, edit
     organism/    the shipped model                  load, translate, card
-    lesson/      what the notebooks show and ask    figure, claim, ledger, explore, attention_view, check,
-                                                    progress
+    lesson/      what the notebooks show and ask    figure, claim, ledger, explore, attention_view, check
 
 Everything listed here is imported when you first use it, so ``import headtools`` is cheap.
 
@@ -36,8 +37,10 @@ _WHERE = {
     "prune": "heads.prune",
     "pruned": "heads.prune",
     "replay": "heads.prune",
+    "patch": "heads.patch",
     "HeadScores": "heads.scores",
     "bootstrap": "heads.intervals",
+    "progress": "heads.progress",
     "Sentence": "roles.corpus",
     "corpus": "roles.corpus",
     "align": "roles.alignment",
@@ -48,6 +51,18 @@ _WHERE = {
     "gradient": "importance.gradient",
     "gate_gradients": "importance.gradient",
     "confidence": "importance.confidence",
+    "label": "importance.labels",
+    "ablation": "importance.ablation",
+    "ablation_losses": "importance.ablation",
+    "keep_one": "importance.keep_one",
+    "interaction": "importance.pairs",
+    "paired_bootstrap": "importance.paired",
+    "save_scores": "importance.stored",
+    "load_scores": "importance.stored",
+    "relevance": "importance.lrp",
+    "propagate": "importance.lrp",
+    "rules": "importance.rules",
+    "Rules": "importance.rules",
     "HardConcrete": "sparse.concrete",
     "fit_gates": "sparse.fit",
     "recover": "sparse.fit",
@@ -55,8 +70,12 @@ _WHERE = {
     "curves": "sparse.curves",
     "random_order": "sparse.curves",
     "greedy_order": "sparse.curves",
+    "merge": "sparse.merge",
+    "refit": "sparse.merge",
+    "edit": "sparse.edit",
     "card": "organism.model_card",
     "load": "organism.load",
+    "save": "organism.smaller",
     "translate": "organism.load",
     "figure": "lesson.figure",
     "claim": "lesson.figure",
@@ -64,7 +83,7 @@ _WHERE = {
     "explore": "lesson.explore",
     "attention_view": "lesson.attention_view",
     "check": "lesson.check",
-    "progress": "lesson.progress",
+    "report": "lesson.report",
 }
 
 __all__ = sorted(_WHERE)

@@ -92,12 +92,12 @@ def test_dependencies_come_with_their_reason(root: Path):
 
 def test_constraints_fit_the_ranges(root: Path):
     proven = pins(root)
-    for name, wanted in requirements(root, "course", "test").items():
+    for name, wanted in requirements(root, "course", "test", "site").items():
         assert wanted.specifier.contains(proven[name]), f"{name} {proven[name]} does not fit {wanted.specifier}"
 
 
 def test_constraints_pin_everything_that_gets_installed(root: Path):
-    todo, seen = list(requirements(root, "course", "test").values()), set()
+    todo, seen = list(requirements(root, "course", "test", "site").values()), set()
     while todo:
         wanted = todo.pop()
         for extra in ("", *wanted.extras):
@@ -174,7 +174,7 @@ def test_another_torch_index_is_asked_for_torch_alone(bench):
 def test_tests_have_an_environment_of_their_own(bench):
     _, asked = bench("make", "-s", "environment-test")
     assert asked[0] == "-m venv .venv-test"
-    assert installs(asked)[-1] == "--no-build-isolation --editable .[course,test]"
+    assert installs(asked)[-1] == "--no-build-isolation --editable .[course,test,site]"
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
@@ -258,8 +258,9 @@ def test_lab_opens_the_first_lesson_with_a_token_and_without_news(bench):
 def test_make_alone_lists_the_commands(bench):
     said, asked = bench("make")
     listed = re.findall(r"^make ([a-z]+)", said, re.M)
-    measuring = ["score", "pruning", "growth", "notebooks", "measure"]
-    assert listed == ["help", "lab", "test", "lint", "bench", "organism", *measuring, "clean"]
+    measuring = ["score", "pruning", "growth", "sweep", "scratch", "orders", "latency", "merging", "worth"]
+    pages = ["notebooks", "site", "measure"]
+    assert listed == ["help", "lab", "test", "lint", "bench", "organism", *measuring, *pages, "clean"]
     assert asked == []
 
 
@@ -267,4 +268,4 @@ def test_make_test_runs_lint_units_doctests_and_notebooks(bench):
     said, _ = bench("make", "-n", "test")
     assert ".venv-test course,test" in said
     assert "-m ruff check ." in said
-    assert re.search(r"pytest --nbval --nbval-current-env .* tests headtools notebooks", said)
+    assert re.search(r"pytest -n 2 --dist loadfile --nbval --nbval-current-env .* tests headtools notebooks tools", said)

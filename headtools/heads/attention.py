@@ -8,16 +8,19 @@ and padding and causality vanish without a word.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headtools.heads.layout import PRUNED
+from headtools.heads.sites import Site
 
 EAGER, SDPA = "headtools_eager", "headtools_sdpa"
 TAPS = "_headtools_taps"  # in the __dict__ of a module that is being recorded: functions called with what it computed
+EVEN = "_headtools_even"  # there, too: the heads of that module that look at everything they may see alike
 
 
 @contextmanager
@@ -33,6 +36,27 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
     finally:
         for config, own in before:
             config._attn_implementation_internal = own
+
+
+@contextmanager
+def even_heads(model: nn.Module, chosen: Mapping[Site, list[int]]) -> Iterator[None]:
+    """Make heads {site: [head, ...]} look at all tokens they may see alike while the context lasts.
+
+    Their queries become 0 and so do position biases, so that nothing but the mask tells one key from another, whatever
+    kernel computes the attention.
+    """
+    with attention_function(model, None):
+        before = {site.module: site.module.__dict__.get(EVEN) for site in chosen}
+        try:
+            for site, some in chosen.items():
+                site.module.__dict__[EVEN] = sorted({*some, *(before[site.module] or ())})
+            yield
+        finally:
+            for module, own in before.items():
+                if own is None:
+                    module.__dict__.pop(EVEN, None)
+                else:
+                    module.__dict__[EVEN] = own
 
 
 def _configs(model: nn.Module) -> list:
@@ -68,19 +92,34 @@ def _eager(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
     else:
         name = type(module).__name__
         raise ValueError(f"{name}: its file has no eager_attention_forward, so no maps can be recorded")
-    output, maps = own(module, q, k, v, mask, **_only_kept(module, kwargs))
-    for tap in module.__dict__.get(TAPS, ()):
-        tap(maps=maps, q=q, k=k, v=v)
-    return output, maps
+    return _run(own, module, q, k, v, mask, kwargs, shows_maps=True)
 
 
 def _sdpa(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
     """Run torch's fused attention and keep what went in."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    result = sdpa_attention_forward(module, q, k, v, mask, **_only_kept(module, kwargs))
+    return _run(sdpa_attention_forward, module, q, k, v, mask, kwargs, shows_maps=False)
+
+
+def _run(
+    function: Callable, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kwargs: dict,
+    shows_maps: bool,
+) -> tuple:  # fmt: skip
+    """Run an attention function and show its taps what it took and gave, and how to run it with even attention."""
+    kwargs = _only_kept(module, kwargs)
+
+    def unbiased(heads: list[int]) -> dict:
+        bias = kwargs.get("position_bias")
+        return kwargs if bias is None else {**kwargs, "position_bias": _without(bias, heads)}
+
+    def even(heads: list[int]) -> tuple:
+        return function(module, _without(q, heads), k, v, mask, **unbiased(heads))
+
+    heads = module.__dict__.get(EVEN)
+    result = even(heads) if heads else function(module, q, k, v, mask, **kwargs)
     for tap in module.__dict__.get(TAPS, ()):
-        tap(q=q, k=k, v=v)
+        tap(q=q, k=k, v=v, even=even, **({"maps": result[1]} if shows_maps else {}))
     return result
 
 
@@ -90,3 +129,8 @@ def _only_kept(module: nn.Module, kwargs: dict) -> dict:
     if state is None or bias is None or bias.shape[1] == len(state["physical"]):
         return kwargs
     return {**kwargs, "position_bias": bias[:, list(state["physical"])]}
+
+
+def _without(values: Tensor, heads: list[int]) -> Tensor:
+    """Return queries or biases (B, head, ...) in which those of some heads are 0."""
+    return values.index_fill(1, torch.tensor(heads, device=values.device), 0.0)

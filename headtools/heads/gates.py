@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import EllipsisType
 
-import torch
 from torch import Tensor, nn
 
-from headtools.heads.record import Captured, record
+from headtools.heads.attention import even_heads
+from headtools.heads.replacement import check_by, generator_of, pools_of, put, stand_in
 from headtools.heads.selection import Heads, refuse_compiled, select, watch_inputs
 from headtools.heads.sites import Site, Sites, sites
 
@@ -70,14 +69,20 @@ def ablate(
 ) -> Iterator[None]:
     """Switch ``heads`` off while the context lasts.
 
-    ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...]. ``by="zero"`` sets their output to 0;
-    ``by="mean"`` to its mean over the real tokens of ``reference`` (one batch, a dict of the model's arguments, or
-    several); ``by="resample"`` gives every token the output that the head had at a token drawn at random from
-    ``reference``, the same draw for all heads of a layer. Draws start from ``seed`` each time the context is entered.
-    Real tokens are those that the batch's attention mask keeps.
+    ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...]. What takes the place of their output z:
+
+    - ``by="zero"``: nothing, 0; the projection's bias stays, as when the head is cut;
+    - ``by="mean"``: its mean over the real tokens of ``reference``, one batch (a dict of the model's arguments) or
+      several; real tokens are those that the batch's attention mask keeps;
+    - ``by="resample"``: for every token, the output that the head had at a token drawn at random from ``reference``,
+      the same draw for all heads of a layer. Draws start from ``seed`` each time the context is entered and do not
+      depend on what else is off;
+    - ``by="uniform"``: what the head would give if it looked at all it may see alike, 1/m at each of m tokens
+      (Kovaleva et al. 2019, arXiv:1908.08593, section 4.6). Its values stay its own.
 
     Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there or named twice, ``ValueError``
-    for another ``by`` or a missing reference, ``RuntimeError`` for a model compiled before.
+    for another ``by``, a missing reference, or even attention in a model that does not use AttentionInterface or has
+    attention sinks, ``RuntimeError`` for a model compiled before.
 
     >>> import torch, headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -91,26 +96,54 @@ def ablate(
     """
     refuse_compiled(model)
     chosen = select(sites(model), heads)
-    if by not in ("zero", "mean", "resample"):
-        raise ValueError(f'by must be "zero", "mean" or "resample", got {by!r}')
-    if by == "zero":
-        edits = {site: _zero(some) for site, some in chosen.items()}
-    else:
-        if reference is None:
-            raise ValueError(f'by="{by}" needs data: ablate(model, heads, by="{by}", reference=batch)')
-        pools = _outputs(model, chosen, reference)
-        generator = torch.Generator().manual_seed(seed)
-        make = _to_mean if by == "mean" else _to_draw
-        edits = {site: make(some, pools[site.key], generator) for site, some in chosen.items()}
-    with _edited(model, edits):
+    check_by(by, chosen)
+    pools = pools_of(model, chosen, by, reference)
+    with replaced(model, chosen, by, pools, seed):
         yield
+
+
+@contextmanager
+def replaced(
+    model: nn.Module, chosen: Mapping[Site, list[int]], by: str, pools: Mapping[tuple, Tensor], seed: int = 0
+) -> Iterator[None]:
+    """Do what ``ablate`` does, with heads {site: [head, ...]} and pools (``pools_of``) that are ready made.
+
+    >>> import torch
+    >>> from transformers import BertConfig, BertModel
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
+    >>> model = BertModel(tiny).eval()
+    >>> site, batch = sites(model)["encoder", 0], {"input_ids": torch.tensor([[1, 2, 3]])}
+    >>> pools = pools_of(model, [site], "mean", batch)  # of one run, for any number of ablations
+    >>> with replaced(model, {site: [0]}, "mean", pools):
+    ...     inside = model(**batch)
+    """
+    if by == "uniform":
+        with watched(model), even_heads(model, chosen):
+            yield
+        return
+
+    def edit_of(site: Site, some: list[int]) -> Edit:
+        generator = generator_of(site, seed)
+        return lambda z: put(z, some, stand_in(by, pools[site.key], z.shape[:-2], generator))
+
+    with _edited(model, {site: edit_of(site, some) for site, some in chosen.items()}):
+        yield
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[None]:
+    """Refuse empty batches and rows of padding while the context lasts."""
+    handle = watch_inputs(model)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager
 def _edited(model: nn.Module, edits: Mapping[Site, Edit]) -> Iterator[None]:
     """Hook every site's output projection so that it reads the edited z; unhook whatever happens."""
-    with ExitStack() as stack:
-        stack.callback(watch_inputs(model).remove)
+    with watched(model), ExitStack() as stack:
         for site, edit in edits.items():
             stack.callback(site.out.register_forward_pre_hook(_hook(site, edit)).remove)
         yield
@@ -150,48 +183,3 @@ def _multiply(site: Site, gate: Tensor) -> Edit:
         return z * spread.to(z.device, z.dtype).unsqueeze(-1)
 
     return edit
-
-
-def _zero(some: list[int]) -> Edit:
-    return lambda z: z.index_fill(-2, torch.tensor(some, device=z.device), 0.0)
-
-
-def _to_mean(some: list[int], pool: Tensor, _generator: torch.Generator) -> Edit:
-    mean = pool.mean(0)[some]  # (chosen heads, value_dim)
-    return lambda z: _put(z, some, mean.to(z).expand(*z.shape[:-2], *mean.shape))
-
-
-def _to_draw(some: list[int], pool: Tensor, generator: torch.Generator) -> Edit:
-    def edit(z: Tensor) -> Tensor:
-        index = torch.randint(len(pool), z.shape[:-2], generator=generator)
-        return _put(z, some, pool[index][..., some, :].to(z))
-
-    return edit
-
-
-def _put(z: Tensor, some: list[int], replacement: Tensor) -> Tensor:
-    return z.index_copy(-2, torch.tensor(some, device=z.device), replacement)
-
-
-def _outputs(model: nn.Module, chosen: Mapping[Site, list[int]], reference: object) -> dict[tuple, Tensor]:
-    """Return z of every real token of the reference batches: {key: (tokens, heads, value_dim)}, float32."""
-    batches = [reference] if isinstance(reference, Mapping) else list(reference)
-    if not batches:
-        raise ValueError("the reference is empty: pass at least one batch, e.g. reference=tokenizer(sentences, ...)")
-    pools: dict[tuple, list[Tensor]] = {site.key: [] for site in chosen}
-    for batch in batches:
-
-        def collect(site: Site, seen: Captured, _before: object, batch: Mapping = batch) -> None:
-            real = _real_tokens(model, site, batch, seen.z.shape[:2])  # every call, also of a layer that is shared
-            pools[site.key].append(seen.z.float()[real].reshape(-1, site.heads, site.value_dim))
-
-        with torch.no_grad(), record(model, want=("z",), only=pools, reduce=collect, training=True):
-            model(**batch)
-    return {key: torch.cat(pool) for key, pool in pools.items()}
-
-
-def _real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple) -> Tensor | EllipsisType:
-    """Return which tokens of a site are no padding: a mask (B, T), or all where the batch has no mask that fits."""
-    two_sided = site.kind != "encoder" and getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    mask = batch.get("decoder_attention_mask" if two_sided else "attention_mask")
-    return mask.bool() if isinstance(mask, Tensor) and mask.shape == shape else ...

@@ -17,6 +17,7 @@ class HeadScores:
 
     ``values``: {(kind, layer): (H,) tensor}; layers may have different numbers of heads. ``name`` says what the
     number is. ``low`` and ``high``, where given, bound each value (an interval) and have the same keys and shapes.
+    ``notes``, where given, are numbers that the measure tells about itself, such as the share it conserves.
 
     Raises ``TypeError`` or ``ValueError`` for values that are no vectors, hold NaN, or bounds that do not match.
 
@@ -31,6 +32,7 @@ class HeadScores:
     name: str = "score"
     low: Mapping[tuple, Tensor] | None = field(default=None)
     high: Mapping[tuple, Tensor] | None = field(default=None)
+    notes: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -59,7 +61,8 @@ class HeadScores:
 
     def __repr__(self) -> str:
         best = ", ".join(f"{_label(head)} {self[head]:.3g}" for head in self.top(min(3, len(self))))
-        return f"<HeadScores {self.name!r}: {len(self)} heads, highest {best}>"
+        notes = "".join(f"; {name} {value:.3g}" for name, value in self.notes.items())
+        return f"<HeadScores {self.name!r}: {len(self)} heads, highest {best}{notes}>"
 
     def flat(self) -> Tensor:
         """Return all values in one vector (n_heads,), in the order of iteration, float64."""

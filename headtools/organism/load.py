@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headtools.organism import snapshots
+from headtools.organism import smaller, snapshots
 from headtools.organism.publish import ASSETS, CHECKSUMS, checksum
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def load(
     """Load a model in eval mode, with the attention implementation that shows its maps, and its tokenizer.
 
     ``name`` is None for the organism (a ``MarianMTModel`` with 6 + 6 layers of 8 heads, and a word-level
-    ``PreTrainedTokenizerFast``), a folder that ``save_pretrained`` wrote, or a name on the Hugging Face Hub. The
+    ``PreTrainedTokenizerFast``), a folder that ``save_pretrained`` or, for a pruned model,
+    ``headtools.save`` wrote, or a name on the Hugging Face Hub. The
     model's class is the one its ``config.json`` names under ``architectures``, or plain ``AutoModel`` where it names
     none. The tokenizer is None for a folder without one, as is usual for models of images and sound.
 
@@ -72,10 +73,17 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, Pr
             "Write them with model.save_pretrained(folder, safe_serialization=True)"
         )
     with _no_bar():
-        model = _model(str(folder), dtype)
+        model = _smaller(folder, dtype) if (folder / smaller.CUT).is_file() else _model(str(folder), dtype)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES) and not any(folder.glob("*.spm")):
         return model, None
     return model, _tokenizer(str(folder))
+
+
+def _smaller(folder: Path, dtype: torch.dtype) -> "PreTrainedModel":
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    return smaller.read(_architecture(config), config, folder, dtype)
 
 
 def _snapshot(step: int, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":

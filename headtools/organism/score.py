@@ -68,7 +68,7 @@ def _bleu(written: list[str], wanted: list[str]) -> tuple[float, float, float]:
     metric = BLEU(tokenize="none", force=True)
     score = metric.corpus_score(written, [wanted], n_bootstrap=1000)
     told = json.loads(score.format(width=4, signature=metric.get_signature().format(), is_json=True))
-    mean, half = float(told["confidence_mean"]), float(told["confidence_var"])
+    mean, half = (float(told.get(key, 0.0)) for key in ("confidence_mean", "confidence_var"))  # a score of 0 has none
     return score.score, mean - half, min(100.0, mean + half)
 
 

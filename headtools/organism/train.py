@@ -15,8 +15,10 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
+import headtools as ht
 from headtools.organism import checkpoint, snapshots
 from headtools.organism.grammar import SHORT, USUAL
 from headtools.organism.language import sentences
@@ -45,6 +47,7 @@ class Recipe:
     guide: float = 1.0  # weight of guided alignment ...
     guide_late: float = 0.2  # ... and after tagging has stopped
     heads: int = HEADS
+    without: tuple[str, ...] = ()  # heads cut before the first step, such as "encoder 5.1"
     chunk: int = 2_048  # sentences drawn and sorted by length at a time
     save_every: int = 250
     validate_on: int = 256  # sentences
@@ -69,6 +72,41 @@ def batches(recipe: Recipe, chunk: int, short: bool) -> list[list[Sentence]]:
     return out
 
 
+def cut(model: nn.Module, without: Collection[str]) -> None:
+    """Cut heads ("encoder 5.1") from a model that is yet to be trained, in place.
+
+    A layer that loses all of them keeps a silent head for its shapes, whose weights are frozen, so that it stays silent
+    when the rest learns. Raises ``ValueError`` for heads of cross-attention, which guided alignment needs all, and as
+    ``prune`` does.
+
+    >>> model = Apprentice().model
+    >>> cut(model, [f"encoder 2.{head}" for head in range(8)])
+    >>> ht.sites(model)["encoder", 2].empty, model.model.encoder.layers[2].self_attn.out_proj.weight.requires_grad
+    (True, False)
+    """
+    if not without:
+        return
+    heads = [head_of(name) for name in without]
+    if crossing := [name for name, head in zip(without, heads, strict=True) if head[0] == "cross"]:
+        raise ValueError(f"guided alignment trains every cross head, so {crossing[0]} cannot be cut before training")
+    ht.prune(model, heads)
+    for site in ht.sites(model):
+        if site.empty:
+            for name, parameter in site.module.named_parameters():
+                parameter.requires_grad_(name == "out_proj.bias")
+
+
+def head_of(name: str) -> tuple[str, int, int]:
+    """Return the head of a name.
+
+    >>> head_of("encoder 5.1")
+    ('encoder', 5, 1)
+    """
+    kind, numbers = name.split()
+    layer, head = numbers.split(".")
+    return kind, int(layer), int(head)
+
+
 @torch.no_grad()
 def validate(apprentice: Apprentice, number: dict[str, int], n: int) -> dict[str, float]:
     """Loss and token accuracy on the first ``n`` validation sentences, given the right words so far."""
@@ -89,13 +127,15 @@ def train(
     torch.manual_seed(recipe.seed)
     number = {word: i for i, word in enumerate(vocabulary())}
     apprentice = Apprentice(recipe.heads)
+    cut(apprentice.model, recipe.without)
     optimizer = torch.optim.AdamW(
         [p for p in apprentice.parameters() if p.requires_grad], lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.01
     )
-    state = {"step": 0, "chunk": 0, "within": 0, "short": recipe.short > 0, "recipe": asdict(recipe), "log": []}
+    told = asdict(recipe) | {"without": list(recipe.without)}  # as JSON gives it back
+    state = {"step": 0, "chunk": 0, "within": 0, "short": recipe.short > 0, "recipe": told, "log": []}
     saved = checkpoint.restore(run / "checkpoint", apprentice, optimizer)
     if saved:
-        if saved["recipe"] != state["recipe"]:
+        if {"without": []} | saved["recipe"] != told:
             raise ValueError(f"{run} holds a run of another recipe; use another folder: --run elsewhere")
         state = saved
     pending = batches(recipe, state["chunk"], state["short"])[state["within"] :]

@@ -3,8 +3,9 @@
     corpus, treebank, validate      sentences with gold annotation: the organism's, the course's English, any CoNLL-U
     alignment                       from tokens to words: align(), to_words()
     taxonomy                        every head scored for every role, in one pass: taxonomy(), best(). Its parts: what
-                                    is counted (units, sides, conventions, partners, measures, families), the sums
-                                    (plan, tally, rows), the comparison (baselines, controls), verdicts (holders)
+                                    is counted (gold, units, sides, conventions, pairing, partners, measures,
+                                    families), the sums (plan, running, tally, rows), the comparison (baselines,
+                                    controls), verdicts (holders)
     map_classes                     Kovaleva's five classes of maps, by rule
     induction, segments             heads that look back in random repeats
     geometry                        what weights can read and write. Its parts: factored, circuits, bilinear,

@@ -3,46 +3,51 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 import torch
 
 from headtools.heads.intervals import bootstrap
-from headtools.roles.conventions import VOITA, Conventions
+from headtools.roles.conventions import VOITA
 from headtools.roles.corpus import Sentence
 from headtools.roles.families import family
-from headtools.roles.partners import Partners, looked_at
+from headtools.roles.pairing import Partners
+from headtools.roles.partners import Found, looked_at
 
 Usual = dict[str, int]
+Offsets = dict[str, Counter]
 
 
-def seen(partners: Partners, causal: bool, conventions: Conventions) -> Partners:
-    """The partners that a query can see: in a decoder itself and what came before; never itself where it is no key.
-
-    Queries without any are dropped, or kept with no keys where ``edges`` is 'count'.
-
-    >>> seen({"next": [(0, (1,)), (1, ())]}, True, Conventions()), seen({"next": [(1, ())]}, True, Conventions())
-    ({'next': []}, {'next': []})
-    """
-    out: Partners = {}
-    for role, some in partners.items():
-        if causal or not conventions.self_as_key:
-            some = [(q, tuple(k for k in keys if (k <= q or not causal) and (k != q or conventions.self_as_key)))
-                    for q, keys in some]  # fmt: skip
-        out[role] = [(q, keys) for q, keys in some if keys or conventions.edges == "count"]
-    return out
-
-
-def best_offsets(partners: Iterable[Partners]) -> Usual:
+def best_offsets(partners: Iterable[Found]) -> Usual:
     """The offset from query to key that hits most often, by role; of equals the nearest, and of those the earlier.
 
     >>> best_offsets([{"det up": [(0, (1,)), (2, (4,)), (5, (6,))]}])
     {'det up': 1}
     """
-    count: Mapping[str, Counter] = defaultdict(Counter)
+    count: Offsets = defaultdict(Counter)
     for sentence in partners:
         for role, some in sentence.items():
             count[role].update(k - q for q, keys in some for k in set(keys))
+    return commonest(count)
+
+
+def count_offsets(found: Partners, roles: Sequence[str], into: Offsets) -> None:
+    """Count how far every key is from its query, by role."""
+    pairs = np.stack([found.role[found.owner], found.key - found.query[found.owner]])
+    for (role, offset), n in zip(*(some.tolist() for some in _distinct(pairs)), strict=True):
+        into.setdefault(roles[role], Counter())[offset] += n
+
+
+def commonest(count: Mapping[str, Counter]) -> Usual:
+    """The offset counted most often, by role, as :func:`best_offsets` chooses it."""
     return {role: min(c, key=lambda k: (-c[k], abs(k), k)) for role, c in count.items() if c}
+
+
+def _distinct(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different columns of (2, P), as (C, 2), and how often each occurs."""
+    width = 1 + 2 * np.abs(pairs[1]).max(initial=0)
+    found, n = np.unique(pairs[0] * width + pairs[1] + width // 2, return_counts=True)
+    return np.stack([found // width, found % width - width // 2], 1), n
 
 
 def offset_baselines(sentences: Sequence[Sentence], fitted: Sequence[Sentence]) -> pd.DataFrame:
@@ -73,7 +78,7 @@ def offset_baselines(sentences: Sequence[Sentence], fitted: Sequence[Sentence]) 
     return frame.sort_values("n", ascending=False, kind="stable", ignore_index=True)
 
 
-def _relations(sentence: Sentence) -> Partners:
+def _relations(sentence: Sentence) -> Found:
     places = {i: [i] for i in range(len(sentence.words))}
     found = looked_at(sentence, places, len(sentence.words), VOITA, {})
     return {role: some for role, some in found.items() if family(role) == "syntactic"}

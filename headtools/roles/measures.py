@@ -1,69 +1,97 @@
 """Statistics of rows of attention that ask for no partner: confidence, entropy, distance, rarity, content.
 
-Maps are (B, head, Q, K) between units, ``visible`` and ``allowed`` (B, Q, K) tell which keys a row can see and on
-which of them a look may land, ``rows`` (B, Q) which queries count. Each gives sums over queries, (B, head).
+Unless said otherwise maps have the heads last, (B, Q, K, head), so that sums over keys and queries run along memory
+for all heads at once; Q and K are units. ``allowed`` (B, Q, K) tells on which keys a look may land, ``rows`` (B, Q)
+which queries count. Each statistic is a sum over queries, (B, head).
 """
 
 import torch
 from torch import Tensor
 
 
-def confidence(maps: Tensor, allowed: Tensor, rows: Tensor) -> Tensor:
-    """Sum over queries of the largest weight on an allowed key (Voita et al. 2019, section 4)."""
-    return _sum(maps.masked_fill(~allowed[:, None], 0.0).amax(-1), rows)
+def strongest(maps: Tensor, allowed: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The key with the largest weight of those allowed, and that weight: both (B, Q, head), -1 and 0 for no query.
+
+    ``maps`` (B, head, Q, K), heads first. Of equal weights the first counts.
+    """
+    barred = torch.where(allowed, 0.0, -torch.inf)[:, None]
+    weight, key = (maps + barred).max(-1)
+    weight, key = (some.transpose(1, 2).contiguous() for some in (weight, key.int()))
+    return key.masked_fill_(~rows[..., None], -1), weight.masked_fill_(~rows[..., None], 0.0)
 
 
 def entropy(maps: Tensor, rows: Tensor) -> Tensor:
     """Sum over queries of the entropy of the whole row, in nats."""
-    return _sum(torch.special.entr(maps).sum(-1), rows)
+    tiny = torch.finfo(maps.dtype).tiny  # 0 log 0 is 0
+    return -_sum((maps * maps.clamp_min(tiny).log()).sum(2), rows)
 
 
 def distance(maps: Tensor, rows: Tensor) -> Tensor:
     """Sum over queries of the mean number of units between the query and where its weight lies."""
-    return _sum((maps * offsets(maps).abs()).sum(-1), rows)
+    far = rows[..., None] * offsets(maps[..., 0]).abs()
+    return (far.flatten(1)[:, None].to(maps) @ maps.flatten(1, 2))[:, 0]
 
 
-def rarity(looks: Tensor, rare: Tensor, rows: Tensor) -> Tensor:
-    """Sum over queries of the rarity (B, K) of the key looked at: looks (B, head, Q), -1 for none."""
-    return _sum(rare[:, None].expand(*looks.shape[:2], -1).gather(-1, looks.clamp_min(0)) * (looks >= 0), rows)
+def rarity(looks: Tensor, rare: Tensor) -> Tensor:
+    """Sum over queries of the rarity (B, K) of the key looked at: looks (B, Q, head), -1 for none."""
+    seen = rare.gather(1, looks.clamp_min(0).long().flatten(1)).view(looks.shape)
+    return (seen * (looks >= 0)).sum(1)
 
 
 def content(maps: Tensor, vectors: Tensor, pairs: Tensor) -> Tensor:
     """Correlation in each sentence of weight and cosine of the embeddings, position removed: (B, head).
 
-    ``vectors`` (B, U, d) are the units' embeddings, without position; ``pairs`` (B, Q, K) the pairs that count. From
-    both, weight and cosine, the mean over the pairs at the same offset of the same sentence is subtracted first, so
-    that a map that depends on the offset alone scores 0 (as does one that is constant).
+    ``maps`` (B, head, U, U); ``vectors`` (B, U, d) are the units' embeddings, without position; ``pairs`` (B, Q, K) the
+    pairs that count. From both, weight and cosine, the mean over the pairs at the same offset of the same sentence is
+    subtracted first, so that a map that depends on the offset alone scores 0 (as does one that is constant).
 
     >>> vectors = torch.eye(4)[[0, 1, 0, 1, 2]][None]
     >>> cosine = (vectors @ vectors.transpose(1, 2))[:, None]
     >>> round(float(content(cosine, vectors, ~torch.eye(5, dtype=torch.bool)[None])), 3)
     1.0
     """
+    return correlation(maps.permute(0, 2, 3, 1), likeness(vectors, pairs), pairs)
+
+
+def likeness(vectors: Tensor, pairs: Tensor) -> Tensor:
+    """Cosines of vectors (B, U, d), less their mean at the same offset: what :func:`correlation` compares with."""
     vectors = torch.nn.functional.normalize(vectors, dim=-1)
-    cosine = (vectors @ vectors.transpose(1, 2))[:, None]
-    a, c = _without_offset(maps, pairs), _without_offset(cosine, pairs)
-    size = (a.square().sum((-1, -2)) * c.square().sum((-1, -2))).sqrt()
+    return _without_offset((vectors @ vectors.transpose(1, 2))[..., None], pairs)[..., 0]
+
+
+def correlation(maps: Tensor, likeness: Tensor, pairs: Tensor) -> Tensor:
+    """Correlation of maps (B, U, U, head) with likeness (B, U * (2U - 1)) over the pairs, position removed."""
+    weight = _without_offset(maps, pairs)
+    size = (weight.square().sum(1) * likeness.square().sum(1, keepdim=True)).sqrt()
     # What rounding leaves of a constant or a purely positional map is no variation.
-    return torch.where(size > 1e-6, (a * c).sum((-1, -2)) / size.clamp_min(1e-6), 0.0)
+    return torch.where(size > 1e-6, (likeness[:, None] @ weight)[:, 0] / size.clamp_min(1e-6), 0.0)
 
 
 def offsets(maps: Tensor) -> Tensor:
-    """Key minus query, for each cell of maps: (Q, K)."""
-    q, k = (torch.arange(size, device=maps.device) for size in maps.shape[-2:])
-    return k - q[:, None]
+    """Key minus query, for each cell of maps (..., Q, K): (Q, K)."""
+    queries, keys = (torch.arange(size, device=maps.device) for size in maps.shape[-2:])
+    return keys - queries[:, None]
 
 
 def _without_offset(values: Tensor, pairs: Tensor) -> Tensor:
-    """Values (B, H, U, U) less their mean over the sentence's pairs at the same offset; 0 where there is no pair."""
-    size = values.shape[-1]
-    place = (offsets(values) + size - 1).flatten()
-    flat = (values * pairs[:, None]).flatten(-2)
-    sums = flat.new_zeros(*flat.shape[:-1], 2 * size - 1).index_add_(-1, place, flat)
-    count = flat.new_zeros(len(flat), 1, 2 * size - 1).index_add_(-1, place, pairs[:, None].flatten(-2).to(flat))
-    mean = (sums / count.clamp_min(1))[..., place].view(values.shape)
-    return (values - mean) * pairs[:, None]
+    """Values (B, U, U, H) less their mean over the sentence's pairs at the same offset, 0 where there is no pair.
+
+    Comes as (B, U * (2U - 1), H): one column for each offset.
+    """
+    values, pairs = _columns_of_offsets(values * pairs[..., None]), _columns_of_offsets(pairs[..., None].to(values))
+    mean = values.sum(1, keepdim=True) / pairs.sum(1, keepdim=True).clamp_min(1)
+    return values.sub_(mean).mul_(pairs).flatten(1, 2)
+
+
+def _columns_of_offsets(values: Tensor) -> Tensor:
+    """Move row q of values (B, U, U, H) q places to the left: (B, U, 2U - 1, H), the offset -U + 1 first."""
+    size, heads = values.shape[-2:]
+    wide = 2 * size - 1
+    out = values.new_zeros(len(values), size * wide, heads)
+    rows = out.as_strided(values.shape, (size * wide * heads, (wide - 1) * heads, heads, 1), (size - 1) * heads)
+    rows.copy_(values)
+    return out.view(len(values), size, wide, heads)
 
 
 def _sum(values: Tensor, rows: Tensor) -> Tensor:
-    return (values * rows[:, None]).sum(-1)
+    return (values * rows[..., None]).sum(1)

@@ -1,55 +1,74 @@
-"""From sums to a table: scores, intervals and verdicts of one attention layer."""
+"""From sums to a table: scores, intervals and verdicts of all heads of one kind of attention."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 import torch
+from torch import Tensor
 
-from headtools.heads.sites import Site
+from headtools.heads.sites import Key, Site
 from headtools.roles.baselines import Usual
 from headtools.roles.conventions import Conventions
 from headtools.roles.families import OFFSET_BASED, bar, family
 from headtools.roles.partners import Antecedent
 from headtools.roles.tally import Tally, interval
 
+COLUMNS = ("stack", "kind", "layer", "head", "family", "role", "score", "baseline", "chance", "against", "low", "high",
+           "gap_low", "gap_high", "n", "holds")  # fmt: skip
+Columns = dict[str, np.ndarray]
+
 
 def table(
-    site: Site, tally: Tally, counts: Tally, roles: Sequence[str], usual: Sequence[Mapping[str, Usual]],
-    conventions: Conventions, level: float, antecedent: Antecedent,
-) -> pd.DataFrame:  # fmt: skip
-    """Make the rows of one site: ``tally`` (R, head) sums of scores, ``counts`` (3, R) of n, baseline and chance."""
+    layers: Sequence[tuple[Site, int]], tally: Tally, counts: Tally, roles: Sequence[str],
+    usual: Sequence[Mapping[str, Usual]], conventions: Conventions, level: float, antecedent: Antecedent,
+) -> dict[Key, Columns]:  # fmt: skip
+    """Make the rows of each layer, as columns.
+
+    ``layers`` are sites with how often each ran. ``tally`` has (R, head) sums of scores, the heads of all layers side
+    by side, ``counts`` (3, R) sums of n, baseline and chance.
+    """
     n, base, chance = counts.total
-    n_replicas, base_replicas, chance_replicas = counts.replicas.unbind(1)
+    values, holds = _values(tally, counts, roles, conventions, level)
+    values |= {"baseline": (base / n)[:, None], "chance": (chance / n)[:, None]}
+    asked = [i for i in range(len(roles)) if n[i]]
+    names = [roles[i] for i in asked]
+    kind = layers[0][0].kind
+    rules = [_against(role, [part.get(kind, {}) for part in usual], antecedent) for role in names]
+    told = {"family": [family(role) for role in names], "role": names, "against": rules}
+    out, start = {}, 0
+    for site, runs in layers:
+        mine, start = slice(start, start + site.heads), start + site.heads
+        of = {name: some.expand(len(roles), tally.total.shape[1])[asked, mine] for name, some in values.items()}
+        of["n"] = (n[asked, None] * runs).long().expand(-1, site.heads)
+        of["holds"] = holds[asked, mine] & (of["n"] >= conventions.fewest)
+        frame = {name: some.flatten().numpy() for name, some in of.items()}
+        frame |= {name: np.repeat(np.array(some, dtype=object), site.heads) for name, some in told.items()}
+        frame["head"] = np.tile(np.arange(site.heads), len(asked))
+        frame |= {name: np.full(len(frame["head"]), getattr(site, name)) for name in ("stack", "kind", "layer")}
+        out[site.key] = frame
+    return out
+
+
+def _values(
+    tally: Tally, counts: Tally, roles: Sequence[str], conventions: Conventions, level: float
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Scores and intervals of all roles and heads, (R, head), and whether the lower end reaches the role's bar."""
+    n, base, chance = counts.total
+    # Replicas come last from here on: (role, head, times), and (3, role, times) for the counts.
+    sums, (n_drawn, base_drawn, chance_drawn) = tally.replicas.movedim(0, -1), counts.replicas.movedim(0, -1)
+    drawn = sums.contiguous() / n_drawn[:, None]  # no number where nothing was drawn
+    low, high = interval(drawn, level)
+    gap_low, gap_high = interval(drawn - (base_drawn / n_drawn)[:, None], level)
     bars = [bar(role, conventions) for role in roles]
     scale, above = (torch.tensor([getattr(b, part) for b in bars])[:, None] for part in ("scale", "above"))
-    drawn = tally.replicas / n_replicas[..., None]  # (times, role, head); no number where nothing was drawn
-    low, high = interval(drawn, level)
-    gap_low, gap_high = interval(drawn - (base_replicas / n_replicas)[..., None], level)
-    # The rule to beat is the better one of the baseline and chance.
-    rival = torch.where(base >= chance, base_replicas, chance_replicas)
     reached = torch.where(scale == 0, low, gap_low)
     other = ((scale[:, 0] != 0) & ((scale[:, 0] != 1) | (base < chance))).nonzero().flatten()
     if len(other):  # those whose bar is not one of the two intervals above
-        ahead = drawn[:, other] - scale[other] * (rival / n_replicas)[:, other, None]
-        reached[other] = interval(ahead, level)[0]
-    holds = (reached >= above - 1e-6) & (n >= conventions.fewest)[:, None]
-    columns = {
-        "score": tally.total / n[:, None], "baseline": (base / n)[:, None], "chance": (chance / n)[:, None],
-        "low": low, "high": high, "gap_low": gap_low, "gap_high": gap_high, "n": n[:, None].long(), "holds": holds,
-    }  # fmt: skip
-    asked = [i for i in range(len(roles)) if n[i]]
-    names = [roles[i] for i in asked]
-    rules = [_against(role, [part.get(site.kind, {}) for part in usual], antecedent) for role in names]
-    head = np.tile(np.arange(site.heads), len(asked))
-    frame = {"stack": site.stack} if site.stack else {}
-    frame |= {"kind": site.kind, "layer": site.layer, "head": head}
-    for name, values in (("family", [family(role) for role in names]), ("role", names), ("against", rules)):
-        frame[name] = np.repeat(np.array(values, dtype=object), site.heads)
-    frame |= {name: value.expand(len(roles), site.heads)[asked].flatten().numpy() for name, value in columns.items()}
-    order = ["stack"] * bool(site.stack) + ["kind", "layer", "head", "family", "role", "score", "baseline", "chance",
-                                            "against", "low", "high", "gap_low", "gap_high", "n", "holds"]  # fmt: skip
-    return pd.DataFrame(frame)[order]
+        # The rule to beat is the better one of the baseline and chance.
+        rival = torch.where((base >= chance)[:, None], base_drawn, chance_drawn) / n_drawn
+        reached[other] = interval(drawn[other] - (scale * rival)[other, None], level)[0]
+    values = {"score": tally.total / n[:, None], "low": low, "high": high, "gap_low": gap_low, "gap_high": gap_high}
+    return values, reached >= above - 1e-6
 
 
 def _against(role: str, usual: Sequence[Usual], antecedent: Antecedent) -> str:

@@ -1,7 +1,9 @@
 """Batches for a model, and what each kind of attention in them is between: words and marks of one side or two."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import log
 
 import torch
@@ -10,35 +12,23 @@ from torch import Tensor, nn
 from headtools.roles.alignment import align
 from headtools.roles.conventions import Conventions
 from headtools.roles.corpus import Sentence
-from headtools.roles.units import Units, make_units, means
+from headtools.roles.gold import Gold, Words, gold
+from headtools.roles.units import Units, make_units, means, units_of_words
 
 MARKS = ("bos", "eos", "cls", "sep")
-
-
-@dataclass(frozen=True)
-class Words:
-    """What is known of the words of a language: ``rank`` by frequency from 0, ``rarity`` in nats, token ``marks``."""
-
-    rank: Mapping[str, int]
-    rarity: Mapping[str, float]
-    unknown: float
-    marks: Mapping[str, int]
-
-    def rare(self, word: str) -> float:
-        """How rare a word is: minus the logarithm of its share of all words counted, in nats."""
-        return self.rarity.get(word, self.unknown)
 
 
 @dataclass(frozen=True)
 class Side:
     """One kind of attention in one batch: units of queries and keys, and the words they stand for.
 
-    ``sentences`` are those of the keys; in cross-attention they carry the alignment of the queries. ``vectors``
-    (B, U, d) are the units' embeddings (None: no content similarity).
+    ``sentences`` are those of the keys, ``gold`` is their annotation; in cross-attention they carry the alignment of
+    the queries. ``vectors`` (B, U, d) are the units' embeddings (None: no content similarity).
     """
 
     kind: str
     sentences: Sequence[Sentence]
+    gold: Gold
     queries: Units
     keys: Units
     words: Words
@@ -52,12 +42,7 @@ class Side:
 
 def count_words(tokenizer: object, reference: Sequence[Sentence], frequency: Mapping[str, int] | None) -> Words:
     """Count words, for their ranks and rarity (``frequency``, or the words of ``reference``), and find the marks."""
-    if frequency is None:
-        count: dict[str, int] = {}
-        for word in (w for s in reference for w in s.words):
-            count[word] = count.get(word, 0) + 1
-    else:
-        count = dict(frequency)
+    count = dict(Counter(chain.from_iterable(s.words for s in reference)) if frequency is None else frequency)
     total = sum(count.values()) + len(count) + 1  # one more of each, and one for the unknown
     order = sorted(count, key=lambda word: (-count[word], word))
     marks: dict[str, int] = {}
@@ -74,13 +59,14 @@ def make_sides(
     conventions: Conventions, words: Words, translated: bool,
 ) -> tuple[object, dict[str, Side]]:  # fmt: skip
     """A batch for the model, and what each kind of attention is between; without a model no embeddings."""
-    batch, source = align(tokenizer, sentences)
+    batch, source = _ahead(*align(tokenizer, sentences))
     units = make_units(source, batch["attention_mask"], batch["input_ids"], conventions.level)
+    known = gold(sentences, words)
     sides = {}
     for kind in [kind for kind in kinds if kind == "encoder" or (kind == "decoder" and not translated)]:
-        sides[kind] = Side(kind, sentences, units, units, words, _vectors(model, batch["input_ids"], units))
+        sides[kind] = Side(kind, sentences, known, units, units, words, _vectors(model, batch["input_ids"], units))
     if translated and {"decoder", "cross"} & {*kinds}:
-        given, target = align(tokenizer, [s.target for s in sentences])
+        given, target = _ahead(*align(tokenizer, [s.target for s in sentences]))
         ids, mask = given["input_ids"], given["attention_mask"]
         written = make_units(target, mask, ids, conventions.level)
         shifted = torch.cat([torch.full_like(target[:, :1], -1), target[:, :-1]], 1)
@@ -89,11 +75,42 @@ def make_sides(
         read = make_units(shifted, mask, inputs, conventions.level)
         if "decoder" in kinds:
             told = [_bare(s.target) for s in sentences]
-            sides["decoder"] = Side("decoder", told, read, read, words, _vectors(model, inputs, read))
+            vectors = _vectors(model, inputs, read)
+            sides["decoder"] = Side("decoder", told, gold(told, words), read, read, words, vectors)
         if "cross" in kinds:
             queries = written if conventions.cross == "writes" else read
-            sides["cross"] = Side("cross", sentences, queries, units, words)
+            sides["cross"] = Side("cross", sentences, known, queries, units, words)
     return batch, sides
+
+
+def word_sides(sentences: Sequence[Sentence], kinds: Sequence[str], words: Words, translated: bool) -> dict[str, Side]:
+    """What each kind of attention is between, were there nothing but words: enough to count distances between them.
+
+    Marks stand before the first word and behind the last, so that between two words there are as many units as words.
+    """
+    known, own = gold(sentences, words), units_of_words([len(s.words) for s in sentences])
+    sides = {kind: Side(kind, sentences, known, own, own, words)
+             for kind in kinds if kind == "encoder" or (kind == "decoder" and not translated)}  # fmt: skip
+    if translated and "cross" in kinds:
+        written = units_of_words([len(s.target) for s in sentences])
+        sides["cross"] = Side("cross", sentences, known, written, own, words)
+    return sides
+
+
+def _ahead(batch: MutableMapping[str, Tensor], words: Tensor) -> tuple[MutableMapping[str, Tensor], Tensor]:
+    """Move all padding behind the text.
+
+    A model that counts places from the left then reads a sentence at the same places, whatever stands beside it in the
+    batch and whichever side the tokenizer pads.
+    """
+    mask = batch["attention_mask"].bool()
+    if not (mask[:, 1:] & ~mask[:, :-1]).any():
+        return batch, words
+    order = mask.long().argsort(dim=1, descending=True, stable=True)
+    for name, values in batch.items():
+        if values.shape == order.shape:
+            batch[name] = values.gather(1, order)
+    return batch, words.gather(1, order)
 
 
 def _shifted(model: nn.Module | None, ids: Tensor) -> Tensor:

@@ -12,22 +12,26 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from headtools.heads.record import record
-from headtools.heads.sites import Site, sites
-from headtools.roles import controls
-from headtools.roles.baselines import Usual, best_offsets
+from headtools.heads.sites import Key, Site, sites
+from headtools.roles.baselines import Usual, commonest, count_offsets
 from headtools.roles.conventions import VOITA, Conventions
 from headtools.roles.corpus import Sentence
 from headtools.roles.families import MAPS, OFFSET_BASED, RARE, STATISTICS, WEIGHTS, family
+from headtools.roles.gold import Words
 from headtools.roles.partners import Antecedent, nearest_nominal
-from headtools.roles.plan import Plan, partners
-from headtools.roles.rows import table
-from headtools.roles.sides import MARKS, Words, count_words, make_sides, run
-from headtools.roles.tally import Draws, Tally
+from headtools.roles.plan import Plan, looks
+from headtools.roles.rows import COLUMNS, Columns, table
+from headtools.roles.running import Running
+from headtools.roles.sides import MARKS, count_words, make_sides, run, word_sides
+from headtools.roles.tally import Draws
+
+TOGETHER = 256  # sentences that are sorted by length at once, and from which offsets are counted at once
 
 
 @torch.no_grad()
@@ -61,17 +65,20 @@ def taxonomy(
     ``conventions`` hold every other choice (``VOITA``, ``CLARK``). ``frequency`` counts words, for the rarest word and
     rarity (None: in ``fitted``). ``antecedent(sentence, place)`` is the baseline of coreference, a rule that names the
     place of the noun that a mention stands for. ``shuffle`` hands out each row's weights at random among the keys: the
-    random-head control; the untrained one is ``taxonomy(untrained(model), ...)``. Memory does not grow with the
-    corpus; intervals come from ``times`` bootstrap replicas over sentences, drawn from ``seed``.
+    random-head control; the untrained one is ``taxonomy(untrained(model), ...)``. Intervals come from ``times``
+    bootstrap replicas over sentences, drawn from ``seed``.
+
+    Memory does not grow with the corpus (``tally.py`` says what is held). Scores and intervals depend neither on
+    ``batch_size`` nor on the side the tokenizer pads, but for rounding, which decides between equal weights; only what
+    ``shuffle`` draws does.
 
     Columns: ``stack`` (where a model has several), ``kind``, ``layer``, ``head``, ``family``, ``role``; ``score``, a
     share of looks, a mean weight or a mean (entropy and rarity in nats, distance in units); ``baseline``, the score of
     the rule named in ``against``, on the same queries; ``chance``, of a random look or an even spread (coreference: a
     random noun before); ``low`` and ``high``, the ``level`` interval of the score; ``gap_low`` and ``gap_high``, the
-    paired interval of score - baseline; ``n``, queries counted (sentences for content and map classes; a layer
-    that runs several times, as ALBERT's, counts each); ``holds``,
-    whether the head has the role: the *lower end* reaches the role's bar, above both baseline and chance where
-    the bar is a margin (``families.bar``) in ``fewest`` looks or
+    paired interval of score - baseline; ``n``, queries counted (sentences for content and map classes; a layer that
+    runs several times, as ALBERT's, counts each); ``holds``, whether the head has the role: the *lower end* reaches
+    the role's bar, above both baseline and chance where the bar is a margin (``families.bar``), in ``fewest`` looks or
     more. Roles without a single query have no rows.
 
     With hundreds of heads and roles some lower ends pass by luck: run the controls and count theirs.
@@ -87,40 +94,41 @@ def taxonomy(
     if roles is not None:
         roles = [roles] if isinstance(roles, str) else list(roles)
     found = sites(model)
+    there = [site for site in found if not site.empty]
     translated = getattr(model.config, "is_encoder_decoder", False) and all(s.target for s in sentences)
     kinds = _kinds(model, found.kinds, kinds, translated)
     reference = list(fitted) if fitted else sentences
     words = count_words(tokenizer, reference, frequency)
-    names = {kind: _names(kind, chain(sentences, reference), translated, conventions, roles) for kind in kinds}
-    kinds = [kind for kind in kinds if names[kind]]
+    relations = dict.fromkeys(chain.from_iterable(s.relations for s in chain(sentences, reference)))
+    names = {kind: _names(kind, relations, translated, conventions, roles) for kind in kinds}
+    kinds = [kind for kind in kinds if names[kind] and any(site.kind == kind for site in there)]
     if not kinds:
         raise ValueError(f"roles={roles!r} name nothing that these sentences and this model have; write roles=None")
-    usual = [_fit(tokenizer, part, kinds, conventions, words, translated, batch_size)
-             for part in ([list(fitted)] * 2 if fitted else [sentences[1::2], sentences[::2]])]  # fmt: skip
+    usual = [_fit(tokenizer, part, names, conventions, words, translated)
+             for part in ([list(fitted)] if fitted else [sentences[1::2], sentences[::2]])]  # fmt: skip
     draws, luck = Draws(times, seed), torch.Generator().manual_seed(seed)
-    plans: dict[str, Plan] = {}
-    drawn = torch.empty(0)
+    only = [site for site in there if site.kind in kinds]
+    running = {kind: Running([site for site in only if site.kind == kind]) for kind in kinds}
 
-    def fold(site: Site, captured: object, before: tuple[Tally, Tally] | None) -> tuple[Tally, Tally]:
-        plan, maps = plans[site.kind], captured.maps.cpu()
-        if shuffle:
-            maps = controls.shuffled(maps, _visible(plan), luck)
-        scores, counts = before or (Tally(), Tally())  # counts at each site: ALBERT's one layer runs several times
-        return scores.add(plan.measure(maps), drawn), counts.add(plan.counted, drawn)
+    def fold(site: Site, captured: object, _before: None) -> None:
+        running[site.kind].take(site, captured.maps.cpu(), luck if shuffle else None)
 
-    only = [site.key for site in found if site.kind in kinds and not site.empty]
-    with record(model, want="maps", reduce=fold, only=only) as recorded:
-        for start in range(0, len(sentences), batch_size):
-            chosen = sentences[start : start + batch_size]
+    with record(model, want="maps", reduce=fold, only=[site.key for site in only]):
+        for numbers, drawn in _batches(sentences, batch_size, draws):
+            chosen = [sentences[i] for i in numbers]
             batch, sides = make_sides(model, tokenizer, chosen, kinds, conventions, words, translated)
             for kind, side in sides.items():
-                known = [usual[(start + i) % 2][kind] for i in range(len(chosen))]
-                plans[kind] = Plan(side, names[kind], conventions, known, antecedent)
-            drawn = draws(len(chosen))
+                known = [usual[i % len(usual)][kind] for i in numbers]
+                running[kind].begin(Plan(side, names[kind], conventions, known, antecedent))
             run(model, batch.to(model.device), encoder_only=kinds == ["encoder"])
-    frames = [table(found[key], *recorded[key], names[found[key].kind], usual, conventions, level, antecedent)
-              for key in only]  # fmt: skip
-    return pd.concat(frames, ignore_index=True)
+            for kind in sides:
+                running[kind].finish(drawn)
+    columns: dict[Key, Columns] = {}
+    for kind, sums in running.items():
+        layers = [(site, sums.runs[site.key]) for site in sums.sites]
+        columns |= table(layers, sums.tally, sums.counts, names[kind], usual, conventions, level, antecedent)
+    wanted = [name for name in COLUMNS if name != "stack" or any(site.stack for site in only)]
+    return pd.DataFrame({name: np.concatenate([columns[site.key][name] for site in only]) for name in wanted})
 
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:
@@ -130,6 +138,21 @@ def best(frame: pd.DataFrame) -> pd.DataFrame:
     score to report, choose on one split and read the same head's row on another.
     """
     return frame.loc[frame.groupby("role", sort=False).score.idxmax()].set_index("role")
+
+
+def _batches(sentences: Sequence[Sentence], size: int, draws: Draws) -> Iterator[tuple[list[int], Tensor]]:
+    """Numbers of the sentences of each batch, and their draws (times, B).
+
+    Of every few hundred sentences those of like length go together, which leaves little padding.
+    """
+    window = max(TOGETHER, size)
+    for first in range(0, len(sentences), window):
+        numbers = range(first, min(first + window, len(sentences)))
+        drawn = draws(len(numbers))
+        order = sorted(numbers, key=lambda i: len(sentences[i].words))
+        for start in range(0, len(order), size):
+            some = order[start : start + size]
+            yield some, drawn[:, torch.tensor(some) - first]
 
 
 def _kinds(model: nn.Module, present: Mapping[str, int], wanted: Iterable[str] | None, translated: bool) -> list[str]:
@@ -146,13 +169,12 @@ def _kinds(model: nn.Module, present: Mapping[str, int], wanted: Iterable[str] |
 
 
 def _names(
-    kind: str, sentences: Iterable[Sentence], translated: bool, conventions: Conventions, wanted: list[str] | None
+    kind: str, relations: Iterable[str], translated: bool, conventions: Conventions, wanted: list[str] | None
 ) -> list[str]:
     """Roles to score in one kind of attention, in the order of the frame."""
     offsets = [f"offset {k:+d}" for k in range(-conventions.span, conventions.span + 1)]
     own = [*offsets, *WEIGHTS, "confidence", "entropy", "distance", "content", *MAPS]
-    relations = dict.fromkeys(r for s in sentences for r in s.relations if r not in ("root", "punct"))
-    up_down = [f"{relation} {way}" for relation in relations for way in ("up", "down")]
+    up_down = [f"{name} {way}" for name in relations if name not in ("root", "punct") for way in ("up", "down")]
     if kind == "cross":
         names = ["alignment", *MARKS, "punctuation", "confidence", "entropy"]
     elif kind == "decoder" and translated:
@@ -169,25 +191,21 @@ def _names(
 
 
 def _fit(
-    tokenizer: object, sentences: Sequence[Sentence], kinds: Sequence[str], conventions: Conventions, words: Words,
-    translated: bool, batch_size: int,
+    tokenizer: object, sentences: Sequence[Sentence], names: Mapping[str, Sequence[str]], conventions: Conventions,
+    words: Words, translated: bool,
 ) -> dict[str, Usual]:  # fmt: skip
     """The best fixed offset of every role, by kind of attention."""
     translated = translated and all(s.target for s in sentences)
-
-    def found(kind: str) -> Iterator[dict]:
-        for start in range(0, len(sentences), batch_size):
-            chosen = sentences[start : start + batch_size]
-            side = make_sides(None, tokenizer, chosen, [kind], conventions, words, translated)[1].get(kind)
-            for row in range(len(chosen) if side else 0):
-                looks = partners(side, row, conventions)[0]
-                yield {role: some for role, some in looks.items() if family(role) in OFFSET_BASED}
-
-    return {kind: best_offsets(found(kind)) for kind in kinds}
-
-
-def _visible(plan: Plan) -> Tensor:
-    """What a query token may see, for the shuffled control: (B, 1, T, S)."""
-    queries, keys = plan.side.queries.of_token, plan.side.keys.of_token
-    visible = (queries[:, :, None] >= 0) & (keys[:, None] >= 0)
-    return (visible.tril() if plan.side.causal else visible)[:, None]
+    places = {kind: {role: i for i, role in enumerate(some) if family(role) in OFFSET_BASED}
+              for kind, some in names.items()}  # fmt: skip
+    kinds = [kind for kind in names if places[kind]]
+    count: dict[str, dict] = {kind: {} for kind in names}
+    # Between words there are only words: where marks do not ask, nothing has to be tokenized.
+    bare = conventions.level == "word" and not conventions.specials_as_queries and conventions.cross == "writes"
+    for start in range(0, len(sentences) if kinds else 0, TOGETHER):
+        chosen = sentences[start : start + TOGETHER]
+        sides = (word_sides(chosen, kinds, words, translated) if bare else
+                 make_sides(None, tokenizer, chosen, kinds, conventions, words, translated)[1])  # fmt: skip
+        for kind, side in sides.items():
+            count_offsets(looks(side, places[kind], conventions), names[kind], count[kind])
+    return {kind: commonest(some) for kind, some in count.items()}

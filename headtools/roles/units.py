@@ -6,6 +6,7 @@
 (tensor([[0, 1, 2, 2, 3]]), tensor([[-1,  0,  1, -1]]))
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,14 +28,6 @@ class Units:
     real: Tensor
     mark: Tensor
 
-    def places(self, row: int) -> dict[int, list[int]]:
-        """Units of each word of a sentence: {word: [units]}."""
-        out: dict[int, list[int]] = {}
-        for unit, word in enumerate(self.word[row].tolist()):
-            if word >= 0:
-                out.setdefault(word, []).append(unit)
-        return out
-
 
 def make_units(words: Tensor, mask: Tensor, ids: Tensor, level: str) -> Units:
     """Group tokens into units: ``words`` (B, T) as ``align`` gives them, ``mask`` and ``ids`` the batch's (B, T).
@@ -53,6 +46,14 @@ def make_units(words: Tensor, mask: Tensor, ids: Tensor, level: str) -> Units:
     mark = blank.scatter_reduce(1, place, torch.where(mask & (words < 0), ids, -1), "amax")
     real = torch.arange(shape[1], device=words.device) <= of_token.amax(1, keepdim=True)
     return Units(of_token, word, real, mark)
+
+
+def units_of_words(lengths: Sequence[int]) -> Units:
+    """The units of sentences of nothing but words, each of one token: ``lengths`` tells how many words each has."""
+    place = torch.arange(max(lengths)).expand(len(lengths), -1)
+    real = place < torch.tensor(lengths)[:, None]
+    word = torch.where(real, place, -1)
+    return Units(word, word, real, torch.full_like(word, -1))
 
 
 def between(maps: Tensor, queries: Units, keys: Units) -> Tensor:
@@ -75,6 +76,8 @@ def between(maps: Tensor, queries: Units, keys: Units) -> Tensor:
 
 def means(vectors: Tensor, units: Units) -> Tensor:
     """Mean of the tokens' vectors (B, T, d) in each unit: (B, U, d); 0 where there is no unit."""
+    if _plain(units):
+        return vectors[:, : units.real.shape[1]].float() * units.real[:, :, None]
     member = _members(units, vectors)
     return (member / member.sum(1, keepdim=True).clamp_min(1)).transpose(1, 2) @ vectors.float()
 

@@ -86,6 +86,10 @@ class HardConcrete(nn.Module):
         low, high = self.stretch
         return torch.sigmoid(self._alpha(log_alpha) - self.temperature * math.log(-low / high))
 
+    def decided(self, at: float = 0.9, log_alpha: Tensor | None = None) -> Tensor:
+        """Return which gates are at 0, or at 1, with a probability of at least ``at``: True or False, one a gate."""
+        return torch.maximum(self.p_zero(log_alpha), self.p_one(log_alpha)) >= at
+
     def expected_l0(self, log_alpha: Tensor | None = None) -> Tensor:
         """Return the expected number of gates that are not 0: what the penalty weighs. Shape () or (sets,)."""
         return self.p_open(log_alpha).sum(-1)

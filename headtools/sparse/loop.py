@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.gates import gates as gated
-from headtools.lesson.progress import progress
+from headtools.heads.progress import progress
 from headtools.sparse import checkpoint
 from headtools.sparse.concrete import HardConcrete
 from headtools.sparse.training import Batches, Loss, dice, in_turn, learning, repeated, schedule, size, task_loss
@@ -63,7 +63,7 @@ class Loop:
                 if self._settled(rows["log_alpha"], step):
                     break
                 began = time.perf_counter()
-                rows["loss"].append(self._step(next(turn), step).cpu())
+                rows["loss"].append(self.step(next(turn), step).cpu())
                 if self.gates is not None:
                     rows["log_alpha"].append(self.gates.log_alpha.detach().cpu().clone())
                 rows["seconds"].append(torch.tensor(time.perf_counter() - began))
@@ -72,7 +72,7 @@ class Loop:
                     checkpoint.save(run, self.parameters, self.optimizer, stacked, settings, step + 1)
         return {name: torch.stack(value) for name, value in rows.items() if value}
 
-    def _step(self, batch: Mapping, step: int) -> Tensor:
+    def step(self, batch: Mapping, step: int) -> Tensor:
         """Do one step of the optimizer; return the task's loss, one number a set of gates."""
         s = self.settings
         price, slow = schedule(step / s["steps"], s["ramp"], s["decay"])
@@ -103,4 +103,4 @@ class Loop:
         if s["settled"] is None or step < max(PATIENCE, s["ramp"] * s["steps"]):
             return False
         late = torch.stack(log_alpha[-PATIENCE:]).to(self.device)
-        return bool(torch.maximum(self.gates.p_zero(late), self.gates.p_one(late)).min() >= s["settled"])
+        return bool(self.gates.decided(s["settled"], late).all())

@@ -96,7 +96,7 @@ def test_heads_may_be_numbers_of_other_libraries(number):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"by": "median"}, r"\"zero\", \"mean\" or \"resample\", got 'median'"),
+        ({"by": "median"}, r"\"zero\", \"mean\", \"resample\" or \"uniform\", got 'median'"),
         ({"by": "mean"}, r"reference=batch"),
         ({"by": "resample"}, r"reference=batch"),
         ({"by": "mean", "reference": []}, r"reference is empty"),

@@ -10,21 +10,25 @@ def not_implemented(*arguments):
     raise NotImplementedError
 
 
-def own(head, d_head):
-    return slice(head * d_head, (head + 1) * d_head)
+def right_swap(W, a, b):
+    return not torch.allclose(a @ a.T @ W, W, atol=1e-4)
 
 
-def right_ov(W_v, W_o, head, d_head):
-    return W_v[own(head, d_head)].T @ W_o[:, own(head, d_head)].T
+def swap_by_svd(W, a, b):
+    u, s, _ = torch.linalg.svd(W)
+    read = u[:, s > 1e-4]
+    return torch.linalg.matrix_norm(read.T @ a) < torch.linalg.matrix_norm(read.T @ b)
 
 
-def ov_in_numpy(W_v, W_o, head, d_head):
-    rows = W_v.numpy()[own(head, d_head)]
-    return (W_o.numpy()[:, own(head, d_head)] @ rows).T
+def swap_in_numpy(W, a, b):
+    x = np.random.default_rng(0).standard_normal((3, len(W)))
+    return np.abs(x @ W.numpy() @ b.numpy() @ b.numpy().T - x @ W.numpy()).max() > 1e-3
 
 
-def ov_by_sum(W_v, W_o, head, d_head):
-    return sum(torch.outer(W_v[r], W_o[:, r]) for r in range(head * d_head, (head + 1) * d_head))
+def first_column(W, a, b):
+    """Compares columns, which may be turned, instead of spaces."""
+    u = torch.linalg.svd(W)[0]
+    return (u[:, 0] * a[:, 0]).sum().abs() < 0.999
 
 
 def shares(W):
@@ -93,21 +97,18 @@ def in_turns(omega, delta):
 
 
 ANSWERS = {
-    "02.ov": {
-        "right": [right_ov, ov_in_numpy, ov_by_sum, lambda *a: right_ov(*a).double().tolist()],
-        "blank": [None, ..., not_implemented, lambda W_v, W_o, head, d_head: None],
+    "02.swap": {
+        "right": [right_swap, swap_by_svd, swap_in_numpy, lambda W, a, b: (a.T @ W @ b).norm() < 0.999 * W.norm()],
+        "blank": [None, ..., not_implemented, lambda W, a, b: None],
         "wrong": [
-            (lambda W_v, W_o, h, d: right_ov(W_v, W_o, h, d).T, "transposed matrix"),
-            (lambda W_v, W_o, h, d: W_v.T @ W_o.T, "sum over all heads"),
-            (lambda W_v, W_o, h, d: right_ov(W_v, W_o, max(h - 1, 0), d), "another head"),
-            (lambda W_v, W_o, h, d: W_v[h :: len(W_v) // d].T @ W_o[:, h :: len(W_v) // d].T, "every H-th"),
-            (lambda W_v, W_o, h, d: W_v[:, own(h, d)] @ W_o[own(h, d)], "rows and columns|Rows and columns"),
-            (lambda W_v, W_o, h, d: W_v[own(h, d)].T @ W_o[own(h, d)], "Rows of W_o"),
-            (lambda W_v, W_o, h, d: W_v[own(h, d)] @ W_o[:, own(h, d)], "d_head by d_head"),
-            (lambda W_v, W_o, h, d: 2 * right_ov(W_v, W_o, h, d), "x @ W_OV should be"),
-            (lambda W_v, W_o, h, d: W_v[:1], "The shape is"),
-            (lambda W_v, W_o, h, d: W_v @ torch.ones(99), "stopped with RuntimeError"),
-            (lambda W_v, W_o, h, d: "W", "a str"),
+            (lambda W, a, b: not right_swap(W, a, b), "other way round, each time"),
+            (lambda W, a, b: right_swap(W.T, a, b), "other way round.*tokens as columns"),
+            (lambda W, a, b: right_swap(W, b, a), "other way round"),
+            (lambda W, a, b: True, "You say True whatever comes"),
+            (lambda W, a, b: False, "You say False whatever comes.*keeps only one set"),
+            (first_column, "only the space counts"),
+            (lambda W, a, b: a @ b.T, "True or False is asked for, this is a Tensor"),
+            (lambda W, a, b: W @ torch.ones(99), "stopped with RuntimeError"),
             (torch.eye(3), "A function is asked for"),
         ],
     },

@@ -105,4 +105,26 @@ ANSWERS = {
             (lambda weights, words: weights, "The shape is"),
         ],
     },
+    "03.dies": {
+        "right": [
+            {"stays": "4.3", "dies": "3.4"},
+            {"stays": 4.3, "dies": 3.4},
+            {"dies": ("encoder", 3, 4), "stays": (4, 3)},
+            {"stays": "encoder 4.3", "dies": "encoder 3.4"},
+        ],
+        "blank": [None, {"stays": ..., "dies": ...}, {"stays": "4.3", "dies": None}],
+        "wrong": [
+            ({"stays": "5.0", "dies": "3.4"}, "sharpest map"),
+            ({"stays": "2.5", "dies": "3.4"}, "clearest role"),
+            ({"stays": "5.7", "dies": "3.4"}, "stand-in"),
+            ({"stays": "3.4", "dies": "5.0"}, "nothing either way"),
+            ({"stays": "5.0", "dies": "4.3"}, "sharpest map"),
+            ({"stays": "4.3", "dies": "2.5"}, "more than nothing"),
+            ({"stays": "4.3", "dies": "4.3"}, "cannot be both"),
+            ({"stays": "3.4", "dies": "4.3"}, "nothing either way"),
+            ({"stays": "5.1", "dies": "3.4"}, "Choose among 2.5"),
+            ({"stays": "4.3"}, "A dict is asked for"),
+            ("4.3", "A dict is asked for"),
+        ],
+    },
 }

@@ -10,6 +10,8 @@ import headtools as ht
 from headtools.lesson import exercises
 from headtools.lesson.check import CheckResult, all_exercises, check
 from headtools.lesson.exercises.exercise import Exercise
+from headtools.lesson.exercises.lesson_03 import FATE, FIVE
+from headtools.organism.accuracy import token_accuracy
 
 
 def answers():
@@ -64,18 +66,40 @@ def test_no_hint_holds_the_solution(name, i):
         "01.split": r"\.transpose\(|\.permute\(|\.chunk\(",
         "01.sum": r"einsum|W_o\[|\.view\(",
         "01.cost": r"4 ?\*? ?T|2 ?\*? ?T",
-        "02.ov": r"W_v\[|W_o\[",
+        "02.swap": r"allclose|a\.T|svd|norm",
         "02.rank": r"\.exp\(|entr\(p",
         "02.offset": r"torch\.(cat|diag)\(",
         "03.positional": r"argmax\(-1\)|\.diagonal\(|\.mean\(",
         "03.baseline": r"Counter|most_common|\.count\(",
         "03.words": r"one_hot|@|sum\(0\)",
+        "03.dies": r"stays.{0,12}4\.3.*dies.{0,12}3\.4",
         "04.control": r"random\.choice",
         "04.remove": r"\(z @ v\)|v @ v",
         "04.attach": r"einsum|argmax",
         "05.induction": r"diagonal\(|\.mean\(|\[:, ?length",
         "05.chance": r"1 / \(|range\(",
         "05.jump": r"argmax|\.diff\(|loss\[:-1\]",
+        "11.luck": r"\*\* ?roles|1 - \(1",
+        "11.honest": r"argmax",
+        "11.margin": r"gather|scatter|amax",
+        "06.importance": r"backward\(|autograd|\.abs\(",
+        "06.cancel": r"\[\[",
+        "06.forms": r"sum\(|einsum|maps \*",
+        "06.interaction": r"whole \+|- without_|\.mean\(",
+        "07.epsilon": r"@|einsum|\.sign\(|torch\.where",
+        "07.softmax": r"softmax\(-1\)|\.sum\(",
+        "07.shares": r"keepdim|\.abs\(|normalize",
+        "08.gate": r"sigmoid\(|clamp\(|logit\(",
+        "08.zero": r"math\.log|\b11\b",
+        "08.pull": r"p_open \*|1 - p_open",
+        "08.fixed": r"log_alpha > 0|clamp\(",
+        "09.left": r"argsort|topk|< keep",
+        "09.chance": r"comb\(|range\(hit",
+        "09.work": r"4 \* length|/ \(8 \* ",
+        "10.merge": r"svd\(|eigh",
+        "10.remove": r"outer|@ unit|eye\(",
+        "10.side": r"svd\(|u\[:, 0\]|vt\[0\]",
+        "10.position": r"\[1\]|position 1\b",
     }[name]
     answer, _ = ANSWERS[name]["wrong"][i]
     hint = check(name, answer).hint
@@ -128,6 +152,25 @@ def test_the_count_is_that_of_the_shipped_model():
     model, _ = ht.load()
     sites = ht.sites(model)
     assert check("00.count", {kind: sites[kind].n_heads for kind in ("encoder", "decoder", "cross")}).passed
+
+
+def test_the_fates_of_the_five_heads_are_those_of_the_shipped_model():
+    model, _ = ht.load()
+    sentences = ht.corpus("organism", "test", limit=100)
+
+    def right(heads):
+        with ht.ablate(model, heads):
+            return token_accuracy(model, sentences)
+
+    whole = right([])
+    lost = {head: whole - right([("encoder", *map(int, head.split(".")))]) for head in FIVE}
+    low, high = {}, {}
+    for head, fall in lost.items():
+        low[head], high[head] = (end.item() for end in ht.bootstrap(fall))
+    others = [head for head in FIVE if head not in FATE.values()]
+    assert all(high[head] < low[FATE["stays"]] for head in others)
+    assert all(low[head] > 0 for head in others)  # as the hint says
+    assert lost[FATE["dies"]].abs().max() == 0
 
 
 def test_names_belong_to_their_lesson(monkeypatch):

@@ -93,6 +93,19 @@ def test_draws_follow_masses_mean_cdf_and_density(shape):
     assert between == pytest.approx(1 - gates.p_zero().item() - gates.p_one().item(), abs=1e-4)
 
 
+@pytest.mark.parametrize("shape", [{}, {"temperature": 2 / 3}, {"temperature": 0.5}, ODD])
+def test_random_draws_lie_within_three_standard_errors(shape):
+    """Of P(0), P(1) and E[g], as drawn by ``sample``, for five values of log alpha."""
+    n, start = 40_000, torch.tensor([-3.0, -1.0, 0.0, 2.0, 4.0])
+    gates = HardConcrete({("encoder", 0): 5}, start={("encoder", 0): start}, **shape).double()
+    drawn = gates.sample(n, per="example", generator=torch.Generator().manual_seed(0))["encoder", 0].detach()
+    for seen, formula in ((drawn == 0, gates.p_zero), (drawn == 1, gates.p_one), (drawn, gates.mean)):
+        error = seen.double().std(0) / n**0.5
+        off = (seen.double().mean(0) - formula().detach()).abs() / error
+        assert off.max() < 3, formula.__name__
+        assert error.max() < 0.003, "a formula that is off by 0.01 would be seen"
+
+
 def test_a_gate_and_its_opposite_mirror_each_other():
     """With a symmetric stretch, -log alpha exchanges 0 and 1."""
     some = torch.tensor([0.3, 1.7, 5.0], dtype=torch.double)
@@ -109,6 +122,14 @@ def test_gradient_of_the_penalty_vanishes_at_both_ends():
     torch.testing.assert_close(gates.log_alpha.grad, p * (1 - p))
     assert gates.log_alpha.grad[0] < 1e-3
     assert 0 < gates.log_alpha.grad[4] < 1e-4  # small, but not lost in rounding
+
+
+def test_a_gate_is_decided_when_a_lump_has_nearly_all():
+    gates = HardConcrete({("encoder", 0): 5})
+    some = torch.tensor([[-9.0, -2.0, 0.0, 3.2, 9.0]])  # P(0) of -2 is .77, P(1) of 3.2 is .92
+    assert gates.decided(log_alpha=some).tolist() == [[True, False, False, True, True]]
+    assert gates.decided(0.95, some).tolist() == [[True, False, False, False, True]]
+    assert not gates.decided().any()  # its own start of 2.2
 
 
 def test_gradient_of_a_draw_is_its_slope():

@@ -1,10 +1,12 @@
 """fit_gates: it finds the heads a loss needs, keeps its promises about the model, and goes on after any stop."""
 
+import json
 import os
 import signal
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM
 
 import headtools as ht
@@ -98,6 +100,29 @@ def test_the_heads_that_the_loss_needs_stay_open(puzzle):
     with ht.gates(model, found.values()):
         torch.testing.assert_close(run(cut, batch), run(model, batch), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(run(cut, batch), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_cut_saved_and_loaded_is_the_gated_model(tmp_path):
+    """Gated = cut to 1e-5, and what was cut comes back bit for bit from a safetensors file and a line of JSON."""
+    model, batch = fresh("marian")
+    start = {site.key: torch.full((site.heads,), 3.0) for site in ht.sites(model)}
+    start["encoder", 0][1], start["cross", 1][0], start["decoder", 0][:] = -3.0, -3.0, -3.0
+    labelled = [batch | {"labels": batch["decoder_input_ids"]}]
+    found = fit_gates(model, labelled, 0.0, steps=3, start=start, quiet=True)
+    assert ("encoder", 0, 1) in found.closed_heads
+    cut, student = found.cut().eval(), found.model.eval()
+    with ht.gates(student, found.values()):
+        torch.testing.assert_close(run(cut, batch), run(student, batch), atol=1e-5, rtol=1e-5)
+    assert (run(cut, batch) - run(student, batch)).abs().max() > 1e-3, "the closed heads did something"
+    save_file({name: value.contiguous() for name, value in cut.state_dict().items() if "lm_head" not in name
+               and "embed_tokens" not in name}, tmp_path / "cut.safetensors")  # fmt: skip
+    (tmp_path / "heads.json").write_text(json.dumps(ht.pruned(cut)), encoding="utf-8")
+    loaded, _ = fresh("marian")
+    ht.replay(loaded, json.loads((tmp_path / "heads.json").read_text(encoding="utf-8")))
+    missing, unknown = loaded.load_state_dict(load_file(tmp_path / "cut.safetensors"), strict=False)
+    assert not unknown
+    assert not [name for name in missing if "lm_head" not in name and "embed_tokens" not in name]
+    assert torch.equal(run(loaded, batch), run(cut, batch))
 
 
 def test_no_price_closes_nothing_and_a_high_one_everything(batches):

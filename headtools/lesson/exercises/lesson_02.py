@@ -1,4 +1,4 @@
-"""Exercises of lesson 02: one head's W_OV, effective rank, a head that looks back by an offset."""
+"""Exercises of lesson 02: which side of W_OV is read, effective rank, a head that looks back by an offset."""
 
 from __future__ import annotations
 
@@ -8,50 +8,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, same, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, same, show, tensor
 
 
-def _ov(answer: Any) -> str | None:
-    """w_ov(W_v, W_o, head, d_head): W_v (H*d_head, d), W_o (d, H*d_head), as nn.Linear keeps them -> (d, d)."""
+def _swaps() -> list[tuple[Tensor, Tensor, Tensor, bool]]:
+    """(W, a, b, whether a is written and b is read): a small case, then wider ones, with bases turned and signs."""
+    one, two = torch.eye(2)[:, :1], torch.eye(2)[:, 1:]
+    cases = [(2 * one @ two.T, one, two, False), (2 * one @ two.T, two, one, True)]
     draw = torch.Generator().manual_seed(0)
-    for heads, size, wide, head in ((2, 1, 2, 1), (2, 2, 4, 0), (3, 2, 5, 2)):
-        value = torch.randint(-3, 4, (heads * size, wide), generator=draw).float()
-        out = torch.randint(-3, 4, (wide, heads * size), generator=draw).float()
-        given = {"W_v": value, "W_o": out, "head": head, "d_head": size}
-        own = slice(head * size, (head + 1) * size)
-        want = value[own].T @ out[:, own].T
-        raw = call(answer, **given)
-        if tuple(getattr(raw, "shape", ())) == (size, size) != (wide, wide):
-            raise Hint(
-                f"This is d_head by d_head: the two sides that touch are the wrong ones. A token of width d comes in "
-                f"and a vector of width d goes out.\nSee it for {show(given)}"
-            )
-        got = tensor(raw, (wide, wide), "(d_model, d_model)", given)
-        mistakes = {
-            "This is the transposed matrix: right for tokens as columns. Here they are rows: x @ W_V @ W_O.": want.T,
-            "This is the sum over all heads. Take the rows and columns of one head alone.": value.T @ out.T,
-            "Each head takes neighbours, not every H-th: rows head*d_head to (head+1)*d_head.": (
-                value[head::heads].T @ out[:, head::heads].T
-            ),
-        }
-        for h in range(heads):
-            other = slice(h * size, (h + 1) * size)
-            if h != head:
-                mistakes["This is another head. Heads count from 0, and head h starts at row h * d_head."] = (
-                    value[other].T @ out[:, other].T
-                )
-        if wide == heads * size:
-            mistakes["Rows and columns are exchanged: nn.Linear computes x @ W.T, so a head owns rows of W_v."] = (
-                value[:, own] @ out[own]
-            )
-            mistakes["Rows of W_o are taken: it reads the heads' outputs, so a head owns columns of it."] = (
-                value[own].T @ out[own]
-            )
-        hint = explain(got, want, mistakes)
-        if hint is not None:
-            rule = "With x as a row, x @ W_OV should be what the head's slice of W_v makes of x, sent through its W_o."
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+    for wide, rank, swap in ((4, 2, True), (5, 2, False), (6, 3, False), (6, 3, True)):
+        sides = [torch.linalg.qr(torch.randn(wide, rank, generator=draw))[0] for _ in range(2)]
+        w = sides[0] @ torch.randn(rank, rank, generator=draw) @ sides[1].T
+        cases.append((w, *(sides[::-1] if swap else sides), swap))
+    return cases
+
+
+def _swap(answer: Any) -> str | None:
+    """swapped(W, a, b): W (d, d) for tokens as rows, a and b (d, r) orthonormal -> whether a is written, b read."""
+    cases, said = _swaps(), []
+    for w, a, b, _ in cases:
+        result = call(answer, W=w, a=a, b=b)
+        try:
+            said.append(bool(result))
+        except (TypeError, ValueError, RuntimeError):
+            raise Hint(f"True or False is asked for, this is {article(result)} with more than one answer.") from None
+    truth = [swap for *_, swap in cases]
+    if said == truth:
+        return None
+    first = next(i for i, (got, want) in enumerate(zip(said, truth, strict=True)) if got != want)
+    if said == [not swap for swap in truth]:
+        hint = "The other way round, each time. That is right for tokens as columns; here x stands on the left of W."
+    elif len(set(said)) == 1:
+        hint = f"You say {said[0]} whatever comes. Test it: does the head give the same when x keeps only one set?"
+    else:
+        hint = "Right for some. The columns of a and b may be turned and have other signs: only the space counts."
+    w, a, b, _ = cases[first]
+    return f"{hint}\nSee it for {show({'W': w, 'a': a, 'b': b})}\nwhere you say {said[first]}."
 
 
 def _number(answer: Any, given: dict[str, Any]) -> float:
@@ -173,7 +165,7 @@ def _offset(answer: Any) -> str | None:
 
 
 EXERCISES = (
-    Exercise("02.ov", "one head's W_OV", _ov),
+    Exercise("02.swap", "what is read, what is written", _swap),
     Exercise("02.rank", "effective rank", _rank),
     Exercise("02.offset", "look back by an offset", _offset),
 )

@@ -1,14 +1,15 @@
-"""Exercises of lesson 03: looks at an offset, the baseline from another split, maps between words."""
+"""Exercises of lesson 03: the positional score, a baseline from another split, maps between words, a head's fate."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried, article, call, explain, show, tensor
 
 
 def _positional(answer: Any) -> str | None:
@@ -126,8 +127,52 @@ def _words(answer: Any) -> str | None:
     return None
 
 
+# Of five encoder heads, switched off one at a time: who costs the organism the most words, and who none at all. Beside
+# each of the other answers, what misled; tests/lesson/test_check.py counts on the model that it is so.
+FIVE = ("2.5", "3.4", "4.3", "5.0", "5.7")
+FATE = {"stays": "4.3", "dies": "3.4"}
+_STAYS = {
+    "5.0": "This head has the sharpest map of the five. Sharp means sure where to look. What it finds there 5.4 finds "
+    "as well, and 5.4 stays on.",
+    "2.5": "This head has the clearest role: 98 of 100 looks hit. Yet few words of a translation need the object.",
+    "5.7": "This head looks at the previous word. So does 4.2, which stays on. A head with a stand-in costs little.",
+    "3.4": "No role says nothing either way. Count what the translation loses without this head.",
+}
+_DIES = {
+    "4.3": "No role of our list fits this head, so the list has no name for its work. Count what the work is worth.",
+}
+_LITTLE = "This head costs little, but more than nothing: the interval of its loss lies above 0. Another costs nothing."
+
+
+def _dies(answer: Any) -> str | None:
+    """A dict {"stays": label, "dies": label}: of FIVE, the head that costs most alone, and one that costs nothing."""
+    if not isinstance(answer, Mapping) or set(answer) != set(FATE):
+        raise Hint(f'A dict is asked for, {{"stays": ..., "dies": ...}}, with one of {", ".join(FIVE)} for each.')
+    said = {fate: _label(head) for fate, head in answer.items()}
+    for fate, head in said.items():
+        if head not in FIVE:
+            raise Hint(f"{head!r} {fate}? Choose among {', '.join(FIVE)}.")
+    if said["stays"] == said["dies"]:
+        return "One head cannot be both: the first costs the most of the five, the second nothing."
+    if said["stays"] != FATE["stays"]:
+        return f"For the one that stays you say {said['stays']}. {_STAYS[said['stays']]}"
+    if said["dies"] != FATE["dies"]:
+        return f"For the one that dies you say {said['dies']}. {_DIES.get(said['dies'], _LITTLE)}"
+    return None
+
+
+def _label(head: Any) -> str:
+    """Write "4.3" for "4.3", "encoder 4.3", 4.3, (4, 3) and ("encoder", 4, 3)."""
+    if head is None or head is ...:
+        raise NotTried
+    if isinstance(head, tuple | list):
+        return ".".join(str(part) for part in head if part != "encoder")
+    return str(head).removeprefix("encoder").strip()
+
+
 EXERCISES = (
-    Exercise("03.positional", "looks at an offset", _positional),
-    Exercise("03.baseline", "the baseline from another split", _baseline),
+    Exercise("03.positional", "the positional score", _positional),
+    Exercise("03.baseline", "the baseline that makes a head look clever", _baseline),
     Exercise("03.words", "from tokens to words", _words),
+    Exercise("03.dies", "which head dies", _dies),
 )

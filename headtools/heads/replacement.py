@@ -1,0 +1,96 @@
+"""What takes the place of a head's output when the head is switched off: nothing, its mean, or that of other tokens."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from types import EllipsisType
+
+import torch
+from torch import Tensor, nn
+
+from headtools.heads.record import Captured, record
+from headtools.heads.sites import Site
+
+BY = ("zero", "mean", "resample", "uniform")
+
+
+def check_by(by: str, sites: Iterable[Site]) -> None:
+    """Raise ``ValueError`` for an unknown way to switch heads off, or one that these sites do not allow."""
+    if by not in BY:
+        raise ValueError(f'by must be "zero", "mean", "resample" or "uniform", got {by!r}')
+    for site in sites if by == "uniform" else ():
+        name = f"{type(site.module).__name__} ({site.label})"
+        if not site.interface:
+            raise ValueError(
+                f"{name} does not use transformers' AttentionInterface, so it cannot be made to look evenly: "
+                'use by="mean", by="resample" or by="zero"'
+            )
+        if getattr(site.module, "sinks", None) is not None:
+            raise ValueError(
+                f"{name} has attention sinks: part of every row goes to no token, so no row is even: "
+                'use by="mean", by="resample" or by="zero"'
+            )
+
+
+def pools_of(
+    model: nn.Module, sites: Iterable[Site], by: str, reference: Mapping | Iterable[Mapping] | None
+) -> dict[tuple, Tensor]:
+    """Return what stand-ins are taken from, {key: (rows, heads, value_dim)}, float32; none for even attention.
+
+    One row of zeros, one row of means, or z of every real token of the reference batches, from which rows are drawn.
+    Raises ``ValueError`` where a reference is needed and missing or empty.
+    """
+    sites = list(sites)
+    if by == "uniform":
+        return {}
+    if by == "zero":
+        return {site.key: torch.zeros(1, site.heads, site.value_dim, device=site.out.weight.device) for site in sites}
+    if reference is None:
+        raise ValueError(f'by="{by}" needs data: ablate(model, heads, by="{by}", reference=batch)')
+    batches = [reference] if isinstance(reference, Mapping) else list(reference)
+    if not batches:
+        raise ValueError("the reference is empty: pass at least one batch, e.g. reference=tokenizer(sentences, ...)")
+    parts: dict[tuple, list[Tensor]] = {site.key: [] for site in sites}
+    tokens = dict.fromkeys(parts, 0)
+    for batch in batches:
+
+        def collect(site: Site, seen: Captured, _before: object, batch: Mapping = batch) -> None:
+            real = _real_tokens(model, site, batch, seen.z.shape[:2])  # every call, also of a layer that is shared
+            z = seen.z.float()[real].reshape(-1, site.heads, site.value_dim)
+            tokens[site.key] += len(z)
+            parts[site.key].append(z if by == "resample" else z.double().sum(0, keepdim=True))
+
+        with torch.no_grad(), record(model, want=("z",), only=parts, reduce=collect, training=True):
+            model(**batch)
+    idle = [site.label for site in sites if not tokens[site.key]]
+    if idle:
+        raise ValueError(f"{', '.join(idle)} did not run on the reference: pass batches that reach all chosen heads")
+    if by == "resample":
+        return {key: torch.cat(part) for key, part in parts.items()}
+    return {key: (torch.cat(part).sum(0, keepdim=True) / tokens[key]).float() for key, part in parts.items()}
+
+
+def generator_of(site: Site, seed: int) -> torch.Generator:
+    """Return where a site's draws come from: the same for a seed, whatever other heads are off, other for each site."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {site.label}".encode()))
+
+
+def stand_in(by: str, pool: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return what all heads of a site get instead of z (*shape, heads, value_dim): that shape, or one row for all."""
+    if by != "resample":
+        return pool[0]
+    return pool[torch.randint(len(pool), shape, generator=generator).to(pool.device)]
+
+
+def put(z: Tensor, some: list[int], replacement: Tensor) -> Tensor:
+    """Return z (..., heads, value_dim) in which some heads have the replacement's values (all heads, fewer rows)."""
+    chosen = replacement[..., some, :].to(z)
+    return z.index_copy(-2, torch.tensor(some, device=z.device), chosen.expand(*z.shape[:-2], *chosen.shape[-2:]))
+
+
+def _real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple) -> Tensor | EllipsisType:
+    """Return which tokens of a site are no padding: a mask (B, T), or all where the batch has no mask that fits."""
+    two_sided = site.kind != "encoder" and getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    mask = batch.get("decoder_attention_mask" if two_sided else "attention_mask")
+    return mask.bool() if isinstance(mask, Tensor) and mask.shape == shape else ...

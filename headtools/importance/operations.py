@@ -1,0 +1,226 @@
+"""Which rule an operation goes through: a mode that sees the operations of a model go by (see ``rules``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from headtools.importance.rule_functions import (
+    alpha_beta,
+    alpha_beta_sum,
+    by_rows,
+    identity,
+    layer_norm,
+    share,
+    stabilised,
+)
+
+if TYPE_CHECKING:
+    from headtools.importance.rules import Rules
+
+# the name of an operation -> the method that runs it
+_ALWAYS = {
+    **dict.fromkeys(("add", "sub", "rsub", "__rsub__"), "_sum"),
+    **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d"), "_linear"),
+    **dict.fromkeys(("mul", "multiply", "matmul", "bmm", "mm", "mv", "dot", "einsum"), "_product"),
+    **dict.fromkeys(("addmm", "baddbmm"), "_addmm"),
+    **dict.fromkeys(("embedding", "embedding_bag"), "_embedding"),
+    **dict.fromkeys(("cat", "concat"), "_cat"),
+    "layer_norm": "_layer_norm",
+    "scaled_dot_product_attention": "_attention",
+    "softmax": "_softmax",
+}
+_ACTIVATIONS = (
+    "relu", "relu6", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "selu", "celu", "softplus", "mish",
+    "hardtanh", "hardswish", "hardsigmoid", "logsigmoid", "softsign", "clamp", "clip", "clamp_min", "clamp_max",
+)  # fmt: skip
+_NORMS = ("rms_norm", "normalize", "group_norm", "instance_norm", "batch_norm")  # each output is its input, scaled
+_OTHERS = {
+    **dict.fromkeys(_ACTIVATIONS + _NORMS, "_one_to_one"),
+    **dict.fromkeys(("div", "divide"), "_quotient"),
+    **dict.fromkeys(("rsqrt", "reciprocal", "pow"), "_power"),
+}
+
+WIDE = 8  # a map that writes so many times more numbers than it reads is a vocabulary: most of its rows have no g
+
+
+class Propagation(TorchFunctionMode):
+    """Sends each operation through its rule, and keeps what the relevance ends in.
+
+    ``inputs`` are the tensors that came in: what was looked up in embedding tables. ``constants`` are the biases and
+    everything else that was added to activations without depending on the input, position tables that are plain
+    parameters among them. ``tables`` are weights of tables that are no input (T5's position bias).
+    """
+
+    def __init__(self, rules: Rules, tables: Collection[int] = ()) -> None:
+        super().__init__()
+        self.rules, self.tables = rules, tables
+        self.inputs: list[Tensor] = []
+        self.constants: list[Tensor] = []
+
+    def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name == "multi_head_attention_forward":
+            raise ValueError("torch's own multi_head_attention_forward hides its operations: use separate projections")
+        handler = self._handler(name)
+        if handler is not None:
+            return handler(func, *args, **kwargs)
+        handler = self._handler(name[:-1]) if name.endswith("_") and args and active(args[0]) else None
+        if handler is None:
+            return func(*args, **kwargs)
+        # in place: the rule sees a copy of what is overwritten
+        outside = getattr(torch, name[:-1], None) or getattr(F, name[:-1])
+        return args[0].copy_(handler(outside, args[0].clone(), *args[1:], **kwargs))
+
+    def _handler(self, name: str) -> Callable | None:
+        method = _ALWAYS.get(name) or (_OTHERS.get(name) if self.rules.others else None)
+        return None if method is None else getattr(self, method)
+
+    def constant(self, value: Tensor | None) -> Tensor | None:
+        """Return a constant as a tensor that collects its own relevance."""
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.requires_grad:
+            return value
+        self.constants.append(value.detach().requires_grad_())
+        return self.constants[-1]
+
+    def _embedding(self, func: Callable, *args: Any, **kwargs: Any) -> Tensor:
+        out = func(*args, **kwargs)
+        weight = args[1] if len(args) > 1 else kwargs.get("weight")
+        if id(weight) in self.tables:
+            return out
+        self.inputs.append(out.detach().requires_grad_())
+        return self.inputs[-1]
+
+    def _weighted(
+        self, whole: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, matrix: Tensor | None = None
+    ) -> Tensor:
+        """Run a map with a weight; ``matrix`` (out, in) says that it works row by row."""
+        if not active(x):
+            return whole(x, weight, bias)
+        rules, bias = self.rules, self.constant(bias.detach() if isinstance(bias, nn.Parameter) else bias)
+        if rules.linear == "alphabeta":
+            if matrix is None:
+                return alpha_beta(x, bias, weight.detach(), whole, rules.alpha)
+            with torch.no_grad():
+                y = whole(x, weight, bias)
+            return by_rows(x, bias, matrix.detach(), y, rules.alpha)
+        if matrix is not None and len(matrix) >= WIDE * matrix.shape[1] and not matrix.requires_grad:
+            with torch.no_grad():
+                y = whole(x, weight, bias)
+            y = by_rows(x, bias, matrix, y, None)
+        else:
+            y = whole(x, weight, bias)
+        return stabilised(y, rules.epsilon) if rules.linear == "epsilon" else y
+
+    def _linear(
+        self, func: Callable, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        matrix = weight if func.__name__ == "linear" else None
+        return self._weighted(lambda x, w, b: func(x, w, b, *args, **kwargs), input, weight, bias, matrix)
+
+    def _addmm(self, func: Callable, bias: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        names = ("mat1", "mat2") if func.__name__ == "addmm" else ("batch1", "batch2")
+        x, y, *args = *args, *(kwargs.pop(name) for name in names[len(args) :])
+        if active(x) and active(y) and self.rules.others:
+            x, y = share(x, 0.5), share(y, 0.5)
+        elif active(x) and y.dim() == 2 and not args and not kwargs:
+            return self._weighted(lambda x, w, b: func(b, x, w), x, y, bias, y.T)
+        return func(self.constant(bias) if active(x) or active(y) else bias, x, y, *args, **kwargs)
+
+    def _product(self, func: Callable, *args: Any, **kwargs: Any) -> Tensor:
+        if len(args) == 2 and isinstance(args[1], (list, tuple)):  # einsum's operands in a list
+            args = (args[0], *args[1])
+        places = [i for i, value in enumerate(args) if active(value)]
+        if not self.rules.others or not places:
+            return func(*args, **kwargs)
+        if len(places) > 1:
+            shared = [share(value, 1 / len(places)) if i in places else value for i, value in enumerate(args)]
+            return func(*shared, **kwargs)
+        others = [i for i, value in enumerate(args) if i != places[0] and isinstance(value, Tensor)]
+        if func.__name__ in ("mul", "multiply") or len(others) != 1:
+            return func(*args, **kwargs)
+        first = places[0] < others[0]  # activations times weights; else weights of attention times values
+
+        def whole(x: Tensor, w: Tensor | None, _bias: Tensor | None) -> Tensor:
+            given = list(args)
+            given[places[0]] = x
+            given[others[0]] = args[others[0]].to(x.dtype) if w is None else w
+            return func(*given, **kwargs)
+
+        x, w = args[places[0]], args[others[0]]
+        if first:
+            return self._weighted(whole, x, w, None)
+        return alpha_beta(x, None, w, whole, self.rules.alpha) if self.rules.sums else func(*args, **kwargs)
+
+    def _attention(
+        self, func: Callable, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        if not self.rules.others and self.rules.attention == "through":
+            return func(query, key, value, *args, **kwargs)
+        args = tuple(given.detach() if active(given) else given for given in args)  # a position bias in the mask
+        kwargs = {name: given.detach() if active(given) else given for name, given in kwargs.items()}
+        if self.rules.attention == "through":
+            parts = ((query, 0.25), (key, 0.25), (value, 0.5))
+            return func(*(share(t, s) if active(t) else t for t, s in parts), *args, **kwargs)
+        query, key = query.detach(), key.detach()
+        if not (self.rules.sums and active(value)):
+            return func(query, key, value, *args, **kwargs)
+
+        def whole(v: Tensor, _weight: Tensor | None, _bias: Tensor | None) -> Tensor:
+            return func(query.to(v.dtype), key.to(v.dtype), v, *args, **kwargs)
+
+        return alpha_beta(value, None, None, whole, self.rules.alpha)
+
+    def _softmax(self, func: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.rules.attention == "constant":
+            input = input.detach()
+        return func(input, *args, **kwargs)
+
+    def _sum(self, func: Callable, a: Any, b: Any, **kwargs: Any) -> Tensor:
+        if not active(a) and not active(b):
+            return func(a, b, **kwargs)
+        x = a if active(a) else b
+        a, b = (value if isinstance(value, Tensor) else x.new_tensor(value) for value in (a, b))
+        a, b = (value if active(value) else self.constant(value) for value in (a, b))
+        if self.rules.sums and func.__name__ == "add" and not kwargs:
+            return alpha_beta_sum(a, b, self.rules.alpha)
+        return func(a, b, **kwargs)
+
+    def _cat(self, func: Callable, tensors: Collection[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        if any(active(value) for value in tensors):
+            tensors = [value if active(value) else self.constant(value) for value in tensors]
+        return func(tensors, *args, **kwargs)
+
+    def _layer_norm(
+        self, func: Callable, input: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    ) -> Tensor:
+        if not active(input):
+            return func(input, shape, weight, bias, eps)
+        bias = self.constant(bias)
+        if not self.rules.others:
+            return func(input, shape, weight, bias, eps)
+        return layer_norm(input, tuple(shape), weight, bias, eps, self.rules.sums)
+
+    def _one_to_one(self, func: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not active(input):
+            return func(input, *args, **kwargs)
+        inside = kwargs.pop("inplace", False)
+        out = identity(input.clone() if inside else input, func(input.detach(), *args, **kwargs))
+        return input.copy_(out) if inside else out
+
+    def _quotient(self, func: Callable, a: Any, b: Any, **kwargs: Any) -> Tensor:
+        return func(a, b.detach() if active(a) and active(b) else b, **kwargs)
+
+    def _power(self, func: Callable, x: Any, *args: Any, **kwargs: Any) -> Tensor:
+        root = func.__name__ != "pow" or (args and isinstance(args[0], (int, float)) and args[0] < 0)
+        return func(x.detach() if root and active(x) else x, *args, **kwargs)
+
+
+def active(value: object) -> bool:
+    """Tell whether a value is a tensor that relevance can reach."""
+    return isinstance(value, Tensor) and value.requires_grad

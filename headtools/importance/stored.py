@@ -1,0 +1,185 @@
+"""Scores on disk, with what they were made from: one safetensors file, whose header holds the rest as JSON.
+
+``save_scores`` and ``load_scores`` keep scores; what they were made from is named by its content (``digest``).
+``write_whole`` and ``read_whole`` are what lies below, for results that are no scores.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from headtools.heads.scores import HeadScores
+from headtools.heads.sites import sites
+from headtools.importance.digest import digest, digest_model
+
+__all__ = ["digest", "digest_model", "load_scores", "origin", "read_whole", "save_scores", "write_whole"]
+
+SUFFIX = ".safetensors"
+PARTS = ("values", "low", "high")
+
+
+def save_scores(scores: HeadScores, path: str | Path, made_from: Mapping[str, Any] | None = None) -> Path:
+    """Write scores to a file, whole or not at all, with what they were made from; return its path.
+
+    ``path`` ends in .safetensors; its folder is made where it is missing, and a file that is there is replaced.
+    ``made_from`` names whatever determined the scores: ``{"model": model, "batches": batches, "over": "example"}``.
+    Numbers, short texts and lists of them are kept as they are; a model, batches or sentences by their digest. The
+    versions of Python, torch, transformers and headtools are added.
+
+    Raises ``ValueError`` for another ending and ``TypeError`` for what has no digest, such as a function: give its
+    name.
+
+    >>> import tempfile
+    >>> scores = HeadScores({("encoder", 0): torch.tensor([0.25, 0.75])}, "share")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = save_scores(scores, folder + "/share.safetensors", made_from={"limit": 100})
+    ...     load_scores(path), origin(path)["made_from"]
+    (<HeadScores 'share': 2 heads, highest encoder 0.1 0.75, encoder 0.0 0.25>, {'limit': 100})
+    """
+    import transformers
+
+    from headtools import __version__
+
+    keys = list(scores.values)
+    tensors = {
+        f"{part}|{place}": getattr(scores, part)[key]
+        for part in PARTS
+        if getattr(scores, part) is not None
+        for place, key in enumerate(keys)
+        if key in getattr(scores, part)
+    }
+    versions = {"headtools": __version__, "transformers": transformers.__version__, "torch": torch.__version__,
+                "python": platform.python_version()}  # fmt: skip
+    told = {"scores": scores.name, "sites": [list(key) for key in keys], "made_from": _described(made_from or {}),
+            "notes": {name: float(note) for name, note in scores.notes.items()}, "versions": versions}  # fmt: skip
+    return write_whole(path, tensors, told)
+
+
+def load_scores(
+    path: str | Path, model: nn.Module | None = None, made_from: Mapping[str, Any] | None = None
+) -> HeadScores:
+    """Return the scores that ``save_scores`` wrote.
+
+    With ``model`` they must be scores of its heads: each site is there and has as many heads. With ``made_from`` each
+    entry must be what the scores were made from, a model or batches by their content; entries left out are not asked.
+
+    Raises ``FileNotFoundError`` where there is no file, and ``ValueError`` for one that is truncated, changed, no score
+    file, of other heads or made from something else.
+    """
+    tensors, told = read_whole(path)
+    try:
+        keys = [tuple(key) for key in told["sites"]]
+        if not all(isinstance(key[-1], int) and all(isinstance(name, str) for name in key[:-1]) for key in keys):
+            raise TypeError("a site is its names and its layer")
+        parts = {part: {key: tensors[f"{part}|{i}"] for i, key in enumerate(keys) if f"{part}|{i}" in tensors}
+                 for part in PARTS}  # fmt: skip
+        if len(set(keys)) != len(keys) or parts["values"].keys() != set(keys):
+            raise ValueError("sites without values")
+        notes = {name: float(note) for name, note in told["notes"].items()}
+        scores = HeadScores(parts["values"], str(told["scores"]), parts["low"] or None, parts["high"] or None, notes)
+        kept = dict(told["made_from"])
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds no scores of heads: write them with save_scores ({error})") from error
+    if model is not None:
+        _refuse_other_heads(scores, model, path)
+    wanted = _described(made_from or {})
+    other = [f"{name} {kept.get(name)!r}, not {value!r}" for name, value in wanted.items()
+             if name not in kept or kept[name] != value]  # fmt: skip
+    if other:
+        raise ValueError(f"{path} was made from {'; '.join(other)}: compute the scores again")
+    return scores
+
+
+def origin(path: str | Path) -> dict[str, Any]:
+    """Return what stands beside the tensors of a file: for scores their name, ``made_from`` and ``versions``.
+
+    Raises as ``load_scores`` does for files that are not there, truncated or changed.
+    """
+    return read_whole(path)[1]
+
+
+def write_whole(path: str | Path, tensors: Mapping[str, Tensor], told: Mapping[str, Any]) -> Path:
+    """Write tensors by name, with whatever JSON can hold beside them, to one file, whole or not at all.
+
+    A digest of it all goes along, by which ``read_whole`` knows a changed file. Raises ``ValueError`` for a path that
+    does not end in .safetensors, and ``TypeError`` for what JSON cannot hold.
+    """
+    path = Path(path)
+    if path.suffix != SUFFIX:
+        raise ValueError(f"the name must end in {SUFFIX}, got {path.name!r}: write path='{path.stem}{SUFFIX}'")
+    told = json.dumps(told)  # ASCII, so that no name of any kind can trouble the header
+    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    data = save(plain, {"told": told, "digest": digest(told, plain)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def read_whole(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and what was told beside them, as ``write_whole`` took them.
+
+    Raises ``FileNotFoundError`` where there is no file, and ``ValueError`` for one that is truncated, changed, or
+    written by something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}: write one with save_scores(scores, path)")
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is truncated or no safetensors file ({error}): write it again") from error
+    if not {"told", "digest"} <= header.keys():
+        raise ValueError(f"{path} was not written by headtools: its header does not say what its tensors are")
+    if header["digest"] != digest(header["told"], tensors):
+        raise ValueError(f"{path} was changed after it was written: its digest does not fit; write it again")
+    try:
+        told = json.loads(header["told"])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} holds no JSON beside its tensors ({error}): write it again") from error
+    if not isinstance(told, dict):
+        raise ValueError(f"{path} tells of {type(told).__name__}, a dict is needed: write it again")
+    return tensors, told
+
+
+def _described(made_from: Mapping[str, Any]) -> dict[str, Any]:
+    """Return entries as JSON holds them: short ones as they are, all others by type and digest."""
+    return {str(name): value if (value := _short(thing)) is not ... else f"{type(thing).__name__} {digest(thing)}"
+            for name, thing in made_from.items()}  # fmt: skip
+
+
+def _short(thing: Any) -> Any:
+    """Return what can stand in the header as it is, tuples as lists; ... for everything else."""
+    if isinstance(thing, list | tuple) and len(thing) <= 100:
+        parts = [_short(part) for part in thing]
+        return ... if any(part is ... for part in parts) else parts
+    plain = thing is None or isinstance(thing, bool | int) or (isinstance(thing, float) and math.isfinite(thing))
+    return thing if plain or (isinstance(thing, str) and len(thing) <= 200) else ...
+
+
+def _refuse_other_heads(scores: HeadScores, model: nn.Module, path: str | Path) -> None:
+    found = {site.key: site.heads for site in sites(model)}
+    wrong = [f"{' '.join(map(str, key))} with {len(value)} heads" for key, value in scores.values.items()
+             if found.get(key) != len(value)]  # fmt: skip
+    if wrong:
+        raise ValueError(f"{path} holds scores of other heads than those of {type(model).__name__}: {', '.join(wrong)}")

@@ -1,0 +1,118 @@
+"""Could one train the few heads from scratch? ``python -m headtools.organism.scratch`` (``make scratch``).
+
+Takes runs of the sweep with gates on the encoder (``assets/sweep.json``), gives a new model as many heads in the same
+places, and trains it from random weights by the organism's recipe, for a third of its steps, as other seeds and sizes
+were trained (``assets/growth.json``): so the control, all heads from scratch, is there. After Voita et al. 2019,
+table 2. Each training resumes where it was stopped; what it finds goes into ``assets/scratch.json``, where other rows
+stay.
+
+>>> [row["of"]["over"] for row in scratch()][:1]
+['encoder']
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import headtools as ht
+from headtools.organism.growth import COMPARED
+from headtools.organism.publish import ASSETS, write
+from headtools.organism.sweep import FILE as SWEEP
+from headtools.organism.sweep import SENTENCES, label, quality, sweep
+from headtools.organism.train import Recipe, train
+
+FILE = ASSETS / "scratch.json"
+PENALTIES = (0.002, 0.05, 0.5)  # of the sweep's encoder runs: mild, medium and strong sparsity
+
+
+def scratch(file: Path = FILE) -> list[dict]:
+    """Return what the command measured: rows of :func:`one`, by the number of heads, most first."""
+    return json.loads(file.read_text(encoding="utf-8"))["runs"]
+
+
+def missing(run: dict, model: nn.Module) -> tuple[str, ...]:
+    """Return the heads that a run of the sweep closed, by name, in the model's order.
+
+    >>> run = {"over": "encoder", "kept": ["encoder 5.1", "encoder 5.2"]}
+    >>> len(missing(run, ht.load()[0]))
+    46
+    """
+    found = ht.sites(model)[run["over"]]
+    every = [label((*site.key, head)) for site in found for head in range(site.heads)]
+    return tuple(name for name in every if name not in set(run["kept"]))
+
+
+def one(run: dict, folder: Path, recipe: Recipe, sentences: int = SENTENCES, quiet: bool = True) -> dict:
+    """Train a model from scratch with the heads that a run of the sweep kept: a row fit for JSON.
+
+    ``of``: over, penalty and seed of the run; ``kept``: its heads. ``pruned`` and ``scratch``: ``bleu`` and
+    ``accuracy`` of the model that was pruned (from the sweep) and of the one trained from scratch, each with the ends
+    of its 95 % interval, on the first ``sentences`` test sentences. ``steps`` and ``seed`` of the training; ``folder``
+    holds its checkpoints.
+    """
+    model, tokenizer = ht.load()
+    new = train(replace(recipe, without=missing(run, model)), folder, quiet=quiet).graduate().eval()
+    told = quality(new, tokenizer, ht.corpus("organism", "test", sentences))
+    return {
+        "of": {key: run[key] for key in ("over", "penalty", "seed")}, "kept": run["kept"],
+        "pruned": {key: run[key] for key in told}, "scratch": told,
+        "steps": recipe.steps, "seed": recipe.seed, "sentences": sentences,
+    }  # fmt: skip
+
+
+def place(rows: list[dict], row: dict) -> list[dict]:
+    """Return rows with one more, or with one replaced, those that kept most heads first."""
+
+    def key(r: dict) -> tuple:
+        return -len(r["kept"]), r["of"]["penalty"], r["of"]["seed"], r["steps"], r["seed"]
+
+    return sorted([*(r for r in rows if key(r) != key(row)), row], key=key)
+
+
+def main(words: list[str] | None = None) -> None:
+    """The command: train for each run chosen, measure, keep each row as soon as it is there."""
+    parser = argparse.ArgumentParser(prog="python -m headtools.organism.scratch", description=__doc__)
+    parser.add_argument("--penalty", nargs="+", type=float, default=PENALTIES, help="of the sweep's runs")
+    parser.add_argument("--of-seed", type=int, default=0, help="of the sweep's runs")
+    parser.add_argument("--seed", nargs="+", type=int, default=[Recipe.seed], help="of the training")
+    parser.add_argument("--steps", type=int, default=COMPARED)
+    parser.add_argument("--limit", type=int, default=SENTENCES, help="test sentences translated")
+    parser.add_argument("--runs", type=Path, default=Path("scratch-runs"), help="folder of checkpoints")
+    parser.add_argument("--sweep", type=Path, default=SWEEP, help="where the sweep's numbers are")
+    parser.add_argument("--file", type=Path, default=FILE, help="where the numbers go")
+    options = parser.parse_args(words)
+    torch.set_num_threads(1)
+    rows = scratch(options.file) if options.file.is_file() else []
+    runs = {row["penalty"]: row for row in sweep(options.sweep)
+            if (row["over"], row["seed"]) == ("encoder", options.of_seed)}  # fmt: skip
+    if unknown := sorted(set(options.penalty) - runs.keys()):
+        raise SystemExit(f"the sweep has no run of penalty {unknown[0]:g}; it has {', '.join(map(str, sorted(runs)))}")
+    for seed in options.seed:
+        for penalty in options.penalty:
+            recipe = Recipe(seed=seed, steps=options.steps)
+            folder = options.runs / f"encoder-{penalty:g}-{options.of_seed}-steps{options.steps}-seed{seed}"
+            rows = place(rows, one(runs[penalty], folder, recipe, options.limit, quiet=False))
+            write({"runs": rows}, options.file)
+    print(markdown(rows))
+
+
+def markdown(rows: list[dict]) -> str:
+    """Return the table of Voita's Table 2 for the rows: heads, pruned, from scratch, what pruning gains."""
+    lines = ["| penalty | heads kept | BLEU pruned | 95 % | BLEU from scratch | 95 % | steps | seed |",
+             "|" + "---|" * 8]  # fmt: skip
+    for row in rows:
+        pruned, new = row["pruned"]["bleu"], row["scratch"]["bleu"]
+        lines.append(
+            f"| {row['of']['penalty']:g} | {len(row['kept'])} | {pruned[0]:.1f} "
+            f"| {pruned[1]:.1f}–{pruned[2]:.1f} | {new[0]:.1f} | {new[1]:.1f}–{new[2]:.1f} "
+            f"| {row['steps']:,} | {row['seed']} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Activation patching: the right heads at the right tokens, on every architecture, and nothing left behind."""
+
+import pytest
+import torch
+
+import headtools as ht
+
+from .reference import assert_same_state, naive_gates, some_heads, state, untouched
+from .zoo import ALL, fresh, run, valid, zoo_model
+
+
+def other(batch):
+    """A batch of the same shape that says something else."""
+    changed = {name: value.clone() for name, value in batch.items()}
+    for name in ("input_ids", "decoder_input_ids", "pixel_values", "input_features"):
+        if name in changed:
+            changed[name] = changed[name].flip(0) if changed[name].is_floating_point() else _next_word(changed[name])
+    return changed
+
+
+def _next_word(ids):
+    return torch.where(ids > 2, 3 + (ids - 2) % 90, ids)
+
+
+def every_call(model, batch):
+    """What each site gave, one z a call."""
+    with ht.record(model, want="z", reduce=lambda _site, seen, before: [*(before or []), seen.z]) as seen:
+        run(model, batch)
+    return seen
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_its_own_outputs_change_no_bit_and_those_of_another_run_do(name):
+    model, batch = zoo_model(name)
+    everything = {site.key: range(site.heads) for site in ht.sites(model)}
+    plain, there = run(model, batch), every_call(model, other(batch))
+    with ht.patch(model, everything, every_call(model, batch)):
+        assert torch.equal(run(model, batch), plain)
+    with ht.patch(model, everything, there):
+        patched = run(model, batch)
+    assert (valid(name, patched, batch) - valid(name, plain, batch)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_some_heads_at_some_tokens_as_by_hand(name):
+    model, batch = zoo_model(name)
+    sites = ht.sites(model)
+    heads, there = some_heads(sites), every_call(model, other(batch))
+    with ht.patch(model, heads, there, positions=[0, 2]):
+        patched = run(model, batch)
+    calls = dict.fromkeys(heads, 0)
+
+    def by_hand(site):
+        def change(z):
+            z, new = z.clone(), there[site][calls[site.key] % len(there[site])]
+            calls[site.key] += 1
+            for head in heads[site.key]:
+                for position in (0, 2):
+                    z[:, position, head] = new[:, position, head]
+            return z
+
+        return change
+
+    with naive_gates([(site, by_hand(site)) for site in sites]):
+        naive = run(model, batch)
+    assert torch.equal(patched, naive)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_model_comes_back_also_after_an_exception(name):
+    model, batch = zoo_model(name)
+    plain, before = run(model, batch), state(model)
+    heads, there = some_heads(ht.sites(model)), every_call(model, other(batch))
+    with pytest.raises(KeyError, match="mine"), ht.patch(model, heads, there):  # noqa: PT012
+        run(model, batch)
+        raise KeyError("mine")
+    assert_same_state(before, state(model))
+    assert torch.equal(run(model, batch), plain)
+
+
+def test_a_mask_of_positions_chooses_by_row():
+    model, batch = zoo_model("bert")
+    with ht.record(model, want="z") as there:
+        run(model, other(batch))
+    mask = torch.zeros(3, 7, dtype=torch.bool)
+    mask[0, 1] = mask[2, 0] = True
+    with ht.patch(model, {("encoder", 1): [3]}, there, mask), ht.record(model, want="z") as here:
+        run(model, batch)
+    with ht.record(model, want="z") as plain:
+        run(model, batch)
+    changed = (here["encoder", 1].z != plain["encoder", 1].z).any(-1).nonzero().tolist()
+    assert changed == [[0, 1, 3], [2, 0, 3]]
+    assert torch.equal(here["encoder", 1].z[0, 1, 3], there["encoder", 1].z[0, 1, 3])
+
+
+def test_one_source_row_serves_all_and_tensors_will_do():
+    model, batch = zoo_model("bert")
+    with ht.record(model, want="z") as there:
+        run(model, other(batch))
+    first = {("encoder", 0): there["encoder", 0].z[:1]}
+    with ht.patch(model, [("encoder", 0, 2)], first), ht.record(model, want="z") as here:
+        run(model, batch)
+    assert torch.equal(here["encoder", 0].z[:, :, 2], first["encoder", 0][:, :, 2].expand(3, -1, -1))
+
+
+def test_a_patched_encoder_translates_and_a_decoder_is_told_apart():
+    """In generate the encoder runs once; the decoder reads one token at a time, which no whole-sentence source fits."""
+    model, tokenizer = ht.load()
+    one, two = (tokenizer([text], return_tensors="pt") for text in ("the old dog slept .", "the old fox slept ."))
+    with torch.no_grad(), ht.record(model, want="z") as there:
+        model(**one, decoder_input_ids=torch.tensor([[0, 5, 6]]))
+    encoder = {site.key: range(8) for site in ht.sites(model)["encoder"]}
+    plain = [model.generate(**batch) for batch in (one, two)]
+    with ht.patch(model, encoder, there):
+        patched = model.generate(**two)
+    assert not torch.equal(patched, plain[1])
+    with ht.patch(model, {("decoder", 0): [1]}, there), pytest.raises(ValueError, match=r"1 rows of 1 tokens here"):
+        model.generate(**two)
+
+
+def test_gradients_flow_through_what_is_not_patched():
+    model, batch = fresh("bert")
+    with ht.record(model, want="z") as there:
+        run(model, other(batch))
+    slopes = {}
+    for heads in ([0, 1, 2, 3], [0]):
+        gate = torch.ones(4, requires_grad=True)
+        with ht.gates(model, {("encoder", 2): gate}), ht.patch(model, {("encoder", 2): heads}, there):
+            model(**batch).logits.sum().backward()
+        slopes[len(heads)] = gate.grad
+    assert not slopes[4].any()
+    assert slopes[1][0] == 0
+    assert slopes[1][1:].all()
+
+
+GOOD = torch.zeros(3, 7, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("heads", "source", "positions", "kind", "words"),
+    [
+        ({("encoder", 0): [4]}, {("encoder", 0): GOOD}, None, IndexError, r"heads 0\.\.3"),
+        ({("encoder", 9): [0]}, {("encoder", 0): GOOD}, None, KeyError, "encoder"),
+        ([("encoder", 0, 1)] * 2, {("encoder", 0): GOOD}, None, ValueError, "named twice"),
+        ({}, {("encoder", 0): GOOD}, None, ValueError, "no heads came"),
+        ({("encoder", 1): [0]}, {("encoder", 0): GOOD}, None, KeyError, "nothing for encoder 1; it has"),
+        ({("encoder", 0): [0]}, GOOD, None, TypeError, r"got Tensor: with record"),
+        ({("encoder", 0): [0]}, {("encoder", 0): 3}, None, TypeError, "is int; needed: z"),
+        ({("encoder", 0): [0]}, {("encoder", 0): GOOD[..., :4]}, None, ValueError, r"needs z of shape \(B, T, 4, 8\)"),
+        ({("encoder", 0): [0]}, {("encoder", 0): GOOD}, [], ValueError, "no positions came"),
+        ({("encoder", 0): [0]}, {("encoder", 0): GOOD}, [-1], ValueError, "from 0, got -1"),
+        ({("encoder", 0): [0]}, {("encoder", 0): GOOD}, [True], ValueError, "got True"),
+        ({("encoder", 0): [0]}, {("encoder", 0): GOOD}, [7], ValueError, r"position 7.*tokens 0\.\.6"),
+        ({("encoder", 0): [0]}, {("encoder", 0): GOOD}, GOOD[:, :6, 0, 0] == 0, ValueError, "mask of positions is"),
+        ({("encoder", 0): [0]}, {("encoder", 0): GOOD[:, :5]}, None, ValueError, "7 tokens here.*5 tokens in the"),
+        ({("encoder", 0): [0]}, {("encoder", 0): GOOD[:2]}, None, ValueError, "2 rows of 7 tokens in the source"),
+    ],
+)
+def test_what_cannot_be_patched_is_told(heads, source, positions, kind, words):
+    model, batch = zoo_model("bert")
+    with untouched(model), pytest.raises(kind, match=words), ht.patch(model, heads, source, positions):
+        run(model, batch)
+
+
+def test_a_compiled_model_is_refused():
+    model, _ = fresh("bert")
+    with pytest.raises(RuntimeError, match="was compiled"), ht.patch(torch.compile(model), {("encoder", 0): [0]}, {}):
+        pass

@@ -1,0 +1,368 @@
+"""Ablation by replaying, against a plain loop with `ablate`, on many architectures."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import headtools as ht
+from headtools.importance import suffix
+from headtools.importance.ablation import ablation, ablation_losses
+from headtools.importance.loss import label_loss
+
+from ..heads.reference import naive_gates, untouched
+from ..heads.zoo import ALL, LEGACY, logits, zoo_model
+from .test_gradient import labelled
+
+quietly = functools.partial(ablation_losses, quiet=True)
+
+
+def scored(outputs, _batch):
+    """A loss for any model: each example's own scores, weighted by the place of the class."""
+    scores = logits(outputs)
+    return (scores * torch.linspace(-1, 1, scores.shape[-1])).flatten(1).sum(1) / 10
+
+
+def by_loop(model, batches, loss, by="zero", reference=None):
+    """The same rises by one full run for each head."""
+    batches = batches if isinstance(batches, list) else [batches]
+    reference = batches if reference is None else reference
+    rises = {}
+    with torch.no_grad():
+        base = torch.cat([loss(model(**batch), batch) for batch in batches]).double()
+        for site in ht.sites(model):
+            columns = []
+            for head in range(site.heads):
+                each = []
+                for batch in batches:
+                    with ht.ablate(model, [(*site.key, head)], by=by, reference=reference):
+                        each.append(loss(model(**batch), batch))
+                columns.append(torch.cat(each).double() - base)
+            rises[site.key] = torch.stack(columns, 1)
+    return rises
+
+
+def close(found, wanted, tolerance=1e-5):
+    assert found.keys() == wanted.keys()
+    scale = max(1.0, *(value.abs().max() for value in wanted.values()))
+    assert scale > 0
+    for key, value in wanted.items():
+        assert found[key].shape == value.shape, key
+        assert (found[key] - value).abs().max() <= tolerance * scale, key
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """What became of every batch: was it replayed, and in how many copies at once."""
+    seen = []
+    plain = suffix.Runs.__init__
+
+    def watched(self, *args):
+        plain(self, *args)
+        sites = [site for site in self.named if self.trace.replayable(site)]
+        seen.append((self.known["replaying"] and len(sites) == len(self.named), self.copies))
+
+    monkeypatch.setattr(suffix.Runs, "__init__", watched)
+    return seen
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rises_equal_those_of_a_loop(name, runs):
+    model, batch = zoo_model(name)
+    with untouched(model):
+        found = quietly(model, batch, scored, max_rows=12)
+    close(found, by_loop(model, batch, scored))
+    # CLIP's scores are of one text beside all pictures, so its batch is not copied; ALBERT has one layer for all
+    assert runs == [(name != "albert", 1 if name in ("albert", "clip") else 4)]
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 6, 100])
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_the_number_of_rows_changes_nothing(name, max_rows, runs):
+    model, batch = zoo_model(name)
+    close(quietly(model, batch, scored, max_rows=max_rows), by_loop(model, batch, scored))
+    assert runs == [(True, max(1, max_rows // 3))]
+
+
+@pytest.mark.parametrize("by", ["mean", "resample", "uniform"])
+@pytest.mark.parametrize("name", ["bert", "albert", "gpt2", "llama", "marian", "t5", "encoder_decoder", "vit", "bloom"])
+def test_every_replacement_is_that_of_ablate(name, by):
+    model, batch = zoo_model(name)
+    if by == "uniform" and name in LEGACY:
+        with pytest.raises(ValueError, match="does not use transformers' AttentionInterface"):
+            quietly(model, batch, scored, by=by)
+        return
+    with untouched(model):
+        found = quietly(model, batch, scored, by=by, max_rows=9)
+    close(found, by_loop(model, batch, scored, by))
+
+
+def test_a_reference_of_its_own():
+    model, batch = zoo_model("bert")
+    other = {"input_ids": batch["input_ids"].flip(1)[:2], "attention_mask": batch["attention_mask"].flip(1)[:2]}
+    found = quietly(model, batch, scored, by="mean", reference=other)
+    close(found, by_loop(model, batch, scored, "mean", other))
+    of_the_batch = quietly(model, batch, scored, by="mean")
+    assert any((found[key] - value).abs().max() > 1e-3 for key, value in of_the_batch.items())
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "marian", "t5", "vit"])
+def test_the_loss_is_that_of_the_labels(name, runs):
+    model, batch = labelled(name)
+
+    def own(outputs, batch):
+        return label_loss(model, outputs, batch)
+
+    close(quietly(model, batch), by_loop(model, batch, own))
+    assert runs == [(True, 21)]
+
+
+def test_batches_of_several_sizes_come_one_after_the_other(runs):
+    model, batch = zoo_model("marian")
+    short = {key: value[:1, :3] for key, value in batch.items()}
+    two = {key: value[1:] for key, value in batch.items()}
+    close(quietly(model, [batch, short, two], scored, max_rows=4), by_loop(model, [batch, short, two], scored))
+    assert runs == [(True, 1), (True, 4), (True, 2)]
+
+
+def test_scores_are_means_with_paired_intervals():
+    model, batch = labelled("gpt2")
+    scores, rows = ablation(model, [batch, batch], quiet=True), quietly(model, [batch, batch])
+    assert scores.name == "ablation"
+    for key, row in rows.items():
+        assert row.shape == (6, 4)
+        assert torch.allclose(scores.values[key], row.mean(0).float())
+        low, high = ht.bootstrap(row)
+        assert torch.equal(scores.low[key], low)
+        assert torch.equal(scores.high[key], high)
+    one = {key: value[:1] for key, value in batch.items()}
+    assert ablation(model, one, quiet=True).low is None
+    assert ablation(model, batch, by="mean", quiet=True).name == "ablation by mean"
+
+
+def test_sites_limit_the_measure():
+    model, batch = zoo_model("marian")
+    wanted = by_loop(model, batch, scored)
+    found = quietly(model, batch, scored, sites=[("cross", 1), "encoder"])
+    close(found, {key: wanted[key] for key in found})
+    assert set(found) == {("cross", 1), ("encoder", 0), ("encoder", 1)}
+
+
+@pytest.mark.parametrize(("name", "layer"), [("bert", "bert.encoder.layer.0"), ("marian", "model.encoder.layers.1")])
+def test_what_comes_before_is_not_run_for_every_head(name, layer):
+    """Also where the layers before hold no head that is asked for."""
+    model, batch = zoo_model(name)
+    last = list(ht.sites(model))[-1]
+    calls = {"before": 0, "its q": 0}
+
+    def count(part):
+        return lambda *_: calls.__setitem__(part, calls[part] + 1)
+
+    inside = next(module for module in model.get_submodule(layer).modules() if isinstance(module, nn.Linear))
+    hooks = [module.register_forward_hook(count(part)) for part, module in
+             (("before", inside), ("its q", last.q.module))]  # fmt: skip
+    try:
+        quietly(model, [batch] * 5, scored, sites=[last.key], max_rows=3)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    # in full five batches and a trial without any heads, though there are 20 runs without one of them
+    assert calls["before"] == calls["its q"] == 6
+
+
+def test_other_heads_may_be_off_and_gates_closed_around_it():
+    model, batch = zoo_model("bert")
+    with (
+        ht.ablate(model, {("encoder", 0): [1], ("encoder", 2): [3]}),
+        ht.gates(model, {("encoder", 1): torch.ones(4) / 2}),
+    ):
+        close(quietly(model, batch, scored), by_loop(model, batch, scored))
+        assert (quietly(model, batch, scored)["encoder", 2][:, 3] == 0).all()
+
+
+def test_gates_of_single_examples_around_it_allow_no_copies(runs):
+    model, batch = zoo_model("gpt2")
+    with ht.gates(model, {("decoder", 1): torch.rand(3, 4, generator=torch.Generator().manual_seed(5))}):
+        close(quietly(model, batch, scored), by_loop(model, batch, scored))
+    assert runs == [(True, 1)]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_hooks_of_others_see_and_change_what_they_did(name):
+    model, batch = copy.deepcopy(zoo_model(name)[0]), zoo_model(name)[1]
+    layers = model.bert.encoder.layer if name == "bert" else model.transformer.h
+    second = list(ht.sites(model))[1]
+    hooks = [
+        layers[0].register_forward_hook(lambda _m, _i, out: out * 1.5),
+        second.out.register_forward_hook(lambda _m, _i, out: out / 2),
+        second.module.register_forward_hook(lambda _m, _i, out: (out[0] * 3, *out[1:])),
+    ]
+    close(quietly(model, batch, scored, max_rows=6), by_loop(model, batch, scored))
+    assert all(hook.id in hook.hooks_dict_ref() for hook in hooks)
+
+
+def test_a_pruned_model():
+    model, batch = copy.deepcopy(zoo_model("t5")[0]), zoo_model("t5")[1]
+    ht.prune(model, {("encoder", 1): [0, 2], ("cross", 0): [1], ("decoder", 1): [0, 1, 2, 3]})
+    found = quietly(model, batch, scored)
+    wanted = by_loop(model, batch, scored)
+    close(found, {key: wanted[key] for key in found})
+    assert ("decoder", 1) not in found
+    assert found["encoder", 1].shape == (3, 2)
+
+
+class Layers(nn.Module):
+    """A home-made model of attention layers, with something odd about it."""
+
+    def __init__(self, odd):
+        super().__init__()
+        torch.manual_seed(0)
+        self.odd = odd
+        self.layers = nn.ModuleList([Attention() for _ in range(3)])
+        self.memory = None
+
+    def forward(self, x):
+        x, kept = x.clone(), []
+        for number, layer in enumerate(self.layers):
+            if self.odd.startswith("memory") and number == 2:
+                x = x + self.layers[int(self.odd[-1])].seen  # kept beside what the layer returns
+            made = layer(x)
+            x = x.add_(made) if self.odd == "in place" else x + made
+            kept.append(x)
+        if self.odd == "row":
+            x = x * torch.arange(1.0, len(x) + 1)[:, None, None]
+        return torch.stack(kept).mean(0) if self.odd == "all layers" else x
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(8, 8) for _ in range(4))
+        self.num_heads, self.head_dim = 2, 4
+
+    def forward(self, x):
+        q, k, v = (p(x).unflatten(-1, (2, 4)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        self.seen = x.clone()
+        return self.o_proj(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("odd", "expected"),
+    [
+        ("nothing", (True, 6)),
+        ("in place", (True, 6)),
+        ("all layers", (True, 6)),
+        ("memory of 0", (True, 1)),
+        ("memory of 1", (False, 1)),
+        ("row", (True, 1)),
+    ],
+)
+def test_odd_models(odd, expected, runs):
+    model = Layers(odd).eval()
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
+
+    def loss(outputs, _batch):
+        return outputs.flatten(1).sin().sum(1)
+
+    found = quietly(model, {"x": x}, loss, max_rows=18)
+    assert runs == [expected]
+    base = loss(model(x), None).double()
+    for site in ht.sites(model):
+        for head in range(2):
+
+            def zeroed(z, head=head):
+                return z.index_fill(2, torch.tensor([head]), 0.0)
+
+            with torch.no_grad(), naive_gates([(site, zeroed)]):
+                wanted = loss(model(x), None).double() - base
+            assert torch.allclose(found[site.key][:, head], wanted, atol=1e-5), (site.label, head)
+
+
+def broken(outputs, _batch):
+    if len(outputs.logits) > 3:
+        raise KeyError("no copies")
+    return scored(outputs, None)
+
+
+def test_a_loss_that_does_not_stand_copies_gets_none(runs):
+    model, batch = zoo_model("bert")
+    close(quietly(model, batch, broken), by_loop(model, batch, scored))
+    assert runs == [(True, 1)]
+
+
+def test_the_model_is_left_as_it_was_when_something_fails():
+    model, batch = copy.deepcopy(zoo_model("t5")[0]).train(), zoo_model("t5")[1]
+    for last in range(1, 20, 3):  # wherever it stops: in the run of the batch, in the trials, in the middle
+        calls = iter(range(last))
+
+        def loss(outputs, _batch, calls=calls):
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+            return scored(outputs, None)
+
+        with untouched(model), pytest.raises(KeyboardInterrupt):
+            quietly(model, batch, loss, max_rows=6)
+    assert torch.is_grad_enabled()
+
+
+def test_dropout_is_off_and_weights_get_no_gradient():
+    model, batch = labelled("bert")
+    trained = copy.deepcopy(model).train()
+    for module in trained.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    with untouched(trained):
+        close(quietly(trained, batch), quietly(model, batch))
+    assert all(p.grad is None for p in trained.parameters())
+    with torch.inference_mode():
+        close(quietly(model, batch), quietly(model, batch))
+
+
+def test_half_precision():
+    model, batch = labelled("llama")
+    half = ablation(copy.deepcopy(model).bfloat16(), batch, quiet=True)
+    assert half.spearman(ablation(model, batch, quiet=True)) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"by": "nothing"}, ValueError, 'by must be "zero"'),
+        ({"max_rows": 0}, ValueError, "max_rows must be 1"),
+        ({"loss": lambda o, b: scored(o, b).mean()}, ValueError, "one number per example"),
+        ({"loss": lambda o, b: scored(o, b) * float("nan")}, ValueError, "is no finite number"),
+        ({"sites": ["cross"]}, KeyError, "no 'cross' attention"),
+        ({"batches": []}, ValueError, "no batches came"),
+        ({"batches": [torch.ones(2)]}, TypeError, "a batch is a dict"),
+        ({"by": "mean", "reference": []}, ValueError, "the reference is empty"),
+        ({}, ValueError, 'has no "labels"'),
+    ],
+)
+def test_bad_input_is_refused(change, error, message):
+    model, batch = zoo_model("bert")
+    with untouched(model), pytest.raises(error, match=message):
+        quietly(model, **({"batches": batch} | change))
+
+
+def test_a_site_no_batch_comes_by_is_refused():
+    model, batch = zoo_model("clip")
+    text = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    tower = model.text_model
+
+    class Text(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.text, self.other = tower, zoo_model("vit")[0]
+
+        def forward(self, **inputs):
+            return self.text(**inputs).pooler_output
+
+    def loss(outputs, _batch):
+        return outputs.sum(-1)
+
+    with pytest.raises(ValueError, match="did not run on any batch"):
+        quietly(Text(), text, loss)
+    kinds = [site.key for site in ht.sites(Text()) if site.kind == "decoder"]
+    assert len(quietly(Text(), text, loss, sites=kinds)) == 3

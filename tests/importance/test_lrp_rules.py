@@ -1,0 +1,415 @@
+"""The rules of relevance against their formulas, written out as loops."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from headtools.importance.inputs import frozen
+from headtools.importance.passes import position_tables
+from headtools.importance.rules import NAMED, Rules, named, rules
+
+from ..heads.zoo import ALL, error, logits, run, zoo_model
+
+ALPHA_BETA = Rules(linear="alphabeta", alpha=2.0, attention="constant")
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
+
+
+def back(which, function, *tensors, start=None):
+    """R of each tensor and of all constants, when ``start`` (or the output itself) is the relevance of the output."""
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    with rules(which) as seen:
+        y = function(*leaves)
+    g = torch.ones_like(y) if start is None else start / y.detach()
+    gradients = torch.autograd.grad(y, [*leaves, *seen.constants], g, allow_unused=True)
+    shared = [x.detach() * (0 if g is None else g) for x, g in zip([*leaves, *seen.constants], gradients, strict=True)]
+    return shared[: len(leaves)], sum(part.sum() for part in shared[len(leaves) :])
+
+
+def by_formula(x, weight, bias, relevance, rule, alpha=1.0, epsilon=0.0):
+    """R(x) of y = weight x + bias, one number at a time, and what the bias keeps."""
+    out, kept = torch.zeros_like(x), 0.0
+    for k in range(len(weight)):
+        parts = [*(x[i] * weight[k, i] for i in range(len(x))), bias[k]]
+        if rule == "ratio":
+            y = sum(parts)
+            shares = [part / (y + epsilon * (1 if y >= 0 else -1)) for part in parts]
+        else:
+            plus, minus = sum(p for p in parts if p > 0), sum(p for p in parts if p < 0)
+            a = alpha if plus and minus else float(plus > 0)
+            shares = [a * p / plus if p > 0 else (1 - a) * p / minus if p < 0 else 0.0 for p in parts]
+        for i in range(len(x)):
+            out[i] += shares[i] * relevance[k]
+        kept += shares[-1] * relevance[k]
+    return out, kept
+
+
+@pytest.mark.parametrize(
+    ("which", "given"),
+    [
+        ("cp", {"rule": "ratio"}),
+        (Rules(linear="epsilon", epsilon=0.3), {"rule": "ratio", "epsilon": 0.3}),
+        ("zplus", {"rule": "signs", "alpha": 1.0}),
+        ("voita", {"rule": "signs", "alpha": 0.5}),
+        (ALPHA_BETA, {"rule": "signs", "alpha": 2.0}),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_net_of_two_layers_by_hand(which, given, seed):
+    first, second = nn.Linear(3, 4).double().requires_grad_(False), nn.Linear(4, 2).double().requires_grad_(False)
+    for i, p in enumerate([*first.parameters(), *second.parameters()]):
+        p.copy_(draw(*p.shape, seed=10 * seed + i))
+    x = draw(3, seed=seed + 100)
+    (found,), at_biases = back(which, lambda x: second(F.relu(first(x))), x)
+    hidden = first(x)
+    upper, kept_above = by_formula(F.relu(hidden), second.weight, second.bias, second(F.relu(hidden)), **given)
+    lower, kept_below = by_formula(x, first.weight, first.bias, upper, **given)  # a ReLU passes R on unchanged
+    assert torch.allclose(found, lower)
+    assert torch.allclose(at_biases, kept_above + kept_below)
+
+
+def test_the_numbers_of_the_lesson():
+    """Inputs 2 and 1; one hidden unit 3*2 - 1*1 = 5, another 1*2 - 4*1 = -2, cut off; answer 2*5 = 10."""
+    x = torch.tensor([2.0, 1.0])
+    first, second = torch.tensor([[3.0, -1.0], [1.0, -4.0]]), torch.tensor([[2.0, 1.0]])
+    net = lambda x: F.linear(F.relu(F.linear(x, first)), second)  # noqa: E731
+    assert back("cp", net, x)[0][0].tolist() == pytest.approx([12.0, -2.0])
+    assert back("zplus", net, x)[0][0].tolist() == pytest.approx([10.0, 0.0])
+    assert back("voita", net, x)[0][0].tolist() == pytest.approx([5.0, 5.0])
+    assert back(Rules(linear="epsilon", epsilon=5.0), net, x)[0][0].tolist() == pytest.approx([4.0, -2 / 3])
+
+
+@pytest.mark.parametrize("which", ["cp", "epsilon", "zplus", "voita", ALPHA_BETA], ids=str)
+def test_convolutions_are_linear_maps(which):
+    x, weight, bias = draw(1, 2, 5), draw(3, 2, 2, seed=1), draw(3, seed=2)
+    matrix = torch.zeros(3 * 4, 2 * 5, dtype=torch.double)
+    for out in range(3):
+        for place in range(4):
+            for inside in range(2):
+                matrix[out * 4 + place, inside * 5 + place : inside * 5 + place + 2] = weight[out, inside]
+    (found,), kept = back(which, lambda x: F.conv1d(x, weight, bias).flatten(), x)
+    (wanted,), also = back(which, lambda x: F.linear(x, matrix, bias.repeat_interleave(4)), x.flatten())
+    assert torch.allclose(found.flatten(), wanted)
+    assert torch.allclose(kept, also)
+    (flat,), _ = back(which, lambda x: F.conv2d(x[:, :, None], weight[:, :, None], bias).flatten(), x)
+    assert torch.allclose(flat, found)
+
+
+@pytest.mark.parametrize("which", ["cp", "epsilon", "voita", ALPHA_BETA], ids=str)
+def test_every_way_to_write_a_linear_map(which):
+    x, weight, bias = draw(2, 3), draw(4, 3, seed=1), draw(4, seed=2)
+    (wanted,), kept = back(which, lambda x: F.linear(x, weight, bias), x)
+    (conv1d,), also = back(which, lambda x: torch.addmm(bias, x, weight.T), x)
+    assert torch.allclose(conv1d, wanted)
+    assert torch.allclose(also, kept)
+    (wanted,), _ = back(which, lambda x: F.linear(x, weight), x)
+    ways = [
+        lambda x: x @ weight.T,
+        lambda x: torch.matmul(x, weight.T),
+        lambda x: x.mm(weight.T),
+        lambda x: torch.bmm(x[None], weight.T[None])[0],
+        lambda x: torch.einsum("bi,oi->bo", x, weight),
+        lambda x: torch.einsum("bi,oi->bo", [x, weight]),
+    ]
+    for way in ways:
+        assert torch.allclose(back(which, way, x)[0][0], wanted)
+
+
+@pytest.mark.parametrize("which", ["cp", "epsilon", "voita", ALPHA_BETA], ids=str)
+def test_rows_without_relevance_cost_nothing_and_change_nothing(which):
+    """A map to a vocabulary, explained at two of six places: the others get nothing, these what they get alone."""
+    x, weight, bias = draw(2, 3, 2), draw(20, 2, seed=1), draw(20, seed=2)
+    start = torch.zeros(2, 3, 20, dtype=torch.double)
+    start[0, 1, 4], start[1, 2, 7] = 3.0, -2.0
+    (found,), kept = back(which, lambda x: F.linear(x, weight, bias), x, start=start)
+    parts, also = torch.zeros_like(x), 0.0
+    for row, place in ((0, 1), (1, 2)):
+        (part,), some = back(
+            which, lambda x: F.linear(x, weight[:9], bias[:9]), x[row, place], start=start[row, place, :9]
+        )
+        parts[row, place] = part
+        also += some
+    assert torch.allclose(found, parts)
+    assert torch.allclose(kept, also)
+
+
+def attend(q, k, v):
+    return F.softmax(q @ k.T / math.sqrt(q.shape[1]), -1) @ v
+
+
+def fused(q, k, v):
+    return F.scaled_dot_product_attention(q[None, None], k[None, None], v[None, None])[0, 0]
+
+
+def loops(q, k, v, relevance, constant, alpha=None):
+    """The rules of attention, entry by entry: R of q, k and v for R of the output."""
+    n, m, width = len(q), len(k), q.shape[1]
+    scores = torch.tensor([[float(q[i] @ k[j]) / math.sqrt(width) for j in range(m)] for i in range(n)])
+    maps, out = scores.double().softmax(-1), attend(q, k, v)
+    to_v, to_maps = torch.zeros_like(v), torch.zeros(n, m, dtype=torch.double)
+    for i in range(n):
+        for c in range(v.shape[1]):
+            parts = [maps[i, j] * v[j, c] for j in range(m)]
+            for j in range(m):
+                if alpha is not None:
+                    plus, minus = sum(p for p in parts if p > 0), sum(p for p in parts if p < 0)
+                    a = alpha if plus and minus else float(plus > 0)
+                    part = a * parts[j] / plus if parts[j] > 0 else (1 - a) * parts[j] / minus
+                    to_v[j, c] += part * relevance[i, c]
+                else:
+                    part = parts[j] / out[i, c] * relevance[i, c]
+                    to_v[j, c] += part if constant else part / 2
+                    to_maps[i, j] += 0 if constant else part / 2
+    to_scores = torch.zeros_like(to_maps)
+    for i in range(n):
+        for j in range(m):
+            to_scores[i, j] = scores[i, j] * (to_maps[i, j] - maps[i, j] * to_maps[i].sum())
+    to_q, to_k = torch.zeros_like(q), torch.zeros_like(k)
+    for i in range(n):
+        for j in range(m):
+            for c in range(width):
+                part = q[i, c] * k[j, c] / math.sqrt(width) / scores[i, j] * to_scores[i, j] / 2
+                to_q[i, c] += part
+                to_k[j, c] += part
+    return to_q, to_k, to_v
+
+
+@pytest.mark.parametrize("way", [attend, fused])
+@pytest.mark.parametrize(
+    ("which", "constant", "alpha"),
+    [
+        ("attnlrp", False, None),
+        ("cp", True, None),
+        ("alphabeta", True, None),
+        ("zplus", True, 1.0),
+        ("voita", True, 0.5),
+    ],
+)
+def test_attention_by_loops(which, constant, alpha, way):
+    q, k, v = draw(3, 4), draw(5, 4, seed=1), draw(5, 2, seed=2)
+    start = draw(3, 2, seed=3)
+    found, _ = back(which, way, q, k, v, start=start)
+    for ours, wanted in zip(found, loops(q, k, v, start, constant, alpha), strict=True):
+        assert torch.allclose(ours, wanted, atol=1e-6)
+    if constant:
+        assert torch.allclose(found[2].sum(), start.sum())
+
+
+def test_softmax_leaks():
+    """Two scores: what arrives at them is x_i (R_i - s_i sum R), which is no whole."""
+    scores, start = torch.tensor([1.0, 0.0], dtype=torch.double), torch.tensor([1.0, 0.0], dtype=torch.double)
+    (found,), _ = back("attnlrp", lambda x: x.softmax(-1), scores, start=start)
+    share = 1 / (1 + math.exp(-1))
+    assert found.tolist() == pytest.approx([1 - share, 0.0])
+
+
+def test_products_are_halved_and_nothing_else_is():
+    a, b, c = draw(3), draw(3, seed=1), draw(3, seed=2)
+    found, _ = back("cp", lambda a, b: (a * b).sum(), a, b)
+    assert all(torch.allclose(part, a * b / 2) for part in found)
+    (found,), _ = back("cp", lambda a: (a * c).sum(), a)
+    assert torch.allclose(found, a * c)
+    (found,), _ = back("cp", lambda a: (a * a).sum(), a)
+    assert torch.allclose(found, a * a)
+    found, _ = back("cp", lambda a, b: torch.einsum("i,i->", a, b), a, b)
+    assert all(torch.allclose(part, a * b / 2) for part in found)
+    found, _ = back("gradient", lambda a, b: (a * b).sum(), a, b)
+    assert all(torch.allclose(part, a * b) for part in found)
+
+
+@pytest.mark.parametrize("function", [F.relu, F.gelu, F.silu, torch.tanh, torch.sigmoid, F.softplus, F.leaky_relu])
+def test_activation_functions_pass_relevance_on(function):
+    x = draw(20)
+    (found,), _ = back("attnlrp", lambda x: function(x), x)
+    assert torch.allclose(found, function(x))
+
+
+def test_activations_of_several_steps_are_one():
+    from transformers.activations import ACT2FN
+
+    x = draw(2, 10)
+    for name in ("gelu_new", "gelu_fast", "quick_gelu", "gelu_10", "relu2", "gelu_pytorch_tanh"):
+        module = ACT2FN[name]
+        leaf = x.clone().requires_grad_()
+        with rules("cp", nn.Sequential(module)):
+            y = module(leaf)
+        assert torch.equal(y, module(x))
+        assert torch.allclose(x * torch.autograd.grad(y.sum(), leaf)[0], y)
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def test_a_module_that_only_sounds_like_an_activation():
+    class GatedRelu(nn.Module):
+        def forward(self, x):
+            a, b = x.chunk(2, -1)
+            return a * F.relu(b)
+
+    x, module = draw(2, 6), GatedRelu()
+    leaf = x.clone().requires_grad_()
+    with rules("cp", nn.Sequential(module)):
+        y = module(leaf)
+    assert torch.equal(y, module(x))
+    shared = (x * torch.autograd.grad(y.sum(), leaf)[0]).view(2, 2, 3)
+    assert torch.allclose(shared, (y / 2)[:, None].expand(2, 2, 3))
+
+
+def test_layer_norm_by_its_jacobian():
+    x, norm = draw(2, 5), nn.LayerNorm(5).double().requires_grad_(False)
+    norm.weight.copy_(draw(5, seed=1))
+    norm.bias.copy_(draw(5, seed=2))
+    y, start = norm(x), draw(2, 5, seed=3)
+    (found,), kept = back("cp", norm, x, start=start)
+    wanted = torch.zeros_like(x)
+    for row in range(2):
+        deviation = (x[row].var(unbiased=False) + norm.eps).sqrt()
+        for k in range(5):
+            for i in range(5):
+                slope = norm.weight[k] / deviation * ((i == k) - 1 / 5)  # the deviation is held constant
+                wanted[row, i] += x[row, i] * slope / y[row, k] * start[row, k]
+    assert torch.allclose(found, wanted)
+    assert torch.allclose(kept, (norm.bias / y * start).sum())
+    (found,), kept = back("voita", norm, x, start=start)
+    assert torch.allclose(found, start)
+    assert kept == 0
+
+
+def test_a_zero_hands_its_relevance_to_its_neighbours():
+    norm = nn.LayerNorm(4).double().requires_grad_(False)
+    x, start = torch.tensor([0.0, 1.0, -3.0, 4.0], dtype=torch.double), torch.tensor([8.0, 1, 1, 1]).double()
+    (found,), _ = back("zplus", norm, x, start=start)
+    assert found.tolist() == pytest.approx([0.0, 2.0, 4.0, 5.0])
+
+
+def test_normalisations_written_in_any_way_divide_by_a_constant():
+    x, weight = draw(3, 6), draw(6, seed=1)
+    ways = [
+        lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight,
+        lambda x: x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight,
+        lambda x: x * (x * x).mean(-1, keepdim=True).add(1e-6).pow(-0.5) * weight,
+        lambda x: F.rms_norm(x, (6,), weight, 1e-6),
+    ]
+    for way in ways:
+        (found,), _ = back("cp", way, x)
+        assert torch.allclose(found, way(x))
+    (found,), _ = back("cp", lambda x: F.normalize(x, dim=-1), x)
+    assert torch.allclose(found, F.normalize(x, dim=-1))
+    own = lambda x: (x - x.mean(-1, keepdim=True)) / x.var(-1, keepdim=True, unbiased=False).add(1e-5).sqrt()  # noqa: E731
+    (by_hand,), _ = back("cp", own, x)
+    (native,), _ = back("cp", lambda x: F.layer_norm(x, (6,)), x)
+    assert torch.allclose(by_hand, native)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
+def test_sums_by_loops(alpha):
+    a, b, c, start = draw(2, 3), draw(3, seed=1), draw(2, 3, seed=2), draw(2, 3, seed=3)
+    which = Rules(linear="alphabeta", alpha=alpha, sums=True, attention="constant")
+    (to_a, to_b), _ = back(which, lambda a, b: a + b, a, b, start=start)
+    (alone,), kept = back(which, lambda a: c + a, a, start=start)
+    wanted_a, wanted_b, wanted = torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(a)
+    for i in range(2):
+        for j in range(3):
+            for out, x, other in ((wanted_a, a[i, j], b[j]), (wanted_b, b[j], a[i, j]), (wanted, a[i, j], c[i, j])):
+                share = 1.0 if x * other > 0 else alpha if x > 0 else 1 - alpha
+                part = share * x / (x + other if x * other > 0 else x) * start[i, j]
+                out[(j,) if out is wanted_b else (i, j)] += part
+    assert torch.allclose(to_a, wanted_a)
+    assert torch.allclose(to_b, wanted_b)
+    assert torch.allclose(alone, wanted)
+    assert torch.allclose(alone.sum() + kept, start.sum())
+    plain = back("cp", lambda a, b: a + b, a, b.expand(2, 3), start=start)[0]
+    assert torch.allclose(plain[0], a / (a + b) * start)
+
+
+def test_where_all_parts_have_one_sign_they_get_all():
+    x, weight = torch.tensor([1.0, 3.0]), torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    for which in ("zplus", "voita", ALPHA_BETA):
+        (found,), _ = back(which, lambda x: F.linear(x, weight), x, start=torch.tensor([4.0, 8.0]))
+        assert found.tolist() == pytest.approx([3.0, 9.0])
+
+
+def test_constants_keep_what_is_theirs():
+    x, c = draw(3), draw(3, seed=1)
+    ways = (
+        (lambda x: x + c, c.sum()),
+        (lambda x: c - x, c.sum()),
+        (lambda x: x - c, -c.sum()),
+        (lambda x: x + 2, 6.0),
+        (lambda x: 1 - x, 3.0),
+        (lambda x: torch.cat([x, c]), c.sum()),
+    )
+    for way, kept in ways:
+        (found,), rest = back("cp", way, x)
+        assert rest.item() == pytest.approx(float(kept))
+        assert torch.allclose(found.sum() + rest, way(x).sum())
+
+
+@pytest.mark.parametrize("which", ["cp", "voita"])
+def test_operations_in_place_are_the_same(which):
+    a, b = draw(2, 3), draw(2, 3, seed=1)
+
+    def beside(a, b):
+        x = a * 1.0
+        x = x + b
+        x = x * b
+        return F.relu(torch.relu(x) / 2 + 1)
+
+    def inside(a, b):
+        x = a * 1.0
+        x += b
+        x.mul_(b)
+        x.relu_()
+        x /= 2
+        x += 1
+        F.relu(x, inplace=True)
+        return x
+
+    wanted, kept = back(which, beside, a, b)
+    found, also = back(which, inside, a, b)
+    assert all(torch.allclose(*pair) for pair in zip(found, wanted, strict=True))
+    assert torch.allclose(kept, also)
+
+
+@pytest.mark.parametrize("which", list(NAMED))
+def test_what_is_explained_is_the_models_own_output(which):
+    for name in ALL:
+        model, batch = zoo_model(name)
+        with frozen(model):
+            with rules(which, model, position_tables(model)):
+                seen = logits(model(**batch))
+            assert error(seen.detach(), run(model, batch)) == 0, name
+
+
+def test_nothing_stays_behind():
+    model, _ = zoo_model("gpt2")
+    hooks = lambda: sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())  # noqa: E731
+    before = hooks()
+    with rules("voita", model):
+        assert hooks() > before
+    assert hooks() == before
+    with pytest.raises(ValueError, match="input_ids"), rules("voita", model):
+        model()
+    assert hooks() == before
+    x = draw(3).requires_grad_()
+    y = x * x
+    assert torch.allclose(torch.autograd.grad(y.sum(), x)[0], 2 * x)
+
+
+def test_bad_rules_are_refused():
+    with pytest.raises(ValueError, match="rules is one of attnlrp"):
+        named("lrp")
+    with pytest.raises(ValueError, match='linear is "zero"'):
+        Rules(linear="gamma")
+    with pytest.raises(ValueError, match='attention "through" or "constant"'):
+        Rules(attention="none")
+    with pytest.raises(ValueError, match="epsilon is positive"):
+        Rules(epsilon=0.0)
+    attention = nn.MultiheadAttention(4, 2).requires_grad_(False)
+    x = torch.randn(3, 1, 4, requires_grad=True)
+    with rules("cp"), pytest.raises(ValueError, match="hides its operations"):
+        attention(x, x, x)

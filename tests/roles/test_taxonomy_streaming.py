@@ -1,0 +1,181 @@
+"""taxonomy() as a stream: batches, padding and the number of sentences change neither its results nor its memory."""
+
+import gc
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
+
+import headtools as ht
+from headtools.roles import running
+from headtools.roles.conventions import Conventions
+from headtools.roles.corpus import Sentence
+from headtools.roles.running import Running
+from headtools.roles.tally import TOGETHER, Draws, Tally, interval
+from headtools.roles.taxonomy import TOGETHER as WINDOW
+from headtools.roles.taxonomy import taxonomy
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "dog", "cat", "play", "##ed", "##ing", "it", "saw", "."]
+SIZE = {"dog": 9, "cat": 4, "saw": 3, "the": 30}
+SAID = [
+    Sentence(("the", "dog", "played", "."), (2, 3, 0, 3), ("det", "nsubj", "root", "punct"),
+             ("DET", "NOUN", "VERB", "PUNCT"), (0, 0, 0, 0)),
+    Sentence(("it", "saw", "the", "cat", "playing", "."), (2, 0, 4, 2, 4, 2),
+             ("nsubj", "root", "det", "obj", "acl", "punct"), ("PRON", "VERB", "DET", "NOUN", "VERB", "PUNCT"),
+             (0,) * 6),
+    Sentence(("the", "dog", "saw", "the", "cat", "it", "played", "it", "saw", "."), (2, 3, 0, 5, 3, 7, 3, 9, 3, 3),
+             ("det", "nsubj", "root", "det", "obj", "nsubj", "acl", "obj", "acl", "punct"),
+             ("DET", "NOUN", "VERB", "DET", "NOUN", "PRON", "VERB", "PRON", "VERB", "PUNCT"),
+             (0,) * 5 + (2, 0, 2, 0, 0)),
+    Sentence(("dog", "saw", "it"), (2, 0, 2), ("nsubj", "root", "obj"), ("NOUN", "VERB", "PRON"), (0, 0, 1)),
+    Sentence(("playing",), (0,), ("root",), ("VERB",), (0,)),
+]  # fmt: skip
+NUMBERS = ["score", "baseline", "chance", "low", "high", "gap_low", "gap_high"]
+
+
+def tokenizer(side: str) -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    plain = Tokenizer(models.WordPiece({w: i for i, w in enumerate(PIECES)}, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    plain.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    marks = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=plain, padding_side=side, **marks)
+
+
+def model(name: str) -> torch.nn.Module:
+    """A random model in float64, whose own maps do not depend on what is beside a sentence."""
+    torch.manual_seed(4)
+    size, spread = {"vocab_size": len(PIECES)}, {"initializer_range": 0.6}
+    if name == "bert":
+        some = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
+        return BertModel(BertConfig(**size, **some, **spread)).eval().double()
+    if name == "gpt2":  # places are counted from the left, padding included
+        return GPT2Model(GPT2Config(**size, n_embd=16, n_layer=2, n_head=4, **spread)).eval().double()
+    some = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
+    return LlamaModel(LlamaConfig(**size, **some, num_key_value_heads=2, **spread)).eval().double()
+
+
+def assert_same(one: pd.DataFrame, two: pd.DataFrame) -> None:
+    assert (one[["kind", "layer", "head", "role", "against", "n"]].values
+            == two[["kind", "layer", "head", "role", "against", "n"]].values).all()  # fmt: skip
+    for column in NUMBERS:
+        far = (one[column] - two[column]).abs()
+        assert (one[column].isna() == two[column].isna()).all()
+        assert far.max() < 1e-6, (column, one.loc[far.idxmax()])
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_neither_batches_nor_padding_change_anything(name: str):
+    given = {"frequency": SIZE, "conventions": Conventions(common=1, span=2), "times": 100}
+    whole = taxonomy(model(name), tokenizer("right"), SAID, batch_size=5, **given)
+    assert {"positional", "syntactic", "weight", "rare", "statistic", "content", "map"} <= set(whole.family)
+    for side, size in (("left", 5), ("left", 2), ("right", 1), ("right", 3)):
+        assert_same(whole, taxonomy(model(name), tokenizer(side), SAID, batch_size=size, **given))
+
+
+def test_nor_do_they_for_all_three_kinds_of_the_organism():
+    organism, own = ht.load()
+    given = {"times": 60, "frequency": {"the": 9, ".": 8}, "conventions": Conventions(common=0)}
+    test, validation = (ht.corpus("organism", split, limit=13) for split in ("test", "validation"))
+    whole = taxonomy(organism, own, test, validation, batch_size=13, **given)
+    assert set(whole.kind) == {"encoder", "decoder", "cross"}
+    assert_same(whole, taxonomy(organism, own, test, validation, batch_size=4, **given))
+    own.padding_side = "left"
+    assert_same(whole, taxonomy(organism, own, test, validation, batch_size=6, **given))
+
+
+def test_map_classes_that_hang_on_a_tie_do_not_hang_on_padding():
+    given = {"roles": "map", "kinds": "decoder", "times": 10}  # its first rows see so little that shares often tie
+    organism, own = ht.load()
+    one, two = (taxonomy(organism, own, ht.corpus("organism", limit=100), batch_size=n, **given) for n in (1, 100))
+    assert (one.score - two.score).abs().max() < 1e-6
+
+
+def test_layers_measured_one_by_one_are_the_same(monkeypatch: pytest.MonkeyPatch):
+    together = taxonomy(model("bert"), tokenizer("right"), SAID, times=50)
+    monkeypatch.setattr(running, "CELLS", 1)
+    assert_same(together, taxonomy(model("bert"), tokenizer("right"), SAID, times=50))
+
+
+def held(sentences: list[Sentence], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Bytes of the tensors that a taxonomy holds at the end of its last batches, and how many objects with references.
+
+    What was there before does not count.
+    """
+    seen, done = [], []
+
+    class Watched(Running):
+        def finish(self, drawn: torch.Tensor) -> None:
+            super().finish(drawn)
+            done.append(drawn.shape[1])
+            if sum(done) > len(sentences) - TOGETHER:
+                gc.collect()
+                alive = gc.get_objects()
+                storages = [some.untyped_storage() for some in alive if type(some) is torch.Tensor]
+                seen.append((sum({some.data_ptr(): some.nbytes() for some in storages}.values()), len(alive)))
+
+    monkeypatch.setattr("headtools.roles.taxonomy.Running", Watched)
+    gc.collect()
+    gc.freeze()  # what is there already is not listed again
+    try:
+        taxonomy(model("bert"), tokenizer("right"), sentences, SAID, times=40)
+    finally:
+        gc.unfreeze()
+    return tuple(map(max, zip(*seen, strict=True)))
+
+
+def test_memory_does_not_grow_with_the_corpus(monkeypatch: pytest.MonkeyPatch):
+    many = (SAID * 320)[: 6 * WINDOW]
+    held(many[:WINDOW], monkeypatch)  # the first time some things are made for good
+    (tensors, objects), (later, more) = (held(many[: n * WINDOW], monkeypatch) for n in (2, 6))
+    assert later == tensors > 0
+    assert more - objects < 32  # fewer than batches added
+
+
+def test_what_a_tally_holds():
+    draws, tally = Draws(30, 0), Tally()
+    for size in (1, 40, 200, 3, 7):
+        tally.add(torch.rand(size, 6, 4), draws(size))
+        assert sum(len(some) for some, _ in tally._waiting) < TOGETHER
+    assert tally.replicas.shape == (30, 6, 4)
+    assert tally.replicas.untyped_storage().nbytes() == 30 * 6 * 4 * 4
+    assert tally.total.shape == (6, 4)
+
+
+def test_a_sentences_draws_do_not_depend_on_the_batch():
+    whole, parts = Draws(25, 7), Draws(25, 7)
+    assert torch.equal(whole(12), torch.cat([parts(n) for n in (1, 5, 2, 4)], 1))
+    drawn = Draws(200, 0)(300)
+    assert float(drawn.mean()) == pytest.approx(1, abs=0.02)
+    assert float(drawn.var()) == pytest.approx(1, abs=0.02)
+
+
+def test_intervals_are_torchs_quantiles():
+    torch.manual_seed(0)
+    some = torch.rand(3, 4, 101)
+    some[0, :, :30] = torch.nan
+    some[1, 2] = torch.nan
+    for level in (0.95, 0.5):
+        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2])
+        for ours, theirs in zip(interval(some, level), torch.nanquantile(some, ends, dim=-1), strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-6, equal_nan=True)
+
+
+def test_a_decoder_that_sees_nothing_is_counted_as_a_miss():
+    conventions = Conventions(self_as_key=False, edges="count", span=1)
+    found = taxonomy(model("gpt2"), tokenizer("right"), SAID, times=20, roles="offset -1", conventions=conventions)
+    assert set(found.n) == {sum(len(s.words) for s in SAID)}
+    assert found.chance.between(0, 1).all()
+
+
+def test_a_layer_that_does_not_run_is_told():
+    site = SimpleNamespace(key=("encoder", 0), heads=2, label="encoder 0")
+    sums = Running([site])
+    sums.begin(SimpleNamespace(counted=torch.zeros(3, 3, 2)))
+    with pytest.raises(RuntimeError, match="encoder 0 did not run"):
+        sums.finish(torch.ones(5, 3))

@@ -1,0 +1,51 @@
+"""A room uses the rooms to its left: heads, roles, importance, sparse, organism, lesson."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headtools as ht
+
+ROOMS = ("heads", "roles", "importance", "sparse", "organism", "lesson")
+PACKAGE = Path(ht.__file__).parent
+# The organism's language is data, like a treebank: read when it is asked for, inside a function.
+ASKED_FOR = {("roles/corpus.py", "headtools.organism.language"), ("roles/tasks.py", "headtools.organism")}
+
+
+def used(source: str) -> Iterator[str]:
+    """Modules of headtools that a file imports, anywhere in it, or reaches by ``ht.name``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == "headtools":
+            yield from (f"headtools.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headtools."):
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("headtools."))
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "ht" and node.attr in ht._WHERE:
+            yield f"headtools.{ht._WHERE[node.attr]}"
+
+
+def to_the_right(room: str, source: str) -> list[str]:
+    """What a file of a room uses that lies in a room to its right."""
+    return [module for module in used(source)
+            if module.split(".")[1] in ROOMS[ROOMS.index(room) + 1 :]]  # fmt: skip
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_arrows_go_to_the_right_only(room):
+    found = set()
+    for path in sorted((PACKAGE / room).rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        found |= {(name, module) for module in to_the_right(room, path.read_text(encoding="utf-8"))}
+    assert found <= ASKED_FOR
+
+
+@pytest.mark.parametrize("line", [
+    "from headtools.lesson.figure import claim", "import headtools.organism.load", "from headtools import lesson",
+    "def f():\n    import headtools as ht\n    return ht.check",
+])  # fmt: skip
+def test_a_wrong_arrow_is_seen(line):
+    assert to_the_right("sparse", line)
+    assert not to_the_right("lesson", line)

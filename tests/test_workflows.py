@@ -1,0 +1,39 @@
+"""The workflows run what the repository has: their commands are those of the README."""
+
+import re
+
+import pytest
+import yaml
+
+NAMES = ("test", "weekly", "site")
+
+
+@pytest.fixture(params=NAMES)
+def workflow(root, request):
+    return yaml.safe_load((root / ".github" / "workflows" / f"{request.param}.yml").read_text("utf-8"))
+
+
+def steps(workflow):
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def test_each_has_least_rights_and_an_end(workflow):
+    assert workflow["permissions"]["contents"] == "read"
+    assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
+    assert all(re.search(r"@v\d+$", step["uses"]) for step in steps(workflow) if "uses" in step)
+
+
+def test_commands_are_there(root, workflow):
+    makefile = (root / "Makefile").read_text("utf-8")
+    told = " ".join(step.get("run", "") for step in steps(workflow))
+    for target in re.findall(r"\bmake (\w+)", told):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    for file in re.findall(r"(?:^|\s)(\.ci/\w+|tests/\w+\.py)", told):
+        assert (root / file).is_file(), file
+
+
+def test_an_issue_is_opened_only_by_a_failure(root):
+    weekly = yaml.safe_load((root / ".github" / "workflows" / "weekly.yml").read_text("utf-8"))
+    opens = [step for step in steps(weekly) if "gh issue create" in step.get("run", "")]
+    assert [step["if"] for step in opens] == ["failure()"]
+    assert weekly["permissions"]["issues"] == "write"
