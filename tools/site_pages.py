@@ -74,19 +74,25 @@ def order(row: str) -> tuple:
 
 
 def entries(folder: Path) -> dict[str, dict]:
-    """Return every row of the ledger: {row: claim, source, measured, verdict, lesson (None where it was read)}.
+    """Return every row of the ledger: {row: claim, source, measured, verdict, where (HTML-free Markdown)}.
 
-    Raises ``ValueError`` where a row stands in two lessons, nowhere, or both in a lesson and among those read.
+    A row may stand in several lessons, which must come to one verdict. Raises ``ValueError`` where they do not, and for
+    a row that stands nowhere, or both in a lesson and among those read.
     """
     told = json.loads((folder / READ).read_text("utf-8"))
     found: dict[str, dict] = {}
     for path in lessons(folder):
         for box in ledger_rows(path):
-            if box["row"] in found:
-                raise ValueError(f"row {box['row']} stands in {found[box['row']]['lesson']} and in {path.name}")
-            found[box["row"]] = box | {"lesson": path.name}
+            where, before = f"[Lesson {path.name[:2]}]({path.name}).", found.get(box["row"])
+            if before and before["verdict"] != box["verdict"]:
+                raise ValueError(
+                    f"row {box['row']} is {before['verdict']} in one lesson, {box['verdict']} in {path.name}"
+                )
+            said = f"{_plain(box['measured'])} {where}"
+            found[box["row"]] = {**box, **(before or {}), "said": f"{before['said']} {said}" if before else said}
     both = found.keys() & told["read"].keys()
-    found |= {row: entry | {"row": row, "lesson": None} for row, entry in told["read"].items() if row not in both}
+    for row, entry in told["read"].items():
+        found.setdefault(row, entry | {"row": row, "said": f"{_plain(entry['measured'])} *Read.*", "read": True})
     lost = set(told["rows"]) - found.keys()
     odd = found.keys() - set(told["rows"])
     if both or lost or odd:
@@ -101,7 +107,7 @@ def ledger(folder: Path) -> str:
     """Return the page of the claims ledger."""
     rows = entries(folder)
     count = {verdict: sum(entry["verdict"] == verdict for entry in rows.values()) for verdict in VERDICTS}
-    read = sum(entry["lesson"] is None for entry in rows.values())
+    read = sum("read" in entry for entry in rows.values())
     said = ", ".join(f"{n} {verdict}" for verdict, n in count.items() if n)
     lines = [
         "# The claims ledger",
@@ -115,10 +121,8 @@ def ledger(folder: Path) -> str:
         if row[0] != part:
             part = row[0]
             lines += ["", f"## {PARTS[part]}"]
-        where = "*Read.*" if entry["lesson"] is None else f"[Lesson {entry['lesson'][:2]}]({entry['lesson']})."
         claim = f"**The claim.** {_plain(entry['claim'])} ({_plain(entry['source'])})"
-        found = f"**Found here.** {_plain(entry['measured'])} {where}"
-        lines += ["", f"### {row} · {entry['verdict']}", "", claim, "", found]
+        lines += ["", f"### {row} · {entry['verdict']}", "", claim, "", f"**Found here.** {entry['said']}"]
     return "\n".join(lines) + "\n"
 
 

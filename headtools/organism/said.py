@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from headtools.importance.intervals import of_ratio
 from headtools.organism.accuracy import batches
 from headtools.organism.features import FEATURES, feature
 from headtools.organism.translation import PHENOMENA
@@ -64,8 +65,6 @@ def share(hits: pd.Series, frame: pd.DataFrame) -> torch.Tensor:
     >>> share(pd.Series([True, False, False]), frame).mean().item()
     0.3333333432674408
     """
-    from headtools.importance.intervals import of_ratio
-
     by_sentence = hits.astype(float).groupby(frame["sentence"])
     sums = torch.tensor(by_sentence.sum().to_numpy())
     return of_ratio(sums[:, None], torch.tensor(by_sentence.size().to_numpy(), dtype=sums.dtype))[:, 0].float()
