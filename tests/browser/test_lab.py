@@ -64,11 +64,11 @@ def server(page, root, tmp_path_factory):
 def opened(page, server, name):
     page.strangers.clear()
     page.errors.clear()
-    page.set_viewport_size({"width": 1300, "height": 8000})  # so that JupyterLab draws every cell
+    page.set_viewport_size({"width": 1300, "height": 20_000})  # so that JupyterLab draws every cell
     lab.open_notebook(page, server, name)
 
 
-def frames(page, nodes=1, seconds=20):
+def frames(page, nodes=1, seconds=60):
     """The attention views: their frames, once each has drawn at least that many SVG nodes."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
