@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+\S*token=(\w+)")
+ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)\S*token=(\w+)")
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +41,22 @@ def printed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[re
         while not (found := ADDRESS.search(log.read_text())) and time.monotonic() < end and server.poll() is None:
             time.sleep(0.1)
         assert found, log.read_text()[-2000:]
+        wait_for(int(found[1]), end)  # Jupyter prints its address before it listens there
         yield found
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(20)
+
+
+def wait_for(port: int, end: float) -> None:
+    """Return once something listens at the port; give up at the end, in seconds of the monotonic clock."""
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        except ConnectionRefusedError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
 
 
 def get(url: str) -> str:
@@ -55,7 +68,7 @@ def test_the_address_opens_the_first_lesson(printed: re.Match):
     assert "/lab/tree/notebooks/00_start_here.ipynb" in printed[0]
     assert "jupyter-config-data" in get(printed[0])
     base = printed[0].split("/lab/")[0]
-    told = get(f"{base}/api/contents/notebooks/00_start_here.ipynb?content=0&token={printed[1]}")
+    told = get(f"{base}/api/contents/notebooks/00_start_here.ipynb?content=0&token={printed[2]}")
     assert '"type": "notebook"' in told
 
 
@@ -68,5 +81,5 @@ def test_without_the_token_nothing_is_served(printed: re.Match):
 def test_news_and_updates_are_off(printed: re.Match):
     base = printed[0].split("/lab/")[0]
     assert '"@jupyterlab/apputils-extension:announcements"' in get(printed[0])
-    assert get(f"{base}/lab/api/news?token={printed[1]}") == '{"news": []}'
-    assert get(f"{base}/lab/api/update?token={printed[1]}") == '{"notification": null}'
+    assert get(f"{base}/lab/api/news?token={printed[2]}") == '{"news": []}'
+    assert get(f"{base}/lab/api/update?token={printed[2]}") == '{"notification": null}'

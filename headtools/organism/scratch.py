@@ -3,8 +3,8 @@
 Takes runs of the sweep with gates on the encoder (``assets/sweep.json``), gives a new model as many heads in the same
 places, and trains it from random weights by the organism's recipe, for a third of its steps, as other seeds and sizes
 were trained (``assets/growth.json``): so the control, all heads from scratch, is there. After Voita et al. 2019,
-table 2. Each training resumes where it was stopped; what it finds goes into ``assets/scratch.json``, where other rows
-stay.
+table 2. For a fair comparison the pruned model is trained on for as many steps. Each training resumes where it was
+stopped; what it finds goes into ``assets/scratch.json``, where other rows stay.
 
 >>> [row["of"]["over"] for row in scratch()][:1]
 ['encoder']
@@ -20,10 +20,12 @@ from torch import nn
 
 import headtools as ht
 from headtools.organism.growth import COMPARED
+from headtools.organism.pruning import TrainingBatches
 from headtools.organism.publish import ASSETS, write
 from headtools.organism.sweep import FILE as SWEEP
-from headtools.organism.sweep import SENTENCES, label, quality, sweep
-from headtools.organism.train import Recipe, train
+from headtools.organism.sweep import SENTENCES, SETTING, fitted, label, quality, sweep
+from headtools.organism.train import Recipe, head_of, silent, train
+from headtools.sparse.fit import recover
 
 FILE = ASSETS / "scratch.json"
 PENALTIES = (0.002, 0.05, 0.5)  # of the sweep's encoder runs: mild, medium and strong sparsity
@@ -46,20 +48,39 @@ def missing(run: dict, model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name in every if name not in set(run["kept"]))
 
 
+def trained_on(run: dict, folder: Path, steps: int, quiet: bool = True) -> nn.Module:
+    """Return the pruned model of a run of the sweep after ``steps`` more steps in which all weights learn.
+
+    So the pruned model has had as much training with its few heads as the one from scratch. Its gates are trained again
+    first, and then exactly the heads that ship are kept. Batches are those of the organism's size, the rate falls from
+    that of the sweep to 0; ``folder`` holds the checkpoints.
+    """
+    model, _ = ht.load()
+    pruned = fitted(model, run["penalty"], run["seed"], run["over"], run=folder / "gates", quiet=quiet).model
+    ht.prune(pruned, [head_of(name) for name in missing(run, model)])
+    learns = [name for name, _ in pruned.named_parameters() if name not in silent(pruned)]
+    return recover(
+        pruned, TrainingBatches(run["seed"]), steps=steps, weights=learns, rate=SETTING["weight_rate"],
+        seed=run["seed"], run=folder / "on", quiet=quiet,
+    ).eval()  # fmt: skip
+
+
 def one(run: dict, folder: Path, recipe: Recipe, sentences: int = SENTENCES, quiet: bool = True) -> dict:
     """Train a model from scratch with the heads that a run of the sweep kept: a row fit for JSON.
 
-    ``of``: over, penalty and seed of the run; ``kept``: its heads. ``pruned`` and ``scratch``: ``bleu`` and
-    ``accuracy`` of the model that was pruned (from the sweep) and of the one trained from scratch, each with the ends
-    of its 95 % interval, on the first ``sentences`` test sentences. ``steps`` and ``seed`` of the training; ``folder``
-    holds its checkpoints.
+    ``of``: over, penalty and seed of the run; ``kept``: its heads. ``pruned``, ``on`` and ``scratch``: ``bleu`` and
+    ``accuracy`` of the model that was pruned (from the sweep), of the same after :func:`trained_on` for as many steps,
+    and of the one trained from scratch, each with the ends of its 95 % interval, on the first ``sentences`` test
+    sentences. ``steps`` and ``seed`` of the training; ``folder`` holds its checkpoints.
     """
     model, tokenizer = ht.load()
     new = train(replace(recipe, without=missing(run, model)), folder, quiet=quiet).graduate().eval()
-    told = quality(new, tokenizer, ht.corpus("organism", "test", sentences))
+    test = ht.corpus("organism", "test", sentences)
+    told = quality(new, tokenizer, test)
+    on = quality(trained_on(run, folder, recipe.steps, quiet), tokenizer, test)
     return {
         "of": {key: run[key] for key in ("over", "penalty", "seed")}, "kept": run["kept"],
-        "pruned": {key: run[key] for key in told}, "scratch": told,
+        "pruned": {key: run[key] for key in told}, "on": on, "scratch": told,
         "steps": recipe.steps, "seed": recipe.seed, "sentences": sentences,
     }  # fmt: skip
 
@@ -102,13 +123,13 @@ def main(words: list[str] | None = None) -> None:
 
 def markdown(rows: list[dict]) -> str:
     """Return the table of Voita's Table 2 for the rows: heads, pruned, from scratch, what pruning gains."""
-    lines = ["| penalty | heads kept | BLEU pruned | 95 % | BLEU from scratch | 95 % | steps | seed |",
-             "|" + "---|" * 8]  # fmt: skip
+    lines = ["| penalty | heads kept | BLEU pruned | trained on | 95 % | from scratch | 95 % | steps | seed |",
+             "|" + "---|" * 9]  # fmt: skip
     for row in rows:
-        pruned, new = row["pruned"]["bleu"], row["scratch"]["bleu"]
+        pruned, on, new = (row[key]["bleu"] for key in ("pruned", "on", "scratch"))
         lines.append(
             f"| {row['of']['penalty']:g} | {len(row['kept'])} | {pruned[0]:.1f} "
-            f"| {pruned[1]:.1f}–{pruned[2]:.1f} | {new[0]:.1f} | {new[1]:.1f}–{new[2]:.1f} "
+            f"| {on[0]:.1f} | {on[1]:.1f}–{on[2]:.1f} | {new[0]:.1f} | {new[1]:.1f}–{new[2]:.1f} "
             f"| {row['steps']:,} | {row['seed']} |"
         )
     return "\n".join(lines)

@@ -90,10 +90,18 @@ def cut(model: nn.Module, without: Collection[str]) -> None:
     if crossing := [name for name, head in zip(without, heads, strict=True) if head[0] == "cross"]:
         raise ValueError(f"guided alignment trains every cross head, so {crossing[0]} cannot be cut before training")
     ht.prune(model, heads)
-    for site in ht.sites(model):
-        if site.empty:
-            for name, parameter in site.module.named_parameters():
-                parameter.requires_grad_(name == "out_proj.bias")
+    for name in silent(model):
+        model.get_parameter(name).requires_grad_(False)
+
+
+def silent(model: nn.Module) -> set[str]:
+    """Return the names of parameters that belong to silent heads, and so must not learn."""
+    empty = {id(site.module) for site in ht.sites(model) if site.empty}
+    return {
+        f"{place}.{name}"
+        for place, module in model.named_modules() if id(module) in empty
+        for name, _ in module.named_parameters() if name != "out_proj.bias"
+    }  # fmt: skip
 
 
 def head_of(name: str) -> tuple[str, int, int]:

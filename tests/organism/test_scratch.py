@@ -59,7 +59,27 @@ def test_resumed_ends_at_the_same_weights(trained, tmp_path):
         train(TINY, tmp_path, quiet=True)
 
 
-def test_the_command_keeps_its_rows(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def quick_gates(monkeypatch):
+    """One step of gates where the command takes 400."""
+    real = scratch.fitted
+    monkeypatch.setattr(scratch, "fitted", lambda *given, **options: real(*given, **options | {"steps": 1}))
+
+
+def test_trained_on_keeps_the_heads_that_ship(tmp_path, quick_gates):
+    run = next(r for r in sweep() if (r["over"], r["penalty"], r["seed"]) == ("encoder", 0.5, 0))
+    model = scratch.trained_on(run, tmp_path, steps=2)
+    found = ht.sites(model)["encoder"]
+    kept = [f"encoder {site.layer}.{number}" for site in found if not site.empty for number in site.original]
+    assert kept == run["kept"]
+    assert sum(site.empty for site in found) == 4
+    assert all(not site.out.weight.any() for site in found if site.empty), "a silent head stays silent"
+    assert not model.training
+    again = scratch.trained_on(run, tmp_path, steps=2)  # from the checkpoints
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+
+
+def test_the_command_keeps_its_rows(tmp_path, capsys, monkeypatch, quick_gates):
     monkeypatch.setattr(scratch, "Recipe", lambda seed, steps: replace(TINY, seed=seed, steps=steps))
     monkeypatch.setattr(scratch.Recipe, "seed", 1, raising=False)
     words = ["--penalty", "0.5", "--seed", "1", "--steps", "2", "--limit", "3", "--runs", str(tmp_path / "runs")]
@@ -73,6 +93,7 @@ def test_the_command_keeps_its_rows(tmp_path, capsys, monkeypatch):
     assert len(list((tmp_path / "runs").iterdir())) == 2
     state = json.loads(next((tmp_path / "runs").rglob("state.json")).read_text())
     assert len(state["recipe"]["without"]) == 48 - len(run["kept"])
+    assert all(set(row) >= {"pruned", "on", "scratch"} for row in rows)
     assert capsys.readouterr().out.count(f"| {len(run['kept'])} |") == 3
     with pytest.raises(SystemExit, match=r"no run of penalty 7; it has 0\.0, "):
         scratch.main(["--penalty", "7"])
@@ -90,4 +111,5 @@ def test_what_ships_fits_the_sweep():
         assert row["kept"] == run["kept"]
         assert row["pruned"] == {"bleu": run["bleu"], "accuracy": run["accuracy"]}
         assert row["steps"] == growth.COMPARED
-        assert row["scratch"]["bleu"][1] <= row["scratch"]["bleu"][0] <= row["scratch"]["bleu"][2]
+        for key in ("on", "scratch"):
+            assert row[key]["bleu"][1] <= row[key]["bleu"][0] <= row[key]["bleu"][2]
