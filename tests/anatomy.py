@@ -84,7 +84,10 @@ def title_asks(notebook: Notebook) -> list[str]:
 def box_tells(notebook: Notebook) -> list[str]:
     """Near the top a box says what you will be able to do, what you need, and the measured minutes and megabytes."""
     top = "\n".join(text(cell) for cell in notebook.nb.cells[:3] if cell.cell_type == "markdown")
-    found = [f"the box lacks {part!r}" for part in ("You will be able to", "You need") if part not in top]
+    wanted = ("You will be able to", "You need", "minutes to read")
+    found = [f"the box lacks {part!r}" for part in wanted if part not in top]
+    if not re.search(r"\*\*Difficulty\*\* [123] of 3: ", top):
+        found.append("the box lacks '**Difficulty** N of 3: what it takes'")
     said = BOX.search(top)
     if said is None:
         return [*found, "the box lacks 'N minutes, M MB'"]
@@ -265,6 +268,8 @@ def exercises(notebook: Notebook) -> list[str]:
             found.append(f"{part.title!r}: first the stub, then the check, then the solution")
         if not re.search(r"about (\d+|one|two|three|five|ten) minutes?", part.header, re.I):
             found.append(f"{part.title!r} does not say 'about N minutes'")
+        if not re.search(r"Difficulty [123] of 3", part.header):
+            found.append(f"{part.title!r} does not say 'Difficulty N of 3'")
     return found
 
 

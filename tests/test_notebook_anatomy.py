@@ -36,14 +36,19 @@ def sound(folder: Path) -> Notebook:
     """A small lesson that keeps every rule."""
     cells = [
         new_markdown_cell("# What does a head do?"),
-        new_markdown_cell("> **You will be able to** count.\n>\n> **You need** nothing.\n>\n> 1 minute, 450 MB"),
+        new_markdown_cell(
+            "> **You will be able to** count.\n>\n> **You need** nothing.\n>\n> **Difficulty** 1 of 3: none.\n>\n"
+            "> 1 minute, 450 MB. Allow yourself about 5 minutes to read."
+        ),
         new_code_cell("import torch\nfrom headtools import check"),
         new_markdown_cell("## First\n\n" + "Look at this word. " * 260 + "[there](#references) and [data](data.json)"),
         new_code_cell("torch.manual_seed(0)\nx = torch.randn(3)", outputs=[shown(FIGURE)]),
     ]
     for n in (1, 2):
         cells += [
-            new_markdown_cell(f"### Exercise {n}: count\n\n*Tries to teach counting. About 2 minutes.*"),
+            new_markdown_cell(
+                f"### Exercise {n}: count\n\n*Tries to teach counting. Difficulty 1 of 3, about 2 minutes.*"
+            ),
             new_code_cell(f"answer{n} = ..."),
             new_code_cell(f'check("count", answer{n})'),
             new_markdown_cell(f"<details><summary>Solution</summary>\n\n```python\nanswer{n} = 3\n```\n\n</details>"),
@@ -108,6 +113,8 @@ BROKEN = [
     ("title_asks", edit(3, "## First", "# First"), "one title"),
     ("box_tells", edit(1, "You will be able to", "Learn to"), "You will be able to"),
     ("box_tells", edit(1, "You need", "Bring"), "You need"),
+    ("box_tells", edit(1, "1 of 3", "4 of 3"), "the box lacks '**Difficulty** N of 3"),
+    ("box_tells", edit(1, "to read", "to skim"), "minutes to read"),
     ("box_tells", edit(1, "450 MB", "500 MB"), "measured.json '1 minute, 450 MB'"),
     ("box_tells", edit(1, "1 minute", "2 minutes"), "measured.json '1 minute, 450 MB'"),
     ("box_tells", edit(1, "1 minute, ", ""), "lacks 'N minutes, M MB'"),
@@ -160,7 +167,8 @@ BROKEN = [
     ("exercises", lambda nb: nb.cells.__delitem__(8), "has no solution"),
     ("exercises", lambda nb: nb.cells.__delitem__(6), "has no stub"),
     ("exercises", lambda nb: nb.cells.insert(6, nb.cells.pop(8)), "first the stub"),
-    ("exercises", edit(5, "About 2 minutes", "Short"), "about N minutes"),
+    ("exercises", edit(5, "about 2 minutes", "short"), "about N minutes"),
+    ("exercises", edit(5, "Difficulty 1 of 3", "Hard"), "Difficulty N of 3"),
     ("voice", edit(3, "Look", "Simply look"), "simply"),
     ("voice", edit(3, "Look at this word. ", "As you can see, it works. "), "as you can see"),
 ]  # fmt: skip

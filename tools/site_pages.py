@@ -41,8 +41,20 @@ def home(path: Path, readme: Path) -> str:
     table = re.search(r"\| n \| lesson.*?\n\n", readme.read_text("utf-8"), re.S)
     if table is None:
         raise ValueError("README.md has no table that starts with '| n | lesson': the first page shows it")
-    rows = table[0].replace("](notebooks/", "](")
-    return text.replace("<!-- lessons -->", rows).replace("<!-- picture -->", picture(path.parent / PICTURE))
+    head, line, *rows = table[0].replace("](notebooks/", "](").strip().splitlines()
+    told = {lesson.name[:2]: effort(lesson) for lesson in lessons(path.parent)}
+    rows = [f"{row} {' | '.join(told[row[2:4]])} |" for row in rows]
+    whole = "\n".join([f"{head} difficulty | minutes to read |", f"{line}---|---|", *rows, ""])
+    return text.replace("<!-- lessons -->", whole).replace("<!-- picture -->", picture(path.parent / PICTURE))
+
+
+def effort(notebook: Path) -> tuple[str, str]:
+    """Return what the box of a lesson says of its difficulty, ``"2 of 3"``, and of the minutes to read it, ``"45"``."""
+    top = nbformat.read(notebook, as_version=4).cells[0].source
+    found = re.search(r"Difficulty\*\* (\d of \d)", top), re.search(r"about (\d+) minutes to read", top)
+    if None in found:
+        raise ValueError(f"the box of {notebook.name} lacks its difficulty or its minutes to read")
+    return found[0][1], found[1][1]
 
 
 def picture(notebook: Path) -> str:
