@@ -9,4 +9,5 @@
     explore.py          explore()                controls over a picture that stays readable without a kernel
     attention_view.py   attention_view()         bertviz without a network; frame.py is its page
     check.py            check()                  exercises that explain; the exercises stand in exercises/
+    summary.py          check.summary()          which of them you have passed; answered.py is the file that knows it
 """

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pkgutil
 from dataclasses import dataclass
-from functools import cache
 from html import escape
-from importlib import import_module
 from typing import Any
 
-from headtools.lesson import exercises
-from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried
+from headtools.lesson.answered import keeping, place, remember
+from headtools.lesson.exercises import all_exercises
+from headtools.lesson.exercises.exercise import Hint, NotTried
+from headtools.lesson.summary import explained, reset, summary
 
 _LOOK = {  # status: (colour, mark)
     "right": ("#009E73", "✓"),
@@ -21,12 +20,16 @@ _LOOK = {  # status: (colour, mark)
 
 @dataclass(frozen=True, repr=False)
 class CheckResult:
-    """What came of a check: ``status`` is ``right``, ``not yet`` or ``not tried yet``; ``hint`` says where to look."""
+    """What came of a check: ``status`` is ``right``, ``not yet`` or ``not tried yet``; ``hint`` says where to look.
+
+    ``note`` is empty unless the result could not be added to the progress page.
+    """
 
     name: str
     title: str
     status: str
     hint: str
+    note: str = ""
 
     @property
     def passed(self) -> bool:
@@ -34,11 +37,12 @@ class CheckResult:
         return self.status == "right"
 
     def __repr__(self) -> str:
-        return f"{self.name} ({self.title}): {self.status}" + (f"\n{self.hint}" if self.hint else "")
+        return "\n".join(filter(None, [f"{self.name} ({self.title}): {self.status}", self.hint, self.note]))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         colour, mark = _LOOK[self.status]
         hint = f'<div style="white-space:pre-wrap">{escape(self.hint)}</div>' if self.hint else ""
+        hint += f"<div><small>{escape(self.note)}</small></div>" if self.note else ""
         html = (
             f'<div role="status" style="border-left:8px solid {colour};padding:.3em .9em;max-width:48em">'
             f"<b>{mark} {escape(self.status.capitalize())}</b> · {escape(self.name)}, {escape(self.title)}{hint}</div>"
@@ -53,6 +57,7 @@ def check(name: str, answer: Any) -> CheckResult:
     answer: what the exercise asks for, most often a function; tensors, arrays and lists are equally welcome
 
     Never raises for a wrong answer, not even when the answer itself does. Raises KeyError for an unknown exercise.
+    In a notebook, ``check.summary()`` shows what you have passed and tried, and ``check.reset()`` starts again.
 
     >>> check("01.cost", ...)
     01.cost (count the multiplications): not tried yet
@@ -76,17 +81,19 @@ def check(name: str, answer: Any) -> CheckResult:
     except Exception as error:
         # The judge could not make sense of the answer; the learner should read why, not a traceback of our code.
         status, hint = "not yet", f"The answer could not be read: {type(error).__name__}: {error}"
-    return CheckResult(name, exercise.title, status, hint)
+    return CheckResult(name, exercise.title, status, hint, _keep(name, status))
 
 
-@cache
-def all_exercises() -> dict[str, Exercise]:
-    """Give every exercise by name: those of all modules ``exercises/lesson_NN.py``, in order."""
-    modules = sorted(m.name for m in pkgutil.iter_modules(exercises.__path__) if m.name.startswith("lesson_"))
-    found = {}
-    for module in modules:
-        for exercise in import_module(f"{exercises.__name__}.{module}").EXERCISES:
-            if not exercise.name.startswith(module.removeprefix("lesson_") + ".") or exercise.name in found:
-                raise ValueError(f"{module} holds an exercise named {exercise.name!r}")
-            found[exercise.name] = exercise
-    return found
+# What a reader finds beside ``check`` without another name to learn.
+check.summary = summary
+check.reset = reset
+
+
+def _keep(name: str, status: str) -> str:
+    """Add the result to the progress page; gives "" or why it could not, because no check may fail for that."""
+    try:
+        if status != "not tried yet" and keeping():  # a blank is no answer, so running a lesson as it is leaves no file
+            remember(name, "passed" if status == "right" else "tried", place())
+    except (OSError, ValueError) as error:
+        return f"This result is not on your progress page. {explained(error, place())}"
+    return ""

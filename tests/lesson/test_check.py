@@ -108,7 +108,7 @@ def test_no_hint_holds_the_solution(name, i):
 
 
 def test_an_unknown_exercise_lists_those_there_are():
-    with pytest.raises(KeyError, match=r"no exercise '01.max'; there are 00.ablate, .*01.softmax"):
+    with pytest.raises(KeyError, match=r"no exercise '01.max'; there are 00.count, .*01.softmax"):
         check("01.max", ...)
 
 

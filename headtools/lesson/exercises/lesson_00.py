@@ -145,6 +145,6 @@ def _read(result: Any, on: dict[str, Tensor], heads: Mapping) -> Tensor:
 
 
 EXERCISES = (
-    Exercise("00.ablate", "switch heads off", _ablate),
     Exercise("00.count", "count the heads", _count),
+    Exercise("00.ablate", "switch heads off", _ablate),
 )

@@ -166,7 +166,7 @@ def _tenths(rows: int, columns: int, seed: int) -> Tensor:
 
 EXERCISES = (
     Exercise("06.importance", "the score in five lines", _importance),
-    Exercise("06.cancel", "an input that shows the bug", _cancel),
     Exercise("06.forms", "the score from attention maps", _forms),
+    Exercise("06.cancel", "an input that shows the bug", _cancel),
     Exercise("06.interaction", "what two heads share", _interaction),
 )

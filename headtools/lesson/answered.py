@@ -1,0 +1,152 @@
+"""Which exercises the reader has tried and passed: one small JSON file beside the lessons, and nothing of the answers.
+
+The file is ``my-progress.json`` in the kernel's working folder, which in JupyterLab is the lesson's. The environment
+variable ``HEADTOOLS_PROGRESS`` names another file, or is ``off``.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+FILE = "my-progress.json"
+VARIABLE = "HEADTOOLS_PROGRESS"
+STATES = ("tried", "passed")  # the later one stays
+_ABOUT = "Exercises of the headtools course that were tried and passed. Delete this file to start again."
+_BUSY = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}
+
+
+def place() -> Path | None:
+    """Give the file, relative to the working folder unless ``HEADTOOLS_PROGRESS`` says otherwise; None when it is off.
+
+    >>> from unittest.mock import patch
+    >>> with patch.dict(os.environ, {VARIABLE: "here.json"}):
+    ...     place().name
+    'here.json'
+    """
+    told = os.environ.get(VARIABLE, "").strip()
+    return None if told.lower() == "off" else Path(told or FILE)
+
+
+def keeping() -> bool:
+    """Whether checks are kept: in a notebook's kernel, or anywhere once ``HEADTOOLS_PROGRESS`` names a file.
+
+    A script that calls ``check`` leaves no file behind.
+    """
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    named = bool(os.environ.get(VARIABLE, "").strip())
+    return place() is not None and (named or getattr(shell, "kernel", None) is not None)
+
+
+def read(file: Path) -> dict[str, str]:
+    """Give the state of each exercise in the file, ``tried`` or ``passed``; nothing where there is no file.
+
+    Raises OSError for a file that cannot be read and ValueError for one that is something else.
+    """
+    try:
+        text = file.read_text("utf-8")
+    except FileNotFoundError:
+        return {}
+    except UnicodeDecodeError:
+        raise _other(file, "it is no text") from None
+    try:
+        found = json.loads(text)["exercises"]
+    except (ValueError, RecursionError):
+        raise _other(file, "it is no JSON") from None
+    except (KeyError, TypeError, IndexError):
+        raise _other(file, "it has no part 'exercises'") from None
+    if not isinstance(found, dict):
+        raise _other(file, "its part 'exercises' is no list of names")
+    odd = [state for state in found.values() if state not in STATES]
+    if odd:
+        raise _other(file, f"{str(odd[0])[:40]!r} is neither tried nor passed")
+    return found
+
+
+def remember(name: str, state: str, file: Path) -> None:
+    """Add an exercise's state to the file, whole or not at all; ``passed`` is never taken back to ``tried``.
+
+    Kernels that write at the same time take turns, so none loses what another wrote. Raises as ``read`` does, and
+    OSError where nothing can be written or another kernel has not finished within 5 seconds.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "my-progress.json")
+    ...     for state in ("tried", "passed", "tried"):
+    ...         remember("01.cost", state, file)
+    ...     read(file)
+    {'01.cost': 'passed'}
+    """
+    if _settled(read(file), name, state):
+        return
+    with _alone(file):
+        known = read(file)  # again: another kernel may have written meanwhile
+        if not _settled(known, name, state):
+            _write({**known, name: state}, file)
+
+
+def forget(file: Path) -> None:
+    """Delete the file, whatever is in it. Raises OSError where that is not allowed."""
+    if file.exists():
+        with _alone(file):
+            file.unlink(missing_ok=True)
+
+
+def _settled(known: dict[str, str], name: str, state: str) -> bool:
+    return name in known and STATES.index(known[name]) >= STATES.index(state)
+
+
+def _write(known: dict[str, str], file: Path) -> None:
+    file = file.resolve()  # a link stays a link
+    if file.exists() and not file.stat().st_mode & 0o222:
+        raise PermissionError(errno.EACCES, "the file is read-only", file.name)  # replacing it would not ask
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        text = json.dumps({"about": _ABOUT, "exercises": dict(sorted(known.items()))}, indent=1)
+        part.write_text(text + "\n", encoding="utf-8")
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(file: Path, seconds: float = 5) -> Iterator[None]:
+    """Hold the lock beside the file; the system gives it back even when the kernel is killed."""
+    file = file.resolve()
+    with open(file.with_name(f".{file.name}.lock"), "ab") as lock:
+        end = time.monotonic() + seconds
+        while not _locked(lock):
+            if time.monotonic() > end:
+                raise TimeoutError(errno.ETIMEDOUT, "another kernel is still writing it", file.name)
+            time.sleep(0.02)
+        yield
+
+
+def _locked(lock: IO[bytes]) -> bool:
+    try:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            import msvcrt
+
+            lock.seek(0)
+            msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
+    except OSError as error:
+        return error.errno not in _BUSY  # a disk that knows no locks: better without than not at all
+    return True
+
+
+def _other(file: Path, why: str) -> ValueError:
+    return ValueError(f"{file.name} is not as headtools wrote it ({why}); start a new one with ht.check.reset()")
