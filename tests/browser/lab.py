@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -19,15 +20,15 @@ from urllib.parse import urlsplit
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]  # no network
 AT_HOME = {"127.0.0.1", "localhost"}
+# Seconds after which something will not come any more. Reached only by what is broken: what waits asks for a condition.
+PATIENCE = 240
 
 
 @contextmanager
 def jupyterlab(folder: Path, theme: str = "light") -> Iterator[str]:
     """Serve ``folder`` in JupyterLab, news and updates off, its settings in a folder of their own; gives the URL."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
     home = Path(tempfile.mkdtemp(prefix="lab-"))
     (home / "labconfig").mkdir()
     disabled = {"@jupyterlab/apputils-extension:announcements": True}
@@ -43,52 +44,80 @@ def jupyterlab(folder: Path, theme: str = "light") -> Iterator[str]:
         "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
         "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
         "IPYTHONDIR": str(home / "ipython"),
+        "HEADTOOLS_PROGRESS": "",  # as a learner has it: the file beside the lessons
         "PYTHONPATH": os.pathsep.join(filter(None, [str(repo), os.environ.get("PYTHONPATH", "")])),
     }
     # No token: only this test's own server on the loopback address, for as long as the test lasts.
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.port={port}"]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
     command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port_retries=0", "--IdentityProvider.token="]
     command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     command += [f"--ServerApp.root_dir={folder}", "--expose-app-in-browser"]
-    log = home / "log"
-    with log.open("w") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env)
-    url = f"http://127.0.0.1:{port}"
+    server, url = start(command, env, home / "log")
     try:
-        _wait_for(url, server, log)
         yield url
     finally:
-        server.terminate()  # JupyterLab ends its kernels on this signal
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        _end(server)
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _wait_for(url: str, server: subprocess.Popen, log: Path, seconds: float = 60) -> None:
+def start(command: list[str], env: dict[str, str], log: Path, tries: int = 5) -> tuple[subprocess.Popen, str]:
+    """Start the server on a free port; where another program was faster to take it, on another one."""
+    for _ in range(tries):
+        port, name = free_port(), secrets.token_hex(4)
+        at = [f"--ServerApp.port={port}", f"--ServerApp.base_url=/{name}/"]  # by its name we know that it is ours
+        with log.open("w") as out:
+            server = subprocess.Popen([*command, *at], stdout=out, stderr=subprocess.STDOUT, env=env)
+        url = f"http://127.0.0.1:{port}/{name}"
+        if _answers(url, server):
+            return server, url
+        _end(server)
+    raise RuntimeError(f"JupyterLab did not answer at {url}, the last of {tries} tries:\n{log.read_text()[-2000:]}")
+
+
+def free_port() -> int:
+    """Give a port that nobody uses now; somebody may a moment later."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _answers(url: str, server: subprocess.Popen, seconds: float = PATIENCE) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end and server.poll() is None:
         try:
-            urllib.request.urlopen(f"{url}/api", timeout=2)
-            return
-        except OSError:
+            urllib.request.urlopen(f"{url}/api", timeout=5)
+            return True
+        except OSError:  # nobody there yet, or somebody else
             time.sleep(0.1)
-    raise RuntimeError(f"JupyterLab did not answer at {url}:\n{log.read_text()[-2000:]}")
+    return False
+
+
+def _end(server: subprocess.Popen) -> None:
+    server.terminate()  # JupyterLab ends its kernels on this signal
+    try:
+        server.wait(20)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
 
 
 @contextmanager
 def browser() -> Iterator:
-    """Start Chromium and give a page; ``page.strangers`` are requests that left the machine, ``page.errors`` faults."""
+    """Start Chromium without a network and give a page.
+
+    ``page.strangers`` are requests that wanted to leave the machine, ``page.errors`` faults, ``page.failed`` requests
+    that found nothing.
+    """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = chromium.new_context(viewport={"width": 1400, "height": 1000}).new_page()
-        page.strangers, page.errors = [], []
+        page.set_default_timeout(PATIENCE * 1000)
+        page.strangers, page.errors, page.failed = [], [], []
         page.on("request", lambda r: _note_stranger(page, r.url))
         page.on("websocket", lambda w: _note_stranger(page, w.url))
+        page.on("response", lambda r: page.failed.append(f"{r.status} {r.url}") if r.status >= 400 else None)
         page.on("pageerror", lambda e: page.errors.append(str(e)))
         page.on("console", lambda m: page.errors.append(m.text) if m.type == "error" else None)
         try:
@@ -103,21 +132,28 @@ def _note_stranger(page, url: str) -> None:
         page.strangers.append(url)
 
 
-def open_notebook(page, url: str, name: str) -> None:
-    """Open a notebook in a workspace of its own."""
+def open_notebook(page, url: str, name: str, height: int = 1000) -> None:
+    """Open a notebook in a workspace of its own, in a window ``height`` pixels high; earlier faults are forgotten."""
+    page.strangers.clear(), page.errors.clear(), page.failed.clear()
+    page.set_viewport_size({"width": 1300, "height": height})
     page.goto(f"{url}/lab/workspaces/w{time.monotonic_ns()}/tree/{name}?reset", wait_until="domcontentloaded")
-    page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=60_000)
+    page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+    wait_for_kernel(page)
 
 
-def run_all(page, seconds: float = 180) -> None:
-    """Run every cell of the open notebook and wait until the last is done."""
+def wait_for_kernel(page) -> None:
+    """Wait until the open notebook's kernel is there and has nothing to do."""
     page.wait_for_function(
         """() => {
             const kernel = window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel;
             return kernel?.connectionStatus === 'connected' && kernel.status === 'idle';
-        }""",
-        timeout=60_000,
+        }"""
     )
+
+
+def run_all(page, seconds: float = 540) -> None:
+    """Run every cell of the open notebook and wait until the last is done, or one has failed."""
+    wait_for_kernel(page)
     # Clearing also resets the counts that tell below when a cell is done. Running is not awaited: it can take minutes.
     page.evaluate(
         """async () => {
@@ -128,20 +164,47 @@ def run_all(page, seconds: float = 180) -> None:
     # Asked of the notebook's model, because JupyterLab does not draw the cells far below.
     page.wait_for_function(
         """() => {
-            const cells = window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells;
-            const code = cells.filter(c => c.cell_type === 'code' && c.source.trim());
+            const panel = window.jupyterapp.shell.currentWidget;
+            const code = panel.content.model.sharedModel.cells.filter(c => c.cell_type === 'code' && c.source.trim());
             const done = c => c.execution_count !== null && c.executionState !== 'running';
             const failed = c => c.outputs.some(o => o.output_type === 'error');
-            return code.length && (code.every(done) || code.some(failed));
+            const died = /dead|restarting/.test(panel.sessionContext.session?.kernel?.status);
+            return died || code.length && (code.every(done) || code.some(failed));
         }""",
         timeout=seconds * 1000,
     )
+    wait_for_kernel(page)
+
+
+def cells(page) -> list[dict]:
+    """Give the cells of the open notebook: ``cell_type``, ``source``, ``outputs`` as the notebook's file has them."""
+    return page.evaluate("() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells"
+                         ".map(c => c.toJSON())")  # fmt: skip
 
 
 def failed_cells(page) -> list[str]:
-    """Give the error outputs of the open notebook."""
-    return page.evaluate(
-        """() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells
-            .filter(c => c.cell_type === 'code')
-            .flatMap(c => c.outputs.filter(o => o.output_type === 'error').map(o => `${o.ename}: ${o.evalue}`))"""
+    """Give the errors of the open notebook, and the cells that were not run."""
+    code = [cell for cell in cells(page) if cell["cell_type"] == "code" and "".join(cell["source"]).strip()]
+    errors = [out for cell in code for out in cell["outputs"] if out["output_type"] == "error"]
+    not_run = [f"not run: {''.join(cell['source'])[:60]}" for cell in code if cell["execution_count"] is None]
+    return [f"{error['ename']}: {error['evalue']}" for error in errors] or not_run
+
+
+def show_cell(page, place: int):
+    """Scroll to a cell, as a reader does, and give its element once JupyterLab has drawn all its outputs."""
+    find = "window.jupyterapp.shell.currentWidget.content.widgets[place]"
+    page.evaluate(
+        """async place => {
+            const notebook = window.jupyterapp.shell.currentWidget.content;
+            notebook.activeCellIndex = place;
+            await notebook.scrollToItem(place, 'center');
+        }""",
+        place,
     )
+    drawn = f"""place => {{
+        const cell = {find};
+        const areas = cell.outputArea ? cell.node.querySelectorAll('.jp-OutputArea-child').length : 0;
+        return cell.node.isConnected && cell.placeholder === false && areas >= (cell.outputArea?.model.length ?? 0);
+    }}"""
+    page.wait_for_function(drawn, arg=place)
+    return page.evaluate_handle(f"place => {find}.node", place).as_element()

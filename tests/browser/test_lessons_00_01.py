@@ -1,0 +1,9 @@
+"""Lessons 00 and 01 in a real JupyterLab."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from lesson_in_lab import lesson_test
+
+test_lesson = lesson_test("00", "01")
