@@ -1,18 +1,11 @@
 """Every page of the site opens in a browser without a network, without an error, and for who cannot see it."""
 
-import os
-import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import lab
-
-REQUIRED = os.environ.get("HEADTOOLS_REQUIRE_BROWSER") == "1"
 SERIOUS = ("serious", "critical")
 
 
@@ -40,16 +33,10 @@ def served(site):
 
 
 @pytest.fixture(scope="module")
-def page(served):
-    if lab.CHROMIUM is None:
-        why = "no chromium, chromium-browser or google-chrome on the PATH"
-        pytest.fail(why) if REQUIRED else pytest.skip(why)
-    with lab.browser() as page:
-        page.failed = []
-        page.route("**/*", lambda r: r.continue_() if r.request.url.startswith(served) else r.abort())
-        page.on("requestfailed", lambda r: page.failed.append(r.url))
-        page.on("response", lambda r: page.failed.append(f"{r.status} {r.url}") if r.status >= 400 else None)
-        yield page
+def page(page, served):
+    page.route("**/*", lambda r: r.continue_() if r.request.url.startswith(served) else r.abort())
+    page.on("requestfailed", lambda r: page.failed.append(r.url))
+    return page
 
 
 def pages(site):

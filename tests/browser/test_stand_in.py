@@ -6,7 +6,6 @@ Compared is what stands in for d3. What stands in for require.js and jQuery runs
 import html
 import os
 import re
-import sys
 from importlib.util import find_spec
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -15,9 +14,6 @@ import numpy as np
 import pytest
 
 from headtools.lesson.frame import view_height, view_html, view_script
-
-sys.path.insert(0, str(Path(__file__).parent))
-import lab
 
 REQUIRED = os.environ.get("HEADTOOLS_REQUIRE_BROWSER") == "1"
 
@@ -97,16 +93,6 @@ def d3():
     source = Path(package.origin).with_name("js").joinpath("d3.v5.min.js").read_text("utf-8")
     assert "</script" not in source.lower()
     return source
-
-
-@pytest.fixture(scope="module")
-def page():
-    if lab.CHROMIUM is None:
-        missing("no chromium, chromium-browser or google-chrome on the PATH")
-    if not REQUIRED:
-        pytest.importorskip("playwright")
-    with lab.browser() as page:
-        yield page
 
 
 def view(kind, shape):
