@@ -151,7 +151,7 @@ def wait_for_kernel(page) -> None:
     )
 
 
-def run_all(page, seconds: float = 540) -> None:
+def run_all(page, seconds: float = 1200) -> None:
     """Run every cell of the open notebook and wait until the last is done, or one has failed."""
     wait_for_kernel(page)
     # Clearing also resets the counts that tell below when a cell is done. Running is not awaited: it can take minutes.

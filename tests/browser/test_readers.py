@@ -33,7 +33,7 @@ ht.explore(look, alt="A curve.", power=(1, 5), kind=["x", "y"], grid=True, words
     "pd.DataFrame({'head': ['0.1'], 'score': [0.5]})",
     "[n for n in ht.progress(range(3), 'counting')][:1]",
 ]
-WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "iframes": False}
+WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "iframes": False}  # each frame is looked at by itself
 # Not ours to mend: ipywidgets gives its sliders no name; the word beside them and the number are all there is.
 THEIRS = [("aria-input-field-name", "noUi-handle")]
 
@@ -54,11 +54,13 @@ def shown(page, server):
     assert lab.failed_cells(page) == []
     for place in range(1, len(SHOWN) + 1):
         lab.show_cell(page, place)
+    # JupyterLab's body has no height, for which axe-core would take all text in it to be hidden and pass over it.
+    page.evaluate("() => { document.body.style.height = '100vh' }")
     return page
 
 
 def look(page):
-    """What axe-core finds wrong with the outputs, and with the page inside each frame; and which rules were kept."""
+    """What axe-core finds wrong in the outputs and in the page of each frame; how many nodes keep each rule there."""
     from axe_playwright_python.sync_playwright import Axe
 
     axe = Axe()
@@ -73,16 +75,18 @@ def look(page):
         for node in violation["nodes"]
         if not any(violation["id"] == rule and part in node["html"] for rule, part in THEIRS)
     ]
-    return wrong, [{rule["id"] for rule in result["passes"]} for result in results]
+    return wrong, [{rule["id"]: len(rule["nodes"]) for rule in result["passes"]} for result in results]
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
 def test_axe_finds_nothing(shown, theme):
     shown.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
     shown.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=theme)
+    shown.wait_for_selector("#jupyterlab-splash", state="detached")  # it lies over everything
     wrong, (outputs, *frames) = look(shown)
     assert not wrong, "\n".join(wrong)
-    assert {"image-alt", "frame-title", "color-contrast", "label", "link-name", "select-name"} <= outputs
+    assert {"image-alt", "frame-title", "color-contrast", "label", "select-name"} <= outputs.keys()
+    assert outputs["color-contrast"] > 100  # texts
     assert len(frames) == 2
     assert all("color-contrast" in kept for kept in frames)
 
