@@ -73,8 +73,9 @@ class Partial:
         then, now = self.read(number)[what], now[what]
         if then.shape != now.shape or not torch.allclose(then, now, rtol=1e-3, atol=1e-4):
             raise ValueError(
-                f"{self.folder} holds another run: the {what} of batch {number} are {_few(then)} there and {_few(now)} "
-                "now. Was a function changed, or a head switched off? Use another folder, run='elsewhere'"
+                f"{self.folder} holds another run: the {what.replace('|', ' ')} of batch {number} are {_few(then)} "
+                f"there and {_few(now)} now. Was a function changed, or a head switched off? Use another folder, "
+                "run='elsewhere'"
             )
 
     def _finished(self) -> frozenset[int]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +117,7 @@ class Shard:
             )
 
 
-_CURRENT: ContextVar[Shard] = ContextVar("headtools_shard", default=Shard())
+_CURRENT: ContextVar[Shard | None] = ContextVar("headtools_shard", default=None)
 
 
 def current() -> Shard:
@@ -126,7 +126,7 @@ def current() -> Shard:
     >>> current()
     Shard(index=0, count=1, device=device(type='cpu'))
     """
-    return _CURRENT.get()
+    return _CURRENT.get() or Shard()
 
 
 def launched() -> int:
