@@ -211,9 +211,9 @@ def test_gradient_and_relevance_go_on_too(tmp_path, measure, monkeypatch):
     assert len(ran) == 2, "the batch that was missing, and the first one, to compare"
     with ht.ablate(model, {("encoder", 0): [1]}), pytest.raises(ValueError, match="of batch 0 are"):
         measure(model, batches, run=tmp_path)
-    with pytest.raises(ValueError, match="holds another run.*other batches"):
+    with pytest.raises(ValueError, match=r"holds another run.*other batches"):
         measure(model, batches[:2], run=tmp_path)
-    with pytest.raises(ValueError, match="holds another run.*other sites"):
+    with pytest.raises(ValueError, match=r"holds another run.*other sites"):
         measure(model, batches, sites=[("encoder", 1)], run=tmp_path)
     found = together(2, shared(lambda: plain(measure(model, batches, run=tmp_path))))
     assert all(scores == plain(alone) for _, scores in found)
