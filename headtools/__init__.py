@@ -3,7 +3,7 @@
 The map of the package, in the order in which the course uses it::
 
     heads/       find, see, switch and cut heads    sites, gates, ablate, patch, record, contributions, prune, pruned,
-                                                    replay, HeadScores, bootstrap, progress
+                                                    replay, HeadScores, bootstrap, progress, sharded
     roles/       what a head looks at, and carries  corpus, Sentence, align, to_words, taxonomy, probe, untrained;
                                                     module geometry: ov, qk, effective_rank, overlap, composition
     importance/  what a head is worth               gradient, gate_gradients, confidence, ablation, ablation_losses,
@@ -41,6 +41,7 @@ _WHERE = {
     "HeadScores": "heads.scores",
     "bootstrap": "heads.intervals",
     "progress": "heads.progress",
+    "sharded": "heads.shards",
     "Sentence": "roles.corpus",
     "corpus": "roles.corpus",
     "align": "roles.alignment",

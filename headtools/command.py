@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+SHARED = ("roles", "importance")
 METHODS = ("gradient", "confidence", "ablation", "relevance")
 EXAMPLES = """examples:
   python -m headtools report organism --out organism.html
@@ -16,7 +17,9 @@ EXAMPLES = """examples:
   python -m headtools roles ./my-bert --corpus english --out roles.csv
   python -m headtools importance ./my-gpt2 --corpus english --method ablation --out importance.csv
   python -m headtools prune ./my-bert --corpus english --keep 0.75 --out ./my-smaller-bert
+  accelerate launch --multi_gpu --num_processes 4 -m headtools importance ./my-bert --run scores --out scores.csv
 
+Several processes share the work of roles and importance where accelerate starts them, with GPUs or without.
 MODEL is organism (the model that ships with headtools), a folder that save_pretrained wrote, or a name on the Hub.
 Exit status: 0 done, 1 something was wrong with what came (the message says what), 2 not understood, 130 interrupted."""
 
@@ -24,12 +27,21 @@ Exit status: 0 done, 1 something was wrong with what came (the message says what
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status; messages go to stderr, where results go is told on stdout."""
     options = parser().parse_args(words)
+    from headtools.heads.shards import ElsewhereError, sharded
+
     try:
         _refuse_folder(options)
-        print(_COMMANDS[options.command](options))
+        with sharded() as shard:
+            if shard.count > 1 and options.command not in SHARED:
+                raise ValueError(f"{shard.count} processes share {' and '.join(SHARED)}; start this command once")
+            told = _COMMANDS[options.command](options)
+            if shard.main:
+                print(told)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except ElsewhereError:
+        return 1  # said by the process that failed
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         what = error.args[0] if isinstance(error, KeyError) and error.args else error
         print(f"headtools {options.command}: {what}", file=sys.stderr)
@@ -59,6 +71,9 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--out", type=Path, required=name in ("report", "prune"), metavar="PATH", help={
             "report": "the page to write", "prune": "the new folder of the smaller model",
         }.get(name, ".csv or .json to write; left out, the table is printed"))  # fmt: skip
+        if name in SHARED:
+            one.add_argument("--run", type=Path, metavar="FOLDER",
+                             help="where each batch is kept; the same command goes on from there")  # fmt: skip
         if name == "importance":
             one.add_argument("--method", choices=METHODS, default="gradient", help="default gradient")
         if name == "roles":
@@ -85,7 +100,7 @@ def _roles(options: argparse.Namespace) -> str:
     model, tokenizer, sentences = _subject(options)
     if tokenizer is None:
         raise ValueError(f"{options.model} has no tokenizer beside it, and roles are measured on words: save it there")
-    frame = ht.taxonomy(model, tokenizer, sentences, seed=options.seed)
+    frame = ht.taxonomy(model, tokenizer, sentences, seed=options.seed, run=options.run)
     return _told(frame[frame.holds] if options.held else frame, options.out)
 
 
@@ -93,8 +108,10 @@ def _importance(options: argparse.Namespace) -> str:
     import headtools as ht
 
     model, tokenizer, sentences = _subject(options)
-    batches = ht.label(model, tokenizer, sentences, seed=options.seed)
-    return _told(getattr(ht, options.method)(model, batches).to_frame(), options.out)
+    batches = [{name: value.to(model.device) for name, value in batch.items()}
+               for batch in ht.label(model, tokenizer, sentences, seed=options.seed)]  # fmt: skip
+    kept = {} if options.run is None else {"run": options.run}
+    return _told(getattr(ht, options.method)(model, batches, **kept).to_frame(), options.out)
 
 
 def _prune(options: argparse.Namespace) -> str:
@@ -111,19 +128,22 @@ def _prune(options: argparse.Namespace) -> str:
 
 
 def _subject(options: argparse.Namespace) -> tuple[Any, Any, list]:
-    """Return the model, its tokenizer and the sentences."""
+    """Return the model, on the device of this process, its tokenizer and the sentences."""
     import headtools as ht
+    from headtools.heads.shards import current
 
     own = options.model == "organism"
     sentences = ht.corpus(options.corpus or ("organism" if own else "english"), limit=options.limit)
-    return *ht.load(None if own else options.model), sentences
+    model, tokenizer = ht.load(None if own else options.model)
+    return model.to(current().device), tokenizer, sentences
 
 
 def _told(frame: Any, out: Path | None) -> str:
-    """Return a table as text, or write it and return where it is."""
+    """Return a table as text, or write it, once for all processes, and return where it is."""
+    from headtools.heads.shards import current
     from headtools.lesson.page import write
 
-    if out is None:
+    if out is None or not current().main:
         return frame.to_string(index=False)
     text = frame.to_csv(index=False) if out.suffix == ".csv" else json.dumps(frame.to_dict("records"), indent=1)
     return str(write(text, out))
@@ -131,6 +151,8 @@ def _told(frame: Any, out: Path | None) -> str:
 
 def _refuse_folder(options: argparse.Namespace) -> None:
     """Say at once, before an hour's work, that a result has nowhere to go."""
+    if getattr(options, "run", None) is not None and getattr(options, "method", "") == "confidence":
+        raise ValueError("--run keeps gradient, ablation and relevance; confidence takes one pass, leave --run out")
     if options.out is None:
         return
     if options.command in ("roles", "importance") and options.out.suffix not in (".csv", ".json"):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from headtools.heads import layout
 from headtools.heads.attention import EAGER, SDPA, register
 from headtools.heads.layout import PRUNED, Projection
-from headtools.heads.selection import Heads, refuse_compiled, select
+from headtools.heads.selection import Heads, refuse_compiled, refuse_offloaded, select
 from headtools.heads.sites import Site, sites
 
 # what attention modules call their sizes
@@ -36,7 +36,8 @@ def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
 
     Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there, named twice or cut before, and
     ``ValueError`` for attention that cannot be sliced, always before anything is changed: latent keys and values
-    (DeepSeek), models without AttentionInterface, parameters that mix heads or that headtools does not know.
+    (DeepSeek), models without AttentionInterface, parameters that mix heads or that headtools does not know, weights
+    that are offloaded.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -49,6 +50,7 @@ def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
     if gqa not in ("ungroup", "error"):
         raise ValueError(f'gqa must be "ungroup" or "error", got {gqa!r}')
     refuse_compiled(model)
+    refuse_offloaded(model, "prune")
     chosen = select(sites(model), heads)
     cuts = [_plan(site, cut, gqa) for site, cut in chosen.items() if cut]  # raises before anything is changed
     with torch.no_grad():

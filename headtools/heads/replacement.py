@@ -45,7 +45,7 @@ def pools_of(
     if by == "uniform":
         return {}
     if by == "zero":
-        return {site.key: torch.zeros(1, site.heads, site.value_dim, device=site.out.weight.device) for site in sites}
+        return {site.key: torch.zeros(1, site.heads, site.value_dim, device=_place(site)) for site in sites}
     if reference is None:
         raise ValueError(f'by="{by}" needs data: ablate(model, heads, by="{by}", reference=batch)')
     batches = [reference] if isinstance(reference, Mapping) else list(reference)
@@ -87,6 +87,12 @@ def put(z: Tensor, some: list[int], replacement: Tensor) -> Tensor:
     """Return z (..., heads, value_dim) in which some heads have the replacement's values (all heads, fewer rows)."""
     chosen = replacement[..., some, :].to(z)
     return z.index_copy(-2, torch.tensor(some, device=z.device), chosen.expand(*z.shape[:-2], *chosen.shape[-2:]))
+
+
+def _place(site: Site) -> torch.device:
+    """Return where a site's output projection is; a weight that is offloaded until it is needed is nowhere."""
+    where = site.out.weight.device
+    return torch.device("cpu") if where.type == "meta" else where
 
 
 def _real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple) -> Tensor | EllipsisType:

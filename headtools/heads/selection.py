@@ -83,6 +83,16 @@ def refuse_compiled(model: nn.Module) -> None:
             )
 
 
+def refuse_offloaded(model: nn.Module, what: str) -> None:
+    """Raise ``ValueError`` for a model of which some weights are elsewhere (``device_map``) until a layer runs."""
+    away = [name for name, weight in model.named_parameters() if weight.is_meta]
+    if away:
+        raise ValueError(
+            f"{what} reads weights that are not there: {len(away)} are offloaded, {away[0]} among them; load the model "
+            "without offloading, device_map=None, or on devices that hold it whole"
+        )
+
+
 def watch_inputs(model: nn.Module) -> torch.utils.hooks.RemovableHandle:
     """Refuse empty batches and rows that are all padding, where attention has nothing to look at."""
     return model.register_forward_pre_hook(_check_inputs, with_kwargs=True)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from headtools.heads.record import Captured, record
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance.inputs import chosen_sites, each_batch, frozen, real_queries, two_sided
+from headtools.importance.by_batch import by_batch
+from headtools.importance.inputs import chosen_sites, frozen, real_queries, two_sided
 from headtools.importance.intervals import of_ratio, scored
 
 
@@ -44,12 +45,11 @@ def confidence(
     """
     chosen = chosen_sites(model, sites)
     ids = _excluded(model, exclude)
-    sums: dict[tuple, list[Tensor]] = {site.key: [] for site in chosen}
-    counts: dict[tuple, list[Tensor]] = {site.key: [] for site in chosen}
-    for batch in each_batch(model, batches):
+
+    def measure(batch: dict) -> dict[str, Tensor]:
         taken = {name: value for name, value in batch.items() if name != "labels"}
 
-        def fold(site: Site, seen: Captured, before: tuple | None, batch: Mapping = batch) -> tuple[Tensor, Tensor]:
+        def fold(site: Site, seen: Captured, before: tuple | None) -> tuple[Tensor, Tensor]:
             maps, keys = seen.maps, _keys(model, site, batch)
             real = real_queries(model, site, batch, (maps.shape[0], maps.shape[2])).to(maps.device)
             if ids:
@@ -63,13 +63,20 @@ def confidence(
 
         with frozen(model), record(model, ("maps",), reduce=fold, only=[site.key for site in chosen]) as found:
             model(**taken)
-        for key in found:
-            sums[key].append(found[key][0].cpu())
-            counts[key].append(found[key][1].cpu())
-    idle = [" ".join(map(str, key)) for key, parts in sums.items() if not parts]
+        return {f"{part}|{place}": found[site.key][part].cpu() for part in (0, 1) for place, site in enumerate(chosen)
+                if site.key in found.seen}  # fmt: skip
+
+    parts = by_batch(model, batches, measure)
+    rows, idle = {}, []
+    for place, site in enumerate(chosen):
+        ran = [part for part in parts if f"0|{place}" in part]
+        if not ran:
+            idle.append(site.label)
+            continue
+        sums, counts = (torch.cat([part[f"{which}|{place}"] for part in ran]) for which in (0, 1))
+        rows[site.key] = of_ratio(sums, counts)
     if idle:
         raise ValueError(f"{', '.join(idle)} did not run on any batch: leave them out with sites=[...]")
-    rows = {key: of_ratio(torch.cat(sums[key]), torch.cat(counts[key])) for key in sums}
     return scored(rows, "confidence", least=0.0, most=1.0)
 
 

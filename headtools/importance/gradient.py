@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.digest import digest
+from headtools.heads.partial import name_of
 from headtools.heads.scores import HeadScores
 from headtools.heads.selection import watch_inputs
 from headtools.heads.sites import Site
-from headtools.importance.inputs import chosen_sites, each_batch, frozen, real_queries
+from headtools.importance.by_batch import by_batch
+from headtools.importance.inputs import chosen_sites, frozen, real_queries
 from headtools.importance.intervals import of_normalised, of_ratio, scored
 from headtools.importance.loss import label_loss
 
@@ -33,6 +37,7 @@ def gradient(
     sites: Iterable[str | tuple] | str | None = None,
     normalise: str | None = None,
     signed: bool = False,
+    run: str | Path | None = None,
 ) -> HeadScores:
     """Return how strongly the loss leans on each head: the mean over examples of abs(dL/dgate), at gate 1.
 
@@ -52,11 +57,14 @@ def gradient(
 
     ``signed`` takes no absolute value: a positive mean slope says that the loss would fall with less of the head.
     ``normalise="layer"`` divides by the root of the sum of squares of the layer's heads (their section 4.1).
+    ``run`` names a folder in which the slopes of every batch are kept; the same call goes on from there. Inside
+    ``sharded()`` several processes share the batches.
 
     The model is run without dropout and is left bit for bit as it was. Inside ``ablate`` a head that is off scores 0.
 
     Raises ``ValueError`` for an unknown option, a loss of another shape or that depends on no head, rows that are not
-    examples, NaN, and as ``label_loss`` does; ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
+    examples, NaN, a ``run`` of something else, and as ``label_loss`` does; ``KeyError`` for unknown sites,
+    ``RuntimeError`` for a compiled model.
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -71,7 +79,7 @@ def gradient(
         raise ValueError(f'without absolute values all means are one: write signed=True without over="{over}"')
     slopes: dict[tuple, list[Tensor]] = {}
     counts: dict[tuple, list[Tensor]] = {}
-    for found in _slopes(model, batches, loss, sites, by_token=over == "position"):
+    for found in _slopes(model, batches, loss, sites, over == "position", run):
         for key, (slope, tokens) in found.items():
             if over == "batch":
                 slope = slope.mean(0, keepdim=True)
@@ -91,6 +99,7 @@ def gate_gradients(
     batches: Mapping | Iterable[Mapping],
     loss: Loss | None = None,
     sites: Iterable[str | tuple] | str | None = None,
+    run: str | Path | None = None,
 ) -> dict[tuple, Tensor]:
     """Return dL/dgate of every example and head, with its sign: {(kind, layer): (n, H) tensor}, on the CPU.
 
@@ -106,55 +115,69 @@ def gate_gradients(
     {('encoder', 1): torch.Size([2, 4])}
     """
     parts: dict[tuple, list[Tensor]] = {}
-    for found in _slopes(model, batches, loss, sites, by_token=False):
+    for found in _slopes(model, batches, loss, sites, False, run):
         for key, (slope, _) in found.items():
             parts.setdefault(key, []).append(slope)
     return {key: torch.cat(some) for key, some in parts.items()}
 
 
 def _slopes(
-    model: nn.Module, batches: Mapping | Iterable[Mapping], loss: Loss | None, only: object, by_token: bool
-) -> Iterator[dict[tuple, tuple[Tensor, Tensor]]]:
+    model: nn.Module, batches: Mapping | Iterable[Mapping], loss: Loss | None, only: object, by_token: bool,
+    run: str | Path | None,
+) -> Iterator[dict[tuple, tuple[Tensor, Tensor]]]:  # fmt: skip
     """Give, batch by batch, {key: (slopes (B, H), tokens (B,))} of every chosen site.
 
     ``by_token`` adds absolute values of the tokens that are no padding, and says how many those are; otherwise slopes
     keep their sign and tokens count as one.
     """
-    chosen, moved = chosen_sites(model, only), set()
-    for batch in each_batch(model, batches):
-        products, size = _products(model, batch, loss, chosen, by_token)
-        found = {}
-        for site in chosen:
-            product = products.get(site.key)
-            if product is None:  # the batch has nothing for this part of the model
-                found[site.key] = torch.zeros(size, site.heads), torch.full((size,), 0.0 if by_token else 1.0)
-                continue
-            moved.add(site.key)
-            if len(product) != size:
-                raise ValueError(
-                    f"{site.label} ran with {len(product)} rows for {size} losses, so its rows are not the examples: "
-                    "return one loss per example, or leave the site out with sites=[...]"
-                )
-            if not product.isfinite().all():
-                raise ValueError(f"the gradient at {site.label} holds NaN or infinity; is the loss finite?")
-            tokens = torch.ones(size)
-            if by_token:
-                real = real_queries(model, site, batch, product.shape[:2]).to(product.device)
-                product, tokens = (product.abs() * real[..., None]).sum(1), real.sum(1)
-            found[site.key] = product.cpu(), tokens.cpu()
-        yield found
-    idle = [site.label for site in chosen if site.key not in moved]
-    if idle:
+    chosen = chosen_sites(model, only)
+
+    def measure(batch: dict) -> dict[str, Tensor]:
+        products, each = _products(model, batch, loss, chosen, by_token)
+        found = {"losses": each, "moved": torch.tensor([site.key in products for site in chosen])}
+        for place, site in enumerate(chosen):
+            slope, tokens = _of_site(model, site, batch, products.get(site.key), len(each), by_token)
+            found |= {f"slope|{place}": slope, f"tokens|{place}": tokens}
+        return found
+
+    settings = {"what": "gradient", "sites": digest([site.key for site in chosen]), "loss": name_of(loss),
+                "by_token": by_token}  # fmt: skip
+    found = by_batch(model, batches, measure, run, settings)
+    moved = torch.stack([part["moved"] for part in found]).any(0).tolist()
+    if not all(moved):
+        idle = [site.label for site, there in zip(chosen, moved, strict=True) if not there]
         raise ValueError(
             f"the loss does not depend on {', '.join(idle)} in any batch: leave them out with sites=[...], or check "
             "the loss and the batches"
         )
+    for part in found:
+        yield {site.key: (part[f"slope|{place}"], part[f"tokens|{place}"]) for place, site in enumerate(chosen)}
+
+
+def _of_site(
+    model: nn.Module, site: Site, batch: dict, product: Tensor | None, size: int, by_token: bool
+) -> tuple[Tensor, Tensor]:
+    """Return slopes (B, H) and how many tokens each is a sum of, (B,), on the CPU; zeros where no gradient came by."""
+    if product is None:  # the batch has nothing for this part of the model
+        return torch.zeros(size, site.heads), torch.full((size,), 0.0 if by_token else 1.0)
+    if len(product) != size:
+        raise ValueError(
+            f"{site.label} ran with {len(product)} rows for {size} losses, so its rows are not the examples: "
+            "return one loss per example, or leave the site out with sites=[...]"
+        )
+    if not product.isfinite().all():
+        raise ValueError(f"the gradient at {site.label} holds NaN or infinity; is the loss finite?")
+    tokens = torch.ones(size)
+    if by_token:
+        real = real_queries(model, site, batch, product.shape[:2]).to(product.device)
+        product, tokens = (product.abs() * real[..., None]).sum(1), real.sum(1)
+    return product.cpu(), tokens.cpu()
 
 
 def _products(
     model: nn.Module, batch: dict, loss: Loss | None, chosen: list[Site], by_token: bool
-) -> tuple[dict[tuple, Tensor], int]:
-    """Return <z, dL/dz> of one batch at each site, (B, H) or by token (B, T, H), and how many losses there were."""
+) -> tuple[dict[tuple, Tensor], Tensor]:
+    """Return <z, dL/dz> of one batch at each site, (B, H) or by token (B, T, H), and the losses (B,), on the CPU."""
     products: dict[tuple, Tensor] = {}
     leaves: list[Tensor] = []
     with ExitStack() as stack:
@@ -193,8 +216,8 @@ def _tap(site: Site, products: dict[tuple, Tensor], leaves: list[Tensor], by_tok
     return hook
 
 
-def _backward(model: nn.Module, batch: dict, loss: Loss | None, leaves: list[Tensor]) -> int:
-    """Run the model and differentiate the sum of the losses, so that each example keeps its own; return how many."""
+def _backward(model: nn.Module, batch: dict, loss: Loss | None, leaves: list[Tensor]) -> Tensor:
+    """Run the model and differentiate the sum of the losses, so that each example keeps its own; return the losses."""
     if loss is None:
         inputs = {name: value for name, value in batch.items() if name != "labels"}  # or the model adds its own loss
         each = label_loss(model, model(**inputs), batch)
@@ -211,4 +234,4 @@ def _backward(model: nn.Module, batch: dict, loss: Loss | None, leaves: list[Ten
     if not each.requires_grad:
         raise ValueError("the loss does not depend on any chosen head: compute it from the outputs, with gradients on")
     torch.autograd.grad(each.sum(), leaves, allow_unused=True)
-    return len(each)
+    return each.detach().double().cpu()

@@ -26,17 +26,18 @@ def frozen(model: nn.Module) -> Iterator[None]:
     >>> layer.training
     True
     """
-    needed = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    needed = {name: parameter.requires_grad for name, parameter in model.named_parameters(remove_duplicate=False)}
     training = [(module, module.training) for module in model.modules()]
     try:
-        for parameter, _ in needed:
+        for parameter in model.parameters():
             parameter.requires_grad_(False)
         for module, _ in training:
             module.training = False
         yield
     finally:
-        for parameter, before in needed:
-            parameter.requires_grad_(before)
+        # by name: weights that are offloaded are other objects after each run
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            parameter.requires_grad_(needed[name])
         for module, before in training:
             module.training = before
 

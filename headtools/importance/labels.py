@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.shards import current
 from headtools.importance.inputs import IGNORE, frozen, two_sided
 from headtools.importance.loss import continues
 from headtools.roles.corpus import Sentence
@@ -37,6 +38,8 @@ def label(
     pad). Each batch is a dict of ``input_ids`` and ``attention_mask`` (B, T) and ``labels`` (B, T') or (B,); labels of
     -100 do not count. Longer texts than the tokenizer allows are cut.
 
+    Inside ``sharded()`` what the model itself must say is shared among the processes, and all get all batches.
+
     Raises ``ValueError`` for no sentences, one too short to have a label, and a model that predicts no tokens and no
     classes; ``TypeError`` without a tokenizer.
 
@@ -53,7 +56,16 @@ def label(
     size = size if getattr(tokenizer, "pad_token", None) is not None else 1
     parts = [sentences[start : start + size] for start in range(0, len(sentences), size)]
     draw = torch.Generator().manual_seed(seed)
-    return [_labelled(model, tokenizer, part, draw) for part in parts]
+    given = two_sided(model) and all(getattr(sentence, "target", None) for sentence in sentences)
+    if given or predicts(model):
+        return [_labelled(model, tokenizer, part, draw) for part in parts]  # drawn in order, or read: no model is run
+    shard = current()
+    return shard.merged(lambda: {n: _labelled(model, tokenizer, part, draw) for n, part in shard.mine(parts)})
+
+
+def predicts(model: nn.Module) -> bool:
+    """Tell whether a model predicts the words of its own input, which are then its labels."""
+    return not two_sided(model) and getattr(model, "get_output_embeddings", lambda: None)() is not None
 
 
 def _labelled(model: nn.Module, tokenizer: Any, sentences: Sequence, draw: torch.Generator) -> dict[str, Tensor]:
@@ -62,7 +74,7 @@ def _labelled(model: nn.Module, tokenizer: Any, sentences: Sequence, draw: torch
     if two_sided(model):
         targets = [getattr(sentence, "target", None) for sentence in sentences]
         return batch | {"labels": _translated(tokenizer, targets) if all(targets) else _own_words(model, batch)}
-    if getattr(model, "get_output_embeddings", lambda: None)() is None:
+    if not predicts(model):
         return batch | {"labels": _own_class(model, batch)}
     if continues(model):
         if (short := real.sum(1) < 2).any():

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.digest import digest
+from headtools.heads.partial import name_of
 from headtools.heads.scores import HeadScores
+from headtools.heads.selection import refuse_offloaded
+from headtools.heads.sites import Site
+from headtools.importance.by_batch import by_batch
 from headtools.importance.explained import Score
-from headtools.importance.inputs import chosen_sites, each_batch
+from headtools.importance.inputs import chosen_sites
 from headtools.importance.intervals import of_ratio, scored
 from headtools.importance.passes import relevance_of_heads
 from headtools.importance.rules import Rules, named
@@ -89,6 +95,7 @@ def relevance(
     sites: Iterable[str | tuple] | str | None = None,
     normalise: str | None = None,
     signed: bool = False,
+    run: str | Path | None = None,
 ) -> HeadScores:
     """Return how much of the model's answer came through each head: the mean of abs(R) over all explained numbers.
 
@@ -107,13 +114,16 @@ def relevance(
     gradient times output) or your own ``Rules``; see ``NAMED`` in ``headtools.importance.rules``. ``sites`` limits
     what is returned. ``low`` and ``high``: 95 % by bootstrap of examples. ``.notes`` of the scores tells which share of
     the explained numbers arrived at the input (``conserved``) and which stayed in biases and other constants
-    (``absorbed``): rules keep 1 in all where attention is held constant, and "attnlrp" does not.
+    (``absorbed``): rules keep 1 in all where attention is held constant, and "attnlrp" does not. ``run`` names a folder
+    in which the relevance of every batch is kept; the same call goes on from there. Inside ``sharded()`` several
+    processes share the batches.
 
     Other projects report a patent application on methods of this family: look into that before commercial use. The
     model is run without dropout and is left bit for bit as it was.
 
     Raises ``ValueError`` for unknown rules, a score of another shape or that depends on no head, rows that are not
-    examples, NaN, and as ``label_loss`` does; ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
+    examples, NaN, a model whose weights are offloaded, a ``run`` of something else, and as ``label_loss`` does;
+    ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -123,7 +133,7 @@ def relevance(
     """
     if normalise not in (None, "layer"):
         raise ValueError(f'normalise is None or "layer", got {normalise!r}')
-    return propagate(model, batches, score, rules, sites).scores(normalise, signed)
+    return propagate(model, batches, score, rules, sites, run).scores(normalise, signed)
 
 
 def propagate(
@@ -132,6 +142,7 @@ def propagate(
     score: Score | None = None,
     rules: str | Rules = "attnlrp",
     sites: Iterable[str | tuple] | str | None = None,
+    run: str | Path | None = None,
 ) -> Relevance:
     """Return each head's relevance for every explained number, with its sign; arguments and errors as ``relevance``.
 
@@ -146,34 +157,45 @@ def propagate(
     >>> round(found.conserved + found.absorbed, 3)
     1.0
     """
+    refuse_offloaded(model, "relevance")
     chosen, which = chosen_sites(model, sites), named(rules)
-    parts: dict[tuple, list[Tensor]] = {site.key: [] for site in chosen}
-    numbers, owners, ends, start, reached = [], [], torch.zeros(2, dtype=torch.double), 0, set()
-    for batch in each_batch(model, batches):
-        told, steps = relevance_of_heads(model, batch, score, which, chosen)
-        for step, (products, arrived) in enumerate(steps):
-            rows = told.counted[:, step].nonzero()[:, 0].cpu()
-            numbers.append(told.values[:, step].cpu()[rows])
-            owners.append(start + rows)
-            ends += arrived
-            reached |= products.keys()
-            for site in chosen:
-                product = products.get(site.key)
-                none = torch.zeros(len(rows), site.heads)  # this step has no way to this part of the model
-                parts[site.key].append(none if product is None else product[rows])
-        start += len(told.values)
-    idle = [site.label for site in chosen if site.key not in reached]
-    if idle:
+    settings = {"what": "relevance", "rules": rules if isinstance(rules, str) else digest(rules),
+                "sites": digest([site.key for site in chosen]), "score": name_of(score)}  # fmt: skip
+    found = by_batch(model, batches, lambda batch: _of_batch(model, batch, score, which, chosen), run, settings,
+                     same="explained")  # fmt: skip
+    reached = torch.stack([part["reached"] for part in found]).any(0).tolist()
+    if not all(reached):
+        idle = [site.label for site, there in zip(chosen, reached, strict=True) if not there]
         raise ValueError(
             f"the score does not depend on {', '.join(idle)} in any batch: leave them out with sites=[...], or check "
             "the score and the batches"
         )
-    values, owner = torch.cat(numbers), torch.cat(owners)
-    order, total = torch.argsort(owner, stable=True), values.double().abs().sum().item()
+    starts = torch.cat([torch.zeros(1), torch.stack([part["size"] for part in found])[:-1]]).long().cumsum(0)
+    owner = torch.cat([start + part["example"] for start, part in zip(starts, found, strict=True)])
+    values, order = torch.cat([part["explained"] for part in found]), torch.argsort(owner, stable=True)
+    total = values.double().abs().sum().item()
     if not total:
         raise ValueError("all numbers to explain are 0, and nothing cannot be shared: choose another score")
-    at_inputs, at_constants = (ends / total).tolist()
-    return Relevance(
-        {key: torch.cat(part)[order] for key, part in parts.items()},
-        values[order], owner[order], at_inputs, at_constants, rules if isinstance(rules, str) else "own rules",
-    )  # fmt: skip
+    at_inputs, at_constants = (torch.stack([part["arrived"] for part in found]).sum(0) / total).tolist()
+    parts = {site.key: torch.cat([part[f"part|{place}"] for part in found])[order] for place, site in enumerate(chosen)}
+    name = rules if isinstance(rules, str) else "own rules"
+    return Relevance(parts, values[order], owner[order], at_inputs, at_constants, name)
+
+
+def _of_batch(
+    model: nn.Module, batch: dict, score: Score | None, which: Rules, chosen: list[Site]
+) -> dict[str, Tensor]:
+    """Return one batch's numbers, step after step: whose each is, what it is, and each site's relevance for it."""
+    told, steps = relevance_of_heads(model, batch, score, which, chosen)
+    rows = [told.counted[:, step].nonzero()[:, 0].cpu() for step in range(len(steps))]
+    found = {
+        "size": torch.tensor(len(told.values)), "example": torch.cat(rows),
+        "explained": torch.cat([told.values[:, step].cpu()[some] for step, some in enumerate(rows)]),
+        "arrived": torch.stack([arrived for _, arrived in steps]).sum(0),
+        "reached": torch.tensor([any(site.key in products for products, _ in steps) for site in chosen]),
+    }  # fmt: skip
+    for place, site in enumerate(chosen):
+        none = torch.zeros(len(told.values), site.heads)  # a step may have no way to this part of the model
+        parts = [products.get(site.key, none)[some] for (products, _), some in zip(steps, rows, strict=True)]
+        found[f"part|{place}"] = torch.cat(parts)
+    return found

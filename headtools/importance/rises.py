@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.digest import digest, digest_model
+from headtools.heads.partial import Partial, name_of
 from headtools.heads.progress import progress
 from headtools.heads.replacement import check_by, pools_of
+from headtools.heads.shards import current, outline
 from headtools.heads.sites import Site
-from headtools.importance.digest import digest, digest_model
 from headtools.importance.inputs import each_batch, frozen
-from headtools.importance.partial import Partial, name_of
 from headtools.importance.suffix import Loss, Runs, Variant, losses
 
 Batches = Mapping | Iterable[Mapping]
@@ -48,16 +49,23 @@ def rises_without(model: nn.Module, batches: Batches, variants: Sequence[Variant
         reference = [{name: value for name, value in batch.items() if name != "labels"} for batch in batches]
     elif not isinstance(reference, Mapping):
         reference = list(reference)
-    settings = {} if how.run is None else _settings(model, batches, variants, how, reference)
-    partial = Partial(how.run, settings)
-    with frozen(model), torch.no_grad():
-        _refuse_other_losses(partial, model, batches, how.loss)
-        left = [number for number in range(len(batches)) if number not in partial.kept]
+    shard = current()
+    if shard.count > 1:
+        shard.agree(digest(outline(model), batches), "models or batches")
+    partial = Partial(how.run, {} if how.run is None else _settings(model, batches, variants, how, reference))
+    groups = list(_by_sites(variants).values())
+
+    def work() -> dict[int, dict[str, Tensor]]:
+        """Run the batches that fall to this process, and read those that are kept."""
+        if shard.main and (first := partial.first()) is not None:
+            partial.check(first, {"losses": losses(model, batches[first], how.loss)}, "losses")
+        mine = [number for number, _ in shard.mine(batches, partial.kept)]
+        found = {number: partial.read(number) for number in mine if number in partial.kept}
+        left = [number for number in mine if number not in partial.kept]
         pools = pools_of(model, named, how.by, reference) if left else {}
-        groups = list(_by_sites(variants).values())
         known, runs = {}, None
         steps = [(number, group) for number in left for group in groups]
-        for number, group in steps if how.quiet else progress(steps, "switching heads off"):
+        for number, group in progress(steps, "switching heads off") if shard.main and not how.quiet else steps:
             if group is groups[0]:
                 runs = Runs(model, batches[number], how.loss, named, how.by, pools, how.seed, how.max_rows, known)
                 rises = torch.zeros(len(runs.base), len(variants), dtype=torch.float64)
@@ -66,9 +74,14 @@ def rises_without(model: nn.Module, batches: Batches, variants: Sequence[Variant
                 rises[:, group] = (runs.without(here) - runs.base).T
             if group is groups[-1]:
                 reached = torch.tensor([runs.ran(site) for site in named])
-                partial.save(number, {"base": runs.base, "rises": rises, "reached": reached})
-    _refuse_idle(partial, named)
-    return torch.cat([partial.kept[number]["rises"] for number in range(len(batches))])
+                found[number] = {"losses": runs.base, "rises": rises, "reached": reached}
+                partial.save(number, found[number])
+        return found
+
+    with frozen(model), torch.no_grad():
+        found = shard.merged(work)
+    _refuse_idle(found, named)
+    return torch.cat([part["rises"] for part in found])
 
 
 def _by_sites(variants: Iterable[Variant]) -> dict[tuple, list[int]]:
@@ -90,25 +103,8 @@ def _settings(model: nn.Module, batches: list, variants: Sequence[Variant], how:
     }  # fmt: skip
 
 
-def _refuse_other_losses(partial: Partial, model: nn.Module, batches: list, loss: Loss | None) -> None:
-    """Run one finished batch again and compare: hooks and what a loss does inside have no digest."""
-    number = min(partial.kept, default=None)
-    if number is None:
-        return
-    then, now = partial.kept[number]["base"], losses(model, batches[number], loss)
-    if then.shape != now.shape or not torch.allclose(then, now, rtol=1e-3, atol=1e-4):
-        raise ValueError(
-            f"{partial.folder} holds another run: the losses of batch {number} are {_few(then)} there and "
-            f"{_few(now)} now. Was the loss changed, or a head switched off? Use another folder, run='elsewhere'"
-        )
-
-
-def _few(values: Tensor) -> str:
-    return ", ".join(f"{value:.4g}" for value in values[:3].tolist()) + (", ..." if len(values) > 3 else "")
-
-
-def _refuse_idle(partial: Partial, named: list[Site]) -> None:
-    reached = torch.stack([kept["reached"] for kept in partial.kept.values()]).any(0)
+def _refuse_idle(found: list[dict[str, Tensor]], named: list[Site]) -> None:
+    reached = torch.stack([part["reached"] for part in found]).any(0)
     idle = [site.label for site, there in zip(named, reached.tolist(), strict=True) if not there]
     if idle:
         raise ValueError(f"{', '.join(idle)} did not run on any batch: leave them out with sites=[...]")

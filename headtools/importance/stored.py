@@ -1,31 +1,27 @@
 """Scores on disk, with what they were made from: one safetensors file, whose header holds the rest as JSON.
 
 ``save_scores`` and ``load_scores`` keep scores; what they were made from is named by its content (``digest``).
-``write_whole`` and ``read_whole`` are what lies below, for results that are no scores.
+``write_whole`` and ``read_whole`` (``heads/files.py``) are what lies below, for results that are no scores.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
+from headtools.heads.digest import digest, digest_model
+from headtools.heads.files import read_whole, write_whole
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
-from headtools.importance.digest import digest, digest_model
 
 __all__ = ["digest", "digest_model", "load_scores", "origin", "read_whole", "save_scores", "write_whole"]
 
-SUFFIX = ".safetensors"
 PARTS = ("values", "low", "high")
 
 
@@ -107,59 +103,6 @@ def origin(path: str | Path) -> dict[str, Any]:
     Raises as ``load_scores`` does for files that are not there, truncated or changed.
     """
     return read_whole(path)[1]
-
-
-def write_whole(path: str | Path, tensors: Mapping[str, Tensor], told: Mapping[str, Any]) -> Path:
-    """Write tensors by name, with whatever JSON can hold beside them, to one file, whole or not at all.
-
-    A digest of it all goes along, by which ``read_whole`` knows a changed file. Raises ``ValueError`` for a path that
-    does not end in .safetensors, and ``TypeError`` for what JSON cannot hold.
-    """
-    path = Path(path)
-    if path.suffix != SUFFIX:
-        raise ValueError(f"the name must end in {SUFFIX}, got {path.name!r}: write path='{path.stem}{SUFFIX}'")
-    told = json.dumps(told)  # ASCII, so that no name of any kind can trouble the header
-    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    data = save(plain, {"told": told, "digest": digest(told, plain)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
-
-
-def read_whole(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and what was told beside them, as ``write_whole`` took them.
-
-    Raises ``FileNotFoundError`` where there is no file, and ``ValueError`` for one that is truncated, changed, or
-    written by something else.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}: write one with save_scores(scores, path)")
-    try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is truncated or no safetensors file ({error}): write it again") from error
-    if not {"told", "digest"} <= header.keys():
-        raise ValueError(f"{path} was not written by headtools: its header does not say what its tensors are")
-    if header["digest"] != digest(header["told"], tensors):
-        raise ValueError(f"{path} was changed after it was written: its digest does not fit; write it again")
-    try:
-        told = json.loads(header["told"])
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} holds no JSON beside its tensors ({error}): write it again") from error
-    if not isinstance(told, dict):
-        raise ValueError(f"{path} tells of {type(told).__name__}, a dict is needed: write it again")
-    return tensors, told
 
 
 def _described(made_from: Mapping[str, Any]) -> dict[str, Any]:

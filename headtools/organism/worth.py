@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import headtools as ht
+from headtools.heads.digest import digest
 from headtools.heads.progress import progress
 from headtools.heads.scores import Head, HeadScores
 from headtools.importance.ablation import ablation
-from headtools.importance.digest import digest
 from headtools.importance.paired import paired_bootstrap
 from headtools.importance.pairs import interaction
 from headtools.importance.stored import load_scores, save_scores

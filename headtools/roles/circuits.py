@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from headtools.heads.layout import Projection
 from headtools.heads.scores import HeadScores
+from headtools.heads.selection import refuse_offloaded
 from headtools.heads.sites import Site, Sites, sites
 from headtools.roles.bilinear import output_value_obstacles, query_key_obstacles
 from headtools.roles.factored import Factored
@@ -154,6 +155,9 @@ def _sites(where: nn.Module | Sites | Site) -> list[Site]:
     found = [s for s in (where if isinstance(where, Sites) else sites(where)) if not s.empty]
     if not found:
         raise ValueError("all heads are cut here: there are no circuits; pass a model that has heads left")
+    for site in found:
+        refuse_offloaded(site.module, "a circuit")
+        refuse_offloaded(site.out, "a circuit")
     return found
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headtools.heads.shards import Shard
+
 TOGETHER = 64  # sentences whose draws go into the replicas by one product: one by one the replicas' memory is the cost
 
 
@@ -53,6 +55,16 @@ class Tally:
         if self._waiting:
             self._fold()
         return self._replicas.view(-1, *self.total.shape)
+
+    def united(self, shard: Shard, times: int, shape: tuple[int, ...]) -> "Tally":
+        """Return the tally of all processes' sentences: ``times`` replicas of totals of some ``shape``."""
+        if shard.count == 1:
+            return self
+        whole, empty = Tally(), self.total is None
+        total = torch.zeros(shape, dtype=torch.float64) if empty else self.total
+        replicas = torch.zeros(times, *shape) if empty else self.replicas
+        whole.total, whole._replicas = shard.total(total), shard.total(replicas).flatten(1)
+        return whole
 
     def _fold(self) -> None:
         values, draws = (torch.cat(some, n) for n, some in enumerate(zip(*self._waiting, strict=True)))

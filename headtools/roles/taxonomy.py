@@ -9,15 +9,20 @@
 ('encoder', True, True)
 """
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.digest import digest, digest_model
+from headtools.heads.partial import Partial, name_of
 from headtools.heads.record import record
+from headtools.heads.shards import current, outline
 from headtools.heads.sites import Key, Site, sites
 from headtools.roles.baselines import Usual, commonest, count_offsets
 from headtools.roles.conventions import VOITA, Conventions
@@ -27,8 +32,9 @@ from headtools.roles.gold import Words
 from headtools.roles.partners import Antecedent, nearest_nominal
 from headtools.roles.plan import Plan, looks
 from headtools.roles.rows import COLUMNS, Columns, table
-from headtools.roles.running import Running
-from headtools.roles.sides import MARKS, count_words, make_sides, run, word_sides
+from headtools.roles.running import KEPT, Running
+from headtools.roles.sides import MARKS, count_words, make_sides, word_sides
+from headtools.roles.sides import run as run_model
 from headtools.roles.tally import Draws
 
 TOGETHER = 256  # sentences that are sorted by length at once, and from which offsets are counted at once
@@ -51,6 +57,7 @@ def taxonomy(
     level: float = 0.95,
     batch_size: int = 32,
     seed: int = 0,
+    run: str | Path | None = None,
 ) -> pd.DataFrame:
     """Score every head for every role, in one pass: one row a head and role.
 
@@ -70,7 +77,8 @@ def taxonomy(
 
     Memory does not grow with the corpus (``tally.py`` says what is held). Scores and intervals depend neither on
     ``batch_size`` nor on the side the tokenizer pads, but for rounding, which decides between equal weights; only what
-    ``shuffle`` draws does.
+    ``shuffle`` draws does. Inside ``sharded()`` several processes share the batches. ``run`` names a folder in which
+    the sums of every batch are kept (a number for each sentence, role and head); the same call goes on from there.
 
     Columns: ``stack`` (where a model has several), ``kind``, ``layer``, ``head``, ``family``, ``role``; ``score``, a
     share of looks, a mean weight or a mean (entropy and rarity in nats, distance in units); ``baseline``, the score of
@@ -83,7 +91,8 @@ def taxonomy(
 
     With hundreds of heads and roles some lower ends pass by luck: run the controls and count theirs.
 
-    Raises ValueError for fewer than two sentences, an unknown role or kind, targets that are missing.
+    Raises ValueError for fewer than two sentences, an unknown role or kind, targets that are missing, and a ``run`` of
+    something else.
 
     After Voita et al. 2019 (arXiv:1905.09418), sections 4 and 5; Clark et al. 2019 (arXiv:1906.04341), sections 3 and
     4; Kovaleva et al. 2019 (arXiv:1908.08593), section 4.1; Vig and Belinkov 2019 (arXiv:1906.04284), section 4.
@@ -106,23 +115,50 @@ def taxonomy(
         raise ValueError(f"roles={roles!r} name nothing that these sentences and this model have; write roles=None")
     usual = [_fit(tokenizer, part, names, conventions, words, translated)
              for part in ([list(fitted)] if fitted else [sentences[1::2], sentences[::2]])]  # fmt: skip
-    draws, luck = Draws(times, seed), torch.Generator().manual_seed(seed)
     only = [site for site in there if site.kind in kinds]
     running = {kind: Running([site for site in only if site.kind == kind]) for kind in kinds}
+    luck = torch.Generator()
+    shard = current()
+    if shard.count > 1:
+        shard.agree(digest(outline(model), sentences, reference), "models or sentences")
+    partial = Partial(run, {} if run is None else {
+        "what": "taxonomy", "model": digest_model(model), "sentences": digest(sentences), "fitted": digest(reference),
+        "roles": digest(names), "conventions": digest(conventions), "words": digest(words),
+        "antecedent": name_of(antecedent), "shuffle": seed if shuffle else None, "batch_size": batch_size,
+    })  # fmt: skip
 
     def fold(site: Site, captured: object, _before: None) -> None:
         running[site.kind].take(site, captured.maps.cpu(), luck if shuffle else None)
 
+    def measured(number: int, some: list[int], drawn: Tensor) -> dict[str, Tensor]:
+        """Run a batch and add it to what is running; return what was added."""
+        luck.manual_seed(seed if not number else zlib.crc32(f"{seed} {number}".encode()))  # whoever runs this batch
+        chosen = [sentences[i] for i in some]
+        batch, sides = make_sides(model, tokenizer, chosen, kinds, conventions, words, translated)
+        for kind, side in sides.items():
+            known = [usual[i % len(usual)][kind] for i in some]
+            running[kind].begin(Plan(side, names[kind], conventions, known, antecedent))
+        run_model(model, batch.to(model.device), encoder_only=kinds == ["encoder"])
+        parts = {kind: running[kind].finish(drawn) for kind in sides}
+        return {f"{kind}|{name}": value for kind, part in parts.items() for name, value in part.items()}
+
+    def work() -> None:
+        for number, (some, drawn) in shard.mine(_batches(sentences, batch_size, Draws(times, seed)), partial.kept):
+            if number in partial.kept and number != partial.first():
+                numbers = partial.read(number)
+                for kind in kinds:
+                    running[kind].put({name: numbers[f"{kind}|{name}"] for name in KEPT}, drawn)
+                continue
+            numbers = measured(number, some, drawn)
+            if number in partial.kept:
+                partial.check(number, numbers, f"{kinds[0]}|sums")
+            else:
+                partial.save(number, numbers)
+
     with record(model, want="maps", reduce=fold, only=[site.key for site in only]):
-        for numbers, drawn in _batches(sentences, batch_size, draws):
-            chosen = [sentences[i] for i in numbers]
-            batch, sides = make_sides(model, tokenizer, chosen, kinds, conventions, words, translated)
-            for kind, side in sides.items():
-                known = [usual[i % len(usual)][kind] for i in numbers]
-                running[kind].begin(Plan(side, names[kind], conventions, known, antecedent))
-            run(model, batch.to(model.device), encoder_only=kinds == ["encoder"])
-            for kind in sides:
-                running[kind].finish(drawn)
+        shard.all(work)
+    for kind, sums in running.items():
+        sums.unite(shard, len(names[kind]), times)
     columns: dict[Key, Columns] = {}
     for kind, sums in running.items():
         layers = [(site, sums.runs[site.key]) for site in sums.sites]

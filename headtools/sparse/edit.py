@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.layout import is_transposed
-from headtools.heads.selection import select
+from headtools.heads.selection import refuse_offloaded, select
 from headtools.heads.sites import Site, sites
 from headtools.roles.circuits import ov
 from headtools.roles.geometry import SIDES
@@ -54,6 +54,7 @@ def edit(
     >>> torch.allclose(after[:3], before[1:], atol=1e-6), after[3].item() < 1e-6
     (True, True)
     """
+    refuse_offloaded(model, "edit")
     ((site, (number,)),) = select(sites(model), [head]).items()
     if side not in SIDES:
         raise ValueError(f'side must be "read" or "write", got {side!r}')

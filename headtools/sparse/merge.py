@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from headtools.heads.layout import is_transposed
 from headtools.heads.prune import prune
-from headtools.heads.selection import Heads, select
+from headtools.heads.selection import Heads, refuse_offloaded, select
 from headtools.heads.sites import Site, Sites, sites
 from headtools.roles.circuits import ov
 from headtools.sparse.moments import moments
@@ -74,6 +74,7 @@ def merge(
     (3, 1)
     """
     _check(ridge)
+    refuse_offloaded(model, "merge")
     chosen = _grouped(sites(model), groups)
     seen = moments(model, batches, {site: [h for group in some for h in group] for site, some in chosen.items()})
     plans = [merged(seen[site.key], some, refit, ridge) for site, some in chosen.items()]

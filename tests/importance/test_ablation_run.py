@@ -139,7 +139,7 @@ def test_it_survives_being_killed(tmp_path):
     """A process killed with SIGKILL in the middle of a run, whenever that is, leaves whole files only."""
     script = textwrap.dedent("""
         import sys, torch, transformers, headtools as ht
-        from headtools.importance import partial
+        from headtools.heads import partial
         torch.manual_seed(0)
         config = transformers.BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=2,
                                          intermediate_size=8, vocab_size=9)

@@ -272,7 +272,7 @@ def test_law_digests_are_equal_where_what_is_written_out_is_equal(one, other):
 def test_another_process_finds_the_same_digest():
     thing = {"texts": {"a", "b", "c"}, "ids": [torch.arange(3), 2.5], "nothing": None}
     code = (
-        "import torch; from headtools.importance.digest import digest; "
+        "import torch; from headtools.heads.digest import digest; "
         "print(digest({'nothing': None, 'ids': [torch.arange(3), 2.5], 'texts': {'c', 'b', 'a'}}))"
     )
     room = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(ht.__file__).parents[1])}

@@ -110,14 +110,15 @@ def held(sentences: list[Sentence], monkeypatch: pytest.MonkeyPatch) -> tuple[in
     seen, done = [], []
 
     class Watched(Running):
-        def finish(self, drawn: torch.Tensor) -> None:
-            super().finish(drawn)
+        def finish(self, drawn: torch.Tensor) -> dict[str, torch.Tensor]:
+            numbers = super().finish(drawn)
             done.append(drawn.shape[1])
             if sum(done) > len(sentences) - TOGETHER:
                 gc.collect()
                 alive = gc.get_objects()
                 storages = [some.untyped_storage() for some in alive if type(some) is torch.Tensor]
                 seen.append((sum({some.data_ptr(): some.nbytes() for some in storages}.values()), len(alive)))
+            return numbers
 
     monkeypatch.setattr("headtools.roles.taxonomy.Running", Watched)
     gc.collect()

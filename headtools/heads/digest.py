@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -73,15 +73,14 @@ def _feed(found: hashlib._Hash, thing: Any) -> None:
         flat = thing.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten()
         add("data", flat.view(torch.uint8).numpy())
     elif isinstance(thing, nn.Module):
-        held = [*thing.named_parameters(remove_duplicate=False), *thing.named_buffers(remove_duplicate=False)]
         add("model", type(thing).__name__.encode())
-        _feed(found, dict(held))
+        _feed(found, _Weights(thing))
     elif isinstance(thing, Mapping):
         add(f"dict {len(thing)}")
-        by_digest = {digest(key): thing[key] for key in thing}
+        by_digest = {digest(key): key for key in thing}
         for name in sorted(by_digest):
             add("key", name.encode())
-            _feed(found, by_digest[name])
+            _feed(found, thing[by_digest[name]])
     elif isinstance(thing, Set):
         add(f"set {len(thing)}", "".join(sorted(map(digest, thing))).encode())
     elif isinstance(thing, Sequence):
@@ -95,3 +94,28 @@ def _feed(found: hashlib._Hash, thing: Any) -> None:
         raise TypeError(
             f"{type(thing).__name__} has no content that a digest could read: give its name as text, or a list"
         )
+
+
+class _Weights(Mapping):
+    """Every parameter and buffer of a model by name, each read when it is asked for."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        held = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        self._held = dict(held)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if not self._held[name].is_meta:
+            return self._held[name]
+        where, _, own = name.rpartition(".")
+        hook = getattr(self._model.get_submodule(where), "_hf_hook", None)
+        for one in getattr(hook, "hooks", [hook]):
+            if getattr(one, "weights_map", None) is not None:  # accelerate keeps there what it loads for a run
+                return one.weights_map[own]
+        raise TypeError(f"{name} has no content: it is on the meta device; load the weights first")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)

@@ -1,0 +1,84 @@
+"""Models whose weights lie elsewhere (``device_map``), and models in bfloat16: the same numbers, or a refusal."""
+
+import pytest
+import torch
+
+import headtools as ht
+from headtools.heads.digest import digest_model
+from headtools.roles.circuits import ov, qk
+
+from ..heads.zoo import fresh, zoo_model
+
+HOW = ["hooks", "cpu", "disk", "mixed"]
+NAMES = ["bert", "gpt2", "marian"]
+
+
+def placed(name, how, folder):
+    """A copy of a model, put where `how` says by accelerate, and its batch."""
+    accelerate = pytest.importorskip("accelerate")
+    model, batch = fresh(name)
+    model.eval()
+    cpu = torch.device("cpu")
+    if how == "hooks":
+        return accelerate.dispatch_model(model, {"": "cpu"}, force_hooks=True), batch
+    if how == "cpu":
+        return accelerate.cpu_offload(model, cpu), batch
+    if how == "disk":
+        return accelerate.disk_offload(model, folder, cpu), batch
+    last = ht.sites(model).all[-1].name
+    held = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in held)
+    where = {owner: "disk" if owner.startswith(last) else "cpu" for owner in owners}
+    return accelerate.dispatch_model(model, where, main_device="cpu", offload_dir=folder), batch
+
+
+def labelled(batch):
+    return {**batch, "labels": batch.get("decoder_input_ids", batch["input_ids"])}
+
+
+def weights(model):
+    return {name: (weight.requires_grad, weight.device.type) for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_reads_no_weights_gives_the_same_numbers(name, how, tmp_path):
+    plain, batch = zoo_model(name)
+    model, _ = placed(name, how, tmp_path)
+    assert any(weight.is_meta for weight in model.parameters()) == (how != "hooks")
+    before, given = weights(model), labelled(batch)
+    key = ht.sites(plain).all[-1].key
+    with torch.no_grad(), ht.record(model) as seen, ht.record(plain) as wanted:
+        model(**batch), plain(**batch)
+    assert torch.equal(seen[key].maps, wanted[key].maps)
+    assert torch.equal(seen[key].z, wanted[key].z)
+    gate = {key: torch.full((ht.sites(plain)[key].heads,), 0.5)}
+    with torch.no_grad(), ht.gates(model, gate), ht.gates(plain, gate):
+        assert torch.equal(model(**batch).logits, plain(**batch).logits)
+    for measure, more in ((ht.gradient, {}), (ht.ablation, {"quiet": True}),
+                          (ht.ablation, {"by": "mean", "quiet": True}),
+                          (ht.ablation, {"by": "uniform", "quiet": True}), (ht.confidence, {})):  # fmt: skip
+        found, wanted = (measure(one, given, **more) for one in (model, plain))
+        assert torch.allclose(found.flat(), wanted.flat(), atol=1e-6), (measure.__name__, more)
+    assert weights(model) == before, "offloaded again, and as ready to be trained as before"
+    assert digest_model(model) == digest_model(plain)
+
+
+@pytest.mark.parametrize("how", ["cpu", "disk"])
+def test_what_reads_weights_refuses_those_that_are_not_there(how, tmp_path):
+    model, batch = placed("bert", how, tmp_path)
+    heads = [("encoder", 0, 1), ("encoder", 0, 2)]
+    for work in (
+        lambda: ht.relevance(model, labelled(batch)), lambda: ht.prune(model, heads), lambda: ov(model),
+        lambda: qk(model), lambda: ht.merge(model, [heads], labelled(batch)),
+        lambda: ht.edit(model, heads[0], drop_top=1).__enter__(),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"weights that are not there: \d+ are offloaded.*device_map=None"):
+            work()
+
+
+def test_weights_that_are_nowhere_have_no_digest():
+    with torch.device("meta"):
+        layer = torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"weight has no content.*meta"):
+        digest_model(layer)

@@ -1,0 +1,229 @@
+"""Several processes give the numbers of one, whatever becomes of one of them."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from processes import ended, needs_forks, start, together
+
+import headtools as ht
+from headtools.importance import gradient as gradient_module
+from headtools.importance import rises as rises_module
+
+from ..heads.zoo import zoo_model
+
+SPLIT = (1, 2, 1, 1)  # examples of each batch: uneven, and more batches than two processes can share evenly
+
+
+@pytest.fixture(autouse=True)
+def _forks():
+    needs_forks()
+
+
+def subject(name="bert", split=SPLIT):
+    model, batch = zoo_model(name)
+    rows = [torch.tensor([n % len(batch["input_ids"]) for n in range(sum(split))])]
+    cuts = rows[0].split(list(split))
+    batches = [{key: value[some] for key, value in batch.items()} for some in cuts]
+    return model, [{**some, "labels": some.get("decoder_input_ids", some["input_ids"])} for some in batches]
+
+
+def plain(scores):
+    """Scores as what goes through a pipe."""
+    parts = (scores.values, scores.low, scores.high)
+    return [{key: value.tolist() for key, value in part.items()} for part in parts] + [dict(scores.notes)]
+
+
+def measures(name, split=SPLIT):
+    model, batches = subject(name, split)
+    found = {
+        "gradient": ht.gradient(model, batches),
+        "by position": ht.gradient(model, iter(batches), over="position", normalise="layer"),
+        "relevance": ht.relevance(model, batches, rules="cp"),
+        "ablation": ht.ablation(model, batches, quiet=True),
+        "by mean": ht.ablation(model, batches, by="mean", sites=["encoder"], quiet=True),
+    }
+    if name == "bert":
+        found["keep one"] = ht.keep_one(model, batches, quiet=True)
+        found["confidence"] = ht.confidence(model, batches)
+    return {measure: plain(scores) for measure, scores in found.items()}
+
+
+def shared(work):
+    def inside():
+        with ht.sharded() as shard:
+            return shard.index, work()
+
+    return inside
+
+
+@pytest.mark.parametrize(("name", "count", "split"), [("bert", 2, SPLIT), ("marian", 4, SPLIT), ("bert", 4, (2, 1))])
+def test_several_processes_give_what_one_gives(name, count, split):
+    alone = measures(name, split)
+    found = together(count, shared(lambda: measures(name, split)))
+    assert [index for index, _ in found] == list(range(count))
+    for _, measured in found:
+        assert measured.keys() == alone.keys()
+        for measure, parts in measured.items():
+            for one, two in zip(parts[:3], alone[measure][:3], strict=True):
+                assert one.keys() == two.keys()
+                assert all(one[key] == pytest.approx(two[key], rel=1e-6, abs=1e-6) for key in two), measure
+            assert parts[3] == pytest.approx(alone[measure][3], abs=1e-9)
+
+
+def test_each_batch_is_run_by_one_process_only(monkeypatch):
+    model, batches = subject()
+    ran, own = [], gradient_module._products
+    monkeypatch.setattr(
+        gradient_module, "_products", lambda *given: ran.append(len(given[1]["input_ids"])) or own(*given)
+    )
+    found = together(3, shared(lambda: (ht.gradient(model, batches), list(ran))[1]))
+    assert [seen for _, seen in found] == [[1, 1], [2], [1]]
+
+
+def test_outside_the_context_processes_work_for_themselves():
+    model, batches = subject()
+
+    def own():
+        mine = batches[: 1 + int(os.environ["RANK"])]
+        return len(next(iter(ht.gate_gradients(model, mine).values())))
+
+    assert together(2, own) == [1, 3]
+
+
+def test_an_error_in_one_process_ends_all():
+    model, batches = subject()
+
+    def loss(outputs, batch):
+        each = outputs.logits.flatten(1).sum(1)
+        return each / 0 if len(each) == 2 else each
+
+    found = ended(start(3, shared(lambda: ht.gradient(model, batches, loss))))
+    assert [error.splitlines()[0] for _, error in found] == [
+        "ElsewhereError: process 1 of 3 failed: ValueError: the loss of examples [0, 1] is NaN",
+        "ValueError: the loss of examples [0, 1] is NaN",
+        "ElsewhereError: process 1 of 3 failed: ValueError: the loss of examples [0, 1] is NaN",
+    ]
+
+
+@pytest.mark.parametrize("measure", [ht.gradient, ht.ablation])
+def test_other_batches_or_another_model_are_seen(measure):
+    model, batches = subject()
+
+    def own(what):
+        mine = list(batches)
+        if os.environ["RANK"] == "1":
+            if what == "batch":
+                mine[0] = {**mine[0], "labels": mine[0]["labels"].flip(1)}
+            elif what == "fewer":
+                mine = mine[:1]
+            else:
+                with torch.no_grad():
+                    next(model.parameters())[0, 0] += 1  # in this process's copy
+        return measure(model, mine)
+
+    for what in ("batch", "model", "fewer"):
+        found = ended(start(2, shared(lambda what=what: own(what))))
+        wanted = "different models or batches" if what != "fewer" else "ValueError"
+        assert all(wanted in error for _, error in found), found
+
+
+def test_a_launcher_without_accelerate_is_told(monkeypatch):
+    import builtins
+
+    own = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("accelerate"):
+            raise ImportError(name)
+        return own(name, *rest)
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(RuntimeError, match=r'2 processes.*pip install "headtools\[scale\]"'), ht.sharded():
+        pass
+
+
+# --- stopped and gone on --------------------------------------------------------------------------------------------
+
+
+def slowly(folder: Path, wanted: int, pause: float):
+    """Make every process wait before each batch once `wanted` files are there, so that it can be killed on the way."""
+    own = rises_module.Runs
+
+    class Waiting(own):
+        def __init__(self, *given):
+            while len(list(folder.glob("*.safetensors"))) >= wanted and pause:
+                time.sleep(pause)
+            super().__init__(*given)
+
+    rises_module.Runs = Waiting
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_is_killed_takes_nothing_with_it(tmp_path, killed, monkeypatch):
+    model, batches = subject(split=(1,) * 7)
+    alone = ht.ablation(model, batches, quiet=True)
+
+    def stopped():
+        slowly(tmp_path, 3, 0.05)
+        return shared(lambda: ht.ablation(model, batches, run=tmp_path, quiet=True))()
+
+    running = start(3, stopped)
+    late = time.monotonic() + 60
+    while len(list(tmp_path.glob("*.safetensors"))) < 3:
+        assert time.monotonic() < late
+        time.sleep(0.02)
+    os.kill(running[killed][0].pid, signal.SIGKILL)
+    for process, _ in running:  # a launcher would end the others
+        process.kill()
+    assert f"ended with {-signal.SIGKILL}" in [error for _, error in ended(running)]
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
+    assert 3 <= len(before) < 7
+    (tmp_path / "batch-000006.safetensors.1.part").write_bytes(b"half of a fi")
+
+    ran, own = [], rises_module.Runs.__init__
+    monkeypatch.setattr(rises_module.Runs, "__init__", lambda self, *given: ran.append(1) or own(self, *given))
+    again = together(2, shared(lambda: (plain(ht.ablation(model, batches, run=tmp_path, quiet=True)), len(ran))))
+    assert sum(count for _, (_, count) in again) == 7 - len(before), "what was kept is not run again"
+    assert all(scores == plain(alone) for _, (scores, _) in again)
+    assert before.items() <= {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}.items()
+    assert plain(ht.ablation(model, batches, run=tmp_path, quiet=True)) == plain(alone)
+    assert not ran, "one process goes on from what two have kept"
+
+
+@pytest.mark.parametrize("measure", [ht.gradient, ht.relevance])
+def test_gradient_and_relevance_go_on_too(tmp_path, measure, monkeypatch):
+    model, batches = subject()
+    alone = measure(model, batches)
+    assert plain(measure(model, batches, run=tmp_path)) == plain(alone)
+    files = sorted(tmp_path.iterdir())
+    assert [path.name for path in files] == [f"batch-{n:06d}.safetensors" for n in range(4)]
+    files[2].unlink()
+    ran = []
+    hook = model.register_forward_pre_hook(lambda *_: ran.append(1))
+    assert plain(measure(model, batches, run=tmp_path)) == plain(alone)
+    hook.remove()
+    assert len(ran) == 2, "the batch that was missing, and the first one, to compare"
+    with ht.ablate(model, {("encoder", 0): [1]}), pytest.raises(ValueError, match="of batch 0 are"):
+        measure(model, batches, run=tmp_path)
+    with pytest.raises(ValueError, match=r"holds another run.*other batches"):
+        measure(model, batches[:2], run=tmp_path)
+    with pytest.raises(ValueError, match=r"holds another run.*other sites"):
+        measure(model, batches, sites=[("encoder", 1)], run=tmp_path)
+    found = together(2, shared(lambda: plain(measure(model, batches, run=tmp_path))))
+    assert all(scores == plain(alone) for _, scores in found)
+
+
+def test_the_two_measures_do_not_mix(tmp_path):
+    model, batches = subject()
+    ht.gradient(model, batches, run=tmp_path)
+    with pytest.raises(ValueError, match="holds another run"):
+        ht.relevance(model, batches, run=tmp_path)
+    with pytest.raises(ValueError, match="by_token False, not True"):
+        ht.gradient(model, batches, over="position", run=tmp_path)
+    assert isinstance(ht.gradient(model, batches, over="batch", run=tmp_path).to_frame(), pd.DataFrame)
