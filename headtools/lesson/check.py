@@ -5,12 +5,12 @@ from __future__ import annotations
 import pkgutil
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from importlib import import_module
 from typing import Any
 
 from headtools.lesson import exercises
 from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried
+from headtools.lesson.plain import escape, plain
 
 _LOOK = {  # status: (colour, mark)
     "right": ("#009E73", "✓"),
@@ -43,7 +43,7 @@ class CheckResult:
             f'<div role="status" style="border-left:8px solid {colour};padding:.3em .9em;max-width:48em">'
             f"<b>{mark} {escape(self.status.capitalize())}</b> · {escape(self.name)}, {escape(self.title)}{hint}</div>"
         )
-        return {"text/html": html, "text/plain": repr(self)}
+        return {"text/html": html, "text/plain": plain(repr(self))}
 
 
 def check(name: str, answer: Any) -> CheckResult:
