@@ -13,7 +13,7 @@ SITE = .venv-site/bin/python
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
 
-.PHONY: help lab test lint bench organism score pruning growth sweep scratch orders latency merging worth notebooks site measure clean environment environment-test environment-site
+.PHONY: help lab test lint bench organism score pruning growth sweep scratch orders latency merging worth notebooks site measure mutate clean environment environment-test environment-site
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -73,6 +73,9 @@ site: environment-site ## make the course's site, build/site/index.html
 
 measure: environment-test ## measure minutes and memory of each lesson, write them where they are told
 	$(ONE_THREAD) $(TEST) tools/measure_notebooks.py $(ARGS)
+
+mutate: environment-test ## put small mistakes into heads/ and importance/, count those the tests notice (ARGS="--sample 50")
+	$(ONE_THREAD) $(TEST) tools/mutate.py heads importance $(ARGS)
 
 clean: ## remove what these commands made, environments included
 	rm -rf .venv .venv-test .venv-site build headtools.egg-info .pytest_cache .ruff_cache .hypothesis

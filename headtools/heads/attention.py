@@ -75,12 +75,24 @@ def _configs(model: nn.Module) -> list:
 def register() -> None:
     """Register headtools' two attention functions and their mask functions with transformers (twice does no harm)."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask, sdpa_mask
+    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(EAGER, _eager)
     AttentionInterface.register(SDPA, _sdpa)
-    AttentionMaskInterface.register(EAGER, eager_mask)
+    AttentionMaskInterface.register(EAGER, _eager_mask)
     AttentionMaskInterface.register(SDPA, sdpa_mask)
+
+
+def _eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
+    """Make transformers' own eager mask, in double precision with float32's lowest number.
+
+    Models take the softmax in float32, where float64's lowest number is -inf: a query that may see nothing, as padding
+    on the left, would get NaN, and the next layer would spread it.
+    """
+    from transformers.masking_utils import eager_mask
+
+    mask = eager_mask(*args, dtype=torch.float32 if dtype == torch.float64 else dtype, **kwargs)
+    return None if mask is None else mask.to(dtype)
 
 
 def _eager(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:

@@ -19,9 +19,10 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping) -> Tensor:
     """Return each example's cross-entropy in nats, (B,): of its label, or the mean over its labelled tokens.
 
     ``outputs.logits`` (B, T, V) with ``batch["labels"]`` (B, T) is a translation, a filled-in text or, where the model
-    sees only what comes before, a continuation (labels then stand one token further on, as transformers has it); labels
-    of -100 do not count. Logits (B, C) with labels (B,) are a classification. The mean is over each example's own
-    tokens, so an example weighs the same however long it is.
+    sees only what comes before, a continuation (labels then stand one token further on, as transformers has it). Labels
+    of -100 do not count, nor does the first token after padding on the left: nothing stands before it. Logits (B, C)
+    with labels (B,) are a classification. The mean is over each example's own tokens, so an example weighs the same
+    however long it is.
 
     Raises ``ValueError`` for outputs or labels of another form, and for an example without a label.
 
@@ -36,15 +37,20 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping) -> Tensor:
     if not isinstance(logits, Tensor) or labels.is_floating_point():
         what = "no logits" if not isinstance(logits, Tensor) else "labels that are no classes"
         raise ValueError(f"{type(model).__name__} came with {what}: {_HOW}")
+    continued = False
     if logits.dim() == 2 and labels.shape == logits.shape[:1]:
         logits, labels = logits[:, None], labels[:, None]
     elif logits.dim() == 3 and labels.shape == logits.shape[:2]:
-        if continues(model):
+        continued = continues(model)
+        if continued:
             logits, labels = logits[:, :-1], labels[:, 1:]
     else:
         shapes = f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}"
         raise ValueError(f"{shapes} are neither a text nor a classification: {_HOW}")
     counted = labels != IGNORE
+    mask = batch.get("attention_mask")
+    if continued and isinstance(mask, Tensor) and mask.shape == batch["labels"].shape:
+        counted = counted & mask[:, :-1].to(counted)  # what padding predicts depends on how much of it there is
     number = counted.sum(1)
     if not number.all():
         raise ValueError(f"examples {(number == 0).nonzero().flatten().tolist()} of a batch have no label: drop them")

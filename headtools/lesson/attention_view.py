@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from headtools.lesson.claims import Claim
 from headtools.lesson.draw import head_grid, layer_grid
 from headtools.lesson.figure import LIMIT, png
 from headtools.lesson.frame import view_height, view_html, view_script
+from headtools.lesson.plain import escape, plain
 
 MOST_TOKENS = {"head": 64, "model": 20}  # a line for each pair of tokens in each head: 64 in the model view take 12 s
 
@@ -26,7 +26,7 @@ class AttentionView:
         return self._text
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/html": self.html, "text/plain": self._text}
+        return {"text/html": self.html, "text/plain": plain(self._text)}
 
 
 def attention_view(
@@ -99,7 +99,7 @@ def attention_view(
         script,
         still=png(still, dpi=80),
         alt=alt,
-        caption=escape(str(claim or sizes + ".")),
+        caption=escape(claim or sizes + "."),
         heads=heads,
         height=view_height(kind, longest, len(layers), len(heads)),
         indent=8 * max(0, min(40, max(map(len, queries))) - 12) if kind == "head" else 0,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from headtools.lesson.answered import keeping, place, remember
 from headtools.lesson.exercises import all_exercises
 from headtools.lesson.exercises.exercise import Hint, NotTried
+from headtools.lesson.plain import escape, plain
 from headtools.lesson.summary import explained, reset, summary
 
 _LOOK = {  # status: (colour, mark)
@@ -47,7 +47,7 @@ class CheckResult:
             f'<div role="status" style="border-left:8px solid {colour};padding:.3em .9em;max-width:48em">'
             f"<b>{mark} {escape(self.status.capitalize())}</b> · {escape(self.name)}, {escape(self.title)}{hint}</div>"
         )
-        return {"text/html": html, "text/plain": repr(self)}
+        return {"text/html": html, "text/plain": plain(repr(self))}
 
 
 def check(name: str, answer: Any) -> CheckResult:

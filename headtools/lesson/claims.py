@@ -7,11 +7,13 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from html import escape, unescape
+from html import unescape
 from numbers import Real
 from pathlib import Path
 from string import Formatter
 from typing import Any
+
+from headtools.lesson.plain import escape, plain
 
 VERDICTS = {  # verdict: (colour, mark); the word is always printed beside them
     "right": ("#009E73", "✓"),
@@ -51,7 +53,7 @@ class Claim:
             '<div style="border-left:4px solid #009E73;padding:.15em .8em;margin:.3em 0;max-width:48em">'
             f"{escape(self.sentence)} <small>{escape(self.check)}</small></div>"
         )
-        return {"text/html": html, "text/plain": self.sentence}
+        return {"text/html": html, "text/plain": plain(self.sentence)}
 
 
 def claim(sentence: str, measured: Any, expected: Any, tol: Any) -> Claim:
@@ -131,7 +133,7 @@ class Ledger:
             f"<div><b>The claim.</b> {escape(self.claim)} <small>({escape(self.source)})</small></div>"
             f"<div><b>Measured here.</b> {escape(self.measured)}</div></div>"
         )
-        return {"text/html": html, "text/plain": repr(self)}
+        return {"text/html": html, "text/plain": plain(repr(self))}
 
 
 def ledger(row: str, *, claim: str, source: str, measured: str | Claim, verdict: str) -> Ledger:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headtools.lesson.figure import OKABE_ITO, style
+from headtools.lesson.plain import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_ENDS = {ord("\t"): "␉", ord("\n"): "␊", ord("\r"): "␍"}  # a token may be nothing but the end of a line
 
 __all__ = ["bars", "head_grid", "heatmap", "layer_grid", "subplots"]
 
@@ -224,7 +227,7 @@ def _array(given: Any, dims: int) -> np.ndarray:
 def _names(axis: Any, given: Sequence[str] | None, size: int) -> None:
     """Write every name, or every second, third … where there is no room at 9 points; long names are cut."""
     places = list(range(0, size, max(1, -(-size // 24))))
-    shown = [str(i if given is None else given[i]) for i in places]
+    shown = [plain(i if given is None else given[i]).translate(_ENDS) for i in places]
     shown = [name if len(name) <= 18 else f"{name[:17]}…" for name in shown]
     turned = axis.axis_name == "x" and max(map(len, shown)) > 2
     axis.set_ticks(places, shown, rotation=90 if turned else 0)

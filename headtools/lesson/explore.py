@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from headtools.lesson.figure import figure_html, png
+from headtools.lesson.plain import escape
 
 if TYPE_CHECKING:
     from ipywidgets import Widget

@@ -7,10 +7,10 @@ import io
 import re
 import warnings
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from headtools.lesson.claims import Claim, ClaimFailed, Ledger, claim, ledger, ledger_rows
+from headtools.lesson.plain import escape, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,10 +37,10 @@ class Picture:
     def html(self) -> str:
         """The ``<figure>`` element."""
         small = f" <small>{escape(self.claim.check)}</small>" if isinstance(self.claim, Claim) else ""
-        return figure_html(self.png, alt=self.alt, caption=escape(str(self.claim)) + small)
+        return figure_html(self.png, alt=self.alt, caption=escape(self.claim) + small)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/html": self.html, "text/plain": repr(self)}
+        return {"text/html": self.html, "text/plain": plain(repr(self))}
 
 
 def figure(fig: Figure, *, claim: str | Claim, alt: str) -> Picture:

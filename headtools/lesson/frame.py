@@ -6,12 +6,12 @@ import base64
 import json
 import re
 from collections.abc import Sequence
-from html import escape
 from importlib.resources import files
 
 import numpy as np
 
 from headtools.lesson.figure import IMG_STYLE
+from headtools.lesson.plain import escape
 
 _CSP = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 _HOW = {

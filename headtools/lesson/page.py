@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from headtools.lesson.plain import escape
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +62,7 @@ def table(frame: pd.DataFrame, caption: str) -> str:
     >>> "<td>&lt;s&gt;</td><td>0.250</td>" in table(pd.DataFrame({"token": ["<s>"], "share": [0.25]}), "shares")
     True
     """
-    head = "".join(f'<th scope="col">{escape(str(name))}</th>' for name in frame.columns)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in frame.columns)
     rows = "".join(
         "<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>"
         for row in frame.itertuples(index=False, name=None)
@@ -107,6 +108,4 @@ def write(text: str, path: str | Path) -> Path:
 
 
 def _cell(value: object) -> str:
-    # A lone surrogate cannot be written as UTF-8; it becomes a question mark.
-    text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    return escape(text.encode("utf-8", "replace").decode("utf-8"))
+    return escape(f"{value:.3f}" if isinstance(value, float) else value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from headtools.heads.sites import sites
 from headtools.importance.gradient import gradient
 from headtools.lesson import report_drawing as draw
 from headtools.lesson.page import paragraph, table
+from headtools.lesson.plain import escape
 from headtools.lesson.report_subject import Subject, example, losses
 from headtools.roles.calibration import random_like
 from headtools.roles.circuits import ov
@@ -119,6 +119,7 @@ def pruning(subject: Subject) -> str:
     frame = curves(
         subject.model, {"gradient": subject.choice} | blind, lambda model: losses(model, test, subject.loss)
     )
+    frame = frame.drop_duplicates(["order", "kept"], ignore_index=True)  # of few heads, two shares are one number
     subject.tables["pruning"] = frame
     found = frame[frame.order == "gradient"].set_index("kept")
     middle = min(found.index, key=lambda kept: abs(kept - len(subject.choice) / 2))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from urllib.parse import quote
 
 from headtools.lesson.answered import VARIABLE, forget, place, read
 from headtools.lesson.exercises import all_exercises
+from headtools.lesson.plain import escape, plain
 
 _MARKS = {"passed": ("#009E73", "✓"), "tried": ("#D55E00", "✗"), "not yet": ("#777777", "…")}  # as check's results
 _LEFT = "text-align:left;vertical-align:top;padding:.2em .8em"
@@ -51,7 +51,7 @@ class Summary:
             f'<caption style="{_LEFT};padding-left:0"><b>{escape(self.headline)}</b></caption>'
             f"<thead><tr>{head}</tr></thead>{rows}</table><p>{escape(self.note)}</p></div>"
         )
-        return {"text/html": html, "text/plain": repr(self)}
+        return {"text/html": html, "text/plain": plain(repr(self))}
 
     def _by_lesson(self) -> list[tuple[str, list[str]]]:
         return [(number, list(names)) for number, names in groupby(self.states, key=lambda name: name[:2])]

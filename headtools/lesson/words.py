@@ -7,6 +7,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from headtools.lesson.figure import style
+from headtools.lesson.plain import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,20 +50,26 @@ def compare_words(rows: Sequence[tuple[str, Sequence[str]]]) -> Figure:
         ax.set(xlim=(0, WIDTH + 18), ylim=(len(lines) - 0.4, -0.6))
         ax.set_axis_off()
         for y, (name, line) in enumerate(lines):
-            ax.text(0, y, name, va="center", fontsize=10, color="#444444", parse_math=False)
+            ax.text(0, y, _shown(name, 18), va="center", fontsize=10, color="#444444", parse_math=False)
             _line(ax, y, line)
     return fig
 
 
 def _wrapped(words: Sequence[str], marks: Sequence[bool]) -> list[list[tuple[str, bool]]]:
     lines, width = [[]], 0
-    for word, mark in zip(words, marks, strict=True):
+    for word, mark in zip(map(_shown, words), marks, strict=True):
         if width + len(word) + 1 > WIDTH and lines[-1]:
             lines.append([])
             width = 0
-        lines[-1].append((str(word), bool(mark)))
+        lines[-1].append((word, bool(mark)))
         width += len(word) + 1
     return lines
+
+
+def _shown(text: str, most: int = WIDTH) -> str:
+    """Return a word as it can be drawn, cut where it would not fit the line."""
+    text = plain(text).translate({ord(end): " " for end in "\n\r\t"})
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _line(ax: Axes, y: float, line: Sequence[tuple[str, bool]]) -> None:

@@ -210,6 +210,19 @@ def test_a_bfloat16_model_gives_float32_maps(name):
     assert all(r[key].maps.dtype == torch.float32 for key in r)
 
 
+@pytest.mark.parametrize("name", ["opt", "llama", "qwen3"])
+def test_double_precision_and_padding_on_the_left_give_no_nan(name):
+    """The softmax is taken in float32, where float64's lowest number, the mask's, is -inf."""
+    model, batch = fresh(name, "left")
+    model.double()
+    plain = run(model, batch)
+    with ht.record(model) as r:
+        inside = run(model, batch)
+    assert error(valid(name, inside, batch), valid(name, plain, batch)) <= CLOSE
+    for key in r:
+        assert error(r[key].maps.sum(-1), torch.ones(r[key].maps.shape[:-1])) <= CLOSE
+
+
 def test_a_single_token_looks_at_itself():
     model, _ = zoo_model("gpt2")
     with ht.record(model) as r:

@@ -142,6 +142,22 @@ def test_the_loss_is_the_models_own(name):
     assert each.tolist() == pytest.approx(own, rel=1e-4)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_first_token_after_padding_on_the_left_is_predicted_by_nothing(name):
+    model, batch = zoo_model(name, "left")
+    mask = batch["attention_mask"]
+    batch = batch | {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    outputs = model(**batch)
+    each = label_loss(model, outputs, batch | {"labels": batch["input_ids"].masked_fill(mask == 0, -100)})
+    for row, loss in enumerate(each.tolist()):
+        words = batch["input_ids"][row : row + 1, mask[row].bool()]
+        own = model(input_ids=words, labels=words).loss.item()
+        assert loss == pytest.approx(own, rel=1e-4)
+    one = {"labels": batch["input_ids"][:, -2:], "attention_mask": torch.tensor([[1, 1], [0, 1], [1, 1]])}
+    with pytest.raises(ValueError, match=r"examples \[1\] of a batch have no label"):
+        label_loss(model, model(one["labels"]), one)
+
+
 @pytest.mark.parametrize("over", ["example", "position"])
 @pytest.mark.parametrize("name", [name for name in LABELLED if name != "vit"])
 def test_padding_changes_nothing(name, over):

@@ -1,0 +1,150 @@
+"""Whatever a token, a name or a message holds, pages show it as text: no element and no attribute comes from data."""
+
+import json
+import warnings
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers as tf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import headtools as ht
+from headtools.lesson import draw, words
+from headtools.lesson.check import CheckResult
+from headtools.lesson.claims import ledger_rows
+from headtools.lesson.page import Section, page, paragraph, table, write
+from headtools.lesson.plain import plain
+
+from .hostile import HOSTILE, Skeleton
+
+
+def line():
+    fig, ax = plt.subplots(figsize=(1, 1))
+    ax.plot([0, 1])
+    return fig
+
+
+def of_figure(text):
+    return ht.figure(line(), claim=f"A claim {text}", alt=f"There is {text} to see").html
+
+
+def of_claim(text):
+    said = text.replace("{", "{{").replace("}", "}}")
+    return ht.claim(f"Says {said} {{}}.", 1, 1, 0)._repr_mimebundle_()["text/html"]
+
+
+def of_ledger(text):
+    box = ht.ledger("3.1", claim=f"c {text}", source=f"s {text}", measured=f"m {text}", verdict="wrong")
+    return box._repr_mimebundle_()["text/html"]
+
+
+def of_check(text):
+    return CheckResult(f"n {text}", f"t {text}", "not yet", f"h {text}")._repr_mimebundle_()["text/html"]
+
+
+def of_explore(text):
+    return ht.explore(lambda n: (line(), f"text {text}"), n=(1, 2), alt=f"alt {text}")._figure()
+
+
+def of_view(text, kind="head"):
+    maps, said = [torch.eye(2).expand(2, 2, 2)], {"alt": f"alt {text}", "claim": f"c {text}"}
+    return ht.attention_view(maps, ["a", f"b {text}"], kind=kind, limit=10**6, **said).html
+
+
+def of_model_view(text):
+    return of_view(text, "model")
+
+
+def of_page(text):
+    frame = pd.DataFrame({f"c {text}": [f"v {text}", 0.5], "d": [None, 1]})
+    measured = Section("n", "t", paragraph(text) + table(frame, text))
+    return page(f"title {text}", f"lead {text}", [Section(f"n {text}", f"t {text}", missing=f"m {text}"), measured])
+
+
+WRITERS = (of_figure, of_claim, of_ledger, of_check, of_explore, of_view, of_model_view, of_page)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_pages_show_text_as_text(writer):
+    expected = Skeleton(writer("harmless")).parts
+    for name, text in HOSTILE.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            made = writer(text)
+        plt.close("all")
+        made.encode("utf-8")  # can be written
+        found = Skeleton(made)
+        assert found.parts == expected, name
+        shown = "".join(found.text) + "".join(found.attributes)
+        assert plain(text).strip() in shown, name
+        assert "\x00" not in made
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_in_drawings(name):
+    text = HOSTILE[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for fig in (
+            draw.head_grid(np.full((2, 2, 2), 0.5), ["a", text]),
+            words.compare_words([(text, ["a", "b"]), ("b", [text, "b"])]),
+            draw.bars(plt.subplots()[1], [text, "b"], [1.0, 2.0], label="n").figure,
+        ):
+            assert ht.figure(fig, claim="It is drawn.", alt="Something hostile.").png[:4] == b"\x89PNG"
+
+
+def test_what_a_notebook_stores_can_be_written():
+    for text in HOSTILE.values():
+        said = text.replace("{", "{{").replace("}", "}}")
+        shown = [
+            ht.claim(f"Says {said} {{}}.", 1, 1, 0),
+            ht.ledger("3.1", claim=text + ".", source="s", measured="m", verdict="wrong"),
+            CheckResult("n", text, "not yet", text),
+            ht.figure(line(), claim=f"c {text}", alt="There is a line."),
+            ht.attention_view([torch.eye(2).expand(1, 2, 2)], ["a", text], alt=f"a {text}", limit=10**6),
+        ]
+        for one in shown:
+            json.dumps(one._repr_mimebundle_(), ensure_ascii=False).encode("utf-8")
+
+
+def test_the_ledger_is_read_back(tmp_path):
+    for text in HOSTILE.values():
+        box = ht.ledger("3.1", claim=f"c {text}", source="s", measured="m", verdict="wrong")
+        cells = [{"outputs": [{"data": box._repr_mimebundle_()}]}]
+        (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}), "utf-8")
+        (row,) = ledger_rows(tmp_path / "a.ipynb")
+        lost = dict.fromkeys(range(0xD800, 0xE000), 0xFFFD) | {0x7F: 0x2421}
+        assert row["claim"] == f"c {text}".translate(lost)
+
+
+def test_a_page_with_anything_in_it_is_written(tmp_path):
+    for text in HOSTILE.values():
+        path = write(of_page(text), tmp_path / "a.html")
+        assert Skeleton(path.read_text("utf-8")).parts
+
+
+def test_a_report_on_hostile_sentences():
+    """Tokenizers take no lone surrogates and split at spaces; all else can be a word."""
+    bad = [text.replace(" ", "_") for name, text in HOSTILE.items() if name not in ("surrogate", "spaces")]
+    bad = ["".join(text.split()) for text in bad]
+    rows = [ht.Sentence((bad[i % len(bad)], "sees", bad[(i + 1) % len(bad)]), (2, 0, 2), ("nsubj", "root", "obj"),
+                        ("NOUN", "VERB", "NOUN"), (0, 0, 0)) for i in range(2 * len(bad))]  # fmt: skip
+    known = {token: i for i, token in enumerate(("<pad>", "<unk>", "<mask>", "sees", *dict.fromkeys(bad)))}
+    made = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = tf.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", unk_token="<unk>", mask_token="<mask>"
+    )
+    torch.manual_seed(0)
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = tf.BertForMaskedLM(tf.BertConfig(vocab_size=len(known), pad_token_id=0, **shape)).eval()
+    found = ht.report(model, rows, tokenizer, orders=1, title=bad[0], quiet=True)
+    parts = Skeleton(found.html).parts
+    assert not {part[0] for part in parts} & {"script", "iframe"}
+    known = {"lang", "charset", "name", "content", "http-equiv", "id", "href", "aria-label", "scope", "class", "style"}
+    assert {name for part in parts for name in part[1:]} <= known | {"alt", "src", "width", "height", "decoding"}
+    assert not found.missing
+    assert found.tables["pruning"].kept.tolist() == [2, 1, 0] * 2, "two heads: each number of them once an order"
