@@ -172,6 +172,7 @@ def run_all(page, seconds: float = 1200) -> None:
             return died || code.length && (code.every(done) || code.some(failed));
         }""",
         timeout=seconds * 1000,
+        polling=500,  # milliseconds; unasked, the browser would look 60 times a second
     )
     wait_for_kernel(page)
 

@@ -51,12 +51,15 @@ def look(page, place, cell):
 
 
 def pictures(page, node):
-    """Wait until all pictures are loaded; gives those that are broken or have no text for who cannot see them."""
+    """Wait until all pictures are loaded; gives those that are broken or have no text for who cannot see them.
+
+    Where there is no text, JupyterLab writes "Image".
+    """
     page.wait_for_function("node => [...node.querySelectorAll('img')].every(img => img.complete)", arg=node)
     return node.eval_on_selector_all(
         "img",
-        """all => all.filter(i => !i.naturalWidth || !i.alt.trim())
-                      .map(i => `a picture is ${i.naturalWidth ? 'without alt' : 'broken'}: ${i.alt}`)""",
+        """all => all.filter(i => !i.naturalWidth || ['', 'Image'].includes(i.alt.trim()))
+                      .map(i => i.naturalWidth ? 'a picture without alt' : `a broken picture: ${i.alt}`)""",
     )
 
 

@@ -13,7 +13,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 sys.path.insert(0, str(Path(__file__).parent))
 import lab
-from lesson_in_lab import CONTROLS, move
+from lesson_in_lab import CONTROLS, look, move
 
 # What the lessons may hold, and what could do harm: the driver must see both even while a lesson has only some of it.
 SAMPLE = [
@@ -130,6 +130,41 @@ def test_a_saved_notebook_opened_with_a_new_kernel(page, server):
     assert lost.evaluate("e => getComputedStyle(e).fontSize") == "0px"  # the error gives way to advice
     assert "Run this cell" in lost.evaluate("e => getComputedStyle(e, '::after').content")
     assert page.locator("img:visible[alt^='A curve.']").count() == 1
+
+
+DOT = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
+BROKEN = [
+    f"""from ipywidgets import IntSlider, VBox, HTML
+from IPython.display import HTML as Raw, display
+display(Raw('<img src="data:image/png;base64,AAAA" alt="Nothing."><img src="{DOT}">'))""",
+    "display(Raw('<iframe srcdoc=\"<svg><g></g></svg>\"></iframe>'))",
+    f"""box = VBox([IntSlider(), HTML('<img alt="Still." src="{DOT}">')])
+box.add_class('widget-vbox')
+display(box)  # the slider moves nothing; not explore()""",
+    "'explore(' and display(box.children[1])",
+    "display(Raw('<img alt=Gone. src=/files/none.png>'))\nraise ValueError('broken')",
+]
+
+
+def test_the_driver_sees_what_is_broken(page, server, course):
+    nb = new_notebook(cells=[new_code_cell(source) for source in BROKEN])
+    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nb, course / "broken.ipynb")
+    lab.open_notebook(page, server, "broken.ipynb")
+    lab.run_all(page)
+    assert lab.failed_cells(page) == ["ValueError: broken"]
+    cells = lab.cells(page)
+    assert look(page, 0, cells[0]) == ["cell 0: a broken picture: Nothing.", "cell 0: a picture without alt"]
+    assert look(page, 3, cells[3]) == ["cell 3: no control"]
+    assert look(page, 4, cells[4]) == ["cell 4: a broken picture: Gone."]
+    assert {failed.split(" http")[0] for failed in page.failed} == {"404"}
+    page.set_default_timeout(2_000)
+    try:
+        for place in (1, 2):  # a frame that draws nothing, a control that changes nothing
+            with pytest.raises(Exception, match="Timeout 2000ms exceeded"):
+                look(page, place, cells[place])
+    finally:
+        page.set_default_timeout(lab.PATIENCE * 1000)
 
 
 def test_the_driver_sees_what_leaves_the_machine(page):
