@@ -79,7 +79,7 @@ def open_by_link(page, name):
 def test_a_lesson_without_a_mouse(page, server, course):
     lessons = sorted(path.name for path in course.glob("[0-9][0-9]_*.ipynb"))
     lab.open_notebook(page, server, lessons[0])
-    assert page.evaluate(AT)["cell"] == 0  # a reader who has opened it is in its first cell
+    page.wait_for_function(f"() => ({AT})().cell === 0")  # a reader who has opened it is in its first cell
 
     (check,), (stub, *_) = where(page, 'ht.check("00.count"'), where(page, "count = {")
     go_to(page, stub)
