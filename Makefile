@@ -86,7 +86,7 @@ environment:
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv course
 
 environment-test:
-	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-test course,test,site
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-test course,test,site,scale
 
 environment-site:
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-site course,site

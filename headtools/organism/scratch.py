@@ -20,6 +20,7 @@ from torch import nn
 
 import headtools as ht
 from headtools.organism.growth import COMPARED
+from headtools.organism.jobs import side_by_side
 from headtools.organism.pruning import TrainingBatches
 from headtools.organism.publish import ASSETS, write
 from headtools.organism.sweep import FILE as SWEEP
@@ -103,6 +104,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=COMPARED)
     parser.add_argument("--limit", type=int, default=SENTENCES, help="test sentences translated")
     parser.add_argument("--runs", type=Path, default=Path("scratch-runs"), help="folder of checkpoints")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one core; -1 for all")
     parser.add_argument("--sweep", type=Path, default=SWEEP, help="where the sweep's numbers are")
     parser.add_argument("--file", type=Path, default=FILE, help="where the numbers go")
     options = parser.parse_args(words)
@@ -112,12 +114,15 @@ def main(words: list[str] | None = None) -> None:
             if (row["over"], row["seed"]) == ("encoder", options.of_seed)}  # fmt: skip
     if unknown := sorted(set(options.penalty) - runs.keys()):
         raise SystemExit(f"the sweep has no run of penalty {unknown[0]:g}; it has {', '.join(map(str, sorted(runs)))}")
+    todo = []
     for seed in options.seed:
         for penalty in options.penalty:
             recipe = Recipe(seed=seed, steps=options.steps)
             folder = options.runs / f"encoder-{penalty:g}-{options.of_seed}-steps{options.steps}-seed{seed}"
-            rows = place(rows, one(runs[penalty], folder, recipe, options.limit, quiet=False))
-            write({"runs": rows}, options.file)
+            todo.append((runs[penalty], folder, recipe, options.limit, options.jobs != 1))
+    for row in side_by_side(one, todo, options.jobs):
+        rows = place(rows, row)
+        write({"runs": rows}, options.file)
     print(markdown(rows))
 
 

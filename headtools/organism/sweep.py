@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 import headtools as ht
 from headtools.organism.accuracy import token_accuracy
+from headtools.organism.jobs import side_by_side
 from headtools.organism.pruning import TrainingBatches
 from headtools.organism.publish import ASSETS
 from headtools.organism.roles_found import roles
@@ -225,8 +226,6 @@ def frame(rows: Iterable[dict]) -> "pd.DataFrame":
 
 def main(words: list[str] | None = None) -> None:
     """The command: make the runs that are missing, several at a time, and gather all."""
-    from joblib import Parallel, delayed
-
     parser = argparse.ArgumentParser(prog="python -m headtools.organism.sweep", description=__doc__)
     parser.add_argument("--over", nargs="+", choices=tuple(LEARNS), default=tuple(LEARNS))
     parser.add_argument("--penalty", nargs="+", type=float, help="instead of those of the shipped sweep")
@@ -234,13 +233,11 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=SETTING["steps"])
     parser.add_argument("--limit", type=int, default=SENTENCES, help="test sentences translated")
     parser.add_argument("--runs", type=Path, default=Path("sweep-runs"), help="folder of finished runs")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one core")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one core; -1 for all")
     parser.add_argument("--file", type=Path, default=FILE, help="where the numbers go")
     options = parser.parse_args(words)
     runs = plan({over: options.penalty or PENALTIES[over] for over in options.over}, options.seed)
-    made = Parallel(n_jobs=options.jobs, return_as="generator")(
-        delayed(make)(run, options.runs, options.limit, options.steps) for run in runs
-    )
+    made = side_by_side(make, [(run, options.runs, options.limit, options.steps) for run in runs], options.jobs)
     rows = list(tqdm(made, total=len(runs), desc="runs"))
     dump(gather(rows, options.limit, options.steps), options.file)
     print(frame(rows).to_string(index=False))

@@ -1,0 +1,27 @@
+"""Runs of an experiment side by side, through joblib: on the cores of a machine, or on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+R = TypeVar("R")
+
+
+def side_by_side(function: Callable[..., R], given: Iterable[tuple], jobs: int = 1) -> Iterator[R]:
+    """Give ``function(*some)`` for each ``some`` in ``given``, in their order, ``jobs`` of them at a time.
+
+    ``jobs=-1`` takes all there is. Inside ``joblib.parallel_config(backend="dask")``, or ``"ray"`` after
+    ``ray.util.joblib.register_ray()``, runs go to that cluster; whatever folder they write into must be one that all
+    its machines see. Results come as soon as they and those before them are there, with Ray all at the end.
+
+    >>> list(side_by_side(pow, [(2, 3), (3, 2)]))
+    [8, 9]
+    """
+    from joblib import Parallel, delayed
+
+    try:
+        parallel = Parallel(n_jobs=jobs, return_as="generator")
+    except ValueError:  # a pool, as Ray's, hands its results over together
+        parallel = Parallel(n_jobs=jobs)
+    yield from parallel(delayed(function)(*some) for some in given)
