@@ -31,6 +31,7 @@ lint: environment-test ## check the style of the code
 bench: environment-test ## measure what measuring and gating cost, on one thread
 	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/overhead.py $(ARGS)
 	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/taxonomy.py $(ARGS)
+	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/gradient.py $(ARGS)
 	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/ablation.py $(ARGS)
 	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/relevance.py $(ARGS)
 	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/gates.py $(ARGS)

@@ -117,6 +117,10 @@ def _row(where: str, words: tuple[str, ...], places: list[tuple[int, int]], mark
         behind += [w] * (len(word) + (w > 0))
     row, seen = [], set()
     for (start, end), mark in zip(places, marks, strict=True):
+        if not mark and start < end <= len(owner) and owner[start] == owner[end - 1] != NONE:
+            row.append(owner[start])  # within one word, as nearly every token is
+            seen.add(owner[start])
+            continue
         covered = [] if mark else sorted({*owner[start:end]} - {NONE})
         if len(covered) > 1:
             raise ValueError(

@@ -49,11 +49,13 @@ class Features(NamedTuple):
 def features(maps: Tensor, real: Tensor) -> Features:
     """Read the features off maps (B, head, U, U), ``real`` (B, U) telling which units there are (first ones)."""
     n = real.sum(-1).to(maps)[:, None]
-    maps = maps * real[:, None, :, None] * real[:, None, None]
+    maps = maps * (real[:, :, None] & real[:, None])[:, None]
     columns = maps.sum(-2) / n[..., None]
     top = columns.topk(2, dim=-1)
-    without = maps.scatter(-1, top.indices[:, :, None].expand(*maps.shape[:-1], 2), 0.0)
-    return Features(top.values[..., 0], top.values.sum(-1), _band(maps) / n, _band(without) / n, _part(maps, n),
+    near = _near(maps)
+    band = near.sum(-2)
+    rest = band - near.gather(-2, top.indices[..., None].expand(*top.indices.shape, near.shape[-1])).sum(-2)
+    return Features(top.values[..., 0], top.values.sum(-1), _widest(band) / n, _widest(rest) / n, _part(maps, n),
                     maps.amax(-1).sum(-1) / n)  # fmt: skip
 
 
@@ -80,30 +82,37 @@ def classify(maps: Tensor, real: Tensor) -> Tensor:
     block = (f.part >= PART) & (f.peak < FLAT)
     even = f.peak * real.sum(-1)[:, None] < EVEN
     out = torch.full(f.one.shape, 4, device=maps.device)
-    for test, number in ((block, 3), (diagonal, 1), (vertical & ~(diagonal & (f.band > f.two)), 0), (mixed, 2)):
-        out[test & ~even] = number
+    column = vertical & ~(diagonal & (f.band > f.two))
+    for test, number in ((block, 3), (diagonal, 1), (column, 0), (mixed, 2), (even, 4)):
+        out.masked_fill_(test, number)
     return out
 
 
-def _band(maps: Tensor) -> Tensor:
-    """Greatest sum over three neighbouring offsets between -REACH and REACH: (B, head)."""
-    diagonals = torch.stack([maps.diagonal(k, -2, -1).sum(-1) for k in _offsets(maps.shape[-1])], -1)
-    return F.avg_pool1d(diagonals, 3, 1).amax(-1) * 3 if diagonals.shape[-1] >= 3 else diagonals.sum(-1)
+def _near(maps: Tensor) -> Tensor:
+    """Each key's weights at the offsets REACH to -REACH, 0 where no query is: (B, head, U, 2 REACH + 1)."""
+    size, padded = maps.shape[-1], F.pad(maps, (0, 0, REACH, REACH)).contiguous()
+    strides = (*padded.stride()[:2], size + 1, size)  # one key further is one row further on the same diagonal
+    return padded.as_strided((*maps.shape[:2], size, 2 * REACH + 1), strides)
 
 
-def _offsets(size: int) -> range:
-    reach = min(REACH, size - 1)
-    return range(-reach, reach + 1)
+def _widest(diagonals: Tensor) -> Tensor:
+    """Greatest sum over three neighbouring offsets: (B, head, offsets) to (B, head)."""
+    return F.avg_pool1d(diagonals, 3, 1).amax(-1) * 3
 
 
 def _part(maps: Tensor, n: Tensor) -> Tensor:
     """Most weight within two parts, above an even spread's, over all cuts with three units or more on each side."""
-    best = torch.zeros_like(n).expand(maps.shape[:2])
-    for cut in range(3, maps.shape[-1] - 2):
-        within = maps[..., :cut, :cut].sum((-1, -2)) + maps[..., cut:, cut:].sum((-1, -2))
-        even = (cut**2 + (n - cut) ** 2) / n**2
-        best = torch.where(n - cut >= 3, torch.maximum(best, within / n - even), best)
-    return best
+    place, n = torch.arange(maps.shape[-1], device=maps.device), n[..., None]
+    cuts = place[3:-2]
+    if not len(cuts):
+        return torch.zeros_like(maps[..., 0, 0])
+    # What crosses a cut is counted up from the left: a unit that comes over to the left part brings in what it has to
+    # do with the units still right of it, and takes away what it had to do with those left of it.
+    ahead = maps * (place - place[:, None]).sign()
+    across = (ahead.sum(-1) - ahead.sum(-2)).cumsum(-1)[..., cuts - 1]
+    even = (cuts**2 + (n - cuts) ** 2) / n**2
+    within = (maps.sum((-1, -2))[..., None] - across) / n - even
+    return torch.where(n - cuts >= 3, within, 0.0).amax(-1).clamp_min(0.0)
 
 
 class Agreement(NamedTuple):

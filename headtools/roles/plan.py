@@ -173,7 +173,7 @@ class Plan:
         maps = between(maps, self.side.queries, self.side.keys)
         last = maps.permute(0, 2, 3, 1).contiguous()  # (B, Q, K, head)
         heads, keys = maps.shape[1], maps.shape[3]
-        key, weight = measures.strongest(maps, self.allowed, self.rows)
+        key, weight = measures.strongest(last, self.allowed, self.rows)
         out = maps.new_zeros(self.counted.shape[0] * len(self.roles), heads)
         group, row, target = self._looks
         seen = key.view(-1, heads).index_select(0, row)

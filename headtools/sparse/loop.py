@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.gates import gates as gated
+from headtools.heads.gates import multiplied
 from headtools.heads.progress import progress
+from headtools.heads.selection import refuse_compiled
+from headtools.heads.sites import sites
 from headtools.sparse import checkpoint
 from headtools.sparse.concrete import HardConcrete
 from headtools.sparse.training import Batches, Loss, dice, in_turn, learning, repeated, schedule, size, task_loss
@@ -34,6 +36,9 @@ class Loop:
         self.model, self.trained, self.gates, self.loss, self.settings = model, trained, gates, loss, settings
         self.device = next(model.parameters()).device
         self.penalties = torch.tensor(penalties, device=self.device)
+        refuse_compiled(model)
+        found = sites(model)  # once: a step neither moves nor cuts a head
+        self.sites = {key: found[key] for key in (gates.sizes if gates is not None else ())}
         groups = [{"params": list(trained.values()), "lr": settings["weight_rate"], "betas": (0.9, 0.98),
                    "weight_decay": 0.01}] if trained else []  # fmt: skip
         self.parameters = dict(trained)
@@ -82,8 +87,9 @@ class Loop:
         with dice(s["seed"], step, self.device) as generator:
             values = {}
             if self.gates is not None:
-                values = self.gates.sample(size(batch), per=s["per"], generator=generator)
-            with gated(self.model, values):
+                drawn = self.gates.sample(size(batch), per=s["per"], generator=generator)
+                values = {self.sites[key]: gate for key, gate in drawn.items()}
+            with multiplied(self.model, values):
                 task = task_loss(self.model, repeated(batch, sets) if sets > 1 else batch, self.loss, sets)
                 total = task.sum()
                 if self.gates is not None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headtools as ht
+from headtools.heads.gates import multiplied
 
 from .reference import (
     assert_same_state,
@@ -231,3 +232,18 @@ def test_law_any_gate_values_equal_the_plain_product(name, data):
     with naive_gates([(site, lambda z, g=values[site.key]: z * g[:, None]) for site in sites]):
         naive = run(model, batch)
     assert torch.equal(gated, naive)
+
+
+@pytest.mark.parametrize("name", ["bert", "marian", "albert"])
+def test_ready_made_gates_do_what_gates_do(name):
+    model, batch = zoo_model(name)
+    sites = list(ht.sites(model))
+    values = {site: torch.rand(site.heads, generator=torch.Generator().manual_seed(3)) for site in sites}
+    plain = run(model, batch)
+    with ht.gates(model, {site.key: gate for site, gate in values.items()}):
+        expected = run(model, batch)
+    with pytest.raises(RuntimeError, match="on the way"), multiplied(model, values):
+        assert torch.equal(run(model, batch), expected)
+        assert not torch.equal(expected, plain)
+        raise RuntimeError("on the way out")
+    assert torch.equal(run(model, batch), plain)

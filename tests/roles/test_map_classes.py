@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headtools.roles.map_classes import CLASSES, agreement, classify, labelled
+from headtools.roles.map_classes import CLASSES, agreement, classify, features, labelled
 
 
 def name(rows):
@@ -42,6 +42,38 @@ def test_padding_is_not_part_of_the_map():
     short[0, 0, :7, :7], short[0, 1, :7, :7] = torch.eye(7), column(7, 3)
     short[..., 7:, :] = 1 / 12  # what a model leaves in rows of padding
     assert [CLASSES[i] for i in classify(short, real)[0]] == ["diagonal", "vertical"]
+
+
+def by_hand(m):
+    """The features of one map (n, n), read off one number at a time."""
+    n = len(m)
+    columns = [float(m[:, j].sum()) / n for j in range(n)]
+    order = sorted(range(n), key=lambda j: -columns[j])
+    without = m.clone()
+    without[:, order[:2]] = 0
+
+    def band(rows):
+        sums = {k: sum(float(rows[i, i + k]) for i in range(n) if 0 <= i + k < n) for k in range(-3, 4)}
+        return max(sum(sums[k + step] for step in range(3)) for k in range(-3, 2)) / n
+
+    part = 0.0
+    for cut in range(3, n - 2):
+        within = float(m[:cut, :cut].sum() + m[cut:, cut:].sum()) / n
+        part = max(part, within - (cut**2 + (n - cut) ** 2) / n**2)
+    peak = sum(float(row.max()) for row in m) / n
+    return columns[order[0]], columns[order[0]] + columns[order[1]], band(m), band(without), part, peak
+
+
+def test_features_by_hand_with_padding():
+    torch.manual_seed(1)
+    sizes = [2, 3, 4, 5, 6, 7, 9, 14]
+    maps, real = torch.rand(len(sizes), 3, 14, 14), torch.arange(14) < torch.tensor(sizes)[:, None]
+    for i, n in enumerate(sizes):
+        maps[i, :, :n, :n] = (5 * torch.randn(3, n, n)).softmax(-1)
+    found = torch.stack(features(maps, real), -1)
+    for i, n in enumerate(sizes):
+        for head in range(3):
+            assert found[i, head].tolist() == pytest.approx(by_hand(maps[i, head, :n, :n]), abs=1e-6), (n, head)
 
 
 def test_maps_must_be_square():
