@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
 from headtools.importance.digest import digest, digest_model
+from headtools.importance.whole import written_bytes
 
 __all__ = ["digest", "digest_model", "load_scores", "origin", "read_whole", "save_scores", "write_whole"]
 
@@ -113,7 +113,7 @@ def write_whole(path: str | Path, tensors: Mapping[str, Tensor], told: Mapping[s
     """Write tensors by name, with whatever JSON can hold beside them, to one file, whole or not at all.
 
     A digest of it all goes along, by which ``read_whole`` knows a changed file. Raises ``ValueError`` for a path that
-    does not end in .safetensors, and ``TypeError`` for what JSON cannot hold.
+    does not end in .safetensors, ``TypeError`` for what JSON cannot hold, and as ``written`` does for a full disk.
     """
     path = Path(path)
     if path.suffix != SUFFIX:
@@ -121,17 +121,7 @@ def write_whole(path: str | Path, tensors: Mapping[str, Tensor], told: Mapping[s
     told = json.dumps(told)  # ASCII, so that no name of any kind can trouble the header
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     data = save(plain, {"told": told, "digest": digest(told, plain)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    return written_bytes(path, data)
 
 
 def read_whole(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -143,10 +133,10 @@ def read_whole(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}: write one with save_scores(scores, path)")
+    data = path.read_bytes()  # at once: between two looks another process may put a new file in its place
     try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
     except SafetensorError as error:
         raise ValueError(f"{path} is truncated or no safetensors file ({error}): write it again") from error
     if not {"told", "digest"} <= header.keys():
