@@ -22,7 +22,8 @@ def written(path: str | Path) -> Iterator[Path]:
 
     The folder is made where it is missing. Two processes may write the same file: each writes its own, and the last
     one stands. A process that is killed leaves a file that ends in ``.part``, which nothing reads; who writes the same
-    file an hour later or more deletes it. Raises ``OSError`` for a full disk or a folder that may not be written, and says that nothing changed.
+    file an hour later or more deletes it. Raises ``OSError`` for a full disk or a folder that may not be written, and
+    says that nothing changed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
