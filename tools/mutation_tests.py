@@ -34,8 +34,9 @@ class Baseline:
         return cls(told["seconds"], lines, told["modules"])
 
     def choose(self, file: str, mutant: Mutant, budget: float) -> tuple[list[str], float]:
-        """Return the tests that run a mistake, the fastest first, as many as fit in ``budget`` seconds, and their sum.
+        """Return the tests that run a mistake, as many as fit in ``budget`` seconds, and how long they take.
 
+        Those come first whose file has the name of the mistake's file in it, and the fastest of them before the others.
         What runs when a function is made or a module is read belongs to no test: then all tests of the function, or of
         the file, count.
         """
@@ -46,7 +47,8 @@ class Baseline:
         if not found:
             found = self._between(lines, 1, 10**9)
         chosen, total = [], 0.0
-        for test in sorted(found, key=lambda one: (self.seconds[one], one)):
+        own = Path(file).stem
+        for test in sorted(found, key=lambda one: (own not in Path(one.split("::")[0]).stem, self.seconds[one], one)):
             total += self.seconds[test]
             if chosen and total > budget:
                 break

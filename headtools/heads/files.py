@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from headtools.heads.digest import digest
+from headtools.heads.whole import written_bytes
 
 SUFFIX = ".safetensors"
 
@@ -29,17 +29,7 @@ def write_whole(path: str | Path, tensors: Mapping[str, Tensor], told: Mapping[s
     told = json.dumps(told)  # ASCII, so that no name of any kind can trouble the header
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     data = save(plain, {"told": told, "digest": digest(told, plain)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    return written_bytes(path, data)
 
 
 def read_whole(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -48,8 +38,13 @@ def read_whole(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises ``FileNotFoundError`` where there is no file, and ``ValueError`` for one that is truncated, changed, or
     written by something else.
     """
-    path, tensors = Path(path), {}
-    header = _header(path, tensors)
+    path = Path(path)
+    data = _there(path).read_bytes()  # at once: between two looks another process may put a new file in its place
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise _truncated(path, error) from error
+    header = _header(path, data)
     if header["digest"] != digest(header["told"], tensors):
         raise ValueError(f"{path} was changed after it was written: its digest does not fit; write it again")
     return tensors, _told(path, header["told"])
@@ -60,23 +55,42 @@ def read_told(path: str | Path) -> dict[str, Any]:
 
     Raises as ``read_whole``, but for a file whose tensors were changed.
     """
-    return _told(Path(path), _header(Path(path))["told"])
+    path = Path(path)
+    with open(_there(path), "rb") as file:
+        start = file.read(8)
+        data = start + file.read(min(int.from_bytes(start, "little"), path.stat().st_size))
+    header = _header(path, data)
+    if len(data) + _size(data) != path.stat().st_size:
+        raise _truncated(path, "its length does not fit")
+    return _told(path, header["told"])
 
 
-def _header(path: Path, into: dict[str, Tensor] | None = None) -> dict[str, str]:
-    """Return the header of a file that ``write_whole`` wrote, and put its tensors into a dict where one is given."""
+def _size(data: bytes) -> int:
+    """Return how many bytes of tensors follow, by the first bytes of a safetensors file."""
+    described = json.loads(data[8:]).items()
+    return max((tensor["data_offsets"][1] for name, tensor in described if name != "__metadata__"), default=0)
+
+
+def _there(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}: write one with save_scores(scores, path)")
+    return path
+
+
+def _truncated(path: Path, why: object) -> ValueError:
+    return ValueError(f"{path} is truncated or no safetensors file ({why}): write it again")
+
+
+def _header(path: Path, data: bytes) -> dict[str, str]:
+    """Return what the first bytes of a file that ``write_whole`` wrote tell beside the tensors."""
     try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            if into is not None:
-                into.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is truncated or no safetensors file ({error}): write it again") from error
-    if not {"told", "digest"} <= header.keys():
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        told = header.get("__metadata__", {})
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise _truncated(path, error) from error
+    if not isinstance(told, dict) or not {"told", "digest"} <= told.keys():
         raise ValueError(f"{path} was not written by headtools: its header does not say what its tensors are")
-    return header
+    return told
 
 
 def _told(path: Path, text: str) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headtools.heads.whole import written_bytes
 from headtools.lesson.plain import escape
 
 if TYPE_CHECKING:
@@ -98,13 +98,7 @@ def write(text: str, path: str | Path) -> Path:
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is no folder: make it first, mkdir -p {path.parent}")
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    return written_bytes(path, text.encode("utf-8"))
 
 
 def _cell(value: object) -> str:

@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+from headtools.heads.whole import written_bytes
+
 ASSETS = Path(__file__).parent / "assets"
 CHECKSUMS = "checksums.json"
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -38,9 +40,7 @@ def checksum(path: Path) -> str:
 
 def write(told: dict, file: Path) -> None:
     """Write numbers to a JSON file, whole or not at all."""
-    part = file.with_name(file.name + ".part")
-    part.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(part, file)
+    written_bytes(file, (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode("utf-8"))
 
 
 def publish(model: "MarianMTModel", folder: Path = ASSETS) -> None:  # noqa: F821

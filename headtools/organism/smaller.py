@@ -53,7 +53,12 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> Path:
             tokenizer.save_pretrained(part)
         (part / CUT).write_text(json.dumps([list(head) for head in pruned(model)]), encoding="utf-8")
         part.chmod(0o755)  # mkdtemp's is for the owner alone
-        os.replace(part, folder)
+        try:
+            os.replace(part, folder)
+        except OSError as error:
+            if folder.exists():  # another process was faster
+                raise FileExistsError(f"{folder} is there already: name a new folder") from error
+            raise
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise

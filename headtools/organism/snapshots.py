@@ -8,15 +8,14 @@ differently, so it ends near the shipped model but not at its weights: the snaps
 """
 
 import json
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from headtools.heads.whole import written_bytes
 from headtools.organism.publish import ASSETS, CHECKSUMS, checksum
 
 if TYPE_CHECKING:
@@ -43,25 +42,16 @@ def path(step: int, folder: Path | None = None) -> Path:
 def keep(model: "MarianMTModel", step: int, folder: Path) -> None:
     """Write a model's weights to ``folder`` in half precision, whole or not at all; tied weights once."""
     kept = {name: w.half().contiguous() for name, w in model.state_dict().items() if name not in DERIVED}
-    folder.mkdir(parents=True, exist_ok=True)
-    target = path(step, folder)
-    part = target.with_name(target.name + ".part")
-    save_file(kept, part, metadata={"step": str(step)})
-    os.replace(part, target)
+    written_bytes(path(step, folder), save(kept, metadata={"step": str(step)}))
 
 
 def ship(source: Path, folder: Path | None = None, kept: Sequence[int] = KEPT) -> None:
     """Copy the kept steps of a training run from ``source`` to the package and write their checksums last."""
     folder = folder or SNAPSHOTS
-    folder.mkdir(parents=True, exist_ok=True)
     for step in kept:
-        part = path(step, folder).with_suffix(".part")
-        shutil.copyfile(path(step, source), part)
-        os.replace(part, path(step, folder))
+        written_bytes(path(step, folder), path(step, source).read_bytes())
     sums = {path(step, folder).name: checksum(path(step, folder)) for step in kept}
-    part = folder / (CHECKSUMS + ".part")
-    part.write_text(json.dumps(sums, indent=1) + "\n")
-    os.replace(part, folder / CHECKSUMS)
+    written_bytes(folder / CHECKSUMS, (json.dumps(sums, indent=1) + "\n").encode("utf-8"))
 
 
 def weights(step: int, folder: Path | None = None) -> dict[str, Tensor]:

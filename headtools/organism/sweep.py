@@ -13,7 +13,6 @@ missing. What it finds is gathered into ``assets/sweep.json``.
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import nn
 from tqdm import tqdm
 
 import headtools as ht
+from headtools.heads.whole import written_bytes
 from headtools.organism.accuracy import token_accuracy
 from headtools.organism.jobs import side_by_side
 from headtools.organism.pruning import TrainingBatches
@@ -174,10 +174,7 @@ def make(run: dict, folder: Path, sentences: int, steps: int) -> dict:
 def dump(told: object, file: Path) -> None:
     """Write a JSON file whole or not at all: one run a line, so that the file stays small and its changes readable."""
     text = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    part.write_text(text.replace('{"over"', '\n{"over"') + "\n", encoding="utf-8")
-    os.replace(part, file)
+    written_bytes(file, (text.replace('{"over"', '\n{"over"') + "\n").encode("utf-8"))
 
 
 def gather(rows: Iterable[dict], sentences: int, steps: int) -> dict:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
+
+from headtools.heads.whole import written_bytes
 
 FILE = "gates.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+NONE = torch.empty(0, 0, 0)  # has no parameter's shape
 
 
 def save(
@@ -31,11 +33,9 @@ def save(
         tensors[f"weight|{name}"] = parameter.detach()
         kept = optimizer.state.get(parameter, {})
         tensors |= {f"{key}|{name}": kept[key] for key in MOMENTS if key in kept}
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / (FILE + ".part")
     header = {"settings": json.dumps(settings), "step": str(step)}
-    save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, part, metadata=header)
-    os.replace(part, folder / FILE)
+    plain = {name: value.cpu().contiguous() for name, value in tensors.items()}
+    written_bytes(folder / FILE, as_bytes(plain, metadata=header))
 
 
 def restore(
@@ -43,18 +43,25 @@ def restore(
 ) -> tuple[int, dict[str, Tensor]] | None:
     """Load what ``save`` wrote; the step and the history, or None if nothing was saved.
 
-    Raises ``ValueError`` if ``folder`` holds a run with other settings, before anything is changed.
+    Raises ``ValueError`` if ``folder`` holds a run with other settings, or a file that is damaged, before anything is
+    changed.
     """
     if not (folder / FILE).exists():
         return None
-    with safe_open(folder / FILE, "pt") as file:
-        header = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    then, now, step = json.loads(header["settings"]), json.loads(json.dumps(settings)), int(header["step"])
+    try:
+        with safe_open(folder / FILE, "pt") as file:
+            header = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        then, now, step = json.loads(header["settings"]), json.loads(json.dumps(settings)), int(header["step"])
+    except (SafetensorError, TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"{folder / FILE} is damaged ({error}): delete it, and the run starts anew") from error
     differing = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
     if differing:
         told = ", ".join(f"{name} {then.get(name)!r}, not {now.get(name)!r}" for name in differing)
         raise ValueError(f"{folder} holds another run ({told}); use another folder: run='elsewhere'")
+    for name, parameter in parameters.items():
+        if tensors.get(f"weight|{name}", NONE).shape != parameter.shape:
+            raise ValueError(f"{folder / FILE} has no such {name}: use another folder, run='elsewhere'")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[f"weight|{name}"])

@@ -39,8 +39,18 @@ def test_shape_and_seed():
         (torch.rand(1), 0.95, "two examples"),
         (torch.tensor([0.0, float("nan")]), 0.95, "NaN"),
         (torch.rand(5), 95, "between 0 and 1"),
+        (torch.rand(5), 1.0, "between 0 and 1"),
+        (torch.rand(5), 0.0, "between 0 and 1"),
+        (torch.tensor(1.0), 0.95, "two examples"),
     ],
 )
 def test_bad_input(values, level, says):
     with pytest.raises(ValueError, match=says):
         bootstrap(values, level=level)
+
+
+def test_what_is_taken_when_nothing_is_said():
+    values = torch.randn(9, generator=torch.Generator().manual_seed(3))
+    assert bootstrap(values) == bootstrap(values, times=1000, level=0.95, seed=0)
+    assert bootstrap(values) != bootstrap(values, times=1000, level=0.95, seed=1)
+    assert len({bootstrap(values, times=times)[0].item() for times in (999, 1000, 1001)}) > 1

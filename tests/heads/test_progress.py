@@ -43,6 +43,33 @@ def test_vanishes_after_an_error_too():
     assert [output.output_type for output in nb.cells[0].outputs] == ["error"]
 
 
+def test_the_bar_counts_in_a_kernel(monkeypatch):
+    """The same without a kernel of its own."""
+    import ipywidgets
+    from IPython import display as shown
+
+    from headtools.heads import progress as module
+
+    bars, made, cleared = [], [], []
+    plain = ipywidgets.IntProgress
+    monkeypatch.setattr(ipywidgets, "IntProgress", lambda **given: bars.append(plain(**given)) or bars[-1])
+    monkeypatch.setattr(shown, "display", lambda bundle, raw: made.append((bundle, raw)))
+    monkeypatch.setattr(shown, "clear_output", lambda: cleared.append(True))
+    monkeypatch.setattr(module, "_has_kernel", lambda: True)
+    steps = progress("abc", "spelling")
+    assert next(steps) == "a"
+    (bar,) = bars
+    assert (bar.value, bar.max, bar.description) == (0, 3, "spelling")
+    assert list(made[0][0]) == [module.VIEW]
+    assert made[0][1] is True
+    next(steps)
+    assert bar.value == 1
+    assert not cleared
+    assert list(steps) == ["c"]
+    assert bar.value == 3
+    assert cleared == [True]
+
+
 def test_outside_a_notebook_it_is_a_plain_bar(capsys):
     assert list(progress([4, 5], "adding")) == [4, 5]
     assert "adding" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""The kind of an attention module, from its name, its class and its owners; and projections of unusual forms."""
+
+import pytest
+import torch
+from torch import nn
+
+from headtools.heads.kinds import find_kind
+from headtools.heads.layout import find_projections, head_width, looks_like_attention
+
+OLDER = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
+
+
+def module(name="OddAttention", **attributes):
+    made = type(name, (nn.Module,), {})()
+    for key, value in attributes.items():
+        setattr(made, key, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "kind"),
+    [
+        ("h.0.attn", {}, "encoder"),
+        ("h.0.attn", {"is_causal": True}, "decoder"),
+        ("h.0.attn", {"is_causal": False}, "encoder"),
+        ("model.decoder.layers.0.attn", {"is_causal": False}, "encoder"),
+        ("model.decoder.layers.0.attn", {}, "decoder"),
+        ("decoder.encoder.layers.0.attn", {}, "encoder"),
+        ("h.0.attn", {"is_decoder": True}, "decoder"),
+        ("h.0.attn", {"is_decoder": "yes"}, "encoder"),
+        ("h.0.attn", {"is_cross_attention": True, "is_causal": True}, "cross"),
+        ("h.0.attn", {"is_cross_attention": False}, "encoder"),
+        ("h.0.crossattention.self", {"is_causal": True}, "cross"),
+        ("h.0.EncDecAttention", {}, "cross"),
+        ("h.0.encoder_attn", {}, "cross"),
+        ("cross_encoder.h.0.attn", {}, "encoder"),  # the stack's name is not the layer's
+        ("crossattention", {}, "cross"),
+    ],
+)
+def test_what_a_module_says(name, attributes, kind):
+    assert find_kind(name, module(**attributes)) == kind
+
+
+@pytest.mark.parametrize("older", OLDER)
+def test_older_decoders_are_known_by_their_class(older):
+    assert find_kind("h.0.attn", module(f"{older}Attention")) == "decoder"
+    assert find_kind("h.0.attn", module(f"Not{older}Attention")) == "encoder"
+
+
+def test_keys_that_are_the_values_too():
+    odd = module(q_proj=nn.Linear(8, 8), k_proj=nn.Linear(8, 4), v_proj=None)
+    parts = find_projections(odd, 4, 2)
+    assert parts.v.module is parts.k.module is odd.k_proj
+    assert parts.q.rows.shape == (4, 2)
+    assert parts.v.rows.tolist() == [[0, 1], [2, 3]]
+    assert find_projections(module(q_proj=None, k_proj=nn.Linear(8, 4), v_proj=None), 4, 2).k is None
+    assert find_projections(module(q_proj=nn.Linear(8, 8), k_proj=None, v_proj=None), 4, 2).q is None
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [(9, 8, 8), (8, 8, 7), (8, 6, 6), (8, 5, 4)],
+)
+def test_sizes_that_fit_no_heads_give_no_rows(q, k, v):
+    odd = module(q_proj=nn.Linear(8, q), k_proj=nn.Linear(8, k), v_proj=nn.Linear(8, v))
+    parts = find_projections(odd, 4, 2)
+    assert (parts.q, parts.k, parts.v) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("total", "heads", "by_head", "expected"),
+    [
+        (24, 4, False, 4),
+        (16, 4, False, 2),
+        (12, 4, False, 1),
+        (8, 4, False, None),
+        (13, 4, False, None),
+        (20, 4, False, None),  # three key heads for four
+        (24, 4, True, 4),
+        (16, 4, True, None),  # head by head there is a key for each query
+    ],
+)
+def test_fused_projections(total, heads, by_head, expected):
+    odd = module(**{"query_key_value" if by_head else "qkv_proj": nn.Linear(8, total)})
+    parts = find_projections(odd, heads, 2)
+    if expected is None:
+        assert parts.q is None
+        return
+    rows = torch.cat([parts.q.rows.flatten(), parts.k.rows.flatten(), parts.v.rows.flatten()])
+    assert sorted(rows.tolist()) == list(range(total))
+    assert parts.k.rows.shape == (expected, 2)
+    if by_head:
+        assert parts.q.rows[1].tolist() == [6, 7]
+        assert parts.k.rows[0].tolist() == [2, 3]
+    else:
+        assert parts.k.rows[0].tolist() == [heads * 2, heads * 2 + 1]
+
+
+@pytest.mark.parametrize("marker", ["conv1d", "receptance", "b_proj", "A_log"])
+def test_what_only_looks_like_attention(marker):
+    parts = {name: nn.Linear(8, 8) for name in ("q_proj", "k_proj", "v_proj")}
+    assert looks_like_attention(module(**parts))
+    assert not looks_like_attention(module(**parts, **{marker: nn.Linear(1, 1)}))
+    assert not looks_like_attention(module("Mixer", **parts))
+    assert looks_like_attention(module(qkv=nn.Linear(8, 24)))
+    assert not looks_like_attention(module(q_proj=nn.Linear(8, 8)))
+
+
+def test_the_width_of_a_head():
+    out = nn.Linear(12, 8)
+    assert head_width(module(head_dim=4), out) == 4
+    assert head_width(module(head_dim=5, num_heads=3), out) == 4
+    assert head_width(module(v_head_dim=6, head_dim=4), out) == 6
+    assert head_width(module(num_heads=0, head_dim=-4), out) is None
+    assert head_width(module(config=module(num_attention_heads=2)), out) == 6
+    assert head_width(module(head_dim=True), out) is None
+    assert head_width(module(num_heads=5), out) is None

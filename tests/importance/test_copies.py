@@ -1,0 +1,92 @@
+"""Copies of a batch: where its examples are, and the same forms with them repeated."""
+
+from collections import namedtuple
+
+import pytest
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+
+from headtools.importance.copies import batch_axes, check_alike, copied_batch, copies_of
+
+Pair = namedtuple("Pair", "a b")
+ONES = torch.ones
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "axes"),
+    [
+        (ONES(3, 7), ONES(6, 7), 0),
+        (ONES(3, 7), ONES(3, 14), 1),
+        (ONES(3, 7), ONES(3, 7), None),
+        ({"a": ONES(2), "b": None}, {"a": ONES(4), "b": None}, {"a": 0, "b": None}),
+        ([ONES(2), (ONES(1, 2),)], [ONES(4), (ONES(1, 4),)], [0, [1]]),
+    ],
+)
+def test_where_examples_are(one, two, axes):
+    assert batch_axes(one, two) == axes
+    doubled = copies_of(one, axes, 2)
+    check_alike(doubled, two)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (ONES(3, 7), ONES(5, 7)),
+        (ONES(3, 7), ONES(6, 14)),
+        (ONES(3, 7), ONES(7, 8)),
+        (ONES(3), None),
+        ({"a": ONES(3)}, {"b": ONES(6)}.values()),
+    ],
+)
+def test_what_is_not_twice_is_refused(one, two):
+    with pytest.raises(ValueError, match=r"no axis holds the examples|of another form"):
+        batch_axes(one, two)
+
+
+def test_forms_are_kept_and_tensors_are_new():
+    kept = torch.tensor([[1.0], [2.0]])
+    for value in (Pair(kept, 3), BaseModelOutput(last_hidden_state=kept), {"a": kept}, [kept], (kept, None)):
+        made = copies_of(value, batch_axes(value, copies_of(value, _rows(value), 2)), 2)
+        assert type(made) is type(value)
+        first = next(iter(made.values())) if isinstance(made, dict) else made[0]
+        assert first.flatten().tolist() == [1, 2, 1, 2]
+    same = copies_of(kept, None, 1)
+    assert torch.equal(same, kept)
+    assert same.data_ptr() != kept.data_ptr()
+
+
+def _rows(value):
+    if isinstance(value, torch.Tensor):
+        return 0
+    if isinstance(value, dict):
+        return {name: _rows(part) for name, part in value.items()}
+    return [_rows(part) for part in value] if isinstance(value, (tuple, list)) else None
+
+
+def test_a_batch_is_copied_where_it_has_rows():
+    batch = {"ids": torch.tensor([[1], [2]]), "scale": torch.tensor(3.0), "other": ONES(3, 2), "use_cache": False,
+             "parts": (ONES(2, 1), {"x": ONES(2)})}  # fmt: skip
+    made = copied_batch(batch, 2, 3)
+    assert made["ids"].flatten().tolist() == [1, 2] * 3
+    assert made["scale"].item() == 3.0
+    assert made["other"].shape == (3, 2)
+    assert made["use_cache"] is False
+    assert made["parts"][0].shape == (6, 1)
+    assert made["parts"][1]["x"].shape == (6,)
+
+
+@pytest.mark.parametrize(("one", "two", "alike"), [
+    (torch.tensor([1.0, 1000.0]), torch.tensor([1.9, 1000.0]), True),  # small beside the greatest
+    (torch.tensor([1.0, 2.0]), torch.tensor([1.1, 2.0]), False),
+    (torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 1.0]), True),
+    (torch.tensor([1, 2]), torch.tensor([1, 3]), False),
+    ({"a": [torch.zeros(0)]}, {"a": [torch.zeros(0)]}, True),
+    ({"a": (torch.ones(1),)}, {"a": (torch.zeros(1),)}, False),
+    ("x", "y", True),
+])  # fmt: skip
+def test_alike_but_for_rounding(one, two, alike):
+    if alike:
+        check_alike(one, two)
+    else:
+        with pytest.raises(ValueError, match="two copies of a batch"):
+            check_alike(one, two)
