@@ -102,7 +102,9 @@ def test_the_release_version_holds_no_answer_and_no_hidden_test(course: NbGrader
         assert not [line for line in lines if line in given_away]
     assert all(not cell.get("outputs") for cell in release.cells)
     assert len(release.cells) == len(source.cells)
-    assert {graded(cell).get("points") for cell in release.cells} == {graded(cell).get("points") for cell in source.cells}
+    assert {graded(cell).get("points") for cell in release.cells} == {
+        graded(cell).get("points") for cell in source.cells
+    }
 
 
 def test_hidden_tests_and_solutions_are_where_the_test_above_looks(course: NbGraderAPI):

@@ -117,7 +117,9 @@ def test_its_table_agrees_with_its_cells(path: Path):
 def test_its_box_says_what_was_measured(path: Path):
     nb, row = nbformat.read(path, as_version=4), measured()[path.stem]
     assert BOX.search(nb.cells[0].source)[0] == words(row)
-    assert row["code"] == fingerprint(nb), "changed since: python tools/measure_notebooks.py assignments/source/*/*.ipynb"
+    assert row["code"] == fingerprint(nb), (
+        "changed since: python tools/measure_notebooks.py assignments/source/*/*.ipynb"
+    )
 
 
 def test_nothing_of_a_course_folder_is_kept_here():
@@ -207,7 +209,7 @@ def test_the_exam_has_answers_and_they_are_right():
     right = {
         2: f"{4 * 100 * 256**2 + 2 * 100**2 * 256:,}", 3: f"{2 * 32 * 8 * 128 * 4096 * 2 // 2**20} MiB",
         6: f"{math.exp(0.75 * math.log(4 / 3) + 0.25 * math.log(4)):.2f}", 15: f"{(1 / 4 + 1 / 5 + 1 / 6) / 3:.3f}",
-        24: f"{1 - 2 * lump:.3f}", 26: f"{luck:.4f}", 27: f"{(3 * head + rest) / (8 * head + rest):.0%}".replace("%", " %"),
+        24: f"{1 - 2 * lump:.3f}", 26: f"{luck:.4f}", 27: f"{100 * (3 * head + rest) / (8 * head + rest):.0f} %",
         29: f"{41 / 51:.2f}",
     }  # fmt: skip
     for number, told in right.items():

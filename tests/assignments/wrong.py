@@ -39,7 +39,7 @@ def two_terms(W_q, b_q, W_k, b_k):
     return W_q @ W_k.T / root, W_q @ b_k / root
 """,
     ),
-    "Padding is forgotten, the whole matrix is made, and the loudest head is guessed from the bias": wrong(
+    "Padding is forgotten, the whole matrix is made, and the loudest head is that with the longest bias": wrong(
         "1c 3c 4c",
         a1="""
 def grouped_attention(q, k, v, lengths):
@@ -51,11 +51,12 @@ def channel_strengths(W_V, W_O):
     return torch.linalg.svdvals(W_V @ W_O)[: W_V.shape[1]]
 """,
         a4_loudest="""
-loudest = ht.sites(model)["encoder", LAYER].module.v_proj.bias.view(8, 16).norm(dim=1).argmin().item()
+lengths = ht.sites(model)["encoder", LAYER].module.v_proj.bias.detach().view(8, 16).norm(dim=1)
+loudest = (lengths.argmax().item(), lengths.max().item())
 """,
     ),
     "Scores are not divided, strengths are squared, and the output bias is shared out among the heads": wrong(
-        "1b 1c 3a 3b 3c 4a 4b",
+        "1b 1c 3a 3b 3c 4a 4b 4c",
         a1="""
 def grouped_attention(q, k, v, lengths):
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
