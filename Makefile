@@ -10,14 +10,15 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 # alive spares it that; without these settings recording looks faster than not recording.
 KEEP_MEMORY = MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=2000000000
 SITE = .venv-site/bin/python
+GRADING = .venv-grading/bin/python
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
 
-.PHONY: help lab test lint bench organism score pruning growth sweep scratch orders latency merging worth notebooks site measure mutate clean environment environment-test environment-site
+.PHONY: help lab test lint bench organism score pruning growth sweep scratch orders latency merging worth notebooks assignments site measure mutate clean environment environment-test environment-site environment-grading
 .DEFAULT_GOAL := help
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 lab: environment ## open the course in JupyterLab   (TORCH=cpu, PYTHON=..., LAB_ARGS="--port 9999")
 	@sh tools/lab.sh $(LAB_ARGS)
@@ -69,6 +70,9 @@ worth: environment ## measure what each head is worth, one at a time, alone in i
 notebooks: environment-test ## run all notebooks and keep their outputs
 	$(ONE_THREAD) $(TEST) tools/execute_notebooks.py $(ARGS)
 
+assignments: environment-grading ## make a folder to hand out and grade problem sets   (ARGS="--out FOLDER --variant 7")
+	$(GRADING) tools/hand_out.py $(ARGS)
+
 site: environment-site ## make the course's site, build/site/index.html
 	$(SITE) tools/make_site.py $(ARGS)
 
@@ -79,7 +83,7 @@ mutate: environment-test ## put small mistakes into heads/ and importance/, coun
 	$(ONE_THREAD) $(TEST) tools/mutate.py heads importance $(ARGS)
 
 clean: ## remove what these commands made, environments included
-	rm -rf .venv .venv-test .venv-site build headtools.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-test .venv-site .venv-grading build headtools.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +
 
@@ -87,7 +91,10 @@ environment:
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv course
 
 environment-test:
-	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-test course,test,site,scale
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-test course,test,site,scale,grading
 
 environment-site:
 	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-site course,site
+
+environment-grading:
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-grading course,grading

@@ -21,6 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 from site_pages import home, ledger, lessons, reference, toc  # noqa: E402
 
 PAGES = ("cheat_sheet.md", "glossary.md", "bibliography.md")
+TEACHING = "teaching.md"  # for lecturers, so at the end
 
 
 def gather(source: Path) -> None:
@@ -28,7 +29,7 @@ def gather(source: Path) -> None:
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir(parents=True)
     notebooks = ROOT / "notebooks"
-    for path in [*lessons(notebooks), notebooks / "conf.py", *(notebooks / name for name in PAGES)]:
+    for path in [*lessons(notebooks), notebooks / "conf.py", *(notebooks / name for name in (*PAGES, TEACHING))]:
         shutil.copy(path, source / path.name)
     shutil.copytree(notebooks / "_static", source / "_static")
     (source / "index.md").write_text(home(notebooks / "index.md", ROOT / "README.md") + toc(lessons(notebooks), PAGES))

@@ -1,12 +1,12 @@
 """Measure minutes and memory of each lesson and write them where readers are told: ``make measure``.
 
-    python tools/measure_notebooks.py                      all lessons
+    python tools/measure_notebooks.py                      all lessons and problem sets
     python tools/measure_notebooks.py notebooks/00_*.ipynb some
 
 The numbers go to ``notebooks/measured.json``, and from there, rounded, to the box at the top of each lesson and to the
 table in the README. Minutes are wall-clock from the start of the kernel to the end of the last cell, on one thread,
 rounded up; megabytes are the kernel's highest memory in any run since the code changed, rounded up to the next 50. A
-test compares all three places.
+test compares all three places. Those of the problem sets go to ``assignments/measured.json``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import nbformat
 from execute_notebooks import ROOT, Run, lessons, run, save
 
 FILE = ROOT / "notebooks" / "measured.json"
+SETS = ROOT / "assignments" / "measured.json"
 README = ROOT / "README.md"
 BOX = re.compile(r"\d+ minutes?, [\d,]+ MB")
 PACKAGES = ("torch", "transformers", "jupyterlab")
@@ -55,10 +56,21 @@ def fingerprint(nb: nbformat.NotebookNode) -> str:
     return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
+def problem_sets(folder: Path = SETS.parent) -> list[Path]:
+    """The problem sets, in order: each is a notebook in a folder of its name, as nbgrader wants it."""
+    return sorted(path for path in folder.glob("source/*/*.ipynb") if path.stem == path.parent.name)
+
+
+def notebook_of(file: Path, name: str) -> Path:
+    """Where the notebook lies that has a row in a measured.json: beside it, or as a problem set below it."""
+    below = file.parent / "source" / name / f"{name}.ipynb"
+    return below if below.exists() else file.with_name(f"{name}.ipynb")
+
+
 def remember(path: Path, done: Run, file: Path = FILE) -> None:
     """Write one lesson's numbers into measured.json; rows of lessons that are gone are dropped."""
     kept = json.loads(file.read_text("utf-8"))["lessons"] if file.exists() else {}
-    kept = {name: row for name, row in kept.items() if path.with_name(name + ".ipynb").exists()}
+    kept = {name: row for name, row in kept.items() if notebook_of(file, name).exists()}
     code, megabytes, before = fingerprint(done.nb), round(done.megabytes), kept.get(path.stem, {})
     if before.get("code") == code:
         megabytes = max(megabytes, before["megabytes"])  # the highest seen, or noise would change the text each time
@@ -78,7 +90,7 @@ def tell(file: Path = FILE, readme: Path = README) -> None:
     """Write the numbers of measured.json into the lessons' boxes and the README's table."""
     rows = json.loads(file.read_text("utf-8"))["lessons"]
     for name, row in rows.items():
-        path = file.with_name(name + ".ipynb")
+        path = notebook_of(file, name)
         nb = nbformat.read(path, as_version=4)
         changed = False
         for cell in nb.cells[:3]:
@@ -113,14 +125,15 @@ def table(text: str, rows: dict, folder: Path) -> str:
 
 
 def main() -> None:
-    """Measure the notebooks named on the command line, or all lessons, and tell the numbers."""
+    """Measure the notebooks named on the command line, or all of them, and tell the numbers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebooks", nargs="*", type=Path)
-    for path in parser.parse_args().notebooks or lessons():
+    for path in parser.parse_args().notebooks or [*lessons(), *problem_sets()]:
         done = run(path)
-        remember(path, done)
+        remember(path, done, SETS if path.resolve() in problem_sets() else FILE)
         print(f"{path.name}: {done.seconds:.0f} s, {done.megabytes:.0f} MB", file=sys.stderr)
-    tell()
+    for file in (FILE, SETS):
+        tell(file)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def toc(paths: Sequence[Path], pages: Sequence[str]) -> str:
     lessons = "\n".join(path.stem for path in paths)
     rest = "\n".join(["ledger", *(Path(name).stem for name in pages)])
     rooms = "\n".join(f"reference/{room}" for room in ROOMS)
-    blocks = (("Lessons", lessons), ("Look up", rest), ("Reference", rooms))
+    blocks = (("Lessons", lessons), ("Look up", rest), ("Reference", rooms), ("For lecturers", "teaching"))
     return "".join(f"\n```{{toctree}}\n:hidden:\n:caption: {name}\n\n{inside}\n```\n" for name, inside in blocks)
 
 
