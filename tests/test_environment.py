@@ -177,6 +177,17 @@ def test_tests_have_an_environment_of_their_own(bench):
     assert installs(asked)[-1] == "--no-build-isolation --editable .[course,test,site,scale,grading]"
 
 
+def test_grading_has_an_environment_of_its_own_and_learners_do_without(bench, root: Path):
+    _, asked = bench("make", "-s", "environment-grading")
+    assert asked[0] == "-m venv .venv-grading"
+    assert installs(asked)[-1] == "--no-build-isolation --editable .[course,grading]"
+    assert "nbgrader" in requirements(root, "grading")
+    assert "nbgrader" not in requirements(root, "course")
+    assert "nbgrader" not in (root / "environment.yml").read_text("utf-8")
+    said, _ = bench("make", "-n", "assignments", "ARGS=--variant 7")
+    assert ".venv-grading/bin/python tools/hand_out.py --variant 7" in said
+
+
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
 def test_changed_versions_are_installed(bench, name: str):
     bench("make", "-s", "environment")
