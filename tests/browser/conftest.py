@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 pytest.register_assert_rewrite("lesson_in_lab")  # so that a failed assertion tells what it compared
-import lab
+import lab  # noqa: E402
 
 REQUIRED = os.environ.get("HEADTOOLS_REQUIRE_BROWSER") == "1"
 
