@@ -134,7 +134,7 @@ def test_written_whole_or_not_at_all(file, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    for owner, step in ((answered.os, "replace"), (Path, "write_text")):
+    for owner, step in ((os, "replace"), (Path, "write_bytes")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, step, full)
             assert "no space left on device" in ht.check("01.cost", RIGHT).note
