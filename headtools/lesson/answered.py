@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from headtools.heads.whole import written_bytes
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -112,13 +114,8 @@ def _write(known: dict[str, str], file: Path) -> None:
     file = file.resolve()  # a link stays a link
     if file.exists() and not file.stat().st_mode & 0o222:
         raise PermissionError(errno.EACCES, "the file is read-only", file.name)  # replacing it would not ask
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    try:
-        text = json.dumps({"about": _ABOUT, "exercises": dict(sorted(known.items()))}, indent=1)
-        part.write_text(text + "\n", encoding="utf-8")
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
+    text = json.dumps({"about": _ABOUT, "exercises": dict(sorted(known.items()))}, indent=1)
+    written_bytes(file, f"{text}\n".encode())
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-import lab
+pytest.register_assert_rewrite("lesson_in_lab")  # so that a failed assertion tells what it compared
+import lab  # noqa: E402
 
 REQUIRED = os.environ.get("HEADTOOLS_REQUIRE_BROWSER") == "1"
 

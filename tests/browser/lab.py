@@ -111,7 +111,7 @@ def browser() -> Iterator:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=PATIENCE * 1000)
         page = chromium.new_context(viewport={"width": 1400, "height": 1000}).new_page()
         page.set_default_timeout(PATIENCE * 1000)
         page.strangers, page.errors, page.failed = [], [], []

@@ -41,7 +41,7 @@ def course(course):
     """With a sample, which was run elsewhere and so is not trusted here."""
     nb = new_notebook(cells=[new_markdown_cell("# Sample"), *(new_code_cell(source) for source in SAMPLE)])
     nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    NotebookClient(nb, timeout=600, store_widget_state=False).execute()
+    NotebookClient(nb, timeout=600, startup_timeout=lab.PATIENCE, store_widget_state=False).execute()
     nbformat.write(nb, course / "sample.ipynb")
     return course
 

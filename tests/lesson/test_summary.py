@@ -134,7 +134,7 @@ def test_written_whole_or_not_at_all(file, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    for owner, step in ((answered.os, "replace"), (Path, "write_text")):
+    for owner, step in ((os, "replace"), (Path, "write_bytes")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, step, full)
             assert "no space left on device" in ht.check("01.cost", RIGHT).note
@@ -232,7 +232,8 @@ def test_in_a_kernel_a_lesson_keeps_its_answers(tmp_path):
     code = ["import headtools as ht", "ht.check('01.cost', ...)", "ht.check('01.cost', lambda T, d, H: T)",
             "ht.check.summary()"]  # fmt: skip
     nb = new_notebook(cells=[new_code_cell(source) for source in code])
-    client = NotebookClient(nb, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    where = {"metadata": {"path": str(tmp_path)}}
+    client = NotebookClient(nb, timeout=300, startup_timeout=300, kernel_name="python3", resources=where)
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}
     with client.setup_kernel(env=env):
         for place, cell in enumerate(nb.cells):
