@@ -27,13 +27,13 @@ Exit status: 0 done, 1 something was wrong with what came (the message says what
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status; messages go to stderr, where results go is told on stdout."""
     options = parser().parse_args(words)
-    from headtools.heads.shards import ElsewhereError, sharded
+    from headtools.heads.shards import ElsewhereError, launched, sharded
 
     try:
         _refuse_folder(options)
+        if launched() > 1 and options.command not in SHARED:
+            raise ValueError(f"{launched()} processes share {' and '.join(SHARED)}; start this command once")
         with sharded() as shard:
-            if shard.count > 1 and options.command not in SHARED:
-                raise ValueError(f"{shard.count} processes share {' and '.join(SHARED)}; start this command once")
             told = _COMMANDS[options.command](options)
             if shard.main:
                 print(told)
