@@ -106,9 +106,10 @@ def _roles(options: argparse.Namespace) -> str:
 
 def _importance(options: argparse.Namespace) -> str:
     import headtools as ht
+    from headtools.heads.shards import current
 
     model, tokenizer, sentences = _subject(options)
-    batches = [{name: value.to(model.device) for name, value in batch.items()}
+    batches = [{name: value.to(current().device) for name, value in batch.items()}
                for batch in ht.label(model, tokenizer, sentences, seed=options.seed)]  # fmt: skip
     kept = {} if options.run is None else {"run": options.run}
     return _told(getattr(ht, options.method)(model, batches, **kept).to_frame(), options.out)
