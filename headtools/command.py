@@ -27,13 +27,13 @@ Exit status: 0 done, 1 something was wrong with what came (the message says what
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status; messages go to stderr, where results go is told on stdout."""
     options = parser().parse_args(words)
-    from headtools.heads.shards import ElsewhereError, sharded
+    from headtools.heads.shards import ElsewhereError, launched, sharded
 
     try:
         _refuse_folder(options)
+        if launched() > 1 and options.command not in SHARED:
+            raise ValueError(f"{launched()} processes share {' and '.join(SHARED)}; start this command once")
         with sharded() as shard:
-            if shard.count > 1 and options.command not in SHARED:
-                raise ValueError(f"{shard.count} processes share {' and '.join(SHARED)}; start this command once")
             told = _COMMANDS[options.command](options)
             if shard.main:
                 print(told)
@@ -106,9 +106,10 @@ def _roles(options: argparse.Namespace) -> str:
 
 def _importance(options: argparse.Namespace) -> str:
     import headtools as ht
+    from headtools.heads.shards import current
 
     model, tokenizer, sentences = _subject(options)
-    batches = [{name: value.to(model.device) for name, value in batch.items()}
+    batches = [{name: value.to(current().device) for name, value in batch.items()}
                for batch in ht.label(model, tokenizer, sentences, seed=options.seed)]  # fmt: skip
     kept = {} if options.run is None else {"run": options.run}
     return _told(getattr(ht, options.method)(model, batches, **kept).to_frame(), options.out)

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -78,3 +80,47 @@ def test_as_a_module():
     done = subprocess.run([sys.executable, "-m", "headtools", "roles", "./nowhere"], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("headtools roles: ./nowhere")
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="needs the extra scale")
+def test_two_processes_that_accelerate_starts(tmp_path, capsys):
+    """The same file, written once, told once; batches of 32, of which one process gets two and the other one."""
+    words = ["importance", "organism", "--limit", "66", "--out"]
+    assert main([*words, str(tmp_path / "one.csv")]) == 0
+    launch = [Path(sys.executable).with_name("accelerate"), "launch", "--multi_gpu", "--num_processes", "2",
+              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
+              "-m", "headtools"]  # fmt: skip
+    done = subprocess.run([*launch, *words, tmp_path / "two.csv", "--run", tmp_path / "kept"], capture_output=True,
+                          text=True, cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(tmp_path / "two.csv")]
+    assert len(list((tmp_path / "kept").iterdir())) == 3
+    one, two = (pd.read_csv(tmp_path / name) for name in ("one.csv", "two.csv"))
+    pd.testing.assert_frame_equal(one, two, rtol=1e-6, atol=1e-6)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("words", [["prune", "organism", "--keep", "0.5"], ["report", "organism"]])
+def test_what_is_not_shared_is_refused(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([*words, "--out", str(tmp_path / "out")]) == 1
+    said = f"headtools {words[0]}: 2 processes share roles and importance; start this command once\n"
+    assert capsys.readouterr().err == said
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_keeps_roles_and_importance(tmp_path, capsys):
+    for words in (["roles", "organism", *FEW], ["importance", "organism", *FEW, "--method", "relevance"]):
+        given = [*words, "--run", str(tmp_path / words[0]), "--out", str(tmp_path / "out.csv")]
+        assert main(given) == 0
+        first = (tmp_path / "out.csv").read_bytes()
+        assert [path.name for path in (tmp_path / words[0]).iterdir()] == ["batch-000000.safetensors"]
+        assert main(given) == 0
+        assert (tmp_path / "out.csv").read_bytes() == first
+    assert main(["importance", "organism", *FEW, "--run", str(tmp_path / "roles")]) == 1
+    assert "holds another run" in capsys.readouterr().err
+    assert main(["importance", "organism", *FEW, "--method", "confidence", "--run", "x"]) == 1
+    assert "leave --run out" in capsys.readouterr().err

@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from site_pages import home, ledger, lessons, reference, toc  # noqa: E402
 
-PAGES = ("cheat_sheet.md", "glossary.md", "bibliography.md")
+PAGES = ("cheat_sheet.md", "scaling.md", "glossary.md", "bibliography.md")
 TEACHING = "teaching.md"  # for lecturers, so at the end
 
 

@@ -93,6 +93,23 @@ def refuse_offloaded(model: nn.Module, what: str) -> None:
         )
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device on which a model takes its batches: its first weight's, or where an offloaded weight is used.
+
+    >>> device_of(nn.Linear(2, 2))
+    device(type='cpu')
+    """
+    weight = next(model.parameters(), None)
+    if weight is not None and not weight.is_meta:
+        return weight.device
+    for module in model.modules():
+        hook = getattr(module, "_hf_hook", None)  # accelerate's
+        for one in getattr(hook, "hooks", [hook]):
+            if getattr(one, "execution_device", None) is not None:
+                return torch.device(one.execution_device)
+    return torch.device("cpu")
+
+
 def watch_inputs(model: nn.Module) -> torch.utils.hooks.RemovableHandle:
     """Refuse empty batches and rows that are all padding, where attention has nothing to look at."""
     return model.register_forward_pre_hook(_check_inputs, with_kwargs=True)

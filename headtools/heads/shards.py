@@ -186,6 +186,7 @@ def _connected() -> Shard:
             f"{launched()} processes were started and {state.num_processes} found each other: start them with "
             "accelerate launch --multi_gpu --num_processes N"
         )
+    state.wait_for_everyone()  # or one that is done at once is gone before the others have found it
     device = torch.device("cpu") if state.device.type == "cpu" else state.device
     return Shard(state.process_index, state.num_processes, device)
 

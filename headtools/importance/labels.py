@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.selection import device_of
 from headtools.heads.shards import current
 from headtools.importance.inputs import IGNORE, frozen, two_sided
 from headtools.importance.loss import continues
@@ -103,7 +104,7 @@ def _translated(tokenizer: Any, targets: Sequence[Sequence[str]]) -> Tensor:
 
 def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Return what the model writes, without the start mark: (B, T'), -100 after the end mark."""
-    at = next(model.parameters()).device
+    at = device_of(model)
     written = model.generate(
         **{name: value.to(at) for name, value in batch.items()}, num_beams=1, do_sample=False, max_new_tokens=WRITTEN
     )[:, 1:].cpu()
@@ -113,7 +114,7 @@ def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def _own_class(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    at = next(model.parameters()).device
+    at = device_of(model)
     with frozen(model):
         logits = getattr(model(**{name: value.to(at) for name, value in batch.items()}), "logits", None)
     if not isinstance(logits, Tensor) or logits.dim() != 2:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.record import record
+from headtools.heads.selection import device_of
 from headtools.roles.alignment import align, to_words
 from headtools.roles.controls import untrained as untrained_twin
 from headtools.roles.corpus import Sentence
@@ -206,7 +207,7 @@ def _looks(
 
     for start in range(0, len(sentences), batch_size):
         batch, words = align(
-            tokenizer, sentences[start : start + batch_size], device=next(model.parameters()).device
+            tokenizer, sentences[start : start + batch_size], device=device_of(model)
         )
         with record(model, want="maps", reduce=fold) as found:
             reader(**batch)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
+from headtools.heads.selection import device_of
 from headtools.roles.segments import ordinary, segments
 
 INDUCTION, PREFIX, COPYING = "induction (TransformerLens)", "prefix matching (Olsson)", "copying (Olsson)"
@@ -232,4 +233,4 @@ def _needs_decoder(model: nn.Module, longest: int, n: int) -> None:
 
 
 def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
+    return device_of(model)

@@ -9,6 +9,7 @@ from math import log
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.selection import device_of
 from headtools.roles.alignment import align
 from headtools.roles.conventions import Conventions
 from headtools.roles.corpus import Sentence
@@ -129,7 +130,7 @@ def _bare(words: tuple[str, ...]) -> Sentence:
 
 def _vectors(model: nn.Module | None, ids: Tensor, units: Units) -> Tensor | None:
     table = None if model is None else model.get_input_embeddings()
-    return None if table is None else means(table(ids.to(model.device)).cpu(), units)
+    return None if table is None else means(table(ids.to(device_of(model))).cpu(), units)
 
 
 def run(model: nn.Module, batch: Mapping[str, Tensor], encoder_only: bool) -> None:

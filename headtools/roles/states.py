@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.record import record
-from headtools.heads.selection import Heads, select
+from headtools.heads.selection import Heads, device_of, select
 from headtools.heads.sites import sites
 from headtools.roles.alignment import align
 from headtools.roles.corpus import Sentence
@@ -80,7 +80,7 @@ def word_states(
     with record(model, want="z", reduce=fold, only=read) as found:
         for start in range(0, len(order), batch_size):
             some = order[start : start + batch_size]
-            batch, words = align(tokenizer, [sentences[i] for i in some], device=next(model.parameters()).device)
+            batch, words = align(tokenizer, [sentences[i] for i in some], device=device_of(model))
             pool = _pool(words, [wanted[i] for i in some], pieces)
             out = reader(**batch, output_hidden_states="residual" in of)
             if "residual" in of:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from headtools.heads.digest import digest, digest_model
 from headtools.heads.partial import Partial, name_of
 from headtools.heads.record import record
+from headtools.heads.selection import device_of
 from headtools.heads.shards import current, outline
 from headtools.heads.sites import Key, Site, sites
 from headtools.roles.baselines import Usual, commonest, count_offsets
@@ -138,7 +139,7 @@ def taxonomy(
         for kind, side in sides.items():
             known = [usual[i % len(usual)][kind] for i in some]
             running[kind].begin(Plan(side, names[kind], conventions, known, antecedent))
-        run_model(model, batch.to(model.device), encoder_only=kinds == ["encoder"])
+        run_model(model, batch.to(device_of(model)), encoder_only=kinds == ["encoder"])
         parts = {kind: running[kind].finish(drawn) for kind in sides}
         return {f"{kind}|{name}": value for kind, part in parts.items() for name, value in part.items()}
 

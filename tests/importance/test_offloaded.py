@@ -1,5 +1,6 @@
 """Models whose weights lie elsewhere (``device_map``), and models in bfloat16: the same numbers, or a refusal."""
 
+import pandas as pd
 import pytest
 import torch
 
@@ -62,6 +63,17 @@ def test_what_reads_no_weights_gives_the_same_numbers(name, how, tmp_path):
         assert torch.allclose(found.flat(), wanted.flat(), atol=1e-6), (measure.__name__, more)
     assert weights(model) == before, "offloaded again, and as ready to be trained as before"
     assert digest_model(model) == digest_model(plain)
+
+
+def test_sentences_find_their_way_to_weights_that_are_elsewhere():
+    accelerate = pytest.importorskip("accelerate")
+    (model, tokenizer), sentences = ht.load(), ht.corpus("organism", limit=6)
+    texts = [sentence.words for sentence in sentences]  # without a translation: the model has to write it
+    roles, labels = ht.taxonomy(model, tokenizer, sentences, times=20), ht.label(model, tokenizer, texts)
+    accelerate.cpu_offload(model, torch.device("cpu"))
+    assert model.device.type == "meta"
+    pd.testing.assert_frame_equal(ht.taxonomy(model, tokenizer, sentences, times=20), roles)
+    assert torch.equal(ht.label(model, tokenizer, texts)[0]["labels"], labels[0]["labels"])
 
 
 @pytest.mark.parametrize("how", ["cpu", "disk"])
