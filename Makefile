@@ -14,7 +14,7 @@ GRADING = .venv-grading/bin/python
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
 
-.PHONY: help lab test lint bench organism score pruning growth sweep scratch orders latency merging worth notebooks assignments site measure mutate clean environment environment-test environment-site environment-grading
+.PHONY: help lab test lint bench organism score pruning growth sweep scratch orders latency merging worth notebooks assignments site measure mutate sbom lock clean environment environment-test environment-site environment-grading
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -81,6 +81,12 @@ measure: environment-test ## measure minutes and memory of each lesson, write th
 
 mutate: environment-test ## put small mistakes into heads/ and importance/, count those the tests notice (ARGS="--sample 50")
 	$(ONE_THREAD) $(TEST) tools/mutate.py heads importance $(ARGS)
+
+sbom: environment ## list every package that is needed, with version and licence, and write build/sbom.json
+	$(LAB) tools/sbom.py --extras course --json build/sbom.json $(ARGS)
+
+lock: environment-test ## write requirements.lock: the versions of constraints.txt with the digests of their files
+	$(TEST) tools/lock.py $(ARGS)
 
 clean: ## remove what these commands made, environments included
 	rm -rf .venv .venv-test .venv-site .venv-grading build headtools.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -5,7 +5,6 @@ afterwards there is the old result or the new one, whole, and what goes on from 
 
 import os
 import random
-import sys
 
 import pytest
 import torch
@@ -23,9 +22,9 @@ from headtools.organism import checkpoint as training
 from headtools.organism import publish, snapshots, sweep
 from headtools.sparse import checkpoint as gating
 
-from .faults import forked, full_disk, killed_after, killer, lines_run
+pytest.importorskip("resource", reason="needs fork and limits")
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+from .faults import forked, full_disk, killed_after, killer, lines_run
 
 OLD, NEW = {"x": torch.zeros(300)}, {"x": torch.ones(500)}
 
@@ -137,6 +136,7 @@ def test_rivals_write_the_same_file(tmp_path):
     running, seen = set(children), set()
     while running:
         seen.add(len(read_whole(path)[0]["x"]))
+        assert tensor_files.read_told(path) == {}
         running -= {child for child in running if os.waitpid(child, os.WNOHANG)[0]}
     assert seen <= {300, 500}
     assert list(tmp_path.iterdir()) == [path]

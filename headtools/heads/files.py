@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,11 @@ def read_told(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     with open(_there(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size  # of what was opened: by now another file may have that name
         start = file.read(8)
-        data = start + file.read(min(int.from_bytes(start, "little"), path.stat().st_size))
+        data = start + file.read(min(int.from_bytes(start, "little"), size))
     header = _header(path, data)
-    if len(data) + _size(data) != path.stat().st_size:
+    if len(data) + _size(data) != size:
         raise _truncated(path, "its length does not fit")
     return _told(path, header["told"])
 

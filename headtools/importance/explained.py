@@ -77,6 +77,9 @@ def _counted(model: nn.Module, batch: Mapping, values: Tensor) -> Tensor:
         counted = labels != IGNORE
         if continues(model):
             counted = torch.cat([counted[:, 1:], counted.new_zeros(len(counted), 1)], 1)
+            mask = batch.get("attention_mask")
+            if isinstance(mask, Tensor) and mask.shape == counted.shape:  # padding on the left is followed by a word
+                counted = counted & mask.bool().to(counted.device)
         return counted.to(values.device)
     mask = batch.get("decoder_attention_mask" if two_sided(model) else "attention_mask")
     if isinstance(mask, Tensor) and mask.shape == values.shape:

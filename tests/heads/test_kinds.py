@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from headtools.heads.kinds import find_kind
-from headtools.heads.layout import find_projections, head_width, looks_like_attention
+from headtools.heads.kinds import causal_by_caller, find_kind
+from headtools.heads.layout import find_output, find_projections, head_width, looks_like_attention
+from headtools.heads.sites import _short
 
 OLDER = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
 
@@ -115,3 +116,122 @@ def test_the_width_of_a_head():
     assert head_width(module(config=module(num_attention_heads=2)), out) == 6
     assert head_width(module(head_dim=True), out) is None
     assert head_width(module(num_heads=5), out) is None
+
+
+SEPARATE = [
+    *("q_proj k_proj v_proj", "query key value", "q k v", "q_lin k_lin v_lin", "linear_q linear_k linear_v"),
+    *("Wq Wk Wv", "query_proj key_proj value_proj", "project_q project_k project_v", "q_head k_head v_head"),
+]
+OUTPUTS = """o_proj out_proj c_proj Wo proj projection projection_layer dense o out_lin linear_out output attention_out
+             post_proj output_projection"""
+WIDTHS = "v_head_dim head_dim attention_head_size key_value_proj_dim head_size d_head dim_head"
+
+
+@pytest.mark.parametrize("names", SEPARATE)
+def test_names_of_separate_projections(names):
+    parts = {name: nn.Linear(8, 8) for name in names.split()}
+    odd = module(**parts)
+    assert looks_like_attention(odd)
+    found = find_projections(odd, 4, 2)
+    assert [found.q.module, found.k.module, found.v.module] == list(parts.values())
+
+
+@pytest.mark.parametrize("name", ["Wqkv", "qkv_proj", "qkv", "c_attn", "att_proj", "query_key_value"])
+def test_names_of_fused_projections(name):
+    odd = module(**{name: nn.Linear(8, 24)})
+    assert looks_like_attention(odd)
+    found = find_projections(odd, 4, 2)
+    assert found.q.module is found.v.module is getattr(odd, name)
+
+
+@pytest.mark.parametrize("name", OUTPUTS.split())
+def test_names_of_output_projections(name):
+    odd = module(**{name: nn.Linear(8, 8)})
+    assert find_output(odd, "attn", odd) is getattr(odd, name)
+
+
+@pytest.mark.parametrize("name", ["num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads"])
+def test_names_of_the_number_of_heads(name):
+    assert head_width(module(**{name: 3}), nn.Linear(12, 8)) == 4
+    assert head_width(module(config=module(**{name: 3})), nn.Linear(12, 8)) == 4
+
+
+@pytest.mark.parametrize("name", WIDTHS.split())
+def test_names_of_the_width_of_a_head(name):
+    assert head_width(module(**{name: 4}), nn.Linear(12, 8)) == 4
+
+
+def create_causal_mask():
+    """Stands for transformers' own function of that name."""
+
+
+def create_bidirectional_mask():
+    """Likewise."""
+
+
+class Causal(nn.Module):
+    """Builds its mask in a method, as some models do."""
+
+    def __init__(self, **config):
+        super().__init__()
+        self.inner = nn.ModuleDict({"attn": nn.Identity()})
+        if config:
+            self.config = type("Config", (), config)()
+
+    def forward(self, x):
+        return self.make_mask(x)
+
+    def make_mask(self, x):
+        return create_causal_mask()
+
+
+class Both(Causal):
+    def make_mask(self, x):
+        return create_causal_mask(), create_bidirectional_mask()
+
+
+class Plain(nn.Module):
+    def __init__(self, inside, switch=False):
+        super().__init__()
+        self.inside = inside
+        if switch:
+            self._can_set_attn_implementation = lambda: True
+
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "causal"),
+    [
+        (Causal(), "inner.attn", True),
+        (Both(), "inner.attn", False),
+        (Plain(Causal()), "inside.inner.attn", True),
+        (Plain(nn.Identity()), "inside", False),
+        (Causal(is_causal=False), "inner.attn", False),
+        (Causal(is_causal=True), "inner.attn", True),
+        (Causal(use_bidirectional_attention=True), "inner.attn", False),
+    ],
+)
+def test_who_builds_the_mask(owner, name, causal):
+    assert causal_by_caller(owner, name) is causal
+
+
+def test_another_model_around_it_does_not_count():
+    outer = Causal()
+    outer.inner["model"] = Plain(nn.Identity(), switch=True)
+    assert causal_by_caller(outer, "inner.model.inside") is False
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rivals", "short"),
+    [
+        ("text_model.encoder", {"vision_model.encoder"}, "text_model"),
+        ("model.text.layers", {"model.vision.layers"}, "text"),
+        ("a.layers", {"b.x.layers", "c.y"}, "a"),
+        ("model.layers", {"model.layers.extra"}, "model.layers"),
+        ("m.a.layers", {"m.b.layers", "n.layers"}, "m.a"),
+    ],
+)
+def test_stacks_have_short_names(prefix, rivals, short):
+    assert _short(prefix, {prefix, *rivals}) == short

@@ -72,7 +72,9 @@ def test_the_bar_counts_in_a_kernel(monkeypatch):
 
 def test_outside_a_notebook_it_is_a_plain_bar(capsys):
     assert list(progress([4, 5], "adding")) == [4, 5]
-    assert "adding" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "adding" in shown
+    assert not shown.endswith("\n"), "the bar's line is wiped, not left"
 
 
 @pytest.mark.parametrize(("items", "label", "kind"), [(iter([1]), "x", TypeError), ([1], " ", ValueError)])

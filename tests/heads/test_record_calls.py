@@ -151,3 +151,13 @@ def test_checkpointing_records_each_layer_once():
     ):
         logits(model(**batch)).sum().backward()
     assert len(counted) == 3, "a reduction counts recomputed layers twice"
+
+
+def test_what_was_recorded_says_its_shapes():
+    model, batch = zoo_model("bert")
+    with ht.record(model, want=("maps", "q")) as r:
+        run(model, batch)
+    assert repr(r["encoder", 1]) == "<encoder 1: maps (3, 4, 7, 7), q (3, 4, 7, 8)>"
+    assert repr(r) == "<Record of 3 sites>"
+    assert len(r) == 3
+    assert list(r) == [("encoder", layer) for layer in range(3)]

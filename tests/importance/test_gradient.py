@@ -433,3 +433,11 @@ def test_bounds_stop_where_the_score_does():
     made = scored({("encoder", 0): rows - 1}, "test", least=0.0, most=1.0)
     assert (made.low["encoder", 0].item(), made.high["encoder", 0].item()) == (0.0, 1.0)
     assert torch.equal(of_normalised(torch.zeros(3, 2)), torch.zeros(3, 2))
+
+
+def test_two_examples_have_an_interval_and_one_has_none():
+    rows = torch.tensor([[1.0, 5.0], [3.0, 5.0], [2.0, 4.0]])
+    for number in (1, 2, 3):
+        scores = scored({("encoder", 0): rows[:number]}, "example")
+        assert (scores.low is None) == (number == 1)
+        assert (scores.high is None) == (number == 1)

@@ -196,6 +196,14 @@ def test_which_steps_are_explained_where_none_are_named():
     assert found.example.bincount().tolist() == [6, 4, 2]  # the first token of each is only read
     without = {key: value for key, value in batch.items() if key != "labels"}
     assert propagate(model, without, rules="cp").example.bincount().tolist() == [7, 5, 3]
+    model, batch = zoo_model("gpt2", "left")
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    found = propagate(model, batch | {"labels": labels}, rules="cp")
+    assert found.example.bincount().tolist() == [6, 4, 2], "what padding predicts is no step"
+    model, batch = labelled("marian")
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0]])
+    without = {key: value for key, value in batch.items() if key != "labels"} | {"decoder_attention_mask": mask}
+    assert propagate(model, without, rules="cp").example.bincount().tolist() == [5, 2, 1]
     model, batch = labelled("bert")
     batch["labels"][:, 1:] = -100
     assert propagate(model, batch, rules="cp").example.bincount().tolist() == [1, 1, 1]
@@ -440,6 +448,9 @@ def test_bad_input_is_refused():
         relevance(model, batch | {"labels": nothing})
     with pytest.raises(ValueError, match="no batches came"):
         relevance(model, iter(()))
+    without = {key: value for key, value in batch.items() if key != "labels"}
+    with pytest.raises(ValueError, match="BertModel came with no logits"):
+        relevance(model.bert, without)
     with pytest.raises(ValueError, match="rules is one of"):
         relevance(model, batch, rules="deeplift")
     with pytest.raises(ValueError, match="normalise is None or"):

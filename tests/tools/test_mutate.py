@@ -9,8 +9,11 @@ import subprocess
 import sys
 import time
 
-import mutate
 import pytest
+
+pytest.importorskip("resource", reason="needs processes that fork")
+
+import mutate
 from mutants import mutants, mutated
 from mutation_tests import Baseline
 
