@@ -110,8 +110,9 @@ def relevance(
     paper does: a translation model's at every word (the batch's labels are its input), a language model's at every
     token, a classifier's once. Each step takes a backward pass. Steps that are padding do not count.
 
-    ``rules``: "attnlrp", "cp" (attention held constant), "epsilon", "alphabeta", "zplus", "voita", "gradient" (none:
-    gradient times output) or your own ``Rules``; see ``NAMED`` in ``headtools.importance.rules``. ``sites`` limits
+    ``rules``: "attnlrp", "cp" (attention held constant), "epsilon", "alphabeta", "zplus", "voita" (that of
+    Voita et al.'s code), "ratio" (the one their paper prints, unstable), "gradient" (none: gradient times output) or
+    your own ``Rules``; see ``NAMED`` in ``headtools.importance.rules``. ``sites`` limits
     what is returned. ``low`` and ``high``: 95 % by bootstrap of examples. ``.notes`` of the scores tells which share of
     the explained numbers arrived at the input (``conserved``) and which stayed in biases and other constants
     (``absorbed``): rules keep 1 in all where attention is held constant, and "attnlrp" does not. ``run`` names a folder

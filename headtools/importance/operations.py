@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from headtools.importance.ratio_rule import ratio_attention, ratio_matmul, ratio_product
 from headtools.importance.rule_functions import (
     alpha_beta,
     alpha_beta_sum,
@@ -102,7 +103,13 @@ class Propagation(TorchFunctionMode):
         """Run a map with a weight; ``matrix`` (out, in) says that it works row by row."""
         if not active(x):
             return whole(x, weight, bias)
-        rules, bias = self.rules, self.constant(bias.detach() if isinstance(bias, nn.Parameter) else bias)
+        rules = self.rules
+        if rules.linear == "ratio" and bias is not None:  # the whole with its bias, shared out as if it had none
+            plain = self._weighted(whole, x, weight, None, matrix)
+            with torch.no_grad():
+                y = whole(x, weight, bias)
+            return identity(plain, y)
+        bias = self.constant(bias.detach() if isinstance(bias, nn.Parameter) else bias)
         if rules.linear == "alphabeta":
             if matrix is None:
                 return alpha_beta(x, bias, weight.detach(), whole, rules.alpha)
@@ -129,7 +136,7 @@ class Propagation(TorchFunctionMode):
         if active(x) and active(y) and self.rules.others:
             x, y = share(x, 0.5), share(y, 0.5)
         elif active(x) and y.dim() == 2 and not args and not kwargs:
-            return self._weighted(lambda x, w, b: func(b, x, w), x, y, bias, y.T)
+            return self._weighted(lambda x, w, b: x @ w if b is None else func(b, x, w), x, y, bias, y.T)
         return func(self.constant(bias) if active(x) or active(y) else bias, x, y, *args, **kwargs)
 
     def _product(self, func: Callable, *args: Any, **kwargs: Any) -> Tensor:
@@ -138,6 +145,11 @@ class Propagation(TorchFunctionMode):
         places = [i for i, value in enumerate(args) if active(value)]
         if not self.rules.others or not places:
             return func(*args, **kwargs)
+        if len(places) > 1 and self.rules.attention == "ratio":
+            by = {"mul": ratio_product, "multiply": ratio_product, "matmul": ratio_matmul, "bmm": ratio_matmul}
+            if func.__name__ not in by:
+                raise ValueError(f"the ratio rule knows products by mul, matmul and bmm, not by {func.__name__}")
+            return by[func.__name__](*args)
         if len(places) > 1:
             shared = [share(value, 1 / len(places)) if i in places else value for i, value in enumerate(args)]
             return func(*shared, **kwargs)
@@ -164,6 +176,10 @@ class Propagation(TorchFunctionMode):
             return func(query, key, value, *args, **kwargs)
         args = tuple(given.detach() if active(given) else given for given in args)  # a position bias in the mask
         kwargs = {name: given.detach() if active(given) else given for name, given in kwargs.items()}
+        if self.rules.attention == "ratio":
+            with torch.no_grad():
+                out = func(query, key, value, *args, **kwargs)
+            return identity(ratio_attention(query, key, value, *args, **kwargs), out)
         if self.rules.attention == "through":
             parts = ((query, 0.25), (key, 0.25), (value, 0.5))
             return func(*(share(t, s) if active(t) else t for t, s in parts), *args, **kwargs)
@@ -177,6 +193,8 @@ class Propagation(TorchFunctionMode):
         return alpha_beta(value, None, None, whole, self.rules.alpha)
 
     def _softmax(self, func: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.rules.attention == "ratio" and active(input):
+            return identity(input, func(input.detach(), *args, **kwargs))
         if self.rules.attention == "constant":
             input = input.detach()
         return func(input, *args, **kwargs)
@@ -204,7 +222,7 @@ class Propagation(TorchFunctionMode):
         bias = self.constant(bias)
         if not self.rules.others:
             return func(input, shape, weight, bias, eps)
-        return layer_norm(input, tuple(shape), weight, bias, eps, self.rules.sums)
+        return layer_norm(input, tuple(shape), weight, bias, eps, self.rules.sums or self.rules.linear == "ratio")
 
     def _one_to_one(self, func: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not active(input):

@@ -7,6 +7,11 @@ instead of the gradient, a g with which x * g is the relevance R(x) of every ten
 Sources: Bach et al. 2015 (10.1371/journal.pone.0130140) for epsilon and alpha-beta; Achtibat et al. 2024
 (arXiv:2402.05602) for AttnLRP; Voita et al. 2019 (arXiv:1905.09418), appendix A, for head relevance. Other projects
 report that a patent has been applied for on methods of this family; if your use is commercial, look into that first.
+
+"voita" is the rule of Voita et al.'s code, "ratio" the one that their appendix prints. "voita" shares by sign and holds
+attention constant, so that R stays within bounds. Under "ratio" the factors of a product share by their size, and R goes
+on through softmax. Where parts cancel there is no bound: in the organism's six layers a head's R is 10^16 times what is
+explained, and rounding alone, in double precision too, makes more than the whole.
 """
 
 from __future__ import annotations
@@ -27,11 +32,13 @@ class Rules:
     """How relevance goes back through each kind of operation.
 
     ``linear``: maps with a weight, convolutions included. "zero" shares R(y) in proportion to x_i w_i / y; "epsilon"
-    adds ``epsilon`` to the size of y; "alphabeta" gives ``alpha`` to the parts of positive sign and the rest to those
-    of negative sign. ``sums``: additions and the mixing of values by attention follow alpha-beta too, and a layer
+    adds ``epsilon`` to the size of y; "ratio" leaves biases out of y, so that they get nothing, and passes over layer
+    normalisations; "alphabeta" gives ``alpha`` to the parts of positive sign and the rest to those of negative sign.
+    ``sums``: additions and the mixing of values by attention follow alpha-beta too, and a layer
     normalisation passes relevance on unchanged; otherwise all of them are shared in proportion.
     ``attention``: "through" follows softmax by its gradient and halves the relevance of every product of two
-    activations; "constant" holds the weights of attention fixed. ``others``: normalisations divide by a constant,
+    activations; "constant" holds the weights of attention fixed; "ratio" passes over softmax and gives factors of a
+    product shares in proportion to their size. ``others``: normalisations divide by a constant,
     activation functions pass relevance on unchanged, products are halved; without it all of them, and attention, are
     plain gradients.
     """
@@ -44,10 +51,11 @@ class Rules:
     others: bool = True
 
     def __post_init__(self) -> None:
-        if self.linear not in ("zero", "epsilon", "alphabeta") or self.attention not in ("through", "constant"):
+        linear, attention = ("zero", "epsilon", "ratio", "alphabeta"), ("through", "constant", "ratio")
+        if self.linear not in linear or self.attention not in attention:
             raise ValueError(
-                'linear is "zero", "epsilon" or "alphabeta" and attention "through" or "constant"; got '
-                f"{self.linear!r} and {self.attention!r}"
+                'linear is "zero", "epsilon", "ratio" or "alphabeta" and attention "through", "constant" or "ratio"; '
+                f"got {self.linear!r} and {self.attention!r}"
             )
         if not self.epsilon > 0 or not abs(self.alpha) < float("inf"):
             raise ValueError(f"epsilon is positive and alpha a number, got {self.epsilon} and {self.alpha}")
@@ -59,7 +67,8 @@ NAMED = {
     "epsilon": Rules(linear="epsilon", attention="constant"),
     "alphabeta": Rules(linear="alphabeta", alpha=0.5, attention="constant"),
     "zplus": Rules(linear="alphabeta", alpha=1.0, sums=True, attention="constant"),
-    "voita": Rules(linear="alphabeta", alpha=0.5, sums=True, attention="constant"),
+    "voita": Rules(linear="alphabeta", alpha=0.5, sums=True, attention="constant"),  # their code, since November 2020
+    "ratio": Rules(linear="ratio", attention="ratio"),  # their appendix A, as printed: unstable where parts cancel
     "gradient": Rules(others=False),
 }
 
@@ -73,7 +82,8 @@ def rules(
 ) -> Iterator[Propagation]:
     """Make gradients of what is computed while the context lasts carry relevance: R(x) = x * gradient.
 
-    ``which``: "attnlrp", "cp", "epsilon", "alphabeta", "zplus", "voita", "gradient" (no rule), or your own ``Rules``.
+    ``which``: "attnlrp", "cp", "epsilon", "alphabeta", "zplus", "voita", "ratio", "gradient" (no rule) or your
+    own ``Rules``.
     Freeze the weights first (``model.requires_grad_(False)``): a product of two tensors that need gradients is halved.
     ``model``: its activation modules that consist of several operations are then taken as one. ``tables``: ids of
     embedding weights that are no input. What the context yields knows the ``inputs`` that were looked up and the

@@ -6,9 +6,9 @@ A plain step is the one you would write yourself: the loss, its gradient, clippi
 with gates does the same under a gate on every head of the model, drawn anew, with the price on open gates and the
 update of log alpha. Both train the same model, the one right after the other in changing order, on one thread; what is
 reported is the median over such pairs of the ratio of their CPU times. The bound holds for the two models of ordinary
-width. In the organism, whose layers are a quarter as wide, a step takes some 55 milliseconds, and multiplying z at its
-18 sites, there and back, 3 of them; its row has no bound. Prints a Markdown table and then JSON; exit status 1 with ``--check`` when a ratio
-is over its bound.
+width. In the organism, whose layers are a quarter as wide, a step takes some 55 milliseconds, 3 of them for multiplying
+z at its 18 sites, there and back; its row has no bound. Prints a Markdown table and then JSON; exit status 1 with
+``--check`` when a ratio is over its bound.
 """
 
 from __future__ import annotations

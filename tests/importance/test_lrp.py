@@ -67,6 +67,14 @@ def test_all_arrives_at_the_input_where_there_are_no_biases(name):
         assert found.absorbed == pytest.approx(0, abs=1e-4), which
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2", "marian", "vit"])  # Llama's norms are float32: too coarse for it
+def test_the_printed_rule_loses_nothing_on_its_way_through_attention(name):
+    model, batch = double(name)
+    found = propagate(model, batch, picked, "ratio")
+    size = max(float(part.abs().max()) for part in found.parts.values()) / float(found.explained.abs().sum())
+    assert found.conserved + found.absorbed == pytest.approx(1, abs=1e-4 + 1e-7 * size)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_attnlrp_says_what_softmax_leaks(name):
     model, batch = double(name, biases=False)

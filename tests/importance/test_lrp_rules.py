@@ -200,6 +200,51 @@ def test_attention_by_loops(which, constant, alpha, way):
         assert torch.allclose(found[2].sum(), start.sum())
 
 
+def ratio_loops(q, k, v, relevance):
+    """The same by the printed rule: sums by their parts, factors by their size, softmax left out."""
+    n, m, width = len(q), len(k), q.shape[1]
+    scores = q @ k.T / math.sqrt(width)
+    maps = scores.softmax(-1)
+    out, to_scores = maps @ v, torch.zeros(n, m, dtype=torch.double)
+    to_q, to_k, to_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for i in range(n):
+        for j in range(m):
+            for c in range(v.shape[1]):
+                part = maps[i, j] * v[j, c] / out[i, c] * relevance[i, c]
+                to_scores[i, j] += maps[i, j] / (maps[i, j] + v[j, c]) * part
+                to_v[j, c] += v[j, c] / (maps[i, j] + v[j, c]) * part
+    for i in range(n):
+        for j in range(m):
+            for c in range(width):
+                part = q[i, c] * k[j, c] / (q[i] @ k[j]) * to_scores[i, j]
+                to_q[i, c] += q[i, c] / (q[i, c] + k[j, c]) * part
+                to_k[j, c] += k[j, c] / (q[i, c] + k[j, c]) * part
+    return to_q, to_k, to_v
+
+
+@pytest.mark.parametrize("way", [attend, fused])
+def test_the_printed_rule_by_loops(way):
+    q, k, v, start = draw(3, 4), draw(5, 4, seed=1), draw(5, 2, seed=2), draw(3, 2, seed=3)
+    found, _ = back("ratio", way, q, k, v, start=start)
+    for ours, wanted in zip(found, ratio_loops(q, k, v, start), strict=True):
+        assert torch.allclose(ours, wanted, rtol=1e-6)
+    assert sum(part.sum() for part in found).item() == pytest.approx(start.sum().item())
+
+
+def test_the_printed_rule_gives_a_bias_nothing_and_bursts_where_parts_cancel():
+    layer = nn.Linear(3, 4).double().requires_grad_(False)
+    x = draw(3, seed=5)
+    (found,), at_biases = back("ratio", layer, x)
+    parts = x * layer.weight  # (4, 3)
+    assert torch.allclose(found, (parts / parts.sum(1, keepdim=True) * layer(x)[:, None]).sum(0))
+    assert at_biases == 0
+    a, b = torch.tensor(1.0, dtype=torch.double), torch.tensor(-0.99, dtype=torch.double)
+    found, _ = back("ratio", lambda a, b: a * b, a, b, start=torch.tensor(1.0))
+    assert [round(part.item(), 6) for part in found] == [100, -99]
+    with pytest.raises(ValueError, match="mul, matmul and bmm, not by einsum"):
+        back("ratio", lambda a, b: torch.einsum("i,i->", a, b), draw(3), draw(3, seed=1))
+
+
 def test_softmax_leaks():
     """Two scores: what arrives at them is x_i (R_i - s_i sum R), which is no whole."""
     scores, start = torch.tensor([1.0, 0.0], dtype=torch.double), torch.tensor([1.0, 0.0], dtype=torch.double)
@@ -405,7 +450,7 @@ def test_bad_rules_are_refused():
         named("lrp")
     with pytest.raises(ValueError, match='linear is "zero"'):
         Rules(linear="gamma")
-    with pytest.raises(ValueError, match='attention "through" or "constant"'):
+    with pytest.raises(ValueError, match='attention "through", "constant" or "ratio"'):
         Rules(attention="none")
     with pytest.raises(ValueError, match="epsilon is positive"):
         Rules(epsilon=0.0)
