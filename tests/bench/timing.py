@@ -84,12 +84,17 @@ def markdown(rows: Sequence[Mapping]) -> str:
     return "\n".join(lines)
 
 
-def options(doc: str, rounds: int) -> Namespace:
-    """Read what every benchmark understands: how many rounds, where the JSON goes, and whether it is a smoke run."""
+def options(doc: str, rounds: int, **choices: list[str]) -> Namespace:
+    """Read what every benchmark understands: how many rounds, where the JSON goes, and whether it is a smoke run.
+
+    ``choices``: more options, each with what can be named after it; all, where none is.
+    """
     parser = ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--json", type=Path, help="write the rows there as JSON")
     parser.add_argument("--quick", action="store_true", help="tiny models, two rounds: does it run at all?")
+    for name, known in choices.items():
+        parser.add_argument(f"--{name}", nargs="+", choices=known, default=known)
     given = parser.parse_args()
     if given.quick:
         given.rounds = 2

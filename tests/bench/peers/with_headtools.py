@@ -12,7 +12,7 @@ import headtools as ht
 
 
 def works(kind: str, size: str) -> dict[str, Callable]:
-    """What headtools does with a model: the plain pass, importance three ways, maps and z, a pruned pass."""
+    """What headtools does with a model: the plain pass, importance three ways, maps, a pruned pass."""
     subject = common.subject(kind, size)
     model, few = subject.model, subject.part(common.EXACT_ROWS)
     smaller = copy.deepcopy(model)
@@ -38,14 +38,9 @@ def works(kind: str, size: str) -> dict[str, Callable]:
             common.logits(model, subject)
         return common.last_weights((*key, seen[key].maps) for key in seen)
 
-    def z() -> dict:
-        with ht.record(model, want=("z",)) as seen:
-            common.logits(model, subject)
-        return common.by_head((*key, seen[key].z[0, -1].sum(-1)) for key in seen)
-
     return {
         "plain": lambda: common.logits(model, subject),
         "plain, 2 rows": lambda: common.logits(model, few),
-        "gradient": gradient, "leave-one-out": ablation, "relevance": relevance, "maps": maps, "z": z,
+        "gradient": gradient, "leave-one-out": ablation, "relevance": relevance, "maps": maps,
         "pruned": lambda: common.logits(smaller, subject),
     }  # fmt: skip

@@ -91,21 +91,13 @@ def works(kind: str, size: str) -> dict[str, Callable]:
         return common.exact(rises, subject, kind)
 
     @torch.no_grad()
-    def cached(names: list[str] | None) -> dict:
-        args, more = inputs(subject)
-        _, cache = lens.run_with_cache(*args, names_filter=names, **more)
-        return cache
-
     def maps() -> dict:
-        cache = cached(of_maps)
+        args, more = inputs(subject)
+        _, cache = lens.run_with_cache(*args, names_filter=of_maps, **more)
         return common.last_weights((*key_of(n, kind), cache[n]) for n in of_maps)
-
-    def everything() -> dict:
-        cached(None)
-        return {}
 
     return {
         "plain": lambda: common.logits(subject.model, subject),
         "plain, 2 rows": lambda: common.logits(subject.model, few),
-        "gradient": gradient, "leave-one-out": ablation, "maps": maps, "everything cached": everything,
+        "gradient": gradient, "leave-one-out": ablation, "maps": maps,
     }  # fmt: skip
