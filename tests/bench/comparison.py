@@ -154,19 +154,21 @@ def row(ours: Side, it: Side, work: str, about: dict, count: float, rounds: int)
 
 
 def markdown(rows: Sequence[dict]) -> str:
-    """The rows as a table: plain passes of each side, quotient of CPU seconds, difference of the numbers."""
+    """The rows as a table: each side in plain passes and CPU seconds, their quotient, difference of the numbers."""
     lines = [
-        "| work | model | peer | counted | headtools, passes | peer, passes | peer / headtools, CPU | numbers differ |",
-        "|" + "---|" * 8,
+        "| work | model | peer | counted | headtools, passes | CPU s | peer, passes | CPU s | quotient | differ |",
+        "|" + "---|" * 10,
     ]
     for r in rows:
         who = f"{r['peer']} {r.get('version', '')}".strip()
         if "said" in r:
-            lines.append(f"| {r['work']} | {r['model']} | {who} | | | cannot: {r['said']} | | |")
+            lines.append(f"| {r['work']} | {r['model']} | {who} | | | | cannot: {r['said']} | | | |")
             continue
         sides = [timing.spread({k: r[f"{side}_{k}"] for k in ("ratio", "low", "high")}) for side in ("ours", "peer")]
         differ = "" if r["difference"] is None else f"{r['difference']:.0e}"
-        cells = (r["work"], r["model"], who, f"{r['counted']:.2f}", *sides, timing.spread(r), differ)
+        times = [f"{r['ours_s']:.2f}", f"{r['peer_s']:.2f}"]
+        cells = (r["work"], r["model"], who, f"{r['counted']:.2f}: {r['why']}", sides[0], times[0], sides[1], times[1],
+                 timing.spread(r), differ)  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
