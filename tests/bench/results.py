@@ -132,10 +132,10 @@ def short(results: Mapping) -> str:
     rows = section["rows"]
     told = section["versions"]
     lines = [
-        f"Measured {section['date']} on one thread of an {section['cpu']}, torch {told['torch']}, transformers "
-        f"{told['transformers']}, random weights, 4 x 64 tokens (leave-one-out 2 x 64). In plain forward passes of the",
-        "same environment, by CPU time: median ± half of the distance between the quartiles; *counted* are the",
-        "operations that the three models need.\n",
+        f"Measured {section['date']} on one thread of an {section['cpu']}, torch {told['torch'].split('+')[0]},",
+        f"transformers {told['transformers']}, random weights, 4 x 64 tokens (leave-one-out 2 x 64). In plain forward",
+        "passes of the same environment, by CPU time: median ± half of the distance between the quartiles; *counted*",
+        "are the operations that the three models need.\n",
         "| work | counted | by | " + " | ".join(KINDS.values()) + " |", "|" + "---|" * (3 + len(KINDS)),
     ]  # fmt: skip
     for work, told_as in WORKS.items():
