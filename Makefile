@@ -29,13 +29,9 @@ test: lint ## run everything: lint, unit tests, doctests, notebooks, browser   (
 lint: environment-test ## check the style of the code
 	$(TEST) -m ruff check .
 
-bench: environment-test ## measure what measuring and gating cost, on one thread
-	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/overhead.py $(ARGS)
-	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/taxonomy.py $(ARGS)
-	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/gradient.py $(ARGS)
-	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/ablation.py $(ARGS)
-	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/relevance.py $(ARGS)
-	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/gates.py $(ARGS)
+bench: environment-test ## measure what everything costs, on one thread   (ARGS="--quick", ARGS=--peers, ARGS="--only gradient")
+	$(if $(findstring peers,$(ARGS))$(findstring comparison,$(ARGS)),sh tools/peers.sh $(TEST))
+	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/run.py $(ARGS)
 
 organism: environment ## train the shipped model again, from nothing   (SEED=2, SIZE=half, SIZE=double)
 	$(LAB) -m headtools.organism.train $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size $(SIZE)) $(ARGS)
@@ -89,7 +85,7 @@ lock: environment-test ## write requirements.lock: the versions of constraints.t
 	$(TEST) tools/lock.py $(ARGS)
 
 clean: ## remove what these commands made, environments included
-	rm -rf .venv .venv-test .venv-site .venv-grading build headtools.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-test .venv-site .venv-grading .venv-peers build headtools.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +
 

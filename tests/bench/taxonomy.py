@@ -145,9 +145,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the JSON there instead of printing it")
     parser.add_argument("--check", action="store_true", help="fail when a bound is broken")
+    parser.add_argument("--quick", action="store_true", help="two rounds of something small: does it run at all?")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    subjects = (bert(12, [64]), bert(4, [64, 256]), organism("encoder", [64, 256, 1000]), organism(None, [64, 256]))
+    if options.quick:
+        subjects, options.rounds = (organism("encoder", [8]),), 2
+    else:
+        subjects = bert(12, [64]), bert(4, [64, 256]), organism("encoder", [64, 256, 1000]), organism(None, [64, 256])
     rows = [row for subject in subjects for row in measure(subject, options.rounds)]
     print(overhead.markdown(rows))
     found = {"torch": torch.__version__, "transformers": transformers.__version__,

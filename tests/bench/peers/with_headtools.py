@@ -1,0 +1,46 @@
+"""headtools' side of every comparison."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import common
+import subjects
+
+import headtools as ht
+
+
+def works(kind: str, size: str) -> dict[str, Callable]:
+    """What headtools does with a model: the plain pass, importance three ways, maps, a pruned pass."""
+    subject = common.subject(kind, size)
+    model, few = subject.model, subject.part(common.EXACT_ROWS)
+    smaller = copy.deepcopy(model)
+    ht.prune(smaller, {site.key: common.half(site.heads) for site in ht.sites(model)})
+
+    def score(labels) -> Callable:
+        return lambda out, _batch: subjects.loss(out.logits, labels)
+
+    def gradient() -> dict:
+        values = ht.gradient(model, subject.batch, loss=score(subject.labels)).values
+        return common.by_head((*key, row) for key, row in values.items())
+
+    def ablation() -> dict:
+        found = ht.ablation_losses(model, few.batch, loss=score(few.labels), max_rows=8, quiet=True)
+        return common.by_head((*key, rows.mean(0)) for key, rows in found.items())
+
+    def relevance() -> dict:
+        found = ht.propagate(model, subject.batch, lambda out, _batch: out.logits[:, -1].amax(-1), "attnlrp")
+        return common.by_head((*key, rows.sum(0)) for key, rows in found.parts.items())
+
+    def maps() -> dict:
+        with ht.record(model, want=("maps",)) as seen:
+            common.logits(model, subject)
+        return common.last_weights((*key, seen[key].maps) for key in seen)
+
+    return {
+        "plain": lambda: common.logits(model, subject),
+        "plain, 2 rows": lambda: common.logits(model, few),
+        "gradient": gradient, "leave-one-out": ablation, "relevance": relevance, "maps": maps,
+        "pruned": lambda: common.logits(smaller, subject),
+    }  # fmt: skip
