@@ -270,7 +270,7 @@ def test_make_alone_lists_the_commands(bench):
     said, asked = bench("make")
     listed = re.findall(r"^make ([a-z]+)", said, re.M)
     measuring = ["score", "pruning", "growth", "sweep", "scratch", "orders", "latency", "merging", "worth"]
-    pages = ["notebooks", "assignments", "site", "measure", "mutate"]
+    pages = ["notebooks", "assignments", "site", "measure", "mutate", "sbom", "lock"]
     assert listed == ["help", "lab", "test", "lint", "bench", "organism", *measuring, *pages, "clean"]
     assert asked == []
 
