@@ -9,9 +9,9 @@ Sources: Bach et al. 2015 (10.1371/journal.pone.0130140) for epsilon and alpha-b
 report that a patent has been applied for on methods of this family; if your use is commercial, look into that first.
 
 "voita" is the rule of Voita et al.'s code, "ratio" the one that their appendix prints. "voita" shares by sign, holding
-attention constant, so that R stays within bounds. Under "ratio" the factors of a product share by their size, and R goes
-on through softmax. Where parts cancel there is no bound: in the organism's six layers a head's R is 10^16 times what is
-explained, and rounding alone, in double precision too, makes more than the whole.
+attention constant, so that R stays within bounds. Under "ratio" the factors of a product share by their size, and R
+goes on through softmax. Where parts cancel there is no bound: in the organism's six layers a head's R is 10^16 times
+what is explained, and rounding alone, in double precision too, makes more than the whole.
 """
 
 from __future__ import annotations
