@@ -8,6 +8,7 @@
     snapshots    the model on the way                  growth             scores on the way, of other seeds and sizes
     pruning      how many heads it needs               usage, features    are roles used, does it say what it must
     sweep        which heads stay at every price       scratch            the same heads, trained from nothing
+    jobs         runs side by side, or on a cluster
     orders       pruning curves of all orders          latency            what cutting buys in time
     merging      merging heads against cutting them    said               what it says about a feature, word by word
     model_card   card()                               sprout             two layers in which induction grows live
