@@ -288,6 +288,25 @@ def test_a_home_made_model_of_linear_modules_is_understood():
     assert torch.allclose(silent, model[1].out_proj.bias.expand_as(silent))
 
 
+def test_attention_without_an_output_is_told_and_left_out():
+    class Attention(nn.Module):
+        def __init__(self, *more):
+            super().__init__()
+            self.num_heads = 2
+            for name in ("q_proj", "k_proj", "v_proj", *more):
+                setattr(self, name, nn.Linear(4, 4))
+
+        def forward(self, x):
+            return x
+
+    with pytest.warns(UserWarning, match=r"does not understand 1 attention modules: 1 \(Attention\)"):
+        sites = ht.sites(nn.Sequential(Attention("out_proj"), Attention()))
+    assert [site.name for site in sites] == ["0"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ht.sites(nn.Sequential(Attention("out_proj"), Attention("out_proj")))
+
+
 def test_older_models_are_marked():
     for name in LEGACY:
         assert not any(site.interface for site in ht.sites(zoo_model(name)[0]))

@@ -263,6 +263,19 @@ def test_products_are_halved_and_nothing_else_is():
     assert torch.allclose(found, a * a)
     found, _ = back("cp", lambda a, b: torch.einsum("i,i->", a, b), a, b)
     assert all(torch.allclose(part, a * b / 2) for part in found)
+    left, right = draw(2, 3), draw(3, 4, seed=1)
+    ways = [
+        (lambda a, b: torch.mm(a, b), left, right),
+        (lambda a, b: torch.matmul(a, b), left, right),
+        (lambda a, b: torch.mv(a, b), left, draw(3, seed=2)),
+        (lambda a, b: torch.dot(a, b), draw(3), draw(3, seed=2)),
+        (lambda a, b: torch.bmm(a, b), left[None], right[None]),
+        (lambda a, b: torch.multiply(a, b), left, draw(2, 3, seed=3)),
+    ]
+    for way, one, other in ways:  # each factor gets half of what went through it
+        (to_one, to_other), _ = back("cp", way, one, other)
+        assert torch.allclose(to_one.sum(), way(one, other).sum() / 2)
+        assert torch.allclose(to_other.sum(), way(one, other).sum() / 2)
     found, _ = back("gradient", lambda a, b: (a * b).sum(), a, b)
     assert all(torch.allclose(part, a * b) for part in found)
 
@@ -344,6 +357,9 @@ def test_normalisations_written_in_any_way_divide_by_a_constant():
         assert torch.allclose(found, way(x))
     (found,), _ = back("cp", lambda x: F.normalize(x, dim=-1), x)
     assert torch.allclose(found, F.normalize(x, dim=-1))
+    for norm in (lambda x: F.group_norm(x, 2), lambda x: F.instance_norm(x[None])[0]):
+        (found,), _ = back("cp", norm, x)
+        assert torch.allclose(found, norm(x))
     own = lambda x: (x - x.mean(-1, keepdim=True)) / x.var(-1, keepdim=True, unbiased=False).add(1e-5).sqrt()  # noqa: E731
     (by_hand,), _ = back("cp", own, x)
     (native,), _ = back("cp", lambda x: F.layer_norm(x, (6,)), x)

@@ -327,3 +327,14 @@ def test_the_header_is_json_with_everything_in_it(path):
     header = json.loads(path.read_bytes()[8 : 8 + size])["__metadata__"]
     assert json.loads(header["told"]) == origin(path)
     assert origin(path)["scores"] == "a name"
+
+
+def test_a_buffer_under_two_names_is_two_names():
+    def model(*names):
+        made, shared = nn.Module(), torch.ones(2)
+        for name in names:
+            made.register_buffer(name, shared)
+        return made
+
+    assert digest_model(model("a", "b")) == digest_model(model("a", "b"))
+    assert digest_model(model("a", "b")) != digest_model(model("a"))
