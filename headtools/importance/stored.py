@@ -88,8 +88,11 @@ def load_scores(
     if model is not None:
         _refuse_other_heads(scores, model, path)
     wanted = _described(made_from or {})
-    other = [f"{name} {kept.get(name)!r}, not {value!r}" for name, value in wanted.items()
-             if name not in kept or (kept[name] != value and kept[name] != _as_before(made_from[name], value))]  # fmt: skip
+    other = [
+        f"{name} {kept.get(name)!r}, not {value!r}"
+        for name, value in wanted.items()
+        if name not in kept or (kept[name] != value and kept[name] != _as_before(made_from[name], value))
+    ]
     if other:
         raise ValueError(f"{path} was made from {'; '.join(other)}: compute the scores again")
     return scores
