@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 
 def digest_model(model: nn.Module) -> str:
-    """Return the digest of a model's weights: its class, and every parameter and buffer by name; 64 hexadecimal digits.
+    """Return the digest of a model's weights: its class, and all it saves, by name; 64 hexadecimal digits.
 
-    The same for the same weights on any device, in any process, in training or not. Hooks are not weights: inside
+    The same for the same weights on any device, in any process, in training or not. Buffers that a model does not save
+    are left out: it computes them from its configuration (angles of positions, masks), and another machine may round
+    them in another way. Hooks are not weights: inside
     ``ablate`` the digest stays what it was, after ``prune`` it is another.
 
     >>> one, two = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -49,8 +51,18 @@ def digest(*things: Any) -> str:
     return found.hexdigest()
 
 
-def _feed(found: hashlib._Hash, thing: Any) -> None:
-    """Add one thing to a digest: its kind, how much follows, and that, so that no two things read alike."""
+def digest_of_all_buffers(thing: Any) -> str:
+    """Return the digest as it was while it took in the buffers that a model does not save: files may hold it."""
+    found = hashlib.sha256()
+    _feed(found, thing, computed=True)
+    return found.hexdigest()
+
+
+def _feed(found: hashlib._Hash, thing: Any, computed: bool = False) -> None:
+    """Add one thing to a digest: its kind, how much follows, and that, so that no two things read alike.
+
+    ``computed`` adds the buffers that a model, if the thing is one, computes and does not save.
+    """
 
     def add(kind: str, data: Any = b"") -> None:
         found.update(f"{kind} {len(data)}:".encode())
@@ -74,7 +86,7 @@ def _feed(found: hashlib._Hash, thing: Any) -> None:
         add("data", flat.view(torch.uint8).numpy())
     elif isinstance(thing, nn.Module):
         add("model", type(thing).__name__.encode())
-        _feed(found, _Weights(thing))
+        _feed(found, _Weights(thing, computed))
     elif isinstance(thing, Mapping):
         add(f"dict {len(thing)}")
         by_digest = {digest(key): key for key in thing}
@@ -97,12 +109,20 @@ def _feed(found: hashlib._Hash, thing: Any) -> None:
 
 
 class _Weights(Mapping):
-    """Every parameter and buffer of a model by name, each read when it is asked for."""
+    """Every parameter and buffer of a model by name, each read when it is asked for.
 
-    def __init__(self, model: nn.Module) -> None:
+    Buffers that the model does not save are among them if ``computed``.
+    """
+
+    def __init__(self, model: nn.Module, computed: bool) -> None:
         self._model = model
         held = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-        self._held = dict(held)
+        skipped = set() if computed else {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in model.named_modules(remove_duplicate=False)
+            for name in module._non_persistent_buffers_set
+        }  # fmt: skip
+        self._held = {name: tensor for name, tensor in held if name not in skipped}
 
     def __getitem__(self, name: str) -> Tensor:
         if not self._held[name].is_meta:

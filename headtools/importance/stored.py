@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from headtools.heads.digest import digest, digest_model
+from headtools.heads.digest import digest, digest_of_all_buffers
 from headtools.heads.files import read_whole, write_whole
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
-
-__all__ = ["digest", "digest_model", "load_scores", "origin", "read_whole", "save_scores", "write_whole"]
 
 PARTS = ("values", "low", "high")
 
@@ -82,7 +80,7 @@ def load_scores(
                  for part in PARTS}  # fmt: skip
         if len(set(keys)) != len(keys) or parts["values"].keys() != set(keys):
             raise ValueError("sites without values")
-        notes = {name: float(note) for name, note in told["notes"].items()}
+        notes = {name: float(note) for name, note in told.get("notes", {}).items()}
         scores = HeadScores(parts["values"], str(told["scores"]), parts["low"] or None, parts["high"] or None, notes)
         kept = dict(told["made_from"])
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -90,8 +88,11 @@ def load_scores(
     if model is not None:
         _refuse_other_heads(scores, model, path)
     wanted = _described(made_from or {})
-    other = [f"{name} {kept.get(name)!r}, not {value!r}" for name, value in wanted.items()
-             if name not in kept or kept[name] != value]  # fmt: skip
+    other = [
+        f"{name} {kept.get(name)!r}, not {value!r}"
+        for name, value in wanted.items()
+        if name not in kept or (kept[name] != value and kept[name] != _as_before(made_from[name], value))
+    ]
     if other:
         raise ValueError(f"{path} was made from {'; '.join(other)}: compute the scores again")
     return scores
@@ -109,6 +110,11 @@ def _described(made_from: Mapping[str, Any]) -> dict[str, Any]:
     """Return entries as JSON holds them: short ones as they are, all others by type and digest."""
     return {str(name): value if (value := _short(thing)) is not ... else f"{type(thing).__name__} {digest(thing)}"
             for name, thing in made_from.items()}  # fmt: skip
+
+
+def _as_before(thing: Any, now: Any) -> Any:
+    """Return how a file of an earlier version describes a model; what is none is described as ``now``."""
+    return f"{type(thing).__name__} {digest_of_all_buffers(thing)}" if isinstance(thing, nn.Module) else now
 
 
 def _short(thing: Any) -> Any:

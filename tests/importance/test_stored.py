@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForMaskedLM, BertModel
 
 import headtools as ht
-from headtools.importance.stored import digest, digest_model, origin, read_whole, write_whole
+from headtools.heads.digest import digest, digest_model, digest_of_all_buffers
+from headtools.importance.stored import origin, read_whole, write_whole
 
 HOSTILE = ["<script>alert(1)</script>", '"}, "digest": "', "../../up", "values|0", "\ud800 \x00 \n", "", "é\u202e"]
 
@@ -303,7 +304,37 @@ def test_the_digest_of_a_model_is_that_of_its_weights(tmp_path):
     model = tiny()
     name = next(name for name, _ in model.named_buffers())
     model.get_submodule(name.rpartition(".")[0]).get_buffer(name.rpartition(".")[2]).add_(1)
-    assert digest_model(model) != first
+    assert digest_model(model) == first  # computed, and not saved with the model
+    assert digest_of_all_buffers(model) != digest_of_all_buffers(tiny())
+    norm = nn.BatchNorm1d(2)
+    before = digest_model(nn.Sequential(norm))
+    norm.running_mean.add_(1)
+    assert digest_model(nn.Sequential(norm)) != before
+
+
+def test_scores_of_earlier_versions_load(path):
+    """Their models were described with all buffers; the first ones had no notes."""
+    model = tiny()
+    ht.save_scores(some_scores(), path, {"model": model, "limit": 3})
+    tensors, told = read_whole(path)
+    told["made_from"] |= {"model": f"{type(model).__name__} {digest_of_all_buffers(model)}", "seed": None}
+    del told["notes"]
+    write_whole(path, tensors, told)
+    assert ht.load_scores(path, made_from={"model": model, "limit": 3}).notes == {}
+    with pytest.raises(ValueError, match="made from model"):
+        ht.load_scores(path, made_from={"model": tiny(1)})
+    with pytest.raises(ValueError, match="made from seed None, not 3"):
+        ht.load_scores(path, made_from={"seed": 3})
+
+
+def test_what_relevance_says_of_itself_comes_back(path):
+    config = BertConfig(
+        hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9
+    )
+    found = ht.relevance(BertForMaskedLM(config), {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]])})
+    ht.save_scores(found, path)
+    assert set(found.notes) == {"conserved", "absorbed"}
+    assert ht.load_scores(path).notes == found.notes
 
 
 def test_models_of_other_classes_with_the_same_weights_differ():

@@ -9,7 +9,18 @@ from sacrebleu.metrics import BLEU
 import headtools as ht
 from headtools.organism import worth as module
 from headtools.organism.accuracy import batches
-from headtools.organism.worth import ABLATION, SENTENCES, SPLITS, ablation_scores, alone, only, worth, written
+from headtools.organism.publish import ASSETS
+from headtools.organism.worth import (
+    ABLATION,
+    SENTENCES,
+    SPLITS,
+    ablation_scores,
+    alone,
+    markdown,
+    only,
+    worth,
+    written,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +129,21 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert said.startswith("| head off | BLEU | p |")
     assert said.count("\n| encoder ") == said.count("\n| cross ") == 6
+
+
+def test_the_card_says_what_the_command_wrote():
+    told, card = worth(), ASSETS.joinpath("README.md").read_text(encoding="utf-8")
+    assert markdown(told) in card
+    costs = sorted((change, head) for head, (change, _) in told["alone"].items())
+    spoken = [f"{head} {'costs ' if i == 0 else ''}{-change:.1f}" for i, (change, head) in enumerate(costs[:5])]
+    assert ", ".join(spoken) in card
+    assert f"the median of the 48 is −{-(costs[23][0] + costs[24][0]) / 2:.2f}." in card
+    assert f"{sum(p < 0.01 for _, p in told['alone'].values())} changes\nhave p < .01" in card
+    pair = max(told["pairs"], key=told["pairs"].get)
+    assert " and\n".join(pair.split()) + f" ({told['pairs'][pair]:.2f} nats)" in card
+    worse = sum(
+        changes["test"][head][0] < changes["validation"][head][0]
+        for changes in told["only"].values()
+        for head in [max(range(8), key=lambda h: changes["validation"][h][0])]
+    )
+    assert worse > 9
