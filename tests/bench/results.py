@@ -148,7 +148,8 @@ def short(results: Mapping) -> str:
         every = [("**headtools**", [row for row in some if "said" not in row], "ours_")] if "," not in work else []
         for peer in dict.fromkeys(row["peer"] for row in some):
             its = [row for row in some if row["peer"] == peer]
-            every.append((called(peer, work, its), its, "peer_"))
+            nothing = [row for row in rows if row["peer"] == peer and row["work"] == "all"]  # of a kind of model
+            every.append((called(peer, work, its), its + nothing, "peer_"))
         for name, its, side in every:
             cells = [cell([row for row in its if row["kind"] == kind], side) for kind in KINDS]
             lines.append(f"| {told_as} | {count} | {name} | " + " | ".join(cells) + " |")
