@@ -164,7 +164,8 @@ def markdown(rows: Sequence[dict]) -> str:
         if "said" in r:
             lines.append(f"| {r['work']} | {r['model']} | {who} | | | | cannot: {r['said']} | | | |")
             continue
-        sides = [timing.spread({k: r[f"{side}_{k}"] for k in ("ratio", "low", "high")}) for side in ("ours", "peer")]
+        each = [{k: r[f"{side}_{k}"] for k in ("ratio", "low", "high")} for side in ("ours", "peer")]
+        sides = [timing.spread({**side, "rounds": r["rounds"]}) for side in each]
         differ = "" if r["difference"] is None else f"{r['difference']:.0e}"
         times = [f"{r['ours_s']:.2f}", f"{r['peer_s']:.2f}"]
         cells = (r["work"], r["model"], who, f"{r['counted']:.2f}: {r['why']}", sides[0], times[0], sides[1], times[1],

@@ -98,7 +98,7 @@ def markdown(results: Mapping) -> str:
 
 
 def cell(values: Iterable[Mapping], side: str = "") -> str:
-    """Median ratio and half of the distance of the quartiles.
+    """Median ratio and half of the distance of the quartiles; without where there was one round.
 
     >>> cell([{"ratio": 2.03, "low": 2.0, "high": 2.06}]), cell([])
     ('2.03 ± 0.03', '')
@@ -112,7 +112,8 @@ def cell(values: Iterable[Mapping], side: str = "") -> str:
     middle = statistics.median(row[f"{side}ratio"] for row in rows)
     half = statistics.median((row[f"{side}high"] - row[f"{side}low"]) / 2 for row in rows)
     digits = 1 if middle >= 10 else 2
-    return f"{middle:.{digits}f} ± {half:.{digits}f}"
+    spread = "" if all(row.get("rounds") == 1 for row in rows) else f" ± {half:.{digits}f}"
+    return f"{middle:.{digits}f}{spread}"
 
 
 def called(peer: str, work: str, rows: Iterable[Mapping]) -> str:
@@ -134,8 +135,8 @@ def short(results: Mapping) -> str:
     lines = [
         f"Measured {section['date']} on one thread of an {section['cpu']}, torch {told['torch'].split('+')[0]},",
         f"transformers {told['transformers']}, random weights, 4 x 64 tokens (leave-one-out 2 x 64). In plain forward",
-        "passes of the same environment, by CPU time: median ± half of the distance between the quartiles; *counted*",
-        "are the operations that the three models need.\n",
+        "passes of the same environment, by CPU time: median ± half of the distance between the quartiles, alone where",
+        "there was one round; *counted* are the operations that the three models need.\n",
         "| work | counted | by | " + " | ".join(KINDS.values()) + " |", "|" + "---|" * (3 + len(KINDS)),
     ]  # fmt: skip
     for work, told_as in WORKS.items():
@@ -147,7 +148,8 @@ def short(results: Mapping) -> str:
         every = [("**headtools**", [row for row in some if "said" not in row], "ours_")] if "," not in work else []
         for peer in dict.fromkeys(row["peer"] for row in some):
             its = [row for row in some if row["peer"] == peer]
-            every.append((called(peer, work, its), its, "peer_"))
+            nothing = [row for row in rows if row["peer"] == peer and row["work"] == "all"]  # of a kind of model
+            every.append((called(peer, work, its), its + nothing, "peer_"))
         for name, its, side in every:
             cells = [cell([row for row in its if row["kind"] == kind], side) for kind in KINDS]
             lines.append(f"| {told_as} | {count} | {name} | " + " | ".join(cells) + " |")

@@ -1,11 +1,11 @@
 """Run every benchmark, one process each, and write the results: ``make bench``.
 
-    python tests/bench/run.py [--quick] [--peers] [--only gradient pruned ...]
+    python tests/bench/run.py [--quick] [--peers] [--only gradient pruned ...] [--check]
 
 Each script runs by itself, one after the other, and its rows replace its last ones in ``results.json``; then
 ``results.md`` and the table in the README are written from it. ``--peers`` adds the comparison with other packages,
 whose environments ``make bench ARGS=--peers`` makes first. ``--quick`` runs tiny models, to see that everything runs,
-and writes nothing.
+and writes nothing. With ``--check`` the exit status is 1 when a ratio is over the bound that its script promises.
 """
 
 from __future__ import annotations
@@ -47,23 +47,39 @@ def section(rows: list[dict]) -> dict:
     return {"date": today, "cpu": results.processor(), "versions": versions, "rows": rows}
 
 
-def main() -> None:
+def over(rows: list[dict]) -> list[str]:
+    """What costs more than its script promises.
+
+    >>> over([{"work": "w", "model": "m", "ratio": 1.06, "bound": 1.05}, {"ratio": 3.0}])
+    ['w, m: 1.060, the bound is 1.05']
+    """
+    bad = [row for row in rows if row.get("bound") and row["ratio"] > row["bound"]]
+    return [f"{row['work']}, {row['model']}: {row['ratio']:.3f}, the bound is {row['bound']}" for row in bad]
+
+
+def main() -> int:
     """Measure, and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny models; writes nothing")
     parser.add_argument("--peers", action="store_true", help="compare with other packages as well")
     parser.add_argument("--only", nargs="+", choices=(*SCRIPTS, COMPARISON), help="some scripts, not all")
+    parser.add_argument("--check", action="store_true", help="fail when a bound is broken")
     given = parser.parse_args()
+    broken = []
     names = given.only or [*SCRIPTS, *([COMPARISON] if given.peers else [])]
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             print(f"\n## {name}\n", flush=True)
             rows = run(name, given.quick, Path(folder))
+            broken += over(rows)
             if not given.quick:
                 found = results.read()
                 found["sections"][name] = section(rows)
                 results.save(found)
+    for line in broken:
+        print(f"over its bound: {line}", file=sys.stderr)
+    return 1 if broken and given.check and not given.quick else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

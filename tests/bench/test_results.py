@@ -65,11 +65,12 @@ def of(*rows: dict) -> dict:
 
 def test_the_short_table_tells_numbers_refusals_and_what_is_not_installed():
     gone = {"peer": "lxt", "kind": "bert", "model": "m", "work": "all", "said": "not installed"}
+    never = {"peer": "captum", "kind": "marian", "model": "m", "work": "all", "said": "no map"}
     no = {**made(work="relevance", kind="gpt2"), "said": "TypeError: no rule"}
-    table = results.short(of(made(), no, gone))
+    table = results.short(of(made(), no, gone, never))
     assert "| gradient importance | 1.99, –, – | **headtools** | 2.00 ± 0.10 |  |  |" in table
-    assert "| gradient importance | 1.99, –, – | captum 0.9.0 | 3.00 ± 0.50 |  |  |" in table
-    assert "| captum 0.9.0 |  | refuses |  |" in table
+    assert "| gradient importance | 1.99, –, – | captum 0.9.0 | 3.00 ± 0.50 |  | refuses |" in table
+    assert "| captum 0.9.0 |  | refuses | refuses |" in table
     assert "not measured: lxt" in table
     full = comparison.markdown([made(), no, gone])
     assert "cannot: TypeError: no rule" in full

@@ -65,12 +65,14 @@ def row(taken: Mapping[str, Sequence[float]], work: str, unit: str, **told: obje
 
 
 def spread(row: Mapping) -> str:
-    """A ratio with its quartiles, as tables show it.
+    """A ratio with its quartiles, as tables show it; without where there was one round.
 
     >>> spread({"ratio": 2.0312, "low": 1.9, "high": 2.2}), spread({"ratio": 70.61, "low": 70.2, "high": 71.44})
     ('2.03 (1.90 to 2.20)', '70.6 (70.2 to 71.4)')
     """
     digits = 1 if row["ratio"] >= 10 else 2
+    if row.get("rounds") == 1:
+        return f"{row['ratio']:.{digits}f} (once)"
     return f"{row['ratio']:.{digits}f} ({row['low']:.{digits}f} to {row['high']:.{digits}f})"
 
 
