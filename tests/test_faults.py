@@ -179,7 +179,7 @@ def test_a_training_killed_twice_keeps_a_state(tmp_path):
     once = lines_run(lambda: saved(tmp_path / "count2" / "a", [1]), files)
     points = 0
     for first in range(once, number, 9):
-        for second in random.Random(first).sample(range(number), 2):
+        for second in random.Random(first).sample(range(number), 4):
             folder = tmp_path / f"{first}-{second}" / "a"
             saved(folder, [1])
             forked(lambda folder=folder: saved(folder, [2]), killer(files, first - once))
@@ -280,7 +280,7 @@ def test_scoring_goes_on_wherever_it_was_killed(tmp_path):
     straight = losses(None)
     files = [partial.__file__, whole.__file__, tensor_files.__file__]
     number = lines_run(lambda: losses(tmp_path / "count"), files)
-    for line in range(0, number, 9):
+    for line in range(0, number, 5):
         folder = tmp_path / str(line)
         assert forked(lambda folder=folder: losses(folder), killer(files, line)) == "killed"
         again = losses(folder)
