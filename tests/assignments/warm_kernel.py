@@ -35,7 +35,7 @@ def started(folder: Path) -> Iterator[dict[str, str]]:
     kernel.write_text(json.dumps(spec))
     server = subprocess.Popen([sys.executable, __file__, "server", address], stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 600
         while not Path(address).exists():
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the process behind the kernels does not start: {server.poll()}")
