@@ -1,6 +1,6 @@
 """headtools against its peers, each in an environment of its own: ``make bench ARGS=--peers``.
 
-    python tests/bench/comparison.py [--rounds 5] [--json FILE] [--quick] [--peer NAME ...] [--kind bert ...]
+    python tests/bench/comparison.py [--rounds 3] [--json FILE] [--quick] [--peer NAME ...] [--kind bert ...]
 
 Two processes build the same random model, one in the test environment with headtools, one in the peer's
 (``.venv-peers``, made by ``tools/peers.sh``). They take turns: this process asks the one for a piece of work, waits,
@@ -182,7 +182,7 @@ def environments() -> dict[str, Path]:
 
 def main() -> None:
     """Measure and print."""
-    given = timing.options(__doc__, rounds=5, peer=list(PEERS), kind=list(subjects.MAKERS))
+    given = timing.options(__doc__, rounds=3, peer=list(PEERS), kind=list(subjects.MAKERS))
     rows = []
     for peer in given.peer:
         for kind in given.kind:

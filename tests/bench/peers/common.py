@@ -52,7 +52,7 @@ def half(heads: int) -> list[int]:
 
 
 def exact(rises: Callable[[str, int, int], Tensor], subject: Subject, kind: str) -> tuple[dict, float]:
-    """Costs of one head in every layer, by a function of (kind, layer, head); and which share of all heads that is.
+    """Costs of one head in every layer, by a function of (kind, layer, head); and which share of a loop that is.
 
     The heads go round: head n of layer n. All cost the same in a loop, so one of each layer stands for the layer.
     """
@@ -62,4 +62,4 @@ def exact(rises: Callable[[str, int, int], Tensor], subject: Subject, kind: str)
         f"{which} {n} {n % size.heads}": rises(which, n, n % size.heads).mean().item()
         for which in kinds for n in range(size.layers)
     }  # fmt: skip
-    return found, 1 / size.heads
+    return found, (1 + len(found)) / (1 + len(found) * size.heads)  # with the pass of the whole model
