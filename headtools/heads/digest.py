@@ -19,8 +19,8 @@ def digest_model(model: nn.Module) -> str:
 
     The same for the same weights on any device, in any process, in training or not. Buffers that a model does not save
     are left out: it computes them from its configuration (angles of positions, masks), and another machine may round
-    them in another way. Hooks are not weights: inside
-    ``ablate`` the digest stays what it was, after ``prune`` it is another.
+    them in another way. Hooks are not weights: inside ``ablate`` the digest stays what it was, after ``prune`` it is
+    another.
 
     >>> one, two = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> digest_model(one) == digest_model(two)
@@ -51,18 +51,8 @@ def digest(*things: Any) -> str:
     return found.hexdigest()
 
 
-def digest_of_all_buffers(thing: Any) -> str:
-    """Return the digest as it was while it took in the buffers that a model does not save: files may hold it."""
-    found = hashlib.sha256()
-    _feed(found, thing, computed=True)
-    return found.hexdigest()
-
-
-def _feed(found: hashlib._Hash, thing: Any, computed: bool = False) -> None:
-    """Add one thing to a digest: its kind, how much follows, and that, so that no two things read alike.
-
-    ``computed`` adds the buffers that a model, if the thing is one, computes and does not save.
-    """
+def _feed(found: hashlib._Hash, thing: Any) -> None:
+    """Add one thing to a digest: its kind, how much follows, and that, so that no two things read alike."""
 
     def add(kind: str, data: Any = b"") -> None:
         found.update(f"{kind} {len(data)}:".encode())
@@ -86,7 +76,7 @@ def _feed(found: hashlib._Hash, thing: Any, computed: bool = False) -> None:
         add("data", flat.view(torch.uint8).numpy())
     elif isinstance(thing, nn.Module):
         add("model", type(thing).__name__.encode())
-        _feed(found, _Weights(thing, computed))
+        _feed(found, _Weights(thing))
     elif isinstance(thing, Mapping):
         add(f"dict {len(thing)}")
         by_digest = {digest(key): key for key in thing}
@@ -109,15 +99,12 @@ def _feed(found: hashlib._Hash, thing: Any, computed: bool = False) -> None:
 
 
 class _Weights(Mapping):
-    """Every parameter and buffer of a model by name, each read when it is asked for.
+    """Every parameter and every buffer that a model saves, by name, each read when it is asked for."""
 
-    Buffers that the model does not save are among them if ``computed``.
-    """
-
-    def __init__(self, model: nn.Module, computed: bool) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
         held = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-        skipped = set() if computed else {
+        skipped = {
             f"{prefix}.{name}" if prefix else name
             for prefix, module in model.named_modules(remove_duplicate=False)
             for name in module._non_persistent_buffers_set

@@ -11,8 +11,8 @@ from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance.inputs import chosen_sites
 from headtools.importance.intervals import scored
+from headtools.importance.loss import Loss
 from headtools.importance.rises import Batches, How, rises_without
-from headtools.importance.suffix import Loss
 
 
 def ablation(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headtools.heads.digest import digest, digest_model
 from headtools.heads.partial import Partial
 from headtools.heads.shards import current, outline
+from headtools.heads.sites import Site
 from headtools.importance.inputs import each_batch
 
 Measure = Callable[[dict[str, Any]], dict[str, Tensor]]
@@ -63,3 +65,14 @@ def by_batch(
     found = shard.merged(work)
     shard.agree(seen.hexdigest(), "models or batches")
     return found
+
+
+def refuse_idle(found: Sequence[Mapping[str, Tensor]], chosen: Sequence[Site], why: str) -> None:
+    """Raise ``ValueError`` for sites that no batch reached; ``why`` says so, with ``{}`` for their names.
+
+    Each part of ``found`` has ``reached``, (len(chosen),): whether the batch came by the site.
+    """
+    reached = torch.stack([part["reached"] for part in found]).any(0).tolist()
+    idle = [site.label for site, there in zip(chosen, reached, strict=True) if not there]
+    if idle:
+        raise ValueError(why.format(", ".join(idle)) + ": leave them out with sites=[...]")

@@ -14,7 +14,7 @@ from headtools.heads.progress import progress
 from headtools.heads.scores import Head
 from headtools.heads.sites import sites
 from headtools.importance.inputs import each_batch, frozen
-from headtools.importance.suffix import Loss, each_loss
+from headtools.importance.loss import Loss, each_loss
 
 
 def curvature(

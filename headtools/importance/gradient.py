@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +19,11 @@ from headtools.heads.partial import name_of
 from headtools.heads.scores import HeadScores
 from headtools.heads.selection import watch_inputs
 from headtools.heads.sites import Site
-from headtools.importance.by_batch import by_batch
+from headtools.importance.by_batch import by_batch, refuse_idle
 from headtools.importance.inputs import chosen_sites, frozen, real_queries
 from headtools.importance.intervals import of_normalised, of_ratio, scored
-from headtools.importance.loss import label_loss
+from headtools.importance.loss import Loss, each_loss
 
-Loss = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,)
 OVER = ("example", "position", "batch")
 
 
@@ -134,7 +132,7 @@ def _slopes(
 
     def measure(batch: dict) -> dict[str, Tensor]:
         products, each = _products(model, batch, loss, chosen, by_token)
-        found = {"losses": each, "moved": torch.tensor([site.key in products for site in chosen])}
+        found = {"losses": each, "reached": torch.tensor([site.key in products for site in chosen])}
         for place, site in enumerate(chosen):
             slope, tokens = _of_site(model, site, batch, products.get(site.key), len(each), by_token)
             found |= {f"slope|{place}": slope, f"tokens|{place}": tokens}
@@ -143,13 +141,7 @@ def _slopes(
     settings = {"what": "gradient", "sites": digest([site.key for site in chosen]), "loss": name_of(loss),
                 "by_token": by_token}  # fmt: skip
     found = by_batch(model, batches, measure, run, settings)
-    moved = torch.stack([part["moved"] for part in found]).any(0).tolist()
-    if not all(moved):
-        idle = [site.label for site, there in zip(chosen, moved, strict=True) if not there]
-        raise ValueError(
-            f"the loss does not depend on {', '.join(idle)} in any batch: leave them out with sites=[...], or check "
-            "the loss and the batches"
-        )
+    refuse_idle(found, chosen, "the loss does not depend on {} in any batch (check the loss and the batches)")
     for part in found:
         yield {site.key: (part[f"slope|{place}"], part[f"tokens|{place}"]) for place, site in enumerate(chosen)}
 
@@ -218,19 +210,7 @@ def _tap(site: Site, products: dict[tuple, Tensor], leaves: list[Tensor], by_tok
 
 def _backward(model: nn.Module, batch: dict, loss: Loss | None, leaves: list[Tensor]) -> Tensor:
     """Run the model and differentiate the sum of the losses, so that each example keeps its own; return the losses."""
-    if loss is None:
-        inputs = {name: value for name, value in batch.items() if name != "labels"}  # or the model adds its own loss
-        each = label_loss(model, model(**inputs), batch)
-    else:
-        each = loss(model(**batch), batch)
-    if not isinstance(each, Tensor) or each.dim() != 1 or not each.is_floating_point():
-        what = f"a tensor of shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
-        raise ValueError(
-            f"the loss must be one number per example, shape (B,), got {what}: take means over tokens only, for "
-            "instance cross_entropy(..., reduction='none').mean(1)"
-        )
-    if not each.detach().isfinite().all():
-        raise ValueError(f"the loss of examples {(~each.detach().isfinite()).nonzero().flatten().tolist()} is NaN")
+    each = each_loss(model, batch, loss)
     if not each.requires_grad:
         raise ValueError("the loss does not depend on any chosen head: compute it from the outputs, with gradients on")
     torch.autograd.grad(each.sum(), leaves, allow_unused=True)

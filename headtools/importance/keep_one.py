@@ -17,8 +17,9 @@ from headtools.heads.sites import Site
 from headtools.importance.ablation import by_site
 from headtools.importance.inputs import chosen_sites, frozen
 from headtools.importance.intervals import scored
+from headtools.importance.loss import Loss
 from headtools.importance.rises import Batches, How, rises_without
-from headtools.importance.suffix import Loss, Variant
+from headtools.importance.suffix import Variant
 
 Evaluate = Callable[[nn.Module], Any]  # model -> (B,) tensor, (score, low, high), or a number
 

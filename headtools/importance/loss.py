@@ -1,8 +1,8 @@
-"""The loss of each example, where no other is given: the cross-entropy of its labels."""
+"""The loss of each example: one that is given, or the cross-entropy of its labels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from headtools.heads.sites import sites
 from headtools.importance.inputs import IGNORE, two_sided
 
+Loss = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,)
 _HOW = "pass loss=lambda outputs, batch: ..., one number per example, (B,)"
 
 
@@ -57,6 +58,28 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping) -> Tensor:
     wide = logits[counted].to(torch.promote_types(logits.dtype, torch.float32))
     each = F.cross_entropy(wide, labels[counted], reduction="none")
     return each.new_zeros(len(labels)).index_add(0, counted.nonzero()[:, 0], each) / number
+
+
+def each_loss(model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None) -> Tensor:
+    """Return the loss of each example, (B,); ``label_loss`` where no other is given.
+
+    Raises ``ValueError`` for a loss of another shape, one for other than ``rows`` examples, and NaN or infinity.
+    """
+    if loss is None:
+        inputs = {name: value for name, value in batch.items() if name != "labels"}  # or the model adds its own loss
+        each = label_loss(model, model(**inputs), batch)
+    else:
+        each = loss(model(**batch), batch)
+    if not isinstance(each, Tensor) or each.dim() != 1 or not each.is_floating_point() or rows not in (None, len(each)):
+        what = f"a tensor of shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+        raise ValueError(
+            f"the loss must be one number per example, shape ({'B' if rows is None else rows},), got {what}: take "
+            "means over tokens only, for instance cross_entropy(..., reduction='none').mean(1)"
+        )
+    if not each.detach().isfinite().all():
+        which = (~each.detach().isfinite()).nonzero().flatten().tolist()
+        raise ValueError(f"the loss of examples {which} is NaN or infinite: it is no finite number")
+    return each
 
 
 def continues(model: nn.Module) -> bool:

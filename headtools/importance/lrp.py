@@ -19,7 +19,7 @@ from headtools.heads.partial import name_of
 from headtools.heads.scores import HeadScores
 from headtools.heads.selection import refuse_offloaded
 from headtools.heads.sites import Site
-from headtools.importance.by_batch import by_batch
+from headtools.importance.by_batch import by_batch, refuse_idle
 from headtools.importance.explained import Score
 from headtools.importance.inputs import chosen_sites
 from headtools.importance.intervals import of_ratio, scored
@@ -164,13 +164,7 @@ def propagate(
                 "sites": digest([site.key for site in chosen]), "score": name_of(score)}  # fmt: skip
     found = by_batch(model, batches, lambda batch: _of_batch(model, batch, score, which, chosen), run, settings,
                      same="explained")  # fmt: skip
-    reached = torch.stack([part["reached"] for part in found]).any(0).tolist()
-    if not all(reached):
-        idle = [site.label for site, there in zip(chosen, reached, strict=True) if not there]
-        raise ValueError(
-            f"the score does not depend on {', '.join(idle)} in any batch: leave them out with sites=[...], or check "
-            "the score and the batches"
-        )
+    refuse_idle(found, chosen, "the score does not depend on {} in any batch (check the score and the batches)")
     starts = torch.cat([torch.zeros(1), torch.stack([part["size"] for part in found])[:-1]]).long().cumsum(0)
     owner = torch.cat([start + part["example"] for start, part in zip(starts, found, strict=True)])
     values, order = torch.cat([part["explained"] for part in found]), torch.argsort(owner, stable=True)

@@ -16,8 +16,8 @@ from headtools.heads.sites import Site
 from headtools.heads.sites import sites as find_sites
 from headtools.importance.curvature import curvature
 from headtools.importance.inputs import chosen_sites
+from headtools.importance.loss import Loss
 from headtools.importance.rises import Batches, How, rises_without
-from headtools.importance.suffix import Loss
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,9 +14,10 @@ from headtools.heads.partial import Partial, name_of
 from headtools.heads.progress import progress
 from headtools.heads.replacement import check_by, pools_of
 from headtools.heads.shards import current, outline
-from headtools.heads.sites import Site
+from headtools.importance.by_batch import refuse_idle
 from headtools.importance.inputs import each_batch, frozen
-from headtools.importance.suffix import Loss, Runs, Variant, losses
+from headtools.importance.loss import Loss
+from headtools.importance.suffix import Runs, Variant, losses
 
 Batches = Mapping | Iterable[Mapping]
 
@@ -80,7 +81,7 @@ def rises_without(model: nn.Module, batches: Batches, variants: Sequence[Variant
 
     with frozen(model), torch.no_grad():
         found = shard.merged(work)
-    _refuse_idle(found, named)
+    refuse_idle(found, named, "{} did not run on any batch")
     return torch.cat([part["rises"] for part in found])
 
 
@@ -101,10 +102,3 @@ def _settings(model: nn.Module, batches: list, variants: Sequence[Variant], how:
         "by": how.by, "reference": digest(reference) if drawn else None,
         "seed": how.seed if how.by == "resample" else None,
     }  # fmt: skip
-
-
-def _refuse_idle(found: list[dict[str, Tensor]], named: list[Site]) -> None:
-    reached = torch.stack([part["reached"] for part in found]).any(0)
-    idle = [site.label for site, there in zip(named, reached.tolist(), strict=True) if not there]
-    if idle:
-        raise ValueError(f"{', '.join(idle)} did not run on any batch: leave them out with sites=[...]")

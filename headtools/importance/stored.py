@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headtools.heads.digest import digest, digest_of_all_buffers
+from headtools.heads.digest import digest
 from headtools.heads.files import read_whole, write_whole
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
@@ -91,7 +91,7 @@ def load_scores(
     other = [
         f"{name} {kept.get(name)!r}, not {value!r}"
         for name, value in wanted.items()
-        if name not in kept or (kept[name] != value and kept[name] != _as_before(made_from[name], value))
+        if name not in kept or kept[name] != value
     ]
     if other:
         raise ValueError(f"{path} was made from {'; '.join(other)}: compute the scores again")
@@ -110,11 +110,6 @@ def _described(made_from: Mapping[str, Any]) -> dict[str, Any]:
     """Return entries as JSON holds them: short ones as they are, all others by type and digest."""
     return {str(name): value if (value := _short(thing)) is not ... else f"{type(thing).__name__} {digest(thing)}"
             for name, thing in made_from.items()}  # fmt: skip
-
-
-def _as_before(thing: Any, now: Any) -> Any:
-    """Return how a file of an earlier version describes a model; what is none is described as ``now``."""
-    return f"{type(thing).__name__} {digest_of_all_buffers(thing)}" if isinstance(thing, nn.Module) else now
 
 
 def _short(thing: Any) -> Any:

@@ -9,7 +9,6 @@ losses. Where one of them fails, heads are switched off by ``ablate`` in full ru
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +18,9 @@ from headtools.heads.replacement import generator_of, pools_of, put, stand_in
 from headtools.heads.sites import Site, sites
 from headtools.importance.copies import copied_batch
 from headtools.importance.entry import replaying
-from headtools.importance.loss import label_loss
+from headtools.importance.loss import Loss, each_loss
 from headtools.importance.trace import Trace, traced
 
-Loss = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,)
 Variant = Mapping[Site, list[int]]  # the heads that are off in one run
 
 
@@ -134,24 +132,3 @@ class Runs:
 def losses(model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None) -> Tensor:
     """Return the loss of each example, (B,), without gradients, float64, on the CPU; errors as ``each_loss``."""
     return each_loss(model, batch, loss, rows).double().cpu()
-
-
-def each_loss(model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None) -> Tensor:
-    """Return the loss of each example, (B,); ``label_loss`` where no other is given.
-
-    Raises ``ValueError`` for a loss of another shape, one for other than ``rows`` examples, and NaN or infinity.
-    """
-    if loss is None:
-        inputs = {name: value for name, value in batch.items() if name != "labels"}  # or the model adds its own loss
-        each = label_loss(model, model(**inputs), batch)
-    else:
-        each = loss(model(**batch), batch)
-    if not isinstance(each, Tensor) or each.dim() != 1 or not each.is_floating_point() or rows not in (None, len(each)):
-        what = f"a tensor of shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
-        raise ValueError(
-            f"the loss must be one number per example, shape ({'B' if rows is None else rows},), got {what}: take "
-            "means over tokens only, for instance cross_entropy(..., reduction='none').mean(1)"
-        )
-    if not each.detach().isfinite().all():
-        raise ValueError(f"the loss of examples {(~each.isfinite()).nonzero().flatten().tolist()} is no finite number")
-    return each

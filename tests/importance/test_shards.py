@@ -104,9 +104,9 @@ def test_an_error_in_one_process_ends_all():
 
     found = ended(start(3, shared(lambda: ht.gradient(model, batches, loss))))
     assert [error.splitlines()[0] for _, error in found] == [
-        "ElsewhereError: process 1 of 3 failed: ValueError: the loss of examples [0, 1] is NaN",
-        "ValueError: the loss of examples [0, 1] is NaN",
-        "ElsewhereError: process 1 of 3 failed: ValueError: the loss of examples [0, 1] is NaN",
+        "ElsewhereError: process 1 of 3 failed: ValueError: the loss of examples [0, 1] is NaN or infinite: it is no finite number",
+        "ValueError: the loss of examples [0, 1] is NaN or infinite: it is no finite number",
+        "ElsewhereError: process 1 of 3 failed: ValueError: the loss of examples [0, 1] is NaN or infinite: it is no finite number",
     ]
 
 

@@ -59,6 +59,14 @@ def tensor(result: Any, shape: tuple[int, ...], meaning: str, given: Mapping[str
     return read
 
 
+def number(result: Any) -> float:
+    """Read a result as one number; raises Hint for anything else."""
+    try:
+        return float(result.detach() if isinstance(result, torch.Tensor) else result)
+    except (TypeError, ValueError, RuntimeError):
+        raise Hint(f"A number is asked for, this is {article(result)}.") from None
+
+
 def same(a: torch.Tensor, b: torch.Tensor, tol: float = 1e-4) -> bool:
     """Whether two tensors agree to ``tol``, relative to the larger of 1 and their size; NaN agrees with nothing."""
     a, b = a.double(), b.double()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, same, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, call, explain, number, same, show, tensor
 
 
 def _softmax(answer: Any) -> str | None:
@@ -141,10 +141,7 @@ def _cost(answer: Any) -> str | None:
     for tokens, d, heads in ((3, 4, 1), (3, 4, 4), (16, 128, 8)):
         given = {"T": tokens, "d": d, "H": heads}
         result = call(answer, **given)
-        try:
-            got = float(result)
-        except (TypeError, ValueError):
-            raise Hint(f"A number is asked for, this is {article(result)}.") from None
+        got = number(result)
         project, mix = tokens * d * d, tokens * tokens * d
         want = 4 * project + 2 * mix
         known = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried, article, call, explain, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried, call, explain, number, show, tensor
 
 
 def _positional(answer: Any) -> str | None:
@@ -57,10 +57,7 @@ def _baseline(answer: Any) -> str | None:
     for given in ({"fitted": a, "scored": b} for a, b in cases):
         a, b = given["fitted"], given["scored"]
         result = call(answer, fitted=list(a), scored=list(b))
-        try:
-            got = float(result)
-        except (TypeError, ValueError):
-            raise Hint(f"A number is asked for, this is {article(result)}.") from None
+        got = number(result)
         best = _usual(a)
         want = _at(b, best)
         wrong = {

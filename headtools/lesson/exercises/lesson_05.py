@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, call, explain, number, show, tensor
 
 
 def _induction(answer: Any) -> str | None:
@@ -54,7 +54,7 @@ def _chance(answer: Any) -> str | None:
     """chance(length): the induction score of attention spread evenly over the tokens so far."""
     for length in (2, 3, 24):
         given = {"length": length}
-        got = _number(call(answer, **given))
+        got = number(call(answer, **given))
         queries = range(length, 2 * length)
         want = sum(1 / (t + 1) for t in queries) / length
         known = {
@@ -85,7 +85,7 @@ def _jump(answer: Any) -> str | None:
     )
     for steps, loss in cases:
         given = {"steps": torch.tensor(steps), "loss": torch.tensor(loss)}
-        got = _number(call(answer, **given))
+        got = number(call(answer, **given))
         falls = [a - b for a, b in pairwise(loss)]
         widths = [b - a for a, b in pairwise(steps)]
         rates = [fall / width for fall, width in zip(falls, widths, strict=True)]
@@ -102,13 +102,6 @@ def _jump(answer: Any) -> str | None:
             hint = next((text for number, text in known if got == number), rule)
             return f"{hint}\nSee it for steps = {steps}, loss = {loss}, where you say {got:g}."
     return None
-
-
-def _number(result: Any) -> float:
-    try:
-        return float(result)
-    except (TypeError, ValueError):
-        raise Hint(f"A number is asked for, this is {article(result)}.") from None
 
 
 EXERCISES = (

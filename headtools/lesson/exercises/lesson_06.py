@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried, article, call, explain, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried, article, call, explain, number, show, tensor
 
 
 def _importance(answer: Any) -> str | None:
@@ -131,10 +131,7 @@ def _interaction(answer: Any) -> str | None:
         raw = call(answer, **given)
         if isinstance(raw, torch.Tensor) and raw.shape == (3,):
             return "These are the numbers of every example. One number is asked for: their mean."
-        try:
-            got = float(raw)
-        except (TypeError, ValueError):
-            raise Hint(f"A number is asked for, this is {article(raw)}.") from None
+        got = number(raw)
         w, a, b, both = (row.double().mean().item() for row in rows)
         known = {
             "The sign is turned round. What both cost together comes first.": a + b - both - w,

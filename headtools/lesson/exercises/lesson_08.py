@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, number, show, tensor
 
 LOW, HIGH = -0.1, 1.1
 
@@ -58,7 +58,7 @@ def _p_zero(answer: Any) -> str | None:
     edge = math.log(-LOW / HIGH)  # the logit of the s that is stretched to exactly 0
     for log_alpha, temperature in ((0.0, 1.0), (2.0, 0.33), (-1.5, 0.5)):
         given = {"log_alpha": log_alpha, "temperature": temperature}
-        got = _number(call(answer, **given))
+        got = number(call(answer, **given))
         want = _sigmoid(temperature * edge - log_alpha)
         known = {
             1 - want: "That is how often the gate is not 0. Mind the side.",
@@ -148,13 +148,6 @@ def _fixed(answer: Any) -> str | None:
 
 def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
-
-
-def _number(result: Any) -> float:
-    try:
-        return float(result.detach() if isinstance(result, Tensor) else result)
-    except (TypeError, ValueError, RuntimeError):
-        raise Hint(f"A number is asked for, this is {article(result)}.") from None
 
 
 EXERCISES = (

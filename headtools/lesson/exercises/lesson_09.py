@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, call, explain, number, show, tensor
 
 
 def _left(answer: Any) -> str | None:
@@ -54,7 +54,7 @@ def _chance(answer: Any) -> str | None:
     """chance(n, r, k, hit): how likely k of n heads, drawn at random, hold hit or more of the r heads with a role."""
     for n, r, k, hit in ((7, 3, 3, 2), (8, 2, 3, 1), (10, 4, 5, 4), (5, 2, 3, 0), (48, 16, 13, 9)):
         given = {"n": n, "r": r, "k": k, "hit": hit}
-        got = _number(call(answer, **given))
+        got = number(call(answer, **given))
         exactly = [math.comb(r, i) * math.comb(n - r, k - i) / math.comb(n, k) for i in range(k + 1)]
         again = [math.comb(k, i) * (r / n) ** i * (1 - r / n) ** (k - i) for i in range(k + 1)]
         want = sum(exactly[hit:])
@@ -80,7 +80,7 @@ def _work(answer: Any) -> str | None:
     """work(heads, length, width, inner): multiplications of a layer with some of its 8 heads, as a share of all 8."""
     for heads, length, width, inner in ((4, 10, 128, 256), (0, 64, 512, 2048), (8, 5, 64, 64), (2, 256, 128, 256)):
         given = {"heads": heads, "length": length, "width": width, "inner": inner}
-        got = _number(call(answer, **given))
+        got = number(call(answer, **given))
         one = width // 8
         project, look, feed = 4 * length * width * one, 2 * length**2 * one, 2 * length * width * inner
 
@@ -106,13 +106,6 @@ def _work(answer: Any) -> str | None:
             hint = hint or "Count one head and the feed-forward part; then heads of one by 8 of one, the rest in both."
             return f"{hint}\nSee it for {show(given)}, where you say {got:.4g}."
     return None
-
-
-def _number(result: Any) -> float:
-    try:
-        return float(result)
-    except (TypeError, ValueError):
-        raise Hint(f"A number is asked for, this is {article(result)}.") from None
 
 
 EXERCISES = (

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, Hint, call, explain, number, show, tensor
 
 
 def _luck(answer: Any) -> str | None:
     """by_luck(heads, roles, share): heads that pass at least one of so many tests by luck, expected."""
     for heads, roles, share in ((48, 20, 0.025), (144, 60, 0.025), (10, 1, 0.5)):
         given = {"heads": heads, "roles": roles, "share": share}
-        got = _number(call(answer, **given))
+        got = number(call(answer, **given))
         miss = (1 - share) ** roles
         known = {
             heads * roles * share: "That counts tests that pass. A head that passes two of them is still one head.",
@@ -88,13 +88,6 @@ def _margin(answer: Any) -> str | None:
             rule = "For each example: the largest logit of a wrong class, minus the logit of the right one."
             return f"{hint or rule}\nSee it for {show(given)}"
     return None
-
-
-def _number(result: Any) -> float:
-    try:
-        return float(result)
-    except (TypeError, ValueError):
-        raise Hint(f"A number is asked for, this is {article(result)}.") from None
 
 
 EXERCISES = (
