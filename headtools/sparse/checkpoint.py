@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
-from headtools.heads.whole import written_bytes
+from headtools.heads.files import read_whole, write_whole
 
 FILE = "gates.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -33,9 +30,7 @@ def save(
         tensors[f"weight|{name}"] = parameter.detach()
         kept = optimizer.state.get(parameter, {})
         tensors |= {f"{key}|{name}": kept[key] for key in MOMENTS if key in kept}
-    header = {"settings": json.dumps(settings), "step": str(step)}
-    plain = {name: value.cpu().contiguous() for name, value in tensors.items()}
-    written_bytes(folder / FILE, as_bytes(plain, metadata=header))
+    write_whole(folder / FILE, tensors, {"settings": settings, "step": step})
 
 
 def restore(
@@ -49,12 +44,11 @@ def restore(
     if not (folder / FILE).exists():
         return None
     try:
-        with safe_open(folder / FILE, "pt") as file:
-            header = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        then, now, step = json.loads(header["settings"]), json.loads(json.dumps(settings)), int(header["step"])
-    except (SafetensorError, TypeError, KeyError, ValueError) as error:
+        tensors, told = read_whole(folder / FILE)
+        then, step = told["settings"], told["step"]
+    except (KeyError, ValueError) as error:
         raise ValueError(f"{folder / FILE} is damaged ({error}): delete it, and the run starts anew") from error
+    now = json.loads(json.dumps(settings))  # as it would come back from the file
     differing = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
     if differing:
         told = ", ".join(f"{name} {then.get(name)!r}, not {now.get(name)!r}" for name in differing)
@@ -69,12 +63,3 @@ def restore(
                 moments = {key: tensors[f"{key}|{name}"].to(parameter) for key in MOMENTS}
                 optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
     return step, {name.removeprefix("history|"): v for name, v in tensors.items() if name.startswith("history|")}
-
-
-def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> int:
-    """A checksum of named tensors, to tell one model's weights from another's."""
-    total = 0
-    for name, tensor in tensors:
-        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        total = zlib.crc32(data, zlib.crc32(name.encode(), total))
-    return total

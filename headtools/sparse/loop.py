@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.digest import digest
 from headtools.heads.gates import multiplied
 from headtools.heads.progress import progress
 from headtools.heads.selection import refuse_compiled
@@ -56,7 +57,7 @@ class Loop:
         settings = self.settings
         if run is not None:
             start = [*self.model.named_parameters(), *(self.gates.named_parameters() if self.gates else ())]
-            settings = settings | {"weights at the start": checkpoint.fingerprint(start)}
+            settings = settings | {"weights at the start": digest(start)}
             saved = checkpoint.restore(run, self.parameters, self.optimizer, settings)
             if saved:
                 first = saved[0]
