@@ -1,6 +1,6 @@
 """Laws of heads/ and importance/ on models of any architecture, size, precision and side of padding.
 
-The examples are the same in every run (``derandomize``): a law that fails here fails everywhere.
+Those of roles/ and sparse/ are in ``roles/test_laws.py`` and ``sparse/test_laws.py``.
 """
 
 import copy
@@ -9,54 +9,19 @@ from contextlib import ExitStack, nullcontext
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import headtools as ht
 from headtools.importance.loss import label_loss
 
 from .heads.reference import bias_of, untouched, watch
+from .laws import close, law, logits, logits_of, real, some
 from .random_models import FAMILIES, drawn
 
 # Padding on the left moves BERT's, DistilBERT's and Marian's absolute positions: another input, not the same one.
 EXACT = ("float32", "float64")
 MOVABLE = ("gpt2", "opt", "llama", "qwen3", "phi3")
-
-
-def law(examples):
-    phases = (Phase.generate, Phase.shrink)
-    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    return settings(max_examples=examples, derandomize=True, database=None, deadline=None, phases=phases,
-                    suppress_health_check=quiet)  # fmt: skip
-
-
-def logits(one, batch=None):
-    with torch.no_grad():
-        return one.model(**{k: v for k, v in (batch or one.batch).items() if k != "labels"}).logits
-
-
-def real(one, values):
-    """The rows of logits that belong to real tokens."""
-    mask = one.batch.get("attention_mask")
-    return values[mask.bool()] if mask is not None and values.shape[:2] == mask.shape else values
-
-
-def close(one, left, right, share=None):
-    left, right = left.double(), right.double()
-    assert left.shape == right.shape
-    assert left.isfinite().all()
-    assert right.isfinite().all()
-    return bool((left - right).abs().max() <= (share or one.close) * max(1.0, right.abs().max().item()))
-
-
-def some(data, model):
-    """Any heads of a model, at least one: {key: [heads]}."""
-    every = [(*site.key, head) for site in ht.sites(model) for head in range(site.heads)]
-    picked = data.draw(st.lists(st.sampled_from(every), min_size=1, unique=True), label="heads")
-    chosen = {}
-    for *key, head in picked:
-        chosen.setdefault(tuple(key), []).append(head)
-    return chosen
 
 
 @law(40)
@@ -118,11 +83,6 @@ def test_off_is_zero_is_cut(one, data):
     ht.replay(fresh, json.loads(json.dumps(ht.pruned(cut))))
     fresh.load_state_dict(cut.state_dict())
     assert torch.equal(logits_of(fresh, one), logits_of(cut, one))
-
-
-def logits_of(model, one):
-    with torch.no_grad():
-        return model(**{name: value for name, value in one.batch.items() if name != "labels"}).logits
 
 
 CONTEXTS = ("record", "gates", "zero", "mean", "resample", "uniform", "patch")
