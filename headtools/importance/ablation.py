@@ -38,7 +38,8 @@ def ablation(
     - ``by``: what takes the place of a head's output, as in ``ablate``. "mean" and "resample" take it from
       ``reference``, or from ``batches`` where none is given; draws start from ``seed`` in every batch.
     - ``max_rows``: how many rows go through the model at once. Where several copies of a batch fit, several heads are
-      measured in one run; scores stay the same, memory grows.
+      measured in one run; scores stay the same, memory grows. A ``loss`` with labels of its own, instead of those of
+      ``batch``, cannot be taken of copies: heads then go one by one.
     - ``run``: a folder in which the numbers of every batch are kept; the same call goes on from there.
     - ``quiet``: no progress bar.
 

@@ -40,10 +40,10 @@ class Runs:
         self.by, self.pools, self.seed, self.known = by, pools, seed, known
         self.trace, self.base = self._traced(batch, even=named if by == "uniform" else ())
         self.copies = max(1, max_rows // len(self.base))
+        if self.copies > 1 and known.get("replaying", True) and "axes" not in known:
+            known["axes"] = self._axes()  # found only where replaying works
         if "replaying" not in known:
-            known["replaying"] = self._same(1)
-        if self.copies > 1 and known["replaying"] and "axes" not in known:
-            known["axes"] = self._axes()
+            known["replaying"] = bool(known.get("axes")) or self._same(1)
         if not known.get("axes") or not self.trace.take_axes(known["axes"]):
             self.copies = 1
 

@@ -4,7 +4,9 @@
 
 Everything at BERT-base's width; 4 layers, 4 rows and 64 tokens unless one of them is what changes. The bounds are
 counted in ``counts.py`` for each length and depth. A cost that grew with length, batch or corpus beyond that of a pass
-would show here as a ratio that rises; with layers, that of exact ablation must rise as their number does.
+would show here as a ratio that rises; with layers, that of exact ablation must rise as their number does. Exact
+ablation tries first what it can rely on (copies of a batch, entering in the middle). These five passes or so are once a
+call: much of a single batch through a shallow model, little of a corpus.
 """
 
 from __future__ import annotations
@@ -16,21 +18,28 @@ import subjects
 import timing
 import torch
 from subjects import Subject
+from torch import Tensor, nn
 
 import headtools as ht
 
 BASE = {"layers": 4, "rows": 4, "tokens": 64}
 LENGTHS, ROWS, LAYERS, BATCHES = (32, 128, 512), (1, 4, 16), (2, 4, 8), (1, 4, 16)
+EXACT = "what lies above each head"
+
+
+def exact(model: nn.Module, batches: object, labels: Tensor) -> dict:
+    """The exact rise of every example's loss without each head."""
+    score = lambda out, _batch: subjects.loss_of_copies(out.logits, labels)  # noqa: E731
+    return ht.ablation_losses(model, batches, loss=score, max_rows=16, quiet=True)
 
 
 def ablation(subject: Subject) -> dict:
-    """The exact rise of every example's loss without each head."""
-    score = lambda out, _batch: subjects.loss(out.logits, subject.labels)  # noqa: E731
-    return ht.ablation_losses(subject.model, subject.batch, loss=score, max_rows=16, quiet=True)
+    """The same of a subject's only batch."""
+    return exact(subject.model, subject.batch, subject.labels)
 
 
-def many(subject: Subject, batches: int) -> dict[str, object]:
-    """Works over a corpus of so many batches."""
+def many(subject: Subject, batches: int, work: str) -> dict[str, object]:
+    """A work, "ht.gradient" or "ht.ablation", and its unit over a corpus of so many batches."""
     labels, rows = subject.labels, [dict(subject.batch) for _ in range(batches)]
 
     def run() -> None:
@@ -39,14 +48,18 @@ def many(subject: Subject, batches: int) -> dict[str, object]:
                 subject.model(**batch)
 
     score = lambda out, _batch: subjects.loss(out.logits, labels)  # noqa: E731
-    return {"plain forward": run, "ht.gradient": lambda: ht.gradient(subject.model, rows, loss=score)}
+    ours = {
+        "ht.gradient": lambda: ht.gradient(subject.model, rows, loss=score),
+        "ht.ablation": lambda: exact(subject.model, rows, labels),
+    }
+    return {"plain forward": run, work: ours[work]}
 
 
-def one(subject: Subject, rounds: int, told: str, exact: bool) -> list[dict]:
+def one(subject: Subject, rounds: int, told: str, ablated: bool) -> list[dict]:
     """Rows of one size: gradient, maps, and, where asked, ablation."""
     works = {name: recording.WORKS[name] for name in ("plain forward", "eager forward", "record maps")}
     works["ht.gradient"] = recording.under("sdpa", gradient.ours)
-    if exact:
+    if ablated:
         works["ht.ablation"] = recording.under("sdpa", ablation)
     taken = timing.interleaved({name: lambda w=work: w(subject) for name, work in works.items()}, rounds)
     about = {"model": f"BERT-base width, {told}"}
@@ -55,8 +68,8 @@ def one(subject: Subject, rounds: int, told: str, exact: bool) -> list[dict]:
         timing.row(taken, "ht.gradient", "plain forward", counted=counted, why=gradient.WHY, **about),
         timing.row(taken, "record maps", "eager forward", counted=1.0, why=recording.WHY, **about),
     ]
-    if exact:
-        told = {"counted": counts.ablation("bert", subject.size), "why": "what lies above each head"}
+    if ablated:
+        told = {"counted": counts.ablation("bert", subject.size), "why": EXACT}
         rows.append(timing.row(taken, "ht.ablation", "plain forward", **told, **about))
     return rows
 
@@ -69,13 +82,20 @@ def measure(size: str, rounds: int) -> list[dict]:
     for what, values in changes:
         for value in values if size == "full" else (2, 3):
             subject = subjects.make("bert", subjects.size_of("bert", size, **{**base, what: value}))
-            rows += one(subject, rounds, f"{value} {what}", exact=what == "layers")
+            rows += one(subject, rounds, f"{value} {what}", ablated=what == "layers")
     subject = subjects.make("bert", subjects.size_of("bert", size, **base))
     for batches in BATCHES if size == "full" else (1, 2):
-        taken = timing.interleaved(many(subject, batches), rounds)
+        taken = timing.interleaved(many(subject, batches, "ht.gradient"), rounds)
         rows.append(timing.row(
             taken, "ht.gradient", "plain forward", model=f"BERT-base width, corpus of {batches} batches",
             counted=counts.gradient("bert", subject.size), why=gradient.WHY,
+        ))  # fmt: skip
+    subject = subjects.make("bert", subjects.size_of("bert", size, **{**base, "layers": 2}))
+    for batches in BATCHES[:2] if size == "full" else (1, 2):
+        taken = timing.interleaved(many(subject, batches, "ht.ablation"), rounds)
+        rows.append(timing.row(
+            taken, "ht.ablation", "plain forward", model=f"BERT-base width, 2 layers, corpus of {batches} batches",
+            counted=counts.ablation("bert", subject.size), why=EXACT,
         ))  # fmt: skip
     return rows
 

@@ -46,15 +46,25 @@ def test_pruned_cuts_the_share_it_tells(tiny: subjects.Subject):
 
 
 def test_growth(tiny: subjects.Subject):
-    rows = scaling.one(tiny, 2, "so many layers", exact=True)
+    rows = scaling.one(tiny, 2, "so many layers", ablated=True)
     assert [row["work"] for row in rows] == ["ht.gradient", "record maps", "ht.ablation"]
     assert complete(rows)
     ran = []
     hook = tiny.model.register_forward_hook(lambda *_: ran.append(1))
-    for work in scaling.many(tiny, 3).values():
-        work()
+    counted = []
+    for name in ("ht.gradient", "ht.ablation"):
+        for batches in (1, 3):
+            for work in scaling.many(tiny, batches, name).values():
+                ran.clear()
+                work()
+                counted.append(len(ran))
     hook.remove()
-    assert len(ran) == 6
+    assert counted[:4] == [1, 1, 3, 3]
+    assert counted[4::2] == [1, 3]
+    one, three = counted[5], counted[7]
+    each = (three - one) / 2
+    assert each < 1 + tiny.size.layers * tiny.size.heads  # several heads in one run
+    assert one - each >= 2  # what is tried first is tried once
 
 
 def test_a_cost_that_is_there_is_seen(tiny: subjects.Subject, monkeypatch: pytest.MonkeyPatch):

@@ -19,7 +19,7 @@ def works(kind: str, size: str) -> dict[str, Callable]:
     ht.prune(smaller, {site.key: common.half(site.heads) for site in ht.sites(model)})
 
     def score(labels) -> Callable:
-        return lambda out, _batch: subjects.loss(out.logits, labels)
+        return lambda out, _batch: subjects.loss_of_copies(out.logits, labels)
 
     def gradient() -> dict:
         values = ht.gradient(model, subject.batch, loss=score(subject.labels)).values
