@@ -1,25 +1,17 @@
 """What exact ablation of every head costs, against a loop with ``ablate``.
 
-    python tests/bench/ablation.py [--rounds 3] [--json FILE] [--check]
+    python tests/bench/ablation.py [--rounds 3] [--json FILE] [--quick]
 
-Everything runs in one process on one thread. ``ht.ablation`` and the loop, which runs the whole model once for each
-head, take turns on the same batch, and what is reported is the median over rounds of the ratio of their CPU times,
-everything included. Beside it stands the bound of the arithmetic: what an ablation costs that computes nothing before
-the head it switches off, neither the layers below nor the attention of its own. The weights are random. With
-``--check`` the exit status is 1 when a ratio is over its bound, or when the numbers differ.
+The loop runs the whole model once for each head. Beside the ratio stands the bound of the arithmetic: what an ablation
+costs that computes nothing before the head it switches off, neither the layers below nor the attention of its own. The
+weights are random, and the numbers of both must agree.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+import timing
 import torch
 import transformers
 from torch import Tensor, nn
@@ -29,6 +21,7 @@ from headtools.importance.suffix import losses
 
 BOUND = 0.52
 TOLERANCE = 1e-4  # of the greatest rise
+UNIT, WORK, WHY = "loop over heads", "exact leave-one-out", "what lies above each head, by a full pass each"
 
 
 @dataclass(frozen=True)
@@ -92,78 +85,27 @@ def naive(subject: Subject) -> dict[tuple, Tensor]:
     return rises
 
 
-def seconds(work: Callable[[Subject], dict], subject: Subject) -> tuple[float, dict]:
-    """CPU seconds of one way to do it, and what it found."""
-    start = time.process_time()
-    found = work(subject)
-    return time.process_time() - start, found
-
-
 def measure(subject: Subject, rounds: int) -> dict:
-    """One row: CPU seconds of both, the median ratio, and the greatest difference as a share of the greatest rise."""
-    with torch.no_grad():
-        losses(subject.model, subject.batch, None)  # warm-up
-    taken, differ = [], 0.0
-    for n in range(rounds):
-        pair = (naive, ours) if n % 2 == 0 else (ours, naive)
-        both = {work: seconds(work, subject) for work in pair}
-        taken.append((both[naive][0], both[ours][0]))
-        exact, found = both[naive][1], both[ours][1]
-        most = max(value.abs().max().item() for value in exact.values())
-        differ = max(differ, *((found[key] - value).abs().max().item() / most for key, value in exact.items()))
-    return {
-        "model": subject.name, "heads": ht.sites(subject.model).n_heads, "rounds": rounds,
-        "naive_s": statistics.median(a for a, _ in taken), "ours_s": statistics.median(b for _, b in taken),
-        "ratio": statistics.median(b / a for a, b in taken), "bound": subject.bound, "difference": differ,
-    }  # fmt: skip
+    """The row of ``ht.ablation`` beside the loop, with the greatest difference as a share of the greatest rise."""
+    found: dict[str, dict] = {}
+    works = {
+        UNIT: lambda: found.__setitem__(UNIT, naive(subject)),
+        WORK: lambda: found.__setitem__(WORK, ours(subject)),
+    }
+    taken = timing.interleaved(works, rounds)
+    most = max(value.abs().max().item() for value in found[UNIT].values())
+    differ = max((found[WORK][key] - value).abs().max().item() / most for key, value in found[UNIT].items())
+    told = {"counted": BOUND, "why": WHY, "bound": subject.bound, "difference": differ, "tolerance": TOLERANCE}
+    return timing.row(taken, WORK, UNIT, model=subject.name, **told)
 
 
-def markdown(rows: list[dict]) -> str:
-    """The rows as a table."""
-    lines = ["| model | heads | loop, CPU s | ablation, CPU s | ratio | bound | difference |", "|" + "---|" * 7]
-    for row in rows:
-        times = f"{row['naive_s']:.1f} | {row['ours_s']:.1f} | {row['ratio']:.3f} | {row['bound'] or ''}"
-        lines.append(f"| {row['model']} | {row['heads']} | {times} | {row['difference']:.0e} |")
-    return "\n".join(lines)
-
-
-def wrong(rows: list[dict]) -> list[str]:
-    """What is over its bound, or not equal.
-
-    >>> wrong([{"model": "a", "ratio": 0.6, "bound": 0.52, "difference": 0.0}])
-    ['a: 0.600 of the time of the loop, the bound is 0.52']
-    """
-    over = [
-        f"{row['model']}: {row['ratio']:.3f} of the time of the loop, the bound is {row['bound']}"
-        for row in rows
-        if row["bound"] and row["ratio"] > row["bound"]
-    ]
-    return over + [
-        f"{row['model']}: differs by {row['difference']:.1e}" for row in rows if row["difference"] > TOLERANCE
-    ]
-
-
-def main() -> int:
-    """Measure, print, and give the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the rows there as JSON")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is broken")
-    parser.add_argument("--quick", action="store_true", help="two rounds of something small: does it run at all?")
-    options = parser.parse_args()
+def main() -> None:
+    """Measure and print."""
+    given = timing.options(__doc__, rounds=3)
     torch.set_num_threads(1)
-    if options.quick:
-        rows = [measure(bert(layers=1), 1)]
-    else:
-        rows = [measure(subject(), options.rounds) for subject in (bert, marian)]
-    print(markdown(rows))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    broken = wrong(rows)
-    for line in broken:
-        print(line, file=sys.stderr)
-    return 1 if broken and options.check else 0
+    some = [bert(layers=1)] if given.quick else [bert(), marian()]
+    timing.tell([measure(subject, given.rounds) for subject in some], given.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

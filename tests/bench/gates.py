@@ -1,28 +1,20 @@
 """What a training step with Hard Concrete gates costs, against the plain training step: ``make bench``.
 
-    python tests/bench/gates.py [--rounds 15] [--json FILE] [--check]
+    python tests/bench/gates.py [--rounds 15] [--json FILE] [--quick]
 
 A plain step is the one you would write yourself: the loss, its gradient, clipping, AdamW over all weights. The step
 with gates does the same under a gate on every head of the model, drawn anew, with the price on open gates and the
-update of log alpha. Both train the same model, the one right after the other in changing order, on one thread; what is
-reported is the median over such pairs of the ratio of their CPU times. The bound holds for the two models of ordinary
-width. In the organism, whose layers are a quarter as wide, a step takes some 55 milliseconds, 3 of them for multiplying
-z at its 18 sites, there and back; its row has no bound. Prints a Markdown table and then JSON; exit status 1 with
-``--check`` when a ratio is over its bound.
+update of log alpha. Both train the same model. The bound holds for the two models of ordinary width. In the organism,
+whose layers are a quarter as wide, a step takes some 55 milliseconds, 3 of them for multiplying z at its 18 sites,
+there and back; its row has no bound.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import statistics
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import overhead
+import timing
 import torch
 import transformers
 from torch import nn
@@ -35,7 +27,7 @@ from headtools.sparse.training import learning, trained_weights
 BOUND = 1.05
 RATE = 1e-5  # of the weights, so low that the model stays what it is
 SETTINGS = {"weight_rate": RATE, "gate_rate": 1e-3, "steps": 1, "ramp": 0.0, "decay": 0.0, "seed": 0, "per": "batch"}
-CONDITION = "step with gates"
+CONDITION, UNIT = "step with gates", "training step"
 
 
 def marian() -> overhead.Subject:
@@ -86,59 +78,25 @@ def gated_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[],
     return lambda: loop.step(batch, 0)
 
 
-def seconds(step: Callable[[], None]) -> float:
-    """CPU seconds of one step."""
-    start = time.process_time()
-    step()
-    return time.process_time() - start
-
-
 def measure(subject: overhead.Subject, rounds: int) -> dict:
-    """Median milliseconds of both steps, the median of their ratio with its quartiles, and the bound."""
+    """The row of a step with gates beside the plain one."""
     with learning(subject.model, list(subject.model.parameters())):
-        pair = plain_step(subject.model, subject.batch), gated_step(subject.model, subject.batch)
-        for step in pair * 2:
-            seconds(step)  # warm-up: the optimizers make their moments
-        taken = []
-        for n in range(rounds):
-            both = {step: seconds(step) for step in (pair if n % 2 == 0 else pair[::-1])}
-            taken.append((both[pair[0]], both[pair[1]]))
-    low, middle, high = statistics.quantiles([ours / base for base, ours in taken], n=4)
-    return {
-        "model": subject.name, "condition": CONDITION, "attention": subject.model.config._attn_implementation,
-        "plain_ms": 1000 * statistics.median(base for base, _ in taken),
-        "ms": 1000 * statistics.median(ours for _, ours in taken),
-        "ratio": middle, "low": low, "high": high,
-        "bound": subject.bounds.get(CONDITION),
-    }  # fmt: skip
+        works = {
+            UNIT: plain_step(subject.model, subject.batch),
+            CONDITION: gated_step(subject.model, subject.batch),
+        }
+        taken = timing.interleaved(works, rounds)
+    told = {"model": subject.name, "counted": 1.0, "why": "a factor per head", "bound": subject.bounds.get(CONDITION)}
+    return timing.row(taken, CONDITION, UNIT, **told)
 
 
-def main() -> int:
-    """Measure, print, and give the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="write the JSON there instead of printing it")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is broken")
-    parser.add_argument("--quick", action="store_true", help="two rounds of something small: does it run at all?")
-    options = parser.parse_args()
+def main() -> None:
+    """Measure and print."""
+    given = timing.options(__doc__, rounds=15)
     torch.set_num_threads(1)
-    if options.quick:
-        options.rounds = 2
-    rows = [measure(make(), options.rounds) for make in ((organism,) if options.quick else (marian, bert, organism))]
-    print(overhead.markdown(rows))
-    found = {"torch": torch.__version__, "transformers": transformers.__version__,
-             "python": platform.python_version(), "machine": platform.machine(), "rounds": options.rounds,
-             "rows": rows}  # fmt: skip
-    text = json.dumps(found, indent=1)
-    if options.json:
-        options.json.write_text(text + "\n", encoding="utf-8")
-    else:
-        print(text)
-    broken = overhead.over(rows)
-    for row in broken:
-        print(f"over its bound of {row['bound']}: {row['model']}: {row['ratio']:.3f}", file=sys.stderr)
-    return 1 if broken and options.check else 0
+    makers = (organism,) if given.quick else (marian, bert, organism)
+    timing.tell([measure(make(), given.rounds) for make in makers], given.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

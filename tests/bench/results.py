@@ -28,35 +28,6 @@ WORKS = {
 NAMES = {"transformers4": "transformers", "transformer_lens": "TransformerLens", "captum": "captum", "lxt": "lxt"}
 BY = {"maps": "output_attentions", "pruned": "prune_heads"}  # of transformers 4; the rest is head_mask
 KINDS = {"bert": "BERT-base", "gpt2": "GPT-2 small", "marian": "Marian base"}
-# what older scripts leave unsaid: unit, count, and why; all counted in counts.py
-UNSAID = {
-    "overhead": ("forward, same attention", 1.0, "references, and a factor per head"),
-    "taxonomy": ("eager forward", 1.0, "statistics of maps that the pass computes"),
-    "relevance": ("forward and back to the embeddings", 1.0, "the same products, other factors"),
-    "gates": ("training step", 1.0, "a factor per head"),
-    "ablation": ("loop over heads", 0.52, "what lies above each head, by a full pass each"),
-}
-
-
-def common(section: str, row: Mapping) -> dict:
-    """A row of any script in the form of all: work, model, unit, counted and why, ratio with quartiles, seconds.
-
-    >>> common("gates", {"model": "m", "condition": "step", "ratio": 1.1, "low": 1.0, "high": 1.2, "ms": 90.0,
-    ...                  "plain_ms": 80.0, "bound": 1.05})["s"]
-    0.09
-    """
-    if "counted" in row or "said" in row:
-        return dict(row)
-    unit, counted, why = UNSAID[section]
-    work = row.get("condition") or (f"rules: {row['rules']}" if "rules" in row else "exact leave-one-out")
-    seconds = row.get("s") or row.get("ours_s") or row["ms"] / 1000
-    base = row.get("plain_s") or row.get("naive_s") or row["plain_ms"] / 1000
-    kept = {name: row[name] for name in ("bound", "difference") if row.get(name) is not None}
-    return {
-        "work": work, "model": row["model"], "unit": unit, "counted": counted, "why": why,
-        "ratio": row["ratio"], "low": row.get("low", row["ratio"]), "high": row.get("high", row["ratio"]),
-        "s": seconds, "unit_s": base, **kept,
-    }  # fmt: skip
 
 
 def processor() -> str:

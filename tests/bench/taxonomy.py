@@ -1,29 +1,21 @@
 """What scoring every head for every role costs, against the plain forward pass over the same sentences.
 
-    python tests/bench/taxonomy.py [--rounds 5] [--json FILE] [--check]
+    python tests/bench/taxonomy.py [--rounds 5] [--json FILE] [--quick]
 
-Everything runs in one process on one thread. ``ht.taxonomy`` with all its roles, intervals and the table, and baselines
-fitted on as many other sentences, takes turns with eager forward passes over the same sentences; both tokenize. The
-passes come in two ways: in the order of the corpus, as one would write them, and sorted by length, as the taxonomy
-sorts its own, so that it is told what sorting saves and what scoring costs. What is reported is the median over rounds
-of the ratio of their CPU times. What does not grow with the model (annotation, baselines, resampling) is the same for
-all, so that the ratio is high where a pass takes next to nothing: the bound is one for BERT's width. The weights of
-BERT are random. With ``--check`` the exit status is 1 when a ratio is over it.
+``ht.taxonomy`` with all its roles, intervals and the table, and baselines fitted on as many other sentences, stands
+beside eager forward passes over the same sentences; both tokenize. The passes come in two ways: in the order of the
+corpus, as one would write them, and sorted by length, as the taxonomy sorts its own, so that it is told what sorting
+saves and what scoring costs. What does not grow with the model (annotation, baselines, resampling) is the same for all,
+so that the ratio is high where a pass takes next to nothing: the bound is one for BERT's width. The weights of BERT are
+random.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import overhead
+import timing
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -33,6 +25,7 @@ import headtools as ht
 from headtools.roles.corpus import Sentence
 
 BOUND = 1.15
+UNIT, WHY = "eager forward", "statistics of maps that the pass computes"
 ROWS = 32  # sentences a batch
 
 
@@ -109,65 +102,31 @@ def scoring(subject: Subject, test: Sequence[Sentence], validation: Sequence[Sen
     return lambda: ht.taxonomy(subject.model, subject.tokenizer, test, validation, **asked)
 
 
-def seconds(step: Callable[[], None]) -> float:
-    """CPU seconds of one step."""
-    start = time.process_time()
-    step()
-    return time.process_time() - start
-
-
 def measure(subject: Subject, rounds: int) -> list[dict]:
-    """Two rows for each number of sentences: median milliseconds, median ratio with its quartiles, bound."""
+    """Two rows for each number of sentences, one for either order of the passes."""
     rows = []
     for size in subject.sizes:
         test, validation = sentences(size)
         plain = {"in order": test, "sorted by length": sorted(test, key=lambda s: len(s.words))}
         steps = {how: plain_pass(subject, some) for how, some in plain.items()}
-        steps["ours"] = scoring(subject, test, validation)
-        for step in steps.values():
-            seconds(step)  # warm-up
-        names = list(steps)
-        taken = [{how: seconds(steps[how]) for how in (names if n % 2 == 0 else names[::-1])} for n in range(rounds)]
+        taken = timing.interleaved({**steps, "ours": scoring(subject, test, validation)}, rounds)
+        told = {"model": subject.name, "counted": 1.0, "why": WHY, "bound": subject.bound}
         for how in plain:
-            low, middle, high = statistics.quantiles([took["ours"] / took[how] for took in taken], n=4)
-            rows.append({
-                "model": subject.name, "condition": f"taxonomy, {size} sentences; passes {how}", "attention": "eager",
-                "plain_ms": 1000 * statistics.median(took[how] for took in taken),
-                "ms": 1000 * statistics.median(took["ours"] for took in taken),
-                "ratio": middle, "low": low, "high": high, "bound": subject.bound,
-            })  # fmt: skip
+            work = f"taxonomy, {size} sentences; passes {how}"
+            rows.append(timing.row({work: taken["ours"], UNIT: taken[how]}, work, UNIT, **told))
     return rows
 
 
-def main() -> int:
-    """Measure, print, and give the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the JSON there instead of printing it")
-    parser.add_argument("--check", action="store_true", help="fail when a bound is broken")
-    parser.add_argument("--quick", action="store_true", help="two rounds of something small: does it run at all?")
-    options = parser.parse_args()
+def main() -> None:
+    """Measure and print."""
+    given = timing.options(__doc__, rounds=5)
     torch.set_num_threads(1)
-    if options.quick:
-        subjects, options.rounds = (organism("encoder", [8]),), 2
+    if given.quick:
+        some = (organism("encoder", [8]),)
     else:
-        subjects = bert(12, [64]), bert(4, [64, 256]), organism("encoder", [64, 256, 1000]), organism(None, [64, 256])
-    rows = [row for subject in subjects for row in measure(subject, options.rounds)]
-    print(overhead.markdown(rows))
-    found = {"torch": torch.__version__, "transformers": transformers.__version__,
-             "python": platform.python_version(), "machine": platform.machine(), "rounds": options.rounds,
-             "rows": rows}  # fmt: skip
-    text = json.dumps(found, indent=1)
-    if options.json:
-        options.json.write_text(text + "\n", encoding="utf-8")
-    else:
-        print(text)
-    broken = overhead.over(rows)
-    for row in broken:
-        print(f"over its bound of {row['bound']}: {row['model']}, {row['condition']}: {row['ratio']:.3f}",
-              file=sys.stderr)  # fmt: skip
-    return 1 if broken and options.check else 0
+        some = bert(12, [64]), bert(4, [64, 256]), organism("encoder", [64, 256, 1000]), organism(None, [64, 256])
+    timing.tell([row for subject in some for row in measure(subject, given.rounds)], given.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,6 +1,7 @@
 """The benchmark of relevance measures what it says, and sees a cost that is there."""
 
 import relevance as bench
+import timing
 import torch
 import transformers
 
@@ -16,13 +17,13 @@ def tiny() -> bench.Subject:
 def test_every_rule_gives_a_row():
     subject = tiny()
     rows = bench.measure(subject, 2, {"attnlrp": 1.08, "zplus": None})
-    assert [row["rules"] for row in rows] == ["attnlrp", "zplus"]
+    assert [row["work"] for row in rows] == ["rules: attnlrp", "rules: zplus"]
     assert all(row["s"] > 0 and row["ratio"] > 0 for row in rows)
-    assert bench.markdown(rows).count("\n") == len(rows) + 1
+    assert timing.markdown(rows).count("\n") == len(rows) + 1
     assert all(parameter.requires_grad for parameter in subject.model.parameters())
 
 
 def test_a_cost_over_its_bound_is_seen(monkeypatch):
     monkeypatch.setattr(bench, "plain", lambda _subject: None)
-    (row,) = bench.over(bench.measure(tiny(), 2, {"attnlrp": 1.08}))
-    assert row["ratio"] > 1.08
+    (line,) = timing.over(bench.measure(tiny(), 2, {"attnlrp": 1.08}))
+    assert line.startswith("rules: attnlrp, tiny: ")

@@ -6,7 +6,6 @@ import comparison
 import pytest
 import results
 import run
-import timing
 
 
 @pytest.fixture(scope="module")
@@ -75,31 +74,6 @@ def test_the_short_table_tells_numbers_refusals_and_what_is_not_installed():
     full = comparison.markdown([made(), no, gone])
     assert "cannot: TypeError: no rule" in full
     assert "1.50" in full
-
-
-def test_rows_of_older_scripts_are_brought_into_the_form_of_all():
-    old = {"model": "m", "heads": 4, "rounds": 2, "naive_s": 2.0, "ours_s": 1.0, "ratio": 0.5, "bound": 0.52,
-           "difference": 1e-6}  # fmt: skip
-    row = results.common("ablation", old)
-    assert (row["s"], row["unit_s"], row["low"], row["bound"], row["counted"]) == (1.0, 2.0, 0.5, 0.52, 0.52)
-    assert "rules: cp" in timing.markdown(
-        [
-            results.common(
-                "relevance",
-                {
-                    "model": "m",
-                    "rules": "cp",
-                    "ratio": 1.0,
-                    "low": 0.9,
-                    "high": 1.1,
-                    "bound": 1.08,
-                    "plain_s": 1.0,
-                    "s": 1.0,
-                },
-            )
-        ]
-    )
-    assert results.common("gradient", made()) == made()
 
 
 def test_a_section_replaces_its_last_one_only(tmp_path, monkeypatch):

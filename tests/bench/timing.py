@@ -57,6 +57,7 @@ def row(taken: Mapping[str, Sequence[float]], work: str, unit: str, **told: obje
     """One row of a table: what was measured against which unit, in seconds and as a ratio, and what is told beside.
 
     ``told`` must have ``model``, and ``counted`` with ``why``: the bound that arithmetic sets, and where it comes from.
+    It may have ``bound``, what the ratio may be at most (None: no promise), and ``difference`` with ``tolerance``.
     """
     return {
         "work": work, "unit": unit, **told, **ratio(taken[work], taken[unit]), "rounds": len(taken[work]),
@@ -84,6 +85,21 @@ def markdown(rows: Sequence[Mapping]) -> str:
         cells = (r["work"], r["model"], r["unit"], f"{counted}: {r['why']}", spread(r), f"{r['s']:.3f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def over(rows: Sequence[Mapping]) -> list[str]:
+    """What costs more than its script promises, or is not equal to what it must be equal to.
+
+    >>> over([{"work": "w", "model": "m", "ratio": 1.06, "bound": 1.05}, {"ratio": 3.0, "bound": None}])
+    ['w, m: 1.060, the bound is 1.05']
+    >>> over([{"work": "w", "model": "m", "ratio": 0.5, "difference": 0.25, "tolerance": 0.125}])
+    ['w, m: differs by 2.5e-01']
+    """
+    dear = [row for row in rows if row.get("bound") and row["ratio"] > row["bound"]]
+    wrong = [row for row in rows if row.get("tolerance") and row["difference"] > row["tolerance"]]
+    return [f"{row['work']}, {row['model']}: {row['ratio']:.3f}, the bound is {row['bound']}" for row in dear] + [
+        f"{row['work']}, {row['model']}: differs by {row['difference']:.1e}" for row in wrong
+    ]
 
 
 def options(doc: str, rounds: int, **choices: list[str]) -> Namespace:
