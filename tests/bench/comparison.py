@@ -36,6 +36,7 @@ WHY = {
     "leave-one-out": "what lies above each head",
     "relevance": "forward, and back to the embeddings, activations only",
     "maps": "references to what eager attention computes",
+    "previous token": "a sum over maps that eager attention computes",
     "pruned": "operations left",
 }
 
@@ -81,7 +82,7 @@ def counted(work: str, kind: str, size: subjects.Size) -> float:
     """The operations of a work, in plain passes."""
     ways: dict[str, Callable[[], float]] = {
         "gradient": lambda: counts.gradient(kind, size), "leave-one-out": lambda: counts.ablation(kind, size),
-        "relevance": lambda: counts.relevance(kind, size), "maps": lambda: 1.0,
+        "relevance": lambda: counts.relevance(kind, size), "maps": lambda: 1.0, "previous token": lambda: 1.0,
         "pruned": lambda: counts.pruned(kind, size, 0.5),
     }  # fmt: skip
     return ways[work]()

@@ -23,6 +23,7 @@ LIMIT = 20  # rows that the README can bear
 WORKS = {
     "gradient": "gradient importance", "gradient, weights frozen": "gradient importance",
     "leave-one-out": "exact leave-one-out", "relevance": "AttnLRP", "maps": "maps of all heads",
+    "previous token": "weight on the token before",
     "pruned": "pass without half of the heads",
 }  # fmt: skip
 NAMES = {"transformers4": "transformers", "transformer_lens": "TransformerLens", "captum": "captum", "lxt": "lxt"}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import common
 import subjects
+from torch import Tensor
 
 import headtools as ht
 
@@ -38,9 +39,18 @@ def works(kind: str, size: str) -> dict[str, Callable]:
             common.logits(model, subject)
         return common.last_weights((*key, seen[key].maps) for key in seen)
 
+    def previous() -> dict:
+        def fold(_site: ht.Site, seen: object, _before: None) -> Tensor:
+            return seen.maps.diagonal(-1, 2, 3).sum(-1).mean(0) / seen.maps.shape[2]
+
+        with ht.record(model, want=("maps",), reduce=fold) as seen:
+            common.logits(model, subject)
+        return common.by_head((*key, seen[key]) for key in seen)
+
     return {
         "plain": lambda: common.logits(model, subject),
         "plain, 2 rows": lambda: common.logits(model, few),
         "gradient": gradient, "leave-one-out": ablation, "relevance": relevance, "maps": maps,
+        "previous token": previous,
         "pruned": lambda: common.logits(smaller, subject),
     }  # fmt: skip

@@ -11,25 +11,37 @@ import common
 import subjects
 import torch
 import transformers
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 KINDS = {"encoder_blocks": "encoder", "self_attn": "decoder", "cross_attn": "cross"}
+
+
+def spelt(token: int) -> str:
+    """A token as a word; none begins another, or marks would be found inside of words.
+
+    >>> spelt(7)
+    'w007'
+    """
+    return f"w{token:03}"
 
 
 def bridge(model: torch.nn.Module) -> object:
     """The model in TransformerLens' hands; it wants a folder with a configuration and a tokenizer beside the model."""
     from transformer_lens.model_bridge import TransformerBridge
 
-    words = {f"w{n}": n for n in range(subjects.VOCABULARY)}
-    marks = {f"{name}_token": f"w{n}" for n, name in enumerate(("pad", "unk", "bos", "eos", "cls", "sep", "mask"))}
+    words = {spelt(n): n for n in range(subjects.VOCABULARY)}
+    marks = {f"{name}_token": spelt(n) for n, name in enumerate(("pad", "unk", "bos", "eos", "cls", "sep", "mask"))}
     with tempfile.TemporaryDirectory() as folder:
         model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(folder)
-        made = Tokenizer(models.WordLevel(words, unk_token="w1"))
+        made = Tokenizer(models.WordLevel(words, unk_token=spelt(1)))
+        made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         transformers.PreTrainedTokenizerFast(tokenizer_object=made, **marks).save_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        return TransformerBridge.boot_transformers(folder, hf_model=model, tokenizer=tokenizer)
+        lens = TransformerBridge.boot_transformers(folder, hf_model=model, tokenizer=tokenizer)
+    lens.cfg.default_prepend_bos = False  # texts are the batch, token for token
+    return lens
 
 
 def key_of(name: str, kind: str) -> tuple[str, int]:
@@ -96,8 +108,17 @@ def works(kind: str, size: str) -> dict[str, Callable]:
         _, cache = lens.run_with_cache(*args, names_filter=of_maps, **more)
         return common.last_weights((*key_of(n, kind), cache[n]) for n in of_maps)
 
+    def previous() -> dict:
+        from transformer_lens.head_detector import detect_head
+
+        texts = [" ".join(map(spelt, row)) for row in subject.batch["input_ids"].tolist()]
+        which = "encoder" if kind == "bert" else "decoder"
+        rows = detect_head(lens, texts, "previous_token_head")
+        return common.by_head((which, n, row) for n, row in enumerate(rows))
+
     return {
         "plain": lambda: common.logits(subject.model, subject),
         "plain, 2 rows": lambda: common.logits(subject.model, few),
         "gradient": gradient, "leave-one-out": ablation, "maps": maps,
+        "previous token": previous,
     }  # fmt: skip
