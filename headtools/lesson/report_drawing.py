@@ -83,9 +83,10 @@ def pruning(frame: pd.DataFrame, claim: str) -> str:
         ax.fill_between(blind.mean().index, blind.min(), blind.max(), alpha=0.2)
     ax.set(xlabel="heads kept", ylabel="loss (nats)", ylim=(0, None))
     ax.legend()
+    bands = "the band is " if found.low.isna().all() else "bands are 95 % intervals, and "
     alt = (
         f"Loss against heads kept, from {found.metric.iloc[0]:.2f} with all {found.kept.iloc[0]} heads to "
-        f"{found.metric.iloc[-1]:.2f} with none; bands are 95 % intervals, and the range of the random orders."
+        f"{found.metric.iloc[-1]:.2f} with none; {bands}the range of the random orders."
     )
     return figure(fig, claim=claim, alt=alt).html
 

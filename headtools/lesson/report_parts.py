@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from headtools.sparse.curves import curves, random_order
 
 TOP = 10  # heads in a table
 SHOWN = 8  # heads whose maps are drawn
+ALONE = "no interval: one example"
 LETTERS_SAY = "P positional, S syntactic, R rare word, C coreference, A alignment, O itself, E end mark or punctuation"
 
 
@@ -73,8 +75,9 @@ def worth(subject: Subject) -> str:
         f"The heads that lean hardest, chosen on one half of the examples and measured on the other; the first is "
         f"{draw.say(subject.choice.top(1)[0])}."
     )
+    spread = ALONE if scores.low is None else "with 95 % intervals"
     return "".join(draw.grids(scores, claim, "mean |slope of the loss|")) + table(
-        top, "Mean over examples of the absolute slope of the loss with respect to the head's gate, with 95 % intervals"
+        top, f"Mean over examples of the absolute slope of the loss with respect to the head's gate, {spread}"
     )
 
 
@@ -124,9 +127,11 @@ def pruning(subject: Subject) -> str:
     found = frame[frame.order == "gradient"].set_index("kept")
     middle = min(found.index, key=lambda kept: abs(kept - len(subject.choice) / 2))
     luck = frame[frame.order != "gradient"].groupby("kept").metric.mean()
+    low, high = found.low[middle], found.high[middle]
+    spread = ALONE if math.isnan(low) else f"95 % interval {low:.2f} to {high:.2f}"
     claim = (
-        f"With {middle} of {len(subject.choice)} heads the loss is {found.metric[middle]:.2f} nats (95 % interval "
-        f"{found.low[middle]:.2f} to {found.high[middle]:.2f}), with all {found.metric[len(subject.choice)]:.2f}"
+        f"With {middle} of {len(subject.choice)} heads the loss is {found.metric[middle]:.2f} nats ({spread}), "
+        f"with all {found.metric[len(subject.choice)]:.2f}"
         + (f"; in random order {luck[middle]:.2f}." if len(luck) else ".")
     )
     return draw.pruning(frame, claim) + paragraph(
