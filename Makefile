@@ -9,12 +9,10 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 # For the benchmark: glibc gives freed memory back to the system and fetches it anew, and a pass that keeps something
 # alive spares it that; without these settings recording looks faster than not recording.
 KEEP_MEMORY = MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=2000000000
-SITE = .venv-site/bin/python
-GRADING = .venv-grading/bin/python
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
 
-.PHONY: help lab test lint bench organism score pruning growth sweep scratch orders latency merging worth notebooks assignments site measure mutate sbom lock clean environment environment-test environment-site environment-grading
+.PHONY: help lab test lint bench organism score pruning growth sweep scratch orders latency merging worth notebooks assignments site measure mutate sbom lock clean environment environment-test
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -66,11 +64,11 @@ worth: environment ## measure what each head is worth, one at a time, alone in i
 notebooks: environment-test ## run all notebooks and keep their outputs
 	$(ONE_THREAD) $(TEST) tools/execute_notebooks.py $(ARGS)
 
-assignments: environment-grading ## make a folder to hand out and grade problem sets   (ARGS="--out FOLDER --variant 7")
-	$(GRADING) tools/hand_out.py $(ARGS)
+assignments: environment-test ## make a folder to hand out and grade problem sets   (ARGS="--out FOLDER --variant 7")
+	$(TEST) tools/hand_out.py $(ARGS)
 
-site: environment-site ## make the course's site, build/site/index.html
-	$(SITE) tools/make_site.py $(ARGS)
+site: environment-test ## make the course's site, build/site/index.html
+	$(TEST) tools/make_site.py $(ARGS)
 
 measure: environment-test ## measure minutes and memory of each lesson, write them where they are told
 	$(ONE_THREAD) $(TEST) tools/measure_notebooks.py $(ARGS)
@@ -81,22 +79,16 @@ mutate: environment-test ## put small mistakes into heads/ and importance/, coun
 sbom: environment ## list every package that is needed, with version and licence, and write build/sbom.json
 	$(LAB) tools/sbom.py --extras course --json build/sbom.json $(ARGS)
 
-lock: environment-test ## write requirements.lock: the versions of constraints.txt with the digests of their files
-	$(TEST) tools/lock.py $(ARGS)
+lock: environment-test ## write the locks: the versions of constraints.txt with the digests of all their files
+	sh tools/lock.sh $(TEST)
 
 clean: ## remove what these commands made, environments included
-	rm -rf .venv .venv-test .venv-site .venv-grading .venv-peers build headtools.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-test .venv-peers build headtools.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +
 
 environment:
-	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv course
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv requirements-course.lock
 
 environment-test:
-	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-test course,test,site,scale,grading
-
-environment-site:
-	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-site course,site
-
-environment-grading:
-	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-grading course,grading
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh tools/environment.sh .venv-test requirements.lock

@@ -1,19 +1,19 @@
 #!/bin/sh
-# Make a virtual environment with the package in it, from the versions in constraints.txt.
+# Make a virtual environment with the package in it, from the files that a lock names and no others.
 #
-#   sh tools/environment.sh FOLDER EXTRAS        for example: sh tools/environment.sh .venv course
+#   sh tools/environment.sh FOLDER LOCK        for example: sh tools/environment.sh .venv requirements-course.lock
 #
 # Read from the environment: PYTHON (the interpreter to use), TORCH=cpu (take torch from PyTorch's own index of
-# builds without GPU packages). Does nothing when FOLDER was made from the same pyproject.toml and constraints.txt
-# by this script before: a file in it, whose name holds their checksum, says so.
+# builds without GPU packages). Does nothing when FOLDER was made from the same pyproject.toml, constraints.txt and
+# lock by this script before: a file in it, whose name holds their checksum, says so.
 set -eu
 
 folder=$1
-extras=$2
+lock=$2
 cpu_index=https://download.pytorch.org/whl/cpu
 
 # The folder's own path is part of the key because an editable install points at it: a moved clone is installed anew.
-key=$({ cat pyproject.toml constraints.txt tools/environment.sh; pwd; echo "$extras"; } | cksum | tr ' ' '-')
+key=$({ cat pyproject.toml constraints.txt "$lock" tools/environment.sh; pwd; } | cksum | tr ' ' '-')
 stamp=$folder/installed-$key
 say() { printf '%s\n' "$*"; }
 version() { "$1" -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null; }
@@ -55,17 +55,23 @@ fi
 rm -f "$folder"/installed-*
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-say "Installing what constraints.txt names (once; a few minutes). First torch, the largest:"
-# torch first: it is the one package whose source differs from machine to machine. Without its dependencies where it
-# comes from PyTorch's index, because that index does not carry the versions we pin; the next line brings them.
+say "Installing what $lock names, each file compared with its SHA-256 (once; a few minutes)."
+# --no-deps: the lock is complete. --only-binary: a file that would have to be built here brings a compiler's riddles
+# and tools that no lock names. setuptools is in the lock, so that building our own package downloads nothing either.
+if ! "$folder/bin/python" -m pip install --quiet --require-hashes --no-deps --only-binary=:all: --requirement "$lock"; then
+    say "Not installed: pip says above which file. The lock has files for Python 3.11 to 3.14 on Linux (x86-64, ARM), macOS" >&2
+    say "(ARM) and Windows. \"No matching distribution\": try another Python, make lab PYTHON=/path/to/python3.13. \"Hashes do" >&2
+    say "not match\": the file is another than the one headtools was proven with; do not use the place it came from." >&2
+    exit 1
+fi
+say "Then torch, the largest."
+# torch is not in the lock: it is the one package whose source differs from machine to machine. All that it needs is
+# there by now, but for the GPU packages that its default build for Linux brings; PyTorch's index has no others.
 if [ "${TORCH:-}" = cpu ]; then
     "$folder/bin/python" -m pip install --constraint constraints.txt --no-deps --index-url "$cpu_index" torch
 else
     "$folder/bin/python" -m pip install --constraint constraints.txt torch
 fi
-say "Then the rest."
-# setuptools is here so that building our own package needs no download of its own.
-"$folder/bin/python" -m pip install --quiet --constraint constraints.txt setuptools
-"$folder/bin/python" -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[$extras]"
+"$folder/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
 : > "$stamp"
 say "Done. Next time this step is skipped."

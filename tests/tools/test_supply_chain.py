@@ -8,11 +8,8 @@ import sys
 from email.message import Message
 from types import SimpleNamespace
 
-import lock
 import pytest
 import sbom
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 
 def test_the_bill_names_all_that_is_needed(root, tmp_path, capsys):
@@ -66,33 +63,6 @@ def test_nothing_that_learners_need_forbids_use():
     said = {dist.metadata["Name"]: sbom.licence(dist) for dist in sbom.needed("headtools", ["course"])[0]}
     assert not [name for name, words in said.items() if re.search(r"AGPL|non-?commercial|proprietary", words, re.I)
                 and not name.lower().startswith(("nvidia", "cuda"))]  # fmt: skip
-
-
-def test_the_lock_is_that_of_the_constraints(root):
-    path = root / "requirements.lock"
-    if not path.is_file():
-        pytest.skip("no lock was made")
-    text = path.read_text("utf-8")
-    assert "://" not in text
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    locked = {}
-    for line in lines:
-        name, version, _ = re.fullmatch(r"([a-z0-9-]+)==(\S+) --hash=sha256:([0-9a-f]{64})", line).groups()
-        locked[name] = version
-    pins = {}
-    for line in (root / "constraints.txt").read_text("utf-8").splitlines():
-        if line and not line.startswith("#"):
-            need = Requirement(line)
-            if need.marker is None or need.marker.evaluate({"platform_system": "Linux", "sys_platform": "linux"}):
-                pins[canonicalize_name(need.name)] = str(need.specifier).removeprefix("==")
-    assert "torch" not in locked
-    assert {name: pins.get(name) for name in locked} == locked, "run: python tools/lock.py"
-
-
-def test_the_lock_refuses_what_has_no_digest():
-    one = {"metadata": {"name": "odd", "version": "1"}, "download_info": {"dir_info": {}}}
-    with pytest.raises(ValueError, match="no SHA-256 of odd 1"):
-        lock.lock({"install": [one]})
 
 
 NO_NETWORK = """
