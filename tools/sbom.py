@@ -2,23 +2,30 @@
 
     tools/sbom.py --json build/sbom.json --extras course,test
 
-The JSON is a CycloneDX 1.5 bill of materials; the table that is printed has the same packages. Everything is read from
-what is installed, nothing is asked of a network. Exit status 1 where a package that is needed is not there.
+The JSON is a CycloneDX 1.5 bill of materials; the table that is printed has the same packages, and below it how many
+have which licence. Licences go by their SPDX names; where a package only says "BSD License", so does the table.
+Everything is read from what is installed, nothing is asked of a network. Exit status 1 where a package that is needed
+is not there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from urllib.parse import quote
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 UNKNOWN = "not declared"
+# Licences whose name tells which; "BSD License" and "Apache Software License" may be several, and stay as they are.
+SPDX = ("Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MPL-2.0")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -31,6 +38,9 @@ def main(words: Sequence[str] | None = None) -> int:
     rows = [(dist.metadata["Name"], dist.version, licence(dist)) for dist in found]
     for name, version, said in rows:
         print(f"{name:32} {version:18} {said}")
+    print(f"{len(rows)} packages")
+    for said, count in Counter(said for _, _, said in rows).most_common():
+        print(f"{count:5}  {said}")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(bill(found), indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -62,16 +72,23 @@ def needed(root: str, extras: Iterable[str] = ()) -> tuple[list[Distribution], l
 
 
 def licence(dist: Distribution) -> str:
-    """Return a package's licence as it tells it: the expression, the classifiers, or the first line of its field."""
+    """Return a package's licence: its expression, the SPDX name of what it tells, or else what it tells."""
     told = dist.metadata
     if told.get("License-Expression"):
         return told["License-Expression"]
     classes = [line.split(" :: ")[-1] for line in told.get_all("Classifier", []) if line.startswith("License :: ")]
     classes = [name for name in classes if name != "OSI Approved"]
-    if classes:
-        return ", ".join(dict.fromkeys(classes))
-    lines = (told.get("License") or "").strip().splitlines()
-    return lines[0][:80] if lines else UNKNOWN
+    field = (told.get("License") or "").strip().partition("\n")[0][:80]
+    told_as = {_plain(words) for words in (field, *classes)}
+    known = [name for name in SPDX if _plain(name) in told_as]
+    if known and len(classes) < 2:  # of several, none is left out
+        return known[0]
+    return ", ".join(dict.fromkeys(classes)) or field or UNKNOWN
+
+
+def _plain(words: str) -> str:
+    """What is common to "Apache License, Version 2.0" and "Apache-2.0"."""
+    return re.sub(r"license|version|\(.*\)|[^a-z0-9.]", "", words.lower())
 
 
 def bill(found: Sequence[Distribution]) -> dict:
@@ -90,8 +107,8 @@ def bill(found: Sequence[Distribution]) -> dict:
 def _component(dist: Distribution) -> dict:
     name = canonicalize_name(dist.metadata["Name"])
     said, expression = licence(dist), dist.metadata.get("License-Expression")
-    licences = [{"expression": expression}] if expression else [{"license": {"name": said}}]
-    reference = f"pkg:pypi/{name}@{dist.version}"
+    licences = [{"expression": expression}] if expression else [{"license": {"id" if said in SPDX else "name": said}}]
+    reference = f"pkg:pypi/{name}@{quote(dist.version)}"  # torch's version may hold a plus
     return {"type": "library", "bom-ref": reference, "name": name, "version": dist.version, "purl": reference,
             "licenses": licences}  # fmt: skip
 

@@ -25,9 +25,13 @@ def test_the_bill_names_all_that_is_needed(root, tmp_path, capsys):
     assert told["metadata"]["component"]["name"] == "headtools"
     printed = capsys.readouterr().out
     for part in told["components"]:
-        assert part["purl"] == f"pkg:pypi/{part['name']}@{part['version']}"
+        assert part["purl"] == f"pkg:pypi/{part['name']}@{part['version']}".replace("+", "%2B")
         assert part["licenses"]
+        assert {one["license"]["id"] for one in part["licenses"] if "id" in one.get("license", {})} <= set(sbom.SPDX)
         assert re.search(rf"\s{re.escape(part['version'])}\s", printed)
+    counts = re.findall(r"^ +(\d+)  ", printed, re.M)
+    assert f"\n{sum(map(int, counts))} packages\n" in printed
+    assert len(told["components"]) + 1 == sum(map(int, counts))
 
 
 def test_extras_add_what_they_need():
@@ -43,12 +47,19 @@ def test_what_is_not_installed_is_told(monkeypatch, capsys):
     assert "lost is needed" in capsys.readouterr().err
 
 
+OSI = "License :: OSI Approved"
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
         ([("License-Expression", "MIT AND BSD-3-Clause"), ("License", "x")], "MIT AND BSD-3-Clause"),
-        ([("Classifier", "License :: OSI Approved :: MIT License"), ("License", "x")], "MIT License"),
-        ([("Classifier", "License :: OSI Approved"), ("License", "BSD\nmany lines")], "BSD"),
+        ([("Classifier", f"{OSI} :: MIT License"), ("License", "x")], "MIT"),
+        ([("Classifier", f"{OSI} :: BSD License"), ("License", "BSD 3-Clause License\nmore")], "BSD-3-Clause"),
+        ([("Classifier", f"{OSI} :: BSD License")], "BSD License"),
+        ([("Classifier", f"{OSI} :: A"), ("Classifier", f"{OSI} :: MIT"), ("License", "MIT")], "A, MIT"),
+        ([("Classifier", OSI), ("License", "BSD\nmany lines")], "BSD"),
+        ([("License", "Apache License, Version 2.0")], "Apache-2.0"),
         ([("Classifier", "Topic :: Text")], "not declared"),
     ],
 )
@@ -61,6 +72,7 @@ def test_licences(fields, expected):
 
 def test_nothing_that_learners_need_forbids_use():
     said = {dist.metadata["Name"]: sbom.licence(dist) for dist in sbom.needed("headtools", ["course"])[0]}
+    assert "not declared" not in said.values()
     assert not [name for name, words in said.items() if re.search(r"AGPL|non-?commercial|proprietary", words, re.I)
                 and not name.lower().startswith(("nvidia", "cuda"))]  # fmt: skip
 
