@@ -126,6 +126,11 @@ def untouched(model):
         assert_same_state(before, state(model))
 
 
+def checkpoint(model):
+    """Let every layer run again in the backward pass, by the name that this version of transformers has for it."""
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+
+
 def some_heads(sites, seed=0, share=0.5):
     """A random set of heads, at least one of every site and never all: {site.key: [heads]}."""
     generator = torch.Generator().manual_seed(seed)

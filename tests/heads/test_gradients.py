@@ -5,6 +5,7 @@ import torch
 
 import headtools as ht
 
+from .reference import checkpoint
 from .zoo import ALL, fresh, logits, valid, zoo_model
 
 # (type, step, relative tolerance) of the central difference. Norms and rotary embeddings that compute in float32
@@ -63,7 +64,7 @@ def test_gradient_checkpointing_gives_the_same_gate_gradients(name):
     # Checkpointing works in training mode alone; the models have no dropout, so nothing else changes.
     model.train()
     plain = gradient()
-    model.gradient_checkpointing_enable()
+    checkpoint(model)
     again = gradient()
     assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
 
@@ -72,7 +73,7 @@ def test_backward_after_the_context_is_loud_under_checkpointing():
     """The layers run again without their gates: torch notices, and no wrong gradient comes out."""
     model, batch = fresh("bert")
     model.train()
-    model.gradient_checkpointing_enable()
+    checkpoint(model)
     leaf = torch.full((4,), 0.7, requires_grad=True)
     with ht.gates(model, {("encoder", 1): leaf}):
         loss = logits(model(**batch)).sum()

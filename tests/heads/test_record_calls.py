@@ -5,7 +5,7 @@ import torch
 
 import headtools as ht
 
-from .reference import assert_same_state, state
+from .reference import assert_same_state, checkpoint, state
 from .zoo import error, fresh, logits, run, valid, zoo_model
 
 CLOSE = 1e-5
@@ -139,7 +139,7 @@ def test_checkpointing_records_each_layer_once():
     with ht.record(model, grad=True) as r:
         logits(model(**batch)).sum()
     model.train()
-    model.gradient_checkpointing_enable()
+    checkpoint(model)
     counted = []
     leaf = {("encoder", 0): torch.ones(4, requires_grad=True)}
     with ht.gates(model, leaf), ht.record(model, training=True) as again:

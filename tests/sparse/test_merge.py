@@ -86,7 +86,7 @@ def by_hand(model, site, batch, heads):
 
 def missed_by_hand(mix, target, rank):
     """Reduced-rank regression by another road: fit, then the truncated SVD of the fitted values."""
-    target = target - target.mean(0)
+    target = (target - target.mean(0)).detach()
     # inputs come out of a layer normalisation: one of their directions is rounding, and no fit should use it
     fitted = mix @ torch.linalg.lstsq(mix, target, rcond=3e-5, driver="gelsd").solution
     u, s, vt = torch.linalg.svd(fitted, full_matrices=False)
@@ -120,13 +120,13 @@ def test_the_cut_model_misses_what_the_frame_says(name, key, whole, ridge):
         sites = ht.sites(model)
         with watch([sites[key]]) as seen:
             run(model, batch)
-        return seen[key][0][1][real].double(), seen[key][0][0][real].double()
+        return seen[key][0][1][real].detach().double(), seen[key][0][0][real].detach().double()
 
     before, z = output()
     site = ht.sites(model)[key]
     old, free = output_matrix(site).detach().double().clone(), getattr(site.out, "bias", None) is not None
     pair = z.unflatten(-1, (site.heads, site.value_dim))[:, [0, 3]]
-    target = before - bias_of(site.out) if whole else torch.einsum("nhv,hvd->nd", pair, old[[0, 3]])
+    target = (before - bias_of(site.out)).detach() if whole else torch.einsum("nhv,hvd->nd", pair, old[[0, 3]])
     frame = merge(model, [((*key, 0), (*key, 3))], batch, refit=whole, ridge=ridge)
     after, _ = output()
     rest = before - after
