@@ -15,7 +15,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import quote
@@ -49,8 +49,11 @@ def main(words: Sequence[str] | None = None) -> int:
     return 1 if missing else 0
 
 
-def needed(root: str, extras: Iterable[str] = ()) -> tuple[list[Distribution], list[str]]:
-    """Return the installed packages that ``root`` and, in turn, all of them need, by name; and what is not there."""
+def needed(root: str, extras: Iterable[str] = ()) -> tuple[dict[Distribution, set[str]], list[str]]:
+    """Return all installed packages that ``root`` needs in the end, with what each needs itself; and what is missing.
+
+    Packages are sorted by name; what they need are names in the index's spelling.
+    """
     todo, seen = [(root, frozenset(extras))], {}
     asked, missing = set(), set()
     while todo:
@@ -63,12 +66,13 @@ def needed(root: str, extras: Iterable[str] = ()) -> tuple[list[Distribution], l
         except PackageNotFoundError:
             missing.add(name)
             continue
-        seen[canonicalize_name(name)] = dist
+        _, needs = seen.setdefault(canonicalize_name(name), (dist, set()))
         for line in dist.requires or ():
             need = Requirement(line)
             if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in (some or {""})):
+                needs.add(canonicalize_name(need.name))
                 todo.append((need.name, frozenset(need.extras)))
-    return [seen[name] for name in sorted(seen)], sorted(missing)
+    return {dist: needs for _, (dist, needs) in sorted(seen.items())}, sorted(missing)
 
 
 def licence(dist: Distribution) -> str:
@@ -91,9 +95,11 @@ def _plain(words: str) -> str:
     return re.sub(r"license|version|\(.*\)|[^a-z0-9.]", "", words.lower())
 
 
-def bill(found: Sequence[Distribution]) -> dict:
-    """Return a CycloneDX 1.5 document: the first application is headtools, all others are what it needs."""
+def bill(found: Mapping[Distribution, Iterable[str]]) -> dict:
+    """Return a CycloneDX 1.5 document: the first application is headtools, all others are what it needs, and why."""
     parts = [_component(dist) for dist in found]
+    known = {part["name"]: part["bom-ref"] for part in parts}
+    needs = [sorted(known[name] for name in names if name in known) for names in found.values()]
     own = [part for part in parts if part["name"] == "headtools"]
     return {
         "bomFormat": "CycloneDX",
@@ -101,6 +107,9 @@ def bill(found: Sequence[Distribution]) -> dict:
         "version": 1,
         "metadata": {"component": own[0] | {"type": "application"}} if own else {},
         "components": [part for part in parts if part not in own],
+        "dependencies": [
+            {"ref": reference, "dependsOn": some} for reference, some in zip(known.values(), needs, strict=True)
+        ],
     }
 
 

@@ -23,6 +23,11 @@ def test_the_bill_names_all_that_is_needed(root, tmp_path, capsys):
     assert {"torch", "transformers", "safetensors", "numpy", "jinja2"} <= names  # torch needs jinja2
     assert "hypothesis" not in names
     assert told["metadata"]["component"]["name"] == "headtools"
+    own = told["metadata"]["component"]["bom-ref"]
+    reached, graph = {own}, {one["ref"]: one["dependsOn"] for one in told["dependencies"]}
+    while more := {need for one in reached for need in graph[one]} - reached:
+        reached |= more
+    assert reached == graph.keys() == {own, *(part["bom-ref"] for part in told["components"])}
     printed = capsys.readouterr().out
     for part in told["components"]:
         assert part["purl"] == f"pkg:pypi/{part['name']}@{part['version']}".replace("+", "%2B")
@@ -41,8 +46,8 @@ def test_extras_add_what_they_need():
 
 
 def test_what_is_not_installed_is_told(monkeypatch, capsys):
-    assert sbom.needed("no-such-package-anywhere") == ([], ["no-such-package-anywhere"])
-    monkeypatch.setattr(sbom, "needed", lambda root, extras: ([], ["lost"]))
+    assert sbom.needed("no-such-package-anywhere") == ({}, ["no-such-package-anywhere"])
+    monkeypatch.setattr(sbom, "needed", lambda root, extras: ({}, ["lost"]))
     assert sbom.main([]) == 1
     assert "lost is needed" in capsys.readouterr().err
 
