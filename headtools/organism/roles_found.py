@@ -156,7 +156,7 @@ def _guess(sentence: Sentence, pronoun: int) -> int:
 def _baseline(pairs: pd.DataFrame, fitted: pd.DataFrame) -> pd.Series:
     """Share of pairs, by role, that the guess hits: the offset most frequent in ``fitted``, or the noun that fits."""
     usual = fitted.groupby("role").offset.agg(lambda offset: offset.mode()[0])
-    guess = pairs.guess.fillna(pairs.role.map(usual)).astype(float)
+    guess = pairs.guess.astype(float).fillna(pairs.role.map(usual))
     return (pairs.offset == guess).groupby(pairs.role).mean()
 
 

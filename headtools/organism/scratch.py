@@ -15,7 +15,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import nn
 
 import headtools as ht
@@ -108,7 +107,6 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--sweep", type=Path, default=SWEEP, help="where the sweep's numbers are")
     parser.add_argument("--file", type=Path, default=FILE, help="where the numbers go")
     options = parser.parse_args(words)
-    torch.set_num_threads(1)
     rows = scratch(options.file) if options.file.is_file() else []
     runs = {row["penalty"]: row for row in sweep(options.sweep)
             if (row["over"], row["seed"]) == ("encoder", options.of_seed)}  # fmt: skip
@@ -118,7 +116,8 @@ def main(words: list[str] | None = None) -> None:
     for seed in options.seed:
         for penalty in options.penalty:
             recipe = Recipe(seed=seed, steps=options.steps)
-            folder = options.runs / f"encoder-{penalty:g}-{options.of_seed}-steps{options.steps}-seed{seed}"
+            # a whole path: a worker may be started in another folder
+            folder = options.runs.resolve() / f"encoder-{penalty:g}-{options.of_seed}-steps{options.steps}-seed{seed}"
             todo.append((runs[penalty], folder, recipe, options.limit, options.jobs != 1))
     for row in side_by_side(one, todo, options.jobs):
         rows = place(rows, row)

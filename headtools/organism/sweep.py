@@ -25,7 +25,7 @@ from tqdm import tqdm
 import headtools as ht
 from headtools.heads.whole import written_bytes
 from headtools.organism.accuracy import token_accuracy
-from headtools.organism.jobs import side_by_side
+from headtools.organism.jobs import in_turn, side_by_side
 from headtools.organism.pruning import TrainingBatches
 from headtools.organism.publish import ASSETS
 from headtools.organism.roles_found import roles
@@ -165,7 +165,6 @@ def make(run: dict, folder: Path, sentences: int, steps: int) -> dict:
         if told["setting"] != setting:
             raise ValueError(f"{file} was made with {told['setting']}, not {setting}; use another folder: --runs NEW")
         return told["row"]
-    torch.set_num_threads(1)
     row = one(*ht.load(), **run, sentences=sentences, steps=steps)
     dump({"setting": setting, "row": row}, file)
     return row
@@ -234,9 +233,10 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--file", type=Path, default=FILE, help="where the numbers go")
     options = parser.parse_args(words)
     runs = plan({over: options.penalty or PENALTIES[over] for over in options.over}, options.seed)
-    made = side_by_side(make, [(run, options.runs, options.limit, options.steps) for run in runs], options.jobs)
+    folder = options.runs.resolve()  # a worker may be started in another folder
+    made = side_by_side(make, [(run, folder, options.limit, options.steps) for run in runs], options.jobs)
     rows = list(tqdm(made, total=len(runs), desc="runs"))
-    dump(gather(rows, options.limit, options.steps), options.file)
+    dump(in_turn(gather, rows, options.limit, options.steps), options.file)
     print(frame(rows).to_string(index=False))
 
 
