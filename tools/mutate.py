@@ -1,11 +1,12 @@
-"""Put small mistakes into a room of headtools, one at a time, and count how many the room's own tests notice.
+"""Put small mistakes into a room of headtools, one at a time, and count how many its tests notice.
 
     tools/mutate.py heads importance --sample 300 --json build/mutate/result.json
 
 A mistake (``mutants.py``) is tested in a process of its own, forked from one that has imported torch and transformers.
-Only tests that run the changed lines are run, the fastest first, until one fails. What was tested is kept in --state,
-so that a run that was stopped goes on; a changed file is tested anew. Works where processes can be forked, so not on
-Windows.
+Its tests are the room's own (``tests/heads`` for heads), its doctests, and the laws that hold for every room
+(``tests/test_laws.py``); other rooms' tests, which run much of heads/ too, do not count. Of these only tests that run
+the changed lines are run, the fastest first, until one fails. What was tested is kept in --state, so that a run that
+was stopped goes on; a changed file is tested anew. Works where processes can be forked, so not on Windows.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from mutants import Mutant, mutants, mutated
 from mutation_tests import Baseline, measure, run_chosen
 
 ROOT = Path(__file__).resolve().parents[1]
+LAWS = "tests/test_laws.py"
 NOTICED = ("failed", "stopped", "too long")
 
 
@@ -75,7 +77,7 @@ def _room(room: str, args: argparse.Namespace) -> dict:
              for path in sorted((ROOT / "headtools" / room).glob("*.py"))}  # fmt: skip
     if not files:
         raise SystemExit(f"headtools/{room} has no files: name a room, such as heads")
-    tests = sorted((ROOT / "tests" / room).glob("test_*.py"))
+    tests = [*sorted((ROOT / "tests" / room).glob("test_*.py")), *ROOT.glob(LAWS)]
     baseline = _baseline(room, files, tests, args.state)
     for name in baseline.modules:
         try:
@@ -162,7 +164,7 @@ def in_child(work: Callable[[], int], limit: float, log: Path) -> str:
 def _baseline(room: str, files: Mapping[str, str], tests: Sequence[Path], state: Path) -> Baseline:
     """Return which test runs which lines, measured anew when a file or a test has changed."""
     path = state / f"{room}-lines.json"
-    texts = [*files.values(), *(p.read_text("utf-8") for p in sorted((ROOT / "tests" / room).glob("*.py")))]
+    texts = [*files.values(), *(p.read_text("utf-8") for p in sorted({*(ROOT / "tests" / room).glob("*.py"), *tests}))]
     name = sha256("\0".join(texts).encode()).hexdigest()
     if not path.is_file() or json.loads(path.read_text("utf-8"))["name"] != name:
         print(f"{room}: running {len(tests)} test files to see which lines they run", flush=True)
