@@ -148,3 +148,55 @@ def test_a_buffer_under_two_names_is_two_names():
 
     assert digest_model(model("a", "b")) == digest_model(model("a", "b"))
     assert digest_model(model("a", "b")) != digest_model(model("a"))
+
+
+class Angles(nn.Module):
+    """Computes a buffer that it does not save."""
+
+    def __init__(self, start, **inside):
+        super().__init__()
+        self.register_buffer("angles", torch.full((2,), float(start)), persistent=False)
+        self.register_buffer("counts", torch.zeros(2))
+        for name, module in inside.items():
+            setattr(self, name, module)
+
+
+def test_buffers_that_are_not_saved_do_not_count_wherever_they_are():
+    first = digest_model(Angles(0, part=Angles(0)))
+    assert digest_model(Angles(1, part=Angles(0))) == first
+    assert digest_model(Angles(0, part=Angles(1))) == first
+    other = Angles(0, part=Angles(0))
+    other.part.counts += 1
+    assert digest_model(other) != first
+    shared = Angles(0)
+    assert digest_model(Angles(0, part=shared, again=shared)) == digest_model(
+        Angles(0, part=Angles(1), again=Angles(1))
+    )
+
+
+class Hook:
+    """Stands for accelerate's hook, which holds weights until they are needed."""
+
+    def __init__(self, **told):
+        self.__dict__.update(told)
+
+
+@pytest.mark.parametrize("way", ["alone", "among others"])
+def test_weights_that_are_held_elsewhere_count_as_they_are(way):
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    first, held = digest_model(model), dict(model[1].named_parameters())
+    model[1].to("meta")
+    hook = Hook(weights_map=held)
+    model[1]._hf_hook = hook if way == "alone" else Hook(hooks=[Hook(), Hook(weights_map=None), hook])
+    assert digest_model(model) == first
+    with torch.no_grad():
+        held["bias"] += 1
+    assert digest_model(model) != first
+
+
+@pytest.mark.parametrize("hook", [None, Hook(), Hook(weights_map=None), Hook(hooks=[])])
+def test_weights_that_are_nowhere_are_told(hook):
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1).to("meta"))
+    model[1]._hf_hook = hook
+    with pytest.raises(TypeError, match=r"1\.weight has no content: it is on the meta device; load the weights first"):
+        digest_model(model)
