@@ -158,14 +158,13 @@ def in_child(work: Callable[[], int], limit: float, log: Path) -> str:
 
 
 def _baseline(room: str, files: Mapping[str, str], tests: Sequence[Path], state: Path) -> Baseline:
-    """Return which test runs which lines; a test file is measured anew when it, a helper or the room has changed."""
+    """Return which test runs which lines; a test file is measured anew when it, its helpers or the room have changed."""
     helpers = sorted(set((ROOT / "tests" / room).glob("*.py")).difference(tests))
-    shared = [*files.values(), *(path.read_text("utf-8") for path in helpers)]
     parts = []
     for place in [*tests, ROOT / "headtools" / room]:
         path = state / f"{room}-lines-{place.stem}.json"
-        own = place.read_text("utf-8") if place.is_file() else ""
-        name = sha256("\0".join([*shared, own]).encode()).hexdigest()
+        own = _with_helpers(place.read_text("utf-8"), helpers) if place.is_file() else ""
+        name = sha256("\0".join([*files.values(), own]).encode()).hexdigest()
         if not path.is_file() or json.loads(path.read_text("utf-8"))["name"] != name:
             print(f"{room}: running {place.relative_to(ROOT)} to see which lines it runs", flush=True)
             work = partial(measure, ROOT, f"headtools/{room}", [str(place.relative_to(ROOT))], name, path)
@@ -179,6 +178,15 @@ def _baseline(room: str, files: Mapping[str, str], tests: Sequence[Path], state:
             except Exception:  # what a test made up, or what cannot be imported twice
                 continue
     return Baseline.read(parts)
+
+
+def _with_helpers(text: str, helpers: Sequence[Path]) -> str:
+    """Return a test file's text with that of all helpers that it, or one of them, names."""
+    left = list(helpers)
+    while found := [helper for helper in left if helper.stem in text]:
+        left = [helper for helper in left if helper not in found]
+        text += "".join(helper.read_text("utf-8") for helper in found)
+    return text
 
 
 def _known(path: Path) -> dict[str, str]:
