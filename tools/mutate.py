@@ -158,7 +158,7 @@ def in_child(work: Callable[[], int], limit: float, log: Path) -> str:
 
 
 def _baseline(room: str, files: Mapping[str, str], tests: Sequence[Path], state: Path) -> Baseline:
-    """Return which test runs which lines; a test file is measured anew when it, its helpers or the room have changed."""
+    """Return which test runs which lines; a test file is measured anew when it, a helper of it or the room changed."""
     helpers = sorted(set((ROOT / "tests" / room).glob("*.py")).difference(tests))
     parts = []
     for place in [*tests, ROOT / "headtools" / room]:

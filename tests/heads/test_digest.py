@@ -200,3 +200,36 @@ def test_weights_that_are_nowhere_are_told(hook):
     model[1]._hf_hook = hook
     with pytest.raises(TypeError, match=r"1\.weight has no content: it is on the meta device; load the weights first"):
         digest_model(model)
+
+
+class Named(nn.Module):
+    """A model of two numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+
+# what stands in files, by its beginning: a new version must find the same, or every stored run is lost
+FIXED = [
+    (None, "a0939354a92a"), (True, "8d67ac8ab991"), (3, "5e9c175a3d67"), (2.5, "655926eb64cd"),
+    (float("nan"), "0f23e197e4bf"), ("text é", "9c0289020564"), (b"ab", "92f04428856b"),
+    (torch.float32, "dd7c34f5268c"), (torch.device("cpu"), "11a191db0bc7"), ([1, "a"], "d9ef0e09a041"),
+    ({"a": 1, "b": [2]}, "071f8a9bc087"), ({"x", "y"}, "b60e3e789821"), (torch.tensor([[1, 2]]), "4441a2956dd8"),
+    (Pair(1, 2), "36058a87921a"), (Named(), "8c981c75ee09"), ([], "0d38f2946ddd"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("thing", "start"), FIXED, ids=lambda value: str(value)[:12])
+def test_digests_stay_what_they_were(thing, start):
+    assert digest(thing).startswith(start)
+
+
+def test_one_thing_is_itself_and_several_are_a_list():
+    assert digest(3) != digest([3])
+    assert digest(3, 4) == digest([3, 4])
+    assert digest() == digest([])
+    assert digest(bytearray(b"ab")) == digest(b"ab")
+    assert digest(Path("a") / "b") == digest(Path("a/b")) != digest("a/b")
+    assert digest(np.ones((2, 3), order="F")) == digest(torch.ones(2, 3).double())
+    assert digest(range(3)) == digest([0, 1, 2])
