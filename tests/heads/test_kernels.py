@@ -133,6 +133,25 @@ def test_gates_and_stand_ins_come_where_the_outputs_are():
         assert (given.device.type, given.dtype) == ("meta", torch.float32)
 
 
+def test_nothing_is_there_for_weights_that_are_nowhere():
+    """A weight on `meta` is offloaded: it comes to the CPU, or wherever the model runs, when it is needed."""
+    model, _ = on_meta()
+    sites = list(ht.sites(model))
+    assert {pool.device.type for pool in pools_of(model, sites, "zero", None).values()} == {"cpu"}
+
+
+def test_a_model_without_a_configuration_has_one_side():
+    model, x = attention()
+    model[0].is_causal = True
+    model.forward = lambda x, attention_mask: model[0](x)
+    (site,) = ht.sites(model)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    assert site.kind == "decoder"
+    assert len(pools_of(model, [site], "resample", {"x": x, "attention_mask": mask})[site.key]) == 8
+    batch = {"x": x, "attention_mask": mask[:, :4]}  # of another length: that of a prefix, say
+    assert len(pools_of(model, [site], "resample", batch)[site.key]) == 10
+
+
 def test_draws_and_means_stay_with_their_pool():
     site = ht.sites(zoo_model("bert")[0]).all[0]
     pool = torch.zeros(6, 4, 8, device="meta")

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
 import headtools as ht
 
 from .homemade import HEADS, WIDTH, attention
+from .reference import untouched
 from .zoo import error, fresh, run
 
 QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
@@ -129,3 +131,44 @@ def test_nothing_is_cut_where_no_head_is_named():
     ht.prune(model, {("encoder", 0): []})
     assert model.bert.encoder.layer[0].attention.self.query.weight is before
     assert ht.pruned(model) == []
+
+
+class Table(nn.Module):
+    """Holds a matrix, as nn.Linear does, and may do anything with it."""
+
+    def __init__(self, rows, columns):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(rows, columns))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"q_proj": nn.Linear(10, 24)}, "a projection makes more than queries, keys and values"),
+        ({"q_proj": Table(12, 10)}, "projects with Table; only nn.Linear and Conv1D can be sliced"),
+        ({"o_proj": Table(10, 12)}, "projects with Table; only nn.Linear and Conv1D can be sliced"),
+        ({"mixer": nn.Linear(4, 4)}, r"has a parameter 'mixer.weight' of shape \(4, 4\) that may mix heads"),
+        ({"sinks": nn.Parameter(torch.ones(3, 3))}, "has a parameter 'sinks'"),
+        ({"scale": nn.Parameter(torch.ones(4))}, r"has a parameter 'scale' of shape \(4,\)"),
+        ({"norm": nn.LayerNorm(10)}, r"has a parameter 'norm.weight' of shape \(10,\)"),
+    ],
+)
+def test_what_cannot_be_sliced_is_refused(change, words):
+    model, _ = attention()
+    for name, value in change.items():
+        setattr(model[0], name, value)
+    with untouched(model), pytest.raises(ValueError, match=rf"HomeAttention \(encoder 0\).*{words}.*use ablate"):
+        ht.prune(model, {("encoder", 0): [1]})
+
+
+def test_what_mixes_no_heads_may_stay():
+    model, x = attention()
+    model[0].q_norm, model[0].sinks = nn.LayerNorm(WIDTH), nn.Parameter(torch.arange(4.0))
+    model[0].LayerNorm, model[0].relative_attention_bias = nn.LayerNorm(10), nn.Embedding(5, 4)
+    gated, now = cut(model, x, [1, 2])
+    assert error(now, gated) <= 1e-6
+    assert model[0].sinks.tolist() == [0, 3]
+    model, _ = attention()
+    type(model[0]).__name__ = "UMT5Attention"
+    with untouched(model), pytest.raises(ValueError, match="shapes its tensors by the full number of heads"):
+        ht.prune(model, {("encoder", 0): [1]})

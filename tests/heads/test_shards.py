@@ -1,6 +1,7 @@
 """Who does what: every item once, the work spread evenly, and nothing asked of anybody where no launcher is."""
 
 import sys
+from datetime import timedelta
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from processes import ended, needs_forks, start, together
 
 import headtools as ht
 from headtools.heads.partial import Partial
-from headtools.heads.shards import PATIENCE, ElsewhereError, Shard, current, launched, outline
+from headtools.heads.shards import ElsewhereError, Shard, current, launched, outline
 
 
 @given(some.integers(1, 9), some.integers(0, 40), some.sets(some.integers(0, 39)))
@@ -204,7 +205,7 @@ def test_where_processes_work(monkeypatch, card, use_cpu, cpu):
         assert (shard.index, shard.count) == (1, 2)
         assert shard.device == torch.device("cpu" if cpu else f"{card}:1")
         assert current() is shard
-    assert state.asked == {"cpu": cpu, "timeout": PATIENCE}
+    assert state.asked == {"cpu": cpu, "timeout": timedelta(days=7)}
     assert state.waited == 1
     assert current().count == 1
 
