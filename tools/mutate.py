@@ -1,12 +1,12 @@
-"""Put small mistakes into a room of headtools, one at a time, and count how many its tests notice.
+"""Put small mistakes into a room of headtools, one at a time, and count how many the room's own tests notice.
 
     tools/mutate.py heads importance --sample 300 --json build/mutate/result.json
 
 A mistake (``mutants.py``) is tested in a process of its own, forked from one that has imported torch and transformers.
-Its tests are the room's own (``tests/heads`` for heads), its doctests, and the laws that hold for every room
-(``tests/test_laws.py``); other rooms' tests, which run much of heads/ too, do not count. Of these only tests that run
-the changed lines are run, the fastest first, until one fails. What was tested is kept in --state, so that a run that
-was stopped goes on; a changed file is tested anew. Works where processes can be forked, so not on Windows.
+Its tests are the room's own (``tests/heads`` for heads) and its doctests; those of other rooms and of the whole package,
+which run much of heads/ too, do not count. Of these only tests that run the changed lines are run, the fastest first,
+until one fails. What was tested is kept in --state, so that a run that was stopped goes on; a changed file is tested
+anew. Works where processes can be forked, so not on Windows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from mutants import Mutant, mutants, mutated
 from mutation_tests import Baseline, measure, run_chosen
 
 ROOT = Path(__file__).resolve().parents[1]
-LAWS = "tests/test_laws.py"
 NOTICED = ("failed", "stopped", "too long")
 
 
@@ -78,7 +77,7 @@ def _room(room: str, args: argparse.Namespace) -> dict:
              for path in sorted((ROOT / "headtools" / room).glob("*.py"))}  # fmt: skip
     if not files:
         raise SystemExit(f"headtools/{room} has no files: name a room, such as heads")
-    tests = [*sorted((ROOT / "tests" / room).glob("test_*.py")), *ROOT.glob(LAWS)]
+    tests = sorted((ROOT / "tests" / room).glob("test_*.py"))
     baseline = _baseline(room, files, tests, args.state)
     known = _known(args.state / f"{room}.jsonl")
     outcome = {}
