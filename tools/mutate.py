@@ -3,10 +3,10 @@
     tools/mutate.py heads importance --sample 300 --json build/mutate/result.json
 
 A mistake (``mutants.py``) is tested in a process of its own, forked from one that has imported torch and transformers.
-Its tests are the room's own (``tests/heads`` for heads) and its doctests; those of other rooms and of the whole package,
-which run much of heads/ too, do not count. Of these only tests that run the changed lines are run, the fastest first,
-until one fails. What was tested is kept in --state, so that a run that was stopped goes on; a changed file is tested
-anew. Works where processes can be forked, so not on Windows.
+Its tests are the room's own (``tests/heads`` for heads) and its doctests; those of other rooms and of the whole
+package, which run much of heads/ too, do not count. Of these only tests that run the changed lines are run, the fastest
+first, until one fails. What was tested is kept in --state, so that a run that was stopped goes on; a changed file is
+tested anew. Works where processes can be forked, so not on Windows.
 """
 
 from __future__ import annotations
