@@ -37,7 +37,7 @@ class Baseline:
     def choose(self, file: str, mutant: Mutant, budget: float) -> tuple[list[str], float]:
         """Return the tests that run a mistake, as many as fit in ``budget`` seconds, and how long they take.
 
-        Those come first whose file has the name of the mistake's file in it, and the fastest of them before the others.
+        The fastest come first; one whose file has the name of the mistake's file in it counts as four times as fast.
         What runs when a function is made or a module is read belongs to no test: then all tests of the function, or of
         the file, count.
         """
@@ -49,7 +49,11 @@ class Baseline:
             found = self._between(lines, 1, 10**9)
         chosen, total = [], 0.0
         own = Path(file).stem
-        for test in sorted(found, key=lambda one: (own not in Path(one.split("::")[0]).stem, self.seconds[one], one)):
+
+        def rank(test: str) -> tuple[float, str]:
+            return self.seconds[test] / (4 if own in Path(test.split("::")[0]).stem else 1), test
+
+        for test in sorted(found, key=rank):
             total += self.seconds[test]
             if chosen and total > budget:
                 break
