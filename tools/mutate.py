@@ -3,9 +3,10 @@
     tools/mutate.py heads importance --sample 300 --json build/mutate/result.json
 
 A mistake (``mutants.py``) is tested in a process of its own, forked from one that has imported torch and transformers.
-Only tests that run the changed lines are run, the fastest first, until one fails. What was tested is kept in --state,
-so that a run that was stopped goes on; a changed file is tested anew. Works where processes can be forked, so not on
-Windows.
+Its tests are the room's own (``tests/heads`` for heads) and its doctests; those of other rooms and of the whole
+package, which run much of heads/ too, do not count. Of these only tests that run the changed lines are run, the fastest
+first, until one fails. What was tested is kept in --state, so that a run that was stopped goes on; a changed file is
+tested anew. Works where processes can be forked, so not on Windows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -77,11 +79,6 @@ def _room(room: str, args: argparse.Namespace) -> dict:
         raise SystemExit(f"headtools/{room} has no files: name a room, such as heads")
     tests = sorted((ROOT / "tests" / room).glob("test_*.py"))
     baseline = _baseline(room, files, tests, args.state)
-    for name in baseline.modules:
-        try:
-            importlib.import_module(name)
-        except Exception:  # what a test made up, or what cannot be imported twice
-            continue
     known = _known(args.state / f"{room}.jsonl")
     outcome = {}
     drawn = sample(files, args.sample, args.seed)
@@ -160,18 +157,35 @@ def in_child(work: Callable[[], int], limit: float, log: Path) -> str:
 
 
 def _baseline(room: str, files: Mapping[str, str], tests: Sequence[Path], state: Path) -> Baseline:
-    """Return which test runs which lines, measured anew when a file or a test has changed."""
-    path = state / f"{room}-lines.json"
-    texts = [*files.values(), *(p.read_text("utf-8") for p in sorted((ROOT / "tests" / room).glob("*.py")))]
-    name = sha256("\0".join(texts).encode()).hexdigest()
-    if not path.is_file() or json.loads(path.read_text("utf-8"))["name"] != name:
-        print(f"{room}: running {len(tests)} test files to see which lines they run", flush=True)
-        places = [str(p.relative_to(ROOT)) for p in tests] + [f"headtools/{room}"]
-        log = state / f"{room}-lines.txt"
-        done = in_child(lambda: measure(ROOT, f"headtools/{room}", places, name, path), 1800, log)
-        if done != "passed":
-            raise SystemExit(f"the tests of {room} do not pass without a mistake ({done}), see {log}")
-    return Baseline.read(path)
+    """Return which test runs which lines; a test file is measured anew when it, a helper of it or the room changed."""
+    helpers = sorted(set((ROOT / "tests" / room).glob("*.py")).difference(tests))
+    parts = []
+    for place in [*tests, ROOT / "headtools" / room]:
+        path = state / f"{room}-lines-{place.stem}.json"
+        own = _with_helpers(place.read_text("utf-8"), helpers) if place.is_file() else ""
+        name = sha256("\0".join([*files.values(), own]).encode()).hexdigest()
+        if not path.is_file() or json.loads(path.read_text("utf-8"))["name"] != name:
+            print(f"{room}: running {place.relative_to(ROOT)} to see which lines it runs", flush=True)
+            work = partial(measure, ROOT, f"headtools/{room}", [str(place.relative_to(ROOT))], name, path)
+            done = in_child(work, 1800, log := path.with_suffix(".txt"))
+            if done != "passed":
+                raise SystemExit(f"the tests of {room} do not pass without a mistake ({done}), see {log}")
+        parts.append(path)
+        for module in json.loads(path.read_text("utf-8"))["modules"]:  # for all processes that come later
+            try:
+                importlib.import_module(module)
+            except Exception:  # what a test made up, or what cannot be imported twice
+                continue
+    return Baseline.read(parts)
+
+
+def _with_helpers(text: str, helpers: Sequence[Path]) -> str:
+    """Return a test file's text with that of all helpers that it, or one of them, names."""
+    left = list(helpers)
+    while found := [helper for helper in left if helper.stem in text]:
+        left = [helper for helper in left if helper not in found]
+        text += "".join(helper.read_text("utf-8") for helper in found)
+    return text
 
 
 def _known(path: Path) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,27 +16,28 @@ OPTIONS = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ign
 
 @dataclass(frozen=True)
 class Baseline:
-    """Tests with their seconds, for each file the tests of each line, and the modules that the tests imported."""
+    """Tests with their seconds of processor time, and for each file the tests of each line."""
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
-    modules: list[str]
 
     @classmethod
-    def read(cls, path: Path) -> Baseline:
-        """Return what ``measure`` wrote."""
-        told = json.loads(path.read_text("utf-8"))
-        tests = list(told["seconds"])
-        lines = {
-            file: {int(line): [tests[place] for place in some] for line, some in found.items()}
-            for file, found in told["lines"].items()
-        }
-        return cls(told["seconds"], lines, told["modules"])
+    def read(cls, paths: Iterable[Path]) -> Baseline:
+        """Return what ``measure`` wrote, all of it together."""
+        seconds, lines = {}, {}
+        for path in paths:
+            told = json.loads(path.read_text("utf-8"))
+            tests = list(told["seconds"])
+            seconds |= told["seconds"]
+            for file, found in told["lines"].items():
+                for line, some in found.items():
+                    lines.setdefault(file, {}).setdefault(int(line), []).extend(tests[place] for place in some)
+        return cls(seconds, lines)
 
     def choose(self, file: str, mutant: Mutant, budget: float) -> tuple[list[str], float]:
         """Return the tests that run a mistake, as many as fit in ``budget`` seconds, and how long they take.
 
-        Those come first whose file has the name of the mistake's file in it, and the fastest of them before the others.
+        The fastest come first; one whose file has the name of the mistake's file in it counts as four times as fast.
         What runs when a function is made or a module is read belongs to no test: then all tests of the function, or of
         the file, count.
         """
@@ -48,7 +49,11 @@ class Baseline:
             found = self._between(lines, 1, 10**9)
         chosen, total = [], 0.0
         own = Path(file).stem
-        for test in sorted(found, key=lambda one: (own not in Path(one.split("::")[0]).stem, self.seconds[one], one)):
+
+        def rank(test: str) -> tuple[float, str]:
+            return self.seconds[test] / (4 if own in Path(test.split("::")[0]).stem else 1), test
+
+        for test in sorted(found, key=rank):
             total += self.seconds[test]
             if chosen and total > budget:
                 break
@@ -61,16 +66,17 @@ class Baseline:
 
 
 class _Watch:
-    """Tells coverage which test is running, and keeps how long each took."""
+    """Tells coverage which test is running, and keeps how much processor time each took, forked processes included."""
 
     def __init__(self, cover: object) -> None:
         self.cover, self.seconds = cover, {}
 
     def pytest_runtest_protocol(self, item: object) -> None:
         self.cover.switch_context(item.nodeid)
+        self.seconds[item.nodeid] = -sum(os.times()[:4])
 
-    def pytest_runtest_logreport(self, report: object) -> None:
-        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.seconds[nodeid] += sum(os.times()[:4])
 
 
 class _Chosen:
@@ -103,7 +109,7 @@ def measure(root: Path, source: str, places: Sequence[str], name: str, path: Pat
     cover.start()
     status = int(pytest.main([*OPTIONS, "--rootdir", str(root), *places], plugins=[watch]))
     cover.stop()
-    if status:
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return status
     data, tests = cover.get_data(), {test: place for place, test in enumerate(watch.seconds)}
     lines = {

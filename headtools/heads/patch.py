@@ -91,7 +91,7 @@ def _values(site: Site, source: Source) -> list[Tensor]:
         raise TypeError(f"the source of {site.label} is {type(found).__name__}; needed: z, or a list of them")
     found = [z.z if isinstance(z, Captured) else z for z in found]
     for z in found:
-        if not isinstance(z, Tensor) or z.shape[-2:] != (site.heads, site.value_dim):
+        if not isinstance(z, Tensor) or z.dim() != 4 or z.shape[2:] != (site.heads, site.value_dim):
             came = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
             raise ValueError(f"{site.label} needs z of shape (B, T, {site.heads}, {site.value_dim}), got {came}")
     return found

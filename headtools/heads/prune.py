@@ -185,10 +185,8 @@ def _sliced(site: Site, query: list[int], key: list[int], value: list[int]) -> l
         asked.setdefault(id(part.module), (part.module, []))[1].append((part, part.rows[some]))
     result = []
     for module, parts in asked.values():
-        if len(parts) == 1 or parts[0][0] is parts[1][0]:
-            rows = parts[0][1].flatten()
-        elif all(torch.equal(p.rows, parts[0][0].rows) for p, _ in parts):
-            rows = parts[0][1].flatten()  # keys that serve as values
+        if all(torch.equal(p.rows, parts[0][0].rows) for p, _ in parts):
+            rows = parts[0][1].flatten()  # one alone, or keys that serve as values
         elif _by_head(site):
             rows = torch.stack([r for _, r in parts], 1).flatten()
         else:

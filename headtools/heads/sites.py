@@ -39,14 +39,14 @@ class Site:
     kv_heads: int
     head_dim: int
     value_dim: int
-    q: Projection | None = None
-    k: Projection | None = None
-    v: Projection | None = None
-    interface: bool = True
-    latent: bool = False
-    original: tuple[int, ...] = ()
-    empty: bool = False
-    tokens_first: bool = False
+    q: Projection | None
+    k: Projection | None
+    v: Projection | None
+    interface: bool
+    latent: bool
+    original: tuple[int, ...]
+    empty: bool
+    tokens_first: bool
 
     @property
     def key(self) -> Key:

@@ -51,7 +51,7 @@ def written(path: str | Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
             for stale in path.parent.glob(f"{escape(path.name)}.*.part"):
                 if time.time() - stale.stat().st_mtime > _STALE:
-                    stale.unlink(missing_ok=True)
+                    stale.unlink()
 
 
 def written_bytes(path: str | Path, data: bytes) -> Path:

@@ -32,7 +32,7 @@ def batch_axes(one: Any, two: Any) -> Any:
         return {name: batch_axes(value, two[name]) for name, value in one.items()}
     if isinstance(one, (tuple, list)) and isinstance(two, (tuple, list)) and len(one) == len(two):
         return [batch_axes(a, b) for a, b in zip(one, two, strict=True)]
-    if type(one) is not type(two):
+    if type(one) is not type(two) or isinstance(one, (Mapping, tuple, list)):  # or of another length, other names
         raise ValueError(f"{type(one).__name__} for one batch, {type(two).__name__} for two: of another form")
     return None
 

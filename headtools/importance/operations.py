@@ -38,7 +38,7 @@ _ALWAYS = {
 }
 _ACTIVATIONS = (
     "relu", "relu6", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "selu", "celu", "softplus", "mish",
-    "hardtanh", "hardswish", "hardsigmoid", "logsigmoid", "softsign", "clamp", "clip", "clamp_min", "clamp_max",
+    "hardtanh", "hardswish", "hardsigmoid", "log_sigmoid", "softsign", "clamp", "clip", "clamp_min", "clamp_max",
 )  # fmt: skip
 _NORMS = ("rms_norm", "normalize", "group_norm", "instance_norm", "batch_norm")  # each output is its input, scaled
 _OTHERS = {

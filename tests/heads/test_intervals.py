@@ -54,3 +54,24 @@ def test_what_is_taken_when_nothing_is_said():
     assert bootstrap(values) == bootstrap(values, times=1000, level=0.95, seed=0)
     assert bootstrap(values) != bootstrap(values, times=1000, level=0.95, seed=1)
     assert len({bootstrap(values, times=times)[0].item() for times in (999, 1000, 1001)}) > 1
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
+@pytest.mark.parametrize("shape", [(2,), (7,), (7, 2, 3)])
+def test_by_hand(shape, level):
+    """Draw rows, take means, keep the middle."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(4))
+    low, high = bootstrap(values, times=50, level=level, seed=5)
+    draws = torch.randint(shape[0], (50, shape[0]), generator=torch.Generator().manual_seed(5))
+    means = torch.stack([values[rows].double().mean(0) for rows in draws])
+    for found, place in ((low, (1 - level) / 2), (high, 1 - (1 - level) / 2)):
+        assert found.dtype == torch.float32
+        assert torch.allclose(found.double(), means.quantile(place, dim=0), atol=1e-6)
+
+
+def test_values_of_any_type_and_place_in_a_graph():
+    values = torch.arange(6.0, requires_grad=True)
+    low, _ = bootstrap(values)
+    assert not low.requires_grad
+    assert torch.equal(low, bootstrap(torch.arange(6).double())[0])
+    assert bootstrap(values)[0].shape == ()

@@ -147,6 +147,7 @@ GOOD = torch.zeros(3, 7, 4, 8)
         ({("encoder", 0): [0]}, GOOD, None, TypeError, r"got Tensor: with record"),
         ({("encoder", 0): [0]}, {("encoder", 0): 3}, None, TypeError, "is int; needed: z"),
         ({("encoder", 0): [0]}, {("encoder", 0): GOOD[..., :4]}, None, ValueError, r"needs z of shape \(B, T, 4, 8\)"),
+        ({("encoder", 0): [0]}, {("encoder", 0): GOOD[0]}, None, ValueError, r"shape \(B, T, 4, 8\), got \(7, 4, 8\)"),
         ({("encoder", 0): [0]}, {("encoder", 0): GOOD}, [], ValueError, "no positions came"),
         ({("encoder", 0): [0]}, {("encoder", 0): GOOD}, [-1], ValueError, "from 0, got -1"),
         ({("encoder", 0): [0]}, {("encoder", 0): GOOD}, [True], ValueError, "got True"),

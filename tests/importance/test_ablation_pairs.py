@@ -218,3 +218,41 @@ def test_bad_calls_of_keep_one():
         ht.keep_one(model, evaluate=lambda m: 1.0, by="mean", quiet=True)
     with pytest.raises(ValueError, match="leave run out"):
         ht.keep_one(model, evaluate=lambda m: 1.0, run="folder", quiet=True)
+
+
+def test_curvature_where_the_loss_does_not_see_a_head():
+    model, batch = zoo_model("bert")
+
+    def early(outputs, batch):
+        return (outputs.hidden_states[1] ** 2).mean((1, 2))
+
+    unseen, seen = (("encoder", 0, 1), ("encoder", 2, 0)), (("encoder", 0, 1), ("encoder", 0, 3))
+    found = curvature(model, batch | {"output_hidden_states": True}, [unseen, seen, unseen[::-1]], early)
+    assert found.shape == (3, 3)
+    assert not found[:, [0, 2]].any()
+    assert found[:, 1].all()
+    with pytest.raises(ValueError, match="depends on no head of the pairs"):
+        curvature(model, batch | {"output_hidden_states": True}, [(("encoder", 2, 1), ("encoder", 2, 0))], early)
+
+
+def test_curvature_of_a_straight_line_is_nothing():
+    """What a head adds to its own layer is linear in its gate, as long as nothing comes after."""
+    model, batch = zoo_model("bert")
+    site = ht.sites(model)["encoder", 0]
+    kept = []
+    handle = site.out.register_forward_hook(lambda module, args, output: kept.append(output))
+    try:
+        found = curvature(model, batch, [(("encoder", 0, 1), ("encoder", 0, 2))], lambda *_: kept[-1].mean((1, 2)))
+    finally:
+        handle.remove()
+    assert not found.any()
+
+
+@pytest.mark.parametrize("by", ["zero", "mean"])
+def test_what_keeping_one_head_is_called(by):
+    model, batch = zoo_model("bert")
+    more = {"sites": [("encoder", 1)], "quiet": True, "by": by}
+    found = ht.keep_one(model, batch | {"labels": batch["input_ids"]}, **more)
+    measured = ht.keep_one(model, evaluate=lambda model: torch.ones(3), reference=batch, **more)
+    assert found.name == measured.name == ("keep one" if by == "zero" else "keep one, others by mean")
+    assert not measured.flat().any()

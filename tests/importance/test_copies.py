@@ -35,11 +35,14 @@ def test_where_examples_are(one, two, axes):
         (ONES(3, 7), ONES(6, 14)),
         (ONES(3, 7), ONES(7, 8)),
         (ONES(3), None),
+        (ONES(3, 7), ONES(6)),  # another number of axes
+        ([ONES(3)], [ONES(6), ONES(6)]),
+        ({"a": ONES(3)}, {"b": ONES(6)}),
         ({"a": ONES(3)}, {"b": ONES(6)}.values()),
     ],
 )
 def test_what_is_not_twice_is_refused(one, two):
-    with pytest.raises(ValueError, match=r"no axis holds the examples|of another form"):
+    with pytest.raises(ValueError, match=r"no axis holds the examples|of another form|shorter than"):
         batch_axes(one, two)
 
 
@@ -79,7 +82,11 @@ def test_a_batch_is_copied_where_it_has_rows():
     (torch.tensor([1.0, 1000.0]), torch.tensor([1.9, 1000.0]), True),  # small beside the greatest
     (torch.tensor([1.0, 2.0]), torch.tensor([1.1, 2.0]), False),
     (torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 1.0]), True),
+    (torch.tensor([float("inf"), 1.0]), torch.tensor([float("inf"), 1.0]), True),
+    (torch.tensor([-float("inf"), 1.0]), torch.tensor([-float("inf"), 1.1]), False),  # an infinity is no size
+    (torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 1.1]), False),
     (torch.tensor([1, 2]), torch.tensor([1, 3]), False),
+    (torch.tensor([1000, 1]), torch.tensor([1000, 2]), False),  # whole numbers are not rounded
     ({"a": [torch.zeros(0)]}, {"a": [torch.zeros(0)]}, True),
     ({"a": (torch.ones(1),)}, {"a": (torch.zeros(1),)}, False),
     ("x", "y", True),

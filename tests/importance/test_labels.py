@@ -97,3 +97,60 @@ def test_batches_have_the_size_that_was_asked_for():
 def test_what_cannot_be_labelled_is_told(kind, tokenizer, sentences, error, words):
     with pytest.raises(error, match=words):
         ht.label(model(kind), tokenizer, sentences)
+
+
+class Spoken(tuple):
+    """A sentence of some words, with or without a translation."""
+
+    def __new__(cls, words, target=None):
+        made = super().__new__(cls, words)
+        made.target = target
+        return made
+
+
+def translator():
+    torch.manual_seed(0)
+    return tf.T5ForConditionalGeneration(
+        tf.T5Config(d_model=16, d_kv=8, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0, **IDS)
+    )
+
+
+def test_a_translation_is_the_label():
+    given = [Spoken(("the", "sea"), ("a", "hill")), Spoken(("the", "hill"), ("a", "sea", "and", "a", "hill"))]
+    (batch,) = ht.label(translator(), TOKENIZER, given)
+    wanted = [TOKENIZER(" ".join(sentence.target))["input_ids"] for sentence in given]
+    assert [row[row != -100].tolist() for row in batch["labels"]] == wanted
+    assert sorted(batch) == ["attention_mask", "input_ids", "labels"]
+
+
+def test_without_a_translation_the_model_writes():
+    model = translator().train()
+    given = [Spoken(sentence, ("a",) if number else None) for number, sentence in enumerate(SENTENCES)]
+    (batch,) = ht.label(model, TOKENIZER, given)
+    assert model.training
+    model.eval()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    written = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=24)[:, 1:]
+    for row, wanted in zip(batch["labels"], written, strict=True):
+        ends = (wanted == 2).nonzero().flatten().tolist()
+        end = ends[0] + 1 if ends else len(wanted)
+        assert row[:end].tolist() == wanted[:end].tolist()
+        assert (row[end:] == -100).all()
+
+
+@pytest.mark.parametrize("kind", ["fills in", "continues", "translates"])
+def test_a_tokenizer_that_gives_no_mask_unless_asked(kind):
+    quiet = a_tokenizer(model_input_names=["input_ids"])
+    assert "attention_mask" not in quiet(["sea"])
+    given = [Spoken(sentence, sentence[:2]) for sentence in SENTENCES]
+    one = translator() if kind == "translates" else model(kind)
+    (plain,), (found,) = ht.label(one, TOKENIZER, given), ht.label(one, quiet, given)
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
+
+
+def test_texts_longer_than_the_tokenizer_allows_are_cut():
+    short = a_tokenizer(model_max_length=3)
+    (batch,) = ht.label(model("continues"), short, [SENTENCES[2]])
+    assert batch["input_ids"].shape == (1, 3)
+    (batch,) = ht.label(model("continues"), TOKENIZER, [SENTENCES[2]])
+    assert batch["input_ids"].shape == (1, 6)

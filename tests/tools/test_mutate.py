@@ -75,7 +75,7 @@ def test_a_smaller_sample_is_the_beginning_of_a_larger_one():
 
 def test_tests_of_the_line_then_of_the_function_then_of_the_file():
     source = "import a\n\ndef f(x=1):\n    y = 2\n    return y\n\nz = 3\n"
-    baseline = Baseline({"slow": 3.0, "quick": 1.0, "other": 2.0}, {"f.py": {4: ["slow", "quick"], 9: ["other"]}}, [])
+    baseline = Baseline({"slow": 3.0, "quick": 1.0, "other": 2.0}, {"f.py": {4: ["slow", "quick"], 9: ["other"]}})
     by_text = {mutant.before: mutant for mutant in mutants(source)}
     assert baseline.choose("f.py", by_text["2"], 10) == (["quick", "slow"], 4.0)
     assert baseline.choose("f.py", by_text["1"], 10)[0] == ["quick", "slow"]  # the header: whoever calls the function
@@ -83,7 +83,7 @@ def test_tests_of_the_line_then_of_the_function_then_of_the_file():
     assert baseline.choose("f.py", by_text["2"], 2)[0] == ["quick"]
     assert baseline.choose("g.py", by_text["2"], 2)[0] == []
     named = Baseline({"test_f.py::slow": 3.0, "test_g.py::quick": 1.0},
-                     {"a/f.py": {4: ["test_g.py::quick", "test_f.py::slow"]}}, [])  # fmt: skip
+                     {"a/f.py": {4: ["test_g.py::quick", "test_f.py::slow"]}})  # fmt: skip
     assert named.choose("a/f.py", by_text["2"], 10)[0] == ["test_f.py::slow", "test_g.py::quick"]
 
 
@@ -116,7 +116,7 @@ def longer(a, b):
 def untested(a):
     return a + 1
 '''
-TESTS = '''
+TESTS = """
 from headtools.toy.thing import longer, untested
 
 def test_longer():
@@ -125,7 +125,7 @@ def test_longer():
 
 def test_calls_only():
     untested(1)
-'''
+"""
 
 
 def test_a_room_from_end_to_end(root, tmp_path):

@@ -1,0 +1,250 @@
+"""The loss of each example, by its formula; which numbers count; and what is said of other forms."""
+
+from types import SimpleNamespace as Outputs
+
+import pytest
+import torch
+import transformers as tf
+from torch import nn
+
+from headtools.importance.explained import explained
+from headtools.importance.inputs import chosen_sites, each_batch, real_queries, two_sided
+from headtools.importance.intervals import of_normalised, of_ratio, scored
+from headtools.importance.loss import continues, each_loss, label_loss
+
+from ..heads.zoo import zoo_model
+
+TINY = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9, "bos_token_id": None, "eos_token_id": None}
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def by_hand(logits, labels, shift, mask=None):
+    """Means over each example's own counted tokens."""
+    found = []
+    for row in range(len(labels)):
+        each = []
+        for place in range(labels.shape[1]):
+            source = place - 1 if shift else place
+            if labels[row, place] == -100 or source < 0 or (mask is not None and not mask[row, source]):
+                continue
+            each.append(-logits[row, source].log_softmax(-1)[labels[row, place]])
+        found.append(sum(each) / len(each))
+    return torch.stack(found)
+
+
+LABELS = torch.tensor([[1, 2, -100, 3], [-100, 4, 0, -100]])
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "marian"])
+def test_the_loss_of_a_text(name):
+    model, _ = zoo_model(name)
+    logits = draw(2, 4, 9)
+    assert continues(model) == (name == "gpt2")
+    assert two_sided(model) == (name == "marian")
+    found = label_loss(model, Outputs(logits=logits), {"labels": LABELS})
+    assert torch.allclose(found, by_hand(logits, LABELS, name == "gpt2"))
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    masked = label_loss(model, Outputs(logits=logits), {"labels": LABELS, "attention_mask": mask})
+    assert torch.allclose(masked, by_hand(logits, LABELS, name == "gpt2", mask if name == "gpt2" else None))
+    other = {"labels": LABELS, "attention_mask": mask[:, :3]}  # of another length: that of a prefix, say
+    assert torch.allclose(label_loss(model, Outputs(logits=logits), other), found)
+
+
+def test_tokens_that_are_classified_stand_where_they_are():
+    judge = tf.GPT2ForTokenClassification(tf.GPT2Config(**TINY))
+    assert not continues(judge)
+    logits = draw(2, 4, 9)
+    assert torch.allclose(label_loss(judge, Outputs(logits=logits), {"labels": LABELS}), by_hand(logits, LABELS, False))
+
+
+def test_half_precision_is_widened_and_a_class_is_one_token():
+    logits, labels = draw(3, 5).bfloat16(), torch.tensor([0, 4, 2])
+    found = label_loss(nn.Identity(), Outputs(logits=logits), {"labels": labels})
+    assert found.dtype == torch.float32
+    assert torch.allclose(found, nn.functional.cross_entropy(logits.float(), labels, reduction="none"))
+    assert label_loss(nn.Identity(), Outputs(logits=logits.double()), {"labels": labels}).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("outputs", "batch", "words"),
+    [
+        (Outputs(logits=draw(2, 4, 9)), {}, 'no "labels", so it has no loss of its own'),
+        (Outputs(logits=draw(2, 4, 9)), {"labels": [[1]]}, 'no "labels"'),
+        (Outputs(), {"labels": LABELS}, "came with no logits"),
+        (Outputs(logits=draw(2, 4, 9)), {"labels": LABELS.float()}, "came with labels that are no classes"),
+        (
+            Outputs(logits=draw(2, 4, 9)),
+            {"labels": LABELS[:, :3]},
+            r"logits \(2, 4, 9\) and labels \(2, 3\) are neither",
+        ),
+        (Outputs(logits=draw(2, 9)), {"labels": LABELS}, r"logits \(2, 9\) and labels \(2, 4\) are neither"),
+        (Outputs(logits=draw(2, 9)), {"labels": LABELS[:1, 0]}, r"logits \(2, 9\) and labels \(1,\) are neither"),
+        (Outputs(logits=draw(2)), {"labels": LABELS[0, :2]}, r"logits \(2,\) and labels \(2,\) are neither"),
+        (Outputs(logits=draw(2, 4, 2, 9)), {"labels": LABELS}, "are neither a text nor a classification"),
+        (Outputs(logits=draw(2, 4, 9)), {"labels": torch.full((2, 4), -100)}, r"examples \[0, 1\] of a batch have no"),
+    ],
+)
+def test_other_forms_are_told(outputs, batch, words):
+    with pytest.raises(ValueError, match=words):
+        label_loss(zoo_model("bert")[0], outputs, batch)
+
+
+@pytest.mark.parametrize(
+    ("given", "rows", "words"),
+    [
+        (draw(3), None, None),
+        (draw(3), 3, None),
+        (draw(3), 2, r"shape \(2,\), got a tensor of shape \(3,\)"),
+        (draw(3, 1), None, r"shape \(B,\), got a tensor of shape \(3, 1\)"),
+        (draw(3).sum(), None, r"got a tensor of shape \(\)"),
+        (torch.tensor([1, 2]), None, r"got a tensor of shape \(2,\)"),
+        (1.5, None, "got float"),
+        (torch.tensor([1.0, float("nan"), float("inf")]), None, r"examples \[1, 2\] is NaN or infinite"),
+    ],
+)
+def test_a_loss_of_ones_own(given, rows, words):
+    asked = []
+    model, loss = nn.Identity(), lambda outputs, batch: given
+    model.forward = lambda **batch: asked.append(sorted(batch))
+    batch = {"x": 1, "labels": 2}
+    if words is None:
+        assert each_loss(model, batch, loss, rows) is given
+        assert asked == [["labels", "x"]], "a loss of one's own may want the model's"
+        return
+    with pytest.raises(ValueError, match=words):
+        each_loss(model, batch, loss, rows)
+
+
+# --- which numbers are explained --------------------------------------------------------------------------------------
+
+
+def explain(name, values, **batch):
+    return explained(zoo_model(name)[0], None, batch, lambda outputs, batch: values.requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "counted"),
+    [
+        ("bert", {}, [[1, 1, 1, 1], [1, 1, 1, 1]]),
+        ("bert", {"labels": LABELS}, [[1, 1, 0, 1], [0, 1, 1, 0]]),
+        ("bert", {"attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0]])}, [[0, 1, 1, 1], [1, 1, 1, 0]]),
+        ("bert", {"labels": LABELS[:, :3], "attention_mask": torch.ones(2, 3)}, [[1, 1, 1, 1], [1, 1, 1, 1]]),
+        ("gpt2", {"labels": LABELS}, [[1, 0, 1, 0], [1, 1, 0, 0]]),
+        ("gpt2", {"labels": LABELS, "attention_mask": torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])},
+         [[1, 0, 1, 0], [0, 1, 0, 0]]),
+        ("marian", {"attention_mask": torch.zeros(2, 4)}, [[1, 1, 1, 1], [1, 1, 1, 1]]),
+        ("marian", {"decoder_attention_mask": torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]])},
+         [[1, 1, 0, 0], [1, 0, 0, 0]]),
+    ],
+)  # fmt: skip
+def test_which_steps_count(name, batch, counted):
+    told = explain(name, draw(2, 4), **batch)
+    assert told.counted.dtype == torch.bool
+    assert told.counted.long().tolist() == counted
+
+
+@pytest.mark.parametrize(
+    ("values", "batch", "words"),
+    [
+        (
+            draw(2, 4, 1),
+            {},
+            r"shape \(B,\), or one per example and step, \(B, steps\); got a tensor of shape \(2, 4, 1\)",
+        ),
+        (draw(2).sum(), {}, r"got a tensor of shape \(\)"),
+        (torch.tensor([[1.0, float("inf")], [0, 1]]), {}, r"examples \[0\] is NaN or infinite"),
+        (draw(2, 4), {"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])}, r"examples \[1\] have no step"),
+    ],
+)
+def test_what_cannot_be_explained(values, batch, words):
+    with pytest.raises(ValueError, match=words):
+        explain("bert", values, **batch)
+
+
+def test_infinite_numbers_of_no_step_do_no_harm():
+    values = torch.tensor([[1.0, float("inf")], [2, 3]])
+    told = explain("bert", values, attention_mask=torch.tensor([[1, 0], [1, 1]]))
+    assert told.counted.tolist() == [[True, False], [True, True]]
+
+
+# --- what all measures share ------------------------------------------------------------------------------------------
+
+
+def test_real_queries_by_what_the_batch_tells():
+    model, _ = zoo_model("marian")
+    sites = {site.kind: site for site in chosen_sites(model, None)}
+    mask, shape = torch.tensor([[1, 1, 0], [1, 0, 0]]), (2, 3)
+    labels = torch.tensor([[5, -100, 7], [5, -100, -100]])
+
+    def real(kind, **batch):
+        return real_queries(model, sites[kind], batch, shape).long().tolist()
+
+    everything = [[1, 1, 1], [1, 1, 1]]
+    assert real("encoder", attention_mask=mask, decoder_attention_mask=mask.flip(1)) == mask.tolist()
+    assert real("cross", attention_mask=mask) == real("decoder", attention_mask=mask) == everything
+    assert real("decoder", decoder_attention_mask=mask) == mask.tolist()
+    assert real("cross", labels=labels) == [[1, 1, 1], [1, 0, 0]], "a gap inside is no padding"
+    assert real("cross", labels=labels, decoder_attention_mask=mask) == mask.tolist()
+    assert real("cross", labels=labels[:, :2]) == real("encoder", labels=labels) == everything
+    assert real("encoder", attention_mask=mask[:, :2]) == everything
+
+
+def test_sites_are_taken_once_in_the_order_asked():
+    model, _ = zoo_model("marian")
+    keys = [site.key for site in chosen_sites(model, [("cross", 1), "encoder", ("encoder", 0)])]
+    assert keys == [("cross", 1), ("encoder", 0), ("encoder", 1)]
+    assert [site.key for site in chosen_sites(model, "cross")] == [("cross", 0), ("cross", 1)]
+    assert len(chosen_sites(model, None)) == 6
+    with pytest.raises(ValueError, match=r"sites=\[\] leaves no heads to measure"):
+        chosen_sites(model, [])
+
+
+def test_decoder_inputs_are_made_where_none_are_given():
+    model, _ = zoo_model("marian")
+    labels = torch.tensor([[4, 5, 2]])
+    (made,) = each_batch(model, {"input_ids": labels, "labels": labels})
+    assert made["decoder_input_ids"][0, 1:].tolist() == [4, 5]
+    for given in ({"decoder_input_ids": labels}, {"decoder_inputs_embeds": draw(1, 3, 32)}, {"labels": None}):
+        (kept,) = each_batch(model, [{"labels": labels, **given}])
+        assert kept.keys() == {"labels", *given}
+    plain = {"input_ids": labels, "labels": labels}
+    (kept,) = each_batch(zoo_model("bert")[0], iter([plain]))
+    assert kept == plain
+    assert kept is not plain
+    with pytest.raises(ValueError, match="no batches came"):
+        list(each_batch(model, []))
+    with pytest.raises(TypeError, match="a batch is a dict of what the model takes, got list"):
+        list(each_batch(model, [[labels]]))
+
+
+def test_rows_of_ratios_and_lengths():
+    sums, counts = draw(6, 3).double(), torch.tensor([1.0, 2, 3, 1, 2, 5]).double()
+    assert torch.allclose(of_ratio(sums, counts).mean(0), sums.sum(0) / counts.sum())
+    rows = draw(6, 3).double()
+    assert torch.allclose(of_normalised(rows).mean(0), rows.mean(0) / rows.mean(0).norm())
+    step = 1e-6  # rows move as the score moves when one example weighs more
+    for number in range(6):
+        weight = torch.ones(6).double()
+        weight[number] += step
+        ratio = (weight @ sums) / (weight @ counts)
+        away = (of_ratio(sums, counts)[number] - of_ratio(sums, counts).mean(0)) / 6
+        assert torch.allclose((ratio - sums.sum(0) / counts.sum()) / step, away, atol=1e-4)
+        mean = weight @ rows / weight.sum()
+        turned = (mean / mean.norm() - rows.mean(0) / rows.mean(0).norm()) / step
+        away = (of_normalised(rows)[number] - of_normalised(rows).mean(0)) / 6
+        assert torch.allclose(turned, away, atol=1e-4)
+    assert torch.equal(of_normalised(torch.zeros(2, 3)), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize(("least", "most"), [(None, None), (0.0, None), (None, 0.5), (0.0, 0.5)])
+def test_bounds_stop_on_each_side_alone(least, most):
+    rows = {("encoder", 0): torch.tensor([[-5.0, 0.2], [5.0, 0.2], [3.0, 0.2]])}
+    found = scored(rows, "x", least, most)
+    low, high = found.low["encoder", 0], found.high["encoder", 0]
+    assert (low[0].item() == 0) == (least == 0)
+    assert (high[0].item() == 0.5) == (most == 0.5)
+    assert low[1].item() == high[1].item() == pytest.approx(0.2)
+    assert scored({("encoder", 0): torch.ones(1, 2)}, "x").low is None
