@@ -27,6 +27,7 @@ Exit status: 0 done, 1 something was wrong with what came (the message says what
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status; messages go to stderr, where results go is told on stdout."""
     options = parser().parse_args(words)
+    from headtools.heads.progress import say
     from headtools.heads.shards import ElsewhereError, launched, sharded
 
     try:
@@ -36,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
         with sharded() as shard:
             told = _COMMANDS[options.command](options)
             if shard.main:
-                print(told)
+                say(told)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

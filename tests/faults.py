@@ -1,11 +1,13 @@
-"""A process that dies: at any line of some files, in the middle of a write, or when the disk is full.
+"""A process that dies: at any line of some files, in the middle of a write, or when the disk is full; or may not write.
 
 Each ``work`` runs in a forked copy of this process, so that what dies is a real process, without ``finally``.
 """
 
+import ctypes
 import os
 import resource
 import signal
+import struct
 import sys
 import time
 
@@ -30,6 +32,64 @@ def forked(work, before=lambda: None):
     if os.WIFSIGNALED(status):
         return "killed"
     return {0: "done", 2: "OSError"}.get(os.WEXITSTATUS(status), "failed")
+
+
+def told(work, before=lambda: None):
+    """Run ``work`` in a forked process and return what it raised, 'OSError: why', or '' where it came to its end."""
+    read, write = os.pipe()
+
+    def telling():
+        try:
+            before()
+            work()
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode())
+
+    ended = forked(telling)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as pipe:
+        return pipe.read() if ended == "done" else ended
+
+
+def without_power():
+    """What to call first: root gives up to write where permissions forbid it (its own they are, so it can still read).
+
+    Of Linux: capset(2) with empty sets. Who is not root has no such power.
+    """
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)):
+            raise RuntimeError(f"capset: {os.strerror(ctypes.get_errno())}")
+
+
+def together(*works):
+    """Run all ``works`` at the same time, each in a forked process; return the children, for ``over``."""
+    children = []
+    for work in works:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                quiet = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(quiet, 1)
+                os.dup2(quiet, 2)
+                work()
+                status = 0
+            except FileExistsError:
+                status = 3
+            finally:
+                os._exit(status)
+        children.append(child)
+    return children
+
+
+def over(children, ends):
+    """Note in ``ends``, {child: exit status}, which children have ended; whether all have."""
+    for child in set(children) - ends.keys():
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            ends[child] = os.waitstatus_to_exitcode(status)
+    return len(ends) == len(children)
 
 
 def killer(files, number):

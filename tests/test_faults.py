@@ -1,10 +1,11 @@
-"""Killed at any line, in the middle of a write, on a full disk, in a folder that may not be written, by a rival:
+"""Killed at any line, in the middle of a write, on a full disk:
 
 afterwards there is the old result or the new one, whole, and what goes on from there ends where it would have.
 """
 
 import os
 import random
+import re
 
 import pytest
 import torch
@@ -13,18 +14,26 @@ from torch import nn
 
 import headtools as ht
 from headtools.heads import files as tensor_files
-from headtools.heads import partial, whole
+from headtools.heads import lock, partial, whole
+from headtools.heads.files import read_json
 from headtools.heads.whole import written_bytes
 from headtools.importance import stored
 from headtools.importance.stored import read_whole, write_whole
 from headtools.lesson import page
 from headtools.organism import checkpoint as training
-from headtools.organism import publish, snapshots, sweep
+from headtools.organism import publish, smaller, snapshots, sweep
 from headtools.sparse import checkpoint as gating
 
 pytest.importorskip("resource", reason="needs fork and limits")
 
-from .faults import forked, full_disk, killed_after, killer, lines_run
+from .faults import forked, full_disk, killed_after, killer, lines_run, told
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch):
+    """What is asked of the disk outlives a loss of power, not a kill; waiting for it would be most of the time."""
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+
 
 OLD, NEW = {"x": torch.zeros(300)}, {"x": torch.ones(500)}
 
@@ -41,9 +50,9 @@ SMALL = {
                 lambda path: read_whole(path)[1]["n"], "a.safetensors"),
     "page": (lambda n, path: page.write("x" * n, path), lambda path: len(path.read_text()), "a.html"),
     "numbers": (lambda n, path: publish.write({"x": [0] * n}, path),
-                lambda path: len(publish.json.loads(path.read_text())["x"]), "a.json"),
+                lambda path: len(read_json(path)["x"]), "a.json"),
     "runs": (lambda n, path: sweep.dump({"x": [0] * n}, path),
-             lambda path: len(publish.json.loads(path.read_text())["x"]), "a.json"),
+             lambda path: len(read_json(path)["x"]), "a.json"),
 }  # fmt: skip
 FILES = [module.__file__ for module in (whole, stored, tensor_files, partial, page, publish, sweep)]
 
@@ -101,45 +110,30 @@ def test_a_full_disk_is_told_and_leaves_nothing(name, tmp_path, monkeypatch):
         assert before is None or read(path) == before
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_a_file_where_its_folder_should_be(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(OSError, match="there is nothing of it"):
-        write_whole(tmp_path / "file" / "a.safetensors", NEW, {})
-    if os.geteuid() == 0:
-        pytest.skip("root may write anywhere")
-    folder = tmp_path / "locked"
-    folder.mkdir()
-    write_whole(folder / "a.safetensors", OLD, {})
-    folder.chmod(0o500)
-    try:
-        with pytest.raises(PermissionError, match="what was there is as it was"):
-            write_whole(folder / "a.safetensors", NEW, {})
-    finally:
-        folder.chmod(0o700)
-    assert torch.equal(read_whole(folder / "a.safetensors")[0]["x"], OLD["x"])
+    for path in (tmp_path / "file" / "a.safetensors", tmp_path / "file" / "b" / "a.safetensors"):
+        with pytest.raises(OSError, match="there is nothing of it: a file stands where its folder should be; name ano"):
+            write_whole(path, NEW, {})
+    (tmp_path / "a.safetensors").mkdir()
+    with pytest.raises(OSError, match="a folder has that name; name another"):
+        write_whole(tmp_path / "a.safetensors", NEW, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "file"]
 
 
-def test_rivals_write_the_same_file(tmp_path):
-    """Two processes write the same result again and again; who reads meanwhile never sees half of one."""
-    path = tmp_path / "a.safetensors"
-    write_whole(path, OLD, {})
-    children = []
-    for tensors in (OLD, NEW):
-        child = os.fork()
-        if child == 0:
-            try:
-                for _ in range(60):
-                    write_whole(path, tensors, {})
-            finally:
-                os._exit(0)
-        children.append(child)
-    running, seen = set(children), set()
-    while running:
-        seen.add(len(read_whole(path)[0]["x"]))
-        assert tensor_files.read_told(path) == {}
-        running -= {child for child in running if os.waitpid(child, os.WNOHANG)[0]}
-    assert seen <= {300, 500}
-    assert list(tmp_path.iterdir()) == [path]
+def test_a_read_only_file_is_not_replaced(tmp_path):
+    path = write_whole(tmp_path / "a.safetensors", OLD, {})
+    path.chmod(0o444)
+    with pytest.raises(PermissionError, match=r"read-only; .* what was there is as it was: make it writ"):
+        write_whole(path, NEW, {})
+    assert torch.equal(read_whole(path)[0]["x"], OLD["x"])
+    path.chmod(0o644)
+    link = tmp_path / "link.safetensors"
+    link.symlink_to(path)
+    write_whole(link, NEW, {})
+    assert link.is_symlink()
+    assert torch.equal(read_whole(path)[0]["x"], NEW["x"]), "of a link the file that it leads to is replaced"
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 # --- training: the state of an optimizer ----------------------------------------------------------------------------
@@ -154,15 +148,15 @@ def net(seed):
     return module, optimizer
 
 
-def saved(folder, steps):
+def saved(run, steps):
     for step in steps:
-        training.save(folder, *net(step), {"step": step})
+        training.save(run, *net(step), {"step": step})
 
 
-def step_of(folder):
+def step_of(run):
     """The step whose weights, moments and counters are all there; 0 where nothing was ever saved."""
     module, optimizer = net(99)
-    state = training.restore(folder, module, optimizer)
+    state = training.restore(run, module, optimizer)
     if state is None:
         return 0
     expected, moments = net(state["step"])
@@ -174,62 +168,126 @@ def step_of(folder):
 
 def test_a_training_killed_twice_keeps_a_state(tmp_path):
     """Killed while it saves step 2, started again, killed while it saves step 3: step 1 or later is never lost."""
-    files = [training.__file__, whole.__file__, training.shutil.__file__]
-    number = lines_run(lambda: saved(tmp_path / "count" / "a", [1, 2]), files)
-    once = lines_run(lambda: saved(tmp_path / "count2" / "a", [1]), files)
-    points = 0
-    for first in range(once, number, 9):
-        for second in random.Random(first).sample(range(number), 4):
-            folder = tmp_path / f"{first}-{second}" / "a"
-            saved(folder, [1])
-            forked(lambda folder=folder: saved(folder, [2]), killer(files, first - once))
-            then = step_of(folder)
+    files = [training.__file__, whole.__file__, tensor_files.__file__]
+    number = lines_run(lambda: saved(tmp_path / "count", [1]), files)
+    for first in range(0, number, 3):
+        for second in random.Random(first).sample(range(2 * number), 2):
+            run = tmp_path / f"{first}-{second}"
+            saved(run, [1])
+            assert forked(lambda run=run: saved(run, [2]), killer(files, first)) == "killed"
+            then = step_of(run)
             assert then in (1, 2)
-            forked(lambda folder=folder: saved(folder, [3, 4]), killer(files, second))
-            assert step_of(folder) >= then
-            points += 2
-    assert points >= 30
-    saved(folder, [5])
-    assert step_of(folder) == 5
-    assert [p.name for p in folder.parent.iterdir()] == ["a"]
-
-
-def test_killed_between_the_moves_of_a_second_run(tmp_path):
-    """A run killed between the two moves leaves only the old folder; the next one must not delete that first."""
-    folder = tmp_path / "a"
-    saved(folder, [1])
-    os.replace(folder, tmp_path / "a.old")
-    for line in range(lines_run(lambda: saved(tmp_path / "n" / "a", [2]), [training.__file__])):
-        forked(lambda: saved(folder, [2]), killer([training.__file__], line))
-        assert step_of(folder) in (1, 2)
-        if folder.exists():
-            break
+            assert forked(lambda run=run: saved(run, [3, 4]), killer(files, second)) == "killed"
+            assert step_of(run) >= then
+    saved(run, [5])
+    assert step_of(run) == 5
 
 
 def test_a_damaged_state_is_told(tmp_path):
-    folder = tmp_path / "a"
-    saved(folder, [1])
-    for name in ("weights.safetensors", "optimizer.safetensors", "state.json"):
-        data = (folder / name).read_bytes()
-        for part in range(0, len(data) - 1, max(1, len(data) // 50)):  # JSON is whole without its last line feed
-            (folder / name).write_bytes(data[:part])
-            module, optimizer = net(99)
-            before = module.weight.clone()
-            with pytest.raises(ValueError, match=r"is damaged .*: delete it, and the training starts anew"):
-                training.restore(folder, module, optimizer)
-            assert torch.equal(module.weight, before)
-            assert len(optimizer.state[module.weight]["exp_avg"]) == 2
-        (folder / name).write_bytes(data)
-    assert step_of(folder) == 1
+    saved(tmp_path, [1])
+    path = tmp_path / training.FILE
+    data = path.read_bytes()
+    for part in range(0, len(data), max(1, len(data) // 50)):
+        path.write_bytes(data[:part])
+        module, optimizer = net(99)
+        before = module.weight.clone()
+        with pytest.raises(ValueError, match=r"is damaged .*: delete it, and the training starts anew"):
+            training.restore(tmp_path, module, optimizer)
+        assert torch.equal(module.weight, before)
+        assert len(optimizer.state[module.weight]["exp_avg"]) == 2
+    path.write_bytes(data)
+    assert step_of(tmp_path) == 1
+    other = nn.Linear(3, 3)
+    with pytest.raises(ValueError, match="holds another model's weights"):
+        training.restore(tmp_path, other, torch.optim.AdamW(other.parameters()))
 
 
 def test_a_training_on_a_full_disk(tmp_path):
-    folder = tmp_path / "a"
-    saved(folder, [1])
-    for size in range(1, 700, 35):
-        assert forked(lambda: saved(folder, [2]), full_disk(size, kill=False)) in ("OSError", "done")
-        assert step_of(folder) in (1, 2)
-        assert not (tmp_path / "a.part").exists()
+    saved(tmp_path, [1])
+    for size in range(1, (tmp_path / training.FILE).stat().st_size, 35):
+        assert forked(lambda: saved(tmp_path, [2]), full_disk(size, kill=False)) == "OSError"
+        assert step_of(tmp_path) == 1
+        assert [path.name for path in tmp_path.iterdir()] == [training.FILE]
+
+
+# --- the shipped model: files that belong together ------------------------------------------------------------------
+
+
+class Written:
+    """Stands for a model, and for its tokenizer: saves files that hold one text."""
+
+    def __init__(self, text):
+        self.text, self.generation_config = text, {}
+
+    def save_pretrained(self, folder):
+        for name in (*publish.FILES, "chat_template.jinja"):
+            (folder / name).write_text(self.text)
+
+
+def published(text, folder):
+    tokenizer, publish.make_tokenizer = publish.make_tokenizer, lambda: Written(text)
+    try:
+        publish.publish(Written(text), folder)
+    finally:
+        publish.make_tokenizer = tokenizer
+
+
+def text_of(folder):
+    """The text of all files of the model, which are what their checksums say."""
+    there = publish.standing(folder)
+    sums = publish.listed(there)
+    assert set(sums) == set(publish.FILES)
+    for name, wanted in sums.items():
+        publish.verify(there, name, wanted)
+    (text,) = {(there / name).read_text() for name in sums}
+    return text
+
+
+def test_a_model_is_published_whole_or_not_at_all(tmp_path):
+    """Killed at any line: the old files or the new ones, and the next one to publish mends all."""
+    files = [publish.__file__, whole.__file__, lock.__file__]
+    folder = tmp_path / "assets"
+    published("old", folder)
+    number = lines_run(lambda: published("new", folder), files)
+    seen = set()
+    for line in range(0, number, 2):
+        folder = tmp_path / f"n{line}"
+        published("old", folder)
+        (folder / "README.md").write_text("stays")
+        assert forked(lambda folder=folder: published("new", folder), killer(files, line)) == "killed"
+        seen.add(text_of(folder))
+        if line % 6 == 0:  # and once more, in the middle of mending
+            before = text_of(folder)
+            fault = killer(files, line * 7 % number)
+            assert forked(lambda folder=folder: published("third", folder), fault) == "killed"
+            assert text_of(folder) in (before, "third")
+        if line % 10 == 0:
+            published("last", folder)
+            assert text_of(folder) == "last"
+            assert {path.name for path in folder.iterdir() if path.suffix != ".part"} == {
+                *publish.FILES, publish.CHECKSUMS, "README.md"}  # fmt: skip
+            assert not (tmp_path / f".n{line}.new").exists()
+            assert not (tmp_path / f".n{line}.lock").exists()
+    assert seen == {"old", "new"}
+
+
+def test_publishing_on_a_full_disk(tmp_path):
+    folder = tmp_path / "assets"
+    published("old", folder)
+    for size in (1, 50, 300):
+        ended = forked(lambda size=size: published("n" * size * 2, folder), full_disk(size, kill=False))
+        assert ended == "OSError"
+        assert text_of(folder) == "old"
+        assert [path.name for path in tmp_path.iterdir()] == ["assets"]
+
+
+def test_a_first_model_is_there_whole_or_not_at_all(tmp_path):
+    files = [publish.__file__, whole.__file__, lock.__file__]
+    number = lines_run(lambda: published("new", tmp_path / "count"), files)
+    for line in range(0, number, 4):
+        folder = tmp_path / str(line)
+        forked(lambda folder=folder: published("new", folder), killer(files, line))
+        assert not folder.exists() or text_of(folder) == "new"
 
 
 # --- gates, sweeps and scores: whole runs ---------------------------------------------------------------------------
@@ -294,24 +352,21 @@ def test_scoring_goes_on_wherever_it_was_killed(tmp_path):
 
 
 def test_a_pruned_model_is_saved_whole_or_not_at_all(tmp_path):
-    from headtools.organism import smaller
-
-    model = tiny()
+    model, files = tiny(), [smaller.__file__, whole.__file__]
     ht.prune(model, {("encoder", 0): [1]})
-    number = lines_run(lambda: ht.save(model, tmp_path / "count"), [smaller.__file__])
-    for line in range(number):
+    number = lines_run(lambda: ht.save(model, tmp_path / "count"), files)
+    for line in range(0, number, 3):
         folder = tmp_path / f"m{line}"
-        forked(lambda folder=folder: ht.save(model, folder), killer([smaller.__file__], line))
+        forked(lambda folder=folder: ht.save(model, folder), killer(files, line))
         if folder.exists():
             assert ht.sites(ht.load(folder)[0])["encoder", 0].heads == 1
-        else:
+        elif line % 9 == 0:
             ht.save(model, folder)
     for size in range(1, 9000, 900):
         folder = tmp_path / f"f{size}"
-        ended = forked(lambda folder=folder: ht.save(model, folder), full_disk(size, kill=False))
-        assert ended != "done"
-        assert not folder.exists()
-        assert not list(tmp_path.glob(f".f{size}.*"))
+        said = told(lambda folder=folder: ht.save(model, folder), full_disk(size, kill=False))
+        assert re.match(r"OSError: .*File too large; the file was not written, there is nothing of it: make room", said)
+        assert not list(tmp_path.glob(f"f{size}*"))
 
 
 def test_snapshots_are_whole(tmp_path):

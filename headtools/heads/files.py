@@ -16,6 +16,7 @@ from headtools.heads.digest import digest
 from headtools.heads.whole import written_bytes
 
 SUFFIX = ".safetensors"
+DIGEST = "digest"  # the entry of a JSON file that names the content of all others
 
 
 def write_whole(path: str | Path, tensors: Mapping[str, Tensor], told: Mapping[str, Any]) -> Path:
@@ -62,9 +63,46 @@ def read_told(path: str | Path) -> dict[str, Any]:
         start = file.read(8)
         data = start + file.read(min(int.from_bytes(start, "little"), size))
     header = _header(path, data)
-    if len(data) + _size(data) != size:
+    try:
+        wrong = len(data) + _size(data) != size
+    except (AttributeError, LookupError, TypeError) as error:
+        raise _truncated(path, f"{type(error).__name__} in its header") from error
+    if wrong:
         raise _truncated(path, "its length does not fit")
     return _told(path, header["told"])
+
+
+def signed(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what to write to a JSON file: all that is told, and its digest, by which ``read_json`` sees a change.
+
+    Raises ``TypeError`` for what JSON cannot hold, and ``ValueError`` for an entry of the digest's name.
+
+    >>> signed({"bleu": 97.6})
+    {'bleu': 97.6, 'digest': '73a8db9c...'}
+    """
+    if DIGEST in told:
+        raise ValueError(f"an entry {DIGEST!r} came, and that is the name of the file's own: name it otherwise")
+    return {**told, DIGEST: digest(json.dumps(told, sort_keys=True))}
+
+
+def read_json(path: str | Path, *needed: str, remedy: str = "write it again") -> dict[str, Any]:
+    """Return what ``signed`` made ready for a JSON file, without the digest; entries that are ``needed`` are there.
+
+    Raises ``FileNotFoundError`` where there is no file, and ``ValueError`` for one that is truncated, changed or
+    written by something else; the message ends with ``remedy``.
+    """
+    path = Path(path)
+    try:
+        told = json.loads(_there(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is truncated or no JSON ({error}): {remedy}") from error
+    if not isinstance(told, dict) or DIGEST not in told:
+        raise ValueError(f"{path} was not written by headtools: it has no {DIGEST} of what it tells; {remedy}")
+    if told.pop(DIGEST) != digest(json.dumps(told, sort_keys=True)):
+        raise ValueError(f"{path} was changed after it was written: its {DIGEST} does not fit; {remedy}")
+    if lacking := [name for name in needed if name not in told]:
+        raise ValueError(f"{path} tells of something else: it has no {lacking[0]!r}; {remedy}")
+    return told
 
 
 def _size(data: bytes) -> int:
@@ -75,7 +113,8 @@ def _size(data: bytes) -> int:
 
 def _there(path: Path) -> Path:
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}: write one with save_scores(scores, path)")
+        instead = ", a folder has that name" if path.is_dir() else ""
+        raise FileNotFoundError(f"there is no file {path}{instead}: write one, scores with save_scores(scores, path)")
     return path
 
 
@@ -90,7 +129,7 @@ def _header(path: Path, data: bytes) -> dict[str, str]:
         told = header.get("__metadata__", {})
     except (ValueError, RecursionError, AttributeError) as error:
         raise _truncated(path, error) from error
-    if not isinstance(told, dict) or not {"told", "digest"} <= told.keys():
+    if not isinstance(told, dict) or not all(isinstance(told.get(name), str) for name in ("told", "digest")):
         raise ValueError(f"{path} was not written by headtools: its header does not say what its tensors are")
     return told
 

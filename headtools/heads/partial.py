@@ -86,8 +86,8 @@ class Partial:
         for path in sorted(self.folder.glob("batch-*.safetensors")):
             try:
                 told = read_told(path)
-                number, settings = told["batch"], told["settings"]
-            except (ValueError, KeyError) as error:
+                number, settings = int(told["batch"]), dict(told["settings"])
+            except (KeyError, OSError, OverflowError, TypeError, ValueError) as error:
                 raise _useless(path, error) from error
             differing = sorted(n for n in settings.keys() | self.settings if settings.get(n) != self.settings.get(n))
             if differing:

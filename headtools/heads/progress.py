@@ -28,6 +28,16 @@ def progress(items: Sized, label: str) -> Iterator[Any]:
     return _in_notebook(items, label) if _has_kernel() else _in_terminal(items, label)
 
 
+def say(text: str) -> None:
+    """Print, with a question mark for what the terminal's letters have no sign for: old ones of Windows have few.
+
+    >>> say("the lesser heads")
+    the lesser heads
+    """
+    letters = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(letters, "replace").decode(letters))
+
+
 def _in_notebook(items: Any, label: str) -> Iterator[Any]:
     from IPython.display import clear_output, display
     from ipywidgets import IntProgress

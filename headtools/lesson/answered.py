@@ -6,28 +6,19 @@ variable ``HEADTOOLS_PROGRESS`` names another file, or is ``off``.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO
 
+from headtools.heads.lock import alone
 from headtools.heads.whole import written_bytes
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 FILE = "my-progress.json"
 VARIABLE = "HEADTOOLS_PROGRESS"
 STATES = ("tried", "passed")  # the later one stays
 _ABOUT = "Exercises of the headtools course that were tried and passed. Delete this file to start again."
-_BUSY = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 
 
 def place() -> Path | None:
@@ -111,38 +102,13 @@ def _settled(known: dict[str, str], name: str, state: str) -> bool:
 
 
 def _write(known: dict[str, str], file: Path) -> None:
-    file = file.resolve()  # a link stays a link
-    if file.exists() and not file.stat().st_mode & 0o222:
-        raise PermissionError(errno.EACCES, "the file is read-only", file.name)  # replacing it would not ask
     text = json.dumps({"about": _ABOUT, "exercises": dict(sorted(known.items()))}, indent=1)
     written_bytes(file, f"{text}\n".encode())
 
 
-@contextmanager
-def _alone(file: Path, seconds: float = 5) -> Iterator[None]:
-    """Hold the lock beside the file; the system gives it back even when the kernel is killed."""
-    file = file.resolve()
-    with open(file.with_name(f".{file.name}.lock"), "ab") as lock:
-        end = time.monotonic() + seconds
-        while not _locked(lock):
-            if time.monotonic() > end:
-                raise TimeoutError(errno.ETIMEDOUT, "another kernel is still writing it", file.name)
-            time.sleep(0.02)
-        yield
-
-
-def _locked(lock: IO[bytes]) -> bool:
-    try:
-        if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        else:
-            import msvcrt
-
-            lock.seek(0)
-            msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
-    except OSError as error:
-        return error.errno not in _BUSY  # a disk that knows no locks: better without than not at all
-    return True
+def _alone(file: Path, seconds: float = 5) -> AbstractContextManager[None]:
+    """Hold the lock beside the file."""
+    return alone(file, seconds, "another kernel is still writing it")
 
 
 def _other(file: Path, why: str) -> ValueError:

@@ -170,12 +170,15 @@ def ledger_rows(notebook: str | Path) -> list[dict[str, str]]:
 
     notebook: path of an ``.ipynb`` file with outputs
 
-    Gives one dict for each box: row, claim, source, measured, verdict.
+    Gives one dict for each box: row, claim, source, measured, verdict. Raises ValueError for what is no notebook.
     """
-    cells = json.loads(Path(notebook).read_text("utf-8"))["cells"]
-    found = []
-    for output in (o for cell in cells for o in cell.get("outputs", [])):
-        html = output.get("data", {}).get("text/html", "")
-        html = html if isinstance(html, str) else "".join(html)
-        found += [json.loads(unescape(m)) for m in re.findall(r'data-ledger="([^"]*)"', html)]
+    try:
+        cells = json.loads(Path(notebook).read_text("utf-8"))["cells"]
+        found = []
+        for output in (o for cell in cells for o in cell.get("outputs", [])):
+            html = output.get("data", {}).get("text/html", "")
+            html = html if isinstance(html, str) else "".join(html)
+            found += [json.loads(unescape(m)) for m in re.findall(r'data-ledger="([^"]*)"', html)]
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"{notebook} is no notebook that can be read ({error}): run it and save it again") from error
     return found

@@ -126,7 +126,7 @@ def explained(error: Exception, file: Path) -> str:
         return f"{error}."
     if isinstance(error, TimeoutError):
         return f"{file.name}: {error.strerror}. Run the cell again."
-    why = error.strerror or type(error).__name__
+    why = (error.strerror or type(error).__name__).split(";")[0]
     return f"{file.name}: {why[0].lower()}{why[1:]}. Set {VARIABLE} to a file that can be read and written, or to off."
 
 

@@ -1,73 +1,65 @@
-"""Training state on disk: safetensors and JSON, each folder written whole or not at all."""
+"""The state of a training on disk: one safetensors file, with the counters as JSON in its header."""
 
-import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from safetensors.torch import save as as_bytes
 from torch import nn
 
-from headtools.heads.whole import written_bytes
+from headtools.heads.files import read_told, read_whole, write_whole
 
+FILE = "checkpoint.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+NONE = torch.empty(0, 0, 0)  # has no parameter's shape
 
 
-def save(folder: Path, apprentice: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Write weights, optimizer moments and counters to ``folder``, replacing what stood there in one move.
-
-    At every moment one of ``folder`` and its ``.old`` is whole. One process at a time may train in a folder.
-    """
-    scratch = folder.with_name(folder.name + ".part")
-    shutil.rmtree(scratch, ignore_errors=True)
-    parameters = {n: p for n, p in apprentice.named_parameters() if p.requires_grad}
-    moments = {}
-    for name, parameter in parameters.items():
+def save(run: Path, apprentice: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Write weights, optimizer moments and counters to the folder ``run``, in the place of what stood there."""
+    tensors = {}
+    for name, parameter in _trained(apprentice).items():
         kept = optimizer.state.get(parameter, {})
-        moments |= {f"{name}|{key}": kept[key].contiguous() for key in MOMENTS if key in kept}
-    try:
-        weights = {name: parameter.detach().contiguous() for name, parameter in parameters.items()}
-        written_bytes(scratch / "weights.safetensors", as_bytes(weights))
-        written_bytes(scratch / "optimizer.safetensors", as_bytes(moments))
-        written_bytes(scratch / "state.json", (json.dumps(state, indent=1) + "\n").encode("utf-8"))
-    except OSError:
-        shutil.rmtree(scratch, ignore_errors=True)  # it may be what fills the disk
-        raise
-    old = folder.with_name(folder.name + ".old")
-    if folder.exists():  # or the old one is the only one: a run was killed between the two moves below
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(folder, old)
-    os.replace(scratch, folder)
-    shutil.rmtree(old, ignore_errors=True)
+        tensors[f"weight|{name}"] = parameter
+        tensors |= {f"{key}|{name}": kept[key] for key in MOMENTS if key in kept}
+    write_whole(run / FILE, tensors, state)
 
 
-def restore(folder: Path, apprentice: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+def restore(run: Path, apprentice: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     """Load what ``save`` wrote into the model and the optimizer; the counters, or None if nothing was saved.
 
-    A run killed between the two moves of ``save`` is found in the ``.old`` folder.
+    Raises ``ValueError`` for a file that is damaged or of another model, before anything is changed.
     """
-    if not folder.exists():
-        folder = folder.with_name(folder.name + ".old")
-    if not folder.exists():
+    if not (run / FILE).exists():
         return None
     try:
-        state = json.loads((folder / "state.json").read_text())
-        weights, moments = load_file(folder / "weights.safetensors"), load_file(folder / "optimizer.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"{folder} is damaged ({error}): delete it, and the training starts anew") from error
-    parameters = {n: p for n, p in apprentice.named_parameters() if p.requires_grad}
-    if parameters.keys() != weights.keys():
-        raise ValueError(f"{folder} holds another model's weights; train into an empty folder: --run elsewhere")
+        tensors, state = read_whole(run / FILE)
+        step = float(state["step"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{run / FILE} is damaged ({error}): delete it, and the training starts anew") from error
+    parameters = _trained(apprentice)
+    found = {name: value for name, value in tensors.items() if name.startswith("weight|")}
+    if len(found) != len(parameters) or any(
+        found.get(f"weight|{name}", NONE).shape != parameter.shape for name, parameter in parameters.items()
+    ):
+        raise ValueError(f"{run} holds another model's weights; train into an empty folder: --run elsewhere")
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
-            if f"{name}|{MOMENTS[0]}" in moments:
-                optimizer.state[parameter] = {
-                    "step": torch.tensor(float(state["step"])),
-                    **{key: moments[f"{name}|{key}"].clone() for key in MOMENTS},
-                }
+            parameter.copy_(found[f"weight|{name}"])
+            if f"{MOMENTS[0]}|{name}" in tensors:
+                moments = {key: tensors[f"{key}|{name}"].clone() for key in MOMENTS}
+                optimizer.state[parameter] = {"step": torch.tensor(step), **moments}
     return state
+
+
+def recipe(run: Path) -> dict[str, Any]:
+    """Return the recipe of the training that left its checkpoint in ``run``.
+
+    Raises ``FileNotFoundError`` where there is none, and ``ValueError`` for a file that is damaged.
+    """
+    try:
+        return dict(read_told(run / FILE)["recipe"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{run / FILE} tells no recipe ({error}): train again, into another folder") from error
+
+
+def _trained(apprentice: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in apprentice.named_parameters() if parameter.requires_grad}

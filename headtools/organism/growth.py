@@ -10,8 +10,8 @@ of the shipped one's (``make organism SEED=2 SIZE=half ARGS="--steps 3000"``). W
 """
 
 import argparse
-import json
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -19,11 +19,13 @@ from torch import nn
 from tqdm import tqdm
 
 import headtools as ht
-from headtools.organism import snapshots
+from headtools.heads.files import read_json
+from headtools.heads.progress import say
+from headtools.organism import checkpoint, snapshots
 from headtools.organism.accuracy import token_accuracy
 from headtools.organism.objective import HEADS
 from headtools.organism.pruning import CURVE_ON, encoder_curve
-from headtools.organism.publish import ASSETS, write
+from headtools.organism.publish import ASSETS, changed
 from headtools.organism.roles_found import best, roles
 from headtools.organism.score import bleu
 
@@ -43,7 +45,7 @@ def growth(file: Path = FILE) -> dict[str, list[dict]]:
 
     Each entry has its ``step``, ``seed`` or ``heads`` (a layer), and what :func:`measure` returned.
     """
-    return json.loads(file.read_text(encoding="utf-8"))
+    return read_json(file)
 
 
 def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> dict:
@@ -81,11 +83,10 @@ def _rounded(values: Sequence[float]) -> list[float]:
 
 def _trained(run: Path) -> tuple[int, int, Path]:
     """Seed, heads a layer and model of a finished run of ``COMPARED`` steps."""
-    state = run / "checkpoint" / "state.json"
-    if not state.is_file() or not (run / "model").is_dir():
+    if not (run / checkpoint.FILE).is_file() or not (run / "model").is_dir():
         raise FileNotFoundError(f"{run} holds no finished training; make one: "
                                 f'make organism SEED=2 ARGS="--steps {COMPARED}"')
-    recipe = json.loads(state.read_text())["recipe"]
+    recipe = checkpoint.recipe(run)
     if recipe["steps"] != COMPARED:
         raise ValueError(
             f"{run} is a run of {recipe['steps']} steps, and seeds and sizes are compared after {COMPARED}; train one: "
@@ -94,16 +95,14 @@ def _trained(run: Path) -> tuple[int, int, Path]:
     return recipe["seed"], recipe["heads"], run / "model"
 
 
-def put(told: dict[str, list[dict]], part: str, key: str, entry: dict) -> None:
-    """Put an entry in its place in a part, by ``key``, instead of the one that was there.
+def put(told: dict[str, list[dict]], part: str, key: str, entry: dict) -> dict[str, list[dict]]:
+    """Return what was told with an entry in its place in a part, by ``key``, instead of the one that was there.
 
-    >>> told = {"seeds": [{"seed": 3}, {"seed": 1, "bleu": 0}]}
-    >>> put(told, "seeds", "seed", {"seed": 1, "bleu": 98})
-    >>> told["seeds"]
-    [{'seed': 1, 'bleu': 98}, {'seed': 3}]
+    >>> put({"seeds": [{"seed": 3}, {"seed": 1, "bleu": 0}]}, "seeds", "seed", {"seed": 1, "bleu": 98})
+    {'seeds': [{'seed': 1, 'bleu': 98}, {'seed': 3}]}
     """
-    others = [old for old in told.setdefault(part, []) if old[key] != entry[key]]
-    told[part] = sorted([*others, entry], key=lambda e: e[key])
+    others = [old for old in told.get(part, []) if old[key] != entry[key]]
+    return {**told, part: sorted([*others, entry], key=lambda e: e[key])}
 
 
 def markdown(told: dict[str, list[dict]]) -> str:
@@ -135,7 +134,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--file", type=Path, default=FILE, help="where the numbers go")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    told = growth(options.file) if options.file.is_file() else {}
     todo = [({"step": step}, [("snapshots", {"step": step})], TRANSLATED) for step in options.steps]
     for run in options.runs:
         seed, heads, folder = _trained(run)
@@ -143,12 +141,11 @@ def main(arguments: list[str] | None = None) -> None:
         todo.append(({"name": folder}, places, RUNS_TRANSLATED))
     for which, places, sentences in tqdm(todo, desc="models"):
         entry = measure(*ht.load(**which), sentences)
-        for part, name in places:
-            put(told, part, PARTS[part], {**name, **entry})
-        write(told, options.file)
+        found = [(part, PARTS[part], {**name, **entry}) for part, name in places]
+        changed(options.file, lambda told, found=found: reduce(lambda now, one: put(now, *one), found, told))
         tqdm.write(f"{places}: BLEU {entry['bleu'][0]}, hard {entry['hard'][0]}, "
                    f"{entry['with_role']} of {entry['heads_total']} heads with a role")  # fmt: skip
-    print(markdown(told))
+    say(markdown(growth(options.file) if options.file.is_file() else {}))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ machine slows all of them alike. What it finds goes into ``assets/latency.json``
 
 import argparse
 import copy
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from torch import nn
 from tqdm import tqdm
 
 import headtools as ht
+from headtools.heads.files import read_json
 from headtools.organism.publish import ASSETS, write
 from headtools.sparse.curves import random_order
 
@@ -123,7 +123,7 @@ def measure(
 
 def latency(file: Path = FILE) -> dict:
     """Return what the command measured: ``threads``, ``processor`` and ``rows``."""
-    return json.loads(file.read_text(encoding="utf-8"))
+    return read_json(file, "rows")
 
 
 def frame(file: Path = FILE) -> "pd.DataFrame":

@@ -7,7 +7,7 @@
 ['the', 'dog', 'slept', '.', '</s>']
 """
 
-import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headtools.organism import smaller, snapshots
-from headtools.organism.publish import ASSETS, CHECKSUMS, checksum
+from headtools.organism.publish import ASSETS, CHECKSUMS, listed, standing, verify
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -25,6 +25,7 @@ _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model",
 )  # fmt: skip
 _MESSAGE_LENGTH = 300
+_PATH = re.compile(r"/.*/|\\|^[A-Za-z]:")  # no name on the Hub: more than owner/model, or a path of Windows
 
 
 def load(
@@ -53,7 +54,7 @@ def load(
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _from_folder(folder, dtype)
-    if isinstance(name, Path) or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if isinstance(name, Path) or folder.exists() or name.startswith((".", "/", "~")) or _PATH.search(name):
         came = "a file" if folder.exists() else "nothing"
         raise FileNotFoundError(
             f"{name}: {came} is there; needed: a folder with config.json and model.safetensors. "
@@ -63,6 +64,26 @@ def load(
 
 
 def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
+    """Read a folder, once more where new files took the places of its old ones meanwhile: never some of each."""
+    while True:
+        before = _stand(folder)
+        try:
+            found = _read(before[0], dtype)
+        except (OSError, ValueError):
+            if _stand(folder) == before:
+                raise
+            continue
+        if _stand(folder) == before:
+            return found
+
+
+def _stand(folder: Path) -> tuple[Path, bytes]:
+    """Where the files of a folder are, and what tells of them."""
+    there = standing(folder)
+    return there, (there / CHECKSUMS).read_bytes() if (there / CHECKSUMS).is_file() else b""
+
+
+def _read(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} has no config.json; write the folder with model.save_pretrained(folder)")
     _verify(folder)
@@ -115,14 +136,9 @@ def _from_hub(name: str, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrain
 
 def _verify(folder: Path) -> None:
     """Compare the folder with its own list of checksums, if it has one."""
-    if not (folder / CHECKSUMS).is_file():
-        return
-    remedy = "restore the folder (git checkout, or pip install --force-reinstall), or remake the model: make organism"
-    for file, wanted in json.loads((folder / CHECKSUMS).read_text()).items():
-        if not (folder / file).is_file():
-            raise FileNotFoundError(f"{folder / file} is missing, though {CHECKSUMS} names it; {remedy}")
-        if checksum(folder / file) != wanted:
-            raise ValueError(f"{folder / file} is not the file that {CHECKSUMS} describes (SHA-256 differs); {remedy}")
+    if (folder / CHECKSUMS).exists():
+        for file, wanted in listed(folder).items():
+            verify(folder, file, wanted)
 
 
 def _architecture(config: "PreTrainedConfig") -> type:

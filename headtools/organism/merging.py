@@ -20,7 +20,6 @@ measured; entries that were not measured again stay.
 
 import argparse
 import copy
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,9 +29,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import headtools as ht
+from headtools.heads.files import read_json
+from headtools.heads.progress import say
 from headtools.importance.gradient import gradient
+from headtools.organism import checkpoint
 from headtools.organism.accuracy import batches, token_accuracy
-from headtools.organism.publish import ASSETS, write
+from headtools.organism.publish import ASSETS, changed
 from headtools.sparse.alike import alike, closest
 from headtools.sparse.merge import merge, refit
 
@@ -46,7 +48,7 @@ COMPARED = (("merge", "same"), ("merge, refit", "same, refit"), ("merge, refit",
 
 def merging(file: Path = FILE) -> list[dict]:
     """What the command measured: a list of what :func:`measure` returned, each with the name of its ``model``."""
-    return json.loads(file.read_text(encoding="utf-8"))["models"]
+    return read_json(file, "models")["models"]
 
 
 def measure(model: nn.Module, kind: str, shares: Sequence[float] = SHARES) -> dict:
@@ -119,16 +121,14 @@ def markdown(told: Sequence[Mapping]) -> str:
     return "\n".join(lines)
 
 
-def put(told: list[dict], entry: dict) -> None:
-    """Put an entry in the place of the one of the same model and kind, or at the end.
+def put(told: list[dict], entry: dict) -> list[dict]:
+    """Return entries with one more at the end, or with the one of the same model and kind replaced.
 
-    >>> told = [{"model": "a", "kind": "cross", "heads": 1}]
-    >>> put(told, {"model": "a", "kind": "cross", "heads": 2})
-    >>> told
+    >>> put([{"model": "a", "kind": "cross", "heads": 1}], {"model": "a", "kind": "cross", "heads": 2})
     [{'model': 'a', 'kind': 'cross', 'heads': 2}]
     """
     place = next((i for i, old in enumerate(told) if all(old[k] == entry[k] for k in ("model", "kind"))), len(told))
-    told[place:place + 1] = [entry]
+    return [*told[:place], entry, *told[place + 1 :]]
 
 
 def main(words: list[str] | None = None) -> None:
@@ -144,14 +144,13 @@ def main(words: list[str] | None = None) -> None:
     todo = [("shipped", {}, kind) for kind in ("encoder", "cross") if "shipped" in options.models]
     todo += [(f"step {int(step):,}", {"step": int(step)}, "encoder") for step in options.models if step != "shipped"]
     for run in options.runs:
-        recipe = json.loads((run / "checkpoint" / "state.json").read_text(encoding="utf-8"))["recipe"]
+        recipe = checkpoint.recipe(run)
         name = f"{recipe['heads']} heads a layer, {recipe['steps']:,} steps"
         todo.append((name, {"name": run / "model"}, "encoder"))
-    told = merging(options.file) if options.file.is_file() else []
     for name, which, kind in tqdm(todo, desc="models"):
-        put(told, {"model": name} | measure(ht.load(**which)[0], kind, options.share))
-        write({"models": told}, options.file)
-    print(markdown(told))
+        entry = {"model": name} | measure(ht.load(**which)[0], kind, options.share)
+        changed(options.file, lambda told, entry=entry: {"models": put(told.get("models", []), entry)})
+    say(markdown(merging(options.file)))
 
 
 if __name__ == "__main__":

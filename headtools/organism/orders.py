@@ -9,7 +9,6 @@ order comes from scores of validation sentences, the curve from test sentences. 
 """
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,10 +18,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import headtools as ht
+from headtools.heads.files import read_json
 from headtools.heads.scores import Head, HeadScores
 from headtools.importance.lrp import relevance
 from headtools.organism import accuracy
-from headtools.organism.publish import ASSETS
+from headtools.organism.publish import ASSETS, changed
 from headtools.organism.score import bleu
 from headtools.organism.sweep import dump, sweep
 from headtools.roles.corpus import Sentence
@@ -116,7 +116,14 @@ def measure(
 
 def orders(file: Path = FILE) -> list[dict]:
     """Return the curves that ship, each as :func:`measure` made it."""
-    return json.loads(file.read_text(encoding="utf-8"))["curves"]
+    return read_json(file, "curves")["curves"]
+
+
+def put(told: Mapping, row: dict, sentences: list[int]) -> dict:
+    """Return what ships, with a curve more or in the place of the one of the same heads and order."""
+    others = [r for r in told.get("curves", []) if (r["over"], r["order"]) != (row["over"], row["order"])]
+    curves = sorted([*others, row], key=lambda r: (KINDS.index(r["over"]), r["order"]))
+    return {"sentences": sentences, "curves": curves}
 
 
 def main(words: list[str] | None = None) -> None:
@@ -134,9 +141,7 @@ def main(words: list[str] | None = None) -> None:
     wanted = [(over, name) for over in options.over for name in (options.order or names(over))]
     for over, name in tqdm([pair for pair in wanted if options.order or pair not in there], desc="orders"):
         row = measure(model, tokenizer, name, over, *options.limit)
-        told = [other for other in told if (other["over"], other["order"]) != (over, name)] + [row]
-        told.sort(key=lambda r: (KINDS.index(r["over"]), r["order"]))
-        dump({"sentences": list(options.limit), "curves": told}, options.file)
+        changed(options.file, partial(put, row=row, sentences=list(options.limit)), dump)
         half = row["kept"].index(min(row["kept"], key=lambda kept: abs(kept - row["kept"][0] / 2)))
         tqdm.write(f"{over}, {name}: BLEU {row['bleu'][half][0]:.1f} with half of the heads")
 

@@ -6,7 +6,6 @@ which the model trains on while heads close. Prints the model card's tables as M
 """
 
 import argparse
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
@@ -16,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
+from headtools.heads.files import read_json
+from headtools.heads.progress import say
 from headtools.importance.gradient import gradient
 from headtools.organism import accuracy
 from headtools.organism.objective import arguments, encode
-from headtools.organism.publish import ASSETS, write
+from headtools.organism.publish import ASSETS, changed
 from headtools.organism.score import bleu
 from headtools.organism.train import Recipe, batches
 from headtools.organism.vocabulary import vocabulary
@@ -129,7 +130,7 @@ def gates_kept(
 @lru_cache
 def heads_with_role() -> frozenset[str]:
     """Labels of the encoder heads that have a role, by the shipped ``scores.json``."""
-    return frozenset(json.loads((ASSETS / "scores.json").read_text(encoding="utf-8"))["heads"])
+    return frozenset(read_json(ASSETS / "scores.json", "heads")["heads"])
 
 
 def against_chance(kept: Collection[str], with_role: Collection[str], n: int) -> dict[str, float]:
@@ -186,18 +187,16 @@ def main(words: list[str] | None = None) -> None:
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     model, tokenizer = ht.load()
-    told = json.loads(options.file.read_text(encoding="utf-8")) if options.file.is_file() else {"gates": []}
-    told["curve"] = encoder_curve(model, *(ht.corpus("organism", split, CURVE_ON) for split in ("validation", "test")))
-    write(told, options.file)
+    curve = encoder_curve(model, *(ht.corpus("organism", split, CURVE_ON) for split in ("validation", "test")))
+    told = changed(options.file, lambda told: {"gates": [], **told, "curve": curve})
     for seed in options.seed:
         for weights in options.weights:
             for penalty in options.penalty:
                 run = options.run and options.run / f"{weights}-{penalty:g}-{seed}"
                 row = gates_kept(model, tokenizer, penalty, weights=weights, steps=options.steps, decay=options.decay,
                                  seed=seed, sentences=options.limit, run=run, quiet=False)  # fmt: skip
-                told["gates"] = place(told["gates"], row)
-                write(told, options.file)
-    print(markdown(told))
+                told = changed(options.file, lambda told, row=row: {**told, "gates": place(told["gates"], row)})
+    say(markdown(told))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,22 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
-from headtools.heads.whole import written_bytes
+from headtools.heads.files import read_json, signed
+from headtools.heads.lock import alone
+from headtools.heads.whole import written_bytes, written_folder
 
 ASSETS = Path(__file__).parent / "assets"
 CHECKSUMS = "checksums.json"
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+REMEDY = (
+    "write the folder again (what ships: git checkout, pip install --force-reinstall or make organism), or, where the "
+    f"change is your own, delete {CHECKSUMS}"
+)
 
 
 def make_tokenizer() -> "PreTrainedTokenizerFast":  # noqa: F821
@@ -35,24 +44,96 @@ def make_tokenizer() -> "PreTrainedTokenizerFast":  # noqa: F821
 
 def checksum(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write(told: dict, file: Path) -> None:
-    """Write numbers to a JSON file, whole or not at all."""
-    written_bytes(file, (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode("utf-8"))
+def listed(folder: Path) -> dict[str, str]:
+    """The checksums that a folder tells of its files, by name; ``ValueError`` where its list is damaged."""
+    try:
+        told = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        if not isinstance(told, dict) or not all(isinstance(value, str) for value in told.values()):
+            raise ValueError("no list of names and sums")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{folder / CHECKSUMS} is damaged ({error}); {REMEDY}") from error
+    return told
+
+
+def verify(folder: Path, file: str, wanted: str | None) -> None:
+    """Compare a file of a folder with its checksum; ``FileNotFoundError`` or ``ValueError`` where it is another."""
+    if not (folder / file).is_file():
+        raise FileNotFoundError(f"{folder / file} is missing, though {CHECKSUMS} names it; {REMEDY}")
+    if checksum(folder / file) != wanted:
+        raise ValueError(f"{folder / file} is not the file that {CHECKSUMS} describes (SHA-256 differs); {REMEDY}")
+
+
+def write_checksums(folder: Path, names: Iterable[str]) -> None:
+    """Write the list of checksums of some files of a folder into it."""
+    told = {name: checksum(folder / name) for name in names}
+    written_bytes(folder / CHECKSUMS, (json.dumps(told, indent=1) + "\n").encode("utf-8"))
+
+
+def write(told: Mapping, file: Path) -> None:
+    """Write numbers to a JSON file, whole or not at all, with a digest by which ``read_json`` knows a changed one."""
+    written_bytes(file, (json.dumps(signed(told), indent=1, ensure_ascii=False) + "\n").encode("utf-8"))
+
+
+def changed(file: Path, change: Callable[[dict], dict], how: Callable[[dict, Path], None] = write) -> dict:
+    """Write to a file of numbers what ``change`` makes of those it holds, {} where there is none; return them.
+
+    Processes that change one file take turns, so that none loses what another has measured.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with alone(file):
+        told = change(read_json(file) if file.exists() else {})
+        how(told, file)
+    return told
+
+
+def standing(folder: Path) -> Path:
+    """The folder in which the files of ``folder`` are: another one while ``exchanged`` puts new ones in their place."""
+    beside = folder.with_name(f".{folder.name}.new")
+    return beside if (beside / CHECKSUMS).is_file() and folder.is_dir() else folder
+
+
+@contextmanager
+def exchanged(folder: Path) -> Iterator[Path]:
+    """Give an empty folder; when the block ends well, its files take the places of those of ``folder``, all or none.
+
+    At every moment ``standing(folder)`` has the old files or the new ones, whenever the process is killed; the next
+    one that exchanges files ends what this one began. Files that the block does not write stay as they are. Raises
+    ``OSError`` as ``written`` does, and ``TimeoutError`` where another process is at it for a minute.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone(folder):
+        _settle(folder)
+        with written_folder(folder if not folder.exists() else folder.with_name(f".{folder.name}.new")) as part:
+            yield part
+            write_checksums(part, sorted(path.name for path in part.iterdir()))
+        _settle(folder)
+
+
+def _settle(folder: Path) -> None:
+    """Copy what is complete beside a folder into it, and only then take it away, at once."""
+    new = standing(folder)
+    if new == folder:
+        return
+    for path in sorted(new.iterdir()):
+        written_bytes(folder / path.name, path.read_bytes())
+    gone = new.with_name(f"{new.name}.{uuid4().hex[:12]}.part")
+    os.replace(new, gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def publish(model: "MarianMTModel", folder: Path = ASSETS) -> None:  # noqa: F821
-    """Write model and tokenizer to a folder, each file whole, the checksums last."""
-    scratch = folder.with_name(folder.name + ".part")
-    shutil.rmtree(scratch, ignore_errors=True)
+    """Write model, tokenizer and their checksums to a folder, all of them or none, as ``exchanged`` does."""
     model.generation_config.update(num_beams=1, do_sample=False, max_new_tokens=64)
-    model.save_pretrained(scratch)
-    make_tokenizer().save_pretrained(scratch)
-    (scratch / CHECKSUMS).write_text(json.dumps({name: checksum(scratch / name) for name in FILES}, indent=1) + "\n")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (*FILES, CHECKSUMS):
-        (scratch / name).chmod(0o644)
-        os.replace(scratch / name, folder / name)
-    shutil.rmtree(scratch)
+    tokenizer = make_tokenizer()
+    with exchanged(folder) as part:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        for path in part.iterdir():
+            if path.name in FILES:
+                path.chmod(0o644)
+            else:
+                path.unlink()

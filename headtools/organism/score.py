@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import headtools as ht
+from headtools.heads.progress import say
 from headtools.organism.language import SPLITS
 from headtools.organism.publish import write
 from headtools.organism.roles_found import best, evenness, observe, on_end_mark, roles, strong
@@ -163,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="file for the numbers")
     options = parser.parse_args(arguments)
     scores = measure(*ht.load(), options.split, options.limit)
-    print(markdown(scores))
+    say(markdown(scores))
     if options.json:
         write(scores, options.json)
 

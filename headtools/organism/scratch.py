@@ -11,17 +11,18 @@ stopped; what it finds goes into ``assets/scratch.json``, where other rows stay.
 """
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
 import headtools as ht
+from headtools.heads.files import read_json
+from headtools.heads.progress import say
 from headtools.organism.growth import COMPARED
 from headtools.organism.jobs import side_by_side
 from headtools.organism.pruning import TrainingBatches
-from headtools.organism.publish import ASSETS, write
+from headtools.organism.publish import ASSETS, changed
 from headtools.organism.sweep import FILE as SWEEP
 from headtools.organism.sweep import SENTENCES, SETTING, fitted, label, quality, sweep
 from headtools.organism.train import Recipe, head_of, silent, train
@@ -33,7 +34,7 @@ PENALTIES = (0.002, 0.05, 0.5)  # of the sweep's encoder runs: mild, medium and 
 
 def scratch(file: Path = FILE) -> list[dict]:
     """Return what the command measured: rows of :func:`one`, by the number of heads, most first."""
-    return json.loads(file.read_text(encoding="utf-8"))["runs"]
+    return read_json(file, "runs")["runs"]
 
 
 def missing(run: dict, model: nn.Module) -> tuple[str, ...]:
@@ -107,7 +108,6 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--sweep", type=Path, default=SWEEP, help="where the sweep's numbers are")
     parser.add_argument("--file", type=Path, default=FILE, help="where the numbers go")
     options = parser.parse_args(words)
-    rows = scratch(options.file) if options.file.is_file() else []
     runs = {row["penalty"]: row for row in sweep(options.sweep)
             if (row["over"], row["seed"]) == ("encoder", options.of_seed)}  # fmt: skip
     if unknown := sorted(set(options.penalty) - runs.keys()):
@@ -120,9 +120,8 @@ def main(words: list[str] | None = None) -> None:
             folder = options.runs.resolve() / f"encoder-{penalty:g}-{options.of_seed}-steps{options.steps}-seed{seed}"
             todo.append((runs[penalty], folder, recipe, options.limit, options.jobs != 1))
     for row in side_by_side(one, todo, options.jobs):
-        rows = place(rows, row)
-        write({"runs": rows}, options.file)
-    print(markdown(rows))
+        changed(options.file, lambda told, row=row: {"runs": place(told.get("runs", []), row)})
+    say(markdown(scratch(options.file)))
 
 
 def markdown(rows: list[dict]) -> str:

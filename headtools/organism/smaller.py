@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from headtools.heads.prune import pruned, replay
+from headtools.heads.whole import written_folder
+from headtools.organism.publish import write_checksums
 
 CUT = "pruned_heads.json"
 WEIGHTS = "model.safetensors"
@@ -22,11 +21,13 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> Path:
     """Write a pruned transformers model, with its tokenizer, to a new folder, whole or not at all; ``load`` reads it.
 
     ``save_pretrained`` alone writes weights that ``from_pretrained`` refuses, since the configuration still tells the
-    old number of heads. Here the list of cut heads lies beside them (``pruned_heads.json``).
+    old number of heads. Here the list of cut heads lies beside them (``pruned_heads.json``), and the checksums of all
+    files (``checksums.json``), by which ``load`` knows a changed one.
 
-    Returns the folder. Raises ``FileExistsError`` where something is there already and ``TypeError`` for a model that
-    is not one of transformers'.
+    Returns the folder. Raises ``FileExistsError`` where something is there already, ``OSError`` where nothing can be
+    written, and ``TypeError`` for a model that is not one of transformers'.
 
+    >>> import tempfile
     >>> import headtools as ht
     >>> model, tokenizer = ht.load()
     >>> ht.prune(model, {("encoder", 2): [0, 5]})
@@ -42,26 +43,13 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> Path:
         raise TypeError(
             f"{type(model).__name__} is no transformers model: keep its state_dict and pruned(model) yourself"
         )
-    if folder.exists():
-        raise FileExistsError(f"{folder} is there already: name a new folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with written_folder(folder) as part:
         with _no_bar():
             model.save_pretrained(part, max_shard_size="1TB")  # one file, whatever its size
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
         (part / CUT).write_text(json.dumps([list(head) for head in pruned(model)]), encoding="utf-8")
-        part.chmod(0o755)  # mkdtemp's is for the owner alone
-        try:
-            os.replace(part, folder)
-        except OSError as error:
-            if folder.exists():  # another process was faster
-                raise FileExistsError(f"{folder} is there already: name a new folder") from error
-            raise
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+        write_checksums(part, sorted(path.name for path in part.iterdir()))
     return folder
 
 
@@ -75,7 +63,8 @@ def read(architecture: type, config: Any, folder: Path, dtype: torch.dtype) -> A
         model = architecture._from_config(config, dtype=dtype, attn_implementation="eager")
         replay(model, heads)
         lacking, unknown = load_model(model, folder / WEIGHTS, strict=False)
-    except (ValueError, TypeError, KeyError, IndexError, RuntimeError, OSError, SafetensorError) as error:
+    except (AttributeError, ArithmeticError, KeyError, IndexError, OSError, RuntimeError, SafetensorError, TypeError,
+            ValueError) as error:  # fmt: skip
         raise ValueError(f"{folder}: not a pruned model that can be read ({error}); write it again") from error
     made = [*(model._keys_to_ignore_on_save or ()), *(model._keys_to_ignore_on_load_missing or ())]
     lost = [name for name in lacking if not any(re.search(pattern, name) for pattern in made)]

@@ -7,7 +7,6 @@ differently, so it ends near the shipped model but not at its weights: the snaps
 ([0, 250, 500], 9000)
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from headtools.heads.whole import written_bytes
-from headtools.organism.publish import ASSETS, CHECKSUMS, checksum
+from headtools.organism.publish import ASSETS, exchanged, listed, standing, verify
 
 if TYPE_CHECKING:
     from transformers import MarianMTModel
@@ -46,12 +45,10 @@ def keep(model: "MarianMTModel", step: int, folder: Path) -> None:
 
 
 def ship(source: Path, folder: Path | None = None, kept: Sequence[int] = KEPT) -> None:
-    """Copy the kept steps of a training run from ``source`` to the package and write their checksums last."""
-    folder = folder or SNAPSHOTS
-    for step in kept:
-        written_bytes(path(step, folder), path(step, source).read_bytes())
-    sums = {path(step, folder).name: checksum(path(step, folder)) for step in kept}
-    written_bytes(folder / CHECKSUMS, (json.dumps(sums, indent=1) + "\n").encode("utf-8"))
+    """Copy the kept steps of a training run from ``source`` to the package with their checksums, all or none."""
+    with exchanged(folder or SNAPSHOTS) as part:
+        for step in kept:
+            path(step, part).write_bytes(path(step, source).read_bytes())
 
 
 def weights(step: int, folder: Path | None = None) -> dict[str, Tensor]:
@@ -60,12 +57,9 @@ def weights(step: int, folder: Path | None = None) -> dict[str, Tensor]:
     Raises ValueError for a step that is not kept or a file that is not the one that was written, FileNotFoundError for
     a file that is not there.
     """
-    remedy = "restore the folder (git checkout, or pip install --force-reinstall), or train again: make organism"
     if step not in KEPT:
         raise ValueError(f"no snapshot of step {step!r}; there are {', '.join(map(str, steps()))}: load(step=3000)")
+    folder = standing(folder or SNAPSHOTS)
     file = path(step, folder)
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing; {remedy}")
-    if json.loads((file.parent / CHECKSUMS).read_text()).get(file.name) != checksum(file):
-        raise ValueError(f"{file} is not the file that {CHECKSUMS} describes (SHA-256 differs); {remedy}")
+    verify(folder, file.name, listed(folder).get(file.name))
     return {name: weight.float() for name, weight in load_file(file).items()}

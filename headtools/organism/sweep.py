@@ -23,6 +23,7 @@ from torch import nn
 from tqdm import tqdm
 
 import headtools as ht
+from headtools.heads.files import read_json, signed
 from headtools.heads.whole import written_bytes
 from headtools.organism.accuracy import token_accuracy
 from headtools.organism.jobs import in_turn, side_by_side
@@ -161,18 +162,21 @@ def make(run: dict, folder: Path, sentences: int, steps: int) -> dict:
     setting = SETTING | {"steps": steps, "tokens": TOKENS, "sentences": sentences}
     file = folder / f"{run['over']}-{run['penalty']:g}-{run['seed']}.json"
     if file.is_file():
-        told = json.loads(file.read_text(encoding="utf-8"))
+        again = "delete it, and the run is made again"
+        told = read_json(file, "setting", "row", remedy=again)
         if told["setting"] != setting:
             raise ValueError(f"{file} was made with {told['setting']}, not {setting}; use another folder: --runs NEW")
+        if any(told["row"].get(name) != value for name, value in run.items()):
+            raise ValueError(f"{file} holds another run than its name says: {again}")
         return told["row"]
     row = one(*ht.load(), **run, sentences=sentences, steps=steps)
     dump({"setting": setting, "row": row}, file)
     return row
 
 
-def dump(told: object, file: Path) -> None:
-    """Write a JSON file whole or not at all: one run a line, so that the file stays small and its changes readable."""
-    text = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+def dump(told: Mapping, file: Path) -> None:
+    """Write a JSON file as ``publish.write``: one run a line, so that the file stays small and its changes readable."""
+    text = json.dumps(signed(told), ensure_ascii=False, separators=(",", ":"))
     written_bytes(file, (text.replace('{"over"', '\n{"over"') + "\n").encode("utf-8"))
 
 
@@ -193,12 +197,12 @@ def before(file: Path = FILE) -> dict[str, list[float]]:
     >>> sorted(before())
     ['accuracy', 'bleu']
     """
-    return json.loads(file.read_text(encoding="utf-8"))["before"]
+    return read_json(file, "before")["before"]
 
 
 def sweep(file: Path = FILE) -> list[dict]:
     """Return the runs that ship: rows of :func:`one`, those with gates on the encoder first, by seed and penalty."""
-    return json.loads(file.read_text(encoding="utf-8"))["runs"]
+    return read_json(file, "runs")["runs"]
 
 
 def frame(rows: Iterable[dict]) -> "pd.DataFrame":

@@ -141,7 +141,7 @@ def train(
     )
     told = asdict(recipe) | {"without": list(recipe.without)}  # as JSON gives it back
     state = {"step": 0, "chunk": 0, "within": 0, "short": recipe.short > 0, "recipe": told, "log": []}
-    saved = checkpoint.restore(run / "checkpoint", apprentice, optimizer)
+    saved = checkpoint.restore(run, apprentice, optimizer)
     if saved:
         if {"without": []} | saved["recipe"] != told:
             raise ValueError(f"{run} holds a run of another recipe; use another folder: --run elsewhere")
@@ -173,7 +173,7 @@ def train(
                 bar.set_postfix(loss=f"{parts['loss']:.3f}", accuracy=f"{parts['accuracy']:.3f}")
             if state["step"] % recipe.save_every == 0 or state["step"] == last:
                 state["log"].append({"step": state["step"], **validate(apprentice, number, recipe.validate_on)})
-                checkpoint.save(run / "checkpoint", apprentice, optimizer, state)
+                checkpoint.save(run, apprentice, optimizer, state)
                 if not quiet:
                     tqdm.write(json.dumps(state["log"][-1]))
     return apprentice

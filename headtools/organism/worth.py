@@ -8,7 +8,6 @@ that the command goes on after a stop.
 """
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,7 +16,8 @@ from torch import nn
 
 import headtools as ht
 from headtools.heads.digest import digest
-from headtools.heads.progress import progress
+from headtools.heads.files import read_json
+from headtools.heads.progress import progress, say
 from headtools.heads.scores import Head, HeadScores
 from headtools.importance.ablation import ablation
 from headtools.importance.paired import paired_bootstrap
@@ -44,7 +44,7 @@ def worth() -> dict:
     >>> len(told["alone"]), len(told["only"]), len(told["pairs"])
     (48, 18, 1128)
     """
-    return json.loads(FILE.read_text(encoding="utf-8"))
+    return read_json(FILE, "sentences", "bleu", "alone", "only", "pairs")
 
 
 def ablation_scores(model: nn.Module | None = None) -> HeadScores:
@@ -116,12 +116,15 @@ def written(
     heads, texts = list(heads), [s.words for s in sentences]
     file = run and Path(run) / f"{digest(model, heads, texts)[:32]}.json"
     if file and file.is_file():
-        return json.loads(file.read_text(encoding="utf-8"))["written"]
+        again = "delete it, and these are translated again"
+        told = read_json(file, "of", "written", remedy=again)
+        if told["of"] != file.stem:
+            raise ValueError(f"{file} holds other translations than its name says: {again}")
+        return told["written"]
     with ht.ablate(model, heads):
         found = ht.translate(model, tokenizer, texts)
     if file:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write({"off": [list(head) for head in heads], "written": found}, file)
+        write({"of": file.stem, "off": [list(head) for head in heads], "written": found}, file)
     return found
 
 
@@ -169,7 +172,7 @@ def main(words: list[str] | None = None) -> None:
     told["pairs"] = {f"{a[1]}.{a[2]} {b[1]}.{b[2]}": round(value, 5)
                      for a, b, value in frame[["a", "b", "interaction"]].itertuples(index=False)}  # fmt: skip
     write(told, options.assets / FILE.name)
-    print(markdown(told))
+    say(markdown(told))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ vertical+diagonal instead of the stronger of the two, and a nearly even map of a
 """
 
 import base64
-import json
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from headtools.heads.files import read_json
 
 CLASSES = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
 LABELLED = Path(__file__).parent / "assets" / "map_classes.json"
@@ -128,7 +129,7 @@ class Agreement(NamedTuple):
 
 def labelled(path: Path = LABELLED) -> list[tuple[Tensor, str]]:
     """The maps labelled by eye: pairs of a map (U, U), in steps of 1/255, and its class."""
-    rows = json.loads(path.read_text())["maps"]
+    rows = read_json(path, "maps")["maps"]
     read = [torch.frombuffer(bytearray(base64.b64decode(row["map"])), dtype=torch.uint8) for row in rows]
     return [(m.view(r["size"], r["size"]).float() / 255, r["label"]) for m, r in zip(read, rows, strict=True)]
 

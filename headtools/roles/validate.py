@@ -79,12 +79,15 @@ def validate(path: str | Path) -> list[str]:
     punctuation that crosses nothing; ``# text`` equal to the forms with their spaces; ``Coref=`` naming an earlier
     word. For the file: each sentence has an id of its own, and no sentence stands in it twice.
 
-    Raises FileNotFoundError for a path that is not there.
+    Raises FileNotFoundError for a path that is not there, and ValueError for text that is not UTF-8.
 
     >>> validate(Path(__file__).parent / "assets" / "english.conllu")
     []
     """
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}); save the file as UTF-8") from error
     complaints: list[tuple[int, str]] = []
     seen: dict[tuple[str, str], int] = {}
     for start, block in _blocks(lines):

@@ -45,8 +45,8 @@ def restore(
         return None
     try:
         tensors, told = read_whole(folder / FILE)
-        then, step = told["settings"], told["step"]
-    except (KeyError, ValueError) as error:
+        then, step = dict(told["settings"]), int(told["step"])
+    except (KeyError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / FILE} is damaged ({error}): delete it, and the run starts anew") from error
     now = json.loads(json.dumps(settings))  # as it would come back from the file
     differing = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))

@@ -1,12 +1,12 @@
 """growth.json: complete, remade where that is cheap, and written whole."""
 
-import json
 from dataclasses import asdict
 
 import pytest
 
+from headtools.heads.files import write_whole
+from headtools.organism import checkpoint, snapshots
 from headtools.organism import growth as g
-from headtools.organism import snapshots
 from headtools.organism.load import load
 from headtools.organism.pruning import SHARES
 from headtools.organism.train import Recipe
@@ -63,9 +63,8 @@ def test_the_card_says_what_the_command_wrote(told):
 
 
 def run(folder, **recipe):
-    (folder / "checkpoint").mkdir(parents=True)
-    (folder / "model").mkdir()
-    (folder / "checkpoint" / "state.json").write_text(json.dumps({"recipe": asdict(Recipe(**recipe))}))
+    (folder / "model").mkdir(parents=True)
+    write_whole(folder / checkpoint.FILE, {}, {"recipe": asdict(Recipe(**recipe))})
     return folder
 
 

@@ -1,11 +1,12 @@
 """Merging against cutting: the command, and what ships."""
 
-import json
 
 import pytest
 
 import headtools as ht
-from headtools.organism import merging
+from headtools.heads.files import write_whole
+from headtools.organism import checkpoint, merging
+from headtools.organism.publish import write
 
 TOLD = merging.merging()
 CARD = merging.ASSETS.joinpath("README.md").read_text(encoding="utf-8")
@@ -38,7 +39,7 @@ def test_every_way_leaves_as_many_heads(monkeypatch):
 def test_the_command_keeps_what_it_measures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(merging, "measure", lambda model, kind, shares: {"kind": kind, "heads": 2, "points": []})
     file = tmp_path / "told.json"
-    file.write_text(json.dumps({"models": [{"model": "step 1,500", "kind": "encoder", "heads": 0}]}))
+    write({"models": [{"model": "step 1,500", "kind": "encoder", "heads": 0}]}, file)
     merging.main(["--models", "shipped", "1500", "--file", str(file)])
     told = merging.merging(file)
     assert [(e["model"], e["kind"], e["heads"]) for e in told] == [
@@ -51,9 +52,7 @@ def test_models_that_a_training_left(tmp_path, monkeypatch):
         return {"kind": kind, "heads": ht.sites(model)[kind].n_heads, "points": []}
 
     monkeypatch.setattr(merging, "measure", measure)
-    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
-    recipe = json.dumps({"recipe": {"heads": 8, "steps": 9000}})
-    (tmp_path / "run" / "checkpoint" / "state.json").write_text(recipe)
+    write_whole(tmp_path / "run" / checkpoint.FILE, {}, {"recipe": {"heads": 8, "steps": 9000}})
     (tmp_path / "run" / "model").symlink_to(merging.ASSETS)
     merging.main(["--models", "--runs", str(tmp_path / "run"), "--file", str(tmp_path / "told.json")])
     (entry,) = merging.merging(tmp_path / "told.json")

@@ -1,13 +1,12 @@
 """From scratch: the heads of a pruned model, trained anew; cut layers stay silent; what ships fits the sweep."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 
 import headtools as ht
-from headtools.organism import growth, scratch
+from headtools.organism import checkpoint, growth, scratch
 from headtools.organism.objective import Apprentice, encode
 from headtools.organism.sweep import sweep
 from headtools.organism.train import Recipe, cut, train
@@ -91,8 +90,8 @@ def test_the_command_keeps_its_rows(tmp_path, capsys, monkeypatch, quick_gates):
     run = next(r for r in sweep() if (r["over"], r["penalty"], r["seed"]) == ("encoder", 0.5, 0))
     assert all(row["kept"] == run["kept"] and row["pruned"]["bleu"] == run["bleu"] for row in rows)
     assert len(list((tmp_path / "runs").iterdir())) == 2
-    state = json.loads(next((tmp_path / "runs").rglob("state.json")).read_text())
-    assert len(state["recipe"]["without"]) == 48 - len(run["kept"])
+    recipe = checkpoint.recipe(next((tmp_path / "runs").rglob(checkpoint.FILE)).parent)
+    assert len(recipe["without"]) == 48 - len(run["kept"])
     assert all(set(row) >= {"pruned", "on", "scratch"} for row in rows)
     assert capsys.readouterr().out.count(f"| {len(run['kept'])} |") == 3
     with pytest.raises(SystemExit, match=r"no run of penalty 7; it has 0\.0, "):

@@ -7,6 +7,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 import headtools as ht
+from headtools.organism.publish import CHECKSUMS
 from headtools.organism.smaller import CUT
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 30}
@@ -55,6 +56,10 @@ def test_refusals(tmp_path):
     with pytest.raises(TypeError, match="no transformers model"):
         ht.save(torch.nn.Linear(1, 1), tmp_path / "two")
     assert not (tmp_path / "two").exists()
+    (folder / CUT).write_text("[]")
+    with pytest.raises(ValueError, match=r"pruned_heads\.json is not the file .*your own, delete checksums\.json"):
+        ht.load(folder)
+    (folder / CHECKSUMS).unlink()
     for text in ("[]", '[["encoder", 0, 9]]', '[["encoder", 0, 1], ["encoder", 0, 1]]', "{", '[["nothing", 0, 1]]'):
         (folder / CUT).write_text(text)
         with pytest.raises(ValueError, match="write it again"):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import headtools as ht
+from headtools.heads.files import read_json
 from headtools.organism import sweep
 from headtools.organism.accuracy import token_accuracy
 
@@ -122,7 +123,7 @@ def test_killed_in_the_middle_leaves_whole_files(tmp_path):
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     file = tmp_path / "deep" / "file.json"
     sweep.dump({"runs": [{"over": "encoder"}]}, file)
-    assert json.loads(file.read_text()) == {"runs": [{"over": "encoder"}]}
+    assert read_json(file) == {"runs": [{"over": "encoder"}]}
 
     def fail(*_):
         raise OSError("disk full")
@@ -130,7 +131,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         sweep.dump({"runs": []}, file)
-    assert json.loads(file.read_text()) == {"runs": [{"over": "encoder"}]}
+    assert read_json(file) == {"runs": [{"over": "encoder"}]}
 
 
 # --- what ships -------------------------------------------------------------------------------------------------------

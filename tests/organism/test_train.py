@@ -1,6 +1,5 @@
 """Training: resumable to the bit, whole files only, and the aids do what the card says."""
 
-import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -8,9 +7,10 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from headtools.heads.files import read_told
 from headtools.organism import checkpoint
 from headtools.organism.load import load
-from headtools.organism.objective import Apprentice, encode
+from headtools.organism.objective import encode
 from headtools.organism.publish import publish
 from headtools.organism.train import Recipe, batches, train
 from headtools.organism.vocabulary import vocabulary
@@ -63,20 +63,8 @@ t.train(t.Recipe(**{asdict(TINY)}), Path({str(tmp_path)!r}), quiet=True)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == -9, done.stderr
-    assert json.loads((tmp_path / "checkpoint" / "state.json").read_text())["step"] == 2
+    assert read_told(tmp_path / checkpoint.FILE)["step"] == 2
     assert equal(train(TINY, tmp_path, quiet=True), straight)
-
-
-def test_a_kill_while_saving_loses_nothing(tmp_path):
-    train(TINY, tmp_path, stop=2, quiet=True)
-    (tmp_path / "checkpoint").rename(tmp_path / "checkpoint.old")  # between the two moves
-    (tmp_path / "checkpoint.part").mkdir()
-    assert checkpoint.restore(tmp_path / "checkpoint", *fresh())["step"] == 2
-
-
-def fresh():
-    apprentice = Apprentice()
-    return apprentice, torch.optim.AdamW([p for p in apprentice.parameters() if p.requires_grad])
 
 
 def test_another_recipe_does_not_go_on_from_this_folder(tmp_path):
