@@ -281,6 +281,23 @@ def test_publishing_on_a_full_disk(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["assets"]
 
 
+def test_a_disk_that_fills_up_after_the_new_files_are_whole(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left")
+
+    folder = tmp_path / "assets"
+    published("old", folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", full)
+        patch.setattr(publish.shutil, "copyfile", full)
+        with pytest.raises(OSError, match=r"the new files are whole and count, in .*\.assets\.new: mend that"):
+            published("new", folder)
+    assert text_of(folder) == "new"
+    published("newer", folder)
+    assert text_of(folder) == "newer"
+    assert [path.name for path in tmp_path.iterdir()] == ["assets"]
+
+
 def test_a_first_model_is_there_whole_or_not_at_all(tmp_path):
     files = [publish.__file__, whole.__file__, lock.__file__]
     number = lines_run(lambda: published("new", tmp_path / "count"), files)

@@ -117,7 +117,7 @@ def _megabytes(process: psutil.Process) -> float:
     """Memory of a process in megabytes: its highest so far where Linux tells that, else what it holds now."""
     status = Path(f"/proc/{process.pid}/status")
     if status.exists():
-        for line in status.read_text().splitlines():
+        for line in status.read_text("utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024 / 1e6
     return process.memory_info().rss / 1e6

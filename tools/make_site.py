@@ -32,7 +32,8 @@ def gather(source: Path) -> None:
     for path in [*lessons(notebooks), notebooks / "conf.py", *(notebooks / name for name in (*PAGES, TEACHING))]:
         shutil.copy(path, source / path.name)
     shutil.copytree(notebooks / "_static", source / "_static")
-    (source / "index.md").write_text(home(notebooks / "index.md", ROOT / "README.md") + toc(lessons(notebooks), PAGES))
+    index = home(notebooks / "index.md", ROOT / "README.md") + toc(lessons(notebooks), PAGES)
+    (source / "index.md").write_text(index, encoding="utf-8")
     (source / "ledger.md").write_text(ledger(notebooks), encoding="utf-8")
     (source / "reference").mkdir()
     for name, text in reference().items():

@@ -23,11 +23,12 @@ _OTHER = "another process is still writing it: wait for its end and try again"
 
 
 @contextmanager
-def alone(path: str | Path, seconds: float = 60, busy: str = _OTHER) -> Iterator[None]:
+def alone(path: str | Path, seconds: float = 60, busy: str = _OTHER, make: bool = False) -> Iterator[None]:
     """Hold the lock of ``path``, a file or folder that need not be there, as ``.NAME.lock`` beside it.
 
-    Who comes second waits up to ``seconds``. The lock is deleted at the end, but on Windows, where it may be open
-    elsewhere. A disk that knows no locks gives it to everybody: better without than not at all.
+    Who comes second waits up to ``seconds``; with ``make`` a missing folder is made. The lock is deleted at the end,
+    but on Windows, where it may be open elsewhere. A disk that knows no locks gives it to everybody: better without
+    than not at all.
 
     Raises ``TimeoutError`` with ``busy`` where another process does not end, and ``OSError`` where the folder is
     missing or may not be written.
@@ -42,6 +43,8 @@ def alone(path: str | Path, seconds: float = 60, busy: str = _OTHER) -> Iterator
     lock = path.with_name(f".{path.name}.lock")
     end = time.monotonic() + seconds
     try:
+        if make:
+            path.parent.mkdir(parents=True, exist_ok=True)
         while (held := _taken(lock)) is None:
             if time.monotonic() > end:
                 raise TimeoutError(errno.ETIMEDOUT, busy, path.name)

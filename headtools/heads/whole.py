@@ -50,6 +50,8 @@ def written(path: str | Path) -> Iterator[Path]:
     try:
         if os.path.isfile(path) and not path.stat().st_mode & 0o222:
             raise PermissionError(errno.EACCES, _READ_ONLY)  # putting another in its place would not ask
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, "")  # Windows would say that it may not be written
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
         _keep(part)
@@ -125,8 +127,7 @@ def refusal(error: Exception, path: Path) -> OSError | None:
         return None
     why = _READ_ONLY if getattr(error, "strerror", None) == _READ_ONLY else os.strerror(number)
     kept = "what was there is as it was" if os.path.lexists(path) else "there is nothing of it"
-    name = "EISDIR" if os.path.isdir(path) else errno.errorcode.get(number, "")
-    remedy = _REMEDIES.get(name, "mend that and try again")
+    remedy = _REMEDIES.get(errno.errorcode.get(number, ""), "mend that and try again")
     remedy = "make it writable, or name another" if why == _READ_ONLY else remedy
     return OSError(number, f"{why}; the file was not written, {kept}: {remedy}", str(path))
 
@@ -148,7 +149,7 @@ def _move(part: Path, path: Path) -> None:
         try:
             return os.replace(part, path)
         except OSError as error:
-            if getattr(error, "winerror", None) not in _OPEN_ELSEWHERE or path.is_dir() or time.monotonic() > end:
+            if getattr(error, "winerror", None) not in _OPEN_ELSEWHERE or time.monotonic() > end:
                 raise
         time.sleep(0.02)
 

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from headtools.organism import smaller, snapshots
-from headtools.organism.publish import ASSETS, CHECKSUMS, listed, standing, verify
+from headtools.organism.publish import ASSETS, CHECKSUMS, listed, state, verify
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model",
-)  # fmt: skip
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 _MESSAGE_LENGTH = 300
 _PATH = re.compile(r"/.*/|\\|^[A-Za-z]:")  # no name on the Hub: more than owner/model, or a path of Windows
 
@@ -66,21 +64,15 @@ def load(
 def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
     """Read a folder, once more where new files took the places of its old ones meanwhile: never some of each."""
     while True:
-        before = _stand(folder)
+        before = state(folder)
         try:
             found = _read(before[0], dtype)
         except (OSError, ValueError):
-            if _stand(folder) == before:
+            if state(folder) == before:
                 raise
             continue
-        if _stand(folder) == before:
+        if state(folder) == before:
             return found
-
-
-def _stand(folder: Path) -> tuple[Path, bytes]:
-    """Where the files of a folder are, and what tells of them."""
-    there = standing(folder)
-    return there, (there / CHECKSUMS).read_bytes() if (there / CHECKSUMS).is_file() else b""
 
 
 def _read(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
@@ -95,15 +87,13 @@ def _read(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTraine
         )
     with _no_bar():
         model = _smaller(folder, dtype) if (folder / smaller.CUT).is_file() else _model(str(folder), dtype)
-    if not any((folder / file).is_file() for file in _TOKENIZER_FILES) and not any(folder.glob("*.spm")):
+    if not any((folder / file).is_file() for file in _TOKENIZERS) and not any(folder.glob("*.spm")):
         return model, None
     return model, _tokenizer(str(folder))
 
 
 def _smaller(folder: Path, dtype: torch.dtype) -> "PreTrainedModel":
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    config = _config(str(folder))
     return smaller.read(_architecture(config), config, folder, dtype)
 
 
@@ -136,9 +126,8 @@ def _from_hub(name: str, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrain
 
 def _verify(folder: Path) -> None:
     """Compare the folder with its own list of checksums, if it has one."""
-    if (folder / CHECKSUMS).exists():
-        for file, wanted in listed(folder).items():
-            verify(folder, file, wanted)
+    for file, wanted in (listed(folder) if (folder / CHECKSUMS).exists() else {}).items():
+        verify(folder, file, wanted)
 
 
 def _architecture(config: "PreTrainedConfig") -> type:
@@ -152,19 +141,12 @@ def _architecture(config: "PreTrainedConfig") -> type:
 
 
 def _model(name: str, dtype: torch.dtype) -> "PreTrainedModel":
-    from safetensors import SafetensorError
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    config = _config(name)
+    with _told(name):
         model, report = _architecture(config).from_pretrained(
             name, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False,
             attn_implementation="eager", output_loading_info=True,
         )  # fmt: skip
-    except SafetensorError as error:
-        raise ValueError(f"{name}: the weights are damaged or cut short ({error}); copy them again") from error
-    except (ValueError, RuntimeError, KeyError) as error:
-        raise ValueError(f"{name}: not a model that transformers can load by itself: {_short(error)}") from error
     lacking = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if lacking:
         raise ValueError(
@@ -172,6 +154,28 @@ def _model(name: str, dtype: torch.dtype) -> "PreTrainedModel":
             f"{lacking[0]!r}; they would stay random. Save the whole model again with model.save_pretrained(folder)"
         )
     return model.eval()
+
+
+def _config(name: str) -> "PreTrainedConfig":
+    from transformers import AutoConfig
+
+    with _told(name):
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+
+
+@contextmanager
+def _told(name: str, what: str = "a model") -> Iterator[None]:
+    """Say of which folder it is that transformers stumbles over, whatever the error that a damaged file leads to."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(f"{name}: the weights are damaged or cut short ({error}); copy them again") from error
+    except Exception as error:
+        if isinstance(error, OSError):
+            raise
+        raise ValueError(f"{name}: not {what} that transformers can load by itself: {_short(error)}") from error
 
 
 @contextmanager
@@ -191,7 +195,8 @@ def _no_bar() -> Iterator[None]:
 def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    with _told(name, "a tokenizer"):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 def _short(error: Exception) -> str:

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from headtools.heads.files import read_json, signed
 from headtools.heads.lock import alone
-from headtools.heads.whole import written_bytes, written_folder
+from headtools.heads.whole import written, written_bytes, written_folder
 
 ASSETS = Path(__file__).parent / "assets"
 CHECKSUMS = "checksums.json"
@@ -83,8 +83,7 @@ def changed(file: Path, change: Callable[[dict], dict], how: Callable[[dict, Pat
 
     Processes that change one file take turns, so that none loses what another has measured.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with alone(file):
+    with alone(file, make=True):
         told = change(read_json(file) if file.exists() else {})
         how(told, file)
     return told
@@ -96,6 +95,12 @@ def standing(folder: Path) -> Path:
     return beside if (beside / CHECKSUMS).is_file() and folder.is_dir() else folder
 
 
+def state(folder: Path) -> tuple[Path, bytes]:
+    """Where the files of a folder are, and what tells of them."""
+    there = standing(folder)
+    return there, (there / CHECKSUMS).read_bytes() if (there / CHECKSUMS).is_file() else b""
+
+
 @contextmanager
 def exchanged(folder: Path) -> Iterator[Path]:
     """Give an empty folder; when the block ends well, its files take the places of those of ``folder``, all or none.
@@ -104,22 +109,30 @@ def exchanged(folder: Path) -> Iterator[Path]:
     one that exchanges files ends what this one began. Files that the block does not write stay as they are. Raises
     ``OSError`` as ``written`` does, and ``TimeoutError`` where another process is at it for a minute.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
+    with alone(folder, make=True):
         _settle(folder)
         with written_folder(folder if not folder.exists() else folder.with_name(f".{folder.name}.new")) as part:
             yield part
             write_checksums(part, sorted(path.name for path in part.iterdir()))
-        _settle(folder)
+        try:
+            _settle(folder)
+        except OSError as error:
+            why, new = error.strerror.split(";")[0], standing(folder)
+            said = f"{why}; the new files are whole and count, in {new}: mend that, and do the same again to move them"
+            raise OSError(error.errno, said, str(folder)) from error
 
 
 def _settle(folder: Path) -> None:
-    """Copy what is complete beside a folder into it, and only then take it away, at once."""
+    """Put what is complete beside a folder into it, and only then take it away, at once."""
     new = standing(folder)
     if new == folder:
         return
     for path in sorted(new.iterdir()):
-        written_bytes(folder / path.name, path.read_bytes())
+        with written(folder / path.name) as part:
+            try:
+                os.link(path, part)  # takes no room
+            except OSError:
+                shutil.copyfile(path, part)
     gone = new.with_name(f"{new.name}.{uuid4().hex[:12]}.part")
     os.replace(new, gone)
     shutil.rmtree(gone, ignore_errors=True)

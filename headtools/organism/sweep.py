@@ -161,7 +161,7 @@ def make(run: dict, folder: Path, sentences: int, steps: int) -> dict:
     """
     setting = SETTING | {"steps": steps, "tokens": TOKENS, "sentences": sentences}
     file = folder / f"{run['over']}-{run['penalty']:g}-{run['seed']}.json"
-    if file.is_file():
+    if file.exists():
         again = "delete it, and the run is made again"
         told = read_json(file, "setting", "row", remedy=again)
         if told["setting"] != setting:

@@ -115,7 +115,7 @@ def written(
     """
     heads, texts = list(heads), [s.words for s in sentences]
     file = run and Path(run) / f"{digest(model, heads, texts)[:32]}.json"
-    if file and file.is_file():
+    if file and file.exists():
         again = "delete it, and these are translated again"
         told = read_json(file, "of", "written", remedy=again)
         if told["of"] != file.stem:

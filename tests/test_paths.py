@@ -1,0 +1,204 @@
+"""What fails on Windows or on a Mac and can be seen elsewhere: names of files, letters, line ends, open files."""
+
+import ast
+import io
+import re
+import sys
+import types
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+import headtools as ht
+from headtools.heads import lock, whole
+from headtools.heads.files import read_json, read_whole, write_whole
+from headtools.heads.lock import alone
+from headtools.heads.partial import Partial
+from headtools.heads.progress import say
+from headtools.organism import publish, snapshots, sweep, worth
+from headtools.roles.validate import validate
+
+RESERVED = {"con", "prn", "aux", "nul", *(f"{name}{n}" for name in ("com", "lpt") for n in "123456789")}
+FOLDERS = ("headtools", "tests", "tools", "notebooks", "assignments", "binder", ".github")
+PASSING = {"__pycache__", ".ipynb_checkpoints"}
+TINY = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
+LONGEST = 120  # of a path inside the repository: Windows takes 260 signs, with the folder that it lies in
+
+
+def wrong(name):
+    """Why Windows would refuse a file of this name, or give it another; None where it takes it."""
+    if re.search(r'[<>:"/\\|?*\x00-\x1f]', name):
+        return "a sign that stands for something else"
+    if name.endswith((".", " ")) or name.startswith(" "):
+        return "an end that is taken off"
+    if name.split(".")[0].strip().lower() in RESERVED:
+        return "a device's name"
+    return None if name.isascii() and len(name) < 200 else "other letters, or too many"
+
+
+@pytest.mark.parametrize("name", ["a:b.json", "Aux.py", "con", "nul.tar.gz", "a ", "a.", "b?", "5|1", "x" * 250, "é"])
+def test_wrong_names_are_seen(name):
+    assert wrong(name)
+    assert not wrong("batch-000001.safetensors.0a1b2c.part")
+
+
+def test_names_in_the_repository(root):
+    files = [path for folder in FOLDERS for path in (root / folder).rglob("*") if not PASSING & {*path.parts}]
+    assert len(files) > 300
+    seen = {}
+    for path in files:
+        inside = path.relative_to(root).as_posix()
+        assert not wrong(path.name), inside
+        assert len(inside) <= LONGEST, inside
+        assert seen.setdefault(inside.lower(), inside) == inside, "one file where letters of both cases are the same"
+
+
+def test_names_of_what_is_written(tmp_path, monkeypatch):
+    """Of files that are made with a number, a penalty, a digest or a step in their names."""
+    Partial(tmp_path / "batches", {}).save(10**7, {"x": torch.ones(1)})
+    snapshots.keep(torch.nn.Linear(1, 1), 123, tmp_path)
+    ht.save_scores(ht.HeadScores({("a/b:c", "encoder", 0): torch.ones(1)}, "<na:me>"), tmp_path / "s.safetensors")
+    monkeypatch.setattr(sweep, "one", lambda *_, sentences, steps, **given: given)
+    monkeypatch.setattr(sweep.ht, "load", lambda: (None, None))
+    for penalty in (1e-30, 0.1, 5.0, 1e22):
+        sweep.make({"over": "all", "penalty": penalty, "seed": -1}, tmp_path / "runs", 1, 1)
+    monkeypatch.setattr(worth.ht, "translate", lambda *_: [])
+    worth.written(BertModel(BertConfig(**TINY)), None, [], run=tmp_path / "said")
+    found = [path.relative_to(tmp_path) for path in tmp_path.rglob("*")]
+    assert len(found) == 11
+    assert not [path for path in found if wrong(path.name)]
+    assert len({str(path).lower() for path in found}) == len(found)
+
+
+def test_names_that_are_only_there_for_a_moment(tmp_path, monkeypatch):
+    seen = set()
+    move = whole._move
+    monkeypatch.setattr(whole, "_move", lambda part, path: (seen.update(p.name for p in tmp_path.rglob("*")),
+                                                            move(part, path)))  # fmt: skip
+    publish.changed(tmp_path / "a.json", lambda told: {"x": 1})
+    with publish.exchanged(tmp_path / "b") as part:
+        (part / "c").write_text("c")
+    with publish.exchanged(tmp_path / "b") as part:
+        (part / "c").write_text("d")
+    assert {name.split(".")[-1] for name in seen} >= {"part", "lock", "new"}
+    assert not [name for name in seen if wrong(name)]
+
+
+def opened_without_encoding(source):
+    """Lines that read or write text in whatever letters the system likes best."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        given = {keyword.arg for keyword in node.keywords}
+        place = {"read_text": 0, "write_text": 1, "open": 1}.get(name)
+        if place is None or "encoding" in given or (isinstance(node.func, ast.Attribute) and name == "open"):
+            continue
+        mode = next((a.value for a in node.args[1:2] if name == "open" and isinstance(a, ast.Constant)), "")
+        if name == "open":
+            if "b" not in mode:
+                yield node.lineno
+        elif len(node.args) <= place:
+            yield node.lineno
+
+
+def test_text_is_utf_8_everywhere(root):
+    assert [*opened_without_encoding("p.read_text()\np.write_text(x)\nopen(p)\nopen(p, 'w')")] == [1, 2, 3, 4]
+    assert not [*opened_without_encoding("p.read_text('utf-8')\np.write_text(x, encoding='utf-8')\nopen(p, 'rb')")]
+    found = [(path.relative_to(root).as_posix(), line) for folder in ("headtools", "tools")
+             for path in sorted((root / folder).rglob("*.py"))
+             for line in opened_without_encoding(path.read_text("utf-8"))]  # fmt: skip
+    assert not found
+
+
+def test_line_ends_are_not_changed_by_git(root):
+    """Git for Windows would write CRLF into config.json, whose checksum is that of its bytes."""
+    assert "* text=auto eol=lf" in (root / ".gitattributes").read_text("utf-8").splitlines()
+    for path in publish.ASSETS.rglob("*.json"):
+        assert b"\r" not in path.read_bytes(), path
+
+
+def test_lines_that_end_as_on_windows(tmp_path):
+    """A table, a corpus and a list of checksums that went through an editor or a mail of Windows."""
+    publish.write({"x": [1, 2], "é": "ü"}, tmp_path / "a.json")
+    data = (tmp_path / "a.json").read_bytes()
+    (tmp_path / "a.json").write_bytes(data.replace(b"\n", b"\r\n"))
+    assert read_json(tmp_path / "a.json") == {"x": [1, 2], "é": "ü"}
+    (tmp_path / "b").mkdir()
+    publish.write_checksums(tmp_path / "b", [])
+    (tmp_path / "b" / "a.json").write_bytes(data)
+    publish.write_checksums(tmp_path / "b", ["a.json"])
+    told = tmp_path / "b" / publish.CHECKSUMS
+    told.write_bytes(told.read_bytes().replace(b"\n", b"\r\n"))
+    publish.verify(tmp_path / "b", "a.json", publish.listed(tmp_path / "b")["a.json"])
+    english = Path(ht.__file__).parent / "roles" / "assets" / "english.conllu"
+    (tmp_path / "c.conllu").write_bytes(b"\xef\xbb\xbf" + english.read_bytes().replace(b"\n", b"\r\n"))
+    assert ht.corpus(tmp_path / "c.conllu") == ht.corpus("english", "all")
+    assert validate(tmp_path / "c.conllu") == []
+
+
+@pytest.mark.parametrize("name", [r"C:\no\no", r"models\no", "C:no", r"\\server\no", "a/b/no", "./no", "/no"])
+def test_a_path_is_no_name_on_the_hub(name):
+    with pytest.raises(FileNotFoundError, match="nothing is there; needed: a folder with"):
+        ht.load(name)
+
+
+class OpenElsewhere(PermissionError):
+    """What Windows says of a file that another process has open."""
+
+    winerror = 32
+
+
+def test_a_file_that_somebody_reads_is_replaced_a_little_later(tmp_path, monkeypatch):
+    path = write_whole(tmp_path / "a.safetensors", {"x": torch.zeros(1)}, {})
+    tries, move = [], whole.os.replace
+
+    def replace(part, target):
+        tries.append(part)
+        if len(tries) < 4 or tries[0] is None:
+            raise OpenElsewhere(13, "Permission denied")
+        move(part, target)
+
+    monkeypatch.setattr(whole.os, "replace", replace)
+    write_whole(path, {"x": torch.ones(1)}, {})
+    assert len(tries) == 4
+    assert read_whole(path)[0]["x"].item() == 1
+    monkeypatch.setattr(whole, "_PATIENCE", 0.1)
+    tries[:] = [None]
+    with pytest.raises(PermissionError, match="what was there is as it was"):
+        write_whole(path, {"x": torch.zeros(1)}, {})
+    assert read_whole(path)[0]["x"].item() == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_lock_of_windows(tmp_path, monkeypatch):
+    """Which locks bytes and not files, and deletes nothing that is open."""
+    held = set()
+
+    def locking(number, kind, size):
+        assert (kind, size) == (2, 1)
+        inode = lock.os.fstat(number).st_ino
+        if inode in held:
+            raise PermissionError(13, "Permission denied")
+        held.add(inode)
+
+    monkeypatch.setattr(lock, "fcntl", None)
+    monkeypatch.setitem(sys.modules, "msvcrt", types.SimpleNamespace(locking=locking, LK_NBLCK=2))
+    with alone(tmp_path / "a.json"):
+        with pytest.raises(TimeoutError, match="another process is still writing it"), alone(tmp_path / "a.json", 0.05):
+            pytest.fail("two at once")
+        with alone(tmp_path / "b.json", 0.05):
+            pass
+    assert {path.name for path in tmp_path.iterdir()} == {".a.json.lock", ".b.json.lock"}
+
+
+@pytest.mark.parametrize("letters", ["cp1252", "ascii", "utf-8"])
+def test_a_terminal_with_few_letters(letters):
+    paper = io.BytesIO()
+    terminal = io.TextIOWrapper(paper, encoding=letters, write_through=True)
+    with redirect_stdout(terminal):
+        say("offset −1 of 日本 \ud800")
+    assert paper.getvalue().decode(letters).startswith("offset " + ("−" if letters == "utf-8" else "?") + "1 of ")
