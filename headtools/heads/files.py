@@ -114,7 +114,7 @@ def _size(data: bytes) -> int:
 def _there(path: Path) -> Path:
     if not path.is_file():
         instead = ", a folder has that name" if path.is_dir() else ""
-        raise FileNotFoundError(f"there is no file {path}{instead}: write one, scores with save_scores(scores, path)")
+        raise FileNotFoundError(f"there is no file {path}{instead}: write one with save_scores(scores, path)")
     return path
 
 

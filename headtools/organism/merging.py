@@ -150,7 +150,7 @@ def main(words: list[str] | None = None) -> None:
     for name, which, kind in tqdm(todo, desc="models"):
         entry = {"model": name} | measure(ht.load(**which)[0], kind, options.share)
         changed(options.file, lambda told, entry=entry: {"models": put(told.get("models", []), entry)})
-    say(markdown(merging(options.file)))
+    say(markdown(merging(options.file) if options.file.is_file() else []))
 
 
 if __name__ == "__main__":

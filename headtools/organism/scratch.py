@@ -121,7 +121,7 @@ def main(words: list[str] | None = None) -> None:
             todo.append((runs[penalty], folder, recipe, options.limit, options.jobs != 1))
     for row in side_by_side(one, todo, options.jobs):
         changed(options.file, lambda told, row=row: {"runs": place(told.get("runs", []), row)})
-    say(markdown(scratch(options.file)))
+    say(markdown(scratch(options.file) if options.file.is_file() else []))
 
 
 def markdown(rows: list[dict]) -> str:
