@@ -9,7 +9,6 @@ What is held at any time, for R roles and H heads: ``times`` + 2 x R x H numbers
 fewer than ``TOGETHER`` and a batch. Kept sums would be R x H numbers a sentence: more, from ``times`` sentences on.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,24 +72,3 @@ class Tally:
             self._replicas = draws @ values
         else:
             self._replicas.addmm_(draws, values)  # in place: the replicas are by far the largest thing here
-
-
-def interval(replicas: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """Ends of the percentile interval over the last axis; replicas that are no number are left out.
-
-    >>> low, high = interval(torch.arange(1001.0), 0.9)
-    >>> float(low), float(high)
-    (50.0, 950.0)
-    """
-    # numpy sorts short rows several times faster than torch finds their quantiles, and puts what is no number last.
-    ordered = torch.from_numpy(np.sort(replicas.float().numpy(), axis=-1))
-    last = torch.full((*ordered.shape[:-1], 1), ordered.shape[-1] - 1)
-    if ordered[..., -1].isnan().any():
-        last = ((~ordered.isnan()).sum(-1, keepdim=True) - 1).clamp_min(0)
-    ends = []
-    for share in ((1 - level) / 2, (1 + level) / 2):
-        rank = share * last.double()
-        below = rank.floor().long()
-        value, above = (ordered.gather(-1, n)[..., 0] for n in (below, (below + 1).minimum(last)))
-        ends.append(torch.lerp(value, above, (rank - below)[..., 0].float()))
-    return ends[0], ends[1]

@@ -13,7 +13,7 @@ from headtools.roles import running
 from headtools.roles.conventions import Conventions
 from headtools.roles.corpus import Sentence
 from headtools.roles.running import Running
-from headtools.roles.tally import TOGETHER, Draws, Tally, interval
+from headtools.roles.tally import TOGETHER, Draws, Tally
 from headtools.roles.taxonomy import TOGETHER as WINDOW
 from headtools.roles.taxonomy import taxonomy
 
@@ -154,17 +154,6 @@ def test_a_sentences_draws_do_not_depend_on_the_batch():
     drawn = Draws(200, 0)(300)
     assert float(drawn.mean()) == pytest.approx(1, abs=0.02)
     assert float(drawn.var()) == pytest.approx(1, abs=0.02)
-
-
-def test_intervals_are_torchs_quantiles():
-    torch.manual_seed(0)
-    some = torch.rand(3, 4, 101)
-    some[0, :, :30] = torch.nan
-    some[1, 2] = torch.nan
-    for level in (0.95, 0.5):
-        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2])
-        for ours, theirs in zip(interval(some, level), torch.nanquantile(some, ends, dim=-1), strict=True):
-            assert torch.allclose(ours, theirs, atol=1e-6, equal_nan=True)
 
 
 def test_a_decoder_that_sees_nothing_is_counted_as_a_miss():
