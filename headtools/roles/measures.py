@@ -2,9 +2,10 @@
 
 Unless said otherwise maps have the heads last, (B, Q, K, head), so that sums over keys and queries run along memory
 for all heads at once; Q and K are units. ``allowed`` (B, Q, K) tells on which keys a look may land, ``rows`` (B, Q)
-which queries count. Each statistic is a sum over queries, (B, head).
+which queries count. Each statistic is a sum over queries, (B, head). Everything is on the CPU.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,16 +17,19 @@ def strongest(maps: Tensor, allowed: Tensor, rows: Tensor) -> tuple[Tensor, Tens
     """
     barred = maps + torch.where(allowed, 0.0, -torch.inf)[..., None]
     weight, size = barred.amax(2), maps.shape[2]
-    # Of those that equal it the first has the highest number, counted down: twice as fast as a maximum with its place.
-    down = torch.arange(size, 0, -1, dtype=torch.int16 if size < 2**15 else torch.int32, device=maps.device)
-    key = size - ((barred == weight[:, :, None]) * down[:, None]).amax(2).int()
+    # Of those that equal it the first has the highest number, counted down: twice as fast as a maximum with its place,
+    # and numpy compares several times faster than torch.
+    down = np.arange(size, 0, -1, dtype=np.min_scalar_type(size))[:, None]
+    equal = (barred.numpy() == weight[:, :, None].numpy()).view(np.uint8)
+    key = size - torch.from_numpy((equal * down).max(2).astype(np.int32))
     return key.masked_fill_(~rows[..., None], -1), weight.masked_fill_(~rows[..., None], 0.0)
 
 
 def entropy(maps: Tensor, rows: Tensor) -> Tensor:
     """Sum over queries of the entropy of the whole row, in nats."""
-    tiny = torch.finfo(maps.dtype).tiny  # 0 log 0 is 0
-    return -_sum(maps.clamp_min(tiny).log_().mul_(maps).sum(2), rows)
+    logs = maps.clamp_min(torch.finfo(maps.dtype).tiny)  # 0 log 0 is 0
+    np.log(logs.numpy(), out=logs.numpy())  # several times faster than torch's
+    return -_sum(logs.mul_(maps).sum(2), rows)
 
 
 def distance(maps: Tensor, rows: Tensor) -> Tensor:

@@ -177,7 +177,7 @@ class Plan:
         out = maps.new_zeros(self.counted.shape[0] * len(self.roles), heads)
         group, row, target = self._looks
         seen = key.view(-1, heads).index_select(0, row)
-        out.index_add_(0, group, (seen == target[:, None].int()).float())
+        out.index_add_(0, group, torch.from_numpy(seen.numpy() == target.int().numpy()[:, None]).float())
         group, row, target = self._weights
         given = last.view(-1, heads).index_select(0, row * keys + target)
         if self.conventions.renormalise:  # words share what the row leaves them; marks keep their own
@@ -201,6 +201,7 @@ class Plan:
         out = {role: way() for role, way in ways.items() if self._any(role)}
         if any(role in self._place for role in MAPS):
             # Sums of whole steps are exact: shares of a sharp map that tie still tie whatever padding it was made with.
-            found = map_classes.classify((maps * _STEPS).round_().div_(_STEPS), self.side.keys.real)
+            steps = (last * _STEPS).round_().div_(_STEPS)
+            found = map_classes.classify(steps.permute(0, 3, 1, 2), self.side.keys.real)
             out |= {role: (found == i).float() for i, role in enumerate(MAPS) if role in self._place}
         return out

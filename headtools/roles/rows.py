@@ -57,7 +57,7 @@ def _values(
     n, base, chance = counts.total
     # Replicas come last from here on: (role, head, times), and (3, role, times) for the counts.
     sums, (n_drawn, base_drawn, chance_drawn) = tally.replicas.movedim(0, -1), counts.replicas.movedim(0, -1)
-    drawn = sums.contiguous() / n_drawn[:, None]  # no number where nothing was drawn
+    drawn = sums / n_drawn[:, None]  # no number where nothing was drawn
     low, high = percentiles(drawn, level)
     gap_low, gap_high = percentiles(drawn - (base_drawn / n_drawn)[:, None], level)
     bars = [bar(role, conventions) for role in roles]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.digest import digest, digest_model
+from headtools.heads.enough import Passes
 from headtools.heads.partial import Partial, name_of
 from headtools.heads.record import record
 from headtools.heads.selection import device_of
@@ -118,7 +119,7 @@ def taxonomy(
              for part in ([list(fitted)] if fitted else [sentences[1::2], sentences[::2]])]  # fmt: skip
     only = [site for site in there if site.kind in kinds]
     running = {kind: Running([site for site in only if site.kind == kind]) for kind in kinds}
-    luck = torch.Generator()
+    passes, luck = Passes(model, only), torch.Generator()
     shard = current()
     if shard.count > 1:
         shard.agree(digest(outline(model), sentences, reference), "models or sentences")
@@ -130,6 +131,7 @@ def taxonomy(
 
     def fold(site: Site, captured: object, _before: None) -> None:
         running[site.kind].take(site, captured.maps.cpu(), luck if shuffle else None)
+        passes.saw(site)
 
     def measured(number: int, some: list[int], drawn: Tensor) -> dict[str, Tensor]:
         """Run a batch and add it to what is running; return what was added."""
@@ -139,7 +141,7 @@ def taxonomy(
         for kind, side in sides.items():
             known = [usual[i % len(usual)][kind] for i in some]
             running[kind].begin(Plan(side, names[kind], conventions, known, antecedent))
-        run_model(model, batch.to(device_of(model)), encoder_only=kinds == ["encoder"])
+        passes.run(lambda: run_model(model, batch.to(device_of(model)), encoder_only=kinds == ["encoder"]))
         parts = {kind: running[kind].finish(drawn) for kind in sides}
         return {f"{kind}|{name}": value for kind, part in parts.items() for name, value in part.items()}
 
