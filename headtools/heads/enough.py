@@ -11,8 +11,8 @@ from torch.nn.modules import module as torch_module
 from headtools.heads.sites import Key, Site
 
 
-class _Enough(Exception):  # noqa: N818  (it is no error, and nobody gets to see it)
-    """Everything has been seen."""
+class _Enough(Exception):
+    """Everything has been seen; nobody outside of this file meets it."""
 
 
 class Passes:
@@ -53,7 +53,7 @@ class Passes:
             self._short = once and not _awaited(self._model)
 
     def saw(self, site: Site) -> None:
-        """Tell that a site has run, after everything wanted of it has been taken; what called the site may not return."""
+        """Tell that a site has run and everything wanted of it has been taken; the last of them ends the pass."""
         self._seen[site.key] += 1
         if self._short and len(self._seen) == len(self._wanted):
             raise _Enough

@@ -96,7 +96,8 @@ def _near(maps: Tensor) -> Tensor:
     """Each key's weights at the offsets REACH to -REACH, 0 where no query is: (B, U, U, head) to (B, U, 7, head)."""
     padded = F.pad(maps, (0, 0, 0, 0, REACH, REACH)).contiguous()
     batch, query, key, head = padded.stride()  # one key further is one row further on the same diagonal
-    return padded.as_strided((len(maps), maps.shape[2], 2 * REACH + 1, maps.shape[3]), (batch, query + key, query, head))
+    shape = len(maps), maps.shape[2], 2 * REACH + 1, maps.shape[3]
+    return padded.as_strided(shape, (batch, query + key, query, head))
 
 
 def _widest(diagonals: Tensor) -> Tensor:

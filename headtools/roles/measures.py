@@ -85,18 +85,19 @@ def _without_offset(values: Tensor, pairs: Tensor) -> Tensor:
 
     Comes as (B, U * (2U - 1), H): one column for each offset.
     """
-    values, pairs = _columns_of_offsets(values * pairs[..., None]), _columns_of_offsets(pairs[..., None].to(values))
+    pairs = pairs[..., None].to(values)
+    values, pairs = _columns_of_offsets(values, pairs), _columns_of_offsets(pairs, pairs)
     mean = values.sum(1, keepdim=True) / pairs.sum(1, keepdim=True).clamp_min(1)
     return values.sub_(mean).mul_(pairs).flatten(1, 2)
 
 
-def _columns_of_offsets(values: Tensor) -> Tensor:
-    """Move row q of values (B, U, U, H) q places to the left: (B, U, 2U - 1, H), the offset -U + 1 first."""
+def _columns_of_offsets(values: Tensor, pairs: Tensor) -> Tensor:
+    """Move row q of values * pairs (B, U, U, H) q places to the left: (B, U, 2U - 1, H), the offset -U + 1 first."""
     size, heads = values.shape[-2:]
     wide = 2 * size - 1
     out = values.new_zeros(len(values), size * wide, heads)
     rows = out.as_strided(values.shape, (size * wide * heads, (wide - 1) * heads, heads, 1), (size - 1) * heads)
-    rows.copy_(values)
+    torch.mul(values, pairs, out=rows)
     return out.view(len(values), size, wide, heads)
 
 
