@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,28 @@ def bootstrap(values: Tensor, *, times: int = 1000, level: float = 0.95, seed: i
     # how often each example was drawn, so that all means are one product
     weights = torch.zeros(times, len(values)).scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float))
     means = (weights.double() @ values.detach().double().cpu().reshape(len(values), -1)) / len(values)
-    ends = means.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.double), dim=0)
-    low, high = ends.view(2, *values.shape[1:]).float()
+    low, high = (end.view(values.shape[1:]).float() for end in percentiles(means.T, level))
     return low, high
+
+
+def percentiles(replicas: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Return the ends of the middle ``level`` of replicas (..., times), each (...); what is no number is left out.
+
+    Between two replicas the end is interpolated, as torch's and numpy's quantiles are.
+
+    >>> low, high = percentiles(torch.arange(1001.0), 0.9)
+    >>> float(low), float(high)
+    (50.0, 950.0)
+    """
+    # numpy sorts short rows several times faster than torch finds their quantiles, and puts what is no number last.
+    ordered = torch.from_numpy(np.sort(replicas.contiguous().numpy(), axis=-1))
+    last = torch.full((*ordered.shape[:-1], 1), ordered.shape[-1] - 1)
+    if ordered[..., -1].isnan().any():
+        last = ((~ordered.isnan()).sum(-1, keepdim=True) - 1).clamp_min(0)
+    ends = []
+    for share in ((1 - level) / 2, (1 + level) / 2):
+        rank = share * last.double()
+        below = rank.floor().long()
+        value, above = (ordered.gather(-1, n)[..., 0] for n in (below, (below + 1).minimum(last)))
+        ends.append(torch.lerp(value, above, (rank - below)[..., 0].to(value.dtype)))
+    return ends[0], ends[1]

@@ -26,20 +26,28 @@ def frozen(model: nn.Module) -> Iterator[None]:
     >>> layer.training
     True
     """
-    needed = {name: parameter.requires_grad for name, parameter in model.named_parameters(remove_duplicate=False)}
-    training = [(module, module.training) for module in model.modules()]
+    before = [
+        (module, module.training, {name: weight.requires_grad for name, weight in _own(module)})
+        for module in model.modules()
+    ]
     try:
-        for parameter in model.parameters():
-            parameter.requires_grad_(False)
-        for module, _ in training:
-            module.training = False
+        for module, training, _ in before:
+            for _, weight in _own(module):
+                weight.requires_grad_(False)
+            if training:
+                module.training = False
         yield
     finally:
-        # by name: weights that are offloaded are other objects after each run
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            parameter.requires_grad_(needed[name])
-        for module, before in training:
-            module.training = before
+        for module, training, needed in before:
+            for name, weight in _own(module):  # by name: weights that are offloaded are other objects after each run
+                weight.requires_grad_(needed[name])
+            if module.training != training:
+                module.training = training
+
+
+def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return a module's own weights by name; one of several modules' is each one's own."""
+    return [(name, weight) for name, weight in module._parameters.items() if weight is not None]
 
 
 def chosen_sites(model: nn.Module, only: Iterable[str | tuple] | str | None) -> list[Site]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from headtools.heads.intervals import bootstrap
@@ -30,9 +31,12 @@ def scored(
     if min(len(row) for row in rows.values()) < 2:
         return HeadScores(values, name)
     low, high = {}, {}
-    for key, row in rows.items():
-        ends = [end.clamp(least, most) if (least, most) != (None, None) else end for end in bootstrap(row)]
-        low[key], high[key] = ends
+    for size in {len(row) for row in rows.values()}:  # the same draws for all heads, so that one product serves them
+        some = {key: row for key, row in rows.items() if len(row) == size}
+        ends = bootstrap(torch.cat(list(some.values()), 1))
+        for bounds, end in zip((low, high), ends, strict=True):
+            end = end if (least, most) == (None, None) else end.clamp(least, most)
+            bounds.update(zip(some, end.split([row.shape[1] for row in some.values()]), strict=True))
     return HeadScores(values, name, low, high)
 
 

@@ -23,7 +23,7 @@ from headtools.importance.by_batch import by_batch, refuse_idle
 from headtools.importance.explained import Score
 from headtools.importance.inputs import chosen_sites
 from headtools.importance.intervals import of_ratio, scored
-from headtools.importance.passes import relevance_of_heads
+from headtools.importance.passes import position_tables, relevance_of_heads
 from headtools.importance.rules import Rules, named
 
 
@@ -159,11 +159,11 @@ def propagate(
     1.0
     """
     refuse_offloaded(model, "relevance")
-    chosen, which = chosen_sites(model, sites), named(rules)
+    chosen, which, tables = chosen_sites(model, sites), named(rules), position_tables(model)
     settings = {"what": "relevance", "rules": rules if isinstance(rules, str) else digest(rules),
                 "sites": digest([site.key for site in chosen]), "score": name_of(score)}  # fmt: skip
-    found = by_batch(model, batches, lambda batch: _of_batch(model, batch, score, which, chosen), run, settings,
-                     same="explained")  # fmt: skip
+    found = by_batch(model, batches, lambda batch: _of_batch(model, batch, score, which, chosen, tables), run,
+                     settings, same="explained")  # fmt: skip
     refuse_idle(found, chosen, "the score does not depend on {} in any batch (check the score and the batches)")
     starts = torch.cat([torch.zeros(1), torch.stack([part["size"] for part in found])[:-1]]).long().cumsum(0)
     owner = torch.cat([start + part["example"] for start, part in zip(starts, found, strict=True)])
@@ -178,10 +178,10 @@ def propagate(
 
 
 def _of_batch(
-    model: nn.Module, batch: dict, score: Score | None, which: Rules, chosen: list[Site]
+    model: nn.Module, batch: dict, score: Score | None, which: Rules, chosen: list[Site], tables: set[int]
 ) -> dict[str, Tensor]:
     """Return one batch's numbers, step after step: whose each is, what it is, and each site's relevance for it."""
-    told, steps = relevance_of_heads(model, batch, score, which, chosen)
+    told, steps = relevance_of_heads(model, batch, score, which, chosen, tables)
     rows = [told.counted[:, step].nonzero()[:, 0].cpu() for step in range(len(steps))]
     found = {
         "size": torch.tensor(len(told.values)), "example": torch.cat(rows),

@@ -18,12 +18,13 @@ from headtools.importance.rules import Rules, rules
 
 
 def relevance_of_heads(
-    model: nn.Module, batch: dict, score: Score | None, which: Rules, chosen: list[Site]
+    model: nn.Module, batch: dict, score: Score | None, which: Rules, chosen: list[Site], tables: set[int]
 ) -> tuple[Explained, list[tuple[dict[tuple, Tensor], Tensor]]]:
     """Return what is explained and, for each step, {key: R (B, H)} with what arrived at (inputs, constants).
 
-    Each backward pass starts from the sign of what is explained, so that what arrives adds up over examples: rules are
-    linear in what they share, and an example's R is what its own number started.
+    ``tables`` are those of ``position_tables``. Each backward pass starts from the sign of what is explained, so that
+    what arrives adds up over examples: rules are linear in what they share, and an example's R is what its own number
+    started.
     """
     products: dict[tuple, Tensor] = {}
     inputs = {name: _leaf(name, value) for name, value in batch.items() if name != "labels"}
@@ -33,7 +34,7 @@ def relevance_of_heads(
         stack.callback(watch_inputs(model).remove)
         for site in chosen:
             stack.callback(site.out.register_forward_pre_hook(_tap(site, products)).remove)
-        with rules(which, model, position_tables(model)) as seen:
+        with rules(which, model, tables) as seen:
             outputs = model(**inputs)
         told = explained(model, outputs, batch, score)
         leaves = [*seen.inputs, *(value for value in inputs.values() if active(value))]
@@ -108,5 +109,8 @@ def _total(tensor: Tensor, g: Tensor | None) -> float:
     """Return the sum of a tensor's relevance; minus infinity, as in masks, has none."""
     if g is None:
         return 0.0
-    product = tensor.detach().double() * g.double()
-    return product.masked_fill(tensor.isinf() & (g == 0), 0.0).sum().item()
+    tensor, g = tensor.detach().double().flatten(), g.double().flatten()
+    total = torch.dot(tensor, g).item()
+    if total != total:
+        total = (tensor * g).masked_fill(tensor.isinf() & (g == 0), 0.0).sum().item()
+    return total

@@ -105,7 +105,7 @@ def rules(
     with ExitStack() as stack:
         if chosen.others and model is not None:
             for module in model.modules():
-                if not [*module.children(), *module.parameters()] and _ONE_STEP.search(type(module).__name__):
+                if _ONE_STEP.search(type(module).__name__) and not [*module.children(), *module.parameters()]:
                     for handle in _as_one(module):
                         stack.callback(handle.remove)
         yield stack.enter_context(Propagation(chosen, tables))

@@ -48,16 +48,20 @@ class Features(NamedTuple):
 
 
 def features(maps: Tensor, real: Tensor) -> Features:
-    """Read the features off maps (B, head, U, U), ``real`` (B, U) telling which units there are (first ones)."""
+    """Read the features off maps (B, head, U, U), ``real`` (B, U) telling which units there are (first ones).
+
+    Inside, heads come last: sums and maxima of many small maps then run along memory.
+    """
     n = real.sum(-1).to(maps)[:, None]
-    maps = maps * (real[:, :, None] & real[:, None])[:, None]
-    columns = maps.sum(-2) / n[..., None]
-    top = columns.topk(2, dim=-1)
-    near = _near(maps)
-    band = near.sum(-2)
-    rest = band - near.gather(-2, top.indices[..., None].expand(*top.indices.shape, near.shape[-1])).sum(-2)
-    return Features(top.values[..., 0], top.values.sum(-1), _widest(band) / n, _widest(rest) / n, _part(maps, n),
-                    maps.amax(-1).sum(-1) / n)  # fmt: skip
+    last = maps.permute(0, 2, 3, 1) * (real[:, :, None] & real[:, None])[..., None]
+    columns = last.sum(1)
+    top = (columns.transpose(1, 2) / n[..., None]).topk(2, dim=-1)
+    near = _near(last)
+    band = near.sum(1)
+    strongest = top.indices.transpose(1, 2)[:, :, None].expand(-1, -1, near.shape[2], -1)
+    rest = band - near.gather(1, strongest).sum(1)
+    return Features(top.values[..., 0], top.values.sum(-1), _widest(band) / n, _widest(rest) / n,
+                    _part(last, columns.sum(1), n), last.amax(2).sum(1) / n)  # fmt: skip
 
 
 def classify(maps: Tensor, real: Tensor) -> Tensor:
@@ -90,30 +94,34 @@ def classify(maps: Tensor, real: Tensor) -> Tensor:
 
 
 def _near(maps: Tensor) -> Tensor:
-    """Each key's weights at the offsets REACH to -REACH, 0 where no query is: (B, head, U, 2 REACH + 1)."""
-    size, padded = maps.shape[-1], F.pad(maps, (0, 0, REACH, REACH)).contiguous()
-    strides = (*padded.stride()[:2], size + 1, size)  # one key further is one row further on the same diagonal
-    return padded.as_strided((*maps.shape[:2], size, 2 * REACH + 1), strides)
+    """Each key's weights at the offsets REACH to -REACH, 0 where no query is: (B, U, U, head) to (B, U, 7, head)."""
+    padded = F.pad(maps, (0, 0, 0, 0, REACH, REACH)).contiguous()
+    batch, query, key, head = padded.stride()  # one key further is one row further on the same diagonal
+    shape = len(maps), maps.shape[2], 2 * REACH + 1, maps.shape[3]
+    return padded.as_strided(shape, (batch, query + key, query, head))
 
 
 def _widest(diagonals: Tensor) -> Tensor:
-    """Greatest sum over three neighbouring offsets: (B, head, offsets) to (B, head)."""
-    return F.avg_pool1d(diagonals, 3, 1).amax(-1) * 3
+    """Greatest sum over three neighbouring offsets: (B, offsets, head) to (B, head)."""
+    return F.avg_pool1d(diagonals.transpose(1, 2), 3, 1).amax(-1) * 3
 
 
-def _part(maps: Tensor, n: Tensor) -> Tensor:
-    """Most weight within two parts, above an even spread's, over all cuts with three units or more on each side."""
-    place, n = torch.arange(maps.shape[-1], device=maps.device), n[..., None]
-    cuts = place[3:-2]
+def _part(maps: Tensor, whole: Tensor, n: Tensor) -> Tensor:
+    """Most weight within two parts, above an even spread's, over all cuts with three units or more on each side.
+
+    Maps (B, U, U, head), the sum of each ``whole`` (B, head), units ``n`` (B, 1).
+    """
+    place, n = torch.arange(maps.shape[2], device=maps.device), n[..., None]
+    cuts = place[3:-2, None]
     if not len(cuts):
-        return torch.zeros_like(maps[..., 0, 0])
+        return torch.zeros_like(whole)
     # What crosses a cut is counted up from the left: a unit that comes over to the left part brings in what it has to
     # do with the units still right of it, and takes away what it had to do with those left of it.
-    ahead = maps * (place - place[:, None]).sign()
-    across = (ahead.sum(-1) - ahead.sum(-2)).cumsum(-1)[..., cuts - 1]
+    ahead = maps * (place - place[:, None]).sign()[..., None]
+    across = (ahead.sum(2) - ahead.sum(1)).cumsum(1)[:, 2:-3]
     even = (cuts**2 + (n - cuts) ** 2) / n**2
-    within = (maps.sum((-1, -2))[..., None] - across) / n - even
-    return torch.where(n - cuts >= 3, within, 0.0).amax(-1).clamp_min(0.0)
+    within = (whole[:, None] - across) / n - even
+    return torch.where(n - cuts >= 3, within, 0.0).amax(1).clamp_min(0.0)
 
 
 class Agreement(NamedTuple):

@@ -2,9 +2,10 @@
 
 Unless said otherwise maps have the heads last, (B, Q, K, head), so that sums over keys and queries run along memory
 for all heads at once; Q and K are units. ``allowed`` (B, Q, K) tells on which keys a look may land, ``rows`` (B, Q)
-which queries count. Each statistic is a sum over queries, (B, head).
+which queries count. Each statistic is a sum over queries, (B, head). Everything is on the CPU.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,16 +17,19 @@ def strongest(maps: Tensor, allowed: Tensor, rows: Tensor) -> tuple[Tensor, Tens
     """
     barred = maps + torch.where(allowed, 0.0, -torch.inf)[..., None]
     weight, size = barred.amax(2), maps.shape[2]
-    # Of those that equal it the first has the highest number, counted down: twice as fast as a maximum with its place.
-    down = torch.arange(size, 0, -1, dtype=torch.int16 if size < 2**15 else torch.int32, device=maps.device)
-    key = size - ((barred == weight[:, :, None]) * down[:, None]).amax(2).int()
+    # Of those that equal it the first has the highest number, counted down: twice as fast as a maximum with its place,
+    # and numpy compares several times faster than torch.
+    down = np.arange(size, 0, -1, dtype=np.min_scalar_type(size))[:, None]
+    equal = (barred.numpy() == weight[:, :, None].numpy()).view(np.uint8)
+    key = size - torch.from_numpy((equal * down).max(2).astype(np.int32))
     return key.masked_fill_(~rows[..., None], -1), weight.masked_fill_(~rows[..., None], 0.0)
 
 
 def entropy(maps: Tensor, rows: Tensor) -> Tensor:
     """Sum over queries of the entropy of the whole row, in nats."""
-    tiny = torch.finfo(maps.dtype).tiny  # 0 log 0 is 0
-    return -_sum(maps.clamp_min(tiny).log_().mul_(maps).sum(2), rows)
+    logs = maps.clamp_min(torch.finfo(maps.dtype).tiny)  # 0 log 0 is 0
+    np.log(logs.numpy(), out=logs.numpy())  # several times faster than torch's
+    return -_sum(logs.mul_(maps).sum(2), rows)
 
 
 def distance(maps: Tensor, rows: Tensor) -> Tensor:
@@ -81,18 +85,19 @@ def _without_offset(values: Tensor, pairs: Tensor) -> Tensor:
 
     Comes as (B, U * (2U - 1), H): one column for each offset.
     """
-    values, pairs = _columns_of_offsets(values * pairs[..., None]), _columns_of_offsets(pairs[..., None].to(values))
+    pairs = pairs[..., None].to(values)
+    values, pairs = _columns_of_offsets(values, pairs), _columns_of_offsets(pairs, pairs)
     mean = values.sum(1, keepdim=True) / pairs.sum(1, keepdim=True).clamp_min(1)
     return values.sub_(mean).mul_(pairs).flatten(1, 2)
 
 
-def _columns_of_offsets(values: Tensor) -> Tensor:
-    """Move row q of values (B, U, U, H) q places to the left: (B, U, 2U - 1, H), the offset -U + 1 first."""
+def _columns_of_offsets(values: Tensor, pairs: Tensor) -> Tensor:
+    """Move row q of values * pairs (B, U, U, H) q places to the left: (B, U, 2U - 1, H), the offset -U + 1 first."""
     size, heads = values.shape[-2:]
     wide = 2 * size - 1
     out = values.new_zeros(len(values), size * wide, heads)
     rows = out.as_strided(values.shape, (size * wide * heads, (wide - 1) * heads, heads, 1), (size - 1) * heads)
-    rows.copy_(values)
+    torch.mul(values, pairs, out=rows)
     return out.view(len(values), size, wide, heads)
 
 

@@ -1,4 +1,4 @@
-"""What to measure in one batch: for every role its queries and keys, and what chance and the baseline score on them."""
+"""What to measure: for every role its queries and keys, and what chance and the baseline score on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,18 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headtools.roles import map_classes, measures
+from headtools.roles import measures
 from headtools.roles.baselines import Usual
 from headtools.roles.conventions import Conventions
 from headtools.roles.families import MAPS
 from headtools.roles.gold import Array
 from headtools.roles.pairing import Partners, Queries
+from headtools.roles.part import Cells, Part
 from headtools.roles.partners import Antecedent, aligned, before, looked, weighed
 from headtools.roles.sides import MARKS, Side
-from headtools.roles.units import between
 
 _NONE = -(10**9)  # no offset at all
-_STEPS = 2**16  # between 0 and 1, for map classes
 
 
 def looks(side: Side, place: dict[str, int], conventions: Conventions) -> Partners:
@@ -51,7 +50,7 @@ def _seen(found: Partners, side: Side, conventions: Conventions, itself: bool) -
 
 @dataclass
 class Plan:
-    """Everything :meth:`measure` needs, made once a batch and kind.
+    """Everything that measuring one kind of attention needs, made at once for some batches; :meth:`part` is for one.
 
     ``usual`` gives the best offset of each role, for each sentence; ``counted`` (B, 3, R) are sums over each sentence
     of n, of what the baseline scores and of what chance scores.
@@ -76,14 +75,28 @@ class Plan:
             word = torch.from_numpy(side.gold.start)[:, None] + side.keys.word.clamp_min(0)
             self._rare = torch.from_numpy(side.gold.rarity)[word].float() * (side.keys.word >= 0)
         self._statistics()
-        self._asks = self.counted[:, 0] > 0
-        if self._any("content"):
-            self._pairs = self._word_pairs()
-            self._likeness = measures.likeness(side.vectors, self._pairs)
-        self._looks, self._weights = self._cells(looking), self._cells(weighing)
+        self._looks, self._weights = _sorted(looking), _sorted(weighing)
 
-    def _any(self, role: str) -> bool:
-        return role in self._place and bool(self._asks[:, self._place[role]].any())
+    def part(self, first: int, last: int) -> Part:
+        """What is measured in the sentences from ``first`` to before ``last``, as narrow as they are."""
+        queries = self.side.queries.part(first, last)
+        keys = queries if self.side.keys is self.side.queries else self.side.keys.part(first, last)
+        q, k = queries.real.shape[1], keys.real.shape[1]
+        pairs = likeness = None
+        if self.side.vectors is not None and "content" in self._place:
+            words = (keys.word >= 0)[:, None] & (queries.word >= 0)[:, :, None] & self.visible[first:last, :q, :k]
+            pairs = words & ~torch.eye(k, dtype=torch.bool)  # of different words
+            likeness = measures.likeness(self.side.vectors(first, last), pairs)
+        masks = (self.visible[first:last, :q, :k], self.allowed[first:last, :q, :k], self.rows[first:last, :q])
+        cells = (self._cells(some, first, last, q) for some in (self._looks, self._weights))
+        return Part(self.side.kind, self._place, self.conventions, queries, keys, self.counted[first:last], *masks,
+                    self._rare[first:last, :k], pairs, likeness, *cells)  # fmt: skip
+
+    def _cells(self, found: Array, first: int, last: int, queries: int) -> Cells:
+        """The partners in some sentences, as :class:`Part` has them."""
+        row, role, query, key = found[:, slice(*np.searchsorted(found[0], (first, last)))]
+        row = row - first
+        return tuple(map(torch.from_numpy, (row * len(self.roles) + role, row * queries + query, key.copy())))
 
     def _masks(self) -> None:
         queries, keys, rules = self.side.queries, self.side.keys, self.conventions
@@ -95,11 +108,6 @@ class Plan:
             self.allowed = self.allowed & ~torch.eye(self.allowed.shape[-1], dtype=torch.bool)
         asked = queries.real if rules.specials_as_queries and self.side.kind != "cross" else queries.word >= 0
         self.rows = asked & self.allowed.any(-1)
-
-    def _cells(self, found: Partners) -> tuple[Tensor, Tensor, Tensor]:
-        """For each pair: where it is summed (sentence and role), its row of the maps (sentence and query), its key."""
-        group, row = found.row * len(self.roles) + found.role, found.row * self.visible.shape[1] + found.query
-        return tuple(map(torch.from_numpy, (group[found.owner], row[found.owner], found.key)))
 
     def _count(self, found: Partners, keys: Tensor) -> Array:
         """How many queries each role has in each sentence, and what baseline and chance score on them: (B, 3 * R)."""
@@ -150,57 +158,8 @@ class Plan:
                 self.counted[:, 0, place] = long.float()
                 self.counted[:, 1:, place] = (long / len(MAPS) * (role in MAPS))[:, None]
 
-    def _word_pairs(self) -> Tensor:
-        """Pairs of different words, which content similarity is about."""
-        words = (self.side.keys.word >= 0)[:, None] & (self.side.queries.word >= 0)[:, :, None] & self.visible
-        return words & ~torch.eye(words.shape[-1], dtype=torch.bool)
 
-    def check(self, maps: Tensor) -> None:
-        """Raise ValueError for maps of other tokens than the batch's."""
-        tokens = (self.side.queries.of_token.shape[1], self.side.keys.of_token.shape[1])
-        if maps.shape[-2:] != tokens:
-            raise ValueError(
-                f"{self.side.kind} maps between {tuple(maps.shape[-2:])} places came, the text has {tokens} tokens: "
-                "these heads look at something else (an image?); leave them out, e.g. kinds=['decoder']"
-            )
-
-    def measure(self, maps: Tensor) -> Tensor:
-        """Sums of every role over each sentence: maps between tokens (B, head, T, S), on the CPU, to (B, R, head).
-
-        Heads of several layers may stand side by side. Raises ValueError for maps of other tokens than the batch's.
-        """
-        self.check(maps)
-        maps = between(maps, self.side.queries, self.side.keys)
-        last = maps.permute(0, 2, 3, 1).contiguous()  # (B, Q, K, head)
-        heads, keys = maps.shape[1], maps.shape[3]
-        key, weight = measures.strongest(last, self.allowed, self.rows)
-        out = maps.new_zeros(self.counted.shape[0] * len(self.roles), heads)
-        group, row, target = self._looks
-        seen = key.view(-1, heads).index_select(0, row)
-        out.index_add_(0, group, (seen == target[:, None].int()).float())
-        group, row, target = self._weights
-        given = last.view(-1, heads).index_select(0, row * keys + target)
-        if self.conventions.renormalise:  # words share what the row leaves them; marks keep their own
-            left = (last * self.allowed[..., None]).sum(2).clamp_min(1e-12).view(-1, heads)
-            words = self.allowed.flatten()[row * keys + target]
-            given = torch.where(words[:, None], given / left[row], given)
-        out.index_add_(0, group, given)
-        out = out.view(-1, len(self.roles), heads)
-        for role, sums in self._measured(maps, last, key, weight).items():
-            out[:, self._place[role]] = sums * self._asks[:, self._place[role], None]
-        return out
-
-    def _measured(self, maps: Tensor, last: Tensor, key: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        ways = {
-            "confidence": lambda: weight.sum(1),
-            "entropy": lambda: measures.entropy(last, self.rows),
-            "distance": lambda: measures.distance(last, self.rows),
-            "rarity": lambda: measures.rarity(key, self._rare),
-            "content": lambda: measures.correlation(last, self._likeness, self._pairs),
-        }  # fmt: skip
-        out = {role: way() for role, way in ways.items() if self._any(role)}
-        if any(role in self._place for role in MAPS):
-            # Sums of whole steps are exact: shares of a sharp map that tie still tie whatever padding it was made with.
-            found = map_classes.classify((maps * _STEPS).round_().div_(_STEPS), self.side.keys.real)
-            out |= {role: (found == i).float() for i, role in enumerate(MAPS) if role in self._place}
-        return out
+def _sorted(found: Partners) -> Array:
+    """Each pair of partners as a column, sentence by sentence: its sentence, role, query and key."""
+    columns = np.stack([found.row[found.owner], found.role[found.owner], found.query[found.owner], found.key])
+    return columns[:, np.argsort(columns[0], kind="stable")]

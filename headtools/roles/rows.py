@@ -6,12 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headtools.heads.intervals import percentiles
 from headtools.heads.sites import Key, Site
 from headtools.roles.baselines import Usual
 from headtools.roles.conventions import Conventions
 from headtools.roles.families import OFFSET_BASED, bar, family
 from headtools.roles.partners import Antecedent
-from headtools.roles.tally import Tally, interval
+from headtools.roles.tally import Tally
 
 COLUMNS = ("stack", "kind", "layer", "head", "family", "role", "score", "baseline", "chance", "against", "low", "high",
            "gap_low", "gap_high", "n", "holds")  # fmt: skip
@@ -56,9 +57,9 @@ def _values(
     n, base, chance = counts.total
     # Replicas come last from here on: (role, head, times), and (3, role, times) for the counts.
     sums, (n_drawn, base_drawn, chance_drawn) = tally.replicas.movedim(0, -1), counts.replicas.movedim(0, -1)
-    drawn = sums.contiguous() / n_drawn[:, None]  # no number where nothing was drawn
-    low, high = interval(drawn, level)
-    gap_low, gap_high = interval(drawn - (base_drawn / n_drawn)[:, None], level)
+    drawn = sums / n_drawn[:, None]  # no number where nothing was drawn
+    low, high = percentiles(drawn, level)
+    gap_low, gap_high = percentiles(drawn - (base_drawn / n_drawn)[:, None], level)
     bars = [bar(role, conventions) for role in roles]
     scale, above = (torch.tensor([getattr(b, part) for b in bars])[:, None] for part in ("scale", "above"))
     reached = torch.where(scale == 0, low, gap_low)
@@ -66,7 +67,7 @@ def _values(
     if len(other):  # those whose bar is not one of the two intervals above
         # The rule to beat is the better one of the baseline and chance.
         rival = torch.where((base >= chance)[:, None], base_drawn, chance_drawn) / n_drawn
-        reached[other] = interval(drawn[other] - (scale * rival)[other, None], level)[0]
+        reached[other] = percentiles(drawn[other] - (scale * rival)[other, None], level)[0]
     values = {"score": tally.total / n[:, None], "low": low, "high": high, "gap_low": gap_low, "gap_high": gap_high}
     return values, reached >= above - 1e-6
 

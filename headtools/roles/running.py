@@ -9,7 +9,7 @@ from torch import Tensor
 from headtools.heads.shards import Shard
 from headtools.heads.sites import Key, Site
 from headtools.roles import controls
-from headtools.roles.plan import Plan
+from headtools.roles.part import Part
 from headtools.roles.tally import Tally
 
 # Cells of maps that are measured at once. Small models make small maps, of which one layer's are not worth the calls.
@@ -32,18 +32,18 @@ class Running:
         self._heads = {site.key: slice(end - site.heads, end) for site, end in zip(sites, ends, strict=True)}
         self._waiting: list[tuple[Key, Tensor]] = []
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, part: Part) -> None:
         """Start a batch."""
-        self._plan = plan
+        self._part = part
         self.runs = {site.key: 0 for site in self.sites}
-        sentences, _, roles = plan.counted.shape
+        sentences, _, roles = part.counted.shape
         self._sums = torch.zeros(sentences, roles, sum(site.heads for site in self.sites))
 
     def take(self, site: Site, maps: Tensor, luck: torch.Generator | None) -> None:
         """Take the maps (B, head, T, S) of one layer; with ``luck`` their rows are shuffled first."""
-        self._plan.check(maps)
+        self._part.check(maps)
         if luck is not None:
-            maps = controls.shuffled(maps, self._visible(), luck)
+            maps = controls.shuffled(maps, self._part.tokens(), luck)
         self.runs[site.key] += 1
         self._waiting.append((site.key, maps))
         if sum(some.numel() for _, some in self._waiting) >= CELLS:
@@ -62,7 +62,7 @@ class Running:
         # A layer that runs several times counts as the mean of its runs, here and in what it is compared with.
         often = torch.cat([torch.full((site.heads,), float(self.runs[site.key])) for site in self.sites])
         runs = torch.tensor([self.runs[site.key] for site in self.sites])
-        numbers = {"sums": self._sums / often, "counted": self._plan.counted, "runs": runs}
+        numbers = {"sums": self._sums / often, "counted": self._part.counted, "runs": runs}
         self.put(numbers, drawn)
         return numbers
 
@@ -83,12 +83,6 @@ class Running:
         """Measure the maps that wait, the heads of all their layers side by side."""
         keys, maps = zip(*self._waiting, strict=True)
         self._waiting.clear()
-        sums = self._plan.measure(torch.cat(maps, 1))
+        sums = self._part.measure(torch.cat(maps, 1))
         for key, part in zip(keys, sums.split([some.shape[1] for some in maps], -1), strict=True):
             self._sums[..., self._heads[key]] += part
-
-    def _visible(self) -> Tensor:
-        """What a query token may see, for the shuffled control: (B, 1, T, S)."""
-        queries, keys = self._plan.side.queries.of_token, self._plan.side.keys.of_token
-        visible = (queries[:, :, None] >= 0) & (keys[:, None] >= 0)
-        return (visible.tril() if self._plan.side.causal else visible)[:, None]

@@ -1,7 +1,7 @@
 """Batches for a model, and what each kind of attention in them is between: words and marks of one side or two."""
 
 from collections import Counter
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import log
@@ -24,7 +24,8 @@ class Side:
     """One kind of attention in one batch: units of queries and keys, and the words they stand for.
 
     ``sentences`` are those of the keys, ``gold`` is their annotation; in cross-attention they carry the alignment of
-    the queries. ``vectors`` (B, U, d) are the units' embeddings (None: no content similarity).
+    the queries. ``vectors(first, last)`` gives the embeddings of the units of some sentences, (last - first, U, d), as
+    narrow as they are (None: no content similarity).
     """
 
     kind: str
@@ -33,7 +34,7 @@ class Side:
     queries: Units
     keys: Units
     words: Words
-    vectors: Tensor | None = None
+    vectors: Callable[[int, int], Tensor] | None = None
 
     @property
     def causal(self) -> bool:
@@ -128,9 +129,31 @@ def _bare(words: tuple[str, ...]) -> Sentence:
     return Sentence(words, (0,) * n, ("root",) * n, ("_",) * n, (0,) * n)
 
 
-def _vectors(model: nn.Module | None, ids: Tensor, units: Units) -> Tensor | None:
+def _vectors(model: nn.Module | None, ids: Tensor, units: Units) -> Callable[[int, int], Tensor] | None:
     table = None if model is None else model.get_input_embeddings()
-    return None if table is None else means(table(ids.to(device_of(model))).cpu(), units)
+    if table is None:
+        return None
+
+    def vectors(first: int, last: int) -> Tensor:
+        some = units.part(first, last)
+        return means(table(ids[first:last, : some.of_token.shape[1]].to(device_of(model))).cpu(), some)
+
+    return vectors
+
+
+def cut(batch: Mapping[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
+    """Some of a batch's rows, as narrow as their text: padding stands behind it.
+
+    >>> ids, mask = torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
+    >>> cut({"input_ids": ids, "attention_mask": mask}, 1, 2)["input_ids"]
+    tensor([[8, 9]])
+    """
+    out = {}
+    for name, value in batch.items():
+        mask = batch["decoder_attention_mask" if name.startswith("decoder_") else "attention_mask"]
+        wide = value.shape == mask.shape
+        out[name] = value[first:last, : int(mask[first:last].sum(1).max())] if wide else value[first:last]
+    return out
 
 
 def run(model: nn.Module, batch: Mapping[str, Tensor], encoder_only: bool) -> None:

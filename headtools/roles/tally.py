@@ -9,7 +9,8 @@ What is held at any time, for R roles and H heads: ``times`` + 2 x R x H numbers
 fewer than ``TOGETHER`` and a batch. Kept sums would be R x H numbers a sentence: more, from ``times`` sentences on.
 """
 
-import numpy as np
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -51,46 +52,26 @@ class Tally:
 
     @property
     def replicas(self) -> Tensor:
-        """The resampled sums so far."""
-        if self._waiting:
-            self._fold()
-        return self._replicas.view(-1, *self.total.shape)
+        """The resampled sums so far; in memory those of one number lie side by side, as intervals want them."""
+        self._fold()
+        return self._replicas.view(*self.total.shape, -1).movedim(-1, 0)
 
     def united(self, shard: Shard, times: int, shape: tuple[int, ...]) -> "Tally":
         """Return the tally of all processes' sentences: ``times`` replicas of totals of some ``shape``."""
         if shard.count == 1:
             return self
         whole, empty = Tally(), self.total is None
-        total = torch.zeros(shape, dtype=torch.float64) if empty else self.total
-        replicas = torch.zeros(times, *shape) if empty else self.replicas
-        whole.total, whole._replicas = shard.total(total), shard.total(replicas).flatten(1)
+        self._fold()
+        whole.total = shard.total(torch.zeros(shape, dtype=torch.float64) if empty else self.total)
+        whole._replicas = shard.total(torch.zeros(prod(shape), times) if empty else self._replicas)
         return whole
 
     def _fold(self) -> None:
+        if not self._waiting:
+            return
         values, draws = (torch.cat(some, n) for n, some in enumerate(zip(*self._waiting, strict=True)))
         self._waiting.clear()
         if self._replicas is None:
-            self._replicas = draws @ values
+            self._replicas = values.T @ draws.T
         else:
-            self._replicas.addmm_(draws, values)  # in place: the replicas are by far the largest thing here
-
-
-def interval(replicas: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """Ends of the percentile interval over the last axis; replicas that are no number are left out.
-
-    >>> low, high = interval(torch.arange(1001.0), 0.9)
-    >>> float(low), float(high)
-    (50.0, 950.0)
-    """
-    # numpy sorts short rows several times faster than torch finds their quantiles, and puts what is no number last.
-    ordered = torch.from_numpy(np.sort(replicas.float().numpy(), axis=-1))
-    last = torch.full((*ordered.shape[:-1], 1), ordered.shape[-1] - 1)
-    if ordered[..., -1].isnan().any():
-        last = ((~ordered.isnan()).sum(-1, keepdim=True) - 1).clamp_min(0)
-    ends = []
-    for share in ((1 - level) / 2, (1 + level) / 2):
-        rank = share * last.double()
-        below = rank.floor().long()
-        value, above = (ordered.gather(-1, n)[..., 0] for n in (below, (below + 1).minimum(last)))
-        ends.append(torch.lerp(value, above, (rank - below)[..., 0].float()))
-    return ends[0], ends[1]
+            self._replicas.addmm_(values.T, draws.T)  # in place: the replicas are by far the largest thing here

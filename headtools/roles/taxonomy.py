@@ -20,25 +20,26 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.digest import digest, digest_model
+from headtools.heads.enough import Passes
 from headtools.heads.partial import Partial, name_of
 from headtools.heads.record import record
 from headtools.heads.selection import device_of
 from headtools.heads.shards import current, outline
 from headtools.heads.sites import Key, Site, sites
 from headtools.roles.baselines import Usual, commonest, count_offsets
+from headtools.roles.batches import TOGETHER, batches, prepared
 from headtools.roles.conventions import VOITA, Conventions
 from headtools.roles.corpus import Sentence
 from headtools.roles.families import MAPS, OFFSET_BASED, RARE, STATISTICS, WEIGHTS, family
 from headtools.roles.gold import Words
+from headtools.roles.part import Part
 from headtools.roles.partners import Antecedent, nearest_nominal
 from headtools.roles.plan import Plan, looks
 from headtools.roles.rows import COLUMNS, Columns, table
 from headtools.roles.running import KEPT, Running
-from headtools.roles.sides import MARKS, count_words, make_sides, word_sides
+from headtools.roles.sides import MARKS, count_words, cut, make_sides, word_sides
 from headtools.roles.sides import run as run_model
 from headtools.roles.tally import Draws
-
-TOGETHER = 256  # sentences that are sorted by length at once, and from which offsets are counted at once
 
 
 @torch.no_grad()
@@ -118,7 +119,7 @@ def taxonomy(
              for part in ([list(fitted)] if fitted else [sentences[1::2], sentences[::2]])]  # fmt: skip
     only = [site for site in there if site.kind in kinds]
     running = {kind: Running([site for site in only if site.kind == kind]) for kind in kinds}
-    luck = torch.Generator()
+    passes, luck = Passes(model, only), torch.Generator()
     shard = current()
     if shard.count > 1:
         shard.agree(digest(outline(model), sentences, reference), "models or sentences")
@@ -130,31 +131,48 @@ def taxonomy(
 
     def fold(site: Site, captured: object, _before: None) -> None:
         running[site.kind].take(site, captured.maps.cpu(), luck if shuffle else None)
+        passes.saw(site)
 
-    def measured(number: int, some: list[int], drawn: Tensor) -> dict[str, Tensor]:
+    def prepare(wanted: list[list[int]]) -> Iterator[tuple[dict[str, Tensor], dict[str, Part]]]:
+        """Give the batches of these sentences and what is measured in them, one after the other."""
+        chosen = list(chain.from_iterable(wanted))
+        if not chosen:
+            return
+        all_sentences = [sentences[i] for i in chosen]
+        batch, sides = make_sides(model, tokenizer, all_sentences, kinds, conventions, words, translated)
+        plans = {kind: Plan(side, names[kind], conventions, [usual[i % len(usual)][kind] for i in chosen], antecedent)
+                 for kind, side in sides.items()}  # fmt: skip
+        last = 0
+        for some in wanted:
+            first, last = last, last + len(some)
+            yield cut(batch, first, last), {kind: plan.part(first, last) for kind, plan in plans.items()}
+
+    def measured(number: int, batch: dict[str, Tensor], parts: dict[str, Part], drawn: Tensor) -> dict[str, Tensor]:
         """Run a batch and add it to what is running; return what was added."""
         luck.manual_seed(seed if not number else zlib.crc32(f"{seed} {number}".encode()))  # whoever runs this batch
-        chosen = [sentences[i] for i in some]
-        batch, sides = make_sides(model, tokenizer, chosen, kinds, conventions, words, translated)
-        for kind, side in sides.items():
-            known = [usual[i % len(usual)][kind] for i in some]
-            running[kind].begin(Plan(side, names[kind], conventions, known, antecedent))
-        run_model(model, batch.to(device_of(model)), encoder_only=kinds == ["encoder"])
-        parts = {kind: running[kind].finish(drawn) for kind in sides}
-        return {f"{kind}|{name}": value for kind, part in parts.items() for name, value in part.items()}
+        for kind, part in parts.items():
+            running[kind].begin(part)
+        batch = {name: value.to(device_of(model)) for name, value in batch.items()}
+        passes.run(lambda: run_model(model, batch, encoder_only=kinds == ["encoder"]))
+        added = {kind: running[kind].finish(drawn) for kind in parts}
+        return {f"{kind}|{name}": value for kind, some in added.items() for name, value in some.items()}
 
     def work() -> None:
-        for number, (some, drawn) in shard.mine(_batches(sentences, batch_size, Draws(times, seed)), partial.kept):
-            if number in partial.kept and number != partial.first():
-                numbers = partial.read(number)
-                for kind in kinds:
-                    running[kind].put({name: numbers[f"{kind}|{name}"] for name in KEPT}, drawn)
-                continue
-            numbers = measured(number, some, drawn)
-            if number in partial.kept:
-                partial.check(number, numbers, f"{kinds[0]}|sums")
-            else:
-                partial.save(number, numbers)
+        mine = shard.mine(batches(sentences, batch_size, Draws(times, seed)), partial.kept)
+        for group in prepared(mine, sentences, tokenizer):
+            again = [number not in partial.kept or number == partial.first() for number, _ in group]
+            ready = prepare([some for (_, (some, _)), run_it in zip(group, again, strict=True) if run_it])
+            for (number, (_, drawn)), run_it in zip(group, again, strict=True):
+                if not run_it:
+                    numbers = partial.read(number)
+                    for kind in kinds:
+                        running[kind].put({name: numbers[f"{kind}|{name}"] for name in KEPT}, drawn)
+                    continue
+                numbers = measured(number, *next(ready), drawn)
+                if number in partial.kept:
+                    partial.check(number, numbers, f"{kinds[0]}|sums")
+                else:
+                    partial.save(number, numbers)
 
     with record(model, want="maps", reduce=fold, only=[site.key for site in only]):
         shard.all(work)
@@ -175,21 +193,6 @@ def best(frame: pd.DataFrame) -> pd.DataFrame:
     score to report, choose on one split and read the same head's row on another.
     """
     return frame.loc[frame.groupby("role", sort=False).score.idxmax()].set_index("role")
-
-
-def _batches(sentences: Sequence[Sentence], size: int, draws: Draws) -> Iterator[tuple[list[int], Tensor]]:
-    """Numbers of the sentences of each batch, and their draws (times, B).
-
-    Of every few hundred sentences those of like length go together, which leaves little padding.
-    """
-    window = max(TOGETHER, size)
-    for first in range(0, len(sentences), window):
-        numbers = range(first, min(first + window, len(sentences)))
-        drawn = draws(len(numbers))
-        order = sorted(numbers, key=lambda i: len(sentences[i].words))
-        for start in range(0, len(order), size):
-            some = order[start : start + size]
-            yield some, drawn[:, torch.tensor(some) - first]
 
 
 def _kinds(model: nn.Module, present: Mapping[str, int], wanted: Iterable[str] | None, translated: bool) -> list[str]:

@@ -28,6 +28,13 @@ class Units:
     real: Tensor
     mark: Tensor
 
+    def part(self, first: int, last: int) -> "Units":
+        """Those of some sentences, as narrow as these are: padding stands behind the text."""
+        tokens = int((self.of_token[first:last] >= 0).any(0).sum())
+        units = int(self.real[first:last].any(0).sum())
+        of_units = (some[first:last, :units] for some in (self.word, self.real, self.mark))
+        return Units(self.of_token[first:last, :tokens], *of_units)
+
 
 def make_units(words: Tensor, mask: Tensor, ids: Tensor, level: str) -> Units:
     """Group tokens into units: ``words`` (B, T) as ``align`` gives them, ``mask`` and ``ids`` the batch's (B, T).

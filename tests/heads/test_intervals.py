@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headtools.heads.intervals import bootstrap
+from headtools.heads.intervals import bootstrap, percentiles
 
 
 def test_covers_the_true_mean_about_as_often_as_promised():
@@ -75,3 +75,16 @@ def test_values_of_any_type_and_place_in_a_graph():
     assert not low.requires_grad
     assert torch.equal(low, bootstrap(torch.arange(6).double())[0])
     assert bootstrap(values)[0].shape == ()
+
+
+def test_percentiles_are_torchs_quantiles():
+    some = torch.rand(3, 4, 101, generator=torch.Generator().manual_seed(0))
+    some[0, :, :30] = torch.nan
+    some[1, 2] = torch.nan
+    for level in (0.95, 0.5):
+        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2])
+        for ours, theirs in zip(percentiles(some, level), torch.nanquantile(some, ends, dim=-1), strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-6, equal_nan=True)
+    whole = some[2].double().T  # as bootstrap has it: strided, in double precision, no NaN
+    expected = torch.quantile(whole, torch.tensor([0.025, 0.975], dtype=torch.double), dim=0)
+    assert torch.allclose(torch.stack(percentiles(whole.T, 0.95)), expected, rtol=1e-12, atol=0)

@@ -368,4 +368,4 @@ def test_maps_of_something_else_are_refused(bert):
     _, sides = make_sides(bert, wordpieces(), SAID, ["encoder"], VOITA, words, False)
     plan = Plan(sides["encoder"], ["self"], VOITA, [{}] * 3, nearest_nominal)
     with pytest.raises(ValueError, match="kinds="):
-        plan.measure(torch.rand(3, 4, 5, 5))
+        plan.part(0, 3).measure(torch.rand(3, 4, 5, 5))

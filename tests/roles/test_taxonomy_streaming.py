@@ -9,12 +9,13 @@ import torch
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
 import headtools as ht
-from headtools.roles import running
+from headtools.roles import batches, running
+from headtools.roles.batches import TOGETHER as WINDOW
+from headtools.roles.batches import prepared
 from headtools.roles.conventions import Conventions
 from headtools.roles.corpus import Sentence
 from headtools.roles.running import Running
-from headtools.roles.tally import TOGETHER, Draws, Tally, interval
-from headtools.roles.taxonomy import TOGETHER as WINDOW
+from headtools.roles.tally import TOGETHER, Draws, Tally
 from headtools.roles.taxonomy import taxonomy
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "dog", "cat", "play", "##ed", "##ing", "it", "saw", "."]
@@ -156,17 +157,6 @@ def test_a_sentences_draws_do_not_depend_on_the_batch():
     assert float(drawn.var()) == pytest.approx(1, abs=0.02)
 
 
-def test_intervals_are_torchs_quantiles():
-    torch.manual_seed(0)
-    some = torch.rand(3, 4, 101)
-    some[0, :, :30] = torch.nan
-    some[1, 2] = torch.nan
-    for level in (0.95, 0.5):
-        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2])
-        for ours, theirs in zip(interval(some, level), torch.nanquantile(some, ends, dim=-1), strict=True):
-            assert torch.allclose(ours, theirs, atol=1e-6, equal_nan=True)
-
-
 def test_a_decoder_that_sees_nothing_is_counted_as_a_miss():
     conventions = Conventions(self_as_key=False, edges="count", span=1)
     found = taxonomy(model("gpt2"), tokenizer("right"), SAID, times=20, roles="offset -1", conventions=conventions)
@@ -180,3 +170,26 @@ def test_a_layer_that_does_not_run_is_told():
     sums.begin(SimpleNamespace(counted=torch.zeros(3, 3, 2)))
     with pytest.raises(RuntimeError, match="encoder 0 did not run"):
         sums.finish(torch.ones(5, 3))
+
+
+def test_without_a_token_to_pad_with_batches_of_equal_lengths_run():
+    """Sentences of unlike lengths must not be tokenized together then."""
+    bare = tokenizer("right")
+    want = taxonomy(model("bert"), bare, SAID, SAID, times=20, batch_size=1)
+    bare.pad_token = None
+    assert_same(taxonomy(model("bert"), bare, SAID, SAID, times=20, batch_size=1), want)
+
+
+def test_batches_are_prepared_together_as_long_as_they_are_small(monkeypatch: pytest.MonkeyPatch):
+    items = [(number, ([number], None)) for number in range(len(SAID))]
+    groups = {}
+    for cells in (1, 50, 10**6):
+        monkeypatch.setattr(batches, "CELLS", cells)
+        groups[cells] = [[number for number, _ in some] for some in prepared(items, SAID, tokenizer("right"))]
+    lengths = [len(s.words) for s in SAID]
+    assert groups[1] == [[n] for n in range(len(SAID))]
+    assert groups[10**6] == [list(range(len(SAID)))]
+    for some in groups[50]:
+        assert len(some) == 1 or len(some) * max(lengths[n] for n in some) ** 2 <= 50
+    monkeypatch.setattr(batches, "TOGETHER", 2)
+    assert all(len(some) <= 2 for some in prepared(items, SAID, tokenizer("right")))
