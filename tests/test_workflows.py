@@ -46,6 +46,7 @@ def test_other_systems_run_the_rooms(root):
     assert job["strategy"]["fail-fast"] is False
     assert job["env"]["OMP_NUM_THREADS"] == "1"
     told = " ".join(step.get("run", "") for step in job["steps"])
+    assert all(step.get("shell") == "bash" for step in job["steps"] if "\n" in step.get("run", "").strip())
     assert "--require-hashes --no-deps --only-binary=:all: -r requirements.lock" in told
     for place in re.findall(r"\b(?:tests/\S+|headtools)\b", told.split("pytest")[1]):
         assert (root / place).exists(), place
