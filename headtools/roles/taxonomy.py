@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.digest import digest, digest_model
-from headtools.heads.enough import Passes
 from headtools.heads.partial import Partial, name_of
 from headtools.heads.record import record
 from headtools.heads.selection import device_of
@@ -119,7 +118,7 @@ def taxonomy(
              for part in ([list(fitted)] if fitted else [sentences[1::2], sentences[::2]])]  # fmt: skip
     only = [site for site in there if site.kind in kinds]
     running = {kind: Running([site for site in only if site.kind == kind]) for kind in kinds}
-    passes, luck = Passes(model, only), torch.Generator()
+    luck = torch.Generator()
     shard = current()
     if shard.count > 1:
         shard.agree(digest(outline(model), sentences, reference), "models or sentences")
@@ -131,7 +130,6 @@ def taxonomy(
 
     def fold(site: Site, captured: object, _before: None) -> None:
         running[site.kind].take(site, captured.maps.cpu(), luck if shuffle else None)
-        passes.saw(site)
 
     def prepare(wanted: list[list[int]]) -> Iterator[tuple[dict[str, Tensor], dict[str, Part]]]:
         """Give the batches of these sentences and what is measured in them, one after the other."""
@@ -153,7 +151,7 @@ def taxonomy(
         for kind, part in parts.items():
             running[kind].begin(part)
         batch = {name: value.to(device_of(model)) for name, value in batch.items()}
-        passes.run(lambda: run_model(model, batch, encoder_only=kinds == ["encoder"]))
+        run_model(model, batch, encoder_only=kinds == ["encoder"])
         added = {kind: running[kind].finish(drawn) for kind in parts}
         return {f"{kind}|{name}": value for kind, some in added.items() for name, value in some.items()}
 

@@ -5,9 +5,8 @@
 ``ht.taxonomy`` with all its roles, intervals and the table, and baselines fitted on as many other sentences, stands
 beside eager forward passes over the same sentences; both tokenize. The passes come in two ways: in the order of the
 corpus, as one would write them, and sorted by length, as the taxonomy sorts its own, so that it is told what sorting
-saves and what scoring costs. The taxonomy's own passes, but for the first, end at the last map; those that it is held
-against run to their end. What does not grow with the model (annotation, baselines, resampling) is the same for all, so
-that the ratio is high where a pass takes next to nothing: the bound is one for BERT's width. The weights of BERT are
+saves and what scoring costs. What does not grow with the model (annotation, baselines, resampling) is the same for all,
+so that the ratio is high where a pass takes next to nothing: the bound is one for BERT's width. The weights of BERT are
 random.
 """
 
