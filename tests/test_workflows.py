@@ -52,6 +52,22 @@ def test_other_systems_run_the_rooms(root):
         assert (root / place).exists(), place
 
 
+def test_lowest_and_highest_versions_are_tried_each_week(root):
+    """And a Python that is not the one the versions were proven with."""
+    job = yaml.safe_load((root / ".github/workflows/weekly.yml").read_text("utf-8"))["jobs"]["versions"]
+    rows = job["strategy"]["matrix"]["include"]
+    assert {(row["resolution"], row["python"]) for row in rows} == {
+        ("lowest-direct", "3.11"), ("highest", "3.11"), ("highest", "3.13"),
+    }  # fmt: skip
+    for row in rows:
+        for place in re.findall(r"tests/\S+", row.get("without", "")):
+            assert (root / place).exists(), place
+    told = " ".join(step.get("run", "") for step in job["steps"])
+    assert all(f"matrix.{name} " in told for name in rows[0])
+    python = next(step["with"]["python-version"] for step in job["steps"] if "python" in step.get("uses", ""))
+    assert python == "${{ matrix.python }}"
+
+
 def test_known_holes_are_looked_for_each_week(root):
     job = yaml.safe_load((root / ".github/workflows/weekly.yml").read_text("utf-8"))["jobs"]["audit"]
     told = " ".join(step.get("run", "") for step in job["steps"])

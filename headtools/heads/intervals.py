@@ -30,7 +30,7 @@ def bootstrap(values: Tensor, *, times: int = 1000, level: float = 0.95, seed: i
     draws = torch.randint(len(values), (times, len(values)), generator=generator)
     # how often each example was drawn, so that all means are one product
     weights = torch.zeros(times, len(values)).scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float))
-    means = (weights.double() @ values.detach().double().cpu().reshape(len(values), -1)) / len(values)
+    means = (weights.double() @ values.detach().cpu().double().reshape(len(values), -1)) / len(values)
     low, high = (end.view(values.shape[1:]).float() for end in percentiles(means.T, level))
     return low, high
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.record import Captured, record
+from headtools.heads.selection import wide
 from headtools.heads.sites import Site
 
 BY = ("zero", "mean", "resample", "uniform")
@@ -59,7 +60,7 @@ def pools_of(
             real = _real_tokens(model, site, batch, seen.z.shape[:2])  # every call, also of a layer that is shared
             z = seen.z.float()[real].reshape(-1, site.heads, site.value_dim)
             tokens[site.key] += len(z)
-            parts[site.key].append(z if by == "resample" else z.double().sum(0, keepdim=True))
+            parts[site.key].append(z if by == "resample" else wide(z).sum(0, keepdim=True))
 
         with torch.no_grad(), record(model, want=("z",), only=parts, reduce=collect, training=True):
             model(**batch)

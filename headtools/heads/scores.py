@@ -66,7 +66,7 @@ class HeadScores:
 
     def flat(self) -> Tensor:
         """Return all values in one vector (n_heads,), in the order of iteration, float64."""
-        return torch.cat([value.detach().double().cpu() for value in self.values.values()])
+        return torch.cat([value.detach().cpu().double() for value in self.values.values()])
 
     def order(self) -> list[Head]:
         """Return all heads, lowest score first; equal scores keep the order of iteration."""
@@ -126,7 +126,7 @@ class HeadScores:
         """Return ``other``'s values in this one's order of heads."""
         if {k: len(v) for k, v in self.values.items()} != {k: len(v) for k, v in other.values.items()}:
             raise ValueError(f"the two scores name different heads: {list(self.values)} and {list(other.values)}")
-        return torch.cat([other.values[key].detach().double().cpu() for key in self.values])
+        return torch.cat([other.values[key].detach().cpu().double() for key in self.values])
 
 
 def _mean_ranks(flat: Tensor) -> Tensor:

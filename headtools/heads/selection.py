@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from headtools.heads.sites import Site, Sites
 
+WITHOUT_FLOAT64 = frozenset({"mps"})  # devices: Apple's
+
 Heads = Mapping[tuple, Iterable[int]] | Iterable[tuple]
 
 
@@ -127,3 +129,12 @@ def _check_inputs(model: nn.Module, args: tuple, kwargs: dict) -> None:
                 f"{name}: rows {rows} are all padding, and attention over nothing is no number; drop them, e.g. "
                 f"keep = {name}.any(1)"
             )
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return a tensor in float64: on its own device, or on the CPU where the device has no float64.
+
+    >>> wide(torch.ones(2)).dtype
+    torch.float64
+    """
+    return (x.cpu() if x.device.type in WITHOUT_FLOAT64 else x).double()

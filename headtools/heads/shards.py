@@ -195,6 +195,6 @@ def outline(model: nn.Module) -> str:
     """Return what tells a model from another at a glance: names, shapes and the first numbers of its tensors."""
     told = []
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        some = [] if tensor.is_meta else tensor.detach().flatten()[:4].double().tolist()
+        some = [] if tensor.is_meta else tensor.detach().flatten()[:4].cpu().double().tolist()
         told.append(f"{name} {tuple(tensor.shape)} {some}")
     return "\n".join(told)

@@ -214,4 +214,4 @@ def _backward(model: nn.Module, batch: dict, loss: Loss | None, leaves: list[Ten
     if not each.requires_grad:
         raise ValueError("the loss does not depend on any chosen head: compute it from the outputs, with gradients on")
     torch.autograd.grad(each.sum(), leaves, allow_unused=True)
-    return each.detach().double().cpu()
+    return each.detach().cpu().double()

@@ -95,7 +95,7 @@ def _row(measured: Any) -> Tensor:
     """Return what an evaluation gave as one number per example, or as a single number: (B,) or (1,), float64."""
     if isinstance(measured, tuple) and len(measured) == 3:
         measured = measured[0]
-    row = torch.as_tensor(measured).detach().double().cpu()
+    row = torch.as_tensor(measured).detach().cpu().double()
     row = row[None] if row.dim() == 0 else row
     if row.dim() != 1 or not len(row) or not row.isfinite().all():
         raise ValueError(

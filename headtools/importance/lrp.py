@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from headtools.heads.digest import digest
 from headtools.heads.partial import name_of
 from headtools.heads.scores import HeadScores
-from headtools.heads.selection import refuse_offloaded
+from headtools.heads.selection import refuse_offloaded, wide
 from headtools.heads.sites import Site
 from headtools.importance.by_batch import by_batch, refuse_idle
 from headtools.importance.explained import Score
@@ -168,7 +168,7 @@ def propagate(
     starts = torch.cat([torch.zeros(1), torch.stack([part["size"] for part in found])[:-1]]).long().cumsum(0)
     owner = torch.cat([start + part["example"] for start, part in zip(starts, found, strict=True)])
     values, order = torch.cat([part["explained"] for part in found]), torch.argsort(owner, stable=True)
-    total = values.double().abs().sum().item()
+    total = wide(values).abs().sum().item()
     if not total:
         raise ValueError("all numbers to explain are 0, and nothing cannot be shared: choose another score")
     at_inputs, at_constants = (torch.stack([part["arrived"] for part in found]).sum(0) / total).tolist()

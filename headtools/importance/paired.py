@@ -78,7 +78,7 @@ def paired_bootstrap(
 def _means(values: Tensor, weights: np.ndarray) -> np.ndarray:
     if values.dim() != 1 or not values.isfinite().all():
         raise ValueError(f"a system is one finite number per example, (B,), got shape {tuple(values.shape)} or NaN")
-    return weights @ values.detach().double().cpu().numpy() / len(values)
+    return weights @ values.detach().cpu().double().numpy() / len(values)
 
 
 def _check_texts(name: str, texts: object, number: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.selection import watch_inputs
+from headtools.heads.selection import watch_inputs, wide
 from headtools.heads.sites import Site, sites
 from headtools.importance.explained import Explained, Score, explained
 from headtools.importance.inputs import frozen
@@ -109,7 +109,7 @@ def _total(tensor: Tensor, g: Tensor | None) -> float:
     """Return the sum of a tensor's relevance; minus infinity, as in masks, has none."""
     if g is None:
         return 0.0
-    tensor, g = tensor.detach().double().flatten(), g.double().flatten()
+    tensor, g = wide(tensor.detach()).flatten(), wide(g).flatten()
     total = torch.dot(tensor, g).item()
     if total != total:
         total = (tensor * g).masked_fill(tensor.isinf() & (g == 0), 0.0).sum().item()

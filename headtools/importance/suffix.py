@@ -131,4 +131,4 @@ class Runs:
 @torch.no_grad()
 def losses(model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None) -> Tensor:
     """Return the loss of each example, (B,), without gradients, float64, on the CPU; errors as ``each_loss``."""
-    return each_loss(model, batch, loss, rows).double().cpu()
+    return each_loss(model, batch, loss, rows).cpu().double()

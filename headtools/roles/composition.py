@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headtools.heads.scores import HeadScores
+from headtools.heads.selection import wide
 from headtools.heads.sites import Site
 from headtools.roles.circuits import Circuits, ov, qk
 from headtools.roles.factored import Factored
@@ -67,7 +68,7 @@ def copying(circuits: Circuits, embedding: Tensor, unembedding: Tensor | None = 
     unembedding = embedding if unembedding is None else unembedding
     if embedding.dim() != 2 or embedding.shape[0] != unembedding.shape[0]:
         raise ValueError(f"needed are two tables (V, d), got {tuple(embedding.shape)} and {tuple(unembedding.shape)}")
-    through = unembedding.detach().double().mT @ embedding.detach().double()  # (d, d)
+    through = wide(unembedding.detach()).mT @ wide(embedding.detach())  # (d, d)
 
     def of_site(circuit: Factored) -> Tensor:
         if circuit.shape[-2:] != (embedding.shape[1], unembedding.shape[1]):
@@ -75,7 +76,8 @@ def copying(circuits: Circuits, embedding: Tensor, unembedding: Tensor | None = 
                 f"W_OV is {tuple(circuit.shape[-2:])} but the tables are {embedding.shape[1]} and "
                 f"{unembedding.shape[1]} wide; pass the model's own, and ov(...) without bias"
             )
-        values = torch.linalg.eigvals(circuit.right.double() @ through.to(circuit.right.device) @ circuit.left.double())
+        right, left = wide(circuit.right), wide(circuit.left)
+        values = torch.linalg.eigvals(right @ through.to(right.device) @ left)
         return ratio(values.sum(-1).real, values.abs().sum(-1)).float()
 
     return circuits.score(of_site, "copying")

@@ -50,7 +50,7 @@ def erasure(x: Tensor, labels: Sequence[str], *, random: bool = False, seed: int
             f"x of shape {tuple(x.shape)} came with {len(labels)} labels, {len(names)} of them different; needed: x "
             "(n, features), n labels, two or more different ones"
         )
-    x = x.detach().double().cpu()
+    x = x.detach().cpu().double()
     mean = x.mean(0)
     size, axes = torch.linalg.eigh((x - mean).T @ (x - mean) / len(x))
     kept = size > 1e-10 * size[-1]

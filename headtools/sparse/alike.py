@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.record import Captured, record
+from headtools.heads.selection import wide
 from headtools.heads.sites import Site
 from headtools.importance.inputs import chosen_sites, each_batch, frozen, real_queries
 from headtools.roles.circuits import ov
@@ -96,7 +97,7 @@ def _apart(model: nn.Module, batches: list[Mapping], found: list[Site]) -> dict[
         rows = seen.maps.transpose(1, 2)  # (B, T, head, key)
         rows = rows[real_queries(model, site, now["batch"], rows.shape[:2]).to(rows.device)]
         distance = torch.stack([(rows - rows[:, h : h + 1]).abs().sum((0, 2)) / 2 for h in range(site.heads)])
-        sums = [distance.double(), len(rows)]
+        sums = [wide(distance), len(rows)]
         return sums if before is None else [a + b for a, b in zip(before, sums, strict=True)]
 
     keys = [site.key for site in found]

@@ -170,7 +170,7 @@ def _score(result: Any) -> tuple[float, float, float]:
     if isinstance(result, Tensor) and result.dim() == 1:
         if not len(result):
             raise ValueError("evaluate returned no scores: shape (0,)")
-        each = result.detach().double().cpu()
+        each = result.detach().cpu().double()
         ends = bootstrap(each) if len(each) > 1 else (float("nan"), float("nan"))
         told = (each.mean().item(), float(ends[0]), float(ends[1]))
     elif isinstance(result, tuple) and len(result) == 3:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.layout import is_transposed
-from headtools.heads.selection import refuse_offloaded, select
+from headtools.heads.selection import refuse_offloaded, select, wide
 from headtools.heads.sites import Site, sites
 from headtools.roles.circuits import ov
 from headtools.roles.geometry import SIDES
@@ -66,11 +66,11 @@ def edit(
     else:
         basis = _basis(remove, weight.shape[1 - along], site, side)
     before = weight.detach().index_select(along, index)  # (value_dim, d), or (d, value_dim)
-    rows = (before if along == 0 else before.T).double()
+    rows = wide(before if along == 0 else before.T)
     basis = basis.to(rows)
     rows = rows - (rows @ basis) @ basis.T
     try:
-        _put(weight, along, index, (rows if along == 0 else rows.T).to(before.dtype))
+        _put(weight, along, index, (rows if along == 0 else rows.T).to(before))
         yield
     finally:
         _put(weight, along, index, before)
@@ -123,7 +123,7 @@ def _basis(remove: Tensor, width: int, site: Site, side: str) -> Tensor:
     if not isinstance(remove, Tensor) or not remove.is_floating_point():
         came = remove.dtype if isinstance(remove, Tensor) else type(remove).__name__
         raise TypeError(f"a direction is a floating-point tensor ({width},) or (n, {width}), got {came}")
-    given = remove.detach().double().cpu()
+    given = remove.detach().cpu().double()
     given = given[None] if given.dim() == 1 else given
     if given.dim() != 2 or given.shape[1] != width or not len(given):
         what = "writes" if side == "write" else "reads"

@@ -9,6 +9,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from headtools.heads.prune import prune
@@ -231,7 +232,9 @@ def _result(model: nn.Module, gates: HardConcrete, rows: Mapping[str, Tensor], k
     names = ["kind", "layer", "head"] if len(gates.heads[0]) == 3 else ["stack", "kind", "layer", "head"]
     columns = pd.MultiIndex.from_tuples(gates.heads, names=names)
     opened = (gates.p_one(history) > gates.p_zero(history)).sum(1)
-    losses = {"loss": rows["loss"][:, number], "l0": gates.expected_l0(history)[:-1], "open": opened[:-1]}
+    loss = rows["loss"][:, number]
+    loss = loss.to(torch.promote_types(loss.dtype, torch.float32))  # numpy has no bfloat16
+    losses = {"loss": loss, "l0": gates.expected_l0(history)[:-1], "open": opened[:-1]}
     return Fit(
         model, gates, penalty, pd.DataFrame(history.numpy(), steps, columns),
         pd.DataFrame({name: value.detach().numpy() for name, value in losses.items()}, steps[:-1]),

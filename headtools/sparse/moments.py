@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.record import Captured, record
+from headtools.heads.selection import wide
 from headtools.heads.sites import Site
 from headtools.importance.inputs import each_batch, frozen, real_queries
 
@@ -57,7 +58,7 @@ class Moments:
         """Return the map (f, d_model) from features to what these heads write together."""
         target = torch.zeros(len(self.sums), self.site.w_o.shape[-1], dtype=torch.double)
         for head in heads:
-            target[self.writes(head)] = self.site.w_o[head].detach().double().cpu()
+            target[self.writes(head)] = self.site.w_o[head].detach().cpu().double()
         return target
 
     def pick(self, where: slice) -> Tensor:
@@ -86,10 +87,10 @@ def moments(
     now: dict[str, Mapping] = {}
 
     def fold(site: Site, seen: Captured, before: list | None) -> list:
-        y = inputs.pop(site.key).double()
+        y = wide(inputs.pop(site.key))
         if getattr(site.v.module, "bias", None) is not None:
             y = torch.cat([y, y.new_ones(*y.shape[:2], 1)], -1)
-        maps, z = seen.maps.double(), seen.z.double()  # (B, H, T, S), (B, T, H, v)
+        maps, z = wide(seen.maps), wide(seen.z)  # (B, H, T, S), (B, T, H, v)
         parts = [maps[:, head] @ y for head in wanted[site.key]]
         features = torch.cat([*parts, z.flatten(-2)], -1)
         real = real_queries(model, site, now["batch"], features.shape[:2]).to(features.device)

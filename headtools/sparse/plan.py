@@ -68,7 +68,7 @@ def refitted(
     stay = [h for h in range(m.site.heads) if h not in gone]
     parts = torch.cat([m.pick(m.reads[h]) @ values[h] if h in values else m.pick(m.writes(h)) for h in stay], 1)
     target, left = m.output(range(m.site.heads)), parts.mT @ m.spread
-    plain = m.site.w_o.detach().double().cpu()
+    plain = m.site.w_o.detach().cpu().double()
     near = torch.cat([start.get(h, plain[h]) for h in stay])
     found = fit(left @ parts, left @ target, near, ridge)
     rest, size = target - parts @ found, m.size(target) or 1.0
@@ -103,4 +103,4 @@ def _swept(
 def _own(site: Site, head: int) -> Tensor:
     """Return W_V W_O of one head, (d_in, d_model), with the value bias as one more row where there is one."""
     bias = getattr(site.v.module, "bias", None) is not None
-    return ov(site, bias=bias)[site.key][head].matrix().double().cpu()
+    return ov(site, bias=bias)[site.key][head].matrix().cpu().double()

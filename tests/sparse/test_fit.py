@@ -1,5 +1,6 @@
 """fit_gates: it finds the heads a loss needs, keeps its promises about the model, and goes on after any stop."""
 
+import copy
 import json
 import os
 import signal
@@ -152,6 +153,15 @@ def test_a_loss_of_one_number_is_a_mean(batches):
     mean = fit(batches, [0.0, 0.05], loss=lambda model, batch: loss(model, batch).mean())
     for a, b in zip(one, mean, strict=True):
         torch.testing.assert_close(torch.tensor(a.history.values), torch.tensor(b.history.values), atol=1e-3, rtol=0)
+
+
+def test_a_model_in_bfloat16(batches):
+    """Its losses are in bfloat16, which numpy does not have."""
+    model = copy.deepcopy(zoo_model("bert")[0]).to(torch.bfloat16)
+    found = fit(batches, model=model, steps=2)
+    assert found.losses.loss.dtype == "float32"
+    assert found.losses.loss.iloc[0] == pytest.approx(fit(batches, steps=2).losses.loss.iloc[0], rel=0.05)
+    assert recover(model, batches, loss=loss, steps=1, quiet=True).dtype == torch.bfloat16
 
 
 def test_rates_fall_at_the_end(batches):
