@@ -42,10 +42,12 @@ class Baseline:
         the file, count.
         """
         lines = self.lines.get(file, {})
-        found = [] if mutant.header else self._between(lines, mutant.first, mutant.last)
-        if not found and mutant.scope is not None:
+        found = set()
+        if mutant.scope is not None and not mutant.header:
+            found = self._between(lines, mutant.first, mutant.last)
+        if mutant.scope is not None and not found:
             found = self._between(lines, *mutant.scope)
-        if not found:
+        if not found:  # or at the level of the module, which whatever test comes first may have read
             found = self._between(lines, 1, 10**9)
         chosen, total = [], 0.0
         own = Path(file).stem

@@ -80,11 +80,15 @@ def test_tests_of_the_line_then_of_the_function_then_of_the_file():
     assert baseline.choose("f.py", by_text["2"], 10) == (["quick", "slow"], 4.0)
     assert baseline.choose("f.py", by_text["1"], 10)[0] == ["quick", "slow"]  # the header: whoever calls the function
     assert baseline.choose("f.py", by_text["3"], 10)[0] == ["quick", "other", "slow"]
+    read = Baseline(baseline.seconds, {"f.py": baseline.lines["f.py"] | {7: ["other"]}})  # the first to import it
+    assert read.choose("f.py", by_text["3"], 10)[0] == ["quick", "other", "slow"]
     assert baseline.choose("f.py", by_text["2"], 2)[0] == ["quick"]
     assert baseline.choose("g.py", by_text["2"], 2)[0] == []
     named = Baseline({"test_f.py::slow": 3.0, "test_g.py::quick": 1.0},
                      {"a/f.py": {4: ["test_g.py::quick", "test_f.py::slow"]}})  # fmt: skip
     assert named.choose("a/f.py", by_text["2"], 10)[0] == ["test_f.py::slow", "test_g.py::quick"]
+    named.seconds["test_g.py::quick"] = 0.5
+    assert named.choose("a/f.py", by_text["2"], 10)[0] == ["test_g.py::quick", "test_f.py::slow"]
 
 
 def stop():
