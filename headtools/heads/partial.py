@@ -92,7 +92,9 @@ class Partial:
             differing = sorted(n for n in settings.keys() | self.settings if settings.get(n) != self.settings.get(n))
             if differing:
                 said = ", ".join(_told(name, settings.get(name), self.settings.get(name)) for name in differing)
-                raise ValueError(f"{self.folder} holds another run ({said}): use another folder, run='elsewhere'")
+                raise ValueError(
+                    f"{self.folder} holds another run ({said}), as {path} tells: use another folder, run='elsewhere'"
+                )
             if path != self._path(number):
                 raise ValueError(f"{path} holds batch {number}: give it back its name, {self._path(number).name}")
             found.add(number)

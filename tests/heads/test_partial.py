@@ -56,7 +56,7 @@ def test_a_run_with_other_settings_is_refused(tmp_path, change, said):
     Partial(tmp_path, SETTINGS).save(0, ONES)
     with pytest.raises(ValueError, match="use another folder, run='elsewhere'") as found:
         Partial(tmp_path, SETTINGS | change)
-    assert f"{tmp_path} holds another run {said}:" in str(found.value)
+    assert f"{tmp_path} holds another run {said}, as {tmp_path}" in str(found.value)
     with pytest.raises(ValueError, match="holds another run"):
         Partial(tmp_path, {name: value for name, value in SETTINGS.items() if name != "seed"})
     assert Partial(tmp_path, SETTINGS).kept == {0}
