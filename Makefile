@@ -22,7 +22,7 @@ lab: environment ## open the course in JupyterLab   (TORCH=cpu, PYTHON=..., LAB_
 	@sh tools/lab.sh $(LAB_ARGS)
 
 test: lint ## run everything: lint, unit tests, doctests, notebooks, browser   (ARGS="-k gates")
-	$(ONE_THREAD) $(TEST) -m pytest -n 2 --dist loadfile $(NBVAL) tests headtools notebooks tools $(ARGS)
+	$(ONE_THREAD) $(TEST) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(NBVAL) tests headtools notebooks tools $(ARGS)
 
 lint: environment-test ## check the style of the code
 	$(TEST) -m ruff check .

@@ -22,3 +22,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 def root() -> Path:
     """The folder of the repository."""
     return ROOT
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with whole files that take minutes, so that two workers end at about the same time (see the Makefile)."""
+    items.sort(key=lambda item: "browser" not in item.path.parts)
