@@ -114,7 +114,7 @@ def test_the_model_is_left_as_it_was():
 def test_what_cannot_be_excluded_is_refused():
     model, batch = zoo_model("vit")
     assert len(confidence(model, batch)) == 12
-    with pytest.raises(ValueError, match="the batch has no ids"):
+    with pytest.raises(ValueError, match="the batch has no ids for them"):
         confidence(model, batch, exclude=[3])
     with pytest.raises(ValueError, match="does not use transformers' AttentionInterface"):
         confidence(*zoo_model("bloom"))

@@ -213,7 +213,7 @@ def test_layers_are_normalised_by_their_length():
         assert torch.allclose(scaled.values[key], value / (value**2).sum().sqrt(), rtol=1e-5)
         assert (scaled.low[key] <= scaled.values[key]).all()
         assert (scaled.values[key] <= scaled.high[key]).all()
-    assert scaled.name == "gradient, layer-normalised"
+    assert (plain.name, scaled.name) == ("gradient", "gradient, layer-normalised")
 
 
 def test_only_some_sites():

@@ -73,7 +73,7 @@ def test_half_precision_is_widened_and_a_class_is_one_token():
     [
         (Outputs(logits=draw(2, 4, 9)), {}, 'no "labels", so it has no loss of its own'),
         (Outputs(logits=draw(2, 4, 9)), {"labels": [[1]]}, 'no "labels"'),
-        (Outputs(), {"labels": LABELS}, "came with no logits"),
+        (Outputs(), {"labels": LABELS}, "came with no logits: pass"),
         (Outputs(logits=draw(2, 4, 9)), {"labels": LABELS.float()}, "came with labels that are no classes"),
         (
             Outputs(logits=draw(2, 4, 9)),

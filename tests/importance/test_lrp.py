@@ -457,7 +457,7 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="no batches came"):
         relevance(model, iter(()))
     without = {key: value for key, value in batch.items() if key != "labels"}
-    with pytest.raises(ValueError, match="BertModel came with no logits"):
+    with pytest.raises(ValueError, match="BertModel came with no logits, so"):
         relevance(model.bert, without)
     with pytest.raises(ValueError, match="rules is one of"):
         relevance(model, batch, rules="deeplift")

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
 import headtools as ht
-from headtools.heads.digest import digest_model
+from headtools.heads.digest import digest, digest_model
 from headtools.importance.stored import origin, read_whole, write_whole
 
 HOSTILE = ["<script>alert(1)</script>", '"}, "digest": "', "../../up", "values|0", "\ud800 \x00 \n", "", "é\u202e"]
@@ -92,6 +92,11 @@ def test_what_made_them_is_kept_and_asked_for(path):
     assert told["versions"]["torch"] == torch.__version__
     assert set(told["versions"]) == {"python", "torch", "transformers", "headtools"}
     ht.load_scores(path, model, made_from)
+    ht.save_scores(some_scores(), path, {"short": list(range(100)), "long": list(range(101))})
+    told = origin(path)["made_from"]
+    assert told["short"] == list(range(100))
+    assert told["long"] == f"list {digest(list(range(101)))}"
+    ht.save_scores(some_scores(), path, made_from)
     ht.load_scores(path, made_from={"sites": ["encoder"], "limit": 10})
     for name, other in {"model": tiny(1), "batches": [{"input_ids": torch.tensor([[1, 3]])}], "over": "batch",
                         "limit": 11, "missing": None}.items():  # fmt: skip
