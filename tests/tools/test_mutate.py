@@ -152,3 +152,15 @@ def test_a_room_from_end_to_end(root, tmp_path):
     again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "1/5" not in again.stdout, "what was tested before is not tested again"
     assert "toy: 2 of 5 noticed, 40.0%" in again.stdout
+
+
+def test_what_is_told_of_the_last_draw_is_what_was_kept(root):
+    """Every mistake that nothing noticed is explained, and CONTRIBUTING tells the numbers of the fresh draws."""
+    kept = json.loads((root / "tests/mutation.json").read_text("utf-8"))
+    told = " ".join((root / "CONTRIBUTING.md").read_text("utf-8").split())
+    for room in ("heads", "importance"):
+        fresh = kept[room]["fresh sample"]
+        assert len(fresh["unnoticed"]) == fresh["tested"] - fresh["noticed"]
+        assert all(one["why"] for one in fresh["unnoticed"])
+        assert round(fresh["noticed"] / fresh["tested"], 4) == fresh["score"]
+        assert f"`{room}/` {fresh['noticed']} of {fresh['tested']}" in told
