@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
+import importlib.util
 import json
 import os
 import random
@@ -47,6 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the result to this file")
     args = parser.parse_args(words)
     os.chdir(ROOT)
+    _refuse_another_copy()
     args.state = args.state.resolve()
     args.state.mkdir(parents=True, exist_ok=True)
     result = {room: _room(room, args) for room in args.rooms}
@@ -57,6 +58,14 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.json:
         args.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return 0
+
+
+def _refuse_another_copy() -> None:
+    """Stop where tests would import headtools from another folder, in which there are no mistakes."""
+    found = importlib.util.find_spec("headtools")
+    place = Path(found.origin).resolve().parents[1] if found and found.origin else None
+    if place != ROOT:
+        raise SystemExit(f"headtools comes from {place}, and the mistakes go into {ROOT}: PYTHONPATH={ROOT} mends that")
 
 
 def sample(files: Mapping[str, str], size: int, seed: int) -> list[tuple[str, Mutant]]:

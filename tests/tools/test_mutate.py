@@ -164,3 +164,13 @@ def test_what_is_told_of_the_last_draw_is_what_was_kept(root):
         assert all(one["why"] for one in fresh["unnoticed"])
         assert round(fresh["noticed"] / fresh["tested"], 4) == fresh["score"]
         assert f"`{room}/` {fresh['noticed']} of {fresh['tested']}" in told
+
+
+def test_another_copy_of_the_package_is_refused(monkeypatch, tmp_path):
+    """Its tests would pass whatever the mistake."""
+    (tmp_path / "headtools").mkdir()
+    (tmp_path / "headtools" / "__init__.py").write_text("")
+    monkeypatch.chdir(tmp_path)  # where main() goes; given back at the end
+    monkeypatch.setattr(mutate, "ROOT", tmp_path.resolve())
+    with pytest.raises(SystemExit, match="the mistakes go into"):
+        mutate.main(["heads", "--state", str(tmp_path / "state")])
