@@ -46,7 +46,8 @@ def bert(layers: int = 12, rows: int = 4) -> Subject:
 def gpt2(layers: int = 12, rows: int = 4) -> Subject:
     """GPT-2 small, with a small vocabulary; the number is the greatest logit of the last token."""
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=layers, vocab_size=1000)).eval()
+    config = transformers.GPT2Config(n_layer=layers, vocab_size=1000, bos_token_id=1, eos_token_id=1)
+    model = transformers.GPT2LMHeadModel(config).eval()
     batch = {"input_ids": torch.randint(10, 1000, (rows, 64)), "use_cache": False}
     return Subject(f"GPT-2, {layers} layers, {rows} x 64 tokens", model, batch, lambda o, _b: o.logits[:, -1].amax(-1))
 
