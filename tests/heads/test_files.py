@@ -12,7 +12,7 @@ from safetensors.torch import save
 from headtools.heads import whole
 from headtools.heads.digest import digest
 from headtools.heads.files import read_told, read_whole, write_whole
-from headtools.heads.whole import written, written_bytes
+from headtools.heads.whole import written, written_bytes, written_folder
 
 TENSORS = {"x": torch.arange(6.0).view(2, 3)}
 TOLD = {"n": 1, "names": ["é", "\ud800"]}
@@ -173,3 +173,13 @@ def test_two_writers_do_not_meet(path):
         other.write_text("other")
     assert path.read_text() == "one", "who ends last"
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path):
+    """Not even an empty one, which the system would replace without a word."""
+    path = tmp_path / "new"
+    with pytest.raises(FileExistsError, match="is there already: name a new folder"), written_folder(path) as part:
+        (part / "a.txt").write_text("ours")
+        path.mkdir()
+    assert not any(path.iterdir())
+    assert [left.name for left in tmp_path.iterdir()] == ["new"]
