@@ -175,11 +175,25 @@ def test_two_writers_do_not_meet(path):
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path):
+@pytest.mark.parametrize("when", ["before it is looked for", "after that"])
+def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path, monkeypatch, when):
     """Not even an empty one, which the system would replace without a word."""
-    path = tmp_path / "new"
-    with pytest.raises(FileExistsError, match="is there already: name a new folder"), written_folder(path) as part:
-        (part / "a.txt").write_text("ours")
+    path, move = tmp_path / "new", whole._move
+
+    def late(part, path):
         path.mkdir()
-    assert not any(path.iterdir())
+        (path / "b.txt").write_text("theirs")  # a folder that is not empty cannot be replaced
+        move(part, path)
+
+    def write():
+        with written_folder(path) as part:
+            (part / "a.txt").write_text("ours")
+            if when == "after that":
+                monkeypatch.setattr(whole, "_move", late)
+            else:
+                path.mkdir()
+
+    with pytest.raises(FileExistsError, match="is there already: name a new folder"):
+        write()
+    assert not (path / "a.txt").exists()
     assert [left.name for left in tmp_path.iterdir()] == ["new"]
