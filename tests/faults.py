@@ -11,9 +11,22 @@ import struct
 import sys
 import time
 
+import torch
+from torch import nn
 
-def forked(work, before=lambda: None):
-    """Run ``work`` in a forked process and return how it ended: 'done', 'killed' or the name of its exception."""
+
+def learner(seed):
+    """A layer with its optimizer after one step, other ones for each seed: the least that a training keeps."""
+    torch.manual_seed(seed)
+    module = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return module, optimizer
+
+
+def child_of(work, statuses):
+    """Fork, run ``work`` there without a word, and return the child, who ends with 0, a status of its error, or 1."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -21,14 +34,18 @@ def forked(work, before=lambda: None):
             quiet = os.open(os.devnull, os.O_WRONLY)
             os.dup2(quiet, 1)
             os.dup2(quiet, 2)
-            before()
             work()
             status = 0
-        except OSError:
-            status = 2
+        except tuple(statuses) as error:
+            status = next(found for kind, found in statuses.items() if isinstance(error, kind))
         finally:
             os._exit(status)
-    status = os.waitpid(child, 0)[1]
+    return child
+
+
+def forked(work, before=lambda: None):
+    """Run ``work`` in a forked process and return how it ended: 'done', 'killed' or the name of its exception."""
+    status = os.waitpid(child_of(lambda: (before(), work()), {OSError: 2}), 0)[1]
     if os.WIFSIGNALED(status):
         return "killed"
     return {0: "done", 2: "OSError"}.get(os.WEXITSTATUS(status), "failed")
@@ -64,23 +81,7 @@ def without_power():
 
 def together(*works):
     """Run all ``works`` at the same time, each in a forked process; return the children, for ``over``."""
-    children = []
-    for work in works:
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                quiet = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(quiet, 1)
-                os.dup2(quiet, 2)
-                work()
-                status = 0
-            except FileExistsError:
-                status = 3
-            finally:
-                os._exit(status)
-        children.append(child)
-    return children
+    return [child_of(work, {FileExistsError: 3}) for work in works]
 
 
 def over(children, ends):

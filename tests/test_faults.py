@@ -26,7 +26,7 @@ from headtools.sparse import checkpoint as gating
 
 pytest.importorskip("resource", reason="needs fork and limits")
 
-from .faults import forked, full_disk, killed_after, killer, lines_run, told
+from .faults import forked, full_disk, killed_after, killer, learner, lines_run, told
 
 
 @pytest.fixture(autouse=True)
@@ -139,27 +139,18 @@ def test_a_read_only_file_is_not_replaced(tmp_path):
 # --- training: the state of an optimizer ----------------------------------------------------------------------------
 
 
-def net(seed):
-    torch.manual_seed(seed)
-    module = nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(module.parameters())
-    module(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    return module, optimizer
-
-
 def saved(run, steps):
     for step in steps:
-        training.save(run, *net(step), {"step": step})
+        training.save(run, *learner(step), {"step": step})
 
 
 def step_of(run):
     """The step whose weights, moments and counters are all there; 0 where nothing was ever saved."""
-    module, optimizer = net(99)
+    module, optimizer = learner(99)
     state = training.restore(run, module, optimizer)
     if state is None:
         return 0
-    expected, moments = net(state["step"])
+    expected, moments = learner(state["step"])
     assert torch.equal(module.weight, expected.weight)
     for one, other in zip(module.parameters(), expected.parameters(), strict=True):
         assert torch.equal(optimizer.state[one]["exp_avg"], moments.state[other]["exp_avg"])
@@ -189,7 +180,7 @@ def test_a_damaged_state_is_told(tmp_path):
     data = path.read_bytes()
     for part in range(0, len(data), max(1, len(data) // 50)):
         path.write_bytes(data[:part])
-        module, optimizer = net(99)
+        module, optimizer = learner(99)
         before = module.weight.clone()
         with pytest.raises(ValueError, match=r"is damaged .*: delete it, and the training starts anew"):
             training.restore(tmp_path, module, optimizer)

@@ -20,7 +20,7 @@ from headtools.sparse import checkpoint as gating
 
 pytest.importorskip("resource", reason="needs fork and limits")
 
-from .faults import over, together, told, without_power
+from .faults import learner, over, together, told, without_power
 
 
 class Written:
@@ -235,11 +235,7 @@ def test_a_model_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
 
 def test_the_same_training(tmp_path):
     def work(seed):
-        torch.manual_seed(seed)
-        module = nn.Linear(3, 2)
-        optimizer = torch.optim.AdamW(module.parameters())
-        module(torch.ones(1, 3)).sum().backward()
-        optimizer.step()
+        module, optimizer = learner(seed)
         return lambda: [training.save(tmp_path, module, optimizer, {"step": seed}) for _ in range(40)]
 
     module = nn.Linear(3, 2)

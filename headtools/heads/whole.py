@@ -47,7 +47,7 @@ def written(path: str | Path) -> Iterator[Path]:
     """
     path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
     part = _part(path)
-    try:
+    with _told_and_cleared(part, path):
         if os.path.isfile(path) and not path.stat().st_mode & 0o222:
             raise PermissionError(errno.EACCES, _READ_ONLY)  # putting another in its place would not ask
         if os.path.isdir(path):
@@ -56,13 +56,6 @@ def written(path: str | Path) -> Iterator[Path]:
         yield part
         _keep(part)
         _move(part, path)
-    except Exception as error:
-        said = refusal(error, path)
-        if said is None:
-            raise
-        raise said from error
-    finally:
-        _clear(part, path)
 
 
 @contextmanager
@@ -81,7 +74,7 @@ def written_folder(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     part = _part(path)
-    try:
+    with _told_and_cleared(part, path):
         _refuse_taken(path)
         part.mkdir(parents=True)
         yield part
@@ -94,13 +87,6 @@ def written_folder(path: str | Path) -> Iterator[Path]:
         except OSError:
             _refuse_taken(path)
             raise
-    except Exception as error:
-        said = refusal(error, path)
-        if said is None:
-            raise
-        raise said from error
-    finally:
-        _clear(part, path)
 
 
 def written_bytes(path: str | Path, data: bytes) -> Path:
@@ -130,6 +116,20 @@ def refusal(error: Exception, path: Path) -> OSError | None:
     remedy = _REMEDIES.get(errno.errorcode.get(number, ""), "mend that and try again")
     remedy = "make it writable, or name another" if why == _READ_ONLY else remedy
     return OSError(number, f"{why}; the file was not written, {kept}: {remedy}", str(path))
+
+
+@contextmanager
+def _told_and_cleared(part: Path, path: Path) -> Iterator[None]:
+    """Let an error say why ``path`` was not written and what to do, and leave no part behind."""
+    try:
+        yield
+    except Exception as error:
+        said = refusal(error, path)
+        if said is None:
+            raise
+        raise said from error
+    finally:
+        _clear(part, path)
 
 
 def _part(path: Path) -> Path:
