@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.weights import bias_of, is_projection, is_transposed, shape_of, weight_of
+
 PRUNED = "_headtools_pruned"  # in the __dict__ of a module that prune() has cut: what is left and what is gone
 
 # query, key and value as three modules, in the order in which the names are tried
@@ -53,13 +55,14 @@ class Projection:
     transposed: bool = False
 
     def weight(self) -> Tensor:
-        """Return the weight head by head: (heads, width, d_model), a differentiable view of the model's own."""
-        matrix = self.module.weight.T if self.transposed else self.module.weight
+        """Return the weight that is applied, adapters included, head by head: (heads, width, d_model)."""
+        weight = weight_of(self.module)
+        matrix = weight.T if self.transposed else weight
         return matrix[self.rows.to(matrix.device)]
 
     def bias(self) -> Tensor | None:
         """Return the bias head by head: (heads, width), or None where the projection has none."""
-        bias = getattr(self.module, "bias", None)
+        bias = bias_of(self.module)
         return None if bias is None else bias[self.rows.to(bias.device)]
 
 
@@ -83,25 +86,20 @@ def tokens_first(module: nn.Module) -> bool:
     return type(module).__module__.endswith(".modeling_fsmt")
 
 
-def is_transposed(module: nn.Module) -> bool:
-    """Tell GPT-2's Conv1D, whose weight is (in, out), from nn.Linear, whose weight is (out, in)."""
-    return type(module).__name__ == "Conv1D"
-
-
 def width_in(module: nn.Module) -> int:
     """Return how many features a projection reads."""
-    return module.weight.shape[0 if is_transposed(module) else 1]
+    return shape_of(module)[1]
 
 
 def width_out(module: nn.Module) -> int:
     """Return how many features a projection writes."""
-    return module.weight.shape[1 if is_transposed(module) else 0]
+    return shape_of(module)[0]
 
 
 def _linear(module: object) -> nn.Module | None:
     """Return the matrix inside ``module``: itself, or the ``linear`` it wraps (Moshi, Gemma 4 vision), or None."""
     if isinstance(module, nn.Module):
-        if getattr(module, "weight", None) is not None and module.weight.dim() == 2:
+        if is_projection(module):
             return module
         inner = getattr(module, "linear", None)
         return _linear(inner) if isinstance(inner, nn.Module) else None

@@ -18,6 +18,7 @@ from headtools.heads.attention import EAGER, SDPA, register
 from headtools.heads.layout import PRUNED, Projection
 from headtools.heads.selection import Heads, refuse_compiled, refuse_offloaded, select
 from headtools.heads.sites import Site, sites
+from headtools.heads.weights import refuse_wrapped
 
 # what attention modules call their sizes
 _QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
@@ -52,6 +53,7 @@ def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
     refuse_compiled(model)
     refuse_offloaded(model, "prune")
     chosen = select(sites(model), heads)
+    refuse_wrapped(model, [module for site in chosen for module in (*site.module.modules(), site.out)], "prune")
     cuts = [_plan(site, cut, gqa) for site, cut in chosen.items() if cut]  # raises before anything is changed
     with torch.no_grad():
         for cut in cuts:

@@ -92,8 +92,8 @@ def put(z: Tensor, some: list[int], replacement: Tensor) -> Tensor:
 
 def _place(site: Site) -> torch.device:
     """Return where a site's output projection is; a weight that is offloaded until it is needed is nowhere."""
-    where = site.out.weight.device
-    return torch.device("cpu") if where.type == "meta" else where
+    weight = next(site.out.parameters(), None)  # a quantised layer may have none
+    return torch.device("cpu") if weight is None or weight.is_meta else weight.device
 
 
 def _real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple) -> Tensor | EllipsisType:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from headtools.heads import layout
 from headtools.heads.kinds import causal_by_caller, find_kind
 from headtools.heads.layout import Projection
+from headtools.heads.weights import unused_copies, weight_of
 
 KINDS = ("encoder", "decoder", "cross")
 Key = tuple  # (kind, layer), or (stack, kind, layer) where a model has several stacks of one kind
@@ -60,8 +61,9 @@ class Site:
 
     @property
     def w_o(self) -> Tensor:
-        """Return the output projection head by head: (heads, value_dim, d_model), a differentiable view."""
-        matrix = self.out.weight if layout.is_transposed(self.out) else self.out.weight.T
+        """Return the output projection head by head, adapters included: (heads, value_dim, d_model), differentiable."""
+        weight = weight_of(self.out)
+        matrix = weight if layout.is_transposed(self.out) else weight.T
         return matrix.unflatten(0, (self.heads, self.value_dim))
 
     def split(self, read: Tensor) -> Tensor:
@@ -156,8 +158,10 @@ def sites(model: nn.Module) -> Sites:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"sites() needs a torch model, got {type(model).__name__}; pass the model itself: sites(model)")
-    found, skipped, seen = [], [], []
+    found, skipped, seen, unused = [], [], [], unused_copies(model)
     for name, module in model.named_modules():
+        if module in unused:
+            continue
         interface = layout.uses_interface(module)
         if not interface and not layout.looks_like_attention(module):
             if "attention" in type(module).__name__.lower() or isinstance(module, nn.MultiheadAttention):

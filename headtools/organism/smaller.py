@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from headtools.heads.prune import pruned, replay
+from headtools.heads.weights import refuse_wrapped_model
 from headtools.heads.whole import written_folder
 from headtools.organism.publish import write_checksums
 
@@ -43,6 +44,7 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> Path:
         raise TypeError(
             f"{type(model).__name__} is no transformers model: keep its state_dict and pruned(model) yourself"
         )
+    refuse_wrapped_model(model, "save")
     with written_folder(folder) as part:
         with _no_bar():
             model.save_pretrained(part, max_shard_size="1TB")  # one file, whatever its size

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.layout import is_transposed
 from headtools.heads.selection import refuse_offloaded, select, wide
 from headtools.heads.sites import Site, sites
+from headtools.heads.weights import is_transposed, refuse_quantised, refuse_wrapped
 from headtools.roles.circuits import ov
 from headtools.roles.geometry import SIDES
 
@@ -39,7 +39,8 @@ def edit(
     Raises ``KeyError`` or ``IndexError`` for a head that is not there, ``TypeError`` for weights that are no floating
     point numbers, and ``ValueError`` for directions of another width, zero or NaN, for ``drop_top`` beyond the head's
     width, and where the head has no weights of its own to edit: values that several heads share (grouped queries) or
-    that come out of a latent (DeepSeek), weights tied to another module's, a silent head that pruning left.
+    that come out of a latent (DeepSeek), weights tied to another module's, under an adapter (PEFT), a norm or a mask of
+    ``torch.nn.utils``, a silent head that pruning left.
 
     For the algebra of W_OV: Elhage et al. 2021. The edit itself is the projection of Bolukbasi et al. 2016
     (arXiv:1607.06520), applied to a head's output matrix.
@@ -100,13 +101,12 @@ def _weight(model: nn.Module, site: Site, head: int, side: str) -> tuple[nn.Para
                 'change all; use side="write", where each head has its own weights'
             )
         module, rows, along = site.v.module, site.v.rows[head], 0
+    refuse_quantised(module, "edit it")
+    refuse_wrapped(model, [module], "edit")
     weight = module.weight
     names = [name for name, other in model.named_parameters(remove_duplicate=False) if other is weight]
     if len(names) > 1:
         raise ValueError(f"{who} has no weights of its own, they are tied: {' and '.join(names)}; untie them first")
-    if not isinstance(weight, Tensor) or not weight.is_floating_point():
-        kind = getattr(weight, "dtype", type(weight).__name__)
-        raise TypeError(f"{who} keeps its weights as {kind}; load the model in floating point to edit it")
     return weight, rows.to(weight.device), 1 - along if is_transposed(module) else along
 
 

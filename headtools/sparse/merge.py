@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from headtools.heads.layout import is_transposed
 from headtools.heads.prune import prune
 from headtools.heads.selection import Heads, refuse_offloaded, select
-from headtools.heads.sites import Site, Sites, sites
+from headtools.heads.sites import Site, sites
+from headtools.heads.weights import is_transposed, refuse_wrapped
 from headtools.roles.circuits import ov
 from headtools.sparse.moments import moments
 from headtools.sparse.plan import Plan, merged, refitted
@@ -75,7 +75,7 @@ def merge(
     """
     _check(ridge)
     refuse_offloaded(model, "merge")
-    chosen = _grouped(sites(model), groups)
+    chosen = _grouped(model, groups)
     seen = moments(model, batches, {site: [h for group in some for h in group] for site, some in chosen.items()})
     plans = [merged(seen[site.key], some, refit, ridge) for site, some in chosen.items()]
     _apply(model, plans)
@@ -98,6 +98,8 @@ def refit(
     chosen = {site: some for site, some in select(sites(model), heads).items() if some}
     if not chosen:
         raise ValueError('no heads came: refit(model, {("encoder", 2): [0]}, batches)')
+    refuse_offloaded(model, "refit")
+    _refuse_wrapped(model, chosen, "refit")
     for site, some in chosen.items():
         if len(some) == site.heads:
             raise ValueError(f"all heads of {site.label} would go, and nothing is left to fit: use prune")
@@ -112,8 +114,9 @@ def _check(ridge: float) -> None:
         raise ValueError(f"the ridge is a number from 0 on, got {ridge!r}")
 
 
-def _grouped(found: Sites, groups: Iterable[Group]) -> dict[Site, list[list[int]]]:
+def _grouped(model: nn.Module, groups: Iterable[Group]) -> dict[Site, list[list[int]]]:
     """Return the groups by site, {site: [[head, ...], ...]}; raise for what cannot be merged."""
+    found = sites(model)
     listed = [[tuple(head) for head in group] for group in groups]
     if not listed:
         raise ValueError('no groups came: merge(model, [(("encoder", 2, 0), ("encoder", 2, 5))], batches)')
@@ -130,9 +133,15 @@ def _grouped(found: Sites, groups: Iterable[Group]) -> dict[Site, list[list[int]
             )
         chosen.setdefault(site, []).append(some)
     select(found, [head for group in listed for head in group])  # raises for a head in two groups
+    _refuse_wrapped(model, chosen, "merge")
     for site in chosen:
         ov(site)  # raises where W_OV is not what a head moves
     return chosen
+
+
+def _refuse_wrapped(model: nn.Module, chosen: Iterable[Site], what: str) -> None:
+    """Raise before the corpus is run, not after it, where ``prune`` would."""
+    refuse_wrapped(model, [module for site in chosen for module in (*site.module.modules(), site.out)], what)
 
 
 def _apply(model: nn.Module, plans: Sequence[Plan]) -> None:
