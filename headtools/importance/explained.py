@@ -56,7 +56,11 @@ def explained(model: nn.Module, outputs: Any, batch: Mapping, score: Score | Non
         rows = (~counted.any(1)).nonzero().flatten().tolist()
         raise ValueError(f"examples {rows} have no step to explain: drop them, or pass a score of shape (B,)")
     if not values.requires_grad:
-        raise ValueError("the score does not depend on the model: compute it from the outputs, with gradients on")
+        raise ValueError(
+            "the score does not depend on the model: compute it from the outputs, with gradients on. Where the model "
+            'itself ends in a softmax, return its logits: all rules but "attnlrp", "ratio" and "gradient" take a '
+            "softmax inside a model for attention, and hold it constant"
+        )
     return Explained(values, counted)
 
 

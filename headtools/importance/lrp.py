@@ -106,7 +106,10 @@ def relevance(
     "voita" make them in most layers. ``signed`` keeps the sign.
 
     ``batches``: dicts of what the model takes. ``score(outputs, batch)`` returns what to explain: one number per
-    example (B,), or one per example and step (B, steps). Without it each step's highest logit is explained, as the
+    example (B,), or one per example and step (B, steps). It is part of what is explained: its operations share by the
+    same rules, so that a vector's length in ``F.normalize``, ``F.cosine_similarity`` or ``x / x.norm()`` is held
+    constant. What has no rule, such as ``log_softmax``, shares by its gradient, and the rest of its tangent, for a log
+    probability minus the entropy, counts as a constant. Without a score each step's highest logit is explained, as the
     paper does: a translation model's at every word (the batch's labels are its input), a language model's at every
     token, a classifier's once. Each step takes a backward pass. Steps that are padding do not count.
 

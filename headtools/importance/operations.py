@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from headtools.importance.operation_names import ALWAYS, LINEAR, OTHERS
 from headtools.importance.ratio_rule import ratio_attention, ratio_matmul, ratio_product
 from headtools.importance.rule_functions import (
     alpha_beta,
@@ -20,32 +21,10 @@ from headtools.importance.rule_functions import (
     share,
     stabilised,
 )
+from headtools.importance.tangent import shared_by_tangent
 
 if TYPE_CHECKING:
     from headtools.importance.rules import Rules
-
-# the name of an operation -> the method that runs it
-_ALWAYS = {
-    **dict.fromkeys(("add", "sub", "rsub", "__rsub__"), "_sum"),
-    **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d"), "_linear"),
-    **dict.fromkeys(("mul", "multiply", "matmul", "bmm", "mm", "mv", "dot", "einsum"), "_product"),
-    **dict.fromkeys(("addmm", "baddbmm"), "_addmm"),
-    **dict.fromkeys(("embedding", "embedding_bag"), "_embedding"),
-    **dict.fromkeys(("cat", "concat"), "_cat"),
-    "layer_norm": "_layer_norm",
-    "scaled_dot_product_attention": "_attention",
-    "softmax": "_softmax",
-}
-_ACTIVATIONS = (
-    "relu", "relu6", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "selu", "celu", "softplus", "mish",
-    "hardtanh", "hardswish", "hardsigmoid", "log_sigmoid", "softsign", "clamp", "clip", "clamp_min", "clamp_max",
-)  # fmt: skip
-_NORMS = ("rms_norm", "normalize", "group_norm", "instance_norm", "batch_norm")  # each output is its input, scaled
-_OTHERS = {
-    **dict.fromkeys(_ACTIVATIONS + _NORMS, "_one_to_one"),
-    **dict.fromkeys(("div", "divide"), "_quotient"),
-    **dict.fromkeys(("rsqrt", "reciprocal", "pow"), "_power"),
-}
 
 WIDE = 8  # a map that writes so many times more numbers than it reads is a vocabulary: most of its rows have no g
 
@@ -63,6 +42,7 @@ class Propagation(TorchFunctionMode):
         self.rules, self.tables = rules, tables
         self.inputs: list[Tensor] = []
         self.constants: list[Tensor] = []
+        self.in_score = False  # set once the model has run
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
@@ -71,22 +51,38 @@ class Propagation(TorchFunctionMode):
         handler = self._handler(name)
         if handler is not None:
             return handler(func, *args, **kwargs)
-        handler = self._handler(name[:-1]) if name.endswith("_") and args and active(args[0]) else None
+        in_place = name.endswith("_") and not name.endswith("__") and args and active(args[0])
+        plain = name[:-1] if in_place else name
+        handler = self._handler(plain)
         if handler is None:
+            if not self.rules.others or not LINEAR.isdisjoint((name, plain)):
+                return func(*args, **kwargs)
+            handler = self._without_rule
+        if not in_place:
+            return handler(func, *args, **kwargs)
+        outside = next((getattr(where, plain) for where in (torch, F, Tensor) if hasattr(where, plain)), None)
+        if outside is None:
             return func(*args, **kwargs)
-        # in place: the rule sees a copy of what is overwritten
-        outside = getattr(torch, name[:-1], None) or getattr(F, name[:-1])
-        return args[0].copy_(handler(outside, args[0].clone(), *args[1:], **kwargs))
+        return args[0].copy_(handler(outside, args[0].clone(), *args[1:], **kwargs))  # the rule sees what was there
 
     def _handler(self, name: str) -> Callable | None:
-        method = _ALWAYS.get(name) or (_OTHERS.get(name) if self.rules.others else None)
+        method = ALWAYS.get(name) or (OTHERS.get(name) if self.rules.others else None)
         return None if method is None else getattr(self, method)
 
-    def constant(self, value: Tensor | None) -> Tensor | None:
+    def constant(self, value: Any) -> Any:
         """Return a constant as a tensor that collects its own relevance."""
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.requires_grad:
             return value
         self.constants.append(value.detach().requires_grad_())
+        return self.constants[-1]
+
+    def _without_rule(self, func: Callable, *args: Any, **kwargs: Any) -> Any:
+        return shared_by_tangent(func, args, kwargs, self._one)
+
+    def _one(self, like: Tensor) -> Tensor:
+        """Return a 1 that keeps what no input of an operation gets."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        self.constants.append(torch.ones((), dtype=dtype, device=like.device).requires_grad_())
         return self.constants[-1]
 
     def _embedding(self, func: Callable, *args: Any, **kwargs: Any) -> Tensor:
@@ -193,6 +189,8 @@ class Propagation(TorchFunctionMode):
         return alpha_beta(value, None, None, whole, self.rules.alpha)
 
     def _softmax(self, func: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.in_score and self.rules.others:  # probabilities that are explained, not weights of attention
+            return self._without_rule(func, input, *args, **kwargs)
         if self.rules.attention == "ratio" and active(input):
             return identity(input, func(input.detach(), *args, **kwargs))
         if self.rules.attention == "constant":
@@ -232,11 +230,39 @@ class Propagation(TorchFunctionMode):
         return input.copy_(out) if inside else out
 
     def _quotient(self, func: Callable, a: Any, b: Any, **kwargs: Any) -> Tensor:
-        return func(a, b.detach() if active(a) and active(b) else b, **kwargs)
+        return func(a, b.detach() if active(b) else b, **kwargs)
+
+    def _over(self, func: Callable, x: Tensor, a: Any) -> Tensor:
+        return func(x.detach(), a)
 
     def _power(self, func: Callable, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        root = func.__name__ != "pow" or (args and isinstance(args[0], (int, float)) and args[0] < 0)
-        return func(x.detach() if root and active(x) else x, *args, **kwargs)
+        n = -1 if func.__name__ != "pow" else args[0] if args else kwargs.get("exponent")
+        if not active(x) or not isinstance(n, (int, float)):
+            return self._without_rule(func, x, *args, **kwargs)
+        return func(share(x, 1 / n) if n > 0 else x.detach(), *args, **kwargs)
+
+    def _cosine(self, func: Callable, x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+        """Run a cosine as the product of two vectors, each divided by its length, which is held constant."""
+        y = func(x1.detach(), x2.detach(), dim, eps)
+        part = 1 / max(active(x1) + active(x2), 1)
+        a, b = (share(x, part) if active(x) else x for x in torch.broadcast_tensors(x1, x2))
+        a, b = (x / x.detach().norm(dim=dim, keepdim=True).clamp_min(eps) for x in (a, b))
+        product = (a * b).sum(dim)
+        return y + (product - product.detach())
+
+    def _filled(self, func: Callable, *args: Any, **kwargs: Any) -> Tensor:
+        """Run masked_fill or where; a number that is put in keeps its own relevance."""
+        like = next((value for value in args if active(value)), None)
+        if like is None or kwargs:
+            return self._without_rule(func, *args, **kwargs)
+        numbers = (int, float)
+        args = tuple(like.new_tensor(v) if isinstance(v, numbers) and not isinstance(v, bool) else v for v in args)
+        return func(*map(self.constant, args))
+
+    def _written(self, func: Callable, x: Tensor, index: Any, value: Any) -> None:
+        if active(x) and not active(value):
+            value = self.constant(torch.as_tensor(value, dtype=x.dtype, device=x.device))
+        func(x, index, value)
 
 
 def active(value: object) -> bool:

@@ -36,7 +36,8 @@ def relevance_of_heads(
             stack.callback(site.out.register_forward_pre_hook(_tap(site, products)).remove)
         with rules(which, model, tables) as seen:
             outputs = model(**inputs)
-        told = explained(model, outputs, batch, score)
+            seen.in_score = True
+            told = explained(model, outputs, batch, score)
         leaves = [*seen.inputs, *(value for value in inputs.values() if active(value))]
         sign = torch.where(told.values.detach() < 0, -1.0, 1.0).to(told.values.dtype)
         steps = []

@@ -39,8 +39,8 @@ class Rules:
     ``attention``: "through" follows softmax by its gradient and halves the relevance of every product of two
     activations; "constant" holds the weights of attention fixed; "ratio" passes over softmax and gives factors of a
     product shares in proportion to their size. ``others``: normalisations divide by a constant,
-    activation functions pass relevance on unchanged, products are halved; without it all of them, and attention, are
-    plain gradients.
+    activation functions pass relevance on unchanged, products are halved, and an operation without a rule shares by its
+    tangent (``tangent``); without it all of them, and attention, are plain gradients.
     """
 
     linear: str = "zero"
