@@ -104,7 +104,15 @@ def _eager(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
     else:
         name = type(module).__name__
         raise ValueError(f"{name}: its file has no eager_attention_forward, so no maps can be recorded")
-    return _run(own, module, q, k, v, mask, kwargs, shows_maps=True)
+    return _run(own, module, q, k, v, _additive(mask, q.dtype), kwargs, shows_maps=True)
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a mask that can be added to scores: one of truth values, which fused attention takes as well, cannot."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    lowest = torch.finfo(torch.float32 if dtype == torch.float64 else dtype).min  # as in ``_eager_mask``
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, lowest)
 
 
 def _sdpa(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:

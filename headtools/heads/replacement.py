@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
-from types import EllipsisType
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from headtools.heads.record import Captured, record
-from headtools.heads.selection import wide
+from headtools.heads.selection import check_batch, wide
 from headtools.heads.sites import Site
+from headtools.heads.tokens import model_inputs, real_tokens
 
 BY = ("zero", "mean", "resample", "uniform")
 
@@ -55,21 +56,43 @@ def pools_of(
     parts: dict[tuple, list[Tensor]] = {site.key: [] for site in sites}
     tokens = dict.fromkeys(parts, 0)
     for batch in batches:
+        check_batch(batch)
 
         def collect(site: Site, seen: Captured, _before: object, batch: Mapping = batch) -> None:
-            real = _real_tokens(model, site, batch, seen.z.shape[:2])  # every call, also of a layer that is shared
+            real = real_tokens(model, site, batch, seen.z.shape[:2])  # every call, also of a layer that is shared
             z = seen.z.float()[real].reshape(-1, site.heads, site.value_dim)
             tokens[site.key] += len(z)
             parts[site.key].append(z if by == "resample" else wide(z).sum(0, keepdim=True))
 
-        with torch.no_grad(), record(model, want=("z",), only=parts, reduce=collect, training=True):
-            model(**batch)
+        with torch.no_grad(), without_dropout(model), record(model, want=("z",), only=parts, reduce=collect):
+            model(**model_inputs(model, batch))
     idle = [site.label for site in sites if not tokens[site.key]]
     if idle:
         raise ValueError(f"{', '.join(idle)} did not run on the reference: pass batches that reach all chosen heads")
     if by == "resample":
         return {key: torch.cat(part) for key, part in parts.items()}
     return {key: (torch.cat(part).sum(0, keepdim=True) / tokens[key]).float() for key, part in parts.items()}
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Run a model as ``eval()`` has it while the context lasts; what was training goes on training.
+
+    >>> layer = nn.Dropout()
+    >>> with without_dropout(layer):
+    ...     layer.training
+    False
+    >>> layer.training
+    True
+    """
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def generator_of(site: Site, seed: int) -> torch.Generator:
@@ -94,10 +117,3 @@ def _place(site: Site) -> torch.device:
     """Return where a site's output projection is; a weight that is offloaded until it is needed is nowhere."""
     weight = next(site.out.parameters(), None)  # a quantised layer may have none
     return torch.device("cpu") if weight is None or weight.is_meta else weight.device
-
-
-def _real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple) -> Tensor | EllipsisType:
-    """Return which tokens of a site are no padding: a mask (B, T), or all where the batch has no mask that fits."""
-    two_sided = site.kind != "encoder" and getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    mask = batch.get("decoder_attention_mask" if two_sided else "attention_mask")
-    return mask.bool() if isinstance(mask, Tensor) and mask.shape == shape else ...

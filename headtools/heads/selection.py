@@ -112,6 +112,24 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
+def check_batch(batch: Mapping) -> None:
+    """Raise ``ValueError`` for a batch that is empty, or that brings a cache, which every run would make longer.
+
+    >>> check_batch({})
+    Traceback (most recent call last):
+    ValueError: the batch is empty: got a dict without entries; pass {"input_ids": ..., "attention_mask": ...}
+    """
+    if not batch:
+        raise ValueError(
+            'the batch is empty: got a dict without entries; pass {"input_ids": ..., "attention_mask": ...}'
+        )
+    if batch.get("past_key_values") is not None:
+        raise ValueError(
+            "the batch has past_key_values: a cache grows with every run, and its tokens were computed with all heads; "
+            "pass the whole text as input_ids, and batch.pop('past_key_values')"
+        )
+
+
 def watch_inputs(model: nn.Module) -> torch.utils.hooks.RemovableHandle:
     """Refuse empty batches and rows that are all padding, where attention has nothing to look at."""
     return model.register_forward_pre_hook(_check_inputs, with_kwargs=True)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from headtools.heads.record import Captured, record
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
+from headtools.heads.tokens import model_inputs, real_tokens, two_sided
 from headtools.importance.by_batch import by_batch
-from headtools.importance.inputs import chosen_sites, frozen, real_queries, two_sided
+from headtools.importance.inputs import chosen_sites, frozen
 from headtools.importance.intervals import of_ratio, scored
 
 
@@ -47,11 +48,9 @@ def confidence(
     ids = _excluded(model, exclude)
 
     def measure(batch: dict) -> dict[str, Tensor]:
-        taken = {name: value for name, value in batch.items() if name != "labels"}
-
         def fold(site: Site, seen: Captured, before: tuple | None) -> tuple[Tensor, Tensor]:
             maps, keys = seen.maps, _keys(model, site, batch)
-            real = real_queries(model, site, batch, (maps.shape[0], maps.shape[2])).to(maps.device)
+            real = real_tokens(model, site, batch, (maps.shape[0], maps.shape[2])).to(maps.device)
             if ids:
                 out = _found(keys, ids, site, maps).to(maps.device)
                 maps = maps.masked_fill(out[:, None, None], 0.0)
@@ -62,7 +61,7 @@ def confidence(
             return (total, number) if before is None else (before[0] + total, before[1] + number)
 
         with frozen(model), record(model, ("maps",), reduce=fold, only=[site.key for site in chosen]) as found:
-            model(**taken)
+            model(**model_inputs(model, batch))
         return {f"{part}|{place}": found[site.key][part].cpu() for part in (0, 1) for place, site in enumerate(chosen)
                 if site.key in found.seen}  # fmt: skip
 

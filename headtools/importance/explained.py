@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.importance.inputs import IGNORE, two_sided
+from headtools.heads.tokens import IGNORE, two_sided
 from headtools.importance.loss import continues
 
 Score = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,) or (B, steps)

@@ -1,8 +1,9 @@
 """Importance by gradient: how much the loss of an example would change with a head's gate.
 
 The gate of a head multiplies its output z, so the slope of the loss at gate 1 is the product <z, dL/dz>, summed over
-tokens. One backward pass of a batch gives it for every example and every head. Weights are frozen and the first z is
-made a leaf, so that nothing is differentiated but the activations above it: two thirds of an ordinary training step.
+tokens. One backward pass of a batch gives it for every example and every head. Weights are frozen, and the pass ends
+at the lowest z, so that nothing is differentiated but the activations above it: two thirds of an ordinary training
+step.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from headtools.heads.partial import name_of
 from headtools.heads.scores import HeadScores
 from headtools.heads.selection import watch_inputs
 from headtools.heads.sites import Site
+from headtools.heads.tokens import real_tokens
 from headtools.importance.by_batch import by_batch, refuse_idle
-from headtools.importance.inputs import chosen_sites, frozen, real_queries
+from headtools.importance.inputs import chosen_sites, frozen
 from headtools.importance.intervals import of_normalised, of_ratio, scored
 from headtools.importance.loss import Loss, each_loss
 
@@ -161,7 +163,7 @@ def _of_site(
         raise ValueError(f"the gradient at {site.label} holds NaN or infinity; is the loss finite?")
     tokens = torch.ones(size)
     if by_token:
-        real = real_queries(model, site, batch, product.shape[:2]).to(product.device)
+        real = real_tokens(model, site, batch, product.shape[:2]).to(product.device)
         product, tokens = (product.abs() * real[..., None]).sum(1), real.sum(1)
     return product.cpu(), tokens.cpu()
 
@@ -171,27 +173,28 @@ def _products(
 ) -> tuple[dict[tuple, Tensor], Tensor]:
     """Return <z, dL/dz> of one batch at each site, (B, H) or by token (B, T, H), and the losses (B,), on the CPU."""
     products: dict[tuple, Tensor] = {}
-    leaves: list[Tensor] = []
+    tapped: list[Tensor] = []
     with ExitStack() as stack:
         for context in (frozen(model), torch.inference_mode(False), torch.enable_grad()):
             stack.enter_context(context)
         stack.callback(watch_inputs(model).remove)
         for site in chosen:
-            stack.callback(site.out.register_forward_pre_hook(_tap(site, products, leaves, by_token)).remove)
-        return products, _backward(model, batch, loss, leaves)
+            stack.callback(site.out.register_forward_pre_hook(_tap(site, products, tapped, by_token)).remove)
+        return products, _backward(model, batch, loss, tapped)
 
 
-def _tap(site: Site, products: dict[tuple, Tensor], leaves: list[Tensor], by_token: bool) -> Callable:
+def _tap(site: Site, products: dict[tuple, Tensor], tapped: list[Tensor], by_token: bool) -> Callable:
     """Return a hook for the output projection that keeps <z, dL/dz> when the backward pass comes by.
 
-    Where nothing below needs a gradient, z becomes a leaf: the backward pass ends there.
+    Every z goes to ``tapped``, where the pass may end: whether something below needs a gradient (embeddings of a model
+    that is prepared for checkpointing do) makes no difference.
     """
 
     def hook(_module: nn.Module, args: tuple) -> tuple:
         z = site.split(args[0])
         if not z.requires_grad:
             z = z.detach().requires_grad_()
-            leaves.append(z)
+        tapped.append(z)
         value = z.detach()  # not z itself: a tensor whose hook holds it would never be freed
 
         def keep(slope: Tensor) -> None:
@@ -208,10 +211,10 @@ def _tap(site: Site, products: dict[tuple, Tensor], leaves: list[Tensor], by_tok
     return hook
 
 
-def _backward(model: nn.Module, batch: dict, loss: Loss | None, leaves: list[Tensor]) -> Tensor:
+def _backward(model: nn.Module, batch: dict, loss: Loss | None, tapped: list[Tensor]) -> Tensor:
     """Run the model and differentiate the sum of the losses, so that each example keeps its own; return the losses."""
     each = each_loss(model, batch, loss)
-    if not each.requires_grad:
+    if not each.requires_grad or not tapped:
         raise ValueError("the loss does not depend on any chosen head: compute it from the outputs, with gradients on")
-    torch.autograd.grad(each.sum(), leaves, allow_unused=True)
+    torch.autograd.grad(each.sum(), tapped, allow_unused=True)
     return each.detach().cpu().double()

@@ -1,18 +1,18 @@
-"""What the measures of importance share: a model left as it was, batches as it takes them, which tokens count."""
+"""What the measures of importance share: a model left as it was, and batches as it takes them."""
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from headtools.heads.selection import refuse_compiled
+from headtools.heads.selection import check_batch, refuse_compiled
 from headtools.heads.sites import Site, Sites, sites
-
-IGNORE = -100  # the label of a token that no loss counts, as everywhere in transformers
+from headtools.heads.tokens import model_inputs
 
 
 @contextmanager
@@ -72,8 +72,9 @@ def chosen_sites(model: nn.Module, only: Iterable[str | tuple] | str | None) -> 
 def each_batch(model: nn.Module, batches: Mapping | Iterable[Mapping]) -> Iterator[dict[str, Any]]:
     """Give the batches one by one, each a dict of what the model takes; a single batch will do.
 
-    A sequence-to-sequence batch with labels and no decoder input gets the labels, moved by one, as decoder input.
-    Raises ``ValueError`` where there is no batch and ``TypeError`` for one that is no dict.
+    A sequence-to-sequence batch with labels and no decoder input gets the decoder input that the model would make of
+    the labels. Raises ``ValueError`` where there is no batch, or one that is empty or brings a cache, and ``TypeError``
+    for one that is no dict.
     """
     count = 0
     for batch in [batches] if isinstance(batches, Mapping) else batches:
@@ -82,35 +83,33 @@ def each_batch(model: nn.Module, batches: Mapping | Iterable[Mapping]) -> Iterat
                 f"a batch is a dict of what the model takes, got {type(batch).__name__}: "
                 'write [{"input_ids": ..., "attention_mask": ..., "labels": ...}]'
             )
+        check_batch(batch)
         count += 1
         batch = dict(batch)
-        given = batch.keys() & {"decoder_input_ids", "decoder_inputs_embeds"}
-        shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-        if two_sided(model) and not given and isinstance(batch.get("labels"), Tensor) and shift is not None:
-            batch["decoder_input_ids"] = shift(labels=batch["labels"])
+        if "labels" in batch and model_inputs(model, batch).get("labels") is not None:
+            made = decoder_inputs(model, batch["labels"])
+            if made is not None:
+                batch["decoder_input_ids"] = made
         yield batch
     if not count:
         raise ValueError("no batches came: pass a list of dicts, and a list rather than a generator that is used up")
 
 
-def two_sided(model: nn.Module) -> bool:
-    """Tell whether a model reads one sequence and writes another."""
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-
-
-def real_queries(model: nn.Module, site: Site, batch: Mapping, shape: tuple[int, int]) -> Tensor:
-    """Return which queries of a site are no padding: (B, T) bool, all true where the batch does not tell.
-
-    On the decoder's side of a two-sided model the decoder's mask tells, or else the labels: what comes after the last
-    one that is counted is padding.
-    """
-    if two_sided(model) and site.kind != "encoder":
-        mask, labels = batch.get("decoder_attention_mask"), batch.get("labels")
-        if mask is None and isinstance(labels, Tensor) and labels.shape == shape:
-            counted = (labels != IGNORE).long()
-            mask = counted.flip(1).cumsum(1).flip(1)  # how many are counted from here on
-    else:
-        mask = batch.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.shape == shape:
-        return mask.bool()
-    return torch.ones(shape, dtype=torch.bool)
+def decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor | None:
+    """Return labels moved by one, as the model's own forward does it, or None where it does it in no known way."""
+    own = getattr(model, "get_base_model", lambda: model)()  # of a model with adapters
+    shift = getattr(own, "prepare_decoder_input_ids_from_labels", None)
+    if shift is not None:
+        return shift(labels=labels)
+    used = getattr(getattr(inspect.unwrap(type(own).forward), "__code__", None), "co_names", ())
+    shift = getattr(sys.modules.get(type(own).__module__), "shift_tokens_right", None)
+    if "shift_tokens_right" in used and shift is not None:
+        marks = list(inspect.signature(shift).parameters)[1:]  # pad_token_id, and most often decoder_start_token_id
+        missing = [name for name in marks if getattr(own.config, name, None) is None]
+        if missing:
+            raise ValueError(
+                f"{type(own).__name__} makes decoder_input_ids of labels and its configuration has no {missing[0]}: "
+                f"write model.config.{missing[0]} = ..., or add decoder_input_ids to the batch"
+            )
+        return shift(labels, **{name: getattr(own.config, name) for name in marks})
+    return own._shift_right(labels) if "_shift_right" in used else None

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from headtools.heads.selection import device_of
 from headtools.heads.shards import current
-from headtools.importance.inputs import IGNORE, frozen, two_sided
+from headtools.heads.tokens import IGNORE, two_sided
+from headtools.importance.inputs import frozen
 from headtools.importance.loss import continues
 from headtools.roles.corpus import Sentence
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headtools.heads.sites import sites
-from headtools.importance.inputs import IGNORE, two_sided
+from headtools.heads.tokens import IGNORE, model_inputs, two_sided
 
 Loss = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,)
 _HOW = "pass loss=lambda outputs, batch: ..., one number per example, (B,)"
@@ -66,8 +66,7 @@ def each_loss(model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | N
     Raises ``ValueError`` for a loss of another shape, one for other than ``rows`` examples, and NaN or infinity.
     """
     if loss is None:
-        inputs = {name: value for name, value in batch.items() if name != "labels"}  # or the model adds its own loss
-        each = label_loss(model, model(**inputs), batch)
+        each = label_loss(model, model(**model_inputs(model, batch)), batch)
     else:
         each = loss(model(**batch), batch)
     if not isinstance(each, Tensor) or each.dim() != 1 or not each.is_floating_point() or rows not in (None, len(each)):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.digest import digest, digest_model
+from headtools.heads.gates import watched
 from headtools.heads.partial import Partial, name_of
 from headtools.heads.progress import progress
 from headtools.heads.replacement import check_by, pools_of
@@ -47,7 +48,7 @@ def rises_without(model: nn.Module, batches: Batches, variants: Sequence[Variant
     check_by(how.by, named)
     batches, reference = list(each_batch(model, batches)), how.reference
     if reference is None:
-        reference = [{name: value for name, value in batch.items() if name != "labels"} for batch in batches]
+        reference = batches
     elif not isinstance(reference, Mapping):
         reference = list(reference)
     shard = current()
@@ -79,7 +80,7 @@ def rises_without(model: nn.Module, batches: Batches, variants: Sequence[Variant
                 partial.save(number, found[number])
         return found
 
-    with frozen(model), torch.no_grad():
+    with frozen(model), torch.no_grad(), watched(model):
         found = shard.merged(work)
     refuse_idle(found, named, "{} did not run on any batch")
     return torch.cat([part["rises"] for part in found])

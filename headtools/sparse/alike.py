@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from headtools.heads.record import Captured, record
 from headtools.heads.selection import wide
 from headtools.heads.sites import Site
-from headtools.importance.inputs import chosen_sites, each_batch, frozen, real_queries
+from headtools.heads.tokens import real_tokens
+from headtools.importance.inputs import chosen_sites, each_batch, frozen
 from headtools.roles.circuits import ov
 from headtools.roles.geometry import cosine
 from headtools.sparse.merge import RIDGE
@@ -95,7 +96,7 @@ def _apart(model: nn.Module, batches: list[Mapping], found: list[Site]) -> dict[
 
     def fold(site: Site, seen: Captured, before: list | None) -> list:
         rows = seen.maps.transpose(1, 2)  # (B, T, head, key)
-        rows = rows[real_queries(model, site, now["batch"], rows.shape[:2]).to(rows.device)]
+        rows = rows[real_tokens(model, site, now["batch"], rows.shape[:2]).to(rows.device)]
         distance = torch.stack([(rows - rows[:, h : h + 1]).abs().sum((0, 2)) / 2 for h in range(site.heads)])
         sums = [wide(distance), len(rows)]
         return sums if before is None else [a + b for a, b in zip(before, sums, strict=True)]

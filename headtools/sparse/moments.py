@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from headtools.heads.record import Captured, record
 from headtools.heads.selection import wide
 from headtools.heads.sites import Site
-from headtools.importance.inputs import each_batch, frozen, real_queries
+from headtools.heads.tokens import real_tokens
+from headtools.importance.inputs import each_batch, frozen
 
 TOLERANCE = 1e-9  # variances below this share of the greatest count as none
 
@@ -93,7 +94,7 @@ def moments(
         maps, z = wide(seen.maps), wide(seen.z)  # (B, H, T, S), (B, T, H, v)
         parts = [maps[:, head] @ y for head in wanted[site.key]]
         features = torch.cat([*parts, z.flatten(-2)], -1)
-        real = real_queries(model, site, now["batch"], features.shape[:2]).to(features.device)
+        real = real_tokens(model, site, now["batch"], features.shape[:2]).to(features.device)
         rows = features[real]
         sums = [rows.mT @ rows, rows.sum(0), len(rows)]
         return sums if before is None else [a + b for a, b in zip(before, sums, strict=True)]

@@ -7,8 +7,9 @@ import torch
 import transformers as tf
 from torch import nn
 
+from headtools.heads.tokens import real_tokens, two_sided
 from headtools.importance.explained import explained
-from headtools.importance.inputs import chosen_sites, each_batch, real_queries, two_sided
+from headtools.importance.inputs import chosen_sites, each_batch
 from headtools.importance.intervals import of_normalised, of_ratio, scored
 from headtools.importance.loss import continues, each_loss, label_loss
 
@@ -173,14 +174,14 @@ def test_infinite_numbers_of_no_step_do_no_harm():
 # --- what all measures share ------------------------------------------------------------------------------------------
 
 
-def test_real_queries_by_what_the_batch_tells():
+def test_real_tokens_by_what_the_batch_tells():
     model, _ = zoo_model("marian")
     sites = {site.kind: site for site in chosen_sites(model, None)}
     mask, shape = torch.tensor([[1, 1, 0], [1, 0, 0]]), (2, 3)
     labels = torch.tensor([[5, -100, 7], [5, -100, -100]])
 
     def real(kind, **batch):
-        return real_queries(model, sites[kind], batch, shape).long().tolist()
+        return real_tokens(model, sites[kind], batch, shape).long().tolist()
 
     everything = [[1, 1, 1], [1, 1, 1]]
     assert real("encoder", attention_mask=mask, decoder_attention_mask=mask.flip(1)) == mask.tolist()
@@ -189,7 +190,9 @@ def test_real_queries_by_what_the_batch_tells():
     assert real("cross", labels=labels) == [[1, 1, 1], [1, 0, 0]], "a gap inside is no padding"
     assert real("cross", labels=labels, decoder_attention_mask=mask) == mask.tolist()
     assert real("cross", labels=labels[:, :2]) == real("encoder", labels=labels) == everything
-    assert real("encoder", attention_mask=mask[:, :2]) == everything
+    assert real("encoder", attention_mask=torch.ones(2, 2)) == everything
+    with pytest.raises(ValueError, match=r"does not tell which of the 3 tokens of encoder 1 are padding"):
+        real("encoder", attention_mask=mask[:, :2])
 
 
 def test_sites_are_taken_once_in_the_order_asked():

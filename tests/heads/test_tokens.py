@@ -1,0 +1,154 @@
+"""Which tokens count: one rule for all measures, whatever form the mask has."""
+
+import copy
+
+import pytest
+import torch
+
+import headtools as ht
+from headtools.heads.tokens import model_inputs, real_tokens
+from headtools.importance.ablation import ablation_losses
+from headtools.importance.confidence import confidence
+from headtools.importance.gradient import gradient
+
+from ..importance.test_gradient import labelled
+from .zoo import zoo_model
+
+WORDS = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool()
+
+
+def by_pairs(real, causal, kind=torch.bool):
+    """A mask (B, 1, T, T) that lets real keys through, of the kind that a user would write."""
+    size = real.shape[1]
+    through = real[:, None, None].expand(-1, 1, size, size)
+    through = through & torch.ones(size, size).tril().bool() if causal else through
+    return through if kind == torch.bool else torch.where(through, 0.0, torch.finfo(kind).min).to(kind)
+
+
+def ask(name, mask, shape):
+    model, _ = zoo_model(name)
+    return real_tokens(model, next(iter(ht.sites(model))), {"attention_mask": mask}, shape)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("real", [WORDS, WORDS.flip(1), torch.ones(2, 4).bool()])
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_by_pairs_tell_which_tokens_are_real(causal, real, kind):
+    mask = by_pairs(real, causal, kind)
+    assert torch.equal(ask("bert", mask, (2, 4)), real)
+    assert torch.equal(ask("bert", {"full_attention": mask, "sliding_attention": mask}, (2, 4)), real)
+    if not causal:
+        assert torch.equal(ask("bert", mask[:, :, :1], (2, 4)), real)
+
+
+def test_packed_texts_and_prefixes_are_real():
+    packed = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)).bool()[None, None]
+    assert ask("bert", packed, (1, 4)).all()
+    assert ask("bert", packed.tril(), (1, 4)).all()
+    prefix = torch.ones(4, 4).tril().bool()
+    prefix[:2, :2] = True
+    assert ask("bert", prefix[None, None], (3, 4)).all()
+
+
+@pytest.mark.parametrize("spared", ["all", "itself"])
+def test_padding_that_was_spared_nan_cannot_be_told_from_words(spared):
+    mask = by_pairs(WORDS.flip(1), True)
+    for row, real in enumerate(WORDS.flip(1)):
+        for place in (~real).nonzero().flatten().tolist():
+            mask[row, 0, place, place if spared == "itself" else slice(None)] = True
+    with pytest.raises(ValueError, match=r"attention_mask \(of shape \(2, 1, 4, 4\)\) does not tell which of the 4"):
+        ask("bert", mask, (2, 4))
+
+
+@pytest.mark.parametrize(
+    ("mask", "shape"),
+    [
+        (torch.tensor([[1, 1, 0]]), (1, 4)),
+        (by_pairs(WORDS, False), (2, 3)),
+        (by_pairs(WORDS, False), (3, 4)),
+        ("x", (1, 4)),
+    ],
+)
+def test_masks_of_other_tokens_are_refused(mask, shape):
+    with pytest.raises(ValueError, match="pass one of shape"):
+        ask("bert", mask, shape)
+
+
+def test_pictures_are_not_masked_by_the_text_beside_them():
+    """Also where there are as many patches as words."""
+    model, _ = zoo_model("clip")
+    sites, mask = ht.sites(model), torch.tensor([[1, 1, 0]])
+    assert real_tokens(model, sites["vision_model", "encoder", 0], {"attention_mask": mask}, (1, 3)).all()
+    assert real_tokens(model, sites["text_model", "decoder", 0], {"attention_mask": mask}, (1, 3)).tolist() == [
+        [True, True, False]
+    ]
+
+
+def test_sound_is_masked_as_its_model_does_it():
+    import transformers as tf
+
+    config = tf.Wav2Vec2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8,),
+        conv_kernel=(4,), conv_stride=(4,), num_feat_extract_layers=1, num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2, vocab_size=9,
+    )  # fmt: skip
+    model = tf.Wav2Vec2ForCTC(config).eval()
+    mask = torch.ones(2, 32)
+    mask[1, 16:] = 0
+    found = real_tokens(model, next(iter(ht.sites(model))), {"attention_mask": mask}, (2, 8))
+    assert found.sum(1).tolist() == [8, 4]
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_a_mask_by_pairs_changes_no_measure(name):
+    model, batch = labelled(name)
+    other = batch | {"attention_mask": by_pairs(batch["attention_mask"].bool(), name != "bert")}
+    for measure in (
+        lambda b: confidence(model, b, exclude=[]).values,
+        lambda b: gradient(model, b, over="position").values,
+        lambda b: ablation_losses(model, b, by="mean", quiet=True),
+    ):
+        plain, found = measure(batch), measure(other)
+        for key, value in plain.items():
+            assert torch.allclose(found[key], value, atol=1e-5), key
+
+
+def test_labels_that_do_not_count_do_not_count_in_means():
+    """Three more labels of -100 behind each text leave ablation by the mean as it was."""
+    model, batch = labelled("t5")
+    del batch["decoder_input_ids"]
+    longer = batch | {"labels": torch.nn.functional.pad(batch["labels"], (0, 3), value=-100)}
+    plain, found = (ablation_losses(model, b, by="mean", quiet=True) for b in (batch, longer))
+    for key, value in plain.items():
+        assert torch.allclose(found[key], value, atol=1e-5), key
+
+
+def test_the_mean_is_taken_without_dropout():
+    model, batch = copy.deepcopy(zoo_model("bert")[0]), zoo_model("bert")[1]
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    site = ht.sites(model)["encoder", 1]
+    model.train()
+    next(model.children()).eval()
+    flags = [module.training for module in model.modules()]
+    means = []
+    for training in (True, False):
+        if not training:
+            model.eval()
+        with ht.ablate(model, {site.key: [2]}, by="mean", reference=batch):
+            assert not training or [module.training for module in model.modules()] == flags
+            model.eval()
+            with torch.no_grad(), ht.record(model, "z") as r:
+                model(**batch)
+        means.append(r[site.key].z[0, 0, 2])
+        model.train()
+    assert torch.equal(*means)
+
+
+def test_labels_are_left_out_where_they_are_not_needed():
+    translator, labels = zoo_model("marian")[0], torch.tensor([[1, 2]])
+    assert model_inputs(translator, {"labels": labels}).keys() == {"labels"}
+    assert model_inputs(translator, {"labels": labels[0]}).keys() == set()
+    assert model_inputs(translator, {"labels": labels, "decoder_input_ids": labels}).keys() == {"decoder_input_ids"}
+    assert model_inputs(zoo_model("bert")[0], {"labels": labels}) == {}
