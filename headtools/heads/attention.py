@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.interventions import claimed, wished
 from headtools.heads.layout import PRUNED
 from headtools.heads.sites import Site
 
@@ -25,17 +26,37 @@ EVEN = "_headtools_even"  # there, too: the heads of that module that look at ev
 
 @contextmanager
 def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
-    """Make the configurations that the model's attention reads name our function, and give each its own name back."""
+    """Make the configurations that the model's attention reads name our function, and give each its own name back.
+
+    ``name`` is EAGER where maps are wanted. None keeps the kind of kernel that the model already uses, through which
+    queries, keys and values can be seen. A configuration that several open contexts or models share names EAGER as long as one of them
+    wants maps. Raises ``RuntimeError`` when the model runs with another attention that was set meanwhile.
+    """
     register()
-    before = [(config, config._attn_implementation) for config in _configs(model)]
-    for config, own in before:
-        # without maps, queries, keys and values can be seen through the kernel the model already uses
-        config._attn_implementation_internal = name or (SDPA if own in ("sdpa", SDPA) else EAGER)
-    try:
+    configs = _configs(model)
+    with ExitStack() as stack:
+        stack.enter_context(claimed("record() or ablate()", configs))
+        for config in configs:
+            stack.enter_context(_names_ours(config, name))
+
+        def check(_module: nn.Module, _args: tuple) -> None:
+            for config in configs:
+                if config._attn_implementation not in (EAGER, SDPA):
+                    raise RuntimeError(
+                        f"the model's attention was set to {config._attn_implementation!r} inside a context of "
+                        "headtools, which therefore sees nothing: call set_attn_implementation before entering it"
+                    )
+
+        stack.callback(model.register_forward_pre_hook(check).remove)
         yield
-    finally:
-        for config, own in before:
-            config._attn_implementation_internal = own
+
+
+def _names_ours(config: Any, name: str | None) -> AbstractContextManager[None]:
+    def write(own: str | None, names: list[str | None]) -> None:
+        fused = EAGER not in names and (SDPA in names or own in ("sdpa", SDPA))
+        config._attn_implementation_internal = (SDPA if fused else EAGER) if names else own
+
+    return wished(config, "attention", name, lambda: config._attn_implementation, write)
 
 
 @contextmanager
@@ -45,18 +66,19 @@ def even_heads(model: nn.Module, chosen: Mapping[Site, list[int]]) -> Iterator[N
     Their queries become 0 and so do position biases, so that nothing but the mask tells one key from another, whatever
     kernel computes the attention.
     """
-    with attention_function(model, None):
-        before = {site.module: site.module.__dict__.get(EVEN) for site in chosen}
-        try:
-            for site, some in chosen.items():
-                site.module.__dict__[EVEN] = sorted({*some, *(before[site.module] or ())})
-            yield
-        finally:
-            for module, own in before.items():
-                if own is None:
-                    module.__dict__.pop(EVEN, None)
-                else:
-                    module.__dict__[EVEN] = own
+    with attention_function(model, None), ExitStack() as stack:
+        for site, heads in chosen.items():
+            stack.enter_context(_even(site.module, heads))
+        yield
+
+
+def _even(module: nn.Module, heads: list[int]) -> AbstractContextManager[None]:
+    def write(_original: None, several: list[list[int]]) -> None:
+        module.__dict__[EVEN] = sorted({head for heads in several for head in heads})
+        if not several:
+            del module.__dict__[EVEN]
+
+    return wished(module, "even heads", heads, lambda: None, write)
 
 
 def _configs(model: nn.Module) -> list:

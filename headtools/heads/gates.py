@@ -13,8 +13,9 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor, nn
 
 from headtools.heads.attention import even_heads
+from headtools.heads.interventions import on_input
 from headtools.heads.replacement import check_by, generator_of, pools_of, put, stand_in
-from headtools.heads.selection import Heads, refuse_compiled, select, watch_inputs
+from headtools.heads.selection import Heads, holding, refuse_compiled, select
 from headtools.heads.sites import Site, Sites, sites
 
 Edit = Callable[[Tensor], Tensor]  # z (..., head, value_dim) -> the same shape
@@ -71,7 +72,7 @@ def multiplied(model: nn.Module, values: Mapping[Site, Tensor]) -> Iterator[None
     >>> with multiplied(model, {site: torch.zeros(4)}):  # in a loop of steps the sites stay what they are
     ...     inside = model(**batch)
     """
-    with _edited(model, {site: _multiply(site, gate) for site, gate in values.items()}):
+    with _edited(model, "gates()", {site: _multiply(site, gate) for site, gate in values.items()}):
         yield
 
 
@@ -134,7 +135,7 @@ def replaced(
     ...     inside = model(**batch)
     """
     if by == "uniform":
-        with watched(model), even_heads(model, chosen):
+        with holding(model, "ablate()", chosen), even_heads(model, chosen):
             yield
         return
 
@@ -142,34 +143,21 @@ def replaced(
         generator = generator_of(site, seed)
         return lambda z: put(z, some, stand_in(by, pools[site.key], z.shape[:-2], generator))
 
-    with _edited(model, {site: edit_of(site, some) for site, some in chosen.items()}):
+    with _edited(model, "ablate()", {site: edit_of(site, some) for site, some in chosen.items()}):
         yield
 
 
 @contextmanager
-def watched(model: nn.Module) -> Iterator[None]:
-    """Refuse empty batches and rows of padding while the context lasts."""
-    handle = watch_inputs(model)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def _edited(model: nn.Module, edits: Mapping[Site, Edit]) -> Iterator[None]:
+def _edited(model: nn.Module, context: str, edits: Mapping[Site, Edit]) -> Iterator[None]:
     """Hook every site's output projection so that it reads the edited z; unhook whatever happens."""
-    with watched(model), ExitStack() as stack:
+    with holding(model, context, edits), ExitStack() as stack:
         for site, edit in edits.items():
-            stack.callback(site.out.register_forward_pre_hook(_hook(site, edit)).remove)
+            stack.callback(on_input(site.out, _on_z(site, edit)).remove)
         yield
 
 
-def _hook(site: Site, edit: Edit) -> Callable:
-    def hook(_module: nn.Module, args: tuple) -> tuple:
-        return (site.join(edit(site.split(args[0]))), *args[1:])
-
-    return hook
+def _on_z(site: Site, edit: Edit) -> Edit:
+    return lambda read: site.join(edit(site.split(read)))
 
 
 def _check_gate(site: Site, gate: object) -> None:

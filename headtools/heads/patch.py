@@ -13,8 +13,9 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.interventions import on_input
 from headtools.heads.record import Captured, Record
-from headtools.heads.selection import Heads, refuse_compiled, select, watch_inputs
+from headtools.heads.selection import Heads, holding, refuse_compiled, select
 from headtools.heads.sites import Site, sites
 
 Source = Record | Mapping[tuple, "Tensor | Captured | Sequence[Tensor]"]
@@ -68,10 +69,9 @@ def patch(
         raise ValueError("no positions came, so nothing would be patched: leave them out to patch every token")
     values = {site: _values(site, source) for site in chosen}
     with ExitStack() as stack:
-        stack.callback(watch_inputs(model).remove)
+        stack.enter_context(holding(model, "patch()", chosen))
         for site, some in chosen.items():
-            hook = _hook(site, some, values[site], positions)
-            stack.callback(site.out.register_forward_pre_hook(hook).remove)
+            stack.callback(on_input(site.out, _change(site, some, values[site], positions)).remove)
         yield
 
 
@@ -97,11 +97,11 @@ def _values(site: Site, source: Source) -> list[Tensor]:
     return found
 
 
-def _hook(site: Site, some: list[int], values: list[Tensor], positions: Tensor | None) -> Callable:
+def _change(site: Site, some: list[int], values: list[Tensor], positions: Tensor | None) -> Callable:
     calls = count()
 
-    def hook(_module: nn.Module, args: tuple) -> tuple:
-        z = site.split(args[0])
+    def change(read: Tensor) -> Tensor:
+        z = site.split(read)
         new = values[next(calls) % len(values)].to(z)
         if new.shape[1:] != z.shape[1:] or len(new) not in (1, len(z)):
             raise ValueError(
@@ -112,9 +112,9 @@ def _hook(site: Site, some: list[int], values: list[Tensor], positions: Tensor |
         mixed = new.expand_as(z).index_select(-2, index)
         if positions is not None:
             mixed = mixed.where(_mask(site, z, positions)[..., None, None], z.index_select(-2, index))
-        return (site.join(z.index_copy(-2, index, mixed)), *args[1:])
+        return site.join(z.index_copy(-2, index, mixed))
 
-    return hook
+    return change
 
 
 def _mask(site: Site, z: Tensor, positions: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from headtools.heads import layout
 from headtools.heads.attention import EAGER, SDPA, register
+from headtools.heads.interventions import refuse_inside
 from headtools.heads.layout import PRUNED, Projection
 from headtools.heads.selection import Heads, refuse_compiled, refuse_offloaded, select
 from headtools.heads.sites import Site, sites
@@ -51,6 +52,7 @@ def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
     if gqa not in ("ungroup", "error"):
         raise ValueError(f'gqa must be "ungroup" or "error", got {gqa!r}')
     refuse_compiled(model)
+    refuse_inside(model, "prune()")
     refuse_offloaded(model, "prune")
     chosen = select(sites(model), heads)
     refuse_wrapped(model, [module for site in chosen for module in (*site.module.modules(), site.out)], "prune")

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.attention import EAGER, TAPS, attention_function
-from headtools.heads.selection import refuse_compiled, watch_inputs
+from headtools.heads.interventions import listed, on_input
+from headtools.heads.selection import holding, refuse_compiled
 from headtools.heads.sites import Site, Sites, sites
 
 WANT = ("maps", "z", "q", "k", "v")
@@ -113,7 +114,7 @@ def record(
         _refuse_without_interface(chosen, inside)
     result = Record(found, {})
     with ExitStack() as stack:
-        stack.callback(watch_inputs(model).remove)
+        stack.enter_context(holding(model, "record()", chosen))
         if inside:
             stack.enter_context(attention_function(model, EAGER if "maps" in want else None))
         for site in chosen:
@@ -191,25 +192,18 @@ def _tap(site: Site, want: tuple, reduce: Callable | None, grad: bool, seen: dic
         if last == "attention":
             finish()
 
-    def from_output(_module: nn.Module, args: tuple) -> tuple | None:
+    def from_output(read: Tensor) -> Tensor | None:
         if _recomputing():
             return None
-        z = site.split(args[0])
+        z = site.split(read)
         keep(z=z)
         finish()
-        return (site.join(z), *args[1:]) if grad else None  # the model goes on from z, so that z has a gradient
+        return site.join(z) if grad else None  # the model goes on from z, so that z has a gradient
 
-    taps = site.module.__dict__.setdefault(TAPS, [])
-    taps.append(from_attention)
-    handle = site.out.register_forward_pre_hook(from_output) if last == "z" else None
-    try:
+    with listed(site.module, TAPS, from_attention), ExitStack() as stack:
+        if last == "z":
+            stack.callback(on_input(site.out, from_output).remove)
         yield
-    finally:
-        taps.remove(from_attention)
-        if not taps:
-            site.module.__dict__.pop(TAPS, None)
-        if handle is not None:
-            handle.remove()
 
 
 def _recomputing() -> bool:

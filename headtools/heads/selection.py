@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.interventions import claimed
 from headtools.heads.sites import Site, Sites
 
 WITHOUT_FLOAT64 = frozenset({"mps"})  # devices: Apple's
@@ -128,6 +130,21 @@ def check_batch(batch: Mapping) -> None:
             "the batch has past_key_values: a cache grows with every run, and its tokens were computed with all heads; "
             "pass the whole text as input_ids, and batch.pop('past_key_values')"
         )
+
+
+@contextmanager
+def holding(model: nn.Module, context: str, sites: Iterable[Site]) -> Iterator[None]:
+    """Hold a model and some of its sites for one context: see ``interventions.py``; and watch its inputs.
+
+    ``context`` is its name, "ablate()". Raises ``RuntimeError`` where another thread holds them.
+    """
+    parts = (part for site in sites for part in (site.module, site.out))
+    with claimed(context, [model, *parts]):
+        handle = watch_inputs(model)
+        try:
+            yield
+        finally:
+            handle.remove()
 
 
 def watch_inputs(model: nn.Module) -> torch.utils.hooks.RemovableHandle:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from headtools.heads.interventions import first_input, with_first
 from headtools.heads.sites import Site
 from headtools.importance.copies import copies_of
 from headtools.importance.trace import Call, Trace, forward_by
@@ -54,7 +55,12 @@ def _returning(call: Call, times: int) -> Callable:
 
 def _reading(site: Site, edit: Edit) -> Callable:
     def make(own: Callable) -> Callable:
-        return lambda read, *args, **kwargs: own(site.join(edit(site.split(read))), *args, **kwargs)
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            z = edit(site.split(first_input(args, kwargs)))
+            args, kwargs = with_first(args, kwargs, site.join(z))
+            return own(*args, **kwargs)
+
+        return forward
 
     return make
 

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.digest import digest
+from headtools.heads.interventions import on_input
 from headtools.heads.partial import name_of
 from headtools.heads.scores import HeadScores
-from headtools.heads.selection import watch_inputs
+from headtools.heads.selection import holding
 from headtools.heads.sites import Site
 from headtools.heads.tokens import real_tokens
 from headtools.importance.by_batch import by_batch, refuse_idle
@@ -177,9 +178,9 @@ def _products(
     with ExitStack() as stack:
         for context in (frozen(model), torch.inference_mode(False), torch.enable_grad()):
             stack.enter_context(context)
-        stack.callback(watch_inputs(model).remove)
+        stack.enter_context(holding(model, "gradient()", chosen))
         for site in chosen:
-            stack.callback(site.out.register_forward_pre_hook(_tap(site, products, tapped, by_token)).remove)
+            stack.callback(on_input(site.out, _tap(site, products, tapped, by_token)).remove)
         return products, _backward(model, batch, loss, tapped)
 
 
@@ -190,8 +191,8 @@ def _tap(site: Site, products: dict[tuple, Tensor], tapped: list[Tensor], by_tok
     that is prepared for checkpointing do) makes no difference.
     """
 
-    def hook(_module: nn.Module, args: tuple) -> tuple:
-        z = site.split(args[0])
+    def hook(read: Tensor) -> Tensor:
+        z = site.split(read)
         if not z.requires_grad:
             z = z.detach().requires_grad_()
         tapped.append(z)
@@ -206,7 +207,7 @@ def _tap(site: Site, products: dict[tuple, Tensor], tapped: list[Tensor], by_tok
             products[site.key] = product if before is None else before + product
 
         z.register_hook(keep)
-        return (site.join(z), *args[1:])
+        return site.join(z)
 
     return hook
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headtools.heads.interventions import claimed
 from headtools.heads.selection import check_batch, refuse_compiled
 from headtools.heads.sites import Site, Sites, sites
 from headtools.heads.tokens import model_inputs
@@ -26,23 +27,24 @@ def frozen(model: nn.Module) -> Iterator[None]:
     >>> layer.training
     True
     """
-    before = [
-        (module, module.training, {name: weight.requires_grad for name, weight in _own(module)})
-        for module in model.modules()
-    ]
-    try:
-        for module, training, _ in before:
-            for _, weight in _own(module):
-                weight.requires_grad_(False)
-            if training:
-                module.training = False
-        yield
-    finally:
-        for module, training, needed in before:
-            for name, weight in _own(module):  # by name: weights that are offloaded are other objects after each run
-                weight.requires_grad_(needed[name])
-            if module.training != training:
-                module.training = training
+    with claimed("a measurement", model.modules()):
+        before = [
+            (module, module.training, {name: weight.requires_grad for name, weight in _own(module)})
+            for module in model.modules()
+        ]
+        try:
+            for module, training, _ in before:
+                for _, weight in _own(module):
+                    weight.requires_grad_(False)
+                if training:
+                    module.training = False
+            yield
+        finally:
+            for module, training, needed in before:
+                for name, weight in _own(module):  # by name: offloaded weights are other objects after each run
+                    weight.requires_grad_(needed[name])
+                if module.training != training:
+                    module.training = training
 
 
 def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.selection import watch_inputs, wide
+from headtools.heads.interventions import on_input
+from headtools.heads.selection import holding, wide
 from headtools.heads.sites import Site, sites
 from headtools.importance.explained import Explained, Score, explained
 from headtools.importance.inputs import frozen
@@ -31,9 +32,9 @@ def relevance_of_heads(
     with ExitStack() as stack:
         for context in (frozen(model), torch.inference_mode(False), torch.enable_grad()):
             stack.enter_context(context)
-        stack.callback(watch_inputs(model).remove)
+        stack.enter_context(holding(model, "relevance()", chosen))
         for site in chosen:
-            stack.callback(site.out.register_forward_pre_hook(_tap(site, products)).remove)
+            stack.callback(on_input(site.out, _tap(site, products)).remove)
         with rules(which, model, tables) as seen:
             outputs = model(**inputs)
             seen.in_score = True
@@ -64,8 +65,8 @@ def relevance_of_heads(
 def _tap(site: Site, products: dict[tuple, Tensor]) -> Callable:
     """Return a hook for the output projection that keeps z * g, summed over tokens and features, on the way back."""
 
-    def hook(_module: nn.Module, args: tuple) -> tuple | None:
-        z = site.split(args[0])
+    def hook(read: Tensor) -> Tensor | None:
+        z = site.split(read)
         if not z.requires_grad:
             return None
         value = z.detach()  # not z itself: a tensor whose hook holds it would never be freed
@@ -77,7 +78,7 @@ def _tap(site: Site, products: dict[tuple, Tensor]) -> Callable:
             products[site.key] = product if before is None else before + product
 
         z.register_hook(keep)
-        return (site.join(z), *args[1:])
+        return site.join(z)
 
     return hook
 

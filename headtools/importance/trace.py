@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.attention import TAPS, attention_function
+from headtools.heads.interventions import first_input, listed
 from headtools.heads.sites import Site
 from headtools.importance.copies import batch_axes, check_alike, copies_of
 
@@ -163,11 +164,11 @@ def _watch(call: Call, clock: Iterator[int], out: Call | None = None) -> Callabl
 
 def _watch_out(out: Call, part: Call, clock: Iterator[int]) -> Callable:
     def make(own: Callable) -> Callable:
-        def forward(read: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
             out.times, out.start = out.times + 1, next(clock)
-            made = own(read, *args, **kwargs)
+            made = own(*args, **kwargs)
             if part.times and part.end < 0:  # inside the attention layer, which will tell what became of it
-                part.read, out.output = read.detach().clone(), made
+                part.read, out.output = first_input(args, kwargs).detach().clone(), made
             return made
 
         return forward
@@ -182,14 +183,8 @@ def _tapped(site: Site, call: Call) -> Iterator[None]:
     def tap(even: Callable, **_tensors: Tensor) -> None:
         call.even = even(list(range(site.heads)))[0].detach().clone()
 
-    taps = site.module.__dict__.setdefault(TAPS, [])
-    taps.append(tap)
-    try:
+    with listed(site.module, TAPS, tap):
         yield
-    finally:
-        taps.remove(tap)
-        if not taps:
-            site.module.__dict__.pop(TAPS, None)
 
 
 def _kept(value: Any) -> Any:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.selection import refuse_compiled, select, watch_inputs
+from headtools.heads.interventions import on_input
+from headtools.heads.selection import holding, refuse_compiled, select
 from headtools.heads.sites import Site, sites
 
 
@@ -90,7 +91,7 @@ def erased(model: nn.Module, maps: Mapping[tuple, Erasure]) -> Iterator[None]:
     found = sites(model)
     keys = {site.key for site in found}
     with ExitStack() as stack:
-        stack.callback(watch_inputs(model).remove)
+        stack.enter_context(holding(model, "erased()", found))
         for key, erase in maps.items():
             if key in keys:
                 site, head, width = found[key], None, found[key].heads * found[key].value_dim
@@ -99,17 +100,17 @@ def erased(model: nn.Module, maps: Mapping[tuple, Erasure]) -> Iterator[None]:
                 width = site.value_dim
             if len(erase.mean) != width:
                 raise ValueError(f"{key} has {width} features, and the erasure was made from {len(erase.mean)}")
-            stack.callback(site.out.register_forward_pre_hook(_hook(site, head, erase)).remove)
+            stack.callback(on_input(site.out, _change(site, head, erase)).remove)
         yield
 
 
-def _hook(site: Site, head: int | None, erase: Erasure) -> Callable:
-    def hook(_module: nn.Module, args: tuple) -> tuple:
-        z = site.split(args[0]).clone()
+def _change(site: Site, head: int | None, erase: Erasure) -> Callable:
+    def change(read: Tensor) -> Tensor:
+        z = site.split(read).clone()
         if head is None:
             z = erase(z.flatten(-2)).view_as(z)
         else:
             z[..., head, :] = erase(z[..., head, :])
-        return (site.join(z), *args[1:])
+        return site.join(z)
 
-    return hook
+    return change

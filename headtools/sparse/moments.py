@@ -15,6 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.interventions import on_input
 from headtools.heads.record import Captured, record
 from headtools.heads.selection import wide
 from headtools.heads.sites import Site
@@ -102,9 +103,7 @@ def moments(
     with ExitStack() as stack:
         stack.enter_context(frozen(model))
         for site in reads:
-            hook = site.v.module.register_forward_pre_hook(
-                lambda _module, args, key=site.key: inputs.__setitem__(key, args[0].detach())
-            )
+            hook = on_input(site.v.module, lambda read, key=site.key: inputs.__setitem__(key, read.detach()))
             stack.callback(hook.remove)
         seen = stack.enter_context(record(model, ("maps", "z"), reduce=fold, only=wanted))
         for batch in each_batch(model, batches):

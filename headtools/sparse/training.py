@@ -10,6 +10,8 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.interventions import claimed
+
 Loss = Callable[[nn.Module, Mapping], Tensor]
 Batches = Callable[[int], Mapping] | Iterable[Mapping]
 
@@ -43,22 +45,23 @@ def trained_weights(model: nn.Module, weights: str | Collection[str] | None) -> 
 @contextmanager
 def learning(model: nn.Module, trained: Collection[nn.Parameter]) -> Iterator[None]:
     """Let only the parameters ``trained`` learn, with dropout on if there are any; restores flags, modes, gradients."""
-    flags = [(p, p.requires_grad, p.grad) for p in model.parameters()]
-    modes = [(module, module.training) for module in model.modules()]
     ours = {id(p) for p in trained}
-    try:
-        for p, _, _ in flags:
-            p.requires_grad_(id(p) in ours)
-            p.grad = None
-        model.train(bool(ours))
-        yield
-    finally:
-        for p, flag, gradient in flags:
-            p.grad = None
-            p.requires_grad_(flag)
-            p.grad = gradient
-        for module, mode in modes:
-            module.training = mode
+    with claimed("training", model.modules(), copyable=True):
+        flags = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+        modes = [(module, module.training) for module in model.modules()]
+        try:
+            for p, _, _ in flags:
+                p.requires_grad_(id(p) in ours)
+                p.grad = None
+            model.train(bool(ours))
+            yield
+        finally:
+            for p, flag, gradient in flags:
+                p.grad = None
+                p.requires_grad_(flag)
+                p.grad = gradient
+            for module, mode in modes:
+                module.training = mode
 
 
 @contextmanager

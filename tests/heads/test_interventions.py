@@ -1,0 +1,320 @@
+"""Contexts that do not nest, that share objects, that several threads enter, and copies made inside them."""
+
+import contextlib
+import copy
+import io
+import pickle
+import re
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import headtools as ht
+from headtools.heads import interventions
+from headtools.heads.attention import EAGER, SDPA
+from headtools.importance.inputs import frozen
+from headtools.sparse.training import learning
+
+from .reference import assert_same_state, state, untouched
+from .zoo import fresh, logits, run, zoo_model
+
+HEADS = {("encoder", 0): [0, 2]}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open():
+    """No account of any object may outlive the contexts of a test."""
+    yield
+    assert not interventions._CLAIMS
+    assert not interventions._ACCOUNTS
+
+
+def implementation(model):
+    return model.config._attn_implementation
+
+
+def crossed(*contexts):
+    """Enters contexts one after the other, and leaves them in the same order."""
+    stacks = [contextlib.ExitStack() for _ in contexts]
+    for stack, context in zip(stacks, contexts, strict=True):
+        stack.enter_context(context)
+    return stacks
+
+
+def contexts_of(model, batch):
+    from headtools.roles.erase import erased, erasure
+
+    with ht.record(model, want="z") as source:
+        run(model, batch)
+    erase = erasure(torch.randn(20, 8, generator=torch.Generator().manual_seed(0)), ["a", "b"] * 10)
+    return {
+        "gates()": ht.gates(model, {("encoder", 0): torch.zeros(4)}),
+        "ablate()": ht.ablate(model, HEADS),
+        "ablate() ": ht.ablate(model, HEADS, by="uniform"),
+        "record()": ht.record(model),
+        "record() ": ht.record(model, want="q"),
+        "patch()": ht.patch(model, HEADS, source),
+        "erased()": erased(model, {("encoder", 0, 1): erase}),
+        "a measurement": frozen(model),
+    }
+
+
+NAMES = ("gates()", "ablate()", "ablate() ", "record()", "record() ", "patch()", "erased()", "a measurement")
+
+
+def test_two_models_that_share_a_configuration():
+    """What the second model found in it when it entered was what the first had put there, and stayed for good."""
+    one, batch = fresh("bert")
+    two = type(one)(one.config).eval()
+    before = implementation(one)
+    first, second = crossed(ht.record(one), ht.record(two))
+    run(one, batch)
+    first.close()
+    assert implementation(one) == EAGER  # still wanted by the second
+    run(two, batch)
+    second.close()
+    assert implementation(one) == before
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (1, 2, 0)])
+def test_contexts_that_end_in_any_order(order):
+    model, batch = fresh("bert")
+    plain, before = run(model, batch), state(model)
+    contexts = (
+        ht.ablate(model, {("encoder", 0): [0, 1]}, by="uniform"),
+        ht.record(model),
+        ht.ablate(model, {("encoder", 0): [1, 3]}, by="uniform"),
+    )
+    stacks = crossed(*contexts)
+    for number in order:
+        stacks[number].close()
+        if number != order[-1]:
+            left = [n for n in (0, 2) if n in order[order.index(number) + 1 :]]
+            heads = sorted({head for n in left for head in ((0, 1), (), (1, 3))[n]})
+            with ht.ablate(model, {("encoder", 0): heads}, by="uniform"):
+                expected = run(model, batch)
+            assert torch.equal(run(model, batch), expected), f"after {number} of {order}"
+    assert_same_state(before, state(model))
+    assert torch.equal(run(model, batch), plain)
+
+
+def test_maps_are_wanted_by_one_of_two():
+    """Queries alone leave the model its kernel; a record of maps inside or around it does not."""
+    model, _ = fresh("bert")
+    queries, maps = crossed(ht.record(model, want="q"), ht.record(model))
+    assert implementation(model) == EAGER
+    maps.close()
+    assert implementation(model) == SDPA
+    queries.close()
+    maps, queries = crossed(ht.record(model), ht.record(model, want="q"))
+    assert implementation(model) == EAGER
+    maps.close()
+    assert implementation(model) == SDPA
+    queries.close()
+    assert implementation(model) == "sdpa"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copy_made_inside_a_context_is_refused(name):
+    model, batch = fresh("bert")
+    with untouched(model):
+        with contexts_of(model, batch)[name]:
+            words = rf"cannot be copied or pickled inside {re.escape(name.strip())}.*before or after"
+            for copying in (
+                lambda: copy.deepcopy(model),
+                lambda: copy.copy(model),
+                lambda: copy.deepcopy(nn.Sequential(model.bert.encoder)),
+                lambda: pickle.dumps(model),
+                lambda: pickle.dumps(model.bert.encoder.layer[0].attention),
+                lambda: torch.save(model, io.BytesIO()),
+            ):
+                with pytest.raises(RuntimeError, match=words):
+                    copying()
+            torch.save(model.state_dict(), io.BytesIO())  # weights are what they are
+        assert torch.equal(run(copy.deepcopy(model), batch), run(model, batch))
+        assert torch.equal(run(pickle.loads(pickle.dumps(model)), batch), run(model, batch))
+
+
+def test_recovering_inside_ablate_is_refused():
+    """The copy that is trained kept the hooks of the context, and its frozen weights, for good."""
+    model, batch = fresh("bert")
+    batch |= {"labels": batch["input_ids"]}
+    for change in (
+        lambda: ht.recover(model, [batch], steps=1, quiet=True),
+        lambda: ht.fit_gates(model, [batch], 1.0, steps=1, quiet=True),
+    ):
+        with untouched(model), ht.ablate(model, HEADS), pytest.raises(RuntimeError, match=r"pickled inside ablate\(\)"):
+            change()
+    with ht.ablate(model, HEADS):  # nothing is copied where no weight learns
+        ht.fit_gates(model, [batch], 1.0, steps=1, weights=None, quiet=True)
+
+
+def test_pruning_inside_a_context_is_refused():
+    model, batch = fresh("bert")
+    for change in (
+        lambda: ht.prune(model, {("encoder", 1): [0]}),
+        lambda: ht.refit(model, {("encoder", 1): [0]}, batch),
+        lambda: ht.merge(model, [[("encoder", 1, 0), ("encoder", 1, 1)]], batch),
+    ):
+        with untouched(model), ht.ablate(model, HEADS), pytest.raises(RuntimeError, match=r"inside ablate\(\).*end"):
+            change()
+
+
+def in_thread(function):
+    """What a function raised, or returned, in a thread of its own called 'second'."""
+    found = []
+
+    def work():
+        try:
+            found.append(function())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work, name="second")
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_second_thread_is_refused(name):
+    model, batch = fresh("bert")
+    labelled = batch | {"labels": batch["input_ids"]}
+    expected = ht.gradient(model, labelled).flat()
+    with untouched(model), contexts_of(model, batch)[name] as _:
+        for second in (
+            lambda: ht.gradient(model, labelled),
+            lambda: ht.ablate(model, HEADS).__enter__(),
+            lambda: ht.record(model).__enter__(),
+            lambda: ht.ablate(model.bert, HEADS, by="uniform").__enter__(),
+        ):
+            error = in_thread(second)
+            assert isinstance(error, RuntimeError), error
+            assert "'second'" in str(error)
+            assert f"is inside {name.strip()}" in str(error)
+            assert f"in thread {threading.current_thread().name!r}" in str(error)
+            assert "Lock" in str(error)
+    assert torch.equal(in_thread(lambda: ht.gradient(model, labelled)).flat(), expected)
+
+
+def test_threads_with_models_of_their_own():
+    model, batch = fresh("bert")
+    other = copy.deepcopy(model)
+    labelled = batch | {"labels": batch["input_ids"]}
+    with ht.ablate(model, HEADS):
+        assert torch.equal(in_thread(lambda: ht.gradient(other, labelled)).flat(), ht.gradient(other, labelled).flat())
+
+
+def test_a_model_may_run_in_another_thread_inside_a_context():
+    """As ``generate`` does with a streamer: what is off is off there, too."""
+    model, batch = zoo_model("bert")
+    with ht.ablate(model, HEADS), torch.no_grad():
+        inside = run(model, batch)
+        assert torch.equal(in_thread(lambda: run(model, batch)), inside)
+
+
+def test_a_context_whose_thread_has_ended():
+    model, batch = fresh("bert")
+    plain, left = run(model, batch), contextlib.ExitStack()
+    in_thread(lambda: left.enter_context(ht.ablate(model, HEADS)))
+    with ht.ablate(model, {("encoder", 1): [0]}):  # nobody can be measuring there
+        pass
+    left.close()
+    assert torch.equal(run(model, batch), plain)
+
+
+def test_two_threads_measure_one_model_at_once():
+    """One of them is refused, the other gets the right numbers, and no weight stays frozen."""
+    model, batch = fresh("bert")
+    labelled = [batch | {"labels": batch["input_ids"]}] * 8
+    expected, results, start = ht.gradient(model, labelled).flat(), [], threading.Barrier(2)
+
+    def work():
+        start.wait()
+        try:
+            results.append(ht.gradient(model, labelled).flat())
+        except RuntimeError as error:
+            results.append(error)
+
+    with untouched(model):
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    right = [result for result in results if isinstance(result, torch.Tensor)]
+    refused = [result for result in results if isinstance(result, RuntimeError)]
+    assert len(right) + len(refused) == 2
+    assert all(torch.equal(result, expected) for result in right)
+    assert all("in thread" in str(error) for error in refused)
+
+
+@pytest.mark.parametrize("by", ["uniform", "record"])
+def test_another_attention_set_inside_a_context(by):
+    """Even attention that was quietly not computed, and maps that never came."""
+    model, batch = fresh("bert")
+    context = ht.record(model) if by == "record" else ht.ablate(model, HEADS, by="uniform")
+    with untouched(model), context:
+        model.set_attn_implementation("eager")
+        with pytest.raises(RuntimeError, match=r"set to 'eager' inside.*before entering"):
+            run(model, batch)
+
+
+def test_training_keeps_other_threads_out():
+    model, batch = fresh("bert")
+    labelled = batch | {"labels": batch["input_ids"]}
+    with untouched(model), learning(model, [model.bert.pooler.dense.weight] if model.bert.pooler else []):
+        assert "inside training" in str(in_thread(lambda: ht.gradient(model, labelled)))
+
+
+class ByKeyword(nn.Linear):
+    """A projection whose caller names its input."""
+
+    def __call__(self, z):
+        return super().__call__(input=z)
+
+
+class ByAnotherName(ByKeyword):
+    def forward(self, hidden):
+        return super().forward(hidden)
+
+    def __call__(self, z):
+        return nn.Module.__call__(self, hidden=z)
+
+
+def test_an_output_projection_called_by_keyword():
+    plain, batch = fresh("llama")
+    model = copy.deepcopy(plain)
+    for layer, kind in zip(model.model.layers, (ByKeyword, ByAnotherName, ByKeyword), strict=True):
+        layer.self_attn.o_proj.__class__ = kind
+    assert torch.equal(run(model, batch), run(plain, batch))
+    labelled = batch | {"labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
+    heads = {("decoder", 0): [1], ("decoder", 1): [0, 3]}
+
+    def results(of):
+        with ht.record(of, want="z", grad=True) as seen:
+            logits(of(**batch))
+        yield torch.cat([seen[key].z.flatten() for key in seen])
+        for context in (
+            ht.gates(of, {("decoder", 0): torch.full((6,), 0.5)}),
+            ht.ablate(of, heads),
+            ht.patch(of, heads, {key: seen[key].z * 2 for key in seen}),
+        ):
+            with context:
+                yield run(of, batch)
+        yield ht.gradient(of, labelled).flat()
+        yield ht.ablation(of, labelled, quiet=True).flat()
+        yield ht.relevance(of, batch, rules="cp").flat()
+
+    for expected, found in zip(results(plain), results(model), strict=True):
+        assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_an_output_projection_called_with_nothing():
+    layer = nn.Linear(2, 2)
+    handle = interventions.on_input(layer, lambda x: x)
+    with pytest.raises(TypeError, match=r"without an input.*out\(z\)"):
+        layer()
+    handle.remove()
