@@ -29,8 +29,8 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
     """Make the configurations that the model's attention reads name our function, and give each its own name back.
 
     ``name`` is EAGER where maps are wanted. None keeps the kind of kernel that the model already uses, through which
-    queries, keys and values can be seen. A configuration that several open contexts or models share names EAGER as long as one of them
-    wants maps. Raises ``RuntimeError`` when the model runs with another attention that was set meanwhile.
+    queries, keys and values can be seen. A configuration that several open contexts or models share names EAGER as long
+    as one of them wants maps. Raises ``RuntimeError`` when the model runs with another attention, set meanwhile.
     """
     register()
     configs = _configs(model)
@@ -40,11 +40,11 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
             stack.enter_context(_names_ours(config, name))
 
         def check(_module: nn.Module, _args: tuple) -> None:
-            for config in configs:
-                if config._attn_implementation not in (EAGER, SDPA):
+            for name in [config._attn_implementation_internal for config in configs]:
+                if name not in (EAGER, SDPA):
                     raise RuntimeError(
-                        f"the model's attention was set to {config._attn_implementation!r} inside a context of "
-                        "headtools, which therefore sees nothing: call set_attn_implementation before entering it"
+                        f"the model's attention was set to {name!r} inside a context of headtools, which "
+                        "therefore sees nothing: call set_attn_implementation before entering it"
                     )
 
         stack.callback(model.register_forward_pre_hook(check).remove)
