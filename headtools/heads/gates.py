@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headtools.heads.attention import even_heads
 from headtools.heads.interventions import on_input
 from headtools.heads.replacement import check_by, generator_of, pools_of, put, stand_in
-from headtools.heads.selection import Heads, holding, refuse_compiled, select
+from headtools.heads.selection import Heads, holding, refuse_compiled, select, watch_inputs
 from headtools.heads.sites import Site, Sites, sites
 
 Edit = Callable[[Tensor], Tensor]  # z (..., head, value_dim) -> the same shape
@@ -145,6 +145,16 @@ def replaced(
 
     with _edited(model, "ablate()", {site: edit_of(site, some) for site, some in chosen.items()}):
         yield
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[None]:
+    """Refuse empty batches and rows of padding while the context lasts."""
+    handle = watch_inputs(model)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager
