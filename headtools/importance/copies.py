@@ -6,10 +6,18 @@ Copies stand one behind the other: rows 0..B-1 are the first copy, rows B..2B-1 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# What transformers' models take, with the numbers of axes at which the first one holds the examples
+OF_EXAMPLES = {
+    "input_ids": (2,), "attention_mask": (2,), "token_type_ids": (2,), "position_ids": (2,), "labels": (1, 2, 3),
+    "decoder_input_ids": (2,), "decoder_attention_mask": (2,), "inputs_embeds": (3,), "decoder_inputs_embeds": (3,),
+    "pixel_values": (4,), "input_features": (3,), "input_values": (2,),
+}  # fmt: skip
 
 
 def batch_axes(one: Any, two: Any) -> Any:
@@ -75,20 +83,62 @@ def check_alike(one: Any, two: Any) -> None:
             check_alike(part, other)
 
 
-def copied_batch(batch: Mapping[str, Any], rows: int, times: int) -> dict[str, Any]:
-    """Return a batch of ``times`` copies: of tensors with ``rows`` rows, also those inside tuples, lists and dicts.
+def axes_by_rows(value: Any, rows: int, sure: bool = False) -> Any:
+    """Return along which axes a batch seems to hold its examples: the first of every tensor with ``rows`` rows.
 
-    >>> copied_batch({"input_ids": torch.tensor([[1], [2]]), "use_cache": False}, 2, 2)["input_ids"].flatten()
-    tensor([1, 2, 1, 2])
+    With ``sure``, tensors of which transformers does not say so (``doubtful``) are taken for shared ones.
+
+    >>> axes_by_rows({"input_ids": torch.ones(2, 1), "weights": torch.ones(2)}, 2)
+    {'input_ids': 0, 'weights': 0}
+    >>> axes_by_rows({"input_ids": torch.ones(2, 1), "weights": torch.ones(2)}, 2, sure=True)
+    {'input_ids': 0, 'weights': None}
     """
-    return copies_of(dict(batch), _axes_by_rows(dict(batch), rows), times)
-
-
-def _axes_by_rows(value: Any, rows: int) -> Any:
     if isinstance(value, Tensor):
         return 0 if value.dim() and value.shape[0] == rows else None
     if isinstance(value, Mapping):
-        return {name: _axes_by_rows(part, rows) for name, part in value.items()}
+        return {
+            name: _none(part) if sure and doubtful({name: part}, rows) else axes_by_rows(part, rows)
+            for name, part in value.items()
+        }
     if isinstance(value, (tuple, list)):
-        return [_axes_by_rows(part, rows) for part in value]
+        return [axes_by_rows(part, rows) for part in value]
     return None
+
+
+def doubtful(batch: Mapping, rows: int) -> bool:
+    """Tell whether some tensor has as many rows as there are examples and yet need not have one for each.
+
+    >>> doubtful({"labels": torch.ones(3), "scale": torch.ones(5)}, 3), doubtful({"scale": torch.ones(3)}, 3)
+    (False, True)
+    """
+    return any(
+        axes_by_rows(value, rows) not in (None, _none(value))
+        and not (isinstance(value, Tensor) and value.dim() in OF_EXAMPLES.get(name, ()))
+        for name, value in batch.items()
+    )
+
+
+def form_of(value: Any, axes: Any, rows: int) -> Any:
+    """Return what must be the same in two batches for their examples to lie along the same axes.
+
+    For a tensor, how many rows it has for each of the examples, ``rows``, or where it is shared, how long it is.
+
+    >>> form_of(torch.ones(6, 2), 0, 3) == form_of(torch.ones(4, 9), 0, 2), form_of(torch.ones(6, 2), None, 3)
+    (True, ('shared', 2, 6))
+    """
+    if isinstance(value, Tensor):
+        if axes is None:
+            return "shared", value.dim(), value.shape[0] if value.dim() else 0
+        return "rows", value.dim(), axes, Fraction(value.shape[axes], rows)
+    if isinstance(value, Mapping):
+        return {name: form_of(part, axes and axes[name], rows) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [form_of(part, axes and axes[i], rows) for i, part in enumerate(value)]
+    return value if isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def _none(value: Any) -> Any:
+    """Return axes of something that all examples share."""
+    if isinstance(value, Mapping):
+        return {name: _none(part) for name, part in value.items()}
+    return [_none(part) for part in value] if isinstance(value, (tuple, list)) else None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headtools.heads.attention import TAPS, attention_function
 from headtools.heads.interventions import first_input, listed
 from headtools.heads.sites import Site
-from headtools.importance.copies import batch_axes, check_alike, copies_of
+from headtools.importance.copies import batch_axes, check_alike, copies_of, form_of
 
 
 @dataclass
@@ -71,6 +71,14 @@ class Trace:
                     check_alike(copies_of(one, axes, 2), two)
         self.take_axes(found)
         return found
+
+    def form(self, found: dict[nn.Module, tuple], rows: int) -> dict[nn.Module, tuple]:
+        """Return the form (``form_of``) of all that was kept; ``KeyError`` for a part without axes."""
+        return {
+            part: (form_of(call.output, found[part][0], rows), form_of(call.read, found[part][1], rows))
+            for part, call in self.parts.items()
+            if call.times == 1
+        }
 
     def take_axes(self, found: dict[nn.Module, tuple]) -> bool:
         """Take over the axes found for another batch; tell whether they are those of all parts that ran."""

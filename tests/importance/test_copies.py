@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from headtools.importance.copies import batch_axes, check_alike, copied_batch, copies_of
+from headtools.importance.copies import axes_by_rows, batch_axes, check_alike, copies_of, doubtful, form_of
 
 Pair = namedtuple("Pair", "a b")
 ONES = torch.ones
@@ -69,7 +69,7 @@ def _rows(value):
 def test_a_batch_is_copied_where_it_has_rows():
     batch = {"ids": torch.tensor([[1], [2]]), "scale": torch.tensor(3.0), "other": ONES(3, 2), "use_cache": False,
              "parts": (ONES(2, 1), {"x": ONES(2)})}  # fmt: skip
-    made = copied_batch(batch, 2, 3)
+    made = copies_of(batch, axes_by_rows(batch, 2), 3)
     assert made["ids"].flatten().tolist() == [1, 2] * 3
     assert made["scale"].item() == 3.0
     assert made["other"].shape == (3, 2)
@@ -97,3 +97,31 @@ def test_alike_but_for_rounding(one, two, alike):
     else:
         with pytest.raises(ValueError, match="two copies of a batch"):
             check_alike(one, two)
+
+
+def test_which_tensors_may_have_as_many_rows_by_chance():
+    sure = {"input_ids": ONES(3, 7), "labels": ONES(3), "pixel_values": ONES(3, 3, 4, 4), "position_ids": ONES(1, 7),
+            "use_cache": False, "nothing": None, "w": ONES(4), "parts": [ONES(2)]}  # fmt: skip
+    assert not doubtful(sure, 3)
+    for more in ({"w": ONES(3)}, {"parts": [ONES(2), {"x": ONES(3)}]}, {"position_ids": ONES(3, 3, 7)}):
+        assert doubtful(sure | more, 3)
+    assert axes_by_rows(sure | {"w": ONES(3), "parts": (ONES(3), 1)}, 3, sure=True) == {
+        "input_ids": 0, "labels": 0, "pixel_values": 0, "position_ids": None, "use_cache": None, "nothing": None,
+        "w": None, "parts": [None, None]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "two", "axes", "same"), [
+    (ONES(3, 7), ONES(5, 9), 0, True),
+    (ONES(6, 7), ONES(10, 7), 0, True),
+    (ONES(3, 7), ONES(6, 7), 0, False),
+    (ONES(3, 7), ONES(5, 7, 1), 0, False),
+    (ONES(1, 4, 7, 7), ONES(1, 4, 9, 9), None, True),
+    (ONES(1, 4, 7, 7), ONES(5, 4, 7, 7), None, False),
+    (torch.tensor(1.0), torch.tensor(2.0), None, True),
+    ([ONES(3), None], [ONES(5), None], [0, None], True),
+    ([ONES(3), None], [ONES(5), ONES(5)], [0, None], False),
+    ({"a": ONES(3)}, {"a": ONES(5)}, {"a": 0}, True),
+    ({"use_cache": True}, {"use_cache": False}, {"use_cache": None}, False),
+])  # fmt: skip
+def test_forms_of_two_batches(one, two, axes, same):
+    assert (form_of(one, axes, 3) == form_of(two, axes, 5)) == same
