@@ -2,7 +2,8 @@
 
 Two names, ``headtools_eager`` and ``headtools_sdpa``, run the attention the model would have run and hand what they
 see to the taps of the module. Each is registered with a mask function: without one transformers builds no mask at all,
-and padding and causality vanish without a word.
+and padding and causality vanish without a word. A third, ``headtools_pruned``, is what the cut layers of a T5 read, and
+they alone: it runs whatever function the rest of the model names.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.interventions import claimed, wished
+from headtools.heads.layer_config import unwrapped
 from headtools.heads.layout import PRUNED
 from headtools.heads.sites import Site
 
 EAGER, SDPA = "headtools_eager", "headtools_sdpa"
+KEPT_BIAS = "headtools_pruned"
 TAPS = "_headtools_taps"  # in the __dict__ of a module that is being recorded: functions called with what it computed
 EVEN = "_headtools_even"  # there, too: the heads of that module that look at everything they may see alike
 
@@ -85,7 +88,7 @@ def _configs(model: nn.Module) -> list:
     """Return every configuration object, once, that a module using the interface reads its attention function from."""
     found: dict[int, Any] = {}
     for module in model.modules():
-        config = getattr(module, "config", None)
+        config = unwrapped(getattr(module, "config", None))
         if config is None or not hasattr(config, "_attn_implementation_internal"):
             continue
         switchable = getattr(module, "_can_set_attn_implementation", None)
@@ -95,7 +98,7 @@ def _configs(model: nn.Module) -> list:
 
 
 def register() -> None:
-    """Register headtools' two attention functions and their mask functions with transformers (twice does no harm)."""
+    """Register headtools' attention functions and their mask functions with transformers (twice does no harm)."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -103,6 +106,8 @@ def register() -> None:
     AttentionInterface.register(SDPA, _sdpa)
     AttentionMaskInterface.register(EAGER, _eager_mask)
     AttentionMaskInterface.register(SDPA, sdpa_mask)
+    AttentionInterface.register(KEPT_BIAS, _kept_bias)
+    AttentionMaskInterface.register(KEPT_BIAS, _no_mask)
 
 
 def _eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
@@ -119,11 +124,8 @@ def _eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -
 
 def _eager(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
     """Run the eager attention of the model's own file and keep its map."""
-    for owner in type(module).__mro__:
-        own = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
-        if own is not None:
-            break
-    else:
+    own = _own_eager(module)
+    if own is None:
         name = type(module).__name__
         raise ValueError(f"{name}: its file has no eager_attention_forward, so no maps can be recorded")
     return _run(own, module, q, k, v, _additive(mask, q.dtype), kwargs, shows_maps=True)
@@ -135,6 +137,14 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         return mask
     lowest = torch.finfo(torch.float32 if dtype == torch.float64 else dtype).min  # as in ``_eager_mask``
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, lowest)
+
+
+def _own_eager(module: nn.Module) -> Callable | None:
+    for owner in type(module).__mro__:
+        own = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
+        if own is not None:
+            return own
+    return None
 
 
 def _sdpa(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
@@ -149,7 +159,6 @@ def _run(
     shows_maps: bool,
 ) -> tuple:  # fmt: skip
     """Run an attention function and show its taps what it took and gave, and how to run it with even attention."""
-    kwargs = _only_kept(module, kwargs)
 
     def unbiased(heads: list[int]) -> dict:
         bias = kwargs.get("position_bias")
@@ -165,12 +174,26 @@ def _run(
     return result
 
 
-def _only_kept(module: nn.Module, kwargs: dict) -> dict:
-    """Give a pruned T5 layer the position bias of its remaining heads: one layer makes the bias for all."""
-    state, bias = module.__dict__.get(PRUNED), kwargs.get("position_bias")
-    if state is None or bias is None or bias.shape[1] == len(state["physical"]):
-        return kwargs
-    return {**kwargs, "position_bias": bias[:, list(state["physical"])]}
+def _kept_bias(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
+    """Run the model's attention function for a pruned T5 layer, with the position bias of its remaining heads.
+
+    One layer makes the bias for all heads of all layers, so it cannot be cut where it is made. The function is looked
+    up at every call, so that ``set_attn_implementation`` reaches pruned layers as it does the others.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    own = ALL_ATTENTION_FUNCTIONS.get_interface(unwrapped(module.config)._attn_implementation, _own_eager(module))
+    physical, bias = module.__dict__[PRUNED]["physical"], kwargs.get("position_bias")
+    if bias is not None and bias.shape[1] != len(physical):
+        kwargs["position_bias"] = bias[:, list(physical)]
+    return own(module, q, k, v, mask, **kwargs)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    raise ValueError(
+        f"{KEPT_BIAS!r} names the attention of single pruned layers; got it as a model's own, which has no mask then: "
+        'write model.set_attn_implementation("sdpa")'
+    )
 
 
 def _without(values: Tensor, heads: list[int]) -> Tensor:

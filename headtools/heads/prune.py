@@ -6,24 +6,24 @@ value projections and its columns of the output projection are taken away; the o
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from headtools.heads import layout
-from headtools.heads.attention import EAGER, SDPA, register
+from headtools.heads.attention import KEPT_BIAS
 from headtools.heads.interventions import refuse_inside
+from headtools.heads.layer_config import LayerConfig
 from headtools.heads.layout import PRUNED, Projection
 from headtools.heads.selection import Heads, refuse_compiled, refuse_offloaded, select
 from headtools.heads.sites import Site, sites
 from headtools.heads.weights import refuse_wrapped
 
 # what attention modules call their sizes
-_QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
-_KEY_HEADS = ("num_key_value_heads", "kv_heads", "num_kv_heads")
+QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
+KEY_HEADS = ("num_key_value_heads", "kv_heads", "num_kv_heads")
 _WIDTHS = ("all_head_size", "split_size", "embed_dim", "inner_dim")
 
 
@@ -56,10 +56,7 @@ def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
     refuse_offloaded(model, "prune")
     chosen = select(sites(model), heads)
     refuse_wrapped(model, [module for site in chosen for module in (*site.module.modules(), site.out)], "prune")
-    cuts = [_plan(site, cut, gqa) for site, cut in chosen.items() if cut]  # raises before anything is changed
-    with torch.no_grad():
-        for cut in cuts:
-            cut()
+    _cut(chosen, gqa)
 
 
 def pruned(model: nn.Module) -> list[tuple]:
@@ -96,6 +93,33 @@ def replay(model: nn.Module, heads: Heads) -> None:
     prune(model, {site.key: some for site, some in select(sites(model), heads, original=True).items()})
 
 
+def ungrouped(model: nn.Module) -> list[tuple]:
+    """Return the sites in which a cut gave every query head its own copy of its keys and values.
+
+    What is cut later does not join them again, so the same heads cut at once may leave other shapes.
+    """
+    return [site.key for site in sites(model) if site.module.__dict__.get(PRUNED, {}).get("ungrouped")]
+
+
+def replay_unread(model: nn.Module, heads: Heads, copied: Iterable[Sequence] = ()) -> None:
+    """Prune as ``replay`` does a model whose weights are still to be read: they may be on the meta device.
+
+    ``copied``: what ``ungrouped`` returned of the model that was cut first.
+    """
+    copied = {tuple(key) for key in copied}
+    with torch.device("cpu"):  # numbers of rows are looked at, whatever device the weights are made on
+        chosen = select(sites(model), heads, original=True)
+        _cut({site: some for site, some in chosen.items() if site.key not in copied}, "ungroup")
+        _cut({site: some for site, some in chosen.items() if site.key in copied}, "copy")
+
+
+def _cut(chosen: Mapping[Site, list[int]], gqa: str) -> None:
+    cuts = [_plan(site, some, gqa) for site, some in chosen.items() if some]  # raises before anything is changed
+    with torch.no_grad():
+        for cut in cuts:
+            cut()
+
+
 def _plan(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
     """Work out the cut of one site and return the function that makes it; raise where it cannot be made."""
     _refuse(site)
@@ -110,6 +134,7 @@ def _plan(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
         "removed": tuple(sorted((*state["removed"], *(site.original[h] for h in cut)))),
         "physical": tuple(state["physical"][h] for h in keep),
         "empty": empty,
+        "ungrouped": state.get("ungrouped", False) or len(set(key)) < len(key),
     }
     columns = torch.arange(site.heads * site.value_dim).view(site.heads, site.value_dim)[keep].flatten()
 
@@ -170,7 +195,7 @@ def _rows(site: Site, keep: list[int], gqa: str) -> tuple[list[int], list[int], 
         return keep, keep, keep, len(keep)
     owners = [h // share for h in keep]
     counts = {owner: owners.count(owner) for owner in owners}
-    if len(set(counts.values())) == 1:
+    if len(set(counts.values())) == 1 and gqa != "copy":
         groups = sorted(counts)
         return keep, groups, groups, len(groups)
     if gqa == "error":
@@ -222,14 +247,12 @@ def _resize(site: Site, heads: int, kv_heads: int) -> None:
     """Tell the attention module its new size, under whatever names it uses."""
     module, own = site.module, vars(site.module)
     if _shared_bias(module):
-        # T5 makes one position bias for all layers and all its heads, so a layer keeps its old numbers and our
-        # attention function gives it the rows of its remaining heads
-        register()
-        config = module.config
-        config._attn_implementation_internal = SDPA if config._attn_implementation in ("sdpa", SDPA) else EAGER
+        # T5 makes one position bias for all layers and all its heads, so a layer keeps its old numbers and its
+        # attention function takes the rows of its remaining heads
+        module.config = LayerConfig(module.config, {"_attn_implementation": KEPT_BIAS})
         return
     reads = inspect.unwrap(type(module).forward).__code__.co_names
-    sizes = {**dict.fromkeys(_QUERY_HEADS, heads), **dict.fromkeys(_KEY_HEADS, kv_heads)}
+    sizes = {**dict.fromkeys(QUERY_HEADS, heads), **dict.fromkeys(KEY_HEADS, kv_heads)}
     for name in sizes.keys() & own.keys():
         setattr(module, name, sizes[name])
     if "num_key_value_groups" in own:
@@ -238,10 +261,8 @@ def _resize(site: Site, heads: int, kv_heads: int) -> None:
         if own.get(name) == site.heads * site.value_dim and name in reads:
             setattr(module, name, heads * site.value_dim)
     missing = {name: size for name, size in sizes.items() if name in reads and name not in own}
-    if missing:  # Phi-3 reads its sizes from the configuration: give this layer one of its own
-        module.config = copy.deepcopy(module.config)
-        for name, size in missing.items():
-            setattr(module.config, name, size)
+    if missing and hasattr(module, "config"):  # Phi-3 reads its sizes from the configuration: give the layer its own
+        module.config = LayerConfig(module.config, missing)
 
 
 def _shared_bias(module: nn.Module) -> bool:

@@ -19,7 +19,7 @@ def padding(side, tokens=TOKENS, lengths=LENGTHS):
 
 
 def make_batch(kind, side):
-    """A batch for models that read `kind`: text, causal, seq2seq, speech, image or image+text."""
+    """A batch for models that read `kind`: text, causal, seq2seq, speech, image, image+text or image in text."""
     generator = torch.Generator().manual_seed(2)
     if kind in ("image", "speech"):
         shape = (BATCH, 3, 16, 16) if kind == "image" else (BATCH, 8, 20)
@@ -31,6 +31,12 @@ def make_batch(kind, side):
     if kind == "image+text":
         batch["pixel_values"] = torch.randn(BATCH, 3, 16, 16, generator=generator)
         batch["input_ids"][:, 0] = 2
+    if kind == "image in text":  # the last word stands for one of the image's four patches
+        batch["pixel_values"] = torch.randn(BATCH, 3, 16, 16, generator=generator)
+        patches = torch.full((BATCH, 4), VOCAB - 1)
+        words = batch["input_ids"].clamp(max=VOCAB - 2)
+        batch["input_ids"] = torch.cat([patches, words], 1)
+        batch["attention_mask"] = torch.cat([torch.ones_like(patches), mask], 1)
     if kind == "seq2seq":
         batch["decoder_input_ids"] = random_ids(generator, 5)
     return batch

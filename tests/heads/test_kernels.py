@@ -15,7 +15,7 @@ from .homemade import attention
 from .reference import untouched
 from .zoo import error, fresh, logits, run, zoo_model
 
-EAGER, SDPA = "headtools_eager", "headtools_sdpa"  # a pruned T5 is saved with these in its configuration
+EAGER, SDPA = "headtools_eager", "headtools_sdpa"
 
 
 @pytest.mark.parametrize(

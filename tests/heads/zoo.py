@@ -230,6 +230,59 @@ BUILDERS = {
         "text",
     ),
 }
+
+
+def _experts(config_class, model_class, **changes):
+    return _decoder(config_class, model_class, **(GROUPED | {"num_experts_per_tok": 2} | changes))
+
+
+def _dinov2():
+    shape = {"image_size": 16, "patch_size": 4, "mlp_ratio": 1, "hidden_dropout_prob": 0.0, "num_labels": 5}
+    return tf.Dinov2ForImageClassification(tf.Dinov2Config(**PLAIN, **shape))
+
+
+def _llava():
+    vision = dict(PLAIN, num_hidden_layers=2, image_size=16, patch_size=8, projection_dim=16)
+    text = dict(**TEXT, **GROUPED, head_dim=8)
+    return tf.LlavaForConditionalGeneration(
+        tf.LlavaConfig(
+            vision_config=tf.CLIPVisionConfig(**vision),
+            text_config=tf.LlamaConfig(**text),
+            image_token_index=VOCAB - 1,
+            vision_feature_layer=-1,
+        )
+    )
+
+
+def _jamba():
+    layers = {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}
+    mamba = {"mamba_d_state": 4, "mamba_d_conv": 2, "mamba_dt_rank": 4, "use_mamba_kernels": False}
+    return tf.JambaForCausalLM(tf.JambaConfig(**(TEXT | GROUPED | layers | mamba)))
+
+
+# architectures whose weights have other names, or are split or joined, in a folder: for what is saved and read
+RENAMED = {
+    "dinov2": (_dinov2, "image"),
+    "llava": (_llava, "image in text"),
+    "mixtral": (_experts(tf.MixtralConfig, tf.MixtralForCausalLM, num_local_experts=4), "causal"),
+    "qwen2_moe": (
+        _experts(
+            tf.Qwen2MoeConfig,
+            tf.Qwen2MoeForCausalLM,
+            num_experts=4,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+        ),
+        "causal",
+    ),
+    "qwen3_moe": (
+        _experts(tf.Qwen3MoeConfig, tf.Qwen3MoeForCausalLM, num_experts=4, moe_intermediate_size=16, head_dim=12),
+        "causal",
+    ),
+    "granitemoe": (_experts(tf.GraniteMoeConfig, tf.GraniteMoeForCausalLM, num_local_experts=4), "causal"),
+    "phimoe": (_experts(tf.PhimoeConfig, tf.PhimoeForCausalLM, num_local_experts=4, head_dim=8), "causal"),
+    "jamba": (_jamba, "causal"),
+}
 LEGACY = ("bloom", "gptj", "deberta_v2", "fsmt")
 REFUSED = ("xlnet",)
 INTERFACE = tuple(name for name in BUILDERS if name not in LEGACY + REFUSED)
@@ -252,19 +305,23 @@ def _spread(model):
 @cache
 def _built(name):
     torch.manual_seed(0)
-    model = BUILDERS[name][0]().eval()
+    model = _builder(name)[0]().eval()
     _spread(model)
     return model
 
 
+def _builder(name):
+    return BUILDERS[name] if name in BUILDERS else RENAMED[name]
+
+
 def zoo_model(name, side="right"):
     """The shared model of that name and a batch for it: leave the model as you found it."""
-    return _built(name), make_batch(BUILDERS[name][1], side)
+    return _built(name), make_batch(_builder(name)[1], side)
 
 
 def fresh(name, side="right"):
     """A copy of the model, to be changed at will, and a batch for it."""
-    return copy.deepcopy(_built(name)), make_batch(BUILDERS[name][1], side)
+    return copy.deepcopy(_built(name)), make_batch(_builder(name)[1], side)
 
 
 def logits(output):
@@ -280,14 +337,14 @@ def run(model, batch):
 
 def valid(name, scores, batch):
     """The rows of `scores` that belong to real tokens, flattened to (n, ...)."""
-    if BUILDERS[name][1] in ("text", "causal"):
+    if _builder(name)[1] in ("text", "causal"):
         return scores[batch["attention_mask"].bool()]
     return scores
 
 
 def decoder_only(name):
     """Whether the model generates from its own input."""
-    return BUILDERS[name][1] == "causal"
+    return _builder(name)[1] == "causal"
 
 
 def error(left, right):
