@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headtools.heads.prune import pruned, replay
+from headtools.heads.prune import pruned, ungrouped
+from headtools.heads.selection import refuse_offloaded
 from headtools.heads.weights import refuse_wrapped_model
-from headtools.heads.whole import written_folder
+from headtools.heads.whole import refusal, written_folder
+from headtools.organism import reopened
+from headtools.organism.plain_config import put, smaller_config
 from headtools.organism.publish import write_checksums
 
 CUT = "pruned_heads.json"
-WEIGHTS = "model.safetensors"
 
 
 def save(model: Any, folder: str | Path, tokenizer: Any = None) -> Path:
     """Write a pruned transformers model, with its tokenizer, to a new folder, whole or not at all; ``load`` reads it.
 
-    ``save_pretrained`` alone writes weights that ``from_pretrained`` refuses, since the configuration still tells the
-    old number of heads. Here the list of cut heads lies beside them (``pruned_heads.json``), and the checksums of all
-    files (``checksums.json``), by which ``load`` knows a changed one.
+    Where all layers were cut alike and the model's configuration has settings for that (Llama, Mistral, Qwen and
+    others that tell the width of a head apart from their number), ``config.json`` tells the new sizes and
+    ``from_pretrained`` opens the folder without headtools. Elsewhere it refuses the folder, since the configuration can
+    only tell one number of heads. ``opens_without_headtools(folder)`` says which it is, and why.
+
+    The list of cut heads lies beside the weights (``pruned_heads.json``), and the checksums of all files
+    (``checksums.json``), by which ``load`` knows a changed one. Before the folder gets its name it is opened again and
+    every weight compared with ``model``'s, which takes memory for a second copy.
 
     Returns the folder. Raises ``FileExistsError`` where something is there already, ``OSError`` where nothing can be
-    written, and ``TypeError`` for a model that is not one of transformers'.
+    written, ``TypeError`` for a model that is not one of transformers', and ``ValueError``, naming a weight, where what
+    was written would not give the model back, or where weights are offloaded.
 
     >>> import tempfile
     >>> import headtools as ht
@@ -45,31 +52,103 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> Path:
             f"{type(model).__name__} is no transformers model: keep its state_dict and pruned(model) yourself"
         )
     refuse_wrapped_model(model, "save")
+    refuse_offloaded(model, "save")
     with written_folder(folder) as part:
-        with _no_bar():
-            model.save_pretrained(part, max_shard_size="1TB")  # one file, whatever its size
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
-        (part / CUT).write_text(json.dumps([list(head) for head in pruned(model)]), encoding="utf-8")
+        with _no_bar():
+            _write(model, part)
         write_checksums(part, sorted(path.name for path in part.iterdir()))
     return folder
 
 
-def read(architecture: type, config: Any, folder: Path, dtype: torch.dtype) -> Any:
-    """Return the model of a folder that ``save`` wrote, in eval mode; ``ValueError`` where its parts do not fit."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_model
+def _write(model: Any, folder: Path) -> None:
+    """Write configuration and weights in the first of three ways by which the model comes back.
+
+    Weights have the names of the Hub, which transformers makes by renaming, splitting and joining, unless that does not
+    lead back to this model, whose sizes may no longer be those of its configuration: then they have the model's own.
+    """
+    config, before, why = smaller_config(model)
+    if config is not None:
+        why = _try(model, folder, config, before)
+        if why is None:
+            return
+    for original_names in (True, False):
+        odd = _try(model, folder, None, {}, why, original_names)
+        if odd is None:
+            return
+    raise ValueError(
+        f"{type(model).__name__} cannot be read back from what transformers writes of it ({odd}), so nothing was "
+        "written: keep model.state_dict() and pruned(model) yourself, and read them with replay(fresh, heads) and "
+        "fresh.load_state_dict(weights)"
+    )
+
+
+def _try(
+    model: Any, folder: Path, config: Any, before: dict, why: str | None = None, original_names: bool = True
+) -> str | None:
+    """Write a model, with another configuration than its own if one is given, and return why it does not come back."""
+    from headtools.organism import load
 
     try:
-        heads = [tuple(head) for head in json.loads((folder / CUT).read_text(encoding="utf-8"))]
-        model = architecture._from_config(config, dtype=dtype, attn_implementation="eager")
-        replay(model, heads)
-        lacking, unknown = load_model(model, folder / WEIGHTS, strict=False)
-    except (AttributeError, ArithmeticError, KeyError, IndexError, OSError, RuntimeError, SafetensorError, TypeError,
-            ValueError) as error:  # fmt: skip
+        model.save_pretrained(folder, max_shard_size="1TB", save_original_format=original_names)  # one file
+        if config is not None:
+            config.architectures, config.dtype = model.config.architectures, model.config.dtype  # as just written
+            config.save_pretrained(folder)
+        _describe(model, folder, before, why)
+        dtype = reopened.widest(model)
+        with reopened.quiet():
+            again = load._smaller(folder, dtype)
+            odd = reopened.first_difference(model, again)
+            if config is None or odd is not None:
+                return odd
+            plain = load._model(str(folder), dtype)
+        return reopened.first_difference(model, plain) or reopened.same_build(again, plain)
+    except Exception as error:  # whatever transformers says of sizes that it does not expect
+        if refusal(error, folder) is not None:
+            raise
+        return str(error)
+
+
+def opens_without_headtools(folder: str | Path) -> tuple[bool, str]:
+    """Tell of a folder that ``save`` wrote whether transformers' own ``from_pretrained`` opens it, and why not.
+
+    >>> import tempfile
+    >>> import headtools as ht
+    >>> model, _ = ht.load()
+    >>> ht.prune(model, {("encoder", 2): [0, 5]})
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     opens_without_headtools(save(model, Path(place) / "smaller"))
+    (False, 'its layers have different numbers of heads, and config.json can tell one only')
+    """
+    metadata = _metadata(Path(folder))
+    return metadata["opens_without_headtools"], metadata["reason"]
+
+
+def read(architecture: type, config: Any, folder: Path, dtype: torch.dtype) -> Any:
+    """Return the model of a folder that ``save`` wrote, in eval mode; ``ValueError`` where its parts do not fit."""
+    try:
+        metadata = _metadata(folder)
+        put(config, metadata["settings"])
+        return reopened.read(architecture, config, folder, dtype, metadata["heads"], metadata["ungrouped"])
+    except Exception as error:
+        # whatever a damaged file leads to; a file that is not there among it
         raise ValueError(f"{folder}: not a pruned model that can be read ({error}); write it again") from error
-    made = [*(model._keys_to_ignore_on_save or ()), *(model._keys_to_ignore_on_load_missing or ())]
-    lost = [name for name in lacking if not any(re.search(pattern, name) for pattern in made)]
-    if lost or unknown:
-        raise ValueError(f"{folder}: weights do not fit, such as {[*lost, *unknown][0]!r}; write the folder again")
-    return model.eval()
+
+
+def _describe(model: Any, folder: Path, settings: dict, why: str | None) -> None:
+    """Write what was cut, and the settings that stood in the configuration before."""
+    metadata = {
+        "heads": [list(head) for head in pruned(model)], "ungrouped": [list(key) for key in ungrouped(model)],
+        "opens_without_headtools": why is None, "reason": why or "", "settings": settings,
+    }  # fmt: skip
+    (folder / CUT).write_text(json.dumps(metadata), encoding="utf-8")
+
+
+def _metadata(folder: Path) -> dict:
+    """Return what ``_describe`` wrote; folders of earlier versions have the bare list of heads."""
+    metadata = json.loads((folder / CUT).read_text(encoding="utf-8"))
+    if isinstance(metadata, list):
+        why = "it was written before headtools told the sizes in config.json"
+        metadata = {"heads": metadata, "opens_without_headtools": not metadata, "reason": why if metadata else ""}
+    return {"ungrouped": [], "settings": {}, **metadata, "heads": [tuple(head) for head in metadata["heads"]]}
