@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.even import check_even, even_mask, refuse_sinks, without
 from headtools.heads.interventions import claimed, wished
 from headtools.heads.layer_config import unwrapped
 from headtools.heads.layout import PRUNED
@@ -122,13 +123,15 @@ def _eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -
     return None if mask is None else mask.to(dtype)
 
 
-def _eager(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
+def _eager(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple:
     """Run the eager attention of the model's own file and keep its map."""
     own = _own_eager(module)
     if own is None:
         name = type(module).__name__
         raise ValueError(f"{name}: its file has no eager_attention_forward, so no maps can be recorded")
-    return _run(own, module, q, k, v, _additive(mask, q.dtype), kwargs, shows_maps=True)
+    return _run(own, module, query, key, value, _additive(attention_mask, query.dtype), kwargs, shows_maps=True)
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -147,11 +150,13 @@ def _own_eager(module: nn.Module) -> Callable | None:
     return None
 
 
-def _sdpa(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
+def _sdpa(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple:
     """Run torch's fused attention and keep what went in."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    return _run(sdpa_attention_forward, module, q, k, v, mask, kwargs, shows_maps=False)
+    return _run(sdpa_attention_forward, module, query, key, value, attention_mask, kwargs, shows_maps=False)
 
 
 def _run(
@@ -160,12 +165,14 @@ def _run(
 ) -> tuple:  # fmt: skip
     """Run an attention function and show its taps what it took and gave, and how to run it with even attention."""
 
-    def unbiased(heads: list[int]) -> dict:
-        bias = kwargs.get("position_bias")
-        return kwargs if bias is None else {**kwargs, "position_bias": _without(bias, heads)}
-
     def even(heads: list[int]) -> tuple:
-        return function(module, _without(q, heads), k, v, mask, **unbiased(heads))
+        refuse_sinks(module, kwargs)
+        biases = {name: without(kwargs[name], heads) for name in ("position_bias",) if kwargs.get(name) is not None}
+        seen = even_mask(mask, heads, q.shape[1])
+        result = function(module, without(q, heads), k, v, seen, **(kwargs | biases))
+        if shows_maps:
+            check_even(module, result[1], heads)
+        return result
 
     heads = module.__dict__.get(EVEN)
     result = even(heads) if heads else function(module, q, k, v, mask, **kwargs)
@@ -194,8 +201,3 @@ def _no_mask(*_: Any, **__: Any) -> None:
         f"{KEPT_BIAS!r} names the attention of single pruned layers; got it as a model's own, which has no mask then: "
         'write model.set_attn_implementation("sdpa")'
     )
-
-
-def _without(values: Tensor, heads: list[int]) -> Tensor:
-    """Return queries or biases (B, head, ...) in which those of some heads are 0."""
-    return values.index_fill(1, torch.tensor(heads, device=values.device), 0.0)
