@@ -1,5 +1,5 @@
-"""``python -m headtools``: see :mod:`headtools.command`."""
+"""``python -m headtools``: see :mod:`headtools.cli`."""
 
-from headtools.command import main
+from headtools.cli import main
 
 raise SystemExit(main())

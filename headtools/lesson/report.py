@@ -11,7 +11,6 @@ from torch import nn
 
 from headtools.heads.progress import progress
 from headtools.heads.sites import sites
-from headtools.importance.labels import label
 from headtools.lesson import report_parts as parts
 from headtools.lesson.page import Section, page, write
 from headtools.lesson.report_subject import Subject
@@ -68,12 +67,13 @@ def report(
 
     ``corpus``: sentences, or what ``headtools.corpus`` takes ("organism", "english", a treebank's path), ``limit`` of
     them; they need ``tokenizer``. Or batches, dicts of what the model takes with labels, for models of images or
-    sound and for losses of your own; roles are then not measured. Sentences get labels by ``headtools.label``.
+    sound and for losses of your own; roles are then not measured. Sentences get labels by ``headtools.label``; the
+    heads of a model without logits, such as a bare encoder, are weighed by how far its output changes.
     ``loss``: as in ``headtools.gradient``. ``path``: where to write the page. ``seed``: of all that is random.
     ``quiet``: no progress bar. The model is left bit for bit as it was.
 
-    Heads are chosen and measured on different halves of the sentences. Time: some thirty forward passes over the
-    corpus, and one backward pass.
+    Heads are chosen and measured on different halves of the sentences, the same ones in every section. Time: some
+    thirty forward passes over the corpus, and one backward pass.
 
     Raises ``ValueError`` for a model without heads and an empty corpus, and ``TypeError`` for a corpus of another kind.
 
@@ -89,10 +89,7 @@ def report(
     if sentences and tokenizer is None:
         subject.unlabelled = "sentences came without the model's tokenizer: pass tokenizer=, or batches"
     elif sentences:
-        try:
-            subject.batches = label(model, tokenizer, sentences, seed=seed)
-        except (ValueError, TypeError, RuntimeError) as error:
-            subject.unlabelled = str(error)
+        subject.prepare()
     sections, missing = [], {}
     for name, (heading, measure) in PARTS.items() if quiet else progress(PARTS.items(), "report"):
         try:
@@ -102,7 +99,7 @@ def report(
             sections.append(Section(name, heading, missing=missing[name]))
     n = sum(parameter.numel() for parameter in model.parameters())
     kinds = ", ".join(f"{found[kind].n_heads} {kind} heads in {len(found[kind])} layers" for kind in found.kinds)
-    lead = f"{n:,} parameters; {kinds}. Measured on {subject.told}. Layers and heads count from 0."
+    lead = f"{n:,} parameters; {kinds}. Measured on {subject.described}. Layers and heads count from 0."
     text = page(title, lead, sections)
     done = None if path is None else write(text, path)
     return Report(text, missing, subject.tables, done)

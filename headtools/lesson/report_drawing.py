@@ -71,8 +71,8 @@ def grids(scores: HeadScores, claim: str, label: str) -> list[str]:
     return drawn
 
 
-def pruning(frame: pd.DataFrame, claim: str) -> str:
-    """Draw the loss against the number of heads kept, in gradient order and in random orders."""
+def pruning(frame: pd.DataFrame, claim: str, metric: str = "loss (nats)") -> str:
+    """Draw the loss, or another ``metric``, against the number of heads kept, by gradient and in random order."""
     fig, ax = subplots(figsize=(6.4, 3.4))
     found = frame[frame.order == "gradient"]
     ax.plot(found.kept, found.metric, marker="o", label="least important first")
@@ -81,12 +81,12 @@ def pruning(frame: pd.DataFrame, claim: str) -> str:
     if len(blind):
         ax.plot(blind.mean().index, blind.mean(), marker="s", label="random order, mean")
         ax.fill_between(blind.mean().index, blind.min(), blind.max(), alpha=0.2)
-    ax.set(xlabel="heads kept", ylabel="loss (nats)", ylim=(0, None))
+    ax.set(xlabel="heads kept", ylabel=metric, ylim=(0, None))
     ax.legend()
     bands = "the band is " if found.low.isna().all() else "bands are 95 % intervals, and "
     alt = (
-        f"Loss against heads kept, from {found.metric.iloc[0]:.2f} with all {found.kept.iloc[0]} heads to "
-        f"{found.metric.iloc[-1]:.2f} with none; {bands}the range of the random orders."
+        f"{metric[0].upper()}{metric[1:]} against heads kept, from {found.metric.iloc[0]:.2f} with all "
+        f"{found.kept.iloc[0]} heads to {found.metric.iloc[-1]:.2f} with none; {bands}the range of the random orders."
     )
     return figure(fig, claim=claim, alt=alt).html
 

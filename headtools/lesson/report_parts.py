@@ -9,7 +9,6 @@ import torch
 
 from headtools.heads.record import record
 from headtools.heads.sites import sites
-from headtools.importance.gradient import gradient
 from headtools.lesson import report_drawing as draw
 from headtools.lesson.page import paragraph, table
 from headtools.lesson.plain import escape
@@ -25,6 +24,14 @@ from headtools.sparse.curves import curves, random_order
 TOP = 10  # heads in a table
 SHOWN = 8  # heads whose maps are drawn
 ALONE = "no interval: one example"
+BY_LOSS = (
+    "Importance: mean over examples of |dL/dgate| at gate 1 (Michel et al. 2019, equation 2), without the division by "
+    "layer."
+)
+BY_OUTPUT = (
+    "Importance: this model has no logits and so no loss; its heads are weighed by how far its output moves, over the "
+    "output's own length, by the slope of random projections of the output at gate 1."
+)
 LETTERS_SAY = "P positional, S syntactic, R rare word, C coreference, A alignment, O itself, E end mark or punctuation"
 
 
@@ -32,7 +39,7 @@ def roles(subject: Subject) -> str:
     """The role map of every kind of attention, and the scores behind it."""
     if not subject.sentences or subject.tokenizer is None:
         raise ValueError("roles are measured on sentences and need a tokenizer: pass sentences and tokenizer=")
-    scored, fitted = subject.sentences[::2], subject.sentences[1::2]
+    scored, fitted = subject.measured_on, subject.chosen_on
     ask = {"conventions": VOITA, "times": 300, "seed": subject.seed}
     frame = taxonomy(subject.model, subject.tokenizer, scored, fitted, **ask)
     luck = taxonomy(subject.model, subject.tokenizer, scored, fitted, shuffle=True, **ask)
@@ -45,7 +52,7 @@ def roles(subject: Subject) -> str:
         held, by_luck = (some.function != NONE).sum(), (dealt[same].function != NONE).sum()
         claim = (
             f"{held} of {len(some)} {' '.join(key)} heads have a function that holds; with each row's weights dealt "
-            f"out at random {by_luck} would."
+            f"out at random {by_luck} would. Measured on {subject.measured}."
         )
         drawn.append(draw.roles(frame[own], key[-1], claim))
     held = frame[frame.holds & frame.role.isin(", ".join(heads.roles).split(", "))]
@@ -57,7 +64,8 @@ def roles(subject: Subject) -> str:
         + (
             table(
                 top,
-                "The one or two best heads for each role, with 95 % intervals, beside the best fixed offset and chance",
+                "The one or two best heads for each role, with 95 % intervals, beside the best fixed offset and "
+                f"chance; measured on {subject.measured}",
             )
             if len(top)
             else paragraph("No head holds a role by its interval.")
@@ -67,18 +75,23 @@ def roles(subject: Subject) -> str:
 
 def worth(subject: Subject) -> str:
     """Importance by gradient, with intervals."""
-    scores = gradient(subject.model, subject.halves[1], subject.loss)
+    scores = subject.gradient(subject.halves[1])
     subject.tables["importance"] = frame = scores.to_frame()
     places = {head: place for place, head in enumerate(scores)}
     top = frame.iloc[[places[head] for head in subject.choice.top(min(TOP, len(scores)))]]
     claim = (
-        f"The heads that lean hardest, chosen on one half of the examples and measured on the other; the first is "
-        f"{draw.say(subject.choice.top(1)[0])}."
+        f"The heads that lean hardest, chosen on one half of the {subject.unit}s and measured on the other; the first "
+        f"is {draw.say(subject.choice.top(1)[0])}. Measured on {subject.measured}: {subject.weighed_by}."
     )
-    spread = ALONE if scores.low is None else "with 95 % intervals"
-    return "".join(draw.grids(scores, claim, "mean |slope of the loss|")) + table(
-        top, f"Mean over examples of the absolute slope of the loss with respect to the head's gate, {spread}"
-    )
+    intervals = ALONE if scores.low is None else "with 95 % intervals"
+    if subject.by_output:
+        label = "relative change of the output"
+        what = "How far the model's output would move without the head, over the output's own length, to first order"
+    else:
+        label = "mean |slope of the loss|"
+        what = "Mean of the absolute slope of the loss with respect to the head's gate"
+    caption = f"{what}; {subject.weighed_by}, mean over {subject.measured}, {intervals}"
+    return "".join(draw.grids(scores, claim, label)) + table(top, caption)
 
 
 def geometry(subject: Subject) -> str:
@@ -119,9 +132,8 @@ def pruning(subject: Subject) -> str:
     """The loss with fewer and fewer heads, least important first, beside random orders."""
     blind = {f"random {i}": random_order(sites(subject.model), subject.seed + i) for i in range(subject.orders)}
     test = subject.halves[1]
-    frame = curves(
-        subject.model, {"gradient": subject.choice} | blind, lambda model: losses(model, test, subject.loss)
-    )
+    loss = subject.loss_of(test)  # made before any head is off
+    frame = curves(subject.model, {"gradient": subject.choice} | blind, lambda model: losses(model, test, loss))
     frame = frame.drop_duplicates(["order", "kept"], ignore_index=True)  # of few heads, two shares are one number
     subject.tables["pruning"] = frame
     found = frame[frame.order == "gradient"].set_index("kept")
@@ -130,11 +142,12 @@ def pruning(subject: Subject) -> str:
     low, high = found.low[middle], found.high[middle]
     spread = ALONE if math.isnan(low) else f"95 % interval {low:.2f} to {high:.2f}"
     claim = (
-        f"With {middle} of {len(subject.choice)} heads the loss is {found.metric[middle]:.2f} nats ({spread}), "
+        f"With {middle} of {len(subject.choice)} heads the {subject.metric} is {found.metric[middle]:.2f} ({spread}), "
         f"with all {found.metric[len(subject.choice)]:.2f}"
         + (f"; in random order {luck[middle]:.2f}." if len(luck) else ".")
+        + f" Measured on {subject.measured}: {subject.weighed_by}."
     )
-    return draw.pruning(frame, claim) + paragraph(
+    return draw.pruning(frame, claim, subject.metric) + paragraph(
         "Heads are switched off, those of least gradient importance first; nothing is trained in between, so this is "
         "the least that can be removed.",
         note=True,
@@ -150,7 +163,7 @@ def maps(subject: Subject) -> str:
         for row in frame.loc[frame.groupby("family").low.idxmax()].itertuples() if len(frame) else ():
             key = (row.stack,) if "stack" in frame else ()
             chosen.setdefault((*key, row.kind, row.layer, row.head), row.role)
-    if subject.batches:
+    if subject.can_weigh:
         for head in subject.choice.top(min(SHOWN, len(subject.choice))):
             chosen.setdefault(head, "importance")
     if not chosen:
@@ -174,8 +187,8 @@ def conventions(subject: Subject) -> str:
         f"Roles: at the level of {VOITA.level}s; marks are no keys and no queries for arg-max scores; a relation needs "
         f"{VOITA.margin:.2f} above its best fixed offset, a position 0.9, by the lower end of the 95 % interval, in "
         f"{VOITA.fewest} looks or more. Verdicts are not corrected for their number: see the random deal.",
-        "Importance: mean over examples of |dL/dgate| at gate 1 (Michel et al. 2019, equation 2), without the division "
-        "by layer.",
+        f"Measured on {subject.described}. Geometry is of the weights; the maps are of one {subject.unit}.",
+        BY_OUTPUT if subject.by_output else f"{BY_LOSS} Loss: {subject.weighed_by}.",
         "Effective rank: exp of the entropy of the singular values (Roy and Vetterli 2007).",
         f"Intervals: 95 %, bootstrap over examples. Seed {subject.seed}.",
         f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}.",

@@ -85,7 +85,7 @@ class Page(HTMLParser):
     ("name", "lacks"),
     [
         ("BERT", set()),
-        ("BERT without a head", {"importance", "pruning"}),
+        ("BERT without a head", set()),
         ("a classifier", set()),
         ("GPT-2", set()),
         ("Llama", set()),
@@ -113,8 +113,8 @@ def test_the_organism_s_numbers_are_those_of_the_functions(tmp_path):
     assert (tmp_path / "page.html").read_text("utf-8") == found.html
     assert [*tmp_path.iterdir()] == [found.path]
     sentences = ht.corpus("organism", limit=40)
-    batches = ht.label(model, tokenizer, sentences)
-    alone = ht.gradient(model, batches[1::2])
+    measured = ht.label(model, tokenizer, sentences[::2])  # as the roles are: one half for every section
+    alone = ht.gradient(model, measured)
     assert torch.equal(torch.tensor(found.tables["importance"].gradient), alone.flat())
     frame = found.tables["pruning"]
     assert set(frame.order) == {"gradient", "random 0"}
@@ -122,7 +122,7 @@ def test_the_organism_s_numbers_are_those_of_the_functions(tmp_path):
     assert frame.kept.min() == 0
     whole = frame[(frame.order == "gradient") & (frame.kept == 144)].metric.item()
     with torch.no_grad():
-        plain = torch.cat([per_sentence(model, batch) for batch in batches[1::2]]).mean()
+        plain = torch.cat([per_sentence(model, batch) for batch in measured]).mean()
     assert whole == pytest.approx(plain.item(), rel=1e-3)
     roles = ht.taxonomy(model, tokenizer, sentences[::2], sentences[1::2], times=300)
     assert found.tables["roles"].equals(roles)
@@ -172,7 +172,31 @@ def test_a_single_batch_is_halved():
     batch["labels"] = batch["input_ids"]
     found = ht.report(built("GPT-2"), batch, orders=1, quiet=True)
     assert set(found.missing) == {"roles"}
-    assert re.search(r"Measured on 1 batch", found.html)
+    assert "Measured on 1 batch of 5 examples: heads are chosen on 3 and measured on the other 2." in found.html
+
+
+@pytest.mark.parametrize("n", [7, 40])
+def test_every_section_says_what_it_measured_on_how_many_sentences(n):
+    """Batches hold 32, and halves are of sentences all the same."""
+    found = ht.report(built("BERT"), ht.corpus("english", "all", limit=n), TOKENIZER, orders=1, quiet=True)
+    sections = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', found.html, re.S))
+    half = n - n // 2
+    assert f"Measured on {n} sentences: heads are chosen on {n // 2} and measured on the other {half}." in found.html
+    for part in ("roles", "importance", "pruning"):
+        assert f"easured on {half} sentences" in sections[part], part
+    for part in ("importance", "pruning", "conventions"):
+        assert "cross-entropy of masked tokens" in sections[part], part
+    assert found.tables["roles"].n.max() > 0
+
+
+def test_a_model_without_logits_is_weighed_by_its_output():
+    found = about("BERT without a head")
+    assert list(found.tables["importance"])[3] == "output change by gradient"
+    assert "no logits and so no loss" in found.html
+    frame = found.tables["pruning"]
+    assert frame[frame.kept == 8].metric.max() == pytest.approx(0, abs=1e-5)
+    assert frame[frame.kept < 8].metric.min() > 1e-3
+    assert "nats" not in found.html
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -1,0 +1,263 @@
+"""The command line does what its functions do, and its exit status tells how it went."""
+
+import importlib.metadata
+import json
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import transformers as tf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import headtools as ht
+from headtools import cli
+from headtools.cli import main
+from headtools.importance.objective import unlabelled
+
+FEW = ["--limit", "8"]
+ENGLISH = ht.corpus("english", limit=8)
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of tiny models, by name; each has a tokenizer of one token a word."""
+    words = dict.fromkeys(word for sentence in ht.corpus("english", "all") for word in sentence.words)
+    vocabulary = {token: i for i, token in enumerate(("<pad>", "<s>", "</s>", "<unk>", "<mask>", *words))}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    marks = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    ids = {"vocab_size": len(vocabulary), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    made = {
+        "bert": tf.BertForMaskedLM(tf.BertConfig(**ids, **SMALL)),
+        "bare": tf.BertModel(tf.BertConfig(**ids, **SMALL)),
+        "llama": tf.LlamaForCausalLM(tf.LlamaConfig(**ids, **SMALL)),
+    }
+    found = {}
+    for name, model in made.items():
+        found[name] = tmp_path_factory.mktemp(name)
+        model.save_pretrained(found[name])
+        mask = {"mask_token": "<mask>"} if name == "bert" else {}
+        tf.PreTrainedTokenizerFast(tokenizer_object=inner, **marks, **mask).save_pretrained(found[name])
+    return found
+
+
+def test_help_names_every_command_and_an_example(capsys):
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in ("report", "roles", "importance", "prune", "Examples:", "Exit status"))
+
+
+def test_every_example_of_the_help_and_the_readme_is_understood(root, monkeypatch):
+    """With the words as they stand there, up to where a model would be loaded."""
+    asked = []
+    monkeypatch.setattr(cli, "_Subject", lambda *words: asked.append(words) or (_ for _ in ()).throw(ValueError))
+    text = "\n".join([cli.EXAMPLES, *(Path(root, name).read_text("utf-8") for name in (
+        "README.md", "notebooks/cheat_sheet.md", "notebooks/scaling.md"))]).replace("\\\n", " ")  # fmt: skip
+    lines = [line.partition("-m headtools ")[2] for line in re.findall(r"^\s*(?:python|accelerate) .*", text, re.M)]
+    lines = [line for line in lines if line]
+    assert len(lines) >= 10
+    for line in lines:
+        assert main(shlex.split(line)) == 1, line
+    assert len(asked) == len(lines)
+
+
+def test_the_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"headtools {importlib.metadata.version('headtools')} (torch ")
+
+
+def test_a_bare_call_gets_help(capsys):
+    assert main([]) == 2
+    said = capsys.readouterr().err
+    assert all(name in said for name in ("report", "roles", "importance", "prune", "Examples:"))
+
+
+@pytest.mark.parametrize("words", [["sing", "x"], ["prune", "organism", "--keep", "1.5", "--out", "x"],
+                                   ["prune", "organism", "--keep", "nan", "--out", "x"],
+                                   ["prune", "organism", "--out", "x"], ["report", "organism"],
+                                   ["roles", "organism", "--limit", "one"], ["roles", "organism", "--limit", "1"],
+                                   ["importance", "organism", "--loss", "mse"]])  # fmt: skip
+def test_what_is_not_understood_ends_with_2(words, capsys):
+    assert main(words) == 2
+    assert "Usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["roles", "organism", "--output", "x.csv"], "--out"),
+        (["prune", "organism", "--keep", "1.5", "--out", "x"], "got 1.5; a share between 0 and 1 is needed"),
+        (["roles", "organism", "--limit", "1"], "got 1; a whole number from 2 on is needed"),
+        (["importance", "organism", "--method", "magic"], "ablation"),
+    ],
+)
+def test_what_is_not_understood_is_answered_with_what_would_be(words, why, capsys):
+    assert main(words) == 2
+    assert why in capsys.readouterr().err.split("Error: ")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["roles", "./nowhere"], "nothing is there"),
+        (["roles", "organism", "--corpus", "no.conllu"], "no.conllu"),
+        (["roles", "organism", "--out", "x.txt"], "written as .csv or .json"),
+        (["report", "organism", "--out", "no/such/folder.html"], "is no folder"),
+        (["report", "organism", "--out", "."], "is a folder; name a file in it"),
+        (["prune", "organism", "--keep", "0.5", "--out", "."], "is there already: name a new folder"),
+        (["importance", "organism", *FEW, "--loss", "mlm"], "no mlm loss (cross-entropy of masked tokens): write lm"),
+        (["importance", "organism", "--loss", "lm", "--method", "confidence"], "leave --loss out"),
+    ],
+)
+def test_what_is_wrong_ends_with_1(words, why, capsys):
+    assert main(words) == 1
+    said = capsys.readouterr()
+    assert why in said.err
+    assert not said.out
+    assert "Traceback" not in said.err
+
+
+def test_an_interrupted_command_ends_with_130(monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_Subject", interrupt)
+    assert main(["roles", "organism"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_importance(tmp_path, capsys):
+    assert main(["importance", "organism", *FEW, "--out", str(tmp_path / "scores.csv")]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == str(tmp_path / "scores.csv")
+    assert said.err.startswith(
+        "importance: gradient of the cross-entropy of the translation's tokens (--loss lm), 144 heads of "
+        "MarianMTModel, on 8 sentences of organism\n"
+    )
+    model, tokenizer = ht.load()
+    wanted = ht.gradient(model, ht.label(model, tokenizer, ht.corpus("organism", limit=8))).to_frame()
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "scores.csv"), wanted)
+
+
+def test_roles(tmp_path):
+    assert main(["roles", "organism", *FEW, "--held", "--out", str(tmp_path / "roles.json")]) == 0
+    rows = json.loads((tmp_path / "roles.json").read_text())
+    assert rows
+    assert all(row["holds"] for row in rows)
+
+
+# --- models without a loss --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["gradient", "ablation"])
+def test_a_model_without_logits_is_weighed_by_its_output(method, folders, tmp_path, capsys):
+    out = tmp_path / "scores.csv"
+    assert main(["importance", str(folders["bare"]), *FEW, "--method", method, "--out", str(out)]) == 0
+    said = f"importance: {method} of the change of the model's output (--loss output), 8 heads of BertModel, on 8 sent"
+    assert said in capsys.readouterr().err
+    frame = pd.read_csv(out)
+    assert list(frame)[3] == f"output change by {method}"
+    assert (frame[f"output change by {method}"] > 0).all()
+
+
+def test_a_model_without_logits_is_pruned_by_its_output(folders, tmp_path, capsys):
+    assert main(["prune", str(folders["bare"]), *FEW, "--keep", "0.5", "--out", str(tmp_path / "smaller")]) == 0
+    said = capsys.readouterr()
+    assert "4 of 8 heads left" in said.out
+    assert "--loss output" in said.err
+    assert ht.sites(ht.load(tmp_path / "smaller")[0]).n_heads == 4
+
+
+@pytest.mark.parametrize(("name", "loss"), [("bert", "mlm"), ("llama", "lm")])
+def test_a_model_s_own_loss_may_be_named(name, loss, folders, capsys):
+    assert main(["importance", str(folders[name]), *FEW]) == 0
+    own = capsys.readouterr().out
+    assert main(["importance", str(folders[name]), *FEW, "--loss", loss]) == 0
+    assert capsys.readouterr().out == own
+    assert main(["importance", str(folders[name]), *FEW, "--loss", "output"]) == 0
+    assert "output change by gradient" in capsys.readouterr().out
+    other = {"mlm": "lm", "lm": "mlm"}[loss]
+    assert main(["importance", str(folders[name]), *FEW, "--loss", other]) == 1
+    assert f"has no {other} loss" in capsys.readouterr().err
+
+
+def test_confidence_asks_for_no_labels(folders, tmp_path, capsys):
+    """Neither from a model without logits, nor of a tokenizer without a mask token."""
+    out = tmp_path / "scores.csv"
+    assert main(["importance", str(folders["bare"]), *FEW, "--method", "confidence", "--out", str(out)]) == 0
+    assert "importance: confidence, 8 heads of BertModel, on 8 sentences of english" in capsys.readouterr().err
+    model, tokenizer = ht.load(folders["bare"])
+    expected = ht.confidence(model, unlabelled(tokenizer, ENGLISH)).to_frame()
+    pd.testing.assert_frame_equal(pd.read_csv(out), expected)
+
+
+def test_relevance_needs_logits_and_says_so(folders, capsys):
+    assert main(["importance", str(folders["bare"]), *FEW, "--method", "relevance"]) == 1
+    assert "BertModel has no logits" in capsys.readouterr().err
+
+
+def test_prune_then_report(tmp_path, capsys):
+    smaller = tmp_path / "smaller"
+    assert main(["prune", "organism", *FEW, "--keep", "0.75", "--kind", "encoder", "--out", str(smaller)]) == 0
+    assert "36 of 48 heads left" in capsys.readouterr().out
+    assert len(ht.pruned(ht.load(smaller)[0])) == 12
+    assert main(["prune", "organism", "--keep", "0.5", "--out", str(smaller)]) == 1
+    page = tmp_path / "page.html"
+    assert main(["report", str(smaller), "--corpus", "organism", *FEW, "--out", str(page)]) == 0
+    assert "36 encoder heads in 6 layers" in page.read_text()
+
+
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "headtools", "roles", "./nowhere"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("headtools roles: ./nowhere")
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="needs the extra scale")
+def test_two_processes_that_accelerate_starts(tmp_path, capsys):
+    """The same file, written once, told once; batches of 32, of which one process gets two and the other one."""
+    words = ["importance", "organism", "--limit", "66", "--out"]
+    assert main([*words, str(tmp_path / "one.csv")]) == 0
+    launch = [Path(sys.executable).with_name("accelerate"), "launch", "--multi_gpu", "--num_processes", "2",
+              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
+              "-m", "headtools"]  # fmt: skip
+    done = subprocess.run([*launch, *words, tmp_path / "two.csv", "--run", tmp_path / "kept"], capture_output=True,
+                          text=True, cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(tmp_path / "two.csv")]
+    assert len(list((tmp_path / "kept").iterdir())) == 3
+    one, two = (pd.read_csv(tmp_path / name) for name in ("one.csv", "two.csv"))
+    pd.testing.assert_frame_equal(one, two, rtol=1e-6, atol=1e-6)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("words", [["prune", "organism", "--keep", "0.5"], ["report", "organism"]])
+def test_what_is_not_shared_is_refused(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([*words, "--out", str(tmp_path / "out")]) == 1
+    said = f"headtools {words[0]}: 2 processes share roles and importance; start {words[0]} once, without accelerate\n"
+    assert capsys.readouterr().err == said
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_keeps_roles_and_importance(tmp_path, capsys):
+    for words in (["roles", "organism", *FEW], ["importance", "organism", *FEW, "--method", "relevance"]):
+        given = [*words, "--run", str(tmp_path / words[0]), "--out", str(tmp_path / "out.csv")]
+        assert main(given) == 0
+        first = (tmp_path / "out.csv").read_bytes()
+        assert [path.name for path in (tmp_path / words[0]).iterdir()] == ["batch-000000.safetensors"]
+        assert main(given) == 0
+        assert (tmp_path / "out.csv").read_bytes() == first
+    assert main(["importance", "organism", *FEW, "--run", str(tmp_path / "roles")]) == 1
+    assert "holds another run" in capsys.readouterr().err
+    assert main(["importance", "organism", *FEW, "--method", "confidence", "--run", "x"]) == 1
+    assert "leave --run out" in capsys.readouterr().err
