@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from headtools.heads.scores import HeadScores
 from headtools.heads.selection import device_of
-from headtools.heads.sites import sites
+from headtools.heads.sites import Site, sites
+from headtools.heads.tokens import model_inputs, real_tokens, two_sided
 from headtools.importance.ablation import ablation
 from headtools.importance.gradient import gradient
-from headtools.importance.inputs import IGNORE, each_batch, frozen, two_sided
+from headtools.importance.inputs import each_batch, frozen
 from headtools.importance.labels import label, predicts
 from headtools.importance.loss import Loss, continues
 
@@ -51,10 +52,10 @@ def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Los
     >>> bool((scores.flat() > 0).all())
     True
     """
-    originals: dict[bytes, Tensor] = {}
+    site, originals = _last(model), {}
     with frozen(model), torch.no_grad():
         for batch in each_batch(model, batches):
-            output = _output(model(**{name: value for name, value in batch.items() if name != "labels"}))
+            output = _output(model(**model_inputs(model, batch)))
             for key, original in zip(_keys(batch, len(output)), output.float().cpu(), strict=True):
                 known = originals.setdefault(key, original)
                 if not torch.allclose(known, original, rtol=1e-2, atol=1e-3 * original.abs().max().item()):
@@ -67,8 +68,8 @@ def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Los
         output = _output(outputs)
         if output.requires_grad:
             raise ValueError(
-                "output_change has no slope where nothing is changed yet: pass loss=output_projection() to gradient, "
-                "or measure with ablation"
+                "output_change has no slope where nothing is changed yet: pass loss=output_projection(model) to "
+                "gradient, or measure with ablation"
             )
         try:
             known = torch.stack([originals[key] for key in _keys(batch, len(output))]).to(output.device)
@@ -77,13 +78,13 @@ def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Los
                 "an example came whose unchanged output is not known: make the loss with "
                 "output_change(model, batches), of the same batches"
             ) from None
-        counted = _counted(batch, output)
+        counted = _counted(model, site, batch, output)
         return _length((output.float() - known) * counted) / _length(known * counted)
 
     return loss
 
 
-def output_projection(seed: int = 0) -> Loss:
+def output_projection(model: nn.Module, seed: int = 0) -> Loss:
     """Return a loss for ``gradient`` whose mean absolute slope is, to first order, what ``output_change`` measures.
 
     It projects the output of each example on a random direction, drawn anew for each batch from ``seed`` and the
@@ -97,10 +98,13 @@ def output_projection(seed: int = 0) -> Loss:
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
-    >>> scores = ht.gradient(BertModel(tiny), {"input_ids": torch.tensor([[1, 2], [4, 5]])}, output_projection())
+    >>> model, batch = BertModel(tiny), {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]])}
+    >>> scores = ht.gradient(model, batch, output_projection(model))
     >>> bool((scores.flat() > 0).all())
     True
     """
+
+    site = _last(model)
 
     def loss(outputs: Any, batch: Mapping) -> Tensor:
         output = _output(outputs)
@@ -108,7 +112,7 @@ def output_projection(seed: int = 0) -> Loss:
         # of the seed torch takes the lower 32 bits; an odd factor keeps the directions of two seeds apart
         generator = torch.Generator().manual_seed((content + 7919 * seed) % 2**32)
         directions = torch.randn(output.shape, generator=generator).to(output.device)
-        counted = _counted(batch, output)
+        counted = _counted(model, site, batch, output)
         projected = (output.float() * directions * counted).flatten(1).sum(1)
         return projected * math.sqrt(math.pi / 2) / _length(output.detach().float() * counted)
 
@@ -128,17 +132,17 @@ def _output(outputs: Any) -> Tensor:
     )
 
 
-def _counted(batch: Mapping, output: Tensor) -> Tensor:
-    """Return 1 where an output belongs to a token that is no padding and 0 elsewhere, with the output's dimensions."""
-    mask = batch.get("attention_mask")
-    if "decoder_input_ids" in batch:
-        labels = batch.get("labels")
-        mask = batch.get("decoder_attention_mask")
-        if mask is None and isinstance(labels, Tensor):
-            mask = labels != IGNORE
-    if isinstance(mask, Tensor) and mask.shape == output.shape[:2]:
-        return mask.bool().to(output.device).reshape(*mask.shape, *[1] * (output.dim() - 2))
-    return torch.ones_like(output, dtype=torch.bool)
+def _last(model: nn.Module) -> Site:
+    """Return the last site of the part whose tokens the output belongs to."""
+    return [site for site in sites(model) if site.kind != "cross"][-1]
+
+
+def _counted(model: nn.Module, site: Site, batch: Mapping, output: Tensor) -> Tensor:
+    """Return 1 where an output belongs to a real token and 0 where to padding, with the output's dimensions."""
+    if output.dim() < 3:  # one for each example, such as a class's logits
+        return torch.ones_like(output)
+    real = real_tokens(model, site, batch, output.shape[:2]).to(output)
+    return real.reshape(*real.shape, *[1] * (output.dim() - 2))
 
 
 def _length(each: Tensor) -> Tensor:
@@ -183,7 +187,7 @@ class Objective:
         """Measure the heads by one backward pass; options are those of ``headtools.gradient``."""
         if self.name != "output":
             return gradient(self.model, batches, **options)
-        scores = gradient(self.model, batches, output_projection(self.seed), **options)
+        scores = gradient(self.model, batches, output_projection(self.model, self.seed), **options)
         return replace(scores, name="output change by gradient")
 
     def ablation(self, batches: Sequence[Mapping], **options: Any) -> HeadScores:

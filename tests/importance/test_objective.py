@@ -55,7 +55,7 @@ def test_padding_does_not_count(model, batches):
 
 def test_the_projection_s_slope_is_the_first_order_change(model, batches):
     """The mean over many draws, against the derivative of the whole output, taken gate by gate by differences."""
-    draws = [ht.gradient(model, batches[1], output_projection(seed)).flat() for seed in range(300)]
+    draws = [ht.gradient(model, batches[1], output_projection(model, seed)).flat() for seed in range(300)]
     step, batch = 1e-2, batches[1]
     with torch.no_grad():
         before = model(**batch).last_hidden_state
@@ -71,7 +71,7 @@ def test_the_projection_s_slope_is_the_first_order_change(model, batches):
 
 
 def test_the_projection_is_the_same_for_a_seed_and_another_for_another(model, batches):
-    first, again, other = (ht.gradient(model, batches, output_projection(seed)).flat() for seed in (3, 3, 4))
+    first, again, other = (ht.gradient(model, batches, output_projection(model, seed)).flat() for seed in (3, 3, 4))
     assert torch.equal(first, again)
     assert not torch.allclose(first, other, rtol=1e-2)
 
