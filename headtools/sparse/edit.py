@@ -80,6 +80,7 @@ def edit(
 @torch.no_grad()
 def _put(weight: Tensor, along: int, index: Tensor, rows: Tensor) -> None:
     weight.index_copy_(along, index, rows)
+    torch.clear_autocast_cache()  # an autocast region around us may keep the weight as it was, in half precision
 
 
 def _weight(model: nn.Module, site: Site, head: int, side: str) -> tuple[nn.Parameter, Tensor, int]:

@@ -17,7 +17,7 @@ from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, Sites, sites
 from headtools.sparse.concrete import START, STRETCH, TEMPERATURE, HardConcrete
 from headtools.sparse.loop import Loop
-from headtools.sparse.training import Batches, Loss, trained_weights
+from headtools.sparse.training import Batches, Loss, refuse_without_gradients, trained_weights
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,7 +106,8 @@ def fit_gates(
     - ``loss``: ``loss(model, batch) -> (B,)``, or one number that is a mean; left out: ``model(**batch).loss``.
     - ``over``: which heads get gates: "encoder", "decoder", "cross", some sites, or all of the model's.
     - ``weights``: which weights learn with the gates: "all", "encoder" (the decoder and what it shares stay frozen,
-      so that functions cannot move there), None, or beginnings of names. With any, the model is in training mode.
+      so that functions cannot move there), None, or beginnings of names. What is frozen (``requires_grad=False``),
+      as the base under PEFT's adapters, stays frozen. With any, the model is in training mode.
     - ``per``: one draw a "batch" or an "example". ``temperature``, ``stretch``, ``start``: ``HardConcrete``.
     - ``gate_rate``, ``weight_rate``: learning rates of AdamW. ``ramp``: share of the steps in which the penalty rises
       from 0. ``decay``: share at the end in which both rates fall towards 0.
@@ -118,8 +119,8 @@ def fit_gates(
     The model is left as it is and a trained copy returned; with ``in_place`` its weights are replaced at the very end,
     so an exception on the way changes nothing. With ``weights=None`` nothing is copied, since nothing changes.
 
-    Raises ``ValueError`` or ``TypeError`` for arguments, batches or a loss that do not fit, and ``FloatingPointError``
-    for a loss that is no number.
+    Raises ``ValueError`` or ``TypeError`` for arguments, batches or a loss that do not fit, ``RuntimeError`` under
+    ``torch.no_grad`` or ``inference_mode``, and ``FloatingPointError`` for a loss that is no number.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM
@@ -132,6 +133,7 @@ def fit_gates(
     several = not isinstance(penalty, Real)
     penalties = [float(x) for x in (penalty if several else [penalty])]
     _check(penalties, several, weights, steps, ramp, decay, settled)
+    refuse_without_gradients(model)
     student = model if weights is None else copy.deepcopy(model)
     trained = trained_weights(student, weights)
     gates = HardConcrete(
@@ -146,7 +148,7 @@ def fit_gates(
     loop = Loop(student, trained, gates, penalties, loss, settings)
     rows = loop.go(batches, None if run is None else Path(run), save_every, quiet)
     if in_place and student is not model:
-        model.load_state_dict(student.state_dict())
+        _put(student, model)
         student = model
     results = [_result(student, gates, rows, k if several else None, x) for k, x in enumerate(penalties)]
     return results if several else results[0]
@@ -180,6 +182,7 @@ def recover(
     'BertForMaskedLM'
     """
     _check([], False, weights, steps, 0.0, decay, None)
+    refuse_without_gradients(model)
     student = copy.deepcopy(model)
     trained = trained_weights(student, weights)
     settings = {
@@ -188,7 +191,7 @@ def recover(
     }  # fmt: skip
     Loop(student, trained, None, [], loss, settings).go(batches, None if run is None else Path(run), save_every, quiet)
     if in_place:
-        model.load_state_dict(student.state_dict())
+        _put(student, model)
     return model if in_place else student
 
 
@@ -208,6 +211,12 @@ def _check(
             raise ValueError(f"{name} is a share of the steps, 0 to 1, got {share}")
     if settled is not None and not 0.5 < settled < 1:
         raise ValueError(f"settled is a probability between 0.5 and 1, such as 0.9, got {settled}")
+
+
+def _put(student: nn.Module, model: nn.Module) -> None:
+    """Give the model the weights of its trained copy."""
+    model.load_state_dict(student.state_dict())
+    torch.clear_autocast_cache()
 
 
 def _sites(model: nn.Module, over: str | Sites | Sequence[Site] | None) -> Sites | list[Site]:

@@ -16,7 +16,18 @@ from headtools.heads.selection import refuse_compiled
 from headtools.heads.sites import sites
 from headtools.sparse import checkpoint
 from headtools.sparse.concrete import HardConcrete
-from headtools.sparse.training import Batches, Loss, dice, in_turn, learning, repeated, schedule, size, task_loss
+from headtools.sparse.training import (
+    Batches,
+    Loss,
+    dice,
+    in_turn,
+    learning,
+    refuse_reentrant,
+    repeated,
+    schedule,
+    size,
+    task_loss,
+)
 
 PATIENCE = 20  # steps for which all gates must stay decided before a run stops early
 CLIP = 1.0  # greatest norm of the weights' gradient; gates are not clipped
@@ -38,6 +49,9 @@ class Loop:
         self.device = next(model.parameters()).device
         self.penalties = torch.tensor(penalties, device=self.device)
         refuse_compiled(model)
+        everything_learns = len(trained) == len(list(model.parameters()))
+        if trained and not (gates is None and everything_learns):  # a model in eval mode checkpoints nothing
+            refuse_reentrant(model)
         found = sites(model)  # once: a step neither moves nor cuts a head
         self.sites = {key: found[key] for key in (gates.sizes if gates is not None else ())}
         groups = [{"params": list(trained.values()), "lr": settings["weight_rate"], "betas": (0.9, 0.98),
@@ -80,7 +94,8 @@ class Loop:
 
     def step(self, batch: Mapping, step: int) -> Tensor:
         """Do one step of the optimizer; return the task's loss, one number a set of gates."""
-        s = self.settings
+        s, reached = self.settings, []
+        torch.clear_autocast_cache()  # an autocast region around us keeps weights as they were, in half precision
         price, slow = schedule(step / s["steps"], s["ramp"], s["decay"])
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * slow
@@ -90,6 +105,8 @@ class Loop:
             if self.gates is not None:
                 drawn = self.gates.sample(size(batch), per=s["per"], generator=generator)
                 values = {self.sites[key]: gate for key, gate in drawn.items()}
+                for gate in values.values():
+                    gate.register_hook(lambda _: reached.append(True))
             with multiplied(self.model, values):
                 task = task_loss(self.model, repeated(batch, sets) if sets > 1 else batch, self.loss, sets)
                 total = task.sum()
@@ -98,9 +115,15 @@ class Loop:
                 if not torch.isfinite(total):
                     raise FloatingPointError(f"the loss is {total.item()} at step {step}: lower the rates")
                 total.backward()
+        if values and not reached:
+            raise ValueError(
+                "the loss does not depend on any gate, so nothing but the penalty would move them: let loss(model, "
+                "batch) run the model it is given, with gradients"
+            )
         if self.trained:
             torch.nn.utils.clip_grad_norm_(self.trained.values(), CLIP)
         self.optimizer.step()
+        torch.clear_autocast_cache()
         self.optimizer.zero_grad(set_to_none=True)
         return task.detach()
 

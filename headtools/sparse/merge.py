@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from headtools.heads.prune import prune
@@ -159,6 +160,7 @@ def _apply(model: nn.Module, plans: Sequence[Plan]) -> None:
                 _matrix(site.out)[rows] = plan.outputs[head].to(site.out.weight)
         if plan.constant is not None:
             site.out.bias.data += plan.constant.to(site.out.bias)
+    torch.clear_autocast_cache()  # an autocast region around us may keep a bias as it was
 
 
 def _put_value(site: Site, head: int, value: Tensor) -> None:

@@ -20,11 +20,24 @@ def trained_weights(model: nn.Module, weights: str | Collection[str] | None) -> 
     """Return the parameters that learn: "all", "encoder", None, or those whose names start with one of ``weights``.
 
     "encoder" are the weights that only the encoder uses, so the decoder and all it reads stay as they are; word vectors
-    shared with the decoder are left out. Raises ``ValueError`` where nothing fits.
+    shared with the decoder are left out. Whatever is asked for, a parameter that is frozen (``requires_grad=False``),
+    as the base under PEFT's adapters, stays frozen. Raises ``ValueError`` where nothing fits or all of it is frozen.
     """
-    named = dict(model.named_parameters())
     if weights is None:
         return {}
+    chosen = _named_weights(model, weights)
+    free = {name: p for name, p in chosen.items() if p.requires_grad}
+    if not free:
+        raise ValueError(
+            f"all {len(chosen)} weights that weights={weights!r} means are frozen, {min(chosen)} among them: let some "
+            "learn first, model.requires_grad_(True), or train gates alone, weights=None"
+        )
+    return free
+
+
+def _named_weights(model: nn.Module, weights: str | Collection[str]) -> dict[str, nn.Parameter]:
+    """Return the parameters that ``weights`` means, frozen or not."""
+    named = dict(model.named_parameters())
     if weights == "all":
         return named
     if weights == "encoder":
@@ -40,6 +53,37 @@ def trained_weights(model: nn.Module, weights: str | Collection[str] | None) -> 
     if not chosen:
         raise ValueError(f'no weight starts with {starts}; use "all", "encoder", None, or the likes of {min(named)!r}')
     return chosen
+
+
+def refuse_without_gradients(model: nn.Module) -> None:
+    """Raise ``RuntimeError`` where nothing could learn: gradients are switched off, or the weights can have none."""
+    off = "inference_mode" if torch.is_inference_mode_enabled() else None if torch.is_grad_enabled() else "no_grad"
+    if off:
+        raise RuntimeError(
+            f"training needs gradients, and torch.{off}() switches them off here: call this outside of it, or inside "
+            + ("torch.inference_mode(False)" if off == "inference_mode" else "torch.enable_grad()")
+        )
+    made = next((name for name, parameter in model.named_parameters() if parameter.is_inference()), None)
+    if made is not None:
+        raise RuntimeError(
+            f"training needs gradients, and {made} was made under torch.inference_mode(), which rules them out: load "
+            "the model outside of it"
+        )
+
+
+def refuse_reentrant(model: nn.Module) -> None:
+    """Raise ``ValueError`` for the older kind of gradient checkpointing, which gates and some weights learn nothing by.
+
+    It lets gradients through to what a layer is given, and not to the gates, which come from elsewhere.
+    """
+    for name, module in model.named_modules():
+        run = getattr(module, "_gradient_checkpointing_func", None)
+        if getattr(module, "gradient_checkpointing", False) and getattr(run, "keywords", {}).get("use_reentrant"):
+            raise ValueError(
+                f"{name or type(module).__name__} checkpoints its gradients by use_reentrant=True, which gives gates "
+                "and layers behind frozen ones no gradient: write model.gradient_checkpointing_enable("
+                'gradient_checkpointing_kwargs={"use_reentrant": False})'
+            )
 
 
 @contextmanager

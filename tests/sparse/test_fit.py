@@ -205,6 +205,11 @@ def test_a_frozen_decoder_and_what_it_shares_stay():
     everything = fit_gates(model, batches, 0.1, steps=2, quiet=True)
     changed = {name for name, p in everything.model.named_parameters() if not torch.equal(p, was[name])}
     assert any("decoder.layers" in name for name in changed)
+    assert not any("shared" in name or "embed_tokens" in name for name in changed), "these are frozen"
+    free = copy.deepcopy(model)
+    free.lm_head.weight.requires_grad_(True)
+    everything = fit_gates(free, batches, 0.1, steps=2, quiet=True)
+    changed = {name for name, p in everything.model.named_parameters() if not torch.equal(p, was[name])}
     assert any("shared" in name or "embed_tokens" in name for name in changed)
     chosen = fit_gates(model, batches, 0.1, weights=["model.decoder.layers.1."], steps=2, quiet=True).model
     changed = {name for name, p in chosen.named_parameters() if not torch.equal(p, was[name])}
