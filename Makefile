@@ -12,7 +12,7 @@ KEEP_MEMORY = MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=200000000
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
 
-.PHONY: help lab test lint bench organism score pruning growth sweep scratch orders latency merging worth notebooks assignments site measure mutate sbom lock clean environment environment-test
+.PHONY: help lab test lint bench organism results notebooks assignments site measure mutate sbom lock clean environment environment-test
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -22,7 +22,7 @@ lab: environment ## open the course in JupyterLab   (TORCH=cpu, PYTHON=..., LAB_
 	@sh tools/lab.sh $(LAB_ARGS)
 
 test: lint ## run everything: lint, unit tests, doctests, notebooks, browser   (ARGS="-k gates")
-	$(ONE_THREAD) $(TEST) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(NBVAL) tests headtools notebooks tools $(ARGS)
+	$(ONE_THREAD) $(TEST) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(NBVAL) tests headtools recipes notebooks tools $(ARGS)
 
 lint: environment-test ## check the style of the code
 	$(TEST) -m ruff check .
@@ -32,34 +32,10 @@ bench: environment-test ## measure what everything costs, on one thread   (ARGS=
 	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/run.py $(ARGS)
 
 organism: environment ## train the shipped model again, from nothing   (SEED=2, SIZE=half, SIZE=double)
-	$(LAB) -m headtools.organism.train $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size $(SIZE)) $(ARGS)
+	$(LAB) -m recipes.train $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size $(SIZE)) $(ARGS)
 
-score: environment ## measure the shipped model: BLEU, roles of its heads   (ARGS="--json FILE")
-	$(ONE_THREAD) $(LAB) -m headtools.organism.score $(ARGS)
-
-pruning: environment ## measure how many encoder heads the shipped model needs
-	$(ONE_THREAD) $(LAB) -m headtools.organism.pruning $(ARGS)
-
-growth: environment ## measure the snapshots, and other seeds and sizes   (ARGS="--runs FOLDER ...")
-	$(ONE_THREAD) $(LAB) -m headtools.organism.growth $(ARGS)
-
-sweep: environment ## train gates at every price and measure what stays   (ARGS="--jobs 2 --runs FOLDER")
-	$(ONE_THREAD) $(LAB) -m headtools.organism.sweep $(ARGS)
-
-scratch: environment ## train the heads of pruned models anew, from nothing
-	$(ONE_THREAD) $(LAB) -m headtools.organism.scratch $(ARGS)
-
-orders: environment ## measure pruning curves of all orders of heads
-	$(ONE_THREAD) $(LAB) -m headtools.organism.orders $(ARGS)
-
-latency: environment ## measure what cutting heads buys in time
-	$(ONE_THREAD) $(LAB) -m headtools.organism.latency $(ARGS)
-
-merging: environment ## measure what merging heads keeps, against cutting them   (ARGS="--runs FOLDER ...")
-	$(ONE_THREAD) $(LAB) -m headtools.organism.merging $(ARGS)
-
-worth: environment ## measure what each head is worth, one at a time, alone in its layer and in pairs
-	$(ONE_THREAD) $(LAB) -m headtools.organism.worth $(ARGS)
+results: environment ## measure a table of the shipped model again   (TABLE=sweep ARGS="--jobs 2"; without TABLE: the list)
+	$(if $(TABLE),$(ONE_THREAD) $(LAB) -m recipes.$(TABLE) $(ARGS),@$(LAB) -c "import recipes; print(recipes.__doc__)")
 
 notebooks: environment-test ## run all notebooks and keep their outputs
 	$(ONE_THREAD) $(TEST) tools/execute_notebooks.py $(ARGS)

@@ -8,7 +8,6 @@ import shutil
 import pytest
 import torch
 import transformers as tf
-from torch import nn
 
 import headtools as ht
 from headtools.heads.digest import digest
@@ -17,15 +16,17 @@ from headtools.heads.partial import Partial
 from headtools.importance.stored import origin
 from headtools.lesson import answered
 from headtools.lesson.claims import ledger_rows
-from headtools.organism import checkpoint as training
-from headtools.organism import latency, merging, orders, pruning, publish, scratch, snapshots, sweep, worth
+from headtools.organism import checksums, snapshots
+from headtools.organism import shipped as tables
 from headtools.roles import map_classes
 from headtools.roles.validate import validate
 from headtools.sparse import checkpoint as gating
+from recipes import _results
+from recipes import _training_state as training
 
 from .faults import learner
 
-ASSETS = publish.ASSETS
+ASSETS = checksums.ASSETS
 REFUSED = (ValueError, OSError)  # of which JSONDecodeError and UnicodeDecodeError tell no file, which is looked at
 TINY = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
 
@@ -84,45 +85,8 @@ def results(name):
 
 def map_labels(folder, seed):
     row = {"map": "AAECAw==", "size": 2, "label": "block"}
-    publish.write({"maps": [row] * (seed + 1)}, folder / "maps.json")
+    _results.write({"maps": [row] * (seed + 1)}, folder / "maps.json")
     return folder / "maps.json"
-
-
-def run_of_a_sweep(folder, seed):
-    sweep.dump({"setting": sweep.SETTING | {"steps": 1, "tokens": sweep.TOKENS, "sentences": 2},
-                "row": {"over": "encoder", "penalty": 0.1 + seed, "seed": 0, "bleu": [1.5, 1, 2]}},
-               folder / f"encoder-{0.1 + seed:g}-0.json")  # fmt: skip
-    return folder / f"encoder-{0.1 + seed:g}-0.json"
-
-
-def read_run(path):
-    return path.exists() and sweep.make({"over": "encoder", "penalty": 0.1, "seed": 0}, path.parent, 2, 1)
-
-
-def translations(folder, seed):
-    name = digest(seed)[:32]
-    publish.write({"of": name, "off": [], "written": ["le chien"] * (seed + 1)}, folder / f"{name}.json")
-    return folder / f"{name}.json"
-
-
-def read_translations(path):
-    """As ``worth.written`` reads them, whose digest of model and texts is replaced."""
-    plain, worth.digest = worth.digest, lambda *_: path.stem
-    try:
-        return path.exists() and worth.written(None, None, [], run=path.parent)
-    finally:
-        worth.digest = plain
-
-
-def snapshot(folder, seed):
-    torch.manual_seed(seed)
-    snapshots.keep(nn.Linear(3, 2), 0, folder / "run")
-    snapshots.ship(folder / "run", folder / "shipped", kept=[0])
-    return snapshots.path(0, folder / "shipped")
-
-
-def read_snapshot(path):
-    return digest(snapshots.weights(0, path.parent))
 
 
 def pruned_model(folder, seed):
@@ -148,12 +112,8 @@ KINDS = {
     "batch": (batch, read_batch),
     "gates": (gates, read_gates),
     "training": (state, read_state),
-    "run of a sweep": (run_of_a_sweep, read_run),
-    "translations": (translations, read_translations),
     "map labels": (map_labels, lambda path: digest(map_classes.labelled(path))),
-    "pruning.json": (results("pruning.json"), read_json),
-    "scratch.json": (results("scratch.json"), scratch.scratch),
-    "snapshot": (snapshot, read_snapshot),
+    "results": (results("pruning.json"), read_json),
 }
 
 
@@ -208,58 +168,40 @@ def test_what_is_read_is_what_was_written(name, tmp_path):
 
 def test_swapped_files_are_seen(tmp_path):
     """Two files of a kind in each other's place, and a file of another kind."""
-    for name, (make, read) in KINDS.items():
-        if name in ("scores", "map labels", "pruning.json", "scratch.json"):
-            continue  # whose name and place say nothing: scores are asked with made_from, results by their entries
+    for name in ("batch", "gates"):
+        make, read = KINDS[name]
         one, two = tmp_path / f"{name} 1", tmp_path / f"{name} 2"
         for folder in (one, two):
             folder.mkdir()
         path, other = make(one, 0), make(two, 1)
         path.write_bytes(other.read_bytes())
-        if name == "training":
-            continue  # told by its recipe: tests/organism/test_train.py
         with pytest.raises(REFUSED, match=re.escape(str(path.parent))):
             read(path)
-    with pytest.raises(ValueError, match="holds another run"):
-        read_gates(two.parent / "gates 1" / gating.FILE)
     ht.save_scores(ht.HeadScores({("encoder", 0): torch.ones(2)}), tmp_path / "b.safetensors", {"limit": 3})
     with pytest.raises(ValueError, match="made from limit 3, not 4: compute the scores again"):
         ht.load_scores(tmp_path / "b.safetensors", made_from={"limit": 4})
 
 
-READERS = {
-    "latency": (latency.latency, "rows"), "merging": (merging.merging, "models"),
-    "orders": (orders.orders, "curves"), "scratch": (scratch.scratch, "runs"), "sweep": (sweep.sweep, "runs"),
-    "before": (sweep.before, "before"), "maps": (map_classes.labelled, "maps"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_results_of_another_kind(name, tmp_path):
-    read, entry = READERS[name]
+def test_results_of_another_kind(tmp_path):
     path = tmp_path / "told.json"
-    publish.write({"something else": 1}, path)
-    with pytest.raises(ValueError, match=rf"told\.json tells of something else: it has no '{entry}'"):
-        read(path)
-    publish.write({"something else": 1, entry: []}, path)
+    _results.write({"something else": 1}, path)
+    with pytest.raises(ValueError, match=r"told\.json tells of something else: it has no 'maps'"):
+        map_classes.labelled(path)
+    _results.write({"something else": 1, "maps": []}, path)
     path.write_text(path.read_text().replace(": 1", ": 2"))
     with pytest.raises(ValueError, match=r"told\.json was changed after it was written"):
-        read(path)
+        map_classes.labelled(path)
 
 
-def test_shipped_results_are_whole(monkeypatch, tmp_path):
-    """All of them carry their digest, also those that are read without a path."""
-    for path in sorted(ASSETS.glob("*.json")):
-        if path.name not in (publish.CHECKSUMS, *publish.FILES):
-            assert read_json(path), path
-    monkeypatch.setattr(worth, "FILE", tmp_path / "worth.json")
-    publish.write({"alone": {}}, worth.FILE)
-    with pytest.raises(ValueError, match=r"worth\.json tells of something else: it has no 'sentences'"):
-        worth.worth()
-    monkeypatch.setattr(pruning, "ASSETS", tmp_path)
-    publish.write({"alone": {}}, tmp_path / "scores.json")
-    with pytest.raises(ValueError, match=r"scores\.json tells of something else: it has no 'heads'"):
-        pruning.heads_with_role.__wrapped__()
+def test_shipped_tables_of_another_kind_or_changed_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(tables, "ASSETS", tmp_path)
+    _results.write({"something else": 1}, tmp_path / "worth.json")
+    with pytest.raises(ValueError, match=r"worth\.json tells of something else.*python -m recipes\.head_importance"):
+        tables.shipped("pairs")
+    text = (ASSETS / "worth.json").read_text(encoding="utf-8")
+    (tmp_path / "worth.json").write_text(text.replace("0.", "1.", 1), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"worth\.json was changed after it was written"):
+        tables.shipped("pairs")
 
 
 ODD = [
@@ -286,7 +228,7 @@ def test_json_of_other_kinds(tmp_path):
             path.write_text(text, encoding="utf-8")
             _, message = outcome(read, path, path.name if short else path.parent)
             assert message or name == "b.ipynb", (name, text)  # a notebook may tell nothing
-    (folder / publish.CHECKSUMS).unlink()
+    (folder / checksums.CHECKSUMS).unlink()
     for name in ("pruned_heads.json", "config.json"):
         kept = (folder / name).read_bytes()
         for text in ODD:
@@ -334,14 +276,14 @@ def test_a_folder_of_a_model(tmp_path):
     for path in sorted(folder.iterdir()):
         data = path.read_bytes()
         some = [*damages(data, draw)]
-        if path.name != publish.CHECKSUMS:
+        if path.name != checksums.CHECKSUMS:
             some.append(("another model's", (other / path.name).read_bytes()))
-        for what, damaged in some if path.name == publish.CHECKSUMS else draw.sample(some, 15):
+        for what, damaged in some if path.name == checksums.CHECKSUMS else draw.sample(some, 15):
             path.write_bytes(damaged)
             found, message = outcome(read_model, folder)
             assert message or found == wanted, (path.name, what)
         path.unlink()
-        if path.name != publish.CHECKSUMS:
+        if path.name != checksums.CHECKSUMS:
             with pytest.raises(FileNotFoundError, match=path.name):
                 ht.load(folder)
             path.mkdir()
@@ -355,7 +297,7 @@ def test_a_folder_of_a_model(tmp_path):
 def test_without_checksums_damage_is_told_where_it_shows(tmp_path):
     """Whoever changes a folder deletes them; then a number may be another, and what is no model is still refused."""
     folder = pruned_model(tmp_path, 0)
-    (folder / publish.CHECKSUMS).unlink()
+    (folder / checksums.CHECKSUMS).unlink()
     draw = random.Random(0)
     for name in ("config.json", "pruned_heads.json", "model.safetensors"):
         data = (folder / name).read_bytes()
@@ -367,7 +309,7 @@ def test_without_checksums_damage_is_told_where_it_shows(tmp_path):
 
 def test_a_damaged_tokenizer_is_told(tmp_path):
     folder = pruned_model(tmp_path, 0)
-    (folder / publish.CHECKSUMS).unlink()
+    (folder / checksums.CHECKSUMS).unlink()
     ht.load()[1].save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         text = (folder / name).read_text("utf-8")

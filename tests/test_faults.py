@@ -14,15 +14,16 @@ from torch import nn
 
 import headtools as ht
 from headtools.heads import files as tensor_files
-from headtools.heads import lock, partial, whole
+from headtools.heads import partial, whole
 from headtools.heads.files import read_json
 from headtools.heads.whole import written_bytes
 from headtools.importance import stored
 from headtools.importance.stored import read_whole, write_whole
 from headtools.lesson import page
-from headtools.organism import checkpoint as training
-from headtools.organism import publish, smaller, snapshots, sweep
+from headtools.organism import smaller
 from headtools.sparse import checkpoint as gating
+from recipes import _results
+from recipes import _training_state as training
 
 pytest.importorskip("resource", reason="needs fork and limits")
 
@@ -49,12 +50,10 @@ SMALL = {
     "tensors": (lambda n, path: write_whole(path, {"x": torch.zeros(n)}, {"n": n}),
                 lambda path: read_whole(path)[1]["n"], "a.safetensors"),
     "page": (lambda n, path: page.write("x" * n, path), lambda path: len(path.read_text()), "a.html"),
-    "numbers": (lambda n, path: publish.write({"x": [0] * n}, path),
+    "numbers": (lambda n, path: _results.write({"x": [0] * n}, path),
                 lambda path: len(read_json(path)["x"]), "a.json"),
-    "runs": (lambda n, path: sweep.dump({"x": [0] * n}, path),
-             lambda path: len(read_json(path)["x"]), "a.json"),
 }  # fmt: skip
-FILES = [module.__file__ for module in (whole, stored, tensor_files, partial, page, publish, sweep)]
+FILES = [module.__file__ for module in (whole, stored, tensor_files, partial, page, _results)]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -204,100 +203,6 @@ def test_a_training_on_a_full_disk(tmp_path):
 # --- the shipped model: files that belong together ------------------------------------------------------------------
 
 
-class Written:
-    """Stands for a model, and for its tokenizer: saves files that hold one text."""
-
-    def __init__(self, text):
-        self.text, self.generation_config = text, {}
-
-    def save_pretrained(self, folder):
-        for name in (*publish.FILES, "chat_template.jinja"):
-            (folder / name).write_text(self.text)
-
-
-def published(text, folder):
-    tokenizer, publish.make_tokenizer = publish.make_tokenizer, lambda: Written(text)
-    try:
-        publish.publish(Written(text), folder)
-    finally:
-        publish.make_tokenizer = tokenizer
-
-
-def text_of(folder):
-    """The text of all files of the model, which are what their checksums say."""
-    there = publish.standing(folder)
-    sums = publish.listed(there)
-    assert set(sums) == set(publish.FILES)
-    for name, wanted in sums.items():
-        publish.verify(there, name, wanted)
-    (text,) = {(there / name).read_text() for name in sums}
-    return text
-
-
-def test_a_model_is_published_whole_or_not_at_all(tmp_path):
-    """Killed at any line: the old files or the new ones, and the next one to publish mends all."""
-    files = [publish.__file__, whole.__file__, lock.__file__]
-    folder = tmp_path / "assets"
-    published("old", folder)
-    number = lines_run(lambda: published("new", folder), files)
-    seen = set()
-    for line in range(0, number, 2):
-        folder = tmp_path / f"n{line}"
-        published("old", folder)
-        (folder / "README.md").write_text("stays")
-        assert forked(lambda folder=folder: published("new", folder), killer(files, line)) == "killed"
-        seen.add(text_of(folder))
-        if line % 6 == 0:  # and once more, in the middle of mending
-            before = text_of(folder)
-            fault = killer(files, line * 7 % number)
-            assert forked(lambda folder=folder: published("third", folder), fault) == "killed"
-            assert text_of(folder) in (before, "third")
-        if line % 10 == 0:
-            published("last", folder)
-            assert text_of(folder) == "last"
-            assert {path.name for path in folder.iterdir() if path.suffix != ".part"} == {
-                *publish.FILES, publish.CHECKSUMS, "README.md"}  # fmt: skip
-            assert not (tmp_path / f".n{line}.new").exists()
-            assert not (tmp_path / f".n{line}.lock").exists()
-    assert seen == {"old", "new"}
-
-
-def test_publishing_on_a_full_disk(tmp_path):
-    folder = tmp_path / "assets"
-    published("old", folder)
-    for size in (1, 50, 300):
-        ended = forked(lambda size=size: published("n" * size * 2, folder), full_disk(size, kill=False))
-        assert ended == "OSError"
-        assert text_of(folder) == "old"
-        assert [path.name for path in tmp_path.iterdir()] == ["assets"]
-
-
-def test_a_disk_that_fills_up_after_the_new_files_are_whole(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left")
-
-    folder = tmp_path / "assets"
-    published("old", folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "link", full)
-        patch.setattr(publish.shutil, "copyfile", full)
-        with pytest.raises(OSError, match=r"the new files are whole and count, in .*\.assets\.new: mend that"):
-            published("new", folder)
-    assert text_of(folder) == "new"
-    published("newer", folder)
-    assert text_of(folder) == "newer"
-    assert [path.name for path in tmp_path.iterdir()] == ["assets"]
-
-
-def test_a_first_model_is_there_whole_or_not_at_all(tmp_path):
-    files = [publish.__file__, whole.__file__, lock.__file__]
-    number = lines_run(lambda: published("new", tmp_path / "count"), files)
-    for line in range(0, number, 4):
-        folder = tmp_path / str(line)
-        forked(lambda folder=folder: published("new", folder), killer(files, line))
-        assert not folder.exists() or text_of(folder) == "new"
-
-
 # --- gates, sweeps and scores: whole runs ---------------------------------------------------------------------------
 
 
@@ -375,17 +280,6 @@ def test_a_pruned_model_is_saved_whole_or_not_at_all(tmp_path):
         said = told(lambda folder=folder: ht.save(model, folder), full_disk(size, kill=False))
         assert re.match(r"OSError: .*File too large; the file was not written, there is nothing of it: make room", said)
         assert not list(tmp_path.glob(f"f{size}*"))
-
-
-def test_snapshots_are_whole(tmp_path):
-    model = tiny()
-    files = [snapshots.__file__, whole.__file__]
-    number = lines_run(lambda: snapshots.keep(model, 1, tmp_path / "count"), files)
-    for line in range(0, number, 2):
-        folder = tmp_path / str(line)
-        forked(lambda folder=folder: snapshots.keep(model, 1, folder), killer(files, line))
-        path = snapshots.path(1, folder)
-        assert not path.exists() or path.read_bytes() == snapshots.path(1, tmp_path / "count").read_bytes()
 
 
 def test_written_keeps_what_is_there_when_the_block_fails(tmp_path):

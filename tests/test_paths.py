@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel
 
 import headtools as ht
 from headtools.heads import lock, whole
@@ -18,11 +17,12 @@ from headtools.heads.files import read_json, read_whole, write_whole
 from headtools.heads.lock import alone
 from headtools.heads.partial import Partial
 from headtools.heads.progress import say
-from headtools.organism import publish, snapshots, sweep, worth
+from headtools.organism import checksums
 from headtools.roles.validate import validate
+from recipes import _results
 
 RESERVED = {"con", "prn", "aux", "nul", *(f"{name}{n}" for name in ("com", "lpt") for n in "123456789")}
-FOLDERS = ("headtools", "tests", "tools", "notebooks", "assignments", "binder", ".github")
+FOLDERS = ("headtools", "recipes", "tests", "tools", "notebooks", "assignments", "binder", ".github")
 PASSING = {"__pycache__", ".ipynb_checkpoints"}
 TINY = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
 LONGEST = 120  # of a path inside the repository: Windows takes 260 signs, with the folder that it lies in
@@ -56,35 +56,15 @@ def test_names_in_the_repository(root):
         assert seen.setdefault(inside.lower(), inside) == inside, "one file where letters of both cases are the same"
 
 
-def test_names_of_what_is_written(tmp_path, monkeypatch):
-    """Of files that are made with a number, a penalty, a digest or a step in their names."""
+def test_names_of_what_is_written(tmp_path):
+    """Of files that are made with a number or a name of the user's in their names."""
     Partial(tmp_path / "batches", {}).save(10**7, {"x": torch.ones(1)})
-    snapshots.keep(torch.nn.Linear(1, 1), 123, tmp_path)
     ht.save_scores(ht.HeadScores({("a/b:c", "encoder", 0): torch.ones(1)}, "<na:me>"), tmp_path / "s.safetensors")
-    monkeypatch.setattr(sweep, "one", lambda *_, sentences, steps, **given: given)
-    monkeypatch.setattr(sweep.ht, "load", lambda: (None, None))
-    for penalty in (1e-30, 0.1, 5.0, 1e22):
-        sweep.make({"over": "all", "penalty": penalty, "seed": -1}, tmp_path / "runs", 1, 1)
-    monkeypatch.setattr(worth.ht, "translate", lambda *_: [])
-    worth.written(BertModel(BertConfig(**TINY)), None, [], run=tmp_path / "said")
+    _results.update(tmp_path / "a.json", lambda old: {"x": 1})
     found = [path.relative_to(tmp_path) for path in tmp_path.rglob("*")]
-    assert len(found) == 11
+    assert len(found) >= 4
     assert not [path for path in found if wrong(path.name)]
     assert len({str(path).lower() for path in found}) == len(found)
-
-
-def test_names_that_are_only_there_for_a_moment(tmp_path, monkeypatch):
-    seen = set()
-    move = whole._move
-    monkeypatch.setattr(whole, "_move", lambda part, path: (seen.update(p.name for p in tmp_path.rglob("*")),
-                                                            move(part, path)))  # fmt: skip
-    publish.changed(tmp_path / "a.json", lambda told: {"x": 1})
-    with publish.exchanged(tmp_path / "b") as part:
-        (part / "c").write_text("c")
-    with publish.exchanged(tmp_path / "b") as part:
-        (part / "c").write_text("d")
-    assert {name.split(".")[-1] for name in seen} >= {"part", "lock", "new"}
-    assert not [name for name in seen if wrong(name)]
 
 
 def opened_without_encoding(source):
@@ -117,23 +97,23 @@ def test_text_is_utf_8_everywhere(root):
 def test_line_ends_are_not_changed_by_git(root):
     """Git for Windows would write CRLF into config.json, whose checksum is that of its bytes."""
     assert "* text=auto eol=lf" in (root / ".gitattributes").read_text("utf-8").splitlines()
-    for path in publish.ASSETS.rglob("*.json"):
+    for path in checksums.ASSETS.rglob("*.json"):
         assert b"\r" not in path.read_bytes(), path
 
 
 def test_lines_that_end_as_on_windows(tmp_path):
     """A table, a corpus and a list of checksums that went through an editor or a mail of Windows."""
-    publish.write({"x": [1, 2], "é": "ü"}, tmp_path / "a.json")
+    _results.write({"x": [1, 2], "é": "ü"}, tmp_path / "a.json")
     data = (tmp_path / "a.json").read_bytes()
     (tmp_path / "a.json").write_bytes(data.replace(b"\n", b"\r\n"))
     assert read_json(tmp_path / "a.json") == {"x": [1, 2], "é": "ü"}
     (tmp_path / "b").mkdir()
-    publish.write_checksums(tmp_path / "b", [])
+    checksums.write_checksums(tmp_path / "b", [])
     (tmp_path / "b" / "a.json").write_bytes(data)
-    publish.write_checksums(tmp_path / "b", ["a.json"])
-    told = tmp_path / "b" / publish.CHECKSUMS
+    checksums.write_checksums(tmp_path / "b", ["a.json"])
+    told = tmp_path / "b" / checksums.CHECKSUMS
     told.write_bytes(told.read_bytes().replace(b"\n", b"\r\n"))
-    publish.verify(tmp_path / "b", "a.json", publish.listed(tmp_path / "b")["a.json"])
+    checksums.verify(tmp_path / "b", "a.json", checksums.listed(tmp_path / "b")["a.json"])
     english = Path(ht.__file__).parent / "roles" / "assets" / "english.conllu"
     (tmp_path / "c.conllu").write_bytes(b"\xef\xbb\xbf" + english.read_bytes().replace(b"\n", b"\r\n"))
     assert ht.corpus(tmp_path / "c.conllu") == ht.corpus("english", "all")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 
 import pytest
 import torch
@@ -14,30 +13,18 @@ from headtools.heads import files as tensor_files
 from headtools.heads.files import read_json, read_whole, write_whole
 from headtools.heads.partial import Partial
 from headtools.lesson import answered, page
-from headtools.organism import checkpoint as training
-from headtools.organism import publish, snapshots, sweep, worth
 from headtools.sparse import checkpoint as gating
+from recipes import _results
+from recipes import _training_state as training
 
 pytest.importorskip("resource", reason="needs fork and limits")
 
 from .faults import learner, over, together, told, without_power
 
 
-class Written:
-    """Stands for a model, and without a text for its tokenizer: saves files that hold one text."""
-
-    def __init__(self, text):
-        self.text, self.generation_config = text, {}
-
-    def save_pretrained(self, folder):
-        for name in publish.FILES if self.text else ():
-            (folder / name).write_text(self.text)
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda number: None)
-    monkeypatch.setattr(publish, "make_tokenizer", lambda: Written(""))
 
 
 def tiny():
@@ -52,27 +39,16 @@ ADAM = torch.optim.AdamW(LINEAR.parameters())
 SCORES = ht.HeadScores({("encoder", 0): torch.ones(3)})
 
 
-def shipped(folder):
-    source = folder.parent / "source"
-    snapshots.keep(LINEAR, 0, source)
-    return lambda: snapshots.ship(source, folder, kept=[0])
-
-
 # Each writer of the package: what to call, given the folder it writes to.
 WRITERS = {
     "scores": lambda folder: lambda: ht.save_scores(SCORES, folder / "a.safetensors"),
     "batches": lambda folder: lambda: Partial(folder, {}).save(0, {"x": torch.ones(2)}),
     "gates": lambda folder: lambda: gating.save(folder, dict(LINEAR.named_parameters()), ADAM, {}, {}, 1),
     "training": lambda folder: lambda: training.save(folder, LINEAR, ADAM, {"step": 1}),
-    "snapshot": lambda folder: lambda: snapshots.keep(LINEAR, 0, folder),
-    "snapshots": lambda folder: shipped(folder / "snapshots"),
-    "numbers": lambda folder: lambda: publish.write({"x": 1}, folder / "a.json"),
-    "more numbers": lambda folder: lambda: publish.changed(folder / "a.json", lambda told: {"x": 1}),
-    "runs": lambda folder: lambda: sweep.dump({"x": 1}, folder / "a.json"),
+    "numbers": lambda folder: lambda: _results.write({"x": 1}, folder / "a.json"),
     "page": lambda folder: lambda: page.write("x", folder / "a.html"),
     "answers": lambda folder: lambda: answered.remember(f"01.{len(state(folder))}", "tried", folder / "my.json"),
     "pruned model": lambda folder: lambda: ht.save(MODEL, folder / "smaller"),
-    "shipped model": lambda folder: lambda: publish.publish(Written("new"), folder / "model"),
 }
 
 
@@ -106,7 +82,7 @@ def test_a_folder_that_may_not_be_written(name, tmp_path):
 def test_a_folder_inside_one_that_may_not_be_written(tmp_path):
     tmp_path.chmod(0o500)
     try:
-        for name in sorted(WRITERS.keys() - {"page", "answers", "snapshots"}):  # these want their folder to be there
+        for name in sorted(WRITERS.keys() - {"page", "answers"}):  # these want their folder to be there
             said = told(WRITERS[name](tmp_path / "new"), without_power)
             assert re.match("PermissionError: .*name a folder that you may write", said), (name, said)
     finally:
@@ -140,7 +116,7 @@ def test_the_same_file(tmp_path):
 
     assert at_once(*map(work, sizes), meanwhile=look) == [0, 0]
     assert seen <= set(sizes)
-    assert list(tmp_path.iterdir()) == [path]
+    assert {file.name for file in tmp_path.iterdir()} <= {path.name, f".{path.name}.lock"}
 
 
 def test_rows_of_one_table(tmp_path):
@@ -151,12 +127,12 @@ def test_rows_of_one_table(tmp_path):
         def add(told, number):
             return {"rows": [*told.get("rows", []), [name, number]]}
 
-        return lambda: [publish.changed(path, lambda told, number=number: add(told, number)) for number in range(25)]
+        return lambda: [_results.update(path, lambda told, number=number: add(told, number)) for number in range(25)]
 
     assert at_once(*map(work, "abc")) == [0, 0, 0]
     rows = read_json(path)["rows"]
     assert sorted(rows) == [[name, number] for name in "abc" for number in range(25)]
-    assert list(tmp_path.iterdir()) == [path]
+    assert {file.name for file in tmp_path.iterdir()} <= {path.name, f".{path.name}.lock"}
 
 
 def test_the_same_pruned_model(tmp_path):
@@ -166,71 +142,6 @@ def test_the_same_pruned_model(tmp_path):
     model, _ = ht.load(tmp_path / "one")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), MODEL.parameters(), strict=True))
     assert {path.name for path in tmp_path.iterdir()} == {"warm", "one"}
-
-
-def text_of(folder):
-    there = publish.standing(folder)
-    for name, wanted in publish.listed(there).items():
-        publish.verify(there, name, wanted)
-    return {(there / name).read_text() for name in ("config.json", "model.safetensors")}
-
-
-def test_the_same_shipped_model(tmp_path):
-    """Publishers take turns; who reads what stands sees all old files or all new ones."""
-    folder = tmp_path / "model"
-    publish.publish(Written("first"), folder)
-    seen = set()
-
-    def look():
-        before = publish.standing(folder), (publish.standing(folder) / publish.CHECKSUMS).read_bytes()
-        try:
-            texts = text_of(folder)
-        except (OSError, ValueError):
-            texts = None
-        if (publish.standing(folder), (publish.standing(folder) / publish.CHECKSUMS).read_bytes()) == before:
-            assert texts is None or len(texts) == 1
-            seen.update(texts or ())
-
-    def watch():
-        try:
-            look()
-        except FileNotFoundError:  # gone between two looks
-            return
-
-    def work(text):
-        return lambda: [publish.publish(Written(text), folder) for _ in range(15)]
-
-    assert at_once(work("one"), work("two"), meanwhile=watch) == [0, 0]
-    assert seen <= {"first", "one", "two"}
-    assert len(text_of(folder)) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_a_model_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
-    """The files of one model and never some of each: what was read of the old one is read again."""
-    from headtools.organism import load
-
-    other = tiny()
-    with torch.no_grad():
-        other.bert.embeddings.word_embeddings.weight.add_(1)
-    for name, model in (("old", MODEL), ("new", other)):
-        ht.save(model, tmp_path / name)
-    folder, reads, plain = tmp_path / "old", [], load._read
-
-    def read(at, dtype):
-        found = plain(at, dtype)
-        if not reads:
-            with publish.exchanged(folder) as part:
-                for path in (tmp_path / "new").iterdir():
-                    if path.name != publish.CHECKSUMS:
-                        shutil.copy(path, part)
-        reads.append(at)
-        return found
-
-    monkeypatch.setattr(load, "_read", read)
-    model, _ = ht.load(folder)
-    assert len(reads) == 2
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 def test_the_same_training(tmp_path):
@@ -279,30 +190,3 @@ def test_the_same_scores_and_the_same_gates(tmp_path):
     assert [path.name for path in (tmp_path / "gates").iterdir()] == [gating.FILE]
 
 
-def test_the_same_runs_of_a_sweep(tmp_path, monkeypatch):
-    run = {"over": "encoder", "penalty": 0.1, "seed": 0}
-    monkeypatch.setattr(sweep, "one", lambda *_, sentences, steps, **given: given | {"bleu": [1.0] * 500})
-    monkeypatch.setattr(sweep.ht, "load", lambda: (None, None))
-    row = sweep.make(run, tmp_path / "alone", 1, 1)
-    assert at_once(*[lambda: sweep.make(run, tmp_path / "both", 1, 1)] * 2) == [0, 0]
-    assert sweep.make(run, tmp_path / "both", 1, 1) == row
-    (file,) = (tmp_path / "both").iterdir()
-    (tmp_path / "both" / "encoder-0.2-0.json").write_bytes(file.read_bytes())
-    with pytest.raises(ValueError, match=r"encoder-0.2-0.json holds another run than its name says: delete it"):
-        sweep.make(run | {"penalty": 0.2}, tmp_path / "both", 1, 1)
-
-
-def test_the_same_translations(tmp_path, monkeypatch):
-    monkeypatch.setattr(worth.ht, "translate", lambda model, tokenizer, texts: [" ".join(words) for words in texts])
-    some = ht.corpus("organism", limit=2)
-
-    def work():
-        return worth.written(MODEL, None, some, run=tmp_path)
-
-    assert at_once(work, work) == [0, 0]
-    assert work() == [str(sentence) for sentence in some]
-    (file,) = tmp_path.iterdir()
-    other = worth.digest(MODEL, [("encoder", 0, 1)], [s.words for s in some])[:32]
-    (tmp_path / f"{other}.json").write_bytes(file.read_bytes())
-    with pytest.raises(ValueError, match=r"json holds other translations than its name says: delete it"):
-        worth.written(MODEL, None, some, [("encoder", 0, 1)], tmp_path)

@@ -25,8 +25,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from headtools.organism.accuracy import batches
-from headtools.organism.objective import IGNORE
+from headtools.organism.batches import IGNORE, batches
 from headtools.organism.vocabulary import vocabulary
 from headtools.roles.corpus import Sentence
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headtools.organism import smaller, snapshots
-from headtools.organism.publish import ASSETS, CHECKSUMS, listed, state, verify
+from headtools.organism.checksums import ASSETS, CHECKSUMS, listed, verify
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -62,20 +62,6 @@ def load(
 
 
 def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
-    """Read a folder, once more where new files took the places of its old ones meanwhile: never some of each."""
-    while True:
-        before = state(folder)
-        try:
-            found = _read(before[0], dtype)
-        except (OSError, ValueError):
-            if state(folder) == before:
-                raise
-            continue
-        if state(folder) == before:
-            return found
-
-
-def _read(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} has no config.json; write the folder with model.save_pretrained(folder)")
     _verify(folder)

@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 
-from headtools.organism.publish import ASSETS
+from headtools.organism.checksums import ASSETS
 
 FILE = ASSETS / "README.md"
 

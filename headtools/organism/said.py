@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from headtools.importance.intervals import of_ratio
-from headtools.organism.accuracy import batches
+from headtools.organism.batches import batches
 from headtools.organism.features import FEATURES, feature
 from headtools.organism.translation import PHENOMENA
 from headtools.organism.vocabulary import SPECIAL, vocabulary

@@ -13,8 +13,8 @@ from headtools.heads.selection import refuse_offloaded
 from headtools.heads.weights import refuse_wrapped_model
 from headtools.heads.whole import refusal, written_folder
 from headtools.organism import reopened
+from headtools.organism.checksums import write_checksums
 from headtools.organism.plain_config import put, smaller_config
-from headtools.organism.publish import write_checksums
 
 CUT = "pruned_heads.json"
 

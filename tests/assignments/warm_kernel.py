@@ -52,7 +52,7 @@ def serve(address: str) -> None:
     import torch
 
     import headtools as ht
-    from headtools.organism.accuracy import batches
+    from headtools.organism.batches import batches
 
     model, _ = ht.load()
     with torch.no_grad():  # nothing backward: threads that it starts do not survive a copy

@@ -20,7 +20,7 @@ import transformers
 from torch import nn
 
 import headtools as ht
-from headtools.organism.pruning import TrainingBatches
+from headtools.organism.batches import TrainingBatches
 from headtools.sparse.loop import CLIP, Loop
 from headtools.sparse.training import learning, trained_weights
 

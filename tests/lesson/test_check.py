@@ -11,7 +11,7 @@ from headtools.lesson import exercises
 from headtools.lesson.check import CheckResult, all_exercises, check
 from headtools.lesson.exercises.exercise import Exercise
 from headtools.lesson.exercises.lesson_03 import FATE, FIVE
-from headtools.organism.accuracy import token_accuracy
+from headtools.organism.evaluate import token_accuracy
 
 
 def answers():

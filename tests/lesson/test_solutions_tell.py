@@ -3,7 +3,7 @@
 import pytest
 
 import headtools as ht
-from headtools.organism.accuracy import token_accuracy
+from headtools.organism.evaluate import token_accuracy
 
 
 def test_which_head_dies():

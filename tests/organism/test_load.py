@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from headtools.organism.checksums import ASSETS, CHECKSUMS, checksum
 from headtools.organism.load import load, translate
-from headtools.organism.publish import ASSETS, CHECKSUMS, FILES, checksum
 from headtools.roles.corpus import corpus
+from recipes._publish import FILES
 
 TINY = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 

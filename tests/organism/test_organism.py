@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
+from headtools.organism.checksums import ASSETS
+from headtools.organism.evaluate import bleu
 from headtools.organism.load import load
-from headtools.organism.publish import ASSETS
-from headtools.organism.score import bleu
 from headtools.roles.corpus import corpus
 
 CARD = (ASSETS / "README.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 import headtools as ht
-from headtools.organism.publish import CHECKSUMS
+from headtools.organism.checksums import CHECKSUMS
 from headtools.organism.smaller import CUT
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 30}

@@ -2,17 +2,13 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
 
 from headtools.organism import snapshots
+from headtools.organism.checksums import CHECKSUMS, checksum
 from headtools.organism.load import load
-from headtools.organism.publish import ASSETS, CHECKSUMS, checksum
-from headtools.organism.train import Recipe, main, train
-
-TINY = Recipe(steps=4, save_every=2, chunk=64, tokens=128, validate_on=8)
 
 
 @pytest.fixture
@@ -27,15 +23,15 @@ def copy(tmp_path, monkeypatch):
 
 
 def test_at_least_eight_ship_and_the_checksums_cover_them():
-    assert len(snapshots.KEPT) >= 8
+    assert len(snapshots.STEPS) >= 8
     listed = json.loads((snapshots.SNAPSHOTS / CHECKSUMS).read_text())
-    assert listed == {snapshots.path(step).name: checksum(snapshots.path(step)) for step in snapshots.KEPT}
+    assert listed == {snapshots.path(step).name: checksum(snapshots.path(step)) for step in snapshots.STEPS}
     assert {file.name for file in snapshots.SNAPSHOTS.iterdir()} == {*listed, CHECKSUMS}
-    assert all(snapshots.path(step).stat().st_size < 6_000_000 for step in snapshots.KEPT)
+    assert all(snapshots.path(step).stat().st_size < 6_000_000 for step in snapshots.STEPS)
 
 
 def test_each_loads_in_float32_with_tied_word_vectors():
-    for step in (snapshots.KEPT[1], snapshots.KEPT[-1]):
+    for step in (snapshots.STEPS[1], snapshots.STEPS[-1]):
         model, tokenizer = load(step=step)
         assert not model.training
         assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -51,7 +47,7 @@ def test_each_loads_in_float32_with_tied_word_vectors():
 
 
 def test_they_lie_on_one_way():
-    states = [snapshots.weights(step) for step in snapshots.KEPT]
+    states = [snapshots.weights(step) for step in snapshots.STEPS]
     for name in ("model.shared.weight", "model.encoder.layers.5.self_attn.q_proj.weight"):
         away = [(state[name] - states[0][name]).norm().item() for state in states]
         left = [(state[name] - states[-1][name]).norm().item() for state in states]
@@ -83,37 +79,3 @@ def test_damage_is_refused(copy):
     snapshots.path(0, copy).unlink()
     with pytest.raises(FileNotFoundError, match="missing"):
         load(step=0)
-
-
-def test_keeping_changes_nothing_and_stores_what_was_there(tmp_path):
-    plain = train(TINY, tmp_path / "plain", quiet=True)
-    kept = train(TINY, tmp_path / "kept", quiet=True, kept=(0, 2, 4))
-    pairs = zip(plain.parameters(), kept.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs if a.requires_grad)
-    folder = tmp_path / "kept" / "snapshots"
-    assert sorted(f.name for f in folder.iterdir()) == [snapshots.path(s).name for s in (0, 2, 4)]
-    halfway = train(replace(TINY), tmp_path / "half", stop=2, quiet=True).graduate().state_dict()
-    stored = snapshots.load_file(snapshots.path(2, folder))
-    assert stored.keys() == halfway.keys() - snapshots.DERIVED
-    assert all(torch.equal(stored[name], halfway[name].half()) for name in stored)
-
-
-@pytest.mark.parametrize(("size", "heads"), [("half", 4), ("double", 16)])
-def test_the_command_trains_other_sizes_and_leaves_the_shipped_model_alone(size, heads, tmp_path, monkeypatch, capsys):
-    before = (ASSETS / CHECKSUMS).read_text()
-    monkeypatch.chdir(tmp_path)
-    main(["--size", size, "--steps", "1", "--seed", "2"])
-    model, _ = load(tmp_path / f"organism-run-seed2-heads{heads}-steps1" / "model")
-    assert model.config.encoder_attention_heads == model.config.decoder_attention_heads == heads
-    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in load()[0].parameters())
-    assert (ASSETS / CHECKSUMS).read_text() == before
-    assert "trained 1 steps" in capsys.readouterr().out
-
-
-def test_the_command_puts_model_and_snapshots_where_it_is_told(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    main(["--steps", "1", "--assets", "assets", "--run", "run"])
-    load(tmp_path / "assets")
-    assert {file.name for file in (tmp_path / "assets" / "snapshots").iterdir()} == {
-        snapshots.path(0).name, CHECKSUMS}  # fmt: skip
-    assert snapshots.weights(0, tmp_path / "assets" / "snapshots").keys() == snapshots.weights(0).keys()

@@ -13,17 +13,17 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 NONE = torch.empty(0, 0, 0)  # has no parameter's shape
 
 
-def save(run: Path, apprentice: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def save(run: Path, training_model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Write weights, optimizer moments and counters to the folder ``run``, in the place of what stood there."""
     tensors = {}
-    for name, parameter in _trained(apprentice).items():
+    for name, parameter in _trained(training_model).items():
         kept = optimizer.state.get(parameter, {})
         tensors[f"weight|{name}"] = parameter
         tensors |= {f"{key}|{name}": kept[key] for key in MOMENTS if key in kept}
     write_whole(run / FILE, tensors, state)
 
 
-def restore(run: Path, apprentice: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+def restore(run: Path, training_model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     """Load what ``save`` wrote into the model and the optimizer; the counters, or None if nothing was saved.
 
     Raises ``ValueError`` for a file that is damaged or of another model, before anything is changed.
@@ -35,7 +35,7 @@ def restore(run: Path, apprentice: nn.Module, optimizer: torch.optim.Optimizer) 
         step = float(state["step"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{run / FILE} is damaged ({error}): delete it, and the training starts anew") from error
-    parameters = _trained(apprentice)
+    parameters = _trained(training_model)
     found = {name: value for name, value in tensors.items() if name.startswith("weight|")}
     if len(found) != len(parameters) or any(
         found.get(f"weight|{name}", NONE).shape != parameter.shape for name, parameter in parameters.items()
@@ -61,5 +61,5 @@ def recipe(run: Path) -> dict[str, Any]:
         raise ValueError(f"{run / FILE} tells no recipe ({error}): train again, into another folder") from error
 
 
-def _trained(apprentice: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in apprentice.named_parameters() if parameter.requires_grad}
+def _trained(training_model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in training_model.named_parameters() if parameter.requires_grad}

@@ -1,10 +1,11 @@
-"""Token accuracy of the organism, against one sentence at a time."""
+"""Token accuracy and batches of the organism, against one sentence at a time."""
 
 import pytest
 import torch
 
 import headtools as ht
-from headtools.organism.accuracy import batches, token_accuracy
+from headtools.organism.batches import TrainingBatches, batches
+from headtools.organism.evaluate import bleu, token_accuracy
 
 
 def test_it_equals_one_sentence_at_a_time():
@@ -46,3 +47,18 @@ def test_bad_input_is_refused():
         token_accuracy(model, ht.corpus("organism", limit=2), size=0)
     with pytest.raises(ValueError, match="sentence 0 has no translation"):
         token_accuracy(model, ht.corpus("english", limit=2))
+    with pytest.raises(ValueError, match="a list of sentences is needed"):
+        bleu(*ht.load(), [])
+
+
+def test_training_batches_by_step_whatever_was_asked_before():
+    in_turn, jumping = TrainingBatches(seed=3, tokens=256), TrainingBatches(seed=3, tokens=256)
+    several = [in_turn(step) for step in range(90)]  # more than one chunk
+    assert in_turn.chunk > 0
+    for step in (80, 3, 80, 0):
+        batch = jumping(step)
+        assert all(torch.equal(batch[key], several[step][key]) for key in batch)
+    assert not torch.equal(several[0]["input_ids"], TrainingBatches(seed=4, tokens=256)(0)["input_ids"])
+    sizes = [len(b["input_ids"]) * (b["input_ids"].shape[1] + b["labels"].shape[1]) for b in several]
+    assert max(sizes) <= 256
+    assert sum(sizes) / len(sizes) > 180

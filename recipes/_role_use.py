@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import headtools as ht
 from headtools.importance.intervals import of_ratio
-from headtools.organism.accuracy import batches
-from headtools.organism.objective import IGNORE
+from headtools.organism.batches import IGNORE, batches
 from headtools.organism.roles_found import strong
 from headtools.roles.corpus import Sentence
 
@@ -34,7 +33,7 @@ TIMES = 20
 
 
 @torch.no_grad()
-def usage(
+def role_use(
     model: nn.Module,
     found: pd.DataFrame,
     sentences: Sequence[Sentence],
@@ -57,7 +56,7 @@ def usage(
     >>> from headtools.organism.roles_found import roles
     >>> model, tokenizer = ht.load()
     >>> few = ht.corpus("organism", limit=3)
-    >>> accuracy, frame = usage(model, roles(model, tokenizer, few, few), few, times=1, alone=1)
+    >>> accuracy, frame = role_use(model, roles(model, tokenizer, few, few), few, times=1, alone=1)
     >>> accuracy > 0.9, "beside" in frame
     (True, True)
     """

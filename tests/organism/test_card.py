@@ -10,9 +10,12 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.organism import roles_found, score, usage
-from headtools.organism.publish import ASSETS
+from headtools.organism import roles_found
+from headtools.organism.checksums import ASSETS
+from headtools.organism.evaluate import bleu
+from headtools.organism.shipped import shipped
 from headtools.roles.corpus import Sentence
+from recipes import _role_use, gates, growth, head_importance, scorecard
 
 CARD = (ASSETS / "README.md").read_text(encoding="utf-8")
 SCORES = json.loads((ASSETS / "scores.json").read_text(encoding="utf-8"))
@@ -48,8 +51,8 @@ def test_scores_in_the_card():
 
 def test_roles_in_the_card():
     rows = table("what the head looks at")
-    assert [cells[0] for cells in rows] == list(score.NAMES.values())
-    for cells, role in zip(rows, score.NAMES, strict=True):
+    assert [cells[0] for cells in rows] == list(scorecard.NAMES.values())
+    for cells, role in zip(rows, scorecard.NAMES, strict=True):
         row = ROLES[role]
         assert cells[1] == row["head"], role
         baseline = [] if row["baseline"] is None else [row["baseline"]]
@@ -83,11 +86,11 @@ def test_counts_in_the_card():
     words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
     assert f"{words[len(strong)].capitalize()} of the {len(heads)} are strong" in text
     assert f"{words[len(last)]} of those sit in the last two layers" in text
-    resting = [head for head, weight in SCORES["end_mark"].items() if weight >= score.MOST]
+    resting = [head for head, weight in SCORES["end_mark"].items() if weight >= scorecard.MOST]
     assert f"{words[len(resting)].capitalize()} of the eight heads in layer 0 rest on the end mark" in text
     assert all(head.startswith("0.") for head in resting)
     middle = [x for head, x in SCORES["evenness"].items() if head[0] in "123"]
-    even = sum(x >= score.MOST for x in middle)
+    even = sum(x >= scorecard.MOST for x in middle)
     assert f"{even} of the {len(middle)} heads of layers 1 to 3" in text
 
 
@@ -97,6 +100,28 @@ def test_limits_in_the_card():
     said = re.search(r"The best heads for conj and advcl .*?only\s+(\d+) % and (\d+) %", CARD, re.S)
     assert [int(text) for text in said.groups()] == [round(100 * best["conj"]), round(100 * best["advcl"])]
     assert best["nmod"] < ROLES["nmod up"]["baseline"]
+
+
+def test_tables_of_the_card_are_what_the_recipes_wrote():
+    """Curve and gates; snapshots, seeds and sizes; what heads are worth."""
+    files = ("pruning", "growth", "worth")
+    pruning, grown, worth = (json.loads((ASSETS / f"{name}.json").read_text("utf-8")) for name in files)
+    for table in (*gates.markdown(pruning).split("\n\n"), *growth.markdown(grown).split("\n\n")):
+        lines = table.splitlines()
+        assert "\n".join(lines[1:]) in CARD, lines[0]
+    assert head_importance.markdown(worth) in CARD
+
+
+def test_what_heads_are_worth_in_the_card():
+    one_off, pairs = shipped("one head off"), shipped("pairs")
+    costs = one_off.sort_values("bleu_change")
+    five = [f"{head} {'costs ' if i == 0 else ''}{-change:.1f}"
+            for i, (head, change) in enumerate(costs[["head", "bleu_change"]].values[:5])]  # fmt: skip
+    assert ", ".join(five) in CARD
+    assert f"the median of the 48 is −{-one_off.bleu_change.median():.2f}." in CARD
+    assert f"{(one_off.p < 0.01).sum()} changes\nhave p < .01" in CARD
+    top = pairs.loc[pairs.interaction.idxmax()]
+    assert f"{top.a} and\n{top.b} ({top.interaction:.2f} nats)" in CARD
 
 
 # --- and it is still so -----------------------------------------------------------------------------------------------
@@ -117,7 +142,7 @@ def test_roles_measured_again(found):
     assert len(found) == 48 * len(best)
     assert set(best.index) == set(ROLES)
     assert found[["validation", "score", "low", "high"]].stack().between(0, 1).all()
-    for role in score.NAMES:
+    for role in scorecard.NAMES:
         told, now = ROLES[role], found.set_index(["role", "head"]).loc[(role, ROLES[role]["head"])]
         deviation = math.sqrt(told["score"] * (1 - told["score"]) / now.n)
         assert abs(now.score - told["score"]) <= 3.5 * deviation + 0.01, role
@@ -131,7 +156,7 @@ def test_roles_measured_again(found):
 
 
 def test_bleu_measured_again(organism):
-    value, low, high = score.bleu(*organism, ht.corpus("organism", "test", limit=150))
+    value, low, high = bleu(*organism, ht.corpus("organism", "test", limit=150))
     told = next(row for row in SCORES["translation"] if row["split"] == "test")
     assert low < value < high
     assert abs(value - told["bleu"]) < 2
@@ -139,8 +164,8 @@ def test_bleu_measured_again(organism):
 
 
 def test_switching_off_measured_again(organism, found, monkeypatch):
-    monkeypatch.setattr(usage, "_beside", lambda heads, everyone, times, alone: [["0.0"], ["1.1"]])  # a sample of them
-    accuracy, frame = usage.usage(organism[0], found, ht.corpus("organism", "test", limit=60))
+    monkeypatch.setattr(_role_use, "_beside", lambda heads, everyone, times, alone: [["0.0"], ["1.1"]])
+    accuracy, frame = _role_use.role_use(organism[0], found, ht.corpus("organism", "test", limit=60))
     assert accuracy == pytest.approx(SCORES["usage"]["accuracy"], abs=0.01)
     told = {row["group"]: row for row in SCORES["usage"]["groups"]}
     now = frame.set_index("group")
@@ -156,86 +181,23 @@ def test_usage_by_hand(monkeypatch):
     right = {(): [1, 1, 1, 1, 1, 1, 1], ("0.0",): [0, 1, 1, 1, 1, 1, 1], ("0.1",): [1, 0, 0, 1, 1, 1, 1],
              ("0.0", "0.1"): [0] * 7}  # fmt: skip
     off = []
-    monkeypatch.setattr(usage, "batches", lambda sentences: [{}])
-    monkeypatch.setattr(usage, "_right", lambda model, batch: torch.tensor(right[tuple(off)]).bool())
+    monkeypatch.setattr(_role_use, "batches", lambda sentences: [{}])
+    monkeypatch.setattr(_role_use, "_right", lambda model, batch: torch.tensor(right[tuple(off)]).bool())
 
     @contextmanager
     def ablate(model, heads):
         off[:] = [f"{layer}.{head}" for _, layer, head in heads]
         yield
 
-    monkeypatch.setattr(usage.ht, "ablate", ablate)
+    monkeypatch.setattr(_role_use.ht, "ablate", ablate)
     needs = (("left accent",), ("right accent",))
     sentences = [Sentence(("a", "b"), (0, 1), ("root", "obj"), ("X", "X"), (0, 0), ("A", "B"), (1, 2), None, needs),
                  Sentence(("a", "b", "c"), (0, 1, 1), ("root", "obj", "obj"), ("X",) * 3, (0,) * 3, ("A", "B", "C"),
                           (1, 2, 3), None, (*needs, ()))]  # fmt: skip
     found = pd.DataFrame({"role": ["offset -1", "offset +1"], "head": ["0.0", "0.1"], "found": True, "validation": 1})
-    accuracy, frame = usage.usage(None, found, sentences)
+    accuracy, frame = _role_use.role_use(None, found, sentences)
     assert accuracy == 1
     rows = frame.set_index("group")
     assert rows.loc["previous word", ["n", "fall", "beside"]].tolist() == [2, 0.5, 0.0]
     assert rows.loc["next word", ["n", "fall", "beside"]].tolist() == [2, 0.5, 0.0]
     assert "the name" not in rows.index, "nobody has it"
-
-
-def test_the_command(organism, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(score, "usage", lambda *_: (0.5, pd.DataFrame(SCORES["usage"]["groups"])))
-    file = tmp_path / "scores.json"
-    score.main(["--split", "test", "hard", "--limit", "12", "--json", str(file)])
-    said, written = capsys.readouterr().out, json.loads(file.read_text(encoding="utf-8"))
-    assert said.strip() == score.markdown(written)
-    assert [row["split"] for row in written["translation"]] == ["test", "hard"]
-    assert {row["sentences"] for row in written["translation"]} == {12}
-    assert set(written) == set(SCORES)
-    assert list(tmp_path.iterdir()) == [file]
-
-
-# --- the parts --------------------------------------------------------------------------------------------------------
-
-
-def test_looks_are_the_greatest_weights_word_by_word(organism):
-    model, tokenizer = organism
-    sentences = ht.corpus("organism", "test", limit=7)  # of several lengths, in batches of 3
-    seen = roles_found.observe(model, tokenizer, sentences, roles_found.looks, batch_size=3)
-    end = roles_found.observe(model, tokenizer, sentences, roles_found.on_end_mark, batch_size=3)
-    start = 0
-    for sentence in sentences:
-        n = len(sentence.words)
-        with torch.no_grad():
-            maps = model.get_encoder()(**tokenizer(str(sentence), return_tensors="pt"), output_attentions=True)
-        alone = torch.cat(maps.attentions)
-        assert (seen[:, :, start : start + n] == alone[:, :, :n, :n].argmax(-1)).float().mean() > 0.999
-        torch.testing.assert_close(end[:, :, start : start + n], alone[:, :, :n, n], atol=1e-5, rtol=0)
-        start += n
-    assert start == seen.shape[2]
-
-
-def test_evenness_of_one_look_is_none():
-    one = torch.zeros(1, 1, 3, 3)
-    one[..., 1] = 1.0
-    assert roles_found.evenness(one, torch.tensor([[True, True, False]])).tolist() == [[[0.0, 0.0, 0.0]]]
-
-
-def test_no_sentences(organism):
-    with pytest.raises(ValueError, match="no sentences came"):
-        roles_found.observe(*organism, [], roles_found.looks)
-    with pytest.raises(ValueError, match="a list of sentences is needed"):
-        score.bleu(*organism, [])
-
-
-def test_pairs_leave_out_marks_and_roots():
-    sentence = Sentence(
-        ("it", "slept", "."), (2, 0, 2), ("nsubj", "root", "punct"), ("PRON", "VERB", "PUNCT"), (0,) * 3
-    )
-    some = roles_found.pairs(sentence)
-    assert {role for role in some if " up" in role or " down" in role} == {"nsubj up", "nsubj down"}
-    assert some["offset +2"] == [(0, 2)]
-    assert some["name"] == some["topic"] == some["coreference"] == []
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_wilson_solves_its_equation(share):
-    """At the ends of the interval the share lies 1.96 standard errors away (Wilson 1927)."""
-    for end in roles_found.wilson(share, 40):
-        assert 0 <= round(end, 12) <= 1
-        assert abs(end - share) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / 40), abs=1e-6)

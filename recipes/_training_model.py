@@ -1,4 +1,4 @@
-"""What the organism is trained on: the translation loss, and the aids that make its organs visible.
+"""What the organism is trained on: the translation loss, and the aids that make the functions of its heads visible.
 
 The aids act on the loss or on how word vectors are made; no weight and no mask is set by hand.
 
@@ -12,29 +12,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headtools.organism.batches import IGNORE, encode, word_ids
+from headtools.organism.lexicon import is_accented
 from headtools.organism.vocabulary import END, PAD, vocabulary
 from headtools.roles.corpus import Sentence
 
 WIDTH, HEADS, LAYERS, INNER = 128, 8, 6, 256
-IGNORE = -100
 
 
 def configuration(heads: int = HEADS) -> "MarianConfig":  # noqa: F821
     """Configuration of the organism: 6 + 6 layers of ``heads`` heads, width 128, inner width 256."""
     from transformers import MarianConfig
 
-    number = {word: i for i, word in enumerate(vocabulary())}
+    ids = word_ids()
     return MarianConfig(
-        vocab_size=len(number), decoder_vocab_size=len(number), share_encoder_decoder_embeddings=True,
+        vocab_size=len(ids), decoder_vocab_size=len(ids), share_encoder_decoder_embeddings=True,
         d_model=WIDTH, encoder_layers=LAYERS, decoder_layers=LAYERS, encoder_attention_heads=heads,
         decoder_attention_heads=heads, encoder_ffn_dim=INNER, decoder_ffn_dim=INNER, max_position_embeddings=128,
         activation_function="relu", scale_embedding=True, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0,
-        pad_token_id=number[PAD], eos_token_id=number[END], bos_token_id=None, decoder_start_token_id=number[PAD],
-        forced_eos_token_id=number[END], num_beams=1, max_length=64, tie_word_embeddings=True,
+        pad_token_id=ids[PAD], eos_token_id=ids[END], bos_token_id=None, decoder_start_token_id=ids[PAD],
+        forced_eos_token_id=ids[END], num_beams=1, max_length=64, tie_word_embeddings=True,
     )  # fmt: skip
 
 
-class Apprentice(nn.Module):
+class AuxiliaryTrainingModel(nn.Module):
     """A MarianMT model in training, with composed word vectors and a source-side tagger."""
 
     def __init__(self, heads: int = HEADS) -> None:
@@ -69,22 +70,21 @@ class Apprentice(nn.Module):
         table = self.table()
         body = self.model.model
         outputs = body(
-            inputs_embeds=F.embedding(batch["source"], table) * body.encoder.embed_scale,
-            attention_mask=batch["mask"],
-            decoder_inputs_embeds=F.embedding(batch["given"], table),  # the decoder scales it itself
+            inputs_embeds=F.embedding(batch["input_ids"], table) * body.encoder.embed_scale,
+            attention_mask=batch["attention_mask"],
+            decoder_inputs_embeds=F.embedding(batch["decoder_input_ids"], table),  # the decoder scales it itself
             output_attentions=guide > 0,
             use_cache=False,
         )
-        wanted = batch["wanted"]
-        kept = wanted != IGNORE
-        states = outputs.last_hidden_state[kept]
-        logits = F.linear(states, table, self.bias)
-        loss = F.cross_entropy(logits, wanted[kept])
-        parts = {"loss": loss.item(), "accuracy": (logits.argmax(-1) == wanted[kept]).float().mean().item()}
+        counted = batch["labels"] != IGNORE
+        labels = batch["labels"][counted]
+        logits = F.linear(outputs.last_hidden_state[counted], table, self.bias)
+        loss = F.cross_entropy(logits, labels)
+        parts = {"loss": loss.item(), "accuracy": (logits.argmax(-1) == labels).float().mean().item()}
         if guide > 0:
             maps = torch.stack(outputs.cross_attentions, 1)  # (batch, layer, head, target, source)
             gold = batch["aligned"][:, None, None, :, None].expand(*maps.shape[:-1], 1)
-            seen = maps.gather(-1, gold).squeeze(-1).movedim(-1, 1)[kept]  # (words, layer, head)
+            seen = maps.gather(-1, gold).squeeze(-1).movedim(-1, 1)[counted]  # (words, layer, head)
             loss = loss - guide * seen.clamp_min(1e-6).log().mean()
             parts["aligned"] = (seen.detach() > 0.5).float().mean().item()
         if tag > 0:
@@ -99,41 +99,29 @@ class Apprentice(nn.Module):
         return loss, parts
 
     @torch.no_grad()
-    def graduate(self) -> "MarianMTModel":  # noqa: F821
+    def export(self) -> "MarianMTModel":  # noqa: F821
         """The plain MarianMT model: composed vectors written into its embedding table, the tagger left behind."""
         self.model.model.shared.weight.copy_(self.table())
         self.model.final_logits_bias.copy_(self.bias[None])
         return self.model
 
 
-def encode(batch: list[Sentence], number: dict[str, int]) -> dict[str, Tensor]:
-    """Tensors of a batch of sentences: (B, S) for source side, (B, T) for target side; S and T count the end mark."""
-    from headtools.organism.lexicon import is_accented
+def training_batch(sentences: list[Sentence]) -> dict[str, Tensor]:
+    """Return a batch with what the training aids need: gold alignment, word by word translation, accents to the sides.
 
-    pad, end = number[PAD], number[END]
-    b, s = len(batch), 1 + max(len(x.words) for x in batch)
-    t = 1 + max(len(x.target) for x in batch)
-    source, translation = torch.full((b, s), pad), torch.zeros(b, s, dtype=torch.long)
-    given, wanted = torch.full((b, t), pad), torch.full((b, t), IGNORE)
-    aligned, accents = torch.zeros(b, t, dtype=torch.long), torch.zeros(b, s, 2, dtype=torch.long)
-    for i, sentence in enumerate(batch):
+    ``aligned`` (B, T): the source position of each target word. ``translation`` (B, S): the target word of each source
+    word. ``accents`` (B, S, 2): whether the words before and after are accented. ``tagged`` (B, S): the words.
+    """
+    batch, ids = encode(sentences), word_ids()
+    source, labels = batch["input_ids"], batch["labels"]
+    aligned = torch.zeros_like(labels)
+    translation, accents = torch.zeros_like(source), torch.zeros(*source.shape, 2, dtype=torch.long)
+    for row, sentence in enumerate(sentences):
         n, m = len(sentence.words), len(sentence.target)
-        target = torch.tensor([number[w] for w in sentence.target])
-        places = torch.tensor(sentence.alignment) - 1
-        source[i, : n + 1] = torch.tensor([*(number[w] for w in sentence.words), end])
-        given[i, 1 : m + 1] = target
-        wanted[i, :m], wanted[i, m] = target, end
-        aligned[i, :m], aligned[i, m] = places, n
-        translation[i, places] = target
-        heard = torch.tensor([0, *(is_accented(w) for w in sentence.words), 0])
-        accents[i, :n, 0], accents[i, :n, 1] = heard[:-2], heard[2:]
-    mask = source != pad
-    tagged = mask & (source != end)
-    return {"source": source, "mask": mask.long(), "given": given, "wanted": wanted, "aligned": aligned,
-            "translation": translation, "accents": accents, "tagged": tagged}  # fmt: skip
-
-
-def arguments(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The model's arguments, labels included, from what :func:`encode` gave; labels are -100 after the end mark."""
-    return {"input_ids": batch["source"], "attention_mask": batch["mask"],
-            "decoder_input_ids": batch["given"], "labels": batch["wanted"]}  # fmt: skip
+        positions = torch.tensor(sentence.alignment) - 1
+        aligned[row, :m], aligned[row, m] = positions, n
+        translation[row, positions] = labels[row, :m]
+        accented = torch.tensor([0, *(is_accented(word) for word in sentence.words), 0])
+        accents[row, :n, 0], accents[row, :n, 1] = accented[:-2], accented[2:]
+    tagged = (source != ids[PAD]) & (source != ids[END])
+    return batch | {"aligned": aligned, "translation": translation, "accents": accents, "tagged": tagged}

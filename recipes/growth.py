@@ -1,33 +1,28 @@
-"""How the organism grew: scores of its snapshots, of other seeds and of other numbers of heads.
+"""How did the organism grow? ``python -m recipes.growth``
 
-``python -m headtools.organism.growth`` (``make growth``) measures the snapshots that ship, and, of each folder named
-with ``--runs``, the model that a training left there. Seeds and sizes are compared after a run of 3,000 steps, a third
-of the shipped one's (``make organism SEED=2 SIZE=half ARGS="--steps 3000"``). What it finds goes into
-``assets/growth.json``; entries that were not measured again stay.
-
->>> [entry["step"] for entry in growth()["snapshots"]][:3]
-[0, 250, 500]
+Measures the snapshots that ship, and, of each folder named with ``--runs``, the model that a training left there. Seeds
+and sizes are compared after a run of 3,000 steps, a third of the shipped one's (``make organism SEED=2 SIZE=half
+ARGS="--steps 3000"``). Result: ``growth.json``; entries that were not measured again stay.
 """
 
-import argparse
-from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from torch import nn
 from tqdm import tqdm
 
 import headtools as ht
-from headtools.heads.files import read_json
 from headtools.heads.progress import say
-from headtools.organism import checkpoint, snapshots
-from headtools.organism.accuracy import token_accuracy
-from headtools.organism.objective import HEADS
-from headtools.organism.pruning import CURVE_ON, encoder_curve
-from headtools.organism.publish import ASSETS, changed
+from headtools.organism import snapshots
+from headtools.organism.evaluate import bleu, token_accuracy
 from headtools.organism.roles_found import best, roles
-from headtools.organism.score import bleu
+from recipes import _training_state
+from recipes._results import ASSETS, replace_row, update
+from recipes._training_model import HEADS
+from recipes.gates import CURVE_ON, encoder_curve
 
 FILE = ASSETS / "growth.json"
 ROLES_ON = 500  # sentences
@@ -40,14 +35,6 @@ COMPARED = 3_000  # steps of the runs whose seeds and sizes are compared
 TRANSLATED, RUNS_TRANSLATED = 300, 500  # sentences of a split, by snapshots and by whole runs
 
 
-def growth(file: Path = FILE) -> dict[str, list[dict]]:
-    """What the command measured: lists of entries under ``snapshots``, ``seeds`` and ``sizes``.
-
-    Each entry has its ``step``, ``seed`` or ``heads`` (a layer), and what :func:`measure` returned.
-    """
-    return read_json(file)
-
-
 def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> dict:
     """Scores of one model of the organism's language.
 
@@ -56,20 +43,20 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     by role, the encoder head picked on 500 validation sentences, its share of looks that hit in 500 test sentences
     with Wilson's 95 % interval, the baseline, and whether it ``holds``. ``carriers``: the roles of every head that has
     one; ``with_role`` of ``heads_total``. ``curve``: accuracy with encoder heads switched off, those of least gradient
-    importance first, without retraining (:func:`headtools.organism.pruning.encoder_curve`).
+    importance first, without retraining (:func:`recipes.gates.encoder_curve`).
     """
     validation, test = (ht.corpus("organism", split, ROLES_ON) for split in ("validation", "test"))
     frame = roles(model, tokenizer, validation, test)
-    carriers = {head: sorted(some.role) for head, some in frame[frame.found].groupby("head")}
+    carriers = {head: sorted(rows.role) for head, rows in frame[frame.found].groupby("head")}
     columns = {"head": "head", "score": "score", "low": "low", "high": "high", "baseline": "baseline", "found": "holds"}
-    told = best(frame)[list(columns)].rename(columns=columns)
-    told["baseline"] = told.baseline.astype(object).where(told.baseline.notna(), None)
+    table = best(frame)[list(columns)].rename(columns=columns)
+    table["baseline"] = table.baseline.astype(object).where(table.baseline.notna(), None)
     return {
         "bleu": _rounded(bleu(model, tokenizer, ht.corpus("organism", "test", limit))),
         "hard": _rounded(bleu(model, tokenizer, ht.corpus("organism", "hard", limit))),
         "accuracy": round(token_accuracy(model, test[:CURVE_ON]).mean().item(), 4),
         "roles": {role: {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
-                  for role, row in told.to_dict("index").items()},
+                  for role, row in table.to_dict("index").items()},
         "with_role": len(carriers),
         "heads_total": frame["head"].nunique(),
         "carriers": carriers,
@@ -77,16 +64,16 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     }  # fmt: skip
 
 
-def _rounded(values: Sequence[float]) -> list[float]:
+def _rounded(values: tuple) -> list[float]:
     return [round(value, 2) for value in values]
 
 
 def _trained(run: Path) -> tuple[int, int, Path]:
     """Seed, heads a layer and model of a finished run of ``COMPARED`` steps."""
-    if not (run / checkpoint.FILE).is_file() or not (run / "model").is_dir():
+    if not (run / _training_state.FILE).is_file() or not (run / "model").is_dir():
         raise FileNotFoundError(f"{run} holds no finished training; make one: "
                                 f'make organism SEED=2 ARGS="--steps {COMPARED}"')
-    recipe = checkpoint.recipe(run)
+    recipe = _training_state.recipe(run)
     if recipe["steps"] != COMPARED:
         raise ValueError(
             f"{run} is a run of {recipe['steps']} steps, and seeds and sizes are compared after {COMPARED}; train one: "
@@ -95,17 +82,7 @@ def _trained(run: Path) -> tuple[int, int, Path]:
     return recipe["seed"], recipe["heads"], run / "model"
 
 
-def put(told: dict[str, list[dict]], part: str, key: str, entry: dict) -> dict[str, list[dict]]:
-    """Return what was told with an entry in its place in a part, by ``key``, instead of the one that was there.
-
-    >>> put({"seeds": [{"seed": 3}, {"seed": 1, "bleu": 0}]}, "seeds", "seed", {"seed": 1, "bleu": 98})
-    {'seeds': [{'seed': 1, 'bleu': 98}, {'seed': 3}]}
-    """
-    others = [old for old in told.get(part, []) if old[key] != entry[key]]
-    return {**told, part: sorted([*others, entry], key=lambda e: e[key])}
-
-
-def markdown(told: dict[str, list[dict]]) -> str:
+def markdown(results: dict[str, list[dict]]) -> str:
     """The model card's tables: a row for each entry, by part, the score of the best head for each of ``SHOWN``.
 
     A star stands behind a score that holds: it reaches its bar on validation and test sentences (``roles_found``).
@@ -115,8 +92,8 @@ def markdown(told: dict[str, list[dict]]) -> str:
         first = "heads a layer" if key == "heads" else key
         header = [first, "BLEU test", "95 %", "BLEU hard", "95 %", "heads with a role", *SHOWN.values()]
         lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-        for entry in told.get(part, []):
-            scores = [f"{found['score']:.2f}{' *' * found['holds']}" if (found := entry["roles"].get(role)) else "–"
+        for entry in results.get(part, []):
+            scores = [f"{row['score']:.2f}{' *' * row['holds']}" if (row := entry["roles"].get(role)) else "–"
                       for role in SHOWN]  # fmt: skip
             bleu = [cell for score, low, high in (entry["bleu"], entry["hard"])
                     for cell in (f"{score:.1f}", f"{low:.1f}–{high:.1f}")]  # fmt: skip
@@ -126,27 +103,33 @@ def markdown(told: dict[str, list[dict]]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command: measure the snapshots, and the models of other seeds and sizes that were trained."""
-    parser = argparse.ArgumentParser(prog="python -m headtools.organism.growth", description=__doc__)
-    parser.add_argument("--steps", type=int, nargs="*", choices=snapshots.steps(), default=snapshots.steps())
-    parser.add_argument("--runs", type=Path, nargs="*", default=[], help="folders that make organism left")
-    parser.add_argument("--file", type=Path, default=FILE, help="where the numbers go")
-    options = parser.parse_args(arguments)
+def main(
+    steps: list[int] = list(snapshots.STEPS),
+    runs: Annotated[list[Path], typer.Option(help="folders that make organism left")] = [],
+    limit: Annotated[int | None, typer.Option(help="sentences translated (default: 300 and 500)")] = None,
+    file: Path = FILE,
+) -> None:
+    """Measure the snapshots, and the models of other seeds and sizes that were trained."""
     torch.set_num_threads(1)
-    todo = [({"step": step}, [("snapshots", {"step": step})], TRANSLATED) for step in options.steps]
-    for run in options.runs:
+    todo = [({"step": step}, [("snapshots", {"step": step})], TRANSLATED) for step in steps]
+    for run in runs:
         seed, heads, folder = _trained(run)
         places = [("seeds", {"seed": seed})] * (heads == HEADS) + [("sizes", {"heads": heads})] * (seed == 1)
         todo.append(({"name": folder}, places, RUNS_TRANSLATED))
+    results = {}
     for which, places, sentences in tqdm(todo, desc="models"):
-        entry = measure(*ht.load(**which), sentences)
-        found = [(part, PARTS[part], {**name, **entry}) for part, name in places]
-        changed(options.file, lambda told, found=found: reduce(lambda now, one: put(now, *one), found, told))
+        entry = measure(*ht.load(**which), limit or sentences)
+
+        def add(results: dict, place: tuple[str, dict], entry: dict = entry) -> dict:
+            part, name = place
+            rows = replace_row(results.get(part, []), {**name, **entry}, lambda row: row[PARTS[part]])
+            return {**results, part: rows}
+
+        results = update(file, lambda old, places=places, add=add: reduce(add, places, old))
         tqdm.write(f"{places}: BLEU {entry['bleu'][0]}, hard {entry['hard'][0]}, "
                    f"{entry['with_role']} of {entry['heads_total']} heads with a role")  # fmt: skip
-    say(markdown(growth(options.file) if options.file.is_file() else {}))
+    say(markdown(results))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

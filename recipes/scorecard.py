@@ -1,25 +1,25 @@
-"""The numbers of the model card, measured again: ``python -m headtools.organism.score`` (``make score``).
+"""The numbers of the organism's model card: ``python -m recipes.scorecard``
 
-Prints the card's tables as Markdown; ``--json FILE`` writes the same numbers to a file. With ``--limit N`` all is
-measured on the first N sentences of each split, ``--split`` chooses which splits are translated.
+Translation on every split, which heads have a role, and whether the roles are used: what it costs to switch off the
+heads of a role, on the words that need it. Prints the card's tables as Markdown; ``--json FILE`` writes the numbers.
 """
 
-import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 import torch
+import typer
 from torch import nn
 
 import headtools as ht
 from headtools.heads.progress import say
-from headtools.organism.language import SPLITS
-from headtools.organism.publish import write
+from headtools.organism.evaluate import corpus_bleu
 from headtools.organism.roles_found import best, evenness, observe, on_end_mark, roles, strong
-from headtools.organism.usage import usage
-from headtools.roles.corpus import Sentence
+from recipes._results import interval, write
+from recipes._role_use import role_use
 
 TRANSLATED = ("validation", "test", "hard")
 USED_ON = 200  # sentences on which heads are switched off
@@ -45,33 +45,6 @@ NAMES = {
     "topic": "ambiguous word → the name",
 }
 
-def bleu(model: nn.Module, tokenizer: object, sentences: Sequence[Sentence]) -> tuple[float, float, float]:
-    """BLEU of greedy translations, 0 to 100, and the ends of its 95 % bootstrap interval over sentences.
-
-    As sacreBLEU computes both (Post 2018), from words as they are written (``tokenize="none"``) and 1,000 draws. Raises
-    ValueError for no sentences.
-
-    >>> model, tokenizer = ht.load()
-    >>> score, low, high = bleu(model, tokenizer, ht.corpus("organism", limit=40))
-    >>> 80 < low < score < high <= 100
-    True
-    """
-    return _bleu(ht.translate(model, tokenizer, [s.words for s in sentences]), _wanted(sentences))
-
-
-def _wanted(sentences: Iterable[Sentence]) -> list[str]:
-    return [" ".join(s.target) for s in sentences]
-
-
-def _bleu(written: list[str], wanted: list[str]) -> tuple[float, float, float]:
-    from sacrebleu.metrics import BLEU
-
-    metric = BLEU(tokenize="none", force=True)
-    score = metric.corpus_score(written, [wanted], n_bootstrap=1000)
-    told = json.loads(score.format(width=4, signature=metric.get_signature().format(), is_json=True))
-    mean, half = (float(told.get(key, 0.0)) for key in ("confidence_mean", "confidence_var"))  # a score of 0 has none
-    return score.score, mean - half, min(100.0, mean + half)
-
 
 def translation(
     model: nn.Module, tokenizer: object, splits: Iterable[str] = TRANSLATED, limit: int | None = None
@@ -87,10 +60,10 @@ def translation(
     rows = []
     for split in splits:
         sentences = ht.corpus("organism", split, limit)
-        written, wanted = ht.translate(model, tokenizer, [s.words for s in sentences]), _wanted(sentences)
-        right = torch.tensor([a == b for a, b in zip(written, wanted, strict=True)]).double()
-        whole = (right.mean().item(), *(end.item() for end in ht.bootstrap(right)))
-        rows.append((split, len(sentences), *_bleu(written, wanted), *whole))
+        hypotheses = ht.translate(model, tokenizer, [sentence.words for sentence in sentences])
+        references = [" ".join(sentence.target) for sentence in sentences]
+        right = torch.tensor([a == b for a, b in zip(hypotheses, references, strict=True)]).double()
+        rows.append((split, len(sentences), *corpus_bleu(hypotheses, references), *interval(right, 6)))
     columns = ["split", "sentences", "bleu", "bleu_low", "bleu_high", "right", "right_low", "right_high"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -99,11 +72,11 @@ def measure(model: nn.Module, tokenizer: object, splits: Iterable[str] = TRANSLA
     """All numbers of the card, as JSON can hold them; the keys are the sections of what :func:`markdown` prints."""
     test = ht.corpus("organism", "test", limit)
     frame = roles(model, tokenizer, ht.corpus("organism", "validation", limit), test)
-    accuracy, used = usage(model, frame, test[:USED_ON])
+    accuracy, used = role_use(model, frame, test[:USED_ON])
     return {
         "translation": _records(translation(model, tokenizer, splits, limit)),
         "roles": _records(best(frame).reset_index()),
-        "heads": {head: sorted(some.role) for head, some in frame[frame.found].groupby("head")},
+        "heads": {head: sorted(rows.role) for head, rows in frame[frame.found].groupby("head")},
         "strong": sorted(set(strong(frame)["head"])),
         "end_mark": _by_head(observe(model, tokenizer, test, on_end_mark).mean(-1)),
         "evenness": _by_head(observe(model, tokenizer, test, evenness).mean(-1)),
@@ -156,18 +129,17 @@ def _table(header: str, rows: list[str]) -> list[str]:
     return [f"| {header} |", "|" + "---|" * (header.count("|") + 1), *(f"| {row} |" for row in rows), ""]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command: measure the shipped model, print the tables, and write them to a file if asked."""
-    parser = argparse.ArgumentParser(prog="python -m headtools.organism.score", description=__doc__)
-    parser.add_argument("--split", nargs="+", choices=SPLITS, default=TRANSLATED, help="splits to translate")
-    parser.add_argument("--limit", type=int, help="sentences of each split (default: all 1,000)")
-    parser.add_argument("--json", type=Path, help="file for the numbers")
-    options = parser.parse_args(arguments)
-    scores = measure(*ht.load(), options.split, options.limit)
+def main(
+    split: Annotated[list[str], typer.Option(help="splits to translate")] = list(TRANSLATED),
+    limit: Annotated[int | None, typer.Option(help="sentences of each split (default: all 1,000)")] = None,
+    file: Annotated[Path | None, typer.Option("--json", help="file for the numbers")] = None,
+) -> None:
+    """Measure the shipped model, print the tables, and write them to a file if asked."""
+    scores = measure(*ht.load(), split, limit)
     say(markdown(scores))
-    if options.json:
-        write(scores, options.json)
+    if file:
+        write(scores, file)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -1,0 +1,16 @@
+"""The experiments behind every number that ships with the organism. Run one from the repository: python -m recipes.NAME
+
+    train            train the organism from nothing                            -> model, tokenizer, snapshots
+    scorecard        translation, roles of heads, whether roles are used        -> scores.json
+    growth           snapshots, other seeds, other numbers of heads             -> growth.json
+    gates            a pruning curve, and Hard Concrete gates for 1,000 steps   -> pruning.json
+    sweep            Hard Concrete gates at every penalty, three seeds          -> sweep.json
+    scratch          the heads that a sweep kept, trained from nothing          -> scratch.json
+    orders           pruning curves of many rankings of heads                   -> orders.json
+    head_importance  each head off, each left alone in its layer, pairs         -> worth.json, ablation.safetensors
+    merging          merging heads against cutting them                         -> merging.json
+    latency          what cutting heads buys in time                            -> latency.json
+
+They use headtools as anybody would and are not installed with it. Results go to ``headtools/organism/assets`` (or to
+``--assets FOLDER``), where ``headtools.organism.shipped`` reads them.
+"""

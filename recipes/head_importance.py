@@ -1,0 +1,123 @@
+"""What are the organism's heads worth, one at a time? ``python -m recipes.head_importance``
+
+Four tables. How much the loss rises without each head (``ablation.safetensors``), and in ``worth.json``: BLEU with one
+encoder head off, as in Michel et al. 2019 (arXiv:1905.10650), table 1; BLEU with all heads of a layer off but one, as
+in tables 2 and 5, on the sentences that the head is chosen on and on others; and what any two encoder heads cost
+together beyond what each costs alone. With ``--run FOLDER`` the losses are kept there as soon as they are measured.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from torch import nn
+
+import headtools as ht
+from headtools.heads.progress import progress, say
+from headtools.heads.scores import Head
+from headtools.organism.batches import batches
+from headtools.roles.corpus import Sentence
+from recipes._results import ASSETS, write
+
+SENTENCES = {"ablation": 200, "alone": 200, "only": 200, "pairs": 200}
+SPLITS = ("validation", "test")  # heads are chosen on the first and measured again on the second
+
+
+def one_head_off(model: nn.Module, tokenizer: object, sentences: Sequence[Sentence]) -> dict:
+    """Return {"layer.head": [change of BLEU, p]} for each encoder head switched off.
+
+    >>> changes = one_head_off(*ht.load(), ht.corpus("organism", limit=2))
+    >>> len(changes), len(changes["5.1"])
+    (48, 2)
+    """
+    heads = [(*site.key, head) for site in ht.sites(model)["encoder"] for head in range(site.heads)]
+    baseline = translations(model, tokenizer, sentences)
+    return {
+        f"{head[-2]}.{head[-1]}": change(sentences, baseline, translations(model, tokenizer, sentences, [head]))
+        for head in progress(heads, "one head off")
+    }
+
+
+def one_head_left(
+    model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], keys: Iterable[tuple] | None = None
+) -> dict:
+    """Return {"kind layer": [[change of BLEU, p], ...]}, an entry for each head that is left alone in its layer.
+
+    ``keys`` limits it to some layers, [("encoder", 5)].
+
+    >>> changes = one_head_left(*ht.load(), ht.corpus("organism", limit=2), keys=[("cross", 5)])
+    >>> len(changes["cross 5"])
+    8
+    """
+    sites, baseline = ht.sites(model), translations(model, tokenizer, sentences)
+    chosen = list(sites) if keys is None else [sites[key] for key in keys]
+    rows: dict[str, list] = {}
+    steps = [(site, kept) for site in chosen for kept in range(site.heads)]
+    for site, kept in progress(steps, "one head left"):
+        others = [(*site.key, head) for head in range(site.heads) if head != kept]
+        without = translations(model, tokenizer, sentences, others)
+        rows.setdefault(" ".join(map(str, site.key)), []).append(change(sentences, baseline, without))
+    return rows
+
+
+def translations(
+    model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], heads: Iterable[Head] = ()
+) -> list[str]:
+    """Return translations with some heads off."""
+    with ht.ablate(model, list(heads)):
+        return ht.translate(model, tokenizer, [sentence.words for sentence in sentences])
+
+
+def change(sentences: Sequence[Sentence], baseline: list[str], without: list[str]) -> list[float]:
+    """Return the change of BLEU and the p of its paired bootstrap."""
+    result = ht.paired_bootstrap(baseline, without, [" ".join(sentence.target) for sentence in sentences])
+    return [round(result.difference, 3), round(result.p, 3)]
+
+
+def markdown(results: dict) -> str:
+    """Return two tables: encoder heads whose removal changes BLEU (p < 0.01), and the best only head of each layer."""
+    lines = ["| head off | BLEU | p |", "|---|---|---|"]
+    lines += [f"| {head} | {change:+.2f} | {p:.3f} |" for head, (change, p) in results["alone"].items() if p < 0.01]
+    lines += ["", "| layer | only head, by validation | BLEU there | test | best of test |", "|---|---|---|---|---|"]
+    for layer, row in results["only"].items():
+        here, there = ([change for change, _ in row[split]] for split in SPLITS)
+        best = here.index(max(here))
+        lines.append(f"| {layer} | {best} | {here[best]:+.2f} | {there[best]:+.2f} | {max(there):+.2f} |")
+    return "\n".join(lines)
+
+
+def main(
+    limit: Annotated[int | None, typer.Option(help="at most so many sentences for each table")] = None,
+    assets: Annotated[Path, typer.Option(help="the folder the tables go to")] = ASSETS,
+    run: Annotated[Path | None, typer.Option(help="folder of finished batches, to go on after a stop")] = None,
+) -> None:
+    """Measure the four tables, print two of them, keep all."""
+    torch.set_num_threads(1)
+    model, tokenizer = ht.load()
+    count = {table: min(n, limit or n) for table, n in SENTENCES.items()}
+    validation, test = ({table: ht.corpus("organism", split, n) for table, n in count.items()} for split in SPLITS)
+
+    scores = ht.ablation(model, batches(validation["ablation"], 25), run=run and run / "ablation")
+    made_from = {"model": model, "split": SPLITS[0], "sentences": count["ablation"], "by": "zero"}
+    ht.save_scores(scores, assets / "ablation.safetensors", made_from)
+    pairs = ht.interaction(model, batches(validation["pairs"], 25), sites=["encoder"], run=run and run / "pairs")
+    by_split = {split: one_head_left(model, tokenizer, sentences["only"])
+                for split, sentences in zip(SPLITS, (validation, test), strict=True)}  # fmt: skip
+    bleu = {}
+    for split, sentences in zip(SPLITS, (validation["only"], test["only"]), strict=True):
+        texts, references = translations(model, tokenizer, sentences), [" ".join(s.target) for s in sentences]
+        bleu[split] = round(ht.paired_bootstrap(texts, texts, references).first, 3)
+    results = {
+        "sentences": count, "bleu": bleu, "alone": one_head_off(model, tokenizer, test["alone"]),
+        "only": {layer: {split: by_split[split][layer] for split in SPLITS} for layer in by_split[SPLITS[0]]},
+        "pairs": {f"{a[1]}.{a[2]} {b[1]}.{b[2]}": round(value, 5)
+                  for a, b, value in pairs[["a", "b", "interaction"]].itertuples(index=False)},
+    }  # fmt: skip
+    write(results, assets / "worth.json")
+    say(markdown(results))
+
+
+if __name__ == "__main__":
+    typer.run(main)

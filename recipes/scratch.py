@@ -1,0 +1,123 @@
+"""Could one train the few heads from scratch? ``python -m recipes.scratch``
+
+Takes runs of the sweep with gates on the encoder, gives a new model as many heads in the same places, and trains it
+from random weights by the organism's recipe, for a third of its steps, as other seeds and sizes were trained: so the
+control, all heads from scratch, is in ``growth.json``. After Voita et al. 2019, table 2. For a fair comparison the
+pruned model is trained on for as many steps. Each training resumes where it stopped. Result: ``scratch.json``.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from torch import nn
+
+import headtools as ht
+from headtools.heads.progress import say
+from headtools.organism.batches import TrainingBatches
+from headtools.organism.shipped import LIVE_GATES, shipped
+from recipes._jobs import side_by_side
+from recipes._results import ASSETS, head_of, name_of, replace_row, update
+from recipes.growth import COMPARED
+from recipes.sweep import SENTENCES, quality, train_gates
+from recipes.train import Recipe, silent, train
+
+FILE = ASSETS / "scratch.json"
+PENALTIES = [0.002, 0.05, 0.5]  # of the sweep's encoder runs: mild, medium and strong sparsity
+
+
+def missing_heads(run: dict, model: nn.Module) -> tuple[str, ...]:
+    """Return the heads that a run of the sweep closed, by name, in the model's order.
+
+    >>> run = {"over": "encoder", "kept": ["encoder 5.1", "encoder 5.2"]}
+    >>> len(missing_heads(run, ht.load()[0]))
+    46
+    """
+    names = [name_of((*site.key, head)) for site in ht.sites(model)[run["over"]] for head in range(site.heads)]
+    return tuple(name for name in names if name not in set(run["kept"]))
+
+
+def train_on(run: dict, folder: Path, steps: int) -> nn.Module:
+    """Return the pruned model of a run of the sweep after ``steps`` more steps in which all weights learn.
+
+    So the pruned model has had as much training with its few heads as the one from scratch. Its gates are trained again
+    first, and then exactly the heads that ship are kept. Batches are those of the organism's size, the rate falls from
+    that of the sweep to 0; ``folder`` holds the checkpoints.
+    """
+    model, _ = ht.load()
+    pruned = train_gates(model, run["over"], run["penalty"], run["seed"], run=folder / "gates").model
+    ht.prune(pruned, [head_of(name) for name in missing_heads(run, model)])
+    learns = [name for name, _ in pruned.named_parameters() if name not in silent(pruned)]
+    return ht.recover(
+        pruned, TrainingBatches(run["seed"]), steps=steps, weights=learns, rate=LIVE_GATES["weight_rate"],
+        seed=run["seed"], run=folder / "on", quiet=True,
+    ).eval()  # fmt: skip
+
+
+def compare(run: dict, folder: Path, recipe: Recipe, sentences: int = SENTENCES) -> dict:
+    """Train a model from scratch with the heads that a run of the sweep kept, beside the pruned model trained on.
+
+    ``of``: over, penalty and seed of the run; ``kept``: its heads. ``pruned``, ``on`` and ``scratch``: ``bleu`` and
+    ``accuracy`` of the model that was pruned (from the sweep), of the same after :func:`train_on` for as many steps,
+    and of the one trained from scratch, each with its 95 % interval.
+    """
+    model, tokenizer = ht.load()
+    new = train(replace(recipe, without=missing_heads(run, model)), folder, progress=False).export().eval()
+    test = ht.corpus("organism", "test", sentences)
+    scratch = quality(new, tokenizer, test)
+    return {
+        "of": {key: run[key] for key in ("over", "penalty", "seed")}, "kept": run["kept"],
+        "pruned": {key: run[key] for key in scratch},
+        "on": quality(train_on(run, folder, recipe.steps), tokenizer, test), "scratch": scratch,
+        "steps": recipe.steps, "seed": recipe.seed, "sentences": sentences,
+    }  # fmt: skip
+
+
+def markdown(rows: list[dict]) -> str:
+    """Return the table of Voita's table 2: heads, pruned, trained on, from scratch."""
+    lines = ["| penalty | heads kept | BLEU pruned | trained on | 95 % | from scratch | 95 % | steps | seed |",
+             "|" + "---|" * 9]  # fmt: skip
+    for row in rows:
+        pruned, on, new = (row[key]["bleu"] for key in ("pruned", "on", "scratch"))
+        lines.append(
+            f"| {row['of']['penalty']:g} | {len(row['kept'])} | {pruned[0]:.1f} "
+            f"| {on[0]:.1f} | {on[1]:.1f}–{on[2]:.1f} | {new[0]:.1f} | {new[1]:.1f}–{new[2]:.1f} "
+            f"| {row['steps']:,} | {row['seed']} |"
+        )
+    return "\n".join(lines)
+
+
+def main(
+    penalty: Annotated[list[float], typer.Option(help="of the sweep's runs")] = PENALTIES,
+    of_seed: Annotated[int, typer.Option(help="of the sweep's runs")] = 0,
+    seed: Annotated[list[int], typer.Option(help="of the training")] = [Recipe.seed],
+    steps: int = COMPARED,
+    limit: Annotated[int, typer.Option(help="test sentences translated")] = SENTENCES,
+    runs: Annotated[Path, typer.Option(help="folder of checkpoints")] = Path("scratch-runs"),
+    jobs: Annotated[int, typer.Option(help="runs at a time, each on one core; -1 for all")] = 1,
+    file: Path = FILE,
+) -> None:
+    """Train for each run of the sweep that was chosen, measure, and keep each row as soon as it is there."""
+    rows = shipped("sweep").query("over == 'encoder' and seed == @of_seed").to_dict("records")
+    chosen = {row["penalty"]: row for row in rows}
+    if unknown := sorted(set(penalty) - chosen.keys()):
+        raise typer.BadParameter(f"the sweep has no run of penalty {unknown[0]:g}; it has {sorted(chosen)}")
+    # whole paths: a worker may be started in another folder
+    arguments = [
+        (chosen[price], runs.resolve() / f"encoder-{price:g}-{of_seed}-steps{steps}-seed{s}",
+         Recipe(seed=s, steps=steps), limit)
+        for s in seed for price in penalty
+    ]  # fmt: skip
+    results = {}
+    for row in side_by_side(compare, arguments, jobs):
+        results = update(file, lambda old, row=row: {"runs": replace_row(old.get("runs", []), row, _order)})
+    say(markdown(results["runs"]))
+
+
+def _order(row: dict) -> tuple:
+    return -len(row["kept"]), row["of"]["penalty"], row["of"]["seed"], row["steps"], row["seed"]
+
+
+if __name__ == "__main__":
+    typer.run(main)

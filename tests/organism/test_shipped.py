@@ -1,0 +1,159 @@
+"""The organism's measured tables: whole, consistent with one another, and points of them measured again."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import headtools as ht
+import recipes
+from headtools.organism import snapshots
+from headtools.organism.batches import batches
+from headtools.organism.evaluate import token_accuracy
+from headtools.organism.shipped import TABLES, heads_with_role, shipped, shipped_ablation
+from recipes import gates, growth, head_importance, orders, scratch, sweep
+
+RECIPES = {path.stem for path in Path(recipes.__file__).parent.glob("*.py") if not path.stem.startswith("_")}
+HEADS = [f"{layer}.{head}" for layer in range(6) for head in range(8)]
+
+
+@pytest.fixture(scope="module")
+def organism():
+    torch.set_num_threads(1)
+    return ht.load()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_table_is_there_and_tells_its_recipe(table):
+    frame = shipped(table)
+    assert len(frame) > 0
+    assert frame.attrs["recipe"] in RECIPES
+
+
+def test_an_unknown_table_is_refused():
+    with pytest.raises(ValueError, match=r"got table 'swep'; expected one of 'sweep', .*write shipped\('sweep'\)"):
+        shipped("swep")
+
+
+def test_sweep():
+    frame, summary = shipped("sweep"), shipped("sweep summary")
+    runs = {(row.over, row.penalty, row.seed) for row in frame.itertuples()}
+    assert runs == {(over, p, s) for over, penalties in sweep.PENALTIES.items() for p in penalties for s in sweep.SEEDS}
+    assert (summary.kept == frame.kept.map(len)).all()
+    assert (summary[["encoder", "decoder", "cross"]].sum(axis=1) == summary.kept).all()
+    assert frame.history.notna().equals(frame.seed == 0)
+    for row in frame.itertuples():
+        n = 48 if row.over == "encoder" else 144
+        assert len(row.log_alpha) == n
+        assert set(row.roles) <= {name.split()[1] for name in row.kept}
+        assert all(low - 0.5 <= score <= high + 0.5 for score, low, high in (row.bleu,))
+
+
+def test_orders():
+    frame = shipped("orders").set_index(["over", "order"])
+    assert set(frame.index) == {(over, name) for over in orders.KINDS for name in orders.names(over)}
+    best = frame.loc[("encoder", "gradient")].bleu[0]
+    for (over, _), row in frame.iterrows():
+        assert row.kept[0] == (144 if over == "all" else 48)
+        assert len(row.kept) == len(row.bleu) == len(row.accuracy) == 11
+        assert row.bleu[0] == best, "with all heads all rankings are one"
+    for over in ("encoder", "all"):
+        random = torch.tensor([[x[0] for x in frame.loc[(over, name)].bleu] for name in orders.RANDOM])
+        for name in ("gradient", "leave one out", "learned"):
+            scores = torch.tensor([x[0] for x in frame.loc[(over, name)].bleu])
+            assert scores[3:6].mean() > random[:, 3:6].max(1).values.mean() + 5, (over, name)
+
+
+def test_scratch_fits_the_sweep():
+    runs = shipped("sweep").set_index(["over", "penalty", "seed"])
+    for row in shipped("scratch").itertuples():
+        run = runs.loc[tuple(row.of.values())]
+        assert row.kept == run.kept
+        assert row.pruned == {"bleu": run.bleu, "accuracy": run.accuracy}
+        assert row.steps == growth.COMPARED
+
+
+def test_growth():
+    assert shipped("snapshots").step.tolist() == snapshots.steps()
+    assert shipped("seeds").seed.tolist() == [1, 2, 3]
+    assert shipped("sizes").heads.tolist() == [4, 8, 16]
+    for part in ("snapshots", "seeds", "sizes"):
+        for entry in shipped(part).itertuples():
+            assert entry.bleu[1] <= entry.bleu[0] <= entry.bleu[2]
+            assert entry.with_role == len(entry.carriers)
+            for role, row in entry.roles.items():
+                assert not row["holds"] or role in entry.carriers[row["head"]]
+            assert entry.curve[0]["accuracy"] == entry.curve[0]["random"] == entry.accuracy
+
+
+def test_gates_keep_a_quarter_of_the_heads_within_two_points():
+    frame = shipped("gates")
+    control = frame[(frame.weights == "encoder") & (frame.penalty == 0)].iloc[0]
+    assert len(control.kept) >= 46
+    assert ((frame.kept.map(len) <= 12) & (frame.bleu >= control.bleu - 2)).any()
+
+
+def test_head_importance(organism):
+    assert shipped("one head off")["head"].tolist() == HEADS
+    pairs = shipped("pairs")
+    assert list(zip(pairs.a, pairs.b, strict=True)) == [(a, b) for i, a in enumerate(HEADS) for b in HEADS[i + 1 :]]
+    left = shipped("one head left")
+    assert (left.groupby(["layer", "split"]).size() == 8).all()
+    assert len(left) == 18 * 2 * 8
+    scores = shipped_ablation(organism[0])
+    assert len(scores) == 144
+    with pytest.raises(ValueError, match="other heads"):
+        shipped_ablation(organism[0].get_encoder())
+
+
+def test_latency_and_merging():
+    timed = shipped("latency")
+    assert set(timed.model) == {"organism", "Transformer-base"}
+    assert (timed.low <= timed.high).all()
+    assert timed.ideal.between(0, 1).all()
+    for entry in shipped("merging").itertuples():
+        assert [point["gone"] for point in entry.points] == [round(entry.heads * share) for share in (0.25, 0.5, 0.75)]
+
+
+# --- points measured again --------------------------------------------------------------------------------------------
+
+
+def test_an_ablation_and_a_pair_again(organism):
+    model, _ = organism
+    validation = ht.corpus("organism", "validation", head_importance.SENTENCES["ablation"])
+    found = ht.ablation(model, batches(validation, 25), sites=[("encoder", 5)], quiet=True)
+    assert torch.allclose(found.values["encoder", 5], shipped_ablation().values["encoder", 5], atol=1e-3, rtol=1e-3)
+    pairs = shipped("pairs")
+    top = pairs.loc[pairs.interaction.idxmax()]
+    a, b = (("encoder", *map(int, head.split("."))) for head in (top.a, top.b))
+    row = ht.interaction(model, batches(validation, 25), [(a, b)], quiet=True).iloc[0]
+    assert row.interaction == pytest.approx(top.interaction, abs=2e-3)
+
+
+def test_a_pruning_curve_again(organism):
+    """The gradient's ranking of the encoder, with 60 of the 200 sentences and half of the heads off."""
+    model, _ = organism
+    shipped_row = shipped("orders").set_index(["over", "order"]).loc[("encoder", "gradient")]
+    heads = orders.ranking("gradient", model, ht.corpus("organism", "validation", 60), "encoder")[:24]
+    assert len({tuple(head) for head in shipped_row["first"]} & set(heads)) >= 8
+    with ht.ablate(model, heads):
+        right = token_accuracy(model, ht.corpus("organism", "test", 100)).mean().item()
+    assert right == pytest.approx(shipped_row.accuracy[5][0], abs=0.05)
+
+
+def test_the_encoder_curve_again(organism):
+    rows = {row.kept: row for row in shipped("encoder curve").itertuples()}
+    assert rows[24].accuracy > rows[48].accuracy - 0.01, "half of the heads go for nothing"
+    sentences = [ht.corpus("organism", split, 60) for split in ("validation", "test")]
+    for point in gates.encoder_curve(organism[0], *sentences):
+        if point["kept"] in (48, 36, 24, 0):
+            assert point["accuracy"] == pytest.approx(rows[point["kept"]].accuracy, abs=0.06)
+
+
+def test_learned_ranking_cuts_what_the_sweep_cut(organism):
+    run = shipped("sweep").query("over == 'encoder' and penalty == 0.05 and seed == 0").iloc[0]
+    cut = orders.ranking("learned", organism[0], [], "encoder")[: 48 - len(run.kept)]
+    assert not {f"{kind} {layer}.{head}" for kind, layer, head in cut} & set(run.kept)
+    names = scratch.missing_heads({"over": "encoder", "kept": run.kept}, organism[0])
+    assert len(names) == 48 - len(run.kept)
+    assert heads_with_role() & {name.split()[1] for name in run.kept}
