@@ -1,0 +1,105 @@
+"""A progress bar that is gone when the work is done, so that nothing of it stays in a saved notebook."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sized
+from contextvars import ContextVar
+from typing import Any
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def progress(items: Sized, label: str) -> Iterator[Any]:
+    """Go through ``items`` and show how far the work has come; the bar vanishes at the end, also after an error.
+
+    items: what to go through, of known length; label: what is being done, for people and for screen readers
+
+    In a notebook everything that the cell has shown so far vanishes with the bar, so print after the loop. Elsewhere
+    tqdm draws the bar. Raises TypeError for items without a length and ValueError for an empty label.
+
+    >>> [letter for letter in progress("abc", "spelling")]
+    ['a', 'b', 'c']
+    """
+    if not isinstance(items, Sized):
+        kind = type(items).__name__
+        raise TypeError(f"progress needs items whose number is known, got {kind}: progress(list(items), {label!r})")
+    if not label.strip():
+        raise ValueError("say what is being done: progress(items, 'switching heads off')")
+    return _each(items, label)
+
+
+def _each(items: Any, label: str) -> Iterator[Any]:
+    with Bar(len(items), label) as bar:
+        for item in items:
+            yield item
+            bar.advance()
+
+
+class Bar:
+    """A bar of ``total`` steps: a widget in a notebook, tqdm elsewhere, nothing where ``show`` is false."""
+
+    def __init__(self, total: int, label: str, show: bool = True) -> None:
+        self.total, self.label, self.show = total, label, show
+        self.done = 0
+
+    def __enter__(self) -> Bar:
+        self._widget = self._tqdm = None
+        if self.show and _has_kernel():
+            from IPython.display import display
+            from ipywidgets import IntProgress
+
+            style = {"description_width": "initial"}
+            self._widget = IntProgress(value=0, max=self.total, description=self.label, style=style)
+            bundle = self._widget._repr_mimebundle_()
+            # Without the widget's plain text: a comparison of outputs leaves widgets out, but would miss the text.
+            display({VIEW: (bundle[0] if isinstance(bundle, tuple) else bundle)[VIEW]}, raw=True)
+        elif self.show:
+            from tqdm import tqdm
+
+            self._tqdm = tqdm(total=self.total, desc=self.label, leave=False)
+        self._outer = _BAR.set(self)
+        return self
+
+    def advance(self, steps: int = 1) -> None:
+        """Go on by some steps."""
+        self.done += steps
+        if self._widget is not None:
+            self._widget.value = self.done
+        if self._tqdm is not None:
+            self._tqdm.update(steps)
+
+    def __exit__(self, *_: object) -> None:
+        _BAR.reset(self._outer)
+        if self._tqdm is not None:
+            self._tqdm.close()
+        if self._widget is not None:
+            from IPython.display import clear_output
+
+            self._widget.close()
+            clear_output()
+
+
+_BAR: ContextVar[Bar | None] = ContextVar("headtools_bar", default=None)
+
+
+def advance(steps: int = 1) -> None:
+    """Move the bar of the measure that is being run, from inside it; where there is none, nothing happens."""
+    bar = _BAR.get()
+    if bar is not None:
+        bar.advance(steps)
+
+
+def say(text: str) -> None:
+    """Print, with a question mark for what the terminal's letters have no sign for: old ones of Windows have few.
+
+    >>> say("the lesser heads")
+    the lesser heads
+    """
+    letters = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(letters, "replace").decode(letters))
+
+
+def _has_kernel() -> bool:
+    ipython = sys.modules.get("IPython")  # not imported: who trains from a script needs no IPython
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
