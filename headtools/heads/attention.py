@@ -131,7 +131,9 @@ def _eager(
     if own is None:
         name = type(module).__name__
         raise ValueError(f"{name}: its file has no eager_attention_forward, so no maps can be recorded")
-    return _run(own, module, query, key, value, _additive(attention_mask, query.dtype), kwargs, shows_maps=True)
+    if own.__module__.startswith("transformers."):  # which adds its masks; attention written by others knows its own
+        attention_mask = _additive(attention_mask, query.dtype)
+    return _run(own, module, query, key, value, attention_mask, kwargs, shows_maps=True)
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
