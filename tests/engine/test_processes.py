@@ -7,8 +7,7 @@ import pytest
 import torch
 from processes import ended, needs_forks, start, together
 
-import headtools as ht
-from headtools._engine.processes import ElsewhereError, Process, current, launched
+from headtools._engine.processes import ElsewhereError, Process, current, launched, sharded
 from headtools._engine.run import run
 from headtools._engine.store import Store
 
@@ -35,7 +34,7 @@ def test_without_a_launcher_nothing_happens(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "accelerate", None)
     assert launched() == 0
-    with ht.sharded() as process:
+    with sharded() as process:
         assert (process.index, process.count, process.main, process.device.type) == (0, 1, True, "cpu")
         assert process.gather(lambda: 3) == [3]
         process.assert_same("this", "batches")
@@ -46,7 +45,7 @@ def test_three_processes_share_the_batches_and_all_get_the_result(tmp_path):
     needs_forks()
 
     def inside():
-        with ht.sharded() as process:
+        with sharded() as process:
             measure = Sums()
             return run(measure, MODEL, BATCHES), measure.measured, process.main, current().count
         return None
@@ -65,7 +64,7 @@ def test_what_one_process_has_finished_two_go_on_with(tmp_path):
         (tmp_path / f"{number:06d}.safetensors").unlink()
 
     def inside():
-        with ht.sharded():
+        with sharded():
             measure = Sums()
             return run(measure, MODEL, BATCHES, checkpoint=tmp_path), measure.measured
         return None
@@ -86,7 +85,7 @@ def test_a_process_that_fails_ends_the_others():
             return super().per_batch(batch)
 
     def inside():
-        with ht.sharded():
+        with sharded():
             run(Fails(), MODEL, BATCHES)
 
     (_, first), (_, second) = ended(start(2, inside))
@@ -98,7 +97,7 @@ def test_other_batches_or_models_are_refused_everywhere():
     needs_forks()
 
     def inside():
-        with ht.sharded() as process:
+        with sharded() as process:
             run(Sums(), MODEL, BATCHES[: 4 + process.index])
 
     assert all("the 2 processes have different models or batches" in error for _, error in ended(start(2, inside)))
@@ -208,7 +207,7 @@ def test_where_processes_work(monkeypatch, card, use_cpu, cpu):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: card and torch.device(card))
     if use_cpu is not None:
         monkeypatch.setenv("ACCELERATE_USE_CPU", use_cpu)
-    with ht.sharded() as process:
+    with sharded() as process:
         assert (process.index, process.count) == (1, 2)
         assert process.device == torch.device("cpu" if cpu else f"{card}:1")
         assert current() is process
@@ -220,7 +219,7 @@ def test_where_processes_work(monkeypatch, card, use_cpu, cpu):
 def test_one_that_was_launched_alone_waits_for_nobody(monkeypatch):
     state = State(monkeypatch, 1, "cpu:0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with ht.sharded() as process:
+    with sharded() as process:
         assert (process.count, process.device) == (1, torch.device("cpu"))
     assert list(state.asked) == ["cpu"], "no time limit where there are no others"
 
@@ -229,7 +228,7 @@ def test_processes_that_do_not_find_each_other(monkeypatch):
     State(monkeypatch, 1)
     with (
         pytest.raises(RuntimeError, match=r"2 processes were started and 1 found each other.*--multi_gpu"),
-        ht.sharded(),
+        sharded(),
     ):
         pass
     assert current().count == 1
@@ -238,5 +237,5 @@ def test_processes_that_do_not_find_each_other(monkeypatch):
 def test_a_launcher_without_accelerate(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(RuntimeError, match=r'started 2 processes.*pip install "headtools\[scale\]"'), ht.sharded():
+    with pytest.raises(RuntimeError, match=r'started 2 processes.*pip install "headtools\[scale\]"'), sharded():
         pass
