@@ -7,7 +7,7 @@ import headtools as ht
 
 from .batches import random_ids
 from .reference import assert_same_state, naive_gates, some_heads, state, watch
-from .zoo import ALL, BUILDERS, error, run, valid, zoo_model
+from .zoo import BUILDERS, PADDED, error, run, valid, zoo_model
 
 
 def real_outputs(model, sites, name, batches):
@@ -26,8 +26,7 @@ def real_outputs(model, sites, name, batches):
     return {key: torch.cat(pool) for key, pool in pools.items()}
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("name", "side"), PADDED)
 def test_mean_ablation_equals_the_mean_by_hand(name, side):
     model, batch = zoo_model(name)
     _, reference = zoo_model(name, side)

@@ -9,13 +9,12 @@ import headtools as ht
 from headtools.heads.even import check_even, even_mask
 
 from .reference import some_heads, untouched, watch
-from .zoo import BUILDERS, INTERFACE, _spread, error, fresh, run, valid, zoo_model
+from .zoo import BUILDERS, INTERFACE, PADDED, _spread, error, fresh, run, valid, zoo_model
 
 EVEN = tuple(name for name in INTERFACE if name != "gpt_oss")
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", EVEN)
+@pytest.mark.parametrize(("name", "side"), [(name, side) for name, side in PADDED if name in EVEN])
 def test_chosen_heads_look_evenly_at_all_they_may_see(name, side):
     model, batch = zoo_model(name, side)
     sites = list(ht.sites(model))

@@ -17,7 +17,7 @@ from .reference import (
     watch,
     zero_columns,
 )
-from .zoo import ALL, error, fresh, run, valid, zoo_model
+from .zoo import ALL, MECHANISMS, PADDED, error, fresh, run, valid, zoo_model
 
 SIDES = ("right", "left")
 CLOSE = 1e-5
@@ -30,8 +30,7 @@ def lengths(sites, model, batch):
     return {key: calls[0][0].shape[1] for key, calls in seen.items()}
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("name", "side"), PADDED)
 def test_gates_of_one_change_no_bit(name, side):
     model, batch = zoo_model(name, side)
     sites = ht.sites(model)
@@ -41,8 +40,7 @@ def test_gates_of_one_change_no_bit(name, side):
     assert torch.equal(gated, plain)
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("name", "side"), PADDED)
 def test_gates_of_zero_equal_zeroed_columns(name, side):
     model, batch = fresh(name, side)
     sites = ht.sites(model)
@@ -60,7 +58,7 @@ def test_gates_of_zero_equal_zeroed_columns(name, side):
     assert error(valid(name, plain, batch), valid(name, gated, batch)) > 1e-3, "the test cannot see a gate here"
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_every_site_is_gated_on_its_own(name):
     """One head of one site at a time: the right columns, and no other site's."""
     model, batch = zoo_model(name)
@@ -75,7 +73,7 @@ def test_every_site_is_gated_on_its_own(name):
         assert torch.equal(gated, naive)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_a_gate_per_example_and_per_token(name):
     model, batch = zoo_model(name)
     sites = ht.sites(model)
@@ -109,7 +107,7 @@ def test_gates_of_one_example_leave_the_others_alone(name):
     assert error(gated[1], plain[1]) > 1e-3
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_the_context_gives_the_model_back(name):
     model, batch = zoo_model(name)
     sites = ht.sites(model)
@@ -121,7 +119,7 @@ def test_the_context_gives_the_model_back(name):
     assert not torch.equal(inside, plain)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_the_context_gives_the_model_back_after_an_exception(name):
     model, batch = zoo_model(name)
     sites = ht.sites(model)

@@ -287,6 +287,12 @@ LEGACY = ("bloom", "gptj", "deberta_v2", "fsmt")
 REFUSED = ("xlnet",)
 INTERFACE = tuple(name for name in BUILDERS if name not in LEGACY + REFUSED)
 ALL = INTERFACE + LEGACY
+# One architecture for each way of attending: bidirectional, fused Conv1D, grouped queries, shared position bias, cross
+# attention, sinks, one layer called several times, no AttentionInterface.
+MECHANISMS = ("bert", "gpt2", "llama", "t5", "marian", "gpt_oss", "albert", "bloom")
+# Padding on the right for every architecture, on the left for those that tell positions in different ways.
+LEFT = ("bert", "gpt2", "llama", "opt", "t5", "bloom")
+PADDED = [(name, "right") for name in ALL] + [(name, "left") for name in LEFT]
 TEXT_ONLY = tuple(name for name in ALL if BUILDERS[name][1] in ("text", "causal", "seq2seq"))
 
 
