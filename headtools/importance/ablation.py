@@ -26,6 +26,7 @@ def ablation(
     seed: int = 0,
     run: str | Path | None = None,
     quiet: bool = False,
+    over: str = "example",
 ) -> HeadScores:
     """Return how much the loss rises without each head: the mean over examples of loss without it minus loss with it.
 
@@ -42,13 +43,17 @@ def ablation(
       ``batch``, cannot be taken of copies: heads then go one by one.
     - ``run``: a folder in which the numbers of every batch are kept; the same call goes on from there.
     - ``quiet``: no progress bar.
+    - ``over``: "example", or "batch" for a loss that couples examples, such as a contrastive one, which compares each
+      with all others: the rise of the batch's loss (the mean of what ``loss`` returns, or the one number that it
+      returns) with a head off for all examples alike. A row is then a batch, all weigh the same, bounds are by
+      bootstrap over batches, and batches are not copied. The number depends on how examples were put together.
 
     Exact, like a loop over heads with ``ablate``, in half of its time: what comes before a head is computed once a
     batch and kept, so a batch's activations must fit in memory. The model is run without dropout and left as it was.
 
-    Raises ``ValueError`` for an unknown ``by``, a loss of another shape or NaN, sites that no batch reaches, and a
-    ``run`` of something else; as ``label_loss`` and ``ablate`` do; ``KeyError`` for unknown sites, ``RuntimeError`` for
-    a compiled model.
+    Raises ``ValueError`` for an unknown ``by``, a loss of another shape or NaN, one of an example that depends on other
+    examples (looked for once, in the first batch of several), sites that no batch reaches, and a ``run`` of something
+    else; as ``label_loss`` and ``ablate`` do; ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM
@@ -58,8 +63,9 @@ def ablation(
     >>> scores.name, len(scores), scores.values["encoder", 1].shape
     ('ablation', 8, torch.Size([4]))
     """
-    rows = ablation_losses(model, batches, loss, by, sites, max_rows, reference, seed, run, quiet)
-    return scored(rows, "ablation" if by == "zero" else f"ablation by {by}")
+    rows = ablation_losses(model, batches, loss, by, sites, max_rows, reference, seed, run, quiet, over)
+    name = "ablation" if over == "example" else "ablation per batch"
+    return scored(rows, name if by == "zero" else f"{name} by {by}")
 
 
 def ablation_losses(
@@ -73,11 +79,13 @@ def ablation_losses(
     seed: int = 0,
     run: str | Path | None = None,
     quiet: bool = False,
+    over: str = "example",
 ) -> dict[tuple, Tensor]:
     """Return how much every example's loss rises without each head: {(kind, layer): (n, H) float64 tensor}.
 
-    Examples come in the order of the batches. ``ablation`` is their mean; here they are for whoever wants their spread,
-    their correlations or a paired comparison. Arguments and errors are those of ``ablation``.
+    Examples come in the order of the batches; with ``over="batch"`` rows are batches. ``ablation`` is their mean; here
+    they are for whoever wants their spread, their correlations or a paired comparison. Arguments and errors are those
+    of ``ablation``.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM
@@ -89,7 +97,7 @@ def ablation_losses(
     """
     chosen = chosen_sites(model, sites)
     variants = [{site: [head]} for site in chosen for head in range(site.heads)]
-    rises = rises_without(model, batches, variants, How(loss, by, max_rows, reference, seed, run, quiet))
+    rises = rises_without(model, batches, variants, How(loss, by, max_rows, reference, seed, run, quiet, over))
     return by_site(rises, chosen)
 
 

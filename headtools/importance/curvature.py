@@ -23,12 +23,14 @@ def curvature(
     pairs: Sequence[tuple[Head, Head]],
     loss: Loss | None = None,
     quiet: bool = True,
+    over: str = "example",
 ) -> Tensor:
     """Return d2L / dgate_a dgate_b at gates of 1 for every example and pair: (n, len(pairs)) float64, on the CPU.
 
     Exact, by differentiating twice: one pass back for all heads together and one for each different first head of a
     pair. Fused attention knows no second derivative, so torch's plain one is taken; the numbers are the same. To second
     order, the interaction of two heads is this number. Kinks have no part in it: a model with ReLUs bends at them, too.
+    With ``over="batch"`` rows are batches, and gates those of all their examples.
 
     Raises ``ValueError`` where the loss depends on no head of the pairs, and for a loss of another shape or NaN.
 
@@ -40,14 +42,17 @@ def curvature(
     torch.Size([2, 1])
     """
     batches = list(each_batch(model, batches))
-    return torch.cat([_of_batch(model, batch, pairs, loss)
+    return torch.cat([_of_batch(model, batch, pairs, loss, over)
                       for batch in (batches if quiet else progress(batches, "differentiating twice"))])  # fmt: skip
 
 
-def _of_batch(model: nn.Module, batch: Mapping, pairs: Sequence[tuple[Head, Head]], loss: Loss | None) -> Tensor:
+def _of_batch(
+    model: nn.Module, batch: Mapping, pairs: Sequence[tuple[Head, Head]], loss: Loss | None, over: str
+) -> Tensor:
     found = sites(model)
     with torch.no_grad(), frozen(model):
-        rows = len(each_loss(model, batch, loss))
+        rows = len(each_loss(model, batch, loss, over=over))
+    gates_of = (rows,) if over == "example" else ()  # one for each example, or one for all
     with ExitStack() as stack:
         for context in (frozen(model), torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH)):
             stack.enter_context(context)
@@ -55,23 +60,23 @@ def _of_batch(model: nn.Module, batch: Mapping, pairs: Sequence[tuple[Head, Head
         weight = next(model.parameters())
         wide = torch.promote_types(weight.dtype, torch.float32)
         values = {
-            key: torch.ones(rows, found[key].heads, device=weight.device, dtype=wide, requires_grad=True)
+            key: torch.ones(*gates_of, found[key].heads, device=weight.device, dtype=wide, requires_grad=True)
             for key in keys
         }
         stack.enter_context(gates(model, values))
-        total = each_loss(model, batch, loss).sum()
+        total = each_loss(model, batch, loss, over=over).sum()
         if not total.requires_grad:
             raise ValueError("the loss depends on no head of the pairs: compute it from the outputs, with gradients on")
         slopes = dict(zip(keys, _slopes(total, list(values.values()), keep=True), strict=True))
         second = torch.zeros(rows, len(pairs), dtype=torch.float64)
         for first in dict.fromkeys(pair[0] for pair in pairs):
-            slope = slopes[first[:-1]][:, first[-1]]
+            slope = slopes[first[:-1]][..., first[-1]]
             if not slope.requires_grad:  # the loss is linear in this gate
                 continue
             bends = dict(zip(keys, _slopes(slope.sum(), list(values.values())), strict=True))
             for column, (a, b) in enumerate(pairs):
                 if a == first:
-                    second[:, column] = bends[b[:-1]][:, b[-1]].detach().cpu()
+                    second[:, column] = bends[b[:-1]][..., b[-1]].detach().cpu()
     return second
 
 

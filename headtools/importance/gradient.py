@@ -23,6 +23,7 @@ from headtools.heads.selection import holding
 from headtools.heads.sites import Site
 from headtools.heads.tokens import real_tokens
 from headtools.importance.by_batch import by_batch, refuse_idle
+from headtools.importance.coupling import check_over, refuse_coupled_slopes, trial_weights
 from headtools.importance.inputs import chosen_sites, frozen
 from headtools.importance.intervals import of_normalised, of_ratio, scored
 from headtools.importance.loss import Loss, each_loss
@@ -52,9 +53,10 @@ def gradient(
     - ``"example"``: the slope of one example's loss (Michel et al. 2019, arXiv:1905.10650, eq. 2);
     - ``"position"``: what one token's output adds to it; their mean over the tokens that are no padding. So the
       authors' code has it. Never smaller than the sum within an example, and another order of heads;
-    - ``"batch"``: the slope of a batch's mean loss; the mean over batches, bounded by bootstrap over batches. Slopes of
-      different sign cancel, so the number depends on how the examples were put together: a common mistake, here to be
-      shown.
+    - ``"batch"``: the slope of a batch's loss (the mean of what ``loss`` returns, or the one number that it returns) by
+      gates of all its examples at once; the mean over batches, bounded by bootstrap over batches. For losses that
+      couple examples, such as contrastive ones, it is what there is. For others it is a common mistake, here to be
+      shown: slopes of different sign cancel, so the number depends on how the examples were put together.
 
     ``signed`` takes no absolute value: a positive mean slope says that the loss would fall with less of the head.
     ``normalise="layer"`` divides by the root of the sum of squares of the layer's heads (their section 4.1).
@@ -63,9 +65,10 @@ def gradient(
 
     The model is run without dropout and is left bit for bit as it was. Inside ``ablate`` a head that is off scores 0.
 
-    Raises ``ValueError`` for an unknown option, a loss of another shape or that depends on no head, rows that are not
-    examples, NaN, a ``run`` of something else, and as ``label_loss`` does; ``KeyError`` for unknown sites,
-    ``RuntimeError`` for a compiled model.
+    Raises ``ValueError`` for an unknown option, a loss of another shape or that depends on no head, one of an example
+    that depends on other examples (looked for once, in the first batch of several), rows that are not examples, NaN, a
+    ``run`` of something else, and as ``label_loss`` does; ``KeyError`` for unknown sites, ``RuntimeError`` for a
+    compiled model.
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -80,10 +83,10 @@ def gradient(
         raise ValueError(f'without absolute values all means are one: write signed=True without over="{over}"')
     slopes: dict[tuple, list[Tensor]] = {}
     counts: dict[tuple, list[Tensor]] = {}
-    for found in _slopes(model, batches, loss, sites, over == "position", run):
+    for found in _slopes(model, batches, loss, sites, over, run):
         for key, (slope, tokens) in found.items():
-            if over == "batch":
-                slope = slope.mean(0, keepdim=True)
+            if over == "batch":  # one row by now, unless the loss is that of labels
+                slope, tokens = slope.mean(0, keepdim=True), tokens[:1]
             slopes.setdefault(key, []).append(slope if signed else slope.abs())
             counts.setdefault(key, []).append(tokens)
     rows = {key: torch.cat(parts) for key, parts in slopes.items()}
@@ -101,12 +104,13 @@ def gate_gradients(
     loss: Loss | None = None,
     sites: Iterable[str | tuple] | str | None = None,
     run: str | Path | None = None,
+    over: str = "example",
 ) -> dict[tuple, Tensor]:
     """Return dL/dgate of every example and head, with its sign: {(kind, layer): (n, H) tensor}, on the CPU.
 
-    Examples come in the order of the batches. ``gradient`` is the mean of their absolute values; here they are for
-    whoever wants their spread, their correlations or a paired comparison. Arguments and errors are those of
-    ``gradient``.
+    Examples come in the order of the batches; with ``over="batch"`` rows are batches. ``gradient`` is the mean of their
+    absolute values; here they are for whoever wants their spread, their correlations or a paired comparison. Arguments
+    and errors are those of ``gradient``.
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -115,26 +119,34 @@ def gate_gradients(
     ...                                                    sites=[("encoder", 1)]).items()}
     {('encoder', 1): torch.Size([2, 4])}
     """
+    check_over(over)
     parts: dict[tuple, list[Tensor]] = {}
-    for found in _slopes(model, batches, loss, sites, False, run):
+    for found in _slopes(model, batches, loss, sites, over, run):
         for key, (slope, _) in found.items():
-            parts.setdefault(key, []).append(slope)
+            parts.setdefault(key, []).append(slope.mean(0, keepdim=True) if over == "batch" else slope)
     return {key: torch.cat(some) for key, some in parts.items()}
 
 
 def _slopes(
-    model: nn.Module, batches: Mapping | Iterable[Mapping], loss: Loss | None, only: object, by_token: bool,
+    model: nn.Module, batches: Mapping | Iterable[Mapping], loss: Loss | None, only: object, over: str,
     run: str | Path | None,
 ) -> Iterator[dict[tuple, tuple[Tensor, Tensor]]]:  # fmt: skip
     """Give, batch by batch, {key: (slopes (B, H), tokens (B,))} of every chosen site.
 
-    ``by_token`` adds absolute values of the tokens that are no padding, and says how many those are; otherwise slopes
-    keep their sign and tokens count as one.
+    Over positions, absolute values of the tokens that are no padding are added, and ``tokens`` says how many those are;
+    otherwise slopes keep their sign and tokens count as one. Over the batch there is one row; where the loss is that of
+    labels, which couples no examples, one for each of them.
     """
-    chosen = chosen_sites(model, only)
+    chosen, by_token = chosen_sites(model, only), over == "position"
+    over = "example" if loss is None and over == "batch" else over
+    checked = loss is None or over == "batch"
 
     def measure(batch: dict) -> dict[str, Tensor]:
-        products, each = _products(model, batch, loss, chosen, by_token)
+        nonlocal checked
+        products, each = _products(model, batch, loss, chosen, over, not checked)
+        checked = checked or len(each) > 1
+        if over == "batch":  # a gate of all examples
+            products = {key: product.sum(0, keepdim=True) for key, product in products.items()}
         found = {"losses": each, "reached": torch.tensor([site.key in products for site in chosen])}
         for place, site in enumerate(chosen):
             slope, tokens = _of_site(model, site, batch, products.get(site.key), len(each), by_token)
@@ -142,7 +154,7 @@ def _slopes(
         return found
 
     settings = {"what": "gradient", "sites": digest([site.key for site in chosen]), "loss": name_of(loss),
-                "by_token": by_token}  # fmt: skip
+                "by_token": by_token, **({"over": over} if over == "batch" else {})}  # fmt: skip
     found = by_batch(model, batches, measure, run, settings)
     refuse_idle(found, chosen, "the loss does not depend on {} in any batch (check the loss and the batches)")
     for part in found:
@@ -170,21 +182,51 @@ def _of_site(
 
 
 def _products(
-    model: nn.Module, batch: dict, loss: Loss | None, chosen: list[Site], by_token: bool
+    model: nn.Module, batch: dict, loss: Loss | None, chosen: list[Site], over: str, check: bool
 ) -> tuple[dict[tuple, Tensor], Tensor]:
-    """Return <z, dL/dz> of one batch at each site, (B, H) or by token (B, T, H), and the losses (B,), on the CPU."""
+    """Return <z, dL/dz> of one batch at each site, (B, H) or by token (B, T, H), and the losses (B,), on the CPU.
+
+    ``check`` makes sure that each example's loss is its own.
+    """
     products: dict[tuple, Tensor] = {}
-    tapped: list[Tensor] = []
+    tapped: list[tuple[Site, Tensor]] = []
     with ExitStack() as stack:
         for context in (frozen(model), torch.inference_mode(False), torch.enable_grad()):
             stack.enter_context(context)
         stack.enter_context(holding(model, "gradient()", chosen))
         for site in chosen:
-            stack.callback(on_input(site.out, _tap(site, products, tapped, by_token)).remove)
-        return products, _backward(model, batch, loss, tapped)
+            stack.callback(on_input(site.out, _tap(site, products, tapped, over == "position")).remove)
+        each = each_loss(model, batch, loss, over=over)
+        if not each.requires_grad or not tapped:
+            raise ValueError(
+                "the loss does not depend on any chosen head: compute it from the outputs, with gradients on"
+            )
+        weighted = _weighted(each, tapped) if check else {}
+        products.clear()  # of the pass that looked
+        every = [z for _, z in tapped]
+        found = torch.autograd.grad(each.sum(), every, allow_unused=True)  # of the sum: each example keeps its own
+        for z, slope in zip(every, found, strict=True):
+            if id(z) in weighted:
+                refuse_coupled_slopes(slope, weighted[id(z)], trial_weights(each))
+        return products, each.detach().cpu().double()
 
 
-def _tap(site: Site, products: dict[tuple, Tensor], tapped: list[Tensor], by_token: bool) -> Callable:
+def _weighted(each: Tensor, tapped: list[tuple[Site, Tensor]]) -> dict[int, Tensor]:
+    """Return gradients of the weighted losses by the last z of every stack, {id(z): gradient}; the graph stays.
+
+    From there it is not far to the loss. Where that does not depend on any of them, those of every kind are taken.
+    """
+    total = (each * trial_weights(each)).sum()
+    for part in (lambda site: site.stack, lambda site: (site.stack, site.kind)):
+        last = list({part(site): z for site, z in tapped}.values())
+        slopes = torch.autograd.grad(total, last, retain_graph=True, allow_unused=True)
+        found = {id(z): slope for z, slope in zip(last, slopes, strict=True) if slope is not None}
+        if found:
+            break
+    return found
+
+
+def _tap(site: Site, products: dict[tuple, Tensor], tapped: list[tuple[Site, Tensor]], by_token: bool) -> Callable:
     """Return a hook for the output projection that keeps <z, dL/dz> when the backward pass comes by.
 
     Every z goes to ``tapped``, where the pass may end: whether something below needs a gradient (embeddings of a model
@@ -195,7 +237,7 @@ def _tap(site: Site, products: dict[tuple, Tensor], tapped: list[Tensor], by_tok
         z = site.split(read)
         if not z.requires_grad:
             z = z.detach().requires_grad_()
-        tapped.append(z)
+        tapped.append((site, z))
         value = z.detach()  # not z itself: a tensor whose hook holds it would never be freed
 
         def keep(slope: Tensor) -> None:
@@ -210,12 +252,3 @@ def _tap(site: Site, products: dict[tuple, Tensor], tapped: list[Tensor], by_tok
         return site.join(z)
 
     return hook
-
-
-def _backward(model: nn.Module, batch: dict, loss: Loss | None, tapped: list[Tensor]) -> Tensor:
-    """Run the model and differentiate the sum of the losses, so that each example keeps its own; return the losses."""
-    each = each_loss(model, batch, loss)
-    if not each.requires_grad or not tapped:
-        raise ValueError("the loss does not depend on any chosen head: compute it from the outputs, with gradients on")
-    torch.autograd.grad(each.sum(), tapped, allow_unused=True)
-    return each.detach().cpu().double()

@@ -36,6 +36,7 @@ def keep_one(
     seed: int = 0,
     run: str | Path | None = None,
     quiet: bool = False,
+    over: str = "example",
 ) -> HeadScores:
     """Return what changes when each head is the only one left in its layer, all other layers being whole.
 
@@ -65,7 +66,7 @@ def keep_one(
         many = [number for number, variant in enumerate(variants) if next(iter(variant.values()))]
         if not many:
             raise ValueError("every layer has one head only: there is nothing to switch off")
-        how = How(loss, by, max_rows, reference, seed, run, quiet)
+        how = How(loss, by, max_rows, reference, seed, run, quiet, over)
         found = rises_without(model, batches, [variants[number] for number in many], how)
         rises = found.new_zeros(len(found), len(variants))
         rises[:, many] = found

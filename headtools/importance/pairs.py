@@ -38,6 +38,7 @@ def interaction(
     seed: int = 0,
     run: str | Path | None = None,
     quiet: bool = False,
+    over: str = "example",
 ) -> pd.DataFrame:
     """Return a frame with a row for each pair of heads: what they cost alone, together, and how far that is from a sum.
 
@@ -75,7 +76,7 @@ def interaction(
     batches = [batches] if isinstance(batches, Mapping) else list(batches)  # gone through twice
     heads = list(dict.fromkeys(head for pair in named for head in pair))
     variants = [_variant(chosen, [head]) for head in heads] + [_variant(chosen, pair) for pair in named]
-    rises = rises_without(model, batches, variants, How(loss, by, max_rows, reference, seed, run, quiet))
+    rises = rises_without(model, batches, variants, How(loss, by, max_rows, reference, seed, run, quiet, over))
     place = {head: number for number, head in enumerate(heads)}
     alone_a, alone_b = (rises[:, [place[pair[side]] for pair in named]] for side in (0, 1))
     both = rises[:, len(heads) :]
@@ -86,7 +87,7 @@ def interaction(
     columns = [a, b, *means, low, high, [len(each)] * len(named)]
     frame = pd.DataFrame(dict(zip(COLUMNS, columns, strict=True)))
     if predict:
-        second = curvature(model, batches, named, loss, quiet)
+        second = curvature(model, batches, named, loss, quiet, over)
         frame["predicted"] = second.mean(0).tolist()
         frame["predicted_low"], frame["predicted_high"] = _bounds(second)
     return frame

@@ -16,6 +16,7 @@ from headtools.heads.progress import progress
 from headtools.heads.replacement import check_by, pools_of
 from headtools.heads.shards import current, outline
 from headtools.importance.by_batch import refuse_idle
+from headtools.importance.coupling import check_over
 from headtools.importance.inputs import each_batch, frozen
 from headtools.importance.loss import Loss
 from headtools.importance.suffix import Runs, Variant, losses
@@ -34,16 +35,20 @@ class How:
     seed: int = 0
     run: str | Path | None = None
     quiet: bool = False
+    over: str = "example"
 
 
 def rises_without(model: nn.Module, batches: Batches, variants: Sequence[Variant], how: How) -> Tensor:
     """Return how much every example's loss rises without some heads: (n, len(variants)), float64, on the CPU.
+
+    With ``over="batch"`` the loss of every batch, which is then one row.
 
     A variant names the heads that are off together, {site: [head, ...]}. A batch that does not come by a site has
     rises of 0 there. Errors are those of ``ablation``.
     """
     if how.max_rows < 1:
         raise ValueError(f"max_rows must be 1 or more, got {how.max_rows}: 64 rows at once is a good number")
+    check_over(how.over)
     named = list({site: None for variant in variants for site in variant})
     check_by(how.by, named)
     batches, reference = list(each_batch(model, batches)), how.reference
@@ -60,16 +65,20 @@ def rises_without(model: nn.Module, batches: Batches, variants: Sequence[Variant
     def work() -> dict[int, dict[str, Tensor]]:
         """Run the batches that fall to this process, and read those that are kept."""
         if shard.main and (first := partial.first()) is not None:
-            partial.check(first, {"losses": losses(model, batches[first], how.loss)}, "losses")
+            partial.check(first, {"losses": losses(model, batches[first], how.loss, over=how.over)}, "losses")
         mine = [number for number, _ in shard.mine(batches, partial.kept)]
         found = {number: partial.read(number) for number in mine if number in partial.kept}
         left = [number for number in mine if number not in partial.kept]
         pools = pools_of(model, named, how.by, reference) if left else {}
-        known, runs = {}, None
+        known, runs, checked = {}, None, how.loss is None or how.over == "batch"
         steps = [(number, group) for number in left for group in groups]
         for number, group in progress(steps, "switching heads off") if shard.main and not how.quiet else steps:
             if group is groups[0]:
-                runs = Runs(model, batches[number], how.loss, named, how.by, pools, how.seed, how.max_rows, known)
+                batch = batches[number]
+                runs = Runs(model, batch, how.loss, named, how.by, pools, how.seed, how.max_rows, known, how.over)
+                if not checked and len(runs.base) > 1:
+                    runs.refuse_coupled()
+                    checked = True
                 rises = torch.zeros(len(runs.base), len(variants), dtype=torch.float64)
             here = [{site: heads for site, heads in variants[i].items() if runs.ran(site)} for i in group]
             if here[0]:
@@ -101,5 +110,5 @@ def _settings(model: nn.Module, batches: list, variants: Sequence[Variant], how:
     return {
         "model": digest_model(model), "batches": digest(batches), "heads": digest(heads), "loss": name_of(how.loss),
         "by": how.by, "reference": digest(reference) if drawn else None,
-        "seed": how.seed if how.by == "resample" else None,
+        "seed": how.seed if how.by == "resample" else None, **({} if how.over == "example" else {"over": how.over}),
     }  # fmt: skip

@@ -19,6 +19,7 @@ from headtools.heads.gates import replaced
 from headtools.heads.replacement import generator_of, pools_of, put, stand_in
 from headtools.heads.sites import Site, sites
 from headtools.importance.copies import axes_by_rows, copies_of, doubtful, form_of
+from headtools.importance.coupling import refuse_coupled_losses
 from headtools.importance.entry import replaying
 from headtools.importance.loss import Loss, each_loss
 from headtools.importance.trace import Trace, traced
@@ -52,12 +53,12 @@ class Runs:
 
     def __init__(
         self, model: nn.Module, batch: Mapping, loss: Loss | None, named: Sequence[Site], by: str, pools: Mapping,
-        seed: int, max_rows: int, known: dict,
+        seed: int, max_rows: int, known: dict, over: str = "example",
     ) -> None:  # fmt: skip
         self.model, self.batch, self.loss, self.named = model, batch, loss, named
-        self.by, self.pools, self.seed, self.known = by, pools, seed, known
+        self.by, self.pools, self.seed, self.known, self.over = by, pools, seed, known, over
         self.trace, self.base = self._traced(batch, even=named if by == "uniform" else ())
-        self.copies = max(1, max_rows // len(self.base))
+        self.copies = max(1, max_rows // len(self.base)) if over == "example" else 1  # a batch twice is another batch
         self.inputs: dict = {}
         self.checked = 0  # in how many copies the batch was seen to have its own losses
         if self.copies > 1 and known.get("replaying", True):
@@ -83,9 +84,15 @@ class Runs:
             found.append(self._replayed(first, some).view(len(some), -1))
         return torch.cat(found)
 
+    def refuse_coupled(self) -> None:
+        """Raise ``ValueError`` where the loss of an example depends on other examples of the batch."""
+        ran = [site for site in sites(self.model) if self.trace.calls(site)]
+        least = rounding(self.model) * self.base.abs().max().item()
+        refuse_coupled_losses(self.model, lambda: self._losses(self.batch), self.base, ran, least)
+
     def _in_full(self, variant: Variant) -> Tensor:
         with replaced(self.model, variant, self.by, self.pools, self.seed):
-            return losses(self.model, self.batch, self.loss)
+            return self._losses(self.batch)
 
     def _replayed(self, first: Site, variants: Sequence[Variant]) -> Tensor:
         """Return the losses of several variants in one run, copy after copy: (len(variants) * B,)."""
@@ -106,11 +113,14 @@ class Runs:
 
         batch = self._copied(n)
         with replaying(self.trace, first, n, {site: edit_of(site) for site in variants[0]}):
-            return losses(self.model, batch, self.loss, n * len(self.base))
+            return self._losses(batch, n * len(self.base))
+
+    def _losses(self, batch: Mapping, rows: int | None = None) -> Tensor:
+        return losses(self.model, batch, self.loss, rows, self.over)
 
     def _traced(self, batch: Mapping, even: Sequence[Site] = ()) -> tuple[Trace, Tensor]:
         all_sites = {site.key: site for site in [*sites(self.model), *self.named]}  # the same objects as in variants
-        return traced(self.model, lambda: losses(self.model, batch, self.loss), all_sites.values(), even)
+        return traced(self.model, lambda: self._losses(batch), all_sites.values(), even)
 
     def _copied(self, n: int) -> Mapping:
         return self.batch if n == 1 else copies_of(dict(self.batch), self.inputs, n)
@@ -173,7 +183,7 @@ class Runs:
         """Tell whether n copies, run from a site on with nothing changed, have the losses of the batch."""
         try:
             with replaying(self.trace, site, n, {site: lambda z: z}):
-                return self._close(losses(self.model, self._copied(n), self.loss), n)
+                return self._close(self._losses(self._copied(n)), n)
         except Exception:  # what a model does not stand, full runs with ablate do without it
             return False
 
@@ -186,7 +196,7 @@ class Runs:
         all_heads = {site: list(range(site.heads)) for site in sites(self.model)}
         try:
             with replaced(self.model, all_heads, "zero", pools_of(self.model, all_heads, "zero", None)):
-                losses(self.model, self.batch, self.loss)
+                self._losses(self.batch)
         except Exception:  # as in ``_unchanged``
             return False
         latest = self._latest() if last else None
@@ -204,12 +214,19 @@ class Runs:
         """Tell whether losses are those of the batch, n times, up to the rounding of the weights' type."""
         if len(found) != n * len(self.base):
             return False
-        dtype = next((weight.dtype for weight in self.model.parameters() if weight.is_floating_point()), torch.float32)
-        share = max(1e-5, 4 * torch.finfo(dtype).eps)
+        share = rounding(self.model)
         return torch.allclose(found, self.base.repeat(n), rtol=share, atol=share * self.base.abs().max().item())
 
 
 @torch.no_grad()
-def losses(model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None) -> Tensor:
+def losses(
+    model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None, over: str = "example"
+) -> Tensor:
     """Return the loss of each example, (B,), without gradients, float64, on the CPU; errors as ``each_loss``."""
-    return each_loss(model, batch, loss, rows).cpu().double()
+    return each_loss(model, batch, loss, rows, over).cpu().double()
+
+
+def rounding(model: nn.Module) -> float:
+    """Return by what share numbers of a model differ that are the same but for the order of operations."""
+    dtype = next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
+    return max(1e-5, 4 * torch.finfo(dtype).eps)

@@ -73,6 +73,10 @@ def by_gates(model, batch, loss):
 @pytest.mark.parametrize("name", ALL)
 def test_slopes_equal_those_of_gates(name):
     model, batch = zoo_model(name)
+    if name == "clip":  # its scores compare each text with all pictures: they are the batch's
+        gates = by_gates(model, batch, weighted)
+        found = gate_gradients(model, batch, weighted, over="batch")
+        return close(found, {key: slope.sum(0, keepdim=True) / 3 for key, slope in gates.items()})
     close(gate_gradients(model, batch, weighted), by_gates(model, batch, weighted))
 
 
