@@ -3,8 +3,6 @@
 import ast
 import io
 import re
-import sys
-import types
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -12,13 +10,11 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.heads import lock, whole
+from headtools.heads import whole
 from headtools.heads.files import read_json, read_whole, write_whole
-from headtools.heads.lock import alone
 from headtools.heads.partial import Partial
 from headtools.heads.progress import say
 from headtools.organism import checksums
-from headtools.roles.validate import validate
 from recipes import _results
 
 RESERVED = {"con", "prn", "aux", "nul", *(f"{name}{n}" for name in ("com", "lpt") for n in "123456789")}
@@ -117,7 +113,6 @@ def test_lines_that_end_as_on_windows(tmp_path):
     english = Path(ht.__file__).parent / "roles" / "assets" / "english.conllu"
     (tmp_path / "c.conllu").write_bytes(b"\xef\xbb\xbf" + english.read_bytes().replace(b"\n", b"\r\n"))
     assert ht.corpus(tmp_path / "c.conllu") == ht.corpus("english", "all")
-    assert validate(tmp_path / "c.conllu") == []
 
 
 @pytest.mark.parametrize("name", [r"C:\no\no", r"models\no", "C:no", r"\\server\no", "a/b/no", "./no", "/no"])
@@ -152,27 +147,6 @@ def test_a_file_that_somebody_reads_is_replaced_a_little_later(tmp_path, monkeyp
         write_whole(path, {"x": torch.zeros(1)}, {})
     assert read_whole(path)[0]["x"].item() == 1
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_lock_of_windows(tmp_path, monkeypatch):
-    """Which locks bytes and not files, and deletes nothing that is open."""
-    held = set()
-
-    def locking(number, kind, size):
-        assert (kind, size) == (2, 1)
-        inode = lock.os.fstat(number).st_ino
-        if inode in held:
-            raise PermissionError(13, "Permission denied")
-        held.add(inode)
-
-    monkeypatch.setattr(lock, "fcntl", None)
-    monkeypatch.setitem(sys.modules, "msvcrt", types.SimpleNamespace(locking=locking, LK_NBLCK=2))
-    with alone(tmp_path / "a.json"):
-        with pytest.raises(TimeoutError, match="another process is still writing it"), alone(tmp_path / "a.json", 0.05):
-            pytest.fail("two at once")
-        with alone(tmp_path / "b.json", 0.05):
-            pass
-    assert {path.name for path in tmp_path.iterdir()} == {".a.json.lock", ".b.json.lock"}
 
 
 @pytest.mark.parametrize("letters", ["cp1252", "ascii", "utf-8"])

@@ -6,14 +6,17 @@ variable ``HEADTOOLS_PROGRESS`` names another file, or is ``off``.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from headtools.heads.lock import alone
-from headtools.heads.whole import written_bytes
+from filelock import FileLock, Timeout
+
+from headtools.heads.whole import refusal, written_bytes
 
 FILE = "my-progress.json"
 VARIABLE = "HEADTOOLS_PROGRESS"
@@ -106,9 +109,22 @@ def _write(known: dict[str, str], file: Path) -> None:
     written_bytes(file, f"{text}\n".encode())
 
 
-def _alone(file: Path, seconds: float = 5) -> AbstractContextManager[None]:
-    """Hold the lock beside the file."""
-    return alone(file, seconds, "another kernel is still writing it")
+@contextmanager
+def _alone(file: Path, seconds: float = 5) -> Iterator[None]:
+    """Hold the lock beside the file, ``.my-progress.json.lock``, which git ignores and JupyterLab does not show."""
+    file = file.resolve()  # of two links to one file, there is one lock
+    lock = FileLock(file.with_name(f".{file.name}.lock"), timeout=seconds, poll_interval=0.02)
+    try:
+        file.parent.stat()  # FileLock would make a folder whose name is mistyped
+        lock.acquire()
+    except Timeout:
+        raise TimeoutError(errno.ETIMEDOUT, "another kernel is still writing it", file.name) from None
+    except OSError as error:
+        raise refusal(error, file) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _other(file: Path, why: str) -> ValueError:

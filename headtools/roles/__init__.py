@@ -1,6 +1,6 @@
 """What a head looks at, and what it carries.
 
-    corpus, treebank, validate      sentences with gold annotation: the organism's, the course's English, any CoNLL-U
+    corpus, treebank                sentences with gold annotation: the organism's, the course's English, any CoNLL-U
     alignment                       from tokens to words: align(), to_words()
     taxonomy                        every head scored for every role, in one pass: taxonomy(), best(). Its parts: what
                                     is counted (gold, units, sides, conventions, pairing, partners, measures,

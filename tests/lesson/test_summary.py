@@ -139,7 +139,7 @@ def test_written_whole_or_not_at_all(file, monkeypatch):
             patch.setattr(owner, step, full)
             assert "no space left on device" in ht.check("01.cost", RIGHT).note
         assert file.read_bytes() == before
-        assert {path.name for path in file.parent.iterdir()} == {FILE}
+        assert {path.name for path in file.parent.iterdir()} == {FILE, f".{FILE}.lock"}
 
 
 def test_a_link_stays_a_link_and_others_entries_stay(file):

@@ -5,9 +5,9 @@ from collections import Counter
 
 import conllu
 import pytest
+import ud_rules
 
 from headtools.roles.corpus import ENGLISH, corpus
-from headtools.roles.validate import validate
 
 SPLITS = ("train", "validation", "test")
 # Relations with enough instances to find a head by.
@@ -44,8 +44,59 @@ def antecedent(word):
     return int((word["misc"] or {}).get("Coref", 0))
 
 
-def test_it_keeps_the_rules_of_ud():
-    assert validate(ENGLISH) == []
+def test_it_keeps_the_rules_of_ud(trees):
+    assert [problem for tree in trees for problem in ud_rules.complaints(tree)] == []
+    for name in ("sent_id", "text"):
+        values = [tree.metadata[name] for tree in trees]
+        assert len({*values}) == len(values), f"a {name} stands twice"
+
+
+# A range, a fixed expression, a coordination, an adverb on a determiner, coreference.
+SOUND = """# sent_id = one
+# text = Almost all boys and girls didn't lose their hats because of it.
+1\tAlmost\talmost\tADV\t_\t_\t2\tadvmod\t_\t_
+2\tall\tall\tDET\t_\t_\t3\tdet\t_\t_
+3\tboys\tboy\tNOUN\t_\t_\t8\tnsubj\t_\t_
+4\tand\tand\tCCONJ\t_\t_\t5\tcc\t_\t_
+5\tgirls\tgirl\tNOUN\t_\t_\t3\tconj\t_\t_
+6-7\tdidn't\t_\t_\t_\t_\t_\t_\t_\t_
+6\tdid\tdo\tAUX\t_\t_\t8\taux\t_\t_
+7\tn't\tnot\tPART\t_\t_\t8\tadvmod\t_\t_
+8\tlose\tlose\tVERB\t_\t_\t0\troot\t_\t_
+9\ttheir\ttheir\tPRON\t_\t_\t10\tnmod:poss\t_\tCoref=3
+10\thats\that\tNOUN\t_\t_\t8\tobj\t_\t_
+11\tbecause\tbecause\tSCONJ\t_\t_\t13\tcase\t_\t_
+12\tof\tof\tADP\t_\t_\t11\tfixed\t_\t_
+13\tit\tit\tPRON\t_\t_\t8\tobl\t_\tSpaceAfter=No
+14\t.\t.\tPUNCT\t_\t_\t8\tpunct\t_\t_
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("boy\tNOUN", "boy\tNN", "NN or nsubj is not of UD"),
+        ("10\tnmod:poss", "10\tposs", "PRON or poss is not of UD"),
+        ("0\troot", "0\tccomp", "root and head 0 go together"),
+        ("VERB\t_\t_\t0", "PUNCT\t_\t_\t0", "punctuation is no root"),
+        ("did\tdo\tAUX", "did\tdo\tVERB", "a VERB cannot be aux"),
+        (".\tPUNCT\t_\t_\t8\tpunct", ".\tPUNCT\t_\t_\t8\tobl", "punctuation cannot be obl"),
+        ("3\tconj", "13\tconj", "conj must stand to the right"),
+        ("8\tobl\t", "6\tobl\t", "obl cannot hang on a word that is aux"),
+        ("8\tobj\t", "8\tnsubj\t", "lose: has two of subject"),
+        ("8\tpunct", "3\tpunct", "the arc of a punctuation mark crosses another"),
+        ("4\tand\tand\tCCONJ\t_\t_\t5\tcc", "4\t,\t,\tPUNCT\t_\t_\t8\tpunct", ",: stands between word 5"),
+        ("Coref=3", "Coref=12", "Coref=12 is no earlier word"),
+        ("SpaceAfter=No", "_", "text is "),
+        ("6-7\tdidn't", "6-7\tdid", "text is "),
+    ],
+)
+def test_the_rules_can_be_broken(old, new, complaint):
+    assert SOUND.count(old) == 1
+    sound, broken = (conllu.parse(text)[0] for text in (SOUND, SOUND.replace(old, new)))
+    assert not list(ud_rules.complaints(sound))
+    assert any(complaint in problem for problem in ud_rules.complaints(broken))
 
 
 def test_the_conllu_library_and_the_corpus_read_the_same(trees, sentences):
