@@ -246,11 +246,12 @@ def prune(
         raise FileExistsError(f"--out {out} is there already: name a new folder")
     with _one_process("prune"):
         import headtools as ht
+        from headtools.heads.prune import cut_heads
 
         subject = _Subject(model, corpus, limit)
         scores = _scores("prune", subject, Method.gradient, loss, seed, {"sites": kind and kind.value})
         cut = scores.order()[: len(scores) - round(keep * len(scores))]
-        ht.prune(subject.model, cut)
+        cut_heads(subject.model, cut)
         ht.save(subject.model, out, subject.tokenizer)
         left = f"{len(scores) - len(cut)} of {len(scores)} heads left"
         _say(f"{out}: {left}; open it with headtools.load({str(out)!r})")

@@ -69,8 +69,8 @@ def gates_kept(
     >>> len(row["kept"]), row["chance"] == row["with_role"]
     (48, True)
     """
-    fit = ht.fit_gates(model, TrainingBatches(seed), penalty, steps=steps, over="encoder", weights=weights, decay=decay,
-                       seed=seed, run=run, quiet=True)  # fmt: skip
+    fit = ht.fit_gates(model, TrainingBatches(seed), penalty, steps=steps, sites="encoder", weights=weights,
+                       decay=decay, seed=seed, run=run, quiet=True)  # fmt: skip
     score, low, high = bleu(fit.cut().eval(), tokenizer, ht.corpus("organism", "test", sentences))
     kept = [f"{layer}.{head}" for _, layer, head in fit.open_heads]
     decided = torch.maximum(fit.gates.p_zero(), fit.gates.p_one()) >= 0.9

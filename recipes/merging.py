@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 import headtools as ht
 from headtools.heads.progress import say
+from headtools.heads.prune import cut_heads
 from headtools.organism.batches import batches
 from headtools.organism.evaluate import token_accuracy
 from headtools.sparse.alike import alike, closest
@@ -65,7 +66,7 @@ def measure(model: nn.Module, kind: str, shares: Sequence[float] = SHARES) -> di
             ht.merge(models[name], again, fitted_on, refit="refit" in name)
         same = ht.pruned(models["merge"])
         for name, some in (("same", same), ("gradient", ranking[:gone])):
-            models[name] = _after(model, lambda m, some=some: ht.prune(m, some))[0]
+            models[name] = _after(model, lambda m, some=some: cut_heads(m, some))[0]
             models[f"{name}, refit"] = _after(model, lambda m, some=some: _cut(m, some, fitted_on))[0]
         right = {name: token_accuracy(models[name], test) for name in WAYS}
         points.append({"gone": gone, "pairs": [[list(head) for head in pair] for pair in pairs],
@@ -88,7 +89,7 @@ def _cut(model: nn.Module, heads: Sequence[tuple], fitted_on: list[Mapping]) -> 
     left = [head for head in heads if head[:-1] not in empty]
     if left:
         ht.refit(model, left, fitted_on)
-    ht.prune(model, [head for head in heads if head[:-1] in empty])
+    cut_heads(model, [head for head in heads if head[:-1] in empty])
 
 
 def markdown(entries: Sequence[Mapping]) -> str:

@@ -15,6 +15,7 @@ from torch import nn
 
 import headtools as ht
 from headtools.heads.progress import say
+from headtools.heads.prune import cut_heads
 from headtools.organism.batches import TrainingBatches
 from headtools.organism.shipped import LIVE_GATES, shipped
 from recipes._jobs import side_by_side
@@ -47,7 +48,7 @@ def train_on(run: dict, folder: Path, steps: int) -> nn.Module:
     """
     model, _ = ht.load()
     pruned = train_gates(model, run["over"], run["penalty"], run["seed"], run=folder / "gates").model
-    ht.prune(pruned, [head_of(name) for name in missing_heads(run, model)])
+    cut_heads(pruned, [head_of(name) for name in missing_heads(run, model)])
     learns = [name for name, _ in pruned.named_parameters() if name not in silent(pruned)]
     return ht.recover(
         pruned, TrainingBatches(run["seed"]), steps=steps, weights=learns, rate=LIVE_GATES["weight_rate"],

@@ -74,7 +74,7 @@ def one_run(over: str, penalty: float, seed: int, sentences: int = SENTENCES, **
 def train_gates(model: nn.Module, over: str, penalty: float, seed: int, **changes: object) -> Fit:
     """Train gates with the settings of lesson 08."""
     return ht.fit_gates(
-        model, TrainingBatches(seed, LIVE_TOKENS), penalty, over=None if over == "all" else over, weights=over,
+        model, TrainingBatches(seed, LIVE_TOKENS), penalty, sites=None if over == "all" else over, weights=over,
         seed=seed, **{**LIVE_GATES, "quiet": True, **changes},
     )  # fmt: skip
 

@@ -55,6 +55,8 @@ def gates(model: nn.Module, values: Mapping[tuple, Tensor]) -> Iterator[None]:
         if isinstance(site, Sites):
             raise KeyError(f"{key!r} names a kind, not a site: write one entry a layer, e.g. {site.all[0].key}")
         _check_gate(site, gate)
+        if site in edits:
+            raise ValueError(f"the gates of {site.label} came twice, once as {key!r}: name each site once")
         edits[site] = gate
     with multiplied(model, edits):
         yield

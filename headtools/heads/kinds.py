@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -11,7 +12,7 @@ from torch import nn
 def find_kind(name: str, module: nn.Module) -> str:
     """Return 'cross', 'decoder' (a query may look only at itself and before) or 'encoder' for an attention module.
 
-    Only what the module says of itself is used; ``causal_by_caller`` adds what the model around it does.
+    Only what the module says of itself is used; ``settled_kind`` adds what is said around it.
     """
     numbered = re.search(r"\.\d+\.", "." + name)
     local = ("." + name)[numbered.end() :] if numbered else name  # the path inside the layer
@@ -23,24 +24,64 @@ def find_kind(name: str, module: nn.Module) -> str:
     return "decoder" if causal is True else "encoder"
 
 
-def causal_by_caller(root: nn.Module, name: str) -> bool:
-    """Tell whether the model around an attention module builds a causal mask for it, and no other.
+def settled_kind(root: nn.Module, name: str, module: nn.Module) -> tuple[str, bool]:
+    """Return the kind of the attention module ``name`` of a model, and whether that is a guess.
+
+    What decides, in this order: what the module says (``find_kind``), the masks that the model around it builds, and
+    ``is_causal`` of the nearest owner that has it. An encoder of which nothing says that it is one is a guess.
+    """
+    kind, said = find_kind(name, module), getattr(module, "is_causal", None)
+    if kind != "encoder":
+        return kind, False
+    causal = causal_by_caller(root, name)
+    if causal is None and not isinstance(said, bool):
+        causal = _causal_by_owner(root, name)
+    if causal is not None:
+        return ("decoder" if causal else "encoder"), False
+    # transformers' own classes that say nothing are encoders: the decoders among them are known by name
+    known = isinstance(said, bool) or of_transformers(type(module))
+    return "encoder", not known
+
+
+def of_transformers(kind: type) -> bool:
+    """Tell a class of transformers, or one made from such a class, from one written elsewhere.
+
+    >>> of_transformers(nn.Linear)
+    False
+    """
+    return any(base.__module__.startswith("transformers.") for base in kind.__mro__)
+
+
+def causal_by_caller(root: nn.Module, name: str) -> bool | None:
+    """Tell whether the model around an attention module builds a causal mask for it, and no other; None: neither.
 
     CLIP's text model does so, while its attention modules do not know of it. The nearest owner that builds masks
     decides; what lies above the next model with a configuration of its own is another model's business.
     """
-    parts = name.split(".")
-    for depth in range(len(parts) - 1, -1, -1):
-        owner = root.get_submodule(".".join(parts[:depth]))
+    for owner in _owners(root, name):
         called = _names_in_forward(type(owner))
         if "create_bidirectional_mask" in called:
             return False
         if "create_causal_mask" in called:
             config = getattr(owner, "config", None)
-            return getattr(config, "is_causal", True) and not getattr(config, "use_bidirectional_attention", False)
+            causal = getattr(config, "is_causal", True) and not getattr(config, "use_bidirectional_attention", False)
+            return bool(causal)
         if hasattr(owner, "_can_set_attn_implementation"):
-            return False
-    return False
+            return None
+    return None
+
+
+def _causal_by_owner(root: nn.Module, name: str) -> bool | None:
+    """Return what the nearest owner says of itself: ``model.is_causal = True`` is how a user settles the kind."""
+    said = (getattr(owner, "is_causal", None) for owner in _owners(root, name))
+    return next((value for value in said if isinstance(value, bool)), None)
+
+
+def _owners(root: nn.Module, name: str) -> Iterator[nn.Module]:
+    """Give the modules around one, the nearest first, the root last."""
+    parts = name.split(".")
+    for depth in range(len(parts) - 1, -1, -1):
+        yield root.get_submodule(".".join(parts[:depth]))
 
 
 def _names_in_forward(kind: type) -> set[str]:

@@ -104,10 +104,10 @@ class Partial:
         return self.folder / f"batch-{number:06d}.safetensors"
 
 
-def name_of(function: Callable | None) -> str | None:
-    """Return what tells a function from others when its content cannot be read: its module and name."""
-    if function is None:
-        return None
+def name_of(function: Callable | str | None) -> str | None:
+    """Return what tells a function from others when its content cannot be read: its module and name; a name itself."""
+    if function is None or isinstance(function, str):
+        return function
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{getattr(function, '__module__', type(function).__module__)}.{name}"
 

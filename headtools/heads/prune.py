@@ -39,7 +39,8 @@ def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
     Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there, named twice or cut before, and
     ``ValueError`` for attention that cannot be sliced, always before anything is changed: latent keys and values
     (DeepSeek), models without AttentionInterface, parameters that mix heads or that headtools does not know, weights
-    that are offloaded.
+    that are offloaded; ``ValueError`` for no heads at all, and ``RuntimeError`` for a model compiled before or inside
+    another context of headtools.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -49,6 +50,21 @@ def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
     >>> ht.sites(model)["encoder", 0].heads, ht.pruned(model)
     (2, [('encoder', 0, 1), ('encoder', 0, 2)])
     """
+    if not cut_heads(model, heads, gqa):
+        raise ValueError(
+            'no heads came, so nothing was cut: prune(model, {("encoder", 2): [0, 5]}); where there may be none, write '
+            "if heads: prune(model, heads)"
+        )
+
+
+def cut_heads(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> int:
+    """Do what ``prune`` does, of heads that may be none, as at the first point of a curve; return how many are cut.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> cut_heads(BertModel(tiny), [])
+    0
+    """
     if gqa not in ("ungroup", "error"):
         raise ValueError(f'gqa must be "ungroup" or "error", got {gqa!r}')
     refuse_compiled(model)
@@ -57,6 +73,7 @@ def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
     chosen = select(sites(model), heads)
     refuse_wrapped(model, [module for site in chosen for module in (*site.module.modules(), site.out)], "prune")
     _cut(chosen, gqa)
+    return sum(map(len, chosen.values()))
 
 
 def pruned(model: nn.Module) -> list[tuple]:
@@ -90,7 +107,7 @@ def replay(model: nn.Module, heads: Heads) -> None:
     >>> fresh.load_state_dict(cut.state_dict())
     <All keys matched successfully>
     """
-    prune(model, {site.key: some for site, some in select(sites(model), heads, original=True).items()})
+    cut_heads(model, {site.key: some for site, some in select(sites(model), heads, original=True).items()})
 
 
 def ungrouped(model: nn.Module) -> list[tuple]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from headtools.heads.attention import EAGER, TAPS, attention_function
 from headtools.heads.interventions import listed, on_input
 from headtools.heads.selection import holding, refuse_compiled
-from headtools.heads.sites import Site, Sites, sites
+from headtools.heads.sites import Site, Sites, Which, sites
 
 WANT = ("maps", "z", "q", "k", "v")
 
@@ -76,7 +76,7 @@ def record(
     model: nn.Module,
     want: Iterable[str] = ("maps", "z"),
     reduce: Callable[[Site, Captured, Any], Any] | None = None,
-    only: Iterable[tuple] | None = None,
+    only: Which = None,
     grad: bool = False,
     training: bool = False,
 ) -> Iterator[Record]:
@@ -84,11 +84,12 @@ def record(
 
     ``want`` names what to keep: "maps" (B, head, query, key), "z" (B, token, head, value_dim), "q", "k", "v". Only
     "z" leaves the model's attention kernel as it is; "maps" make the model run eager attention. ``only`` limits the
-    recording to some sites. ``reduce(site, captured, before)`` folds calls instead of storing them: it gets what it
-    returned for the site's last call (None at first), so statistics of a whole corpus need the memory of one batch.
-    Tensors are detached unless ``grad``. A site that runs several times (ALBERT's shared layer, every step of
-    ``generate``) keeps its last call; use ``reduce`` to see all. With ``gates`` or ``ablate`` hooks run in the order of
-    entry: a record entered inside them sees what they left, one entered before them what they found.
+    recording to some sites: "encoder", ("encoder", 2) or a list of them. ``reduce(site, captured, before)`` folds calls
+    instead of storing them: it gets what it returned for the site's last call (None at first), so statistics of a whole
+    corpus need the memory of one batch. Tensors are detached unless ``grad``. A site that runs several times (ALBERT's
+    shared layer, every step of ``generate``) keeps its last call; use ``reduce`` to see all. With ``gates`` or
+    ``ablate`` hooks run in the order of entry: a record entered inside them sees what they left, one entered before
+    them what they found.
 
     Raises ``ValueError`` for an unknown ``want``, for maps of a model that does not use AttentionInterface, for empty
     batches and rows of padding, and in training mode, where maps are after dropout (``training=True`` allows it);
@@ -108,7 +109,7 @@ def record(
     if not training and any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode, so dropout would change what you see: call model.eval() first")
     found = sites(model)
-    chosen = _chosen(found, only)
+    chosen = found.pick(only)
     inside = [name for name in want if name != "z"]
     if inside:
         _refuse_without_interface(chosen, inside)
@@ -149,13 +150,6 @@ def _check_want(want: Iterable[str]) -> tuple[str, ...]:
     if unknown or not want:
         raise ValueError(f"want must name some of {', '.join(WANT)}; got {want!r}")
     return want
-
-
-def _chosen(found: Sites, only: Iterable[tuple] | None) -> list[Site]:
-    if only is None:
-        return list(found)
-    picked = [found[key] for key in only]
-    return [site for some in picked for site in (some if isinstance(some, Sites) else [some])]
 
 
 def _refuse_without_interface(chosen: list[Site], inside: list[str]) -> None:

@@ -64,7 +64,7 @@ def pools_of(
             tokens[site.key] += len(z)
             parts[site.key].append(z if by == "resample" else wide(z).sum(0, keepdim=True))
 
-        with torch.no_grad(), without_dropout(model), record(model, want=("z",), only=parts, reduce=collect):
+        with torch.no_grad(), without_dropout(model), record(model, want=("z",), only=list(parts), reduce=collect):
             model(**model_inputs(model, batch))
     idle = [site.label for site in sites if not tokens[site.key]]
     if idle:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.interventions import claimed
-from headtools.heads.sites import Site, Sites
+from headtools.heads.sites import Site, Sites, whole_number
 
 WITHOUT_FLOAT64 = frozenset({"mps"})  # devices: Apple's
 
@@ -57,9 +56,7 @@ def _listed(key: object, some: object) -> list:
 def _number(head: object, site: Site) -> int:
     """Return a head's number as an int, whichever library's whole number it is (a pandas frame gives numpy's)."""
     try:
-        if isinstance(head, bool):
-            raise TypeError
-        return operator.index(head)
+        return whole_number(head)
     except TypeError:
         raise TypeError(f"a head is a whole number, got {head!r} for {site.label}") from None
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
 from headtools.heads import layout
-from headtools.heads.kinds import causal_by_caller, find_kind
+from headtools.heads.kinds import find_kind, settled_kind
 from headtools.heads.layout import Projection
 from headtools.heads.weights import unused_copies, weight_of
 
 KINDS = ("encoder", "decoder", "cross")
+SETTLE = (
+    "its kind is a guess, since nothing says whether a token sees what comes after it; write model.is_causal = True "
+    "if it does not, or model.is_causal = False"
+)
 Key = tuple  # (kind, layer), or (stack, kind, layer) where a model has several stacks of one kind
 
 
@@ -28,6 +34,7 @@ class Site:
     key and value heads. A query or key has ``head_dim`` features, a value ``value_dim``. ``out`` is the output
     projection, which reads the heads' outputs z side by side. ``original[h]`` is the number head h had before any
     pruning. ``empty`` is true when all heads are cut (one silent head is left so that the model still runs).
+    ``guessed`` is true when nothing said whether a token sees what comes after it, so that 'encoder' is a guess.
     """
 
     kind: str
@@ -48,6 +55,7 @@ class Site:
     original: tuple[int, ...]
     empty: bool
     tokens_first: bool
+    guessed: bool = False
 
     @property
     def key(self) -> Key:
@@ -76,6 +84,9 @@ class Site:
         return (z.transpose(0, 1) if self.tokens_first else z).flatten(-2)
 
 
+Which = str | Key | Site | Iterable[str | Key | Site] | None  # what an argument sites= takes: see Sites.pick
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Sites:
     """The attention layers of a model, in the order of its modules.
@@ -99,6 +110,11 @@ class Sites:
         return sum(0 if site.empty else site.heads for site in self)
 
     @property
+    def guessed(self) -> tuple[Site, ...]:
+        """Return the sites whose kind is a guess: see ``sites``."""
+        return tuple(site for site in self if site.guessed)
+
+    @property
     def kinds(self) -> dict[str, int]:
         """Return how many heads there are of each kind present."""
         count = Counter()
@@ -106,19 +122,44 @@ class Sites:
             count[site.kind] += 0 if site.empty else site.heads
         return dict(count)
 
-    def __getitem__(self, key: str | Key) -> Site | Sites:
+    def __getitem__(self, key: str | Key | Site) -> Site | Sites:
         if isinstance(key, str):
             found = tuple(s for s in self if key in (s.kind, s.stack))
             if found:
                 return Sites(found)
             raise KeyError(f"no {key!r} attention in this model; it has {self._names()}")
-        key = tuple(key) if isinstance(key, (tuple, list)) else (key,)
+        key = key.key if isinstance(key, Site) else _checked(key)
         found = [s for s in self if s.key == key or (len(key) == 2 and (s.kind, s.layer) == key)]
         if len(found) == 1:
             return found[0]
         if found:
             raise KeyError(f"{key} names {len(found)} sites: add the stack, e.g. {found[0].key}")
         raise KeyError(f"no site {key} in this model; it has {self._names()} (layers count from 0)")
+
+    def pick(self, which: Which) -> list[Site]:
+        """Return the sites that an argument ``sites=`` names, each once and in the order in which they are named.
+
+        ``which``: a kind or stack ("encoder"), a key (("cross", 3)), a site, a list of these, or None for all. A site
+        of another model, such as the one that this was copied from, names the one with its key.
+
+        Raises ``KeyError`` for one that is not there, ``TypeError`` for something else.
+
+        >>> from transformers import BertConfig, BertModel
+        >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=3, vocab_size=9)
+        >>> found = sites(BertModel(tiny))
+        >>> [site.layer for site in found.pick(("encoder", 2))], [site.layer for site in found.pick(["encoder"])]
+        ([2], [0, 1, 2])
+        """
+        if which is None:
+            return list(self)
+        if isinstance(which, (str, Site)) or _is_key(which):
+            which = [which]
+        elif isinstance(which, (Mapping, Tensor)) or not isinstance(which, Iterable):
+            raise TypeError(
+                f'sites are named by kind or key, "encoder", ("encoder", 0) or a list of them; got {which!r}'
+            )
+        picked = [self[name] for name in which]
+        return list({site: None for part in picked for site in (part if isinstance(part, Sites) else [part])})
 
     def _names(self) -> str:
         groups: dict[tuple[str, str], list[Site]] = {}
@@ -134,9 +175,44 @@ class Sites:
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.append(f"{len(self)} sites, {self.n_heads} heads")
+        if self.guessed:
+            lines.append(f"{self.guessed[0].label}{' and others' * (len(self.guessed) > 1)}: {SETTLE}")
         if self.skipped:
             lines.append("not understood: " + ", ".join(self.skipped))
         return "\n".join(lines)
+
+
+def whole_number(value: object) -> int:
+    """Return a whole number as an int, whichever library's it is; raise ``TypeError`` for True, 1.0 or "1".
+
+    >>> import numpy
+    >>> whole_number(numpy.int64(3))
+    3
+    """
+    if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool):
+        raise TypeError(f"{value!r} is no number")
+    return operator.index(value)
+
+
+def _checked(key: object) -> Key:
+    """Return a key with its layer as an int; True and 1.0 equal 1, and would quietly name layer 1."""
+    *names, layer = key if isinstance(key, (tuple, list)) and len(key) else (key,)
+    if isinstance(layer, str):
+        return (*names, layer)  # the name of nothing, as the caller will say
+    try:
+        return (*names, whole_number(layer))
+    except TypeError:
+        kind = names or ["encoder"]
+        raise TypeError(
+            f"a layer is a whole number, got {layer!r} in {key!r}; write ({', '.join(map(repr, kind))}, 1)"
+        ) from None
+
+
+def _is_key(value: object) -> bool:
+    """Tell a key, ("encoder", 0), from a tuple of kinds or keys: it ends in something that is no name."""
+    return isinstance(value, tuple) and len(value) in (2, 3) and isinstance(value[0], str) and not (
+        isinstance(value[-1], (str, tuple, Site))
+    )
 
 
 def sites(model: nn.Module) -> Sites:
@@ -144,6 +220,12 @@ def sites(model: nn.Module) -> Sites:
 
     Head counts come from the weights' shapes, so they stay right after pruning. A module shared by several layers
     (ALBERT) is one site.
+
+    What decides a site's kind: 'cross' by ``is_cross_attention`` or its name; 'decoder' or 'encoder' by ``is_causal``
+    of the attention module, its path ("decoder"), the masks that the model around it builds, or ``is_causal`` of a
+    model around it. Where none of them says anything, as in a model written by hand, 'encoder' is a guess, the table
+    says so, and ``model.is_causal = True`` (or False) settles it. The kind also decides which labels the default loss
+    takes: see ``label_loss``.
 
     Raises ``TypeError`` for something that is no module and ``ValueError`` where no head can be found, saying which
     attention classes were seen. Warns when only part of a model's attention is understood.
@@ -213,8 +295,8 @@ def _number(model: nn.Module, found: list[Site]) -> Iterable[Site]:
     for s in found:
         rivals = {prefixes[o.name] for o in found if o.kind == s.kind}
         stack = _short(prefixes[s.name], rivals) if len(rivals) > 1 else ""
-        kind = "decoder" if s.kind == "encoder" and causal_by_caller(model, s.name) else s.kind
-        yield replace(s, stack=stack, kind=kind, layer=count[kind, stack])
+        kind, guessed = settled_kind(model, s.name, s.module)
+        yield replace(s, stack=stack, kind=kind, layer=count[kind, stack], guessed=guessed)
         count[kind, stack] += 1
 
 

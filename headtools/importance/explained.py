@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.tokens import IGNORE, two_sided
-from headtools.importance.loss import continues
+from headtools.importance.loss import moves_labels
 
 Score = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,) or (B, steps)
 
@@ -79,7 +79,7 @@ def _counted(model: nn.Module, batch: Mapping, values: Tensor) -> Tensor:
     labels = batch.get("labels")
     if isinstance(labels, Tensor) and labels.shape == values.shape:
         counted = labels != IGNORE
-        if continues(model):
+        if moves_labels(model, batch):
             counted = torch.cat([counted[:, 1:], counted.new_zeros(len(counted), 1)], 1)
             mask = batch.get("attention_mask")
             if isinstance(mask, Tensor) and mask.shape == counted.shape:  # padding on the left is followed by a word

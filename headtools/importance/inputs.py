@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headtools.heads.interventions import claimed
 from headtools.heads.selection import check_batch, refuse_compiled
-from headtools.heads.sites import Site, Sites, sites
+from headtools.heads.sites import Site, Which, sites
 from headtools.heads.tokens import model_inputs
 
 
@@ -52,20 +52,14 @@ def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, weight) for name, weight in module._parameters.items() if weight is not None]
 
 
-def chosen_sites(model: nn.Module, only: Iterable[str | tuple] | str | None) -> list[Site]:
-    """Return the sites to measure: all, or those of ``only``, a list of kinds ("encoder") or keys (("cross", 3)).
+def chosen_sites(model: nn.Module, only: Which) -> list[Site]:
+    """Return the sites to measure: all, or those of ``only``, a kind ("encoder"), a key (("cross", 3)) or a list.
 
     A site whose heads are all cut is left out. Raises ``KeyError`` for an unknown one, ``ValueError`` for none and
     ``RuntimeError`` for a compiled model.
     """
     refuse_compiled(model)
-    found = sites(model)
-    if only is None:
-        picked = list(found)
-    else:
-        parts = [found[key] for key in ([only] if isinstance(only, str) else only)]
-        picked = [site for part in parts for site in (part if isinstance(part, Sites) else [part])]
-    picked = list({site.key: site for site in picked if not site.empty}.values())
+    picked = [site for site in sites(model).pick(only) if not site.empty]
     if not picked:
         raise ValueError(f'sites={only!r} leaves no heads to measure: pass sites=["encoder"], or None for all')
     return picked

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headtools.heads.sites import sites
+from headtools.heads.kinds import of_transformers
+from headtools.heads.sites import SETTLE, sites
 from headtools.heads.tokens import IGNORE, model_inputs, two_sided
 
-Loss = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,)
+Loss = Callable[[Any, Mapping], Tensor] | str  # (outputs, batch) -> (B,), or one of FORMS
+FORMS = ("causal", "aligned")
 _HOW = "pass loss=lambda outputs, batch: ..., one number per example, (B,)"
 
 
-def label_loss(model: nn.Module, outputs: Any, batch: Mapping) -> Tensor:
+def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None = None) -> Tensor:
     """Return each example's cross-entropy in nats, (B,): of its label, or the mean over its labelled tokens.
 
     ``outputs.logits`` (B, T, V) with ``batch["labels"]`` (B, T) is a translation, a filled-in text or, where the model
@@ -25,6 +27,12 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping) -> Tensor:
     with labels (B,) are a classification. The mean is over each example's own tokens, so an example weighs the same
     however long it is.
 
+    ``form`` says which token a label (B, T) belongs to: "causal", the one before its place, which is to predict it, or
+    "aligned", the one at its place. Left out, models of transformers have "causal" if they have decoder attention
+    (``sites``) and no encoder, as they do themselves; a classifier of tokens has "aligned". For a model written
+    elsewhere the labels tell: those that repeat the input are "causal" if the model is, and those that are moved
+    already are "aligned". What neither tells is refused.
+
     Raises ``ValueError`` for outputs or labels of another form, and for an example without a label.
 
     >>> from types import SimpleNamespace as Outputs
@@ -32,6 +40,8 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping) -> Tensor:
     >>> label_loss(nn.Identity(), outputs, batch)  # log 4
     tensor([1.3863, 1.3863])
     """
+    if form not in (None, *FORMS):
+        raise ValueError(f'a loss is loss(outputs, batch) -> (B,), "causal" or "aligned"; got {form!r}')
     logits, labels = getattr(outputs, "logits", None), batch.get("labels")
     if not isinstance(labels, Tensor):
         raise ValueError(f'the batch has no "labels", so it has no loss of its own: add them, or {_HOW}')
@@ -42,7 +52,7 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping) -> Tensor:
     if logits.dim() == 2 and labels.shape == logits.shape[:1]:
         logits, labels = logits[:, None], labels[:, None]
     elif logits.dim() == 3 and labels.shape == logits.shape[:2]:
-        continued = continues(model)
+        continued = moves_labels(model, batch) if form is None else form == "causal"
         if continued:
             logits, labels = logits[:, :-1], labels[:, 1:]
     else:
@@ -63,14 +73,14 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping) -> Tensor:
 def each_loss(
     model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None, over: str = "example"
 ) -> Tensor:
-    """Return the loss of each example, (B,); ``label_loss`` where no other is given.
+    """Return the loss of each example, (B,); ``label_loss`` where no other is given, or the name of its form.
 
     With ``over="batch"`` that of the batch, (1,): the mean over its examples, or the one number that ``loss`` returns.
 
     Raises ``ValueError`` for a loss of another shape, one for other than ``rows`` examples, and NaN or infinity.
     """
-    if loss is None:
-        each = label_loss(model, model(**model_inputs(model, batch)), batch)
+    if loss is None or isinstance(loss, str):
+        each = label_loss(model, model(**model_inputs(model, batch)), batch, loss)
     else:
         each = loss(model(**batch), batch)
     if over == "batch" and isinstance(each, Tensor) and each.dim() < 2 and each.is_floating_point() and each.numel():
@@ -89,7 +99,56 @@ def each_loss(
 
 
 def continues(model: nn.Module) -> bool:
-    """Tell whether a model predicts the next token of its own input, so that labels stand one token further on."""
+    """Tell whether a model predicts the next token of its own input, so that labels stand one token further on.
+
+    Raises ``ValueError`` where that would be a guess.
+    """
     if two_sided(model) or "TokenClassification" in type(model).__name__:
         return False
-    return "decoder" in sites(model).kinds
+    found = sites(model)
+    if "decoder" in found.kinds:
+        return True
+    if found.guessed:
+        raise ValueError(f"{type(model).__name__}, {found.guessed[0].label}: {SETTLE}")
+    return False
+
+
+def moves_labels(model: nn.Module, batch: Mapping) -> bool:
+    """Tell whether the labels (B, T) of a batch belong to the token before their place.
+
+    So they do in transformers, for every model that continues a text. Who writes a model may as well move labels
+    himself, so there the labels are compared with the input. Raises ``ValueError`` where that does not tell.
+    """
+    if of_transformers(type(model)) and not sites(model).guessed:
+        return continues(model)
+    if two_sided(model):
+        return False
+    found, labels = sites(model), batch["labels"]
+    causal = True if "decoder" in found.kinds else None if found.guessed else False
+    texts = [value for name, value in batch.items() if _is_text(name, value, labels)]
+    if causal is False:
+        return False
+    if any(_agree(labels, text) for text in texts):
+        if causal:
+            return True
+    elif any(_agree(labels[:, :-1], text[:, 1:]) for text in texts):
+        return False
+    elif causal is None and texts:
+        return False  # other words than those at the same places: filled in, or tags
+    about = f"; {found.guessed[0].label}: {SETTLE}" if causal is None else ""
+    raise ValueError(
+        f"nothing says whether the labels of {type(model).__name__} belong to the token at their place or to the one "
+        f'before it: pass loss="aligned" or loss="causal"; to relevance, a score{about}'
+    )
+
+
+def _is_text(name: str, value: Any, labels: Tensor) -> bool:
+    """Tell token ids of a batch, as many as there are labels, from masks, types and positions."""
+    other = name == "labels" or any(part in name for part in ("mask", "type", "position"))
+    return not other and isinstance(value, Tensor) and (value.shape, value.dtype) == (labels.shape, labels.dtype)
+
+
+def _agree(labels: Tensor, text: Tensor) -> bool:
+    """Tell whether labels that count are the text's own tokens."""
+    counted = labels != IGNORE
+    return bool(counted.any()) and torch.equal(labels[counted], text.to(labels.device)[counted])

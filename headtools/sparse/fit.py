@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.prune import prune
+from headtools.heads.prune import cut_heads
 from headtools.heads.scores import HeadScores
-from headtools.heads.sites import Site, Sites, sites
+from headtools.heads.sites import Which
+from headtools.heads.sites import sites as find_sites
+from headtools.importance.loss import Loss
 from headtools.sparse.concrete import START, STRETCH, TEMPERATURE, HardConcrete
 from headtools.sparse.loop import Loop
-from headtools.sparse.training import Batches, Loss, refuse_without_gradients, trained_weights
+from headtools.sparse.training import Batches, refuse_without_gradients, trained_weights, warn_of_old_loss
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +66,7 @@ class Fit:
     def cut(self) -> nn.Module:
         """Return a copy of the model from which the closed heads are cut; equal to the model under ``values()``."""
         model = copy.deepcopy(self.model)
-        prune(model, self.closed_heads)
+        cut_heads(model, self.closed_heads)
         return model
 
     def __repr__(self) -> str:
@@ -77,9 +80,9 @@ def fit_gates(
     penalty: float | Sequence[float],
     *,
     steps: int = 400,
-    over: str | Sites | Sequence[Site] | None = None,
+    sites: Which = None,
     weights: str | Collection[str] | None = "all",
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
     per: str = "batch",
     temperature: float = TEMPERATURE,
     stretch: tuple[float, float] = STRETCH,
@@ -94,6 +97,7 @@ def fit_gates(
     save_every: int = 50,
     in_place: bool = False,
     quiet: bool = False,
+    over: Which = None,
 ) -> Fit | list[Fit]:
     """Go on training a model with a gate on every head and a price on open gates; return which heads stay.
 
@@ -102,9 +106,11 @@ def fit_gates(
     (``weights=None``): all its values are then tried in one run, on the batch repeated that often, and a list of
     results comes back, each as if run alone.
 
-    - ``batches``: dicts of the model's arguments; a list, gone through again and again, or ``batches(step)``.
-    - ``loss``: ``loss(model, batch) -> (B,)``, or one number that is a mean; left out: ``model(**batch).loss``.
-    - ``over``: which heads get gates: "encoder", "decoder", "cross", some sites, or all of the model's.
+    - ``batches``: one dict of the model's arguments or several, gone through again and again, or ``batches(step)``.
+    - ``loss``: ``loss(outputs, batch) -> (B,)``, or one number that is a mean; "causal" or "aligned", as in
+      ``label_loss``; left out: ``model(**batch).loss``.
+    - ``sites``: which heads get gates: "encoder", ("cross", 3), a list of such, or all of the model's. ``over`` is its
+      old name.
     - ``weights``: which weights learn with the gates: "all", "encoder" (the decoder and what it shares stay frozen,
       so that functions cannot move there), None, or beginnings of names. What is frozen (``requires_grad=False``),
       as the base under PEFT's adapters, stays frozen. With any, the model is in training mode.
@@ -134,10 +140,16 @@ def fit_gates(
     penalties = [float(x) for x in (penalty if several else [penalty])]
     _check(penalties, several, weights, steps, ramp, decay, settled)
     refuse_without_gradients(model)
+    warn_of_old_loss(loss)
+    if over is not None:
+        if sites is not None:
+            raise TypeError("over is the old name of sites: pass sites alone")
+        warnings.warn("over is the old name: write fit_gates(..., sites=...)", DeprecationWarning, stacklevel=2)
+        sites = over
     student = model if weights is None else copy.deepcopy(model)
     trained = trained_weights(student, weights)
     gates = HardConcrete(
-        _sites(student, over), temperature=temperature, stretch=stretch, start=start,
+        find_sites(student).pick(sites), temperature=temperature, stretch=stretch, start=start,
         sets=len(penalties) if several else None,
     ).to(next(student.parameters()).device)  # fmt: skip
     settings = {
@@ -160,7 +172,7 @@ def recover(
     *,
     steps: int = 100,
     weights: str | Collection[str] = "all",
-    loss: Loss | None = None,
+    loss: Loss | str | None = None,
     rate: float = 3e-4,
     decay: float = 1.0,
     seed: int = 0,
@@ -183,6 +195,7 @@ def recover(
     """
     _check([], False, weights, steps, 0.0, decay, None)
     refuse_without_gradients(model)
+    warn_of_old_loss(loss)
     student = copy.deepcopy(model)
     trained = trained_weights(student, weights)
     settings = {
@@ -217,14 +230,6 @@ def _put(student: nn.Module, model: nn.Module) -> None:
     """Give the model the weights of its trained copy."""
     model.load_state_dict(student.state_dict())
     torch.clear_autocast_cache()
-
-
-def _sites(model: nn.Module, over: str | Sites | Sequence[Site] | None) -> Sites | list[Site]:
-    """Return the sites of ``model`` that ``over`` names, which may have been found on a model it was copied from."""
-    found = sites(model)
-    if over is None:
-        return found
-    return found[over] if isinstance(over, str) else [found[site.key] for site in over]
 
 
 def _result(model: nn.Module, gates: HardConcrete, rows: Mapping[str, Tensor], k: int | None, penalty: float) -> Fit:

@@ -14,11 +14,11 @@ from headtools.heads.gates import multiplied
 from headtools.heads.progress import progress
 from headtools.heads.selection import refuse_compiled
 from headtools.heads.sites import sites
+from headtools.importance.loss import Loss
 from headtools.sparse import checkpoint
 from headtools.sparse.concrete import HardConcrete
 from headtools.sparse.training import (
     Batches,
-    Loss,
     dice,
     in_turn,
     learning,
@@ -42,7 +42,7 @@ class Loop:
         trained: dict[str, nn.Parameter],
         gates: HardConcrete | None,
         penalties: list[float],
-        loss: Loss | None,
+        loss: Loss | str | None,
         settings: dict,
     ) -> None:
         self.model, self.trained, self.gates, self.loss, self.settings = model, trained, gates, loss, settings

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -11,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.interventions import claimed
+from headtools.importance.loss import Loss, each_loss
 
-Loss = Callable[[nn.Module, Mapping], Tensor]
-Batches = Callable[[int], Mapping] | Iterable[Mapping]
+Batches = Callable[[int], Mapping] | Mapping | Iterable[Mapping]
 
 
 def trained_weights(model: nn.Module, weights: str | Collection[str] | None) -> dict[str, nn.Parameter]:
@@ -129,12 +131,12 @@ def schedule(done: float, ramp: float, decay: float) -> tuple[float, float]:
 
 
 def in_turn(batches: Batches, first: int) -> Iterator[Mapping]:
-    """Yield the batches of step ``first`` and on: ``batches(step)``, or an iterable gone through again and again.
+    """Yield the batches of step ``first`` and on: ``batches(step)``, or one or several gone through again and again.
 
     Raises ``ValueError`` for no batches or an iterator that ran out, ``TypeError`` for something that is no batch.
     """
     if isinstance(batches, Mapping):
-        raise TypeError("batches is one batch: pass a list of them, [batch], or a function from step to batch")
+        batches = [batches]
     given = _called(batches, first) if callable(batches) else islice(_endless(batches), first, None)
     for step, batch in enumerate(given):
         if not isinstance(batch, Mapping):
@@ -162,6 +164,29 @@ def _endless(batches: Iterable[Mapping]) -> Iterator[Mapping]:
             raise ValueError(f"the batches ran out after {seen}; pass a list, which is gone through again")
 
 
+def takes_model(loss: Loss | str | None) -> bool:
+    """Tell a loss of the old form, loss(model, batch), by the name of its first parameter.
+
+    >>> takes_model(lambda model, batch: 0), takes_model(lambda outputs, batch: 0)
+    (True, False)
+    """
+    try:
+        return callable(loss) and next(iter(inspect.signature(loss).parameters), None) == "model"
+    except ValueError:  # a function that is not written in Python
+        return False
+
+
+def warn_of_old_loss(loss: Loss | str | None) -> None:
+    """Warn where a loss is of the old form, which one more release takes."""
+    if takes_model(loss):
+        warnings.warn(
+            "loss(model, batch) is the old form, which the next release no longer takes: write loss(outputs, batch), "
+            "as everywhere else; outputs are what model(**batch) returns",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+
+
 def size(batch: Mapping) -> int:
     """Return the number of examples of a batch."""
     return next(len(value) for value in batch.values() if isinstance(value, Tensor) and value.dim())
@@ -175,17 +200,22 @@ def repeated(batch: Mapping, times: int) -> dict:
     }
 
 
-def task_loss(model: nn.Module, batch: Mapping, loss: Loss | None, sets: int) -> Tensor:
+def task_loss(model: nn.Module, batch: Mapping, loss: Loss | str | None, sets: int) -> Tensor:
     """Return the mean loss of each set of gates, (sets,), where the batch holds its examples ``sets`` times over.
 
     A loss of one number is taken for the mean over all sets, and given to each: its gradient is right, and its value
     is their mean.
     """
-    value = getattr(model(**batch), "loss", None) if loss is None else loss(model, batch)
+    if loss is None:
+        value = getattr(model(**batch), "loss", None)
+    elif isinstance(loss, str):
+        value = each_loss(model, batch, loss)
+    else:
+        value = loss(model if takes_model(loss) else model(**batch), batch)
     if not isinstance(value, Tensor):
         raise TypeError(
             f"the loss is {value!r}; needed: batches with labels, so that model(**batch).loss is there, or "
-            "loss=function(model, batch) -> (B,)"
+            "loss=function(outputs, batch) -> (B,)"
         )
     if value.dim() == 0:
         return value.expand(sets)

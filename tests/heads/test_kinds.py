@@ -210,7 +210,7 @@ class Plain(nn.Module):
         (Causal(), "inner", True),
         (Both(), "inner", False),
         (Plain(Causal()), "inside.inner", True),
-        (Plain(nn.Identity()), "inside", False),
+        (Plain(nn.Identity()), "inside", None),
         (Causal(is_causal=False), "inner.attn", False),
         (Causal(is_causal=True), "inner.attn", True),
         (Causal(use_bidirectional_attention=True), "inner.attn", False),
@@ -223,7 +223,7 @@ def test_who_builds_the_mask(owner, name, causal):
 def test_another_model_around_it_does_not_count():
     outer = Causal()
     outer.inner["model"] = Plain(nn.Identity(), switch=True)
-    assert causal_by_caller(outer, "inner.model.inside") is False
+    assert causal_by_caller(outer, "inner.model.inside") is None
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import headtools as ht
+from headtools.heads.prune import cut_heads
 
 from .reference import assert_same_state, bias_of, open_gates, some_heads, state, untouched, watch
 from .zoo import INTERFACE, PADDED, error, fresh, logits, run, valid, zoo_model
@@ -133,7 +134,9 @@ def test_replay_of_nothing_and_of_a_mapping():
     model, _ = fresh("gpt2")
     with untouched(model):
         ht.replay(model, [])
-        ht.prune(model, {})
+        for heads in ({}, [], {("decoder", 1): []}):
+            with pytest.raises(ValueError, match=r"no heads came.*prune\(model, .*if heads"):
+                ht.prune(model, heads)
     ht.replay(model, {("decoder", 1): [0, 3]})
     assert ht.pruned(model) == [("decoder", 1, 0), ("decoder", 1, 3)]
     with pytest.raises(ValueError, match=r"not there.*\[1, 2\]"):
@@ -253,7 +256,7 @@ def test_law_pruned_equals_gated_for_any_heads(name, data):
         if chosen:
             heads[site.key] = sorted(chosen)
     expected = gated(model, batch, heads)
-    ht.prune(model, heads)
+    cut_heads(model, heads)
     assert close(name, run(model, batch), expected, batch)
     again, _ = fresh(name)
     ht.replay(again, json.loads(json.dumps(ht.pruned(model))))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import headtools as ht
+from headtools.heads.sites import SETTLE
 
 from .zoo import run, zoo_model
 
@@ -98,7 +99,7 @@ def test_what_is_not_understood_is_told_where_the_user_is():
     assert told[0].filename == __file__
     assert sites.skipped == ("a.1.attn (Attention)", "a.2.attn (Attention)")
     assert repr(sites).splitlines()[-2:] == [
-        "1 sites, 2 heads",
+        f"encoder 0: {SETTLE}",
         "not understood: a.1.attn (Attention), a.2.attn (Attention)",
     ]
     assert "not understood" not in repr(ht.sites(tree(attn=good())))

@@ -20,10 +20,9 @@ from ..heads.zoo import fresh, run, zoo_model
 NEEDED = [("encoder", 0, 1), ("encoder", 1, 2), ("encoder", 2, 0)]
 
 
-def loss(model, batch):
+def loss(outputs, batch):
     """Per example: how far the model's answer is from the wanted one."""
-    scores = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    return (scores - batch["wanted"]).square().mean((1, 2))
+    return (outputs.logits - batch["wanted"]).square().mean((1, 2))
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +126,7 @@ def test_cut_saved_and_loaded_is_the_gated_model(tmp_path):
 
 
 def test_no_price_closes_nothing_and_a_high_one_everything(batches):
-    free, dear = fit(batches[:1], [0.0, 5.0], loss=lambda model, batch: loss(model, batch) * 0, steps=60)
+    free, dear = fit(batches[:1], [0.0, 5.0], loss=lambda outputs, batch: loss(outputs, batch) * 0, steps=60)
     assert len(free.open_heads) == 12
     assert (free.history.values == free.history.values[0]).all()
     assert dear.open_heads == []
@@ -150,7 +149,7 @@ def test_several_penalties_go_as_each_would_alone(batches, per):
 def test_a_loss_of_one_number_is_a_mean(batches):
     """The gradient is the one of the loss example by example, also with several sets of gates."""
     one = fit(batches, [0.0, 0.05])
-    mean = fit(batches, [0.0, 0.05], loss=lambda model, batch: loss(model, batch).mean())
+    mean = fit(batches, [0.0, 0.05], loss=lambda outputs, batch: loss(outputs, batch).mean())
     for a, b in zip(one, mean, strict=True):
         torch.testing.assert_close(torch.tensor(a.history.values), torch.tensor(b.history.values), atol=1e-3, rtol=0)
 
@@ -166,7 +165,7 @@ def test_a_model_in_bfloat16(batches):
 
 def test_rates_fall_at_the_end(batches):
     """Under a steady push Adam moves by the learning rate, whatever the gradient's size."""
-    found = fit(batches, 5.0, loss=lambda model, batch: loss(model, batch) * 0, steps=10, decay=0.5, gate_rate=0.01)
+    found = fit(batches, 5.0, loss=lambda outputs, batch: loss(outputs, batch) * 0, steps=10, decay=0.5, gate_rate=0.01)
     moved = -torch.tensor(found.history.values).diff(dim=0).mean(1)
     torch.testing.assert_close(moved, torch.tensor([1.0] * 6 + [0.8, 0.6, 0.4, 0.2]) * 0.01, rtol=0.05, atol=0)
 
@@ -192,7 +191,7 @@ def test_a_frozen_decoder_and_what_it_shares_stay():
     next(model.parameters()).grad = torch.ones_like(next(model.parameters()))
     model.lm_head.weight.requires_grad_(False)
     before = state(model)
-    found = fit_gates(model, batches, 0.1, over="encoder", weights="encoder", steps=2, quiet=True)
+    found = fit_gates(model, batches, 0.1, sites="encoder", weights="encoder", steps=2, quiet=True)
     assert_untouched(before, model)
     assert found.model is not model
     assert set(found.history.columns.get_level_values("kind")) == {"encoder"}
@@ -230,19 +229,20 @@ def test_an_exception_leaves_the_model_whole(batches):
     model, _ = fresh("bert")
     before, calls = state(model), []
 
-    def breaks(student, batch):
+    def breaks(outputs, batch):
         calls.append(1)
         if len(calls) > 3:
             raise RuntimeError("out of memory, say")
-        return loss(student, batch)
+        return loss(outputs, batch)
 
     for weights in ("all", None):
         calls.clear()
         with pytest.raises(RuntimeError, match="out of memory"):
             fit(batches, model=model, weights=weights, loss=breaks, in_place=True)
         assert_untouched(before, model)
+    nan = {"loss": lambda outputs, batch: loss(outputs, batch) * float("nan")}
     with pytest.raises(FloatingPointError, match="nan at step 0"):
-        fit(batches, model=model, weights="all", loss=lambda m, b: loss(m, b) * float("nan"), in_place=True)
+        fit(batches, model=model, weights="all", in_place=True, **nan)
     assert_untouched(before, model)
     plain = fit(batches, model=model, weights="all")
     assert_untouched(before, model)
@@ -332,7 +332,7 @@ def test_recovery(batches, tmp_path):
 
     def distance(student):
         with torch.no_grad():
-            return sum(loss(student, batch).mean().item() for batch in batches)
+            return sum(loss(student(**batch), batch).mean().item() for batch in batches)
 
     better = recover(model, batches, steps=30, loss=loss, rate=1e-3, quiet=True)
     assert_untouched(before, model)
@@ -369,13 +369,12 @@ def test_recovery(batches, tmp_path):
         ({"settled": 1.0}, ValueError, "between 0.5 and 1"),
         ({"weights": "encoder"}, ValueError, "no encoder of its own"),
         ({"weights": ["nowhere"]}, ValueError, "no weight starts"),
-        ({"over": "cross"}, KeyError, "cross"),
+        ({"sites": "cross"}, KeyError, "cross"),
         ({"per": "token"}, ValueError, "batch"),
         ({"batches": []}, ValueError, "ran out after 0"),
         ({"batches": ["words"]}, TypeError, "batch 0 is a str"),
-        ({"batches": {"input_ids": torch.ones(1, 2)}}, TypeError, "a list of them"),
-        ({"loss": lambda model, batch: loss(model, batch)[:2]}, ValueError, "one an example"),
-        ({"loss": lambda model, batch: 1.0}, TypeError, "needed"),
+        ({"loss": lambda outputs, batch: loss(outputs, batch)[:2]}, ValueError, "one an example"),
+        ({"loss": lambda outputs, batch: 1.0}, TypeError, "needed"),
     ],
 )
 def test_bad_arguments(batches, options, error, message):
