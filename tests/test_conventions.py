@@ -160,6 +160,16 @@ def test_one_loss_serves_every_function():
         ht.recover(model, batch, steps=1, loss=old, quiet=True)
 
 
+def test_a_loss_that_calls_outputs_as_if_they_were_the_model():
+    model, batch = zoo_model("bert")
+    for raised, loss in (
+        (r"loss\(outputs, batch\).*MaskedLMOutput", lambda brain, batch: brain(**batch).logits.mean((1, 2))),
+        (r"^'int' object is not callable", lambda outputs, batch: len(batch)()),  # another mistake stays
+    ):
+        with untouched(model), pytest.raises(TypeError, match=raised):
+            ht.fit_gates(model, batch, 1.0, loss=loss, steps=1, weights=None, quiet=True)
+
+
 def test_the_old_name_of_sites():
     model, batch = zoo_model("bert")
     options = {"steps": 1, "weights": None, "quiet": True}

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -164,6 +165,9 @@ def _endless(batches: Iterable[Mapping]) -> Iterator[Mapping]:
             raise ValueError(f"the batches ran out after {seen}; pass a list, which is gone through again")
 
 
+MODELS = ("model", "student", "network", "net", "m")  # what the first parameter of a loss of the old form is called
+
+
 def takes_model(loss: Loss | str | None) -> bool:
     """Tell a loss of the old form, loss(model, batch), by the name of its first parameter.
 
@@ -171,7 +175,7 @@ def takes_model(loss: Loss | str | None) -> bool:
     (True, False)
     """
     try:
-        return callable(loss) and next(iter(inspect.signature(loss).parameters), None) == "model"
+        return callable(loss) and next(iter(inspect.signature(loss).parameters), None) in MODELS
     except ValueError:  # a function that is not written in Python
         return False
 
@@ -200,6 +204,18 @@ def repeated(batch: Mapping, times: int) -> dict:
     }
 
 
+def _asked(loss: Callable, given: nn.Module | Any, batch: Mapping) -> Any:
+    try:
+        return loss(given, batch)
+    except TypeError as error:
+        if f"{type(given).__name__!r} object is not callable" not in str(error):
+            raise
+        raise TypeError(
+            f"a loss is loss(outputs, batch), and outputs are what model(**batch) returned, a {type(given).__name__}; "
+            "this one calls them as if they were the model: take what it needs from outputs and batch"
+        ) from error
+
+
 def task_loss(model: nn.Module, batch: Mapping, loss: Loss | str | None, sets: int) -> Tensor:
     """Return the mean loss of each set of gates, (sets,), where the batch holds its examples ``sets`` times over.
 
@@ -211,7 +227,7 @@ def task_loss(model: nn.Module, batch: Mapping, loss: Loss | str | None, sets: i
     elif isinstance(loss, str):
         value = each_loss(model, batch, loss)
     else:
-        value = loss(model if takes_model(loss) else model(**batch), batch)
+        value = _asked(loss, model if takes_model(loss) else model(**batch), batch)
     if not isinstance(value, Tensor):
         raise TypeError(
             f"the loss is {value!r}; needed: batches with labels, so that model(**batch).loss is there, or "
