@@ -18,14 +18,17 @@ class Conventions:
                           Weights, entropies and distances always count them, since they are part of the row
     specials_as_queries   whether the looks of such tokens count
     self_as_key           whether a look may land on the query itself; Clark's probe forbids it
-    renormalise           whether the weights of the words are divided by what the row leaves them, where specials are
-                          no keys (TransformerLens divides)
+    renormalise           whether the weights of the words, and so confidence, are divided by what the row leaves the
+                          keys of a look, where specials are no keys (TransformerLens divides); what an even spread
+                          scores is then counted among those keys too. Entropy and distance stay those of the row
     edges                 'drop': a query that cannot see its partner (no next word, or in a decoder a later word) is
                           not counted; 'count': it is a miss
     cross                 'writes': a target word asks from the position that writes it; 'reads': from the position
                           that reads it, one later
     span                  offsets from -span to span are scored
-    common                a sentence counts for the rarest word only if that word is not among this many most frequent
+    common                a sentence counts for the rarest word only if this many words or more are more frequent.
+                          Words of equal frequency are rarest together: a look at any of them is a hit, for the
+                          baseline too. Where they are more than half of the sentence, it does not count
     shortest              words (or tokens) a sentence needs for content similarity and for a map class
     margin                how far above its baseline a relation, a mention or an alignment must be
     fewest                looks without which no role holds

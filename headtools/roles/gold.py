@@ -1,7 +1,7 @@
 """The annotation of a batch as arrays: the words of all its sentences behind each other, and the units of each word."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -16,16 +16,28 @@ _SKIPPED = ("root", "punct")
 
 @dataclass(frozen=True)
 class Words:
-    """What is known of the words of a language: ``rank`` by frequency from 0, ``rarity`` in nats, token ``marks``."""
+    """What is known of the words of a language: ``rank`` by frequency from 0, ``rarity`` in nats, token ``marks``.
+
+    Words of equal frequency have equal ranks: how many words are more frequent. A word that was not counted as it is
+    written, but in another case, is taken for the one that ``other_case`` names, {word.casefold(): word}.
+    """
 
     rank: Mapping[str, int]
     rarity: Mapping[str, float]
     unknown: float
     marks: Mapping[str, int]
+    other_case: Mapping[str, str] = field(default_factory=dict)
+
+    def rank_of(self, word: str) -> int:
+        """How many words are more frequent; for a word that is not known, how many are known."""
+        return self.rank.get(self._counted(word), len(self.rank))
 
     def rare(self, word: str) -> float:
         """How rare a word is: minus the logarithm of its share of all words counted, in nats."""
-        return self.rarity.get(word, self.unknown)
+        return self.rarity.get(self._counted(word), self.unknown)
+
+    def _counted(self, word: str) -> str:
+        return word if word in self.rank else self.other_case.get(word.casefold(), word)
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,8 @@ class Gold:
     nominal       (N,) whether it is a noun, a name or a pronoun
     point         (N,) whether it is punctuation
     form          (N,) equal for equal words, in the order of the alphabet
-    rank, rarity  (N,) rank by frequency and rarity in nats; words that ``Words`` does not rank stand behind all others
+    rank, rarity  (N,) rank by frequency, equal for equal frequencies, and rarity in nats; words that ``Words`` does not
+                  rank stand behind all others
     ranked        how many words ``Words`` ranks
     """
 
@@ -99,7 +112,7 @@ def gold(sentences: Sequence[Sentence], words: Words) -> Gold:
     return Gold(
         start, row, place, np.where((head == 0) | no_relation, -1, start[row] + head - 1), relation, tuple(names),
         _numbers(s.coreference for s in sentences), nominal, point, form,
-        np.array([words.rank.get(word, len(words.rank)) for word in forms])[form],
+        np.array([words.rank_of(word) for word in forms])[form],
         np.array([words.rare(word) for word in forms])[form], len(words.rank),
     )  # fmt: skip
 

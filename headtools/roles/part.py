@@ -75,9 +75,10 @@ class Part:
         group, row, target = self.weights
         given = last.view(-1, heads).index_select(0, row * keys + target)
         if self.conventions.renormalise:  # words share what the row leaves them; marks keep their own
-            left = (last * self.allowed[..., None]).sum(2).clamp_min(1e-12).view(-1, heads)
+            left = (last * self.allowed[..., None]).sum(2).clamp_min(1e-12)
+            weight = weight / left
             words = self.allowed.flatten()[row * keys + target]
-            given = torch.where(words[:, None], given / left[row], given)
+            given = torch.where(words[:, None], given / left.view(-1, heads)[row], given)
         out.index_add_(0, group, given)
         out = out.view(-1, len(self.place), heads)
         asks = self.counted[:, 0] > 0

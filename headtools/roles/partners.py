@@ -5,7 +5,8 @@ Units are words or tokens (``units.py``). Names of roles:
     offset -1, offset +0, ...     the unit so many places away, the query itself at +0
     nsubj up, obj down, ...       from a word to its syntactic head, or from the head to the word, by relation
     coreference                   from a mention to any mention before it of the same thing
-    rarest, two rarest            from any word to the rarest word, or one of the two rarest (Voita et al. 2019, 5.3)
+    rarest, two rarest            from any word to the rarest word, or one of the two rarest (Voita et al. 2019, 5.3);
+                                  of words equally rare any will do
     rarest other                  the same, but each query has its own target: the rarest word other than itself
     alignment                     from a target word to the source word it translates (cross-attention)
     previous, next, self, first   the neighbours, the query itself, the first unit of all, by weight
@@ -159,31 +160,37 @@ def _mentions(gold: Gold, at: Places, role: int) -> Partners:
 
 
 def _rarest(gold: Gold, at: Places, queries: Queries, place: Mapping[str, int], common: int) -> list[Partners]:
-    """The roles of the rarest words, in the sentences whose rarest is not one of the ``common`` most frequent."""
+    """The roles of the rarest words, in the sentences that have any; words of equal frequency are rarest together.
+
+    Left out are sentences with nothing but words to which fewer than ``common`` are more frequent, and those of whose
+    words more than half are rarest, so that a look at random would do.
+    """
     if not any(role in place for role in RARE) or not gold.ranked:
         return []  # without ranks nothing is rare
-    # Each sentence's words, rarest first; words that are not known tie, and the alphabet decides.
+    # Each sentence's words, rarest first, equal words beside each other.
     order = np.lexsort((gold.form, -gold.rank, gold.row))
-    begins = np.diff(gold.form[order], prepend=-1) != 0
-    begins[gold.start] = True
-    kind = np.cumsum(begins) - 1
+    numbers, starts = np.arange(len(order)), np.zeros(len(order), dtype=bool)
+    starts[gold.start] = True
+    different, rarer = (starts | (np.diff(values[order], prepend=-1) != 0) for values in (gold.form, gold.rank))
+    kind = np.cumsum(different) - 1
     kind = kind - kind[gold.start][gold.row]  # of the sentence's different words, from 0
-    kinds = np.maximum.reduceat(kind, gold.start) + 1
-    rare = (gold.rank[order[gold.start]] >= common)[gold.row] & (kind < 2)
+    kind = kind[np.maximum.accumulate(np.where(rarer, numbers, 0))]  # how many of them are rarer
+    highest = gold.rank[order[gold.start]]
+    sizes, tied = (np.add.reduceat(values, gold.start) for values in (np.ones_like(order), (kind == 0).astype(int)))
+    rare = ((highest >= common) & (2 * tied <= sizes))[gold.row] & (kind < 2)
     word, kind = order[rare], kind[rare]
     part, unit = at.of(word)
-    row, kind = gold.row[word][part], kind[part]
+    row, kind, form = gold.row[word][part], kind[part], gold.form[word][part]
     out = []
     for role, chosen in (("rarest", kind == 0), ("two rarest", kind < 2)):
         if role in place:
             out.append(everywhere(place[role], row[chosen], unit[chosen], queries)[0])
     if "rarest other" in place:
-        several = kinds[row] > 1
-        row, unit, kind = row[several], unit[several], kind[several]
         found, which = everywhere(place["rarest other"], row, unit, queries)
-        itself = np.zeros((gold.sentences, 1 + max([0, *unit, *queries.unit])), dtype=bool)
-        itself[row[kind == 0], unit[kind == 0]] = True
-        out.append(found.only(itself[found.row, found.query][found.owner] == (kind[which] == 1)))
+        rarest = np.full((gold.sentences, 1 + max([0, *unit, *queries.unit])), -1)
+        rarest[row[kind == 0], unit[kind == 0]] = form[kind == 0]
+        itself = rarest[found.row, found.query][found.owner]  # the query's own word, if it is one of the rarest
+        out.append(found.only(np.where(itself < 0, kind[which] == 0, form[which] != itself)))
     return out
 
 

@@ -68,7 +68,8 @@ class Plan:
         self._place = {role: i for i, role in enumerate(self.roles)}
         self._masks()
         looking, weighing = (make(side, self._place, self.conventions) for make in (looks, weights))
-        counted = self._count(looking, self.allowed) + self._count(weighing, self.visible)
+        of_weights = self._count(weighing, self.visible, self.conventions.renormalise)
+        counted = self._count(looking, self.allowed) + of_weights
         self.counted = torch.from_numpy(counted).float().view(size)
         self._rare = torch.zeros(side.keys.word.shape)
         if "rarity" in self._place:
@@ -109,10 +110,18 @@ class Plan:
         asked = queries.real if rules.specials_as_queries and self.side.kind != "cross" else queries.word >= 0
         self.rows = asked & self.allowed.any(-1)
 
-    def _count(self, found: Partners, keys: Tensor) -> Array:
-        """How many queries each role has in each sentence, and what baseline and chance score on them: (B, 3 * R)."""
+    def _count(self, found: Partners, keys: Tensor, renormalise: bool = False) -> Array:
+        """How many queries each role has in each sentence, and what baseline and chance score on them: (B, 3 * R).
+
+        ``renormalise`` says that words share what is left to them: an even spread is one over those alone.
+        """
         hits, roles = found.hits(), len(self.roles)
         chance = hits / np.maximum(keys.sum(-1).numpy()[found.row, found.query], 1)
+        if renormalise:
+            at = found.row[found.owner], found.query[found.owner]
+            shares = [1 / np.maximum(mask.sum(-1).numpy()[at], 1) for mask in (self.allowed, keys)]
+            words = self.allowed.numpy()[(*at, found.key)]
+            chance = np.bincount(found.owner, np.where(words, *shares), len(hits))
         offset = self._usual()[found.row, found.role]
         right = np.bincount(found.owner, found.key == (found.query + offset)[found.owner], len(hits)) > 0
         base = np.where(offset == _NONE, chance, right)
@@ -144,9 +153,10 @@ class Plan:
         """Numbers of rows, and what an even spread scores, for the statistics without partners."""
         rows, visible, allowed = self.rows, self.visible.float(), self.allowed.float()
         keys = visible.sum(-1).clamp_min(1)
+        among = allowed.sum(-1).clamp_min(1) if self.conventions.renormalise else keys
         long = (self.side.keys.word >= 0).sum(-1) >= self.conventions.shortest
         even = {
-            "confidence": 1 / keys, "entropy": keys.log(),
+            "confidence": 1 / among, "entropy": keys.log(),
             "distance": (measures.offsets(visible).abs() * visible).sum(-1) / keys,
             "rarity": (allowed * self._rare[:, None]).sum(-1) / allowed.sum(-1).clamp_min(1),
         }  # fmt: skip

@@ -43,17 +43,38 @@ class Side:
 
 
 def count_words(tokenizer: object, reference: Sequence[Sentence], frequency: Mapping[str, int] | None) -> Words:
-    """Count words, for their ranks and rarity (``frequency``, or the words of ``reference``), and find the marks."""
+    """Count words, for their ranks and rarity (``frequency``, or the words of ``reference``), and find the marks.
+
+    Raises ValueError for a frequency that is no count.
+
+    >>> from types import SimpleNamespace
+    >>> words = count_words(SimpleNamespace(), [], {"the": 9, "dog": 2, "cat": 2})
+    >>> [words.rank_of(word) for word in ("The", "dog", "cat", "gnu")]
+    [0, 1, 1, 3]
+    """
     count = dict(Counter(chain.from_iterable(s.words for s in reference)) if frequency is None else frequency)
+    _refuse_shares(count)
     total = sum(count.values()) + len(count) + 1  # one more of each, and one for the unknown
-    order = sorted(count, key=lambda word: (-count[word], word))
+    order = sorted((word for word in count if count[word]), key=lambda word: -count[word])
+    numbers = [count[word] for word in order]
+    first = {n: place for place, n in reversed([*enumerate(numbers)])}  # words of equal frequency have equal ranks
     marks: dict[str, int] = {}
     for name in MARKS:
         token = getattr(tokenizer, f"{name}_token_id", None)
         if token is not None and token not in marks.values():  # RoBERTa's start mark is also its [CLS]
             marks[name] = token
     rarity = {word: log(total / (n + 1)) for word, n in count.items()}
-    return Words({word: i for i, word in enumerate(order)}, rarity, log(total), marks)
+    other_case = {word.casefold(): word for word in reversed(order)}  # of several the most frequent
+    return Words({word: first[count[word]] for word in order}, rarity, log(total), marks, other_case)
+
+
+def _refuse_shares(count: Mapping[str, float]) -> None:
+    for word, n in count.items():
+        if not (n >= 0 and n % 1 == 0):
+            raise ValueError(
+                f"frequency[{word!r}] is {n!r}, and how often a word occurs is a whole number, 0 or more: "
+                "write frequency=Counter(words), or multiply shares by the size of their corpus"
+            )
 
 
 def make_sides(

@@ -71,8 +71,9 @@ def taxonomy(
     if it can see a partner.
 
     ``conventions`` hold every other choice (``VOITA``, ``CLARK``). ``frequency`` counts words, for the rarest word and
-    rarity (None: in ``fitted``). ``antecedent(sentence, place)`` is the baseline of coreference, a rule that names the
-    place of the noun that a mention stands for. ``shuffle`` hands out each row's weights at random among the keys: the
+    rarity (None: in ``fitted``); a word that it does not have as it is written, but in another case, has that one's
+    count. ``antecedent(sentence, place)`` is the baseline of coreference, a rule that names the place of the noun that
+    a mention stands for. ``shuffle`` hands out each row's weights at random among the keys: the
     random-head control; the untrained one is ``taxonomy(untrained(model), ...)``. Intervals come from ``times``
     bootstrap replicas over sentences, drawn from ``seed``.
 

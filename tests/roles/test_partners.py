@@ -19,7 +19,7 @@ from headtools.roles.units import make_units, units_of_words
 FORMS = ("a", "b", "c", "d", ".", "'s")
 TAGS = ("NOUN", "PRON", "VERB", "PUNCT", "_")
 RELATIONS = ("root", "punct", "nsubj", "det", "obj")
-WORDS = Words({"a": 0, "b": 1, ".": 2}, {"a": 0.5, "b": 1.0, ".": 1.5}, 3.0, {"cls": 90, "eos": 91})
+WORDS = Words({"a": 0, "b": 1, ".": 1}, {"a": 0.5, "b": 1.0, ".": 1.0}, 3.0, {"cls": 90, "eos": 91})
 ROLES = [
     *(f"offset {k:+d}" for k in range(-2, 3)), *(f"{r} {way}" for r in RELATIONS[2:] for way in ("up", "down")),
     "coreference", "rarest", "two rarest", "rarest other", "previous", "next", "self", "first", "cls", "eos",
@@ -72,14 +72,18 @@ def loops(s: Sentence, word: list[int], mark: list[int], n: int, c: Conventions)
         if first:
             same = [v for v in range(w) if v + 1 == first or s.coreference[v] == first]
             look["coreference"].append((of[w][0], {u for v in same for u in of[v]}))
-    forms = sorted({*s.words}, key=lambda f: (-WORDS.rank.get(f, 3), f))
-    if WORDS.rank.get(forms[0], 3) >= c.common:
-        places = [{u for w, f in enumerate(s.words) if f == form for u in of[w]} for form in forms]
+    rank = {f: WORDS.rank.get(f, 3) for f in s.words}
+
+    def rarest(forms, fewest):
+        """The words to which fewer than so many others are rarer."""
+        return {f for f in forms if sum(rank[g] > rank[f] for g in forms) < fewest}
+
+    one, two = rarest({*s.words}, 1), rarest({*s.words}, 2)
+    if max(rank.values()) >= c.common and 2 * sum(f in one for f in s.words) <= len(s.words):
         for q in queries:
-            look["rarest"].append((q, places[0]))
-            look["two rarest"].append((q, places[0] | places[min(1, len(forms) - 1)]))
-            if len(forms) > 1:
-                look["rarest other"].append((q, places[1] if q in places[0] else places[0]))
+            others = {*s.words} - {s.words[word[q]] if word[q] >= 0 else None}
+            for role, forms in (("rarest", one), ("two rarest", two), ("rarest other", rarest(others, 1))):
+                look[role].append((q, {u for w, f in enumerate(s.words) if f in forms for u in of[w]}))
     for q in queries:
         for role, k in (("previous", -1), ("next", 1), ("self", 0)):
             weight[role].append((q, {q + k} & {*keys}))
@@ -121,9 +125,10 @@ def in_order(found: dict) -> dict:
 
 
 SETTINGS = [
-    Conventions(level=level, specials_as_keys=k, specials_as_queries=q, self_as_key=s, edges=e, common=1, span=2)
+    Conventions(level=level, specials_as_keys=k, specials_as_queries=q, self_as_key=s, edges=e, common=1, span=2,
+                renormalise=(level == "word") != (e == "drop"))
     for level, k, q, s, e in product(LEVELS, (False, True), (False, True), (False, True), EDGES)
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
@@ -149,13 +154,17 @@ def test_a_batch_is_what_loops_find(kind: str):
 def check_counts(plan: Plan, row: int, s: Sentence, word: list[int], found: tuple[dict, dict], usual: dict) -> None:
     """The sums of n, baseline and chance of one sentence, once more with loops."""
     for some, keys in zip(found, (plan.allowed, plan.visible), strict=True):
-        free = keys[row].sum(-1).tolist()
+        free, words = keys[row].sum(-1).tolist(), plan.allowed[row]
+        shared = plan.conventions.renormalise and some is found[1]  # words share what is left to them
         for role, asked in some.items():
             if not asked:
                 continue
             n, base, chance = plan.counted[row, :, ROLES.index(role)].tolist()
             assert n == len(asked)
-            even = sum(len(targets) / max(free[q], 1) for q, targets in asked)
+            of_words = words.sum(-1).tolist()
+            even = sum(
+                1 / (of_words[q] if shared and words[q, key] else free[q]) for q, targets in asked for key in targets
+            )
             hits = sum(q + usual[role] in targets for q, targets in asked) if role in usual else even
             if role == "coreference":
                 even, hits = 0.0, 0

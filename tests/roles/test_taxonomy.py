@@ -1,7 +1,9 @@
 """taxonomy(): scores against brute force and against the organism's own table, baselines, verdicts, controls."""
 
 import math
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 from transformers import (
@@ -16,11 +18,14 @@ from transformers import (
 
 import headtools as ht
 from headtools.organism import roles_found
+from headtools.roles.alignment import align, to_words
 from headtools.roles.baselines import best_offsets, offset_baselines
 from headtools.roles.controls import shuffled, untrained
 from headtools.roles.conventions import CLARK, Conventions
 from headtools.roles.corpus import Sentence
 from headtools.roles.partners import looked_at
+from headtools.roles.plan import looks
+from headtools.roles.sides import count_words, word_sides
 from headtools.roles.taxonomy import best, taxonomy
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "dog", "cat", "play", "##ed", "##ing", "it", "saw", "."]
@@ -164,6 +169,28 @@ def test_renormalising_divides_by_what_the_marks_leave(bert):
     assert (divided[~weights].score == plain[~weights].score).all()
 
 
+@pytest.mark.parametrize("conventions", [Conventions(renormalise=True), replace(CLARK, renormalise=True)])
+def test_confidence_is_renormalised_too(bert, conventions):
+    """By loops: the largest share of what a row leaves the words, against one over the words."""
+    frame = taxonomy(bert, wordpieces(), SAID, times=20, roles=["confidence"], conventions=conventions)
+    shares, even = {(layer, head): [] for layer in range(2) for head in range(4)}, []
+    for sentence in SAID:
+        batch, words = align(wordpieces(), [sentence])
+        with torch.no_grad(), ht.record(bert, want="maps") as seen:
+            bert(**batch)
+        n = len(sentence.words)
+        for site in ht.sites(bert):
+            maps = to_words(seen[site].maps, words)[0, :, :n, :n]
+            if not conventions.self_as_key:
+                maps = maps * (1 - torch.eye(n))
+            for head, rows in enumerate(maps):
+                shares[site.layer, head] += (rows.amax(-1) / rows.sum(-1)).tolist()
+        even += [1 / (n - (not conventions.self_as_key))] * n
+    for row in frame.itertuples():
+        assert row.score == pytest.approx(sum(shares[row.layer, row.head]) / row.n, abs=1e-5)
+        assert row.baseline == row.chance == pytest.approx(sum(even) / row.n, abs=1e-5)
+
+
 def test_a_decoder_is_asked_only_what_it_can_see(gpt):
     tokenizer = wordpieces(marks=False)
     frame = taxonomy(gpt, tokenizer, SAID, times=20)
@@ -300,6 +327,70 @@ def test_the_rarest_word_is_looked_at_from_everywhere():
     assert found["two rarest"] == [(q, (3, 4)) for q in range(5)]
     assert found["rarest other"] == [(0, (4,)), (1, (4,)), (2, (4,)), (3, (4,)), (4, (3,))]
     assert "rarest" not in looked_at(SAID[2], places, 5, Conventions(common=5), rank | {".": 4})
+
+
+def test_words_equally_rare_are_rarest_together():
+    rank = {"the": 0, "saw": 3, "dog": 3, "it": 1, ".": 1}  # "it saw the dog ."
+    said = replace(SAID[2], words=("it", "saw", "the", "dog", "."))
+    places = {i: [i] for i in range(5)}
+    found = looked_at(said, places, 5, Conventions(common=3), rank)
+    assert found["rarest"] == found["two rarest"] == [(q, (1, 3)) for q in range(5)]
+    assert found["rarest other"] == [(0, (1, 3)), (1, (3,)), (2, (1, 3)), (3, (1,)), (4, (1, 3))]
+    found = looked_at(said, places, 5, Conventions(common=3), rank | {"dog": 4})
+    assert found["rarest"] == [(q, (3,)) for q in range(5)]
+    assert found["two rarest"] == [(q, (1, 3)) for q in range(5)]
+    assert found["rarest other"] == [(q, (1 if q == 3 else 3,)) for q in range(5)]
+    found = looked_at(said, places, 5, Conventions(common=1), rank | {"dog": 4, "saw": 1})
+    assert found["two rarest"] == [(q, (0, 1, 3, 4)) for q in range(5)]
+    assert found["rarest other"][3] == (3, (0, 1, 4))
+    assert "rarest" not in looked_at(said, places, 5, Conventions(common=1), rank | {"it": 3}), "more than half"
+    assert "rarest" not in looked_at(said, places, 5, Conventions(common=4), rank)
+
+
+def test_the_alphabet_decides_nothing():
+    """Names of words that only change places in the alphabet leave scores, baselines and counts as they are."""
+    frequency = {"the": 9, "dog": 5, "it": 5, "played": 2, "playing": 2, "saw": 2, "they": 2, ".": 9}
+    names = sorted({*frequency, *(word for s in SAID for word in s.words)})
+    renamed = {word: f"{chr(ord('z') - i)}{word}" for i, word in enumerate(names)}
+    rare = ["rarest", "two rarest", "rarest other"]
+    words = count_words(wordpieces(), SAID, frequency)
+    others = count_words(wordpieces(), SAID, {renamed[word]: n for word, n in frequency.items()})
+    place = {role: i for i, role in enumerate(rare)}
+    for common in (0, 1, 3, 5):
+        found = []
+        for known, names in ((words, {}), (others, renamed)):
+            said = [replace(s, words=tuple(names.get(w, w) for w in s.words)) for s in SAID]
+            side = word_sides(said, ["encoder"], known, False)["encoder"]
+            found.append(looks(side, place, Conventions(common=common)))
+        by_query = [sorted(zip(f.role[f.owner], f.row[f.owner], f.query[f.owner], f.key, strict=True)) for f in found]
+        assert by_query[0] == by_query[1]
+
+
+def test_case_does_not_make_a_word_rare(bert):
+    frequency = {"the": 90, "dog": 5, "it": 50, "played": 2, "saw": 3, ".": 90}
+    said = [replace(s, words=tuple(w.capitalize() for w in s.words)) for s in SAID]
+    for written in (said, SAID):
+        words = count_words(wordpieces(), written, frequency)
+        for s in written:
+            for word in s.words:
+                low = word.lower()
+                n, total = frequency.get(low, 0), sum(frequency.values()) + 7
+                assert words.rank_of(word) == sum(other > n for other in frequency.values())
+                assert words.rare(word) == pytest.approx(math.log(total / (n + 1)))
+    both = count_words(wordpieces(), SAID, {"May": 5, "may": 9, "MAY": 1})
+    assert [both.rank_of(word) for word in ("may", "May", "MAY", "mAy", "June")] == [0, 1, 2, 0, 3]
+    frames = []
+    for change in (str, str.upper):
+        counts = {change(word): n for word, n in frequency.items()}
+        frames.append(taxonomy(bert, wordpieces(), SAID, times=20, roles=["rarity", "rare"], frequency=counts,
+                               conventions=Conventions(common=0)))  # fmt: skip
+    pd.testing.assert_frame_equal(*frames)
+
+
+@pytest.mark.parametrize("share", [0.01, -1, float("nan"), 2.5])
+def test_a_share_is_no_count(bert, share):
+    with pytest.raises(ValueError, match=r"frequency\['dog'\] is .* whole number"):
+        taxonomy(bert, wordpieces(), SAID, frequency={"the": 3, "dog": share})
 
 
 def test_coreference_is_any_mention_before(bert):
