@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,12 +66,17 @@ def real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple[int, 
 def model_inputs(model: nn.Module, batch: Mapping) -> dict[str, Any]:
     """Return what a model is given where its own loss is not wanted: all but the labels.
 
-    They stay where the model makes its decoder's input of them.
+    They stay where the model makes its decoder's input of them. Where they go, the cache goes too, as with labels in
+    transformers: FSMT's decoder hides what comes later only where there is none.
     """
     given = batch.keys() & {"decoder_input_ids", "decoder_inputs_embeds"}
     if two_sided(model) and not given and getattr(batch.get("labels"), "dim", lambda: 0)() > 1:
         return dict(batch)
-    return {name: value for name, value in batch.items() if name != "labels"}
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    own = getattr(model, "get_base_model", lambda: model)()  # of a model with adapters
+    if two_sided(model) and "labels" in batch and "use_cache" in inspect.signature(own.forward).parameters:
+        inputs.setdefault("use_cache", False)
+    return inputs
 
 
 def _readers(model: nn.Module, site: Site) -> list[nn.Module]:

@@ -94,6 +94,9 @@ def each_batch(model: nn.Module, batches: Mapping | Iterable[Mapping]) -> Iterat
 def decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor | None:
     """Return labels moved by one, as the model's own forward does it, or None where it does it in no known way."""
     own = getattr(model, "get_base_model", lambda: model)()  # of a model with adapters
+    if type(own).__name__ == "EncoderDecoderModel":
+        return None  # its forward makes a decoder_attention_mask of them, too
+    labels = labels.clone()  # FSMT's own function writes into what it is given
     shift = getattr(own, "prepare_decoder_input_ids_from_labels", None)
     if shift is not None:
         return shift(labels=labels)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from headtools.heads.interventions import on_input
 from headtools.heads.selection import holding, wide
 from headtools.heads.sites import Site, sites
+from headtools.heads.tokens import model_inputs
 from headtools.importance.explained import Explained, Score, explained
 from headtools.importance.inputs import frozen
 from headtools.importance.operations import active
@@ -28,7 +29,7 @@ def relevance_of_heads(
     started.
     """
     products: dict[tuple, Tensor] = {}
-    inputs = {name: _leaf(name, value) for name, value in batch.items() if name != "labels"}
+    inputs = {name: _leaf(name, value) for name, value in model_inputs(model, batch).items()}
     with ExitStack() as stack:
         for context in (frozen(model), torch.inference_mode(False), torch.enable_grad()):
             stack.enter_context(context)

@@ -149,6 +149,7 @@ def test_the_mean_is_taken_without_dropout():
 def test_labels_are_left_out_where_they_are_not_needed():
     translator, labels = zoo_model("marian")[0], torch.tensor([[1, 2]])
     assert model_inputs(translator, {"labels": labels}).keys() == {"labels"}
-    assert model_inputs(translator, {"labels": labels[0]}).keys() == set()
-    assert model_inputs(translator, {"labels": labels, "decoder_input_ids": labels}).keys() == {"decoder_input_ids"}
+    assert model_inputs(translator, {"labels": labels[0]}) == {"use_cache": False}
+    given = {"labels": labels, "decoder_input_ids": labels}
+    assert model_inputs(translator, given).keys() == {"decoder_input_ids", "use_cache"}
     assert model_inputs(zoo_model("bert")[0], {"labels": labels}) == {}

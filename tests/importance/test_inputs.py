@@ -147,3 +147,45 @@ def test_nothing_and_caches_are_refused_in_words(measure):
         model, {("decoder", 0): [1]}, by="mean", reference=batch | {"past_key_values": cache}
     ):
         pass
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["labels alone", "with decoder inputs"])
+@pytest.mark.parametrize("name", ["encoder_decoder", "fsmt", "t5"])
+def test_labels_change_how_the_decoder_is_masked(name, given):
+    """FSMT hides what comes later only where labels came; EncoderDecoderModel hides words whose label is -100."""
+    model, batch = zoo_model(name)
+    labels = torch.randint(3, 90, (3, 5), generator=torch.Generator().manual_seed(1))
+    labels[:, 2] = -100
+    batch = batch | {"labels": labels}
+    if not given and name == "fsmt":  # without decoder inputs it reads its source
+        batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels.clone())
+    elif not given:
+        del batch["decoder_input_ids"]
+    with torch.no_grad():
+        own = model(**batch)
+        own = torch.nn.functional.cross_entropy(own.logits.mT, labels, reduction="none").sum(1) / 4
+        (prepared,) = each_batch(model, batch)
+        assert torch.allclose(each_loss(model, prepared, None), own, atol=1e-5)
+    slopes = gate_gradients(model, batch)
+    site = ht.sites(model)["decoder", 0]
+    gate = torch.ones(3, site.heads, requires_grad=True)
+    with ht.gates(model, {site.key: gate}):
+        logits = model(**batch).logits
+    (torch.nn.functional.cross_entropy(logits.mT, labels, reduction="none").sum(1) / 4).sum().backward()
+    assert torch.allclose(slopes[site.key], gate.grad, rtol=1e-3, atol=1e-5)
+    step = relevance(model, batch, lambda outputs, _batch: outputs.logits[:, -1, 5], rules="gradient")
+    gate = torch.ones(3, site.heads, requires_grad=True)
+    with ht.gates(model, {site.key: gate}):
+        model(**batch).logits[:, -1, 5].sum().backward()
+    assert torch.allclose(step.values[site.key].float(), gate.grad.abs().mean(0), rtol=1e-3, atol=1e-5)
+
+
+def test_labels_stay_what_they_are():
+    """FSMT's shift_tokens_right writes padding into the labels themselves, and -100 would count as a word."""
+    model, batch = zoo_model("fsmt")
+    labels = torch.tensor([[5, -100, 7]]).expand(3, 3).clone()
+    batch = {name: value for name, value in batch.items() if name != "decoder_input_ids"} | {"labels": labels}
+    alone = gate_gradients(model, batch)
+    assert labels.tolist() == [[5, -100, 7]] * 3
+    given = batch | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels.clone())}
+    close(alone, gate_gradients(model, given))
