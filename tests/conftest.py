@@ -1,6 +1,7 @@
 """What every test needs: one thread, no network for model files, a drawing backend without a window."""
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,17 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ["HEADTOOLS_PROGRESS"] = "off"  # solutions are tried in kernels; that is nobody's progress
 
+# What tests/differential draws from: another seed in each run, the same one in all its processes.
+os.environ.setdefault("HEADTOOLS_DIFFERENTIAL_SEED", str(random.randrange(1_000_000)))
+
 # The kernels and programs that tests start use this checkout, whatever else is installed.
 ROOT = Path(__file__).resolve().parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
+def pytest_report_header() -> str:
+    """Say at the top of a run how tests/differential can be run again."""
+    return f"HEADTOOLS_DIFFERENTIAL_SEED={os.environ['HEADTOOLS_DIFFERENTIAL_SEED']}"
 
 
 @pytest.fixture(scope="session")

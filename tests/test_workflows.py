@@ -72,3 +72,10 @@ def test_known_holes_are_looked_for_each_week(root):
     job = yaml.safe_load((root / ".github/workflows/weekly.yml").read_text("utf-8"))["jobs"]["audit"]
     told = " ".join(step.get("run", "") for step in job["steps"])
     assert "pip_audit --strict --requirement constraints.txt --no-deps --disable-pip" in told
+
+
+def test_measures_are_compared_with_their_definitions_each_week(root):
+    job = yaml.safe_load((root / ".github/workflows/weekly.yml").read_text("utf-8"))["jobs"]["differential"]
+    told = " ".join(step.get("run", "") for step in job["steps"])
+    assert "-m tests.differential --count 20000 --seconds 3600" in told
+    assert (root / "tests/differential/__main__.py").is_file()

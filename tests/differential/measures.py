@@ -1,0 +1,785 @@
+"""Every public measure beside its naive definition: ``MEASURES[name](case)`` gives two functions to compare.
+
+Each returns numbers by name, {name: tensor}; NaN on the naive side says that nothing real stands there.
+"""
+
+import contextlib
+import copy
+import itertools
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+import headtools as ht
+from headtools.roles import geometry
+from headtools.roles import induction as back
+
+from ..heads.zoo import VOCAB
+from . import naive
+from .combinations import Case
+from .naive import NotRunnable
+
+Numbers = dict  # {name: tensor}
+Pair = tuple[Callable[[], Numbers], Callable[[], Numbers]]
+
+# --- seeing ---------------------------------------------------------------------------------------------------------
+
+
+def _recorded(case: Case, want: tuple, part: str) -> Numbers:
+    found = {}
+    for number, batch in enumerate(case.batches):
+        with torch.no_grad(), case.setting(), ht.record(case.model, want, training=True) as seen:
+            case.call(batch)
+        found |= {f"batch {number} {key}": getattr(seen[key], part) for key in seen}
+    return found
+
+
+def maps(case: Case) -> Pair:
+    if case.combination.mode == "train" and case.combination.attention == "sdpa":
+        raise NotRunnable("eager attention and sdpa draw their dropout unlike each other")
+    return lambda: _recorded(case, ("maps",), "maps"), lambda: naive.maps(case, case.exposed())
+
+
+def z(case: Case) -> Pair:
+    return lambda: _recorded(case, ("z",), "z"), lambda: naive.z(case, case.exposed())
+
+
+def _groups(case: Case, key: tuple, values: torch.Tensor) -> torch.Tensor:
+    """Give every query head its keys or values (B, kv_head, S, width)."""
+    return values.float().repeat_interleave(case.layers[key].heads // values.shape[1], 1)
+
+
+def values(case: Case) -> Pair:
+    """Maps times values are the heads' outputs: with recorded maps and values, against the outputs that are read."""
+    if case.combination.mode == "train":
+        raise NotRunnable("maps and values are those of another draw of dropout")
+
+    def ours() -> Numbers:
+        found = {}
+        for number, batch in enumerate(case.batches):
+            with torch.no_grad(), case.setting(), ht.record(case.model, ("maps", "v")) as seen:
+                case.call(batch)
+            for key in seen:
+                mixed = seen[key].maps @ _groups(case, key, seen[key].v)
+                found[f"batch {number} {key}"] = mixed.transpose(1, 2)
+        return found
+
+    return ours, lambda: naive.z(case, case.units)
+
+
+def scores(case: Case) -> Pair:
+    """The softmax of queries times keys is the map: with recorded queries and keys, against the model's own maps."""
+    plain = {*naive.BILINEAR, "gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "phi3"}
+    if case.combination.architecture not in plain or case.combination.mode == "train":
+        raise NotRunnable("something else takes part in this model's scores")
+
+    def ours() -> Numbers:
+        found = {}
+        for number, batch in enumerate(case.batches):
+            with torch.no_grad(), case.setting(), ht.record(case.model, ("q", "k")) as seen:
+                case.call(batch)
+            for key in seen:
+                q, k = seen[key].q.float(), _groups(case, key, seen[key].k)
+                scaling = getattr(ht.sites(case.model)[key].module, "scaling", q.shape[-1] ** -0.5)
+                score = q @ k.transpose(-1, -2) * (1.0 if case.combination.architecture == "opt" else scaling)
+                for row in range(case.size(batch)):
+                    places = case._places(batch, row)[case.sides(key)[1]]
+                    if isinstance(places, torch.Tensor):
+                        hidden = torch.ones(score.shape[-1], dtype=torch.bool)
+                        hidden[places] = False
+                        score[row, :, :, hidden] = -torch.inf
+                if key[-2] == "decoder":
+                    score = score.masked_fill(torch.ones(score.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+                found[f"batch {number} {key}"] = score.softmax(-1)
+        return found
+
+    return ours, lambda: naive.maps(case, case.units)
+
+
+def contributions(case: Case) -> Pair:
+    model = naive.quiet(case)
+    layers = naive.layers(case.combination.architecture, model)
+    seen = naive.outputs_of_heads(case, model, case.batches[0])
+
+    def ours() -> Numbers:
+        sites = ht.sites(model)
+        with torch.no_grad(), case.setting():
+            return {f"{key}": ht.contributions(sites[key], seen[key]) for key in layers}
+
+    def slow() -> Numbers:
+        found = {}
+        for key, layer in layers.items():
+            with torch.no_grad(), case.setting():
+                parts = [naive.contribution(layer, seen[key], head) for head in range(layer.heads)]
+            parts = [part.transpose(0, 1) if layer.tokens_first else part for part in parts]
+            found[f"{key}"] = torch.stack(parts, 2)
+        return found
+
+    return ours, slow
+
+
+# --- switching ------------------------------------------------------------------------------------------------------
+
+
+def _answers(case: Case, context: Callable) -> Numbers:
+    """What the model says inside ``context(batch number)``."""
+    found = {}
+    for number, batch in enumerate(case.batches):
+        with torch.no_grad(), case.setting(), context(number):
+            found[f"batch {number}"] = naive.answer(case.call(batch))
+    return found
+
+
+def gates(case: Case) -> Pair:
+    shape = case.luck("shape").choice(("head", "example", "token"))
+
+    model = naive.quiet(case)
+    seen = [naive.outputs_of_heads(case, model, batch) for batch in case.batches]
+
+    def values(number: int, key: tuple) -> torch.Tensor:
+        rows, tokens, heads, _ = seen[number][key].shape
+        size = {"head": (heads,), "example": (rows, heads), "token": (rows, tokens, heads)}[shape]
+        return 2 * case.noise(*size, purpose=f"gates {number} {key}") - 0.5
+
+    def ours() -> Numbers:
+        return _answers(case, lambda number: ht.gates(case.model, {key: values(number, key) for key in case.chosen}))
+
+    def changes(number: int, unit) -> dict:
+        def change(outputs: torch.Tensor, key: tuple) -> torch.Tensor:
+            gate = values(number, key)
+            if gate.dim() == 1:
+                return outputs * gate[:, None].to(outputs)
+            gate = gate[unit.rows][:, None] if gate.dim() == 2 else gate[unit.rows]
+            if gate.shape[1] not in (1, outputs.shape[1]):
+                gate = gate[:, unit.place[0][case.sides(key)[0]]]
+            return outputs * gate[..., None].to(outputs)
+
+        return {key: lambda outputs, key=key: change(outputs, key) for key in case.chosen}
+
+    return ours, lambda: naive.answers(case, case.exposed(), changes)
+
+
+def ablate_zero(case: Case) -> Pair:
+    return (
+        lambda: _answers(case, lambda number: ht.ablate(case.model, case.chosen)),
+        lambda: naive.answers(case, case.exposed(),
+                              lambda number, unit: {key: naive.off(heads) for key, heads in case.chosen.items()}),
+    )  # fmt: skip
+
+
+def ablate_mean(case: Case) -> Pair:
+    def slow() -> Numbers:
+        means = {key: naive.pool(case, key).mean(0) for key in case.chosen}
+        changes = {key: naive.put(heads, means[key]) for key, heads in case.chosen.items()}
+        return naive.answers(case, case.exposed(), lambda number, unit: changes)
+
+    return lambda: _answers(case, lambda number: ht.ablate(case.model, case.chosen, "mean", case.batches)), slow
+
+
+def ablate_resample(case: Case) -> Pair:
+    """What stands in for a head is an output that it had at a real token, of the same token for a layer's heads."""
+    if case.combination.precision != "float32":
+        raise NotRunnable("rounding hides which token an output is from")
+    key = next(iter(case.chosen))
+    heads, taken = case.chosen[key], {}
+
+    def ours() -> Numbers:
+        off = ht.ablate(case.model, {key: heads}, "resample", case.batches)
+        seen = naive.changed(case.layers, {key: lambda z: taken.__setitem__("z", z.detach()) or z})
+        with torch.no_grad(), case.setting(), off, seen:
+            case.call(case.batches[0])
+        return {"drawn": taken["z"][:, :, heads].flatten(0, 1)}
+
+    def slow() -> Numbers:
+        pool, drawn = naive.pool(case, key)[:, heads], taken["z"][:, :, heads].flatten(0, 1)
+        nearest = torch.cdist(drawn.flatten(1), pool.flatten(1)).argmin(1)
+        return {"drawn": pool[nearest]}
+
+    return ours, slow
+
+
+def ablate_uniform(case: Case) -> Pair:
+    if case.combination.architecture not in naive.SEPARATE:
+        raise NotRunnable("this model's values are no module's output")
+    if case.combination.mode == "train":
+        raise NotRunnable("dropout falls on even weights, too")
+
+    def slow() -> Numbers:
+        handles = []
+
+        def changes(number: int, unit) -> dict:
+            found = {}
+            for key, heads in case.chosen.items():
+                change, handle = naive.even(case, case.model, key, heads, unit)
+                found |= change
+                handles.append(handle)
+            return found
+
+        try:
+            return naive.answers(case, case.units, changes)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    return lambda: _answers(case, lambda number: ht.ablate(case.model, case.chosen, "uniform")), slow
+
+
+def patch(case: Case) -> Pair:
+    """A batch with the outputs that its heads had in the same batch read backwards."""
+    name = next(name for name in ("input_ids", "pixel_values", "input_features") if name in case.batches[0])
+    others = [{**batch, name: batch[name].flip(0)} for batch in case.batches]
+    positions = case.luck("positions").choice((None, [0, 1] if case.two_sided else [0, 2]))
+    if case.kind in ("image", "speech", "image+text"):
+        positions = None
+
+    def context(number: int):
+        stack = contextlib.ExitStack()
+        with torch.no_grad(), ht.record(case.model, "z", training=True) as source:
+            torch.manual_seed(case.combination.seed)
+            case.model(**others[number])
+        stack.enter_context(ht.patch(case.model, case.chosen, source, positions))
+        return stack
+
+    def slow() -> Numbers:
+        def changes(number: int, unit) -> dict:
+            source = naive.outputs_of_heads(case, case.model, others[number])
+
+            def change(outputs: torch.Tensor, key: tuple) -> torch.Tensor:
+                new = naive.put(case.chosen[key], source[key])(outputs)
+                if positions is not None:
+                    kept = [t for t in range(outputs.shape[1]) if t not in positions]
+                    new[:, kept] = outputs[:, kept]
+                return new
+
+            return {key: lambda outputs, key=key: change(outputs, key) for key in case.chosen}
+
+        return naive.answers(case, case.together, changes)
+
+    return lambda: _answers(case, context), slow
+
+
+def prune(case: Case) -> Pair:
+    """A model without some heads says what it says with those heads off; also with another attention function."""
+    luck = case.luck("prune")
+    switch, heads = luck.random() < 0.5, case.chosen
+    if luck.random() < 0.25:
+        key = next(iter(heads))
+        heads = heads | {key: list(range(case.layers[key].heads))}  # a whole layer
+    other = {"eager": "sdpa", "sdpa": "eager"}[case.combination.attention]
+    if case.combination.mode == "train":
+        raise NotRunnable("fewer heads draw another dropout")
+
+    def ours() -> Numbers:
+        model = case.model
+        case.model = copy.deepcopy(model)
+        try:
+            ht.prune(case.model, heads)
+            if switch:
+                with contextlib.suppress(ValueError):  # some models have one attention function only
+                    case.model.set_attn_implementation(other)
+            return _answers(case, lambda number: contextlib.nullcontext())
+        finally:
+            case.model = model
+
+    changes = {key: naive.off(some) for key, some in heads.items()}
+    return ours, lambda: naive.answers(case, case.units, lambda number, unit: changes)
+
+
+def save_load(case: Case) -> Pair:
+    """A pruned model that was written and read says what it says with those heads off."""
+    if case.combination.mode == "train" or case.combination.wrapping == "compiled":
+        raise NotRunnable("the model is read in eval mode")
+    cut = case.luck("cut").random() < 0.75
+
+    def ours() -> Numbers:
+        model = copy.deepcopy(case.model)
+        if cut:
+            ht.prune(model, case.chosen)
+        kept, found = case.model, {}
+        with tempfile.TemporaryDirectory() as folder:
+            ht.save(model, Path(folder) / "model")
+            wide = torch.bfloat16 if case.combination.precision == "bfloat16" else torch.float32
+            case.model, _ = ht.load(str(Path(folder) / "model"), dtype=wide)
+        try:
+            found = _answers(case, lambda number: contextlib.nullcontext())
+        finally:
+            case.model = kept
+        return found
+
+    changes = {key: naive.off(some) for key, some in case.chosen.items()} if cut else {}
+    return ours, lambda: naive.answers(case, case.units, lambda number, unit: changes)
+
+
+# --- importance -----------------------------------------------------------------------------------------------------
+
+
+def _alike(outputs: object, batch: dict) -> torch.Tensor:
+    """CLIP's loss for an example by itself: how alike its text and its image are."""
+    return (outputs.text_embeds * outputs.image_embeds).sum(-1)
+
+
+def _loss(case: Case) -> dict:
+    return {"loss": _alike} if case.kind == "image+text" else {}
+
+
+def _sites(case: Case) -> tuple:
+    """Return the argument ``sites`` of a measure and the keys it names."""
+    luck = case.luck("sites")
+    if luck.random() < 0.4:
+        return None, list(case.layers)
+    keys = luck.sample(sorted(case.layers), min(2, len(case.layers)))
+    return keys, keys
+
+
+def _dict(found: dict) -> Numbers:
+    return {str(key): value for key, value in found.items()}
+
+
+def _gradient(over: str) -> Callable:
+    def measure(case: Case) -> Pair:
+        given, keys = _sites(case)
+        how = {"signed": True} if over == "signed" else {"over": over}
+
+        def ours() -> Numbers:
+            with case.setting():
+                scores = ht.gradient(case.prepared, case.batches, sites=given, **how, **_loss(case))
+            return _dict(scores.values)
+
+        return ours, lambda: _dict(naive.gradient(case, keys, over))
+
+    return measure
+
+
+def gate_gradients(case: Case) -> Pair:
+    given, keys = _sites(case)
+
+    def ours() -> Numbers:
+        with case.setting():
+            return _dict(ht.gate_gradients(case.prepared, case.batches, sites=given, **_loss(case)))
+
+    return ours, lambda: _dict(naive.slopes(case, keys))
+
+
+def confidence(case: Case) -> Pair:
+    given, keys = _sites(case)
+    exclude = [] if case.kind not in ("text", "causal") else case.luck("exclude").choice(([], [0, 5, 6, 7, 8]))
+    if exclude:  # every sentence keeps a token that counts
+        for batch in case.batches:
+            last = batch["attention_mask"].shape[1] - 1 - batch["attention_mask"].flip(1).argmax(1)
+            batch["input_ids"].scatter_(1, last[:, None], 9)
+
+    def ours() -> Numbers:
+        with case.setting():
+            return _dict(ht.confidence(case.prepared, case.batches, exclude=exclude, sites=given).values)
+
+    def slow() -> Numbers:
+        kept, case.model = case.model, naive.quiet(case)
+        try:
+            return _dict(naive.confidence(case, keys, exclude))
+        finally:
+            case.model = kept
+
+    return ours, slow
+
+
+def _two_layers(case: Case) -> list:
+    return case.luck("layers").sample(sorted(case.layers), min(2, len(case.layers)))
+
+
+def _ablation(by: str) -> Callable:
+    def measure(case: Case) -> Pair:
+        keys, rows = _two_layers(case), case.luck("rows").choice((1, 5, 64))
+
+        def ours() -> Numbers:
+            how = {"by": by, "sites": keys, "max_rows": rows, "quiet": True}
+            with case.setting():
+                return _dict(ht.ablation_losses(case.prepared, case.batches, **how, **_loss(case)))
+
+        return ours, lambda: _dict(naive.ablation(case, keys, by))
+
+    return measure
+
+
+def ablation(case: Case) -> Pair:
+    keys = _two_layers(case)
+
+    def ours() -> Numbers:
+        with case.setting():
+            return _dict(ht.ablation(case.prepared, case.batches, sites=keys, quiet=True, **_loss(case)).values)
+
+    return ours, lambda: {str(key): rise.mean(0) for key, rise in naive.ablation(case, keys, "zero").items()}
+
+
+def keep_one(case: Case) -> Pair:
+    keys = _two_layers(case)
+
+    def ours() -> Numbers:
+        with case.setting():
+            return _dict(ht.keep_one(case.prepared, case.batches, sites=keys, quiet=True, **_loss(case)).values)
+
+    return ours, lambda: _dict(naive.keep_one(case, keys))
+
+
+def _pairs(case: Case) -> list:
+    heads = [(*key, head) for key, layer in case.layers.items() for head in range(layer.heads)]
+    luck = case.luck("pairs")
+    return [tuple(sorted(luck.sample(heads, 2))) for _ in range(1)]
+
+
+def interaction(case: Case) -> Pair:
+    pairs = _pairs(case)
+
+    def ours() -> Numbers:
+        with case.setting():
+            frame = ht.interaction(case.prepared, case.batches, pairs, quiet=True, **_loss(case))
+        return {"interaction": torch.tensor(frame.interaction.tolist())}
+
+    return ours, lambda: {"interaction": naive.interaction(case, pairs)}
+
+
+def curvature(case: Case) -> Pair:
+    """The second derivative that ``interaction`` predicts from."""
+    pairs = _pairs(case)
+
+    def ours() -> Numbers:
+        with case.setting():
+            frame = ht.interaction(case.prepared, case.batches, pairs, predict=True, quiet=True, **_loss(case))
+        return {"predicted": torch.tensor(frame.predicted.tolist())}
+
+    return ours, lambda: {"predicted": naive.second_derivative(case, pairs)}
+
+
+def _score(case: Case) -> dict:
+    return {"score": _alike} if case.kind == "image+text" else {}
+
+
+def relevance_gradient(case: Case) -> Pair:
+    """Relevance under no rule at all is the gradient times the output."""
+    given, keys = _sites(case)
+
+    def ours() -> Numbers:
+        with case.setting():
+            found = ht.relevance(case.prepared, case.batches, rules="gradient", sites=given, **_score(case))
+        return _dict(found.values)
+
+    return ours, lambda: _dict(naive.gradient_times_output(case, keys))
+
+
+def relevance_conserved(case: Case) -> Pair:
+    """With attention held constant what is explained arrives in full: at the input, or in biases."""
+    rules = case.luck("rules").choice(("cp", "epsilon", "zplus", "voita", "alphabeta"))
+
+    def ours() -> Numbers:
+        with case.setting():
+            notes = ht.relevance(case.prepared, case.batches, rules=rules, **_score(case)).notes
+        return {f"share, {rules}": torch.tensor(notes["conserved"] + notes["absorbed"])}
+
+    return ours, lambda: {f"share, {rules}": torch.tensor(1.0)}
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+def ov(case: Case) -> Pair:
+    if case.combination.architecture not in naive.SEPARATE:
+        raise NotRunnable("this model's values are no module's output")
+    model = naive.quiet(case)
+
+    def ours() -> Numbers:
+        found = geometry.ov(model)
+        return {f"{key} {head}": found[(*key, head)].left @ found[(*key, head)].right
+                for key, heads in case.chosen.items() for head in heads}  # fmt: skip
+
+    return ours, lambda: {f"{key} {head}": naive.circuit(case, key, head, "ov")
+                          for key, heads in case.chosen.items() for head in heads}  # fmt: skip
+
+
+def qk(case: Case) -> Pair:
+    if case.combination.architecture not in (*naive.BILINEAR, "t5"):
+        raise NotRunnable("no one matrix gives this model's scores")
+
+    def ours() -> Numbers:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # T5's position bias
+            found = geometry.qk(case.model)
+        return {f"{key} {head}": found[(*key, head)].left @ found[(*key, head)].right
+                for key, heads in case.chosen.items() for head in heads}  # fmt: skip
+
+    return ours, lambda: {f"{key} {head}": naive.circuit(case, key, head, "qk")
+                          for key, heads in case.chosen.items() for head in heads}  # fmt: skip
+
+
+def edit(case: Case) -> Pair:
+    """A head whose directions are taken out of what it writes: its contribution, less its part along them."""
+    key = next(iter(case.chosen))
+    head, several = case.chosen[key][0], case.luck("directions").choice((1, 2))
+
+    def directions(width: int) -> torch.Tensor:
+        return case.noise(several, width, purpose="directions") - 0.5
+
+    with torch.no_grad(), case.setting():
+        seen = naive.outputs_of_heads(case, naive.quiet(case), case.batches[0])[key]
+        width = naive.contribution(case.layers[key], seen, 0).shape[-1]
+
+    def ours() -> Numbers:
+        return _answers(case, lambda number: ht.edit(case.model, (*key, head), remove=directions(width)))
+
+    def slow() -> Numbers:
+        layer, seen = case.layers[key], {}
+        pre = layer.out.register_forward_pre_hook(lambda _module, read: seen.__setitem__("read", read[0]))
+
+        def less(_module, _read, given: torch.Tensor) -> torch.Tensor | None:
+            if busy:
+                return None
+            busy.append(True)
+            written = naive.contribution(layer, layer.split(seen["read"]), head)
+            busy.clear()
+            basis = torch.linalg.qr(directions(given.shape[-1]).T)[0]
+            return given - (written.float() @ basis @ basis.T).to(given)
+
+        busy: list = []
+        post = layer.out.register_forward_hook(less)
+        try:
+            return naive.answers(case, case.exposed(), lambda number, unit: {})
+        finally:
+            pre.remove()
+            post.remove()
+
+    return ours, slow
+
+
+# --- roles ----------------------------------------------------------------------------------------------------------
+
+
+def _tokenizer(marks: bool, side: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words w3, w4, ..., the ids of the zoo's vocabulary."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    names = ["[PAD]", "[CLS]", "[SEP]", *(f"w{n}" for n in range(3, VOCAB))]
+    plain = Tokenizer(models.WordLevel({name: n for n, name in enumerate(names)}, unk_token="w3"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {}
+    if marks:
+        template = [("[CLS]", 1), ("[SEP]", 2)]
+        plain.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=template)
+        special = {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]", padding_side=side, **special)
+
+
+def taxonomy(case: Case) -> Pair:
+    """Statistics of heads over sentences of words, against loops over the maps of single sentences."""
+    if case.kind not in ("text", "causal", "seq2seq"):
+        raise NotRunnable("no sentences go in")
+    luck, marks = case.luck("sentences"), case.kind == "text"
+    tokenizer = _tokenizer(marks, case.combination.padding)
+    said = [tuple(f"w{luck.randint(3, VOCAB - 1)}" for _ in range(luck.randint(3, 6))) for _ in range(4)]
+    sentences = [ht.Sentence(words, (0,) * len(words), ("root",) * len(words), ("_",) * len(words), (0,) * len(words))
+                 for words in said]  # fmt: skip
+    kind = {"text": "encoder", "causal": "decoder", "seq2seq": "encoder"}[case.kind]
+    names = [key for key in case.layers if key[0] == kind]
+    wanted = ["offset -1", "offset +0", "offset +1", "previous", "next", "self", "first", "confidence", "entropy",
+              "distance"]  # fmt: skip
+
+    def ours() -> Numbers:
+        with case.setting():
+            frame = ht.taxonomy(case.prepared, tokenizer, sentences, roles=wanted, kinds=[kind], times=10,
+                                batch_size=luck.choice((1, 3, 32)))  # fmt: skip
+        return {f"{role} {layer}": torch.tensor(part.sort_values("head").score.tolist())
+                for (role, layer), part in frame.groupby(["role", "layer"])}  # fmt: skip
+
+    def slow() -> Numbers:
+        case.kind, case.model = {"seq2seq": "text"}.get(case.kind, case.kind), naive.quiet(case)
+        found: dict = {}
+        for words in said:
+            batch = dict(tokenizer([" ".join(words)], return_tensors="pt"))
+            batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+            model = case.model.get_encoder() if kind == "encoder" and names[0] in case.layers and two else case.model
+            for number, maps in enumerate(_attentions(case, model, batch)):
+                for head, weights in enumerate(maps[0].float()):
+                    if kind == "decoder":
+                        later = torch.ones(weights.shape, dtype=torch.bool).triu(1)
+                        weights = weights.masked_fill(later, naive.NAN)
+                    for role, some in naive.roles(weights, int(marks), len(words)).items():
+                        found.setdefault((role, number), {}).setdefault(head, []).extend(some)
+        shared = case.combination.architecture == "albert"
+        if shared:  # its one layer runs three times, and counts as their mean
+            merged: dict = {}
+            for (role, _), heads in found.items():
+                for head, some in heads.items():
+                    merged.setdefault((role, 0), {}).setdefault(head, []).extend(some)
+            found = merged
+        return {f"{role} {number}": torch.tensor([sum(some) / len(some) for _, some in sorted(heads.items())])
+                for (role, number), heads in found.items() if role in wanted}  # fmt: skip
+
+    two = case.two_sided
+    return ours, slow
+
+
+def _attentions(case: Case, model: object, batch: dict) -> tuple:
+    """The maps of all layers of a model, or of an encoder, that is run under eager attention."""
+    naive.attend(case.model, "eager")
+    with torch.no_grad(), case.setting():
+        given = model(**batch, output_attentions=True).attentions
+    if not given:
+        raise NotRunnable("the model itself gives no maps")
+    return given
+
+
+def induction(case: Case) -> Pair:
+    """Scores of looking back, of the model's own maps over a segment that repeats."""
+    if case.kind != "causal":
+        raise NotRunnable("only decoders look back")
+    luck, length, repeats = case.luck("segment"), 5, 3
+    segment = luck.sample(range(3, VOCAB), length)
+    ids = torch.tensor([segment * repeats])
+
+    def ours() -> Numbers:
+        with torch.no_grad(), case.setting(), ht.record(case.model, "maps") as seen:
+            case.call({"input_ids": ids})
+        found = {}
+        for key in seen:
+            maps = seen[key].maps
+            found |= {f"previous {key}": back.previous_token(maps)[0],
+                      f"duplicate {key}": back.duplicate_token(maps, ids)[0],
+                      f"induction {key}": back.induction(maps, length)[0],
+                      f"prefix {key}": back.prefix_matching(maps, ids)[0]}  # fmt: skip
+        return found
+
+    def slow() -> Numbers:
+        case.model = naive.quiet(case)
+        found: dict = {}
+        for number, maps in enumerate(_attentions(case, case.model, {"input_ids": ids})):
+            for weights in maps[0].float():
+                for name, score in naive.looking_back(weights, segment * repeats, length).items():
+                    found.setdefault(f"{name} {('decoder', number)}", []).append(score)
+        return {name: torch.stack(some) for name, some in found.items()}
+
+    return ours, slow
+
+
+# --- sparse ---------------------------------------------------------------------------------------------------------
+
+
+def hard_concrete(case: Case) -> Pair:
+    """Expected number of open gates, shares of 0 and 1 and mean gate, against 200,000 draws."""
+    sizes = {key: layer.heads for key, layer in case.layers.items()}
+    alpha = {key: 6 * case.noise(size, purpose=f"alpha {key}") - 3 for key, size in sizes.items()}
+    gates = ht.HardConcrete(ht.sites(case.model), start=alpha)
+
+    def ours() -> Numbers:
+        with torch.no_grad():
+            return {"l0": gates.expected_l0(), "zero": gates.p_zero(), "one": gates.p_one(), "mean": gates.mean()}
+
+    def slow() -> Numbers:
+        flat = torch.cat([alpha[key] for key in gates.sizes])
+        noise = case.noise(200_000, len(flat), purpose="draws").clamp(1e-7, 1 - 1e-7)
+        drawn = naive.hard_concrete(flat, 0.33, (-0.1, 1.1), noise)
+        shares = {"zero": drawn == 0, "one": drawn == 1, "mean": drawn}
+        return {"l0": (drawn > 0).sum(1).float().mean()} | {n: part.float().mean(0) for n, part in shares.items()}
+
+    return ours, slow
+
+
+def curve(case: Case) -> Pair:
+    """The mean loss with the first heads of an order off, for each number of heads that stay."""
+    order = [(*key, head) for key, layer in case.layers.items() for head in range(layer.heads)]
+    case.luck("order").shuffle(order)
+    keep = [len(order), len(order) // 2, 1]
+
+    def evaluate(model: object) -> torch.Tensor:
+        units = itertools.chain.from_iterable(case.units)
+        return torch.stack([naive.loss(case, model(**unit.inputs), unit.inputs) for unit in units])
+
+    def ours() -> Numbers:
+        with case.setting():
+            frame = ht.curve(case.model, order, evaluate, keep)
+        return {"metric": torch.tensor(frame.metric.tolist())}
+
+    def slow() -> Numbers:
+        model, rows = naive.quiet(case), []
+        for kept in keep:
+            gone: dict = {}
+            for *key, head in order[: len(order) - kept]:
+                gone.setdefault(tuple(key), []).append(head)
+            rows.append(naive.losses(case, {key: naive.off(heads) for key, heads in gone.items()}, model).mean())
+        return {"metric": torch.stack(rows)}
+
+    return ours, slow
+
+
+def refit(case: Case) -> Pair:
+    """The output maps of the heads that stay, by least squares: what the layer writes, against torch's lstsq."""
+    if case.combination.precision != "float32":
+        raise NotRunnable("a least-squares fit of rounded numbers is another fit")
+    key = next(iter(case.chosen))
+    layer, gone = case.layers[key], case.chosen[key]
+    stay = [head for head in range(layer.heads) if head not in gone]
+    rows = naive.pool(case, key)  # (n, head, width)
+    biased = getattr(layer.out, "bias", None) is not None
+    outputs = layer.out(layer.join(rows[None])).detach()[0]
+
+    def ours() -> Numbers:
+        model = copy.deepcopy(case.model)
+        ht.refit(model, {key: gone}, case.batches, ridge=0.0)
+        new = naive.layers(case.combination.architecture, model)[key].out
+        with torch.no_grad():
+            return {"written": new(rows[:, stay].flatten(1))}
+
+    def slow() -> Numbers:
+        features = rows[:, stay].flatten(1).double()
+        features = torch.cat([features, torch.ones(len(features), int(biased)).double()], 1)
+        return {"written": features @ torch.linalg.lstsq(features, outputs.double(), driver="gelsd").solution}
+
+    return ours, slow
+
+
+def merge(case: Case) -> Pair:
+    """Two heads that are copies of each other become one, and nothing is lost."""
+    names = ("bert", "roberta", "electra", "distilbert", "bert_decoder", "opt", "bart", "marian", "vit", "t5", "clip",
+             "whisper")  # fmt: skip
+    if case.combination.architecture not in names or case.combination.precision != "float32":
+        raise NotRunnable("copies are made where queries, keys and values are modules of their own")
+    if case.combination.mode == "train" or case.combination.wrapping == "lora":
+        raise NotRunnable("copies that differ by dropout or adapters are none")
+    key = next(iter(case.chosen))
+    model = copy.deepcopy(case.model)
+    layer = naive.layers(case.combination.architecture, model)[key]
+    with torch.no_grad():
+        for module in naive.projections(case, model, key)[:3]:
+            for weight in module.parameters():
+                parts = weight.unflatten(0, (layer.heads, -1))
+                parts[1] = parts[0]
+    if case.combination.architecture == "t5":
+        raise NotRunnable("T5's position bias tells its heads apart")
+
+    def ours() -> Numbers:
+        smaller, kept = copy.deepcopy(model), case.model
+        frame = ht.merge(smaller, [((*key, 0), (*key, 1))], case.batches, ridge=1e-9)
+        case.model = smaller
+        try:
+            return _answers(case, lambda number: contextlib.nullcontext()) | {"missed": torch.tensor(frame.missed[0])}
+        finally:
+            case.model = kept
+
+    def slow() -> Numbers:
+        return naive.answers(case, case.units, lambda number, unit: {}, model) | {"missed": torch.tensor(0.0)}
+
+    return ours, slow
+
+
+MEASURES = {
+    "maps": maps, "z": z, "values": values, "scores": scores, "contributions": contributions,
+    "gates": gates, "ablate_zero": ablate_zero, "ablate_mean": ablate_mean, "ablate_resample": ablate_resample,
+    "ablate_uniform": ablate_uniform, "patch": patch, "prune": prune, "save_load": save_load,
+    "gradient": _gradient("example"), "gradient_position": _gradient("position"), "gradient_batch": _gradient("batch"),
+    "gradient_signed": _gradient("signed"), "gate_gradients": gate_gradients, "confidence": confidence,
+    "ablation": ablation, "ablation_losses": _ablation("zero"), "ablation_mean": _ablation("mean"),
+    "keep_one": keep_one, "interaction": interaction, "curvature": curvature,
+    "relevance_gradient": relevance_gradient, "relevance_conserved": relevance_conserved,
+    "ov": ov, "qk": qk, "edit": edit, "taxonomy": taxonomy, "induction": induction,
+    "hard_concrete": hard_concrete, "curve": curve, "refit": refit, "merge": merge,
+}  # fmt: skip

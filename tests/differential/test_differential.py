@@ -1,0 +1,99 @@
+"""Every public measure against its naive definition, on a few combinations drawn anew in each run.
+
+`HEADTOOLS_DIFFERENTIAL_SEED` repeats a run (pytest prints it at the top); `HEADTOOLS_DIFFERENTIAL_COUNT` says how many
+combinations of each measure. `python -m tests.differential` runs more, and is what the weekly workflow does.
+"""
+
+import json
+import os
+
+import pytest
+import torch
+
+import headtools as ht
+
+from ..heads.zoo import ALL, zoo_model
+from . import naive
+from .combinations import CHOICES, draw
+from .measures import MEASURES
+from .run import DIFFERS, EQUAL, ERROR, FAILURES, REFUSED, refused, run, sample, summary, write
+
+SEED = int(os.environ["HEADTOOLS_DIFFERENTIAL_SEED"])  # tests/conftest.py draws one
+COUNT = int(os.environ.get("HEADTOOLS_DIFFERENTIAL_COUNT", "3"))
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_equals_its_definition(measure):
+    drawn = (draw(measure, SEED + number) for number in range(2 * COUNT))
+    quick = [one for one in drawn if one.wrapping != "compiled"][:COUNT]  # compiling takes as long as all others
+    outcomes = [run(combination) for combination in quick]
+    failures = [str(outcome) for outcome in outcomes if outcome.end in FAILURES]
+    assert not failures, "\n".join(failures)
+
+
+def test_a_model_compiled_inside_a_context_has_its_gates():
+    chosen = {name: options[0] for name, options in CHOICES.items()}
+    chosen |= {"wrapping": "compiled", "padding": "right", "architecture": "bert", "precision": "float32"}
+    assert run(draw("gates", SEED, **chosen)).end == EQUAL
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_the_table_of_heads_is_that_of_sites(architecture):
+    """The naive side has a table of its own; were both wrong about where heads are, they would agree."""
+    model, batch = zoo_model(architecture)
+    layers = naive.layers(architecture, model)
+    sites = ht.sites(model)
+    assert {key: (layer.out, layer.heads) for key, layer in layers.items()} == {
+        site.key: (site.out, site.heads) for site in sites
+    }
+    del batch
+
+
+def test_a_wrong_number_is_seen(monkeypatch):
+    wrong = {"architecture": "bert", "precision": "float32", "wrapping": "plain", "mode": "eval"}
+    one = draw("gradient", 3, **wrong)
+    assert run(one).end == EQUAL
+    honest = naive.gradient
+    monkeypatch.setattr(naive, "gradient", lambda *a: {k: v * 1.01 for k, v in honest(*a).items()})
+    outcome = run(one)
+    assert outcome.end == DIFFERS
+    assert "--measure gradient --architecture bert" in str(outcome)
+    assert "--seed 3 --count 1" in summary([outcome]) + outcome.combination.command
+
+
+def test_an_error_from_deep_inside_is_no_refusal():
+    one = draw("gates", 0)
+    with pytest.raises(RuntimeError) as raw:
+        torch.ones(2) @ torch.ones(3)
+    assert refused(one, raw.value).end == ERROR
+    with pytest.raises(KeyError) as words:
+        ht.sites(zoo_model("bert")[0])["decoder", 7]
+    assert refused(one, words.value).end == REFUSED
+
+
+def test_a_model_left_changed_is_seen(monkeypatch):
+    one = draw("gates", 0, architecture="bert", precision="float32", wrapping="plain", mode="eval")
+
+    def measure(case):
+        def ours():
+            next(case.model.parameters()).data[0] += 1
+            return {"a": torch.zeros(1)}
+
+        return ours, lambda: {"a": torch.zeros(1)}
+
+    monkeypatch.setitem(MEASURES, "gates", measure)
+    outcome = run(one)
+    assert (outcome.end, "left changed" in outcome.why) == (DIFFERS, True)
+
+
+def test_a_seed_says_everything(tmp_path):
+    assert sample(9, 5) == sample(9, 5)
+    assert sample(9, 5) != sample(9, 6)
+    given = draw("z", 8)
+    again = draw("z", 8, architecture=given.architecture, **{name: getattr(given, name) for name in CHOICES})
+    assert given == again
+    outcomes = [run(one) for one in sample(1, 2, ["hard_concrete"], wrapping="plain")]
+    write(outcomes, tmp_path / "folder" / "outcomes.json")
+    told = json.loads((tmp_path / "folder" / "outcomes.json").read_text("utf-8"))
+    assert sum(told["ends"].values()) == len(told["combinations"]) == 1
+    assert "1 combinations" in summary(outcomes)
