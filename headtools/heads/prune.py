@@ -139,7 +139,7 @@ def _cut(chosen: Mapping[Site, list[int]], gqa: str) -> None:
 
 def _plan(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
     """Work out the cut of one site and return the function that makes it; raise where it cannot be made."""
-    _refuse(site)
+    refuse_uncuttable(site)
     keep = [h for h in range(site.heads) if h not in cut]
     empty = not keep
     keep = keep or [0]  # the silent head
@@ -170,7 +170,7 @@ def _plan(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
     return apply
 
 
-def _refuse(site: Site) -> None:
+def refuse_uncuttable(site: Site) -> None:
     """Raise where slicing would not be the same as gating."""
     name = f"{type(site.module).__name__} ({site.label})"
     advice = "use ablate(model, heads) instead, which gives the same outputs"

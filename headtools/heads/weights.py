@@ -19,12 +19,15 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from headtools.heads.precision import without_autocast
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # 8-bit floats come with scales of their own
 MERGE = "model = model.merge_and_unload()"
 # layers of PEFT, by the end of their module's name, whose merged copy computes what they compute: each has a test
 _MERGEABLE = ("lora.layer", "ia3.layer", "loha.layer", "lokr.layer", "adalora.layer", "oft.layer", "vera.layer")
 
 
+@without_autocast
 def weight_of(module: nn.Module) -> Tensor:
     """Return the weight that a projection applies in its next run, in the layout of the layer itself.
 
@@ -50,6 +53,7 @@ def weight_of(module: nn.Module) -> Tensor:
     return _tensor(module, "weight")
 
 
+@without_autocast
 def bias_of(module: nn.Module) -> Tensor | None:
     """Return the bias that a projection adds in its next run, or None; as :func:`weight_of`."""
     if _is_copied(module):

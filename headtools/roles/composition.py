@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headtools.heads.precision import without_autocast
 from headtools.heads.scores import HeadScores
 from headtools.heads.selection import wide
 from headtools.heads.sites import Site
@@ -13,6 +14,7 @@ from headtools.roles.factored import Factored
 from headtools.roles.pairs import Levels, products, ratio
 
 
+@without_autocast
 def composition(earlier: Site, later: Site, into: str = "key") -> Levels:
     """Return how far the heads of a later site read what those of an earlier one write: (heads earlier, heads later).
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headtools.heads.precision import without_autocast
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Factored:
@@ -64,6 +66,7 @@ class Factored:
             raise TypeError("this is one matrix, not several")
         return len(self.left)
 
+    @without_autocast
     def __matmul__(self, other: Factored) -> Factored:
         """Return the product of two, factored again: first this one, then ``other``."""
         if not isinstance(other, Factored):
@@ -79,18 +82,22 @@ class Factored:
         several = "".join(f"{n} of " for n in self.shape[:-2])
         return f"<Factored {several}{self.shape[-2]} x {self.shape[-1]} of rank {self.width}>"
 
+    @without_autocast
     def apply(self, x: Tensor) -> Tensor:
         """Return x @ matrix for rows x (..., n, d_in), in O(n d r)."""
         return (x.to(self.left.dtype) @ self.left) @ self.right
 
+    @without_autocast
     def between(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the bilinear form x @ matrix @ yᵀ, (..., n, m), for rows x (n, d_in) and y (m, d_out)."""
         return (x.to(self.left.dtype) @ self.left) @ (y.to(self.right.dtype) @ self.right.mT).mT
 
+    @without_autocast
     def matrix(self) -> Tensor:
         """Return the matrices multiplied out, (..., d_in, d_out): O(d² r) time and O(d²) memory each."""
         return self.left @ self.right
 
+    @without_autocast
     def svd(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return U (..., d_in, k), the singular values (..., k) falling, and V (..., d_out, k): matrix = U diag(s) Vᵀ.
 
@@ -116,6 +123,7 @@ class Factored:
         """Return the Frobenius norms (...), in O(d r²)."""
         return self._core().flatten(-2).norm(dim=-1)
 
+    @without_autocast
     def _core(self) -> Tensor:
         """Return R₁R₂ᵀ: a small matrix with the singular values of the large one."""
         r1, r2 = (torch.linalg.qr(factor, mode="r")[1] for factor in (self.left, self.right.mT))

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headtools.heads.precision import without_autocast
+
 
 class Levels(NamedTuple):
     """Numbers for pairs of heads, ``values`` (n_a, n_b), and ``chance``, what random heads of these widths give."""
@@ -16,6 +18,7 @@ class Levels(NamedTuple):
     chance: float
 
 
+@without_autocast
 def products(a: Tensor, b: Tensor) -> Tensor:
     """Return a_i @ b_j for all pairs, (n_a, n_b, r_a, r_b), of a (n_a, r_a, d) and b (n_b, d, r_b), by one product."""
     whole = a.flatten(0, 1) @ b.movedim(0, 1).flatten(1)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.interventions import claimed, wished
 from headtools.heads.selection import refuse_offloaded, select, wide
 from headtools.heads.sites import Site, sites
 from headtools.heads.weights import is_transposed, refuse_quantised, refuse_wrapped
@@ -34,7 +35,8 @@ def edit(
 
     What a value bias adds to the head's output is written, so ``side="write"`` edits it too; it is not read, so
     ``side="read"`` leaves it. The output projection's bias belongs to the layer and stays. Edits may be nested, also
-    of one head. To keep an edit, save the model inside the context; do not train there, since the old rows come back.
+    of one head, and end in any order. To keep an edit, save or copy the model inside the context; do not train there,
+    since the old rows come back.
 
     Raises ``KeyError`` or ``IndexError`` for a head that is not there, ``TypeError`` for weights that are no floating
     point numbers, and ``ValueError`` for directions of another width, zero or NaN, for ``drop_top`` beyond the head's
@@ -61,30 +63,44 @@ def edit(
         raise ValueError(f'side must be "read" or "write", got {side!r}')
     if (remove is None) == (drop_top is None):
         raise ValueError("say what goes: remove=direction, or drop_top=1 for the head's own strongest; one of the two")
-    weight, index, along = _weight(model, site, number, side)
+    module, weight, index, along = _weight(model, site, number, side)
     if remove is None:
         basis = _strongest(site, number, drop_top, side)
     else:
         basis = _basis(remove, weight.shape[1 - along], site, side)
-    before = weight.detach().index_select(along, index)  # (value_dim, d), or (d, value_dim)
-    rows = wide(before if along == 0 else before.T)
-    basis = basis.to(rows)
-    rows = rows - (rows @ basis) @ basis.T
-    try:
-        _put(weight, along, index, (rows if along == 0 else rows.T).to(before))
+    slot = f"{'rows' if along == 0 else 'columns'} from {index[0]}"
+
+    def read() -> Tensor:
+        return weight.detach().index_select(along, index)  # (value_dim, d), or (d, value_dim)
+
+    def write(original: Tensor, removed: list[Tensor]) -> None:
+        _put(weight, along, index, _without(original if along == 0 else original.T, removed), original)
+
+    with claimed("edit()", [module, weight], copyable=True), wished(weight, slot, basis, read, write):
         yield
-    finally:
-        _put(weight, along, index, before)
+
+
+def _without(original: Tensor, removed: list[Tensor]) -> Tensor | None:
+    """Return a head's rows (value_dim, d) without the directions of all edits; None where there are none."""
+    if not removed:
+        return None
+    rows = wide(original)
+    for basis in removed:
+        basis = basis.to(rows)
+        rows = rows - (rows @ basis) @ basis.T
+    return rows
 
 
 @torch.no_grad()
-def _put(weight: Tensor, along: int, index: Tensor, rows: Tensor) -> None:
-    weight.index_copy_(along, index, rows)
+def _put(weight: Tensor, along: int, index: Tensor, rows: Tensor | None, original: Tensor) -> None:
+    """Write a head's rows, or what it had before any edit, into a weight that may be in another place by now."""
+    rows = original if rows is None else rows if along == 0 else rows.T
+    weight.index_copy_(along, index.to(weight.device), rows.to(weight))
     torch.clear_autocast_cache()  # an autocast region around us may keep the weight as it was, in half precision
 
 
-def _weight(model: nn.Module, site: Site, head: int, side: str) -> tuple[nn.Parameter, Tensor, int]:
-    """Return the parameter that holds what a head writes with (or reads with), its rows or columns, and which of both.
+def _weight(model: nn.Module, site: Site, head: int, side: str) -> tuple[nn.Module, nn.Parameter, Tensor, int]:
+    """Return the layer that a head writes (or reads) with, its weight, the head's rows or columns, and which of both.
 
     Along the other dimension lie the directions of the residual stream.
     """
@@ -108,7 +124,7 @@ def _weight(model: nn.Module, site: Site, head: int, side: str) -> tuple[nn.Para
     names = [name for name, other in model.named_parameters(remove_duplicate=False) if other is weight]
     if len(names) > 1:
         raise ValueError(f"{who} has no weights of its own, they are tied: {' and '.join(names)}; untie them first")
-    return weight, rows.to(weight.device), 1 - along if is_transposed(module) else along
+    return module, weight, rows.to(weight.device), 1 - along if is_transposed(module) else along
 
 
 def _strongest(site: Site, head: int, k: int, side: str) -> Tensor:

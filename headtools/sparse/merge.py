@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.prune import prune
+from headtools.heads.interventions import refuse_inside
+from headtools.heads.prune import prune, refuse_uncuttable
 from headtools.heads.selection import Heads, refuse_offloaded, select
 from headtools.heads.sites import Site, sites
 from headtools.heads.weights import is_transposed, refuse_wrapped
@@ -76,6 +77,7 @@ def merge(
     """
     _check(ridge)
     refuse_offloaded(model, "merge")
+    refuse_inside(model, "merge()")
     chosen = _grouped(model, groups)
     seen = moments(model, batches, {site: [h for group in some for h in group] for site, some in chosen.items()})
     plans = [merged(seen[site.key], some, refit, ridge) for site, some in chosen.items()]
@@ -100,7 +102,8 @@ def refit(
     if not chosen:
         raise ValueError('no heads came: refit(model, {("encoder", 2): [0]}, batches)')
     refuse_offloaded(model, "refit")
-    _refuse_wrapped(model, chosen, "refit")
+    refuse_inside(model, "refit()")
+    _refuse(model, chosen, "refit")
     for site, some in chosen.items():
         if len(some) == site.heads:
             raise ValueError(f"all heads of {site.label} would go, and nothing is left to fit: use prune")
@@ -134,15 +137,17 @@ def _grouped(model: nn.Module, groups: Iterable[Group]) -> dict[Site, list[list[
             )
         chosen.setdefault(site, []).append(some)
     select(found, [head for group in listed for head in group])  # raises for a head in two groups
-    _refuse_wrapped(model, chosen, "merge")
+    _refuse(model, chosen, "merge")
     for site in chosen:
         ov(site)  # raises where W_OV is not what a head moves
     return chosen
 
 
-def _refuse_wrapped(model: nn.Module, chosen: Iterable[Site], what: str) -> None:
+def _refuse(model: nn.Module, chosen: Iterable[Site], what: str) -> None:
     """Raise before the corpus is run, not after it, where ``prune`` would."""
     refuse_wrapped(model, [module for site in chosen for module in (*site.module.modules(), site.out)], what)
+    for site in chosen:
+        refuse_uncuttable(site)
 
 
 def _apply(model: nn.Module, plans: Sequence[Plan]) -> None:
@@ -159,7 +164,9 @@ def _apply(model: nn.Module, plans: Sequence[Plan]) -> None:
                 rows = slice(place * site.value_dim, (place + 1) * site.value_dim)
                 _matrix(site.out)[rows] = plan.outputs[head].to(site.out.weight)
         if plan.constant is not None:
-            site.out.bias.data += plan.constant.to(site.out.bias)
+            # a parameter of its own, as those that were cut: the old one may be tied to another layer's
+            bias = site.out.bias
+            site.out.bias = nn.Parameter(bias.detach() + plan.constant.to(bias), bias.requires_grad)
     torch.clear_autocast_cache()  # an autocast region around us may keep a bias as it was
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headtools.heads.sites import Site
 from headtools.roles.circuits import ov
@@ -51,6 +51,7 @@ def fit_merged(m: Moments, head: int, group: Sequence[int], ridge: float) -> tup
     values, outputs = fit_low_rank(
         m.spread[where, where], m.spread[where] @ target, m.site.value_dim, _own(m.site, head), ridge
     )
+    values, outputs = _rounded(values, m.site.v.module), _rounded(outputs, m.site.out)
     rest = target.clone()
     rest[where] -= values @ outputs
     return m.size(rest), values, outputs, rest
@@ -70,7 +71,7 @@ def refitted(
     target, left = m.output(range(m.site.heads)), parts.mT @ m.spread
     plain = m.site.w_o.detach().cpu().double()
     near = torch.cat([start.get(h, plain[h]) for h in stay])
-    found = fit(left @ parts, left @ target, near, ridge)
+    found = _rounded(fit(left @ parts, left @ target, near, ridge), m.site.out)
     rest, size = target - parts @ found, m.size(target) or 1.0
     lost, before = m.size(rest) / size, m.size(m.output(gone)) / size
     outputs = dict(zip(stay, found.split(m.site.value_dim), strict=True))
@@ -96,6 +97,7 @@ def _swept(
         values[head], outputs[head] = fit_low_rank(
             own, shared @ target, m.site.value_dim, _own(m.site, head), ridge
         )
+        values[head] = _rounded(values[head], m.site.v.module)
         parts[head] = mix @ values[head]
     return values, outputs
 
@@ -104,3 +106,9 @@ def _own(site: Site, head: int) -> Tensor:
     """Return W_V W_O of one head, (d_in, d_model), with the value bias as one more row where there is one."""
     bias = getattr(site.v.module, "bias", None) is not None
     return ov(site, bias=bias)[site.key][head].matrix().cpu().double()
+
+
+def _rounded(fitted: Tensor, module: nn.Module) -> Tensor:
+    """Return what is left of fitted weights in a layer that keeps 16 bits, so that what is told is what will be."""
+    kind = module.weight.dtype
+    return fitted.to(kind).to(fitted) if kind.itemsize == 2 else fitted

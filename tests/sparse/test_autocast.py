@@ -2,10 +2,12 @@
 
 import copy
 
+import peft
 import pytest
 import torch
 
 import headtools as ht
+from headtools.roles import geometry
 from headtools.sparse.fit import fit_gates, recover
 
 from ..heads.zoo import error, fresh, run
@@ -139,3 +141,40 @@ def test_heads_that_are_cut(bert, change):
     assert torch.equal(after, scores(twin, batch))
     assert error(before, after) > 0.01
     assert error(run(model, inputs), before) < 0.3
+
+
+GEOMETRY = {
+    "matrix": lambda model: geometry.ov(model)["encoder", 1].matrix(),
+    "singular values": lambda model: geometry.ov(model)["encoder", 1].singular_values(),
+    "product": lambda model: (geometry.ov(model)["encoder", 1] @ geometry.ov(model)["encoder", 2]).matrix(),
+    "form": lambda model: geometry.qk(model)["encoder", 1, 0].between(torch.eye(32), torch.eye(32)),
+    "rows": lambda model: geometry.qk(model)["encoder", 1, 0].apply(torch.eye(32)),
+    "effective rank": lambda model: geometry.effective_rank(geometry.ov(model)).values["encoder", 1],
+    "overlap": lambda model: geometry.overlap(geometry.ov(model)).values,
+    "angles": lambda model: geometry.principal_angles(geometry.ov(model)),
+    "cosine": lambda model: geometry.cosine(geometry.ov(model)).values,
+    "composition": lambda model: geometry.composition(*ht.sites(model).all[:2]).values,
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRY)
+def test_what_is_read_from_weights_has_their_precision(bert, name):
+    model, _ = bert
+    with half():
+        inside = GEOMETRY[name](model)
+    assert torch.equal(inside, GEOMETRY[name](model))
+
+
+def test_the_strongest_direction_goes_to_full_precision(bert):
+    model, _ = bert
+    with half(), ht.edit(model, ("encoder", 1, 1), drop_top=1):
+        inside = geometry.ov(model)["encoder", 1, 1].singular_values()
+    assert inside[-1] < 1e-5
+
+
+def test_adapters_count_in_full_precision(bert):
+    model, _ = bert
+    model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["value", "query"], init_lora_weights=False))
+    with half():
+        inside = geometry.ov(model)["encoder", 1].left
+    assert torch.equal(inside, geometry.ov(model)["encoder", 1].left)

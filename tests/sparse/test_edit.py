@@ -1,5 +1,7 @@
 """Edits of one head: what goes is gone, what stays stays, and every bit comes back."""
 
+import copy
+
 import pytest
 import torch
 import transformers as tf
@@ -128,6 +130,49 @@ def test_edits_nest_and_come_back_after_an_exception():
         raise KeyError("mine")
     assert_same_state(was, state(model))
     assert torch.equal(run(model, batch), plain)
+
+
+@pytest.mark.parametrize("same_head", [True, False])
+@pytest.mark.parametrize("first", [0, 1])
+def test_edits_end_in_any_order(first, same_head):
+    model, batch = fresh("bert")
+    plain, was = run(model, batch), state(model)
+    heads = [("encoder", 1, 0), ("encoder", 1, 0 if same_head else 1)]
+    edits = [ht.edit(model, head, remove=unit(32, seed)) for seed, head in enumerate(heads)]
+    for one in edits:
+        one.__enter__()
+    edits[first].__exit__(None, None, None)
+    left = run(model, batch)
+    edits[1 - first].__exit__(None, None, None)
+    assert_same_state(was, state(model))
+    assert torch.equal(run(model, batch), plain)
+    with ht.edit(model, heads[1 - first], remove=unit(32, 1 - first)):
+        assert torch.equal(run(model, batch), left)
+
+
+def test_a_copy_made_inside_keeps_the_edit_and_cuts_wait_for_its_end():
+    model, batch = fresh("bert")
+    head = ("encoder", 1, 0)
+    with ht.edit(model, head, remove=unit(32)):
+        inside, kept = run(model, batch), copy.deepcopy(model)
+        for cut in (
+            lambda: ht.prune(model, {("encoder", 0): [0]}),
+            lambda: ht.refit(model, {("encoder", 0): [0]}, batch),
+            lambda: ht.merge(model, [(head, ("encoder", 1, 1))], batch),
+        ):
+            with untouched(model), pytest.raises(RuntimeError, match=r"inside edit\(\).*end the context first"):
+                cut()
+    assert torch.equal(run(kept, batch), inside)
+    assert not torch.equal(run(model, batch), inside)
+    ht.prune(kept, {("encoder", 0): [0]})
+
+
+def test_a_model_that_changes_its_type_inside_gets_its_rows_back():
+    model, _ = fresh("bert")
+    before = output_matrix(ht.sites(model)["encoder", 1]).detach().clone()
+    with ht.edit(model, ("encoder", 1, 0), remove=unit(32)):
+        model.to(torch.bfloat16)
+    assert torch.equal(output_matrix(ht.sites(model)["encoder", 1]), before.to(torch.bfloat16))
 
 
 def test_a_bfloat16_model_keeps_its_type_and_gradients_their_flags():

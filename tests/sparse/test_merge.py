@@ -320,3 +320,52 @@ def test_every_architecture_is_merged_or_refused_whole():
         else:
             assert ht.sites(model)[site.key].heads == site.heads - 1, name
             assert run(model, batch).isfinite().all(), name
+
+
+def test_what_cannot_be_cut_is_refused_before_the_corpus_is_run():
+    for name, words in (("deepseek_v3", "from one latent vector"), ("bloom", "does not use transformers' Attention")):
+        model, _ = fresh(name)
+
+        def never(name=name):
+            raise AssertionError(f"a batch of {name} was asked for")
+            yield
+
+        with untouched(model), pytest.raises(ValueError, match=words):
+            refit(model, {("decoder", 0): [0]}, never())
+
+
+def test_a_bias_that_two_layers_share_changes_in_one():
+    model, batch = fresh("bert")
+    site, other = list(ht.sites(model))[1:]
+    other.out.bias = site.out.bias
+    before = other.out.bias.detach().clone()
+    refit(model, {site.key: [0]}, batch)
+    assert torch.equal(ht.sites(model)[other.key].out.bias, before)
+    assert not torch.equal(ht.sites(model)[site.key].out.bias, before)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])
+def test_the_frame_tells_what_weights_of_sixteen_bits_miss(name):
+    """Few tokens, which a fit in double precision would reproduce entirely."""
+    model, batch = fresh(name)
+    model = model.to(torch.bfloat16)
+    site = ht.sites(model).all[0]
+    with ht.record(model, want=("maps", "z")) as seen:  # by the attention function that the fit sees
+        run(model, batch)
+    z = seen[site].z[batch["attention_mask"].bool()].double()
+    old = output_matrix(site).detach().double().clone()
+    frame = refit(model, {site.key: [0]}, batch, ridge=0)
+    new = output_matrix(ht.sites(model)[site.key]).detach().double()
+    target = torch.einsum("nhv,hvd->nd", z, old)
+    rest = target - torch.einsum("nhv,hvd->nd", z[:, 1:], new)
+    missed = (rest - rest.mean(0)).square().sum() / (target - target.mean(0)).square().sum()
+    assert frame.missed[0] == pytest.approx(missed.item(), rel=1e-3)
+    assert frame.missed[0] > 1e-7
+
+
+def test_the_frame_tells_what_merged_values_of_sixteen_bits_miss():
+    model, batch = fresh("bert")[0].to(torch.bfloat16), many(3, rows=1)
+    frame = merge(model, [(("encoder", 0, 0), ("encoder", 0, 1))], batch, ridge=0)
+    exact, _ = fresh("bert")
+    exact = exact.to(torch.bfloat16).double()
+    assert frame.missed[0] > merge(exact, [(("encoder", 0, 0), ("encoder", 0, 1))], batch, ridge=0).missed[0] + 1e-8
