@@ -17,7 +17,8 @@ class HeadScores:
 
     ``values``: {(kind, layer): (H,) tensor}; layers may have different numbers of heads. ``name`` says what the
     number is. ``low`` and ``high``, where given, bound each value (an interval) and have the same keys and shapes.
-    ``notes``, where given, are numbers that the measure tells about itself, such as the share it conserves.
+    ``notes``, where given, are numbers or words that the measure tells about itself, such as the share it conserves, or
+    why there is no interval.
 
     Raises ``TypeError`` or ``ValueError`` for values that are no vectors, hold NaN, or bounds that do not match.
 
@@ -32,7 +33,7 @@ class HeadScores:
     name: str = "score"
     low: Mapping[tuple, Tensor] | None = field(default=None)
     high: Mapping[tuple, Tensor] | None = field(default=None)
-    notes: Mapping[str, float] = field(default_factory=dict)
+    notes: Mapping[str, float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -61,7 +62,9 @@ class HeadScores:
 
     def __repr__(self) -> str:
         best = ", ".join(f"{_label(head)} {self[head]:.3g}" for head in self.top(min(3, len(self))))
-        notes = "".join(f"; {name} {value:.3g}" for name, value in self.notes.items())
+        notes = "".join(
+            f"; {name} {note if isinstance(note, str) else format(note, '.3g')}" for name, note in self.notes.items()
+        )
         return f"<HeadScores {self.name!r}: {len(self)} heads, highest {best}{notes}>"
 
     def flat(self) -> Tensor:
@@ -94,6 +97,9 @@ class HeadScores:
     def spearman(self, other: HeadScores) -> float:
         """Return Spearman's rank correlation with scores of the same heads, in [-1, 1].
 
+        It is a number without an interval, and lower than that of the scores without noise: noise shuffles ranks. For
+        an interval resample what both scores are means of: ``bootstrap(rows, statistic=...)``.
+
         Raises ``ValueError`` when the heads differ or one side is constant.
         """
         a, b = _mean_ranks(self.flat()), _mean_ranks(self._matched(other))
@@ -118,7 +124,7 @@ class HeadScores:
                 row = {**stack, "kind": key[-2], "layer": key[-1], "head": head, self.name: float(value[head])}
                 for bound, part in (("low", self.low), ("high", self.high)):
                     if part is not None:
-                        row[bound] = float(part[key][head])
+                        row[bound] = float(part[key][head]) if key in part else float("nan")
                 rows.append(row)
         return pd.DataFrame(rows)
 

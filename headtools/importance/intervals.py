@@ -12,31 +12,34 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headtools.heads.intervals import bootstrap
+from headtools.heads.intervals import FEWEST, bounds
 from headtools.heads.scores import HeadScores
 
 
 def scored(
     rows: Mapping[tuple, Tensor], name: str, least: float | None = None, most: float | None = None
 ) -> HeadScores:
-    """Return the means of rows, {key: (n, H)}, as float32 scores, with 95 % intervals where there are two rows or more.
+    """Return the means of rows, {key: (n, H)}, as float32 scores, with 95 % intervals from five rows on.
 
-    ``least`` and ``most`` are what the score cannot pass; bounds stop there.
+    With fewer rows the scores have no bounds, and ``notes["interval"]`` says why. ``least`` and ``most`` are what the
+    score cannot pass; bounds stop there.
 
     >>> import torch
-    >>> scored({("encoder", 0): torch.tensor([[1.0, 5.0], [3.0, 5.0]])}, "example").values["encoder", 0]
-    tensor([2., 5.])
+    >>> scores = scored({("encoder", 0): torch.tensor([[1.0, 5.0], [3.0, 5.0]])}, "example")
+    >>> scores.values["encoder", 0], scores.notes
+    (tensor([2., 5.]), {'interval': 'none: 2 examples came, 5 are needed'})
     """
     values = {key: row.mean(0).float() for key, row in rows.items()}
-    if min(len(row) for row in rows.values()) < 2:
-        return HeadScores(values, name)
+    fewest = min(len(row) for row in rows.values())
+    if fewest < FEWEST:
+        came = f"{fewest} example{'s' if fewest > 1 else ''} came"
+        return HeadScores(values, name, notes={"interval": f"none: {came}, {FEWEST} are needed"})
     low, high = {}, {}
     for size in {len(row) for row in rows.values()}:  # the same draws for all heads, so that one product serves them
         some = {key: row for key, row in rows.items() if len(row) == size}
-        ends = bootstrap(torch.cat(list(some.values()), 1))
-        for bounds, end in zip((low, high), ends, strict=True):
-            end = end if (least, most) == (None, None) else end.clamp(least, most)
-            bounds.update(zip(some, end.split([row.shape[1] for row in some.values()]), strict=True))
+        ends = bounds(torch.cat(list(some.values()), 1), least, most)
+        for part, end in zip((low, high), ends, strict=True):
+            part.update(zip(some, end.split([row.shape[1] for row in some.values()]), strict=True))
     return HeadScores(values, name, low, high)
 
 

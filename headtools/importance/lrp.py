@@ -82,9 +82,8 @@ class Relevance:
         """Return the mean over all explained numbers as scores, with 95 % intervals from a bootstrap of examples."""
         name = f"{'signed ' if signed else ''}relevance, {self.name}" + (", share of its layer" if normalise else "")
         found = scored(self.rows(normalise, signed), name, None if signed else 0.0, 1.0 if normalise else None)
-        return HeadScores(
-            found.values, name, found.low, found.high, {"conserved": self.conserved, "absorbed": self.absorbed}
-        )
+        notes = {"conserved": self.conserved, "absorbed": self.absorbed, **found.notes}
+        return HeadScores(found.values, name, found.low, found.high, notes)
 
 
 def relevance(
@@ -133,7 +132,7 @@ def relevance(
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> shares = relevance(BertForMaskedLM(tiny), {"input_ids": torch.tensor([[1, 2, 3]])}, normalise="layer")
     >>> len(shares), round(float(shares.values["encoder", 0].sum()), 4), sorted(shares.notes)
-    (8, 1.0, ['absorbed', 'conserved'])
+    (8, 1.0, ['absorbed', 'conserved', 'interval'])
     """
     if normalise not in (None, "layer"):
         raise ValueError(f'normalise is None or "layer", got {normalise!r}')

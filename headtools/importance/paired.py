@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headtools.heads.intervals import FEWEST, MANY, around, bootstrap, draw_counts, percentiles
+
 if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
+
+LEVEL = 0.95
 
 
 class Difference(NamedTuple):
@@ -40,10 +45,11 @@ def paired_bootstrap(
     per example, whose mean is the score.
 
     Examples are drawn with replacement ``n`` times, the same for both systems (Koehn 2004, aclanthology W04-3250).
-    ``low`` and ``high`` hold the middle 95 % of the differences. ``p`` is the share of draws in which the difference
-    has the other sign or is 0. Of BLEU only the counts of each sentence are kept, so that a draw costs a sum.
+    ``low`` and ``high`` hold the middle 95 % of the differences. With fewer than 100 examples that is too narrow: the
+    interval is then widened as ``bootstrap`` says, and ``p``, the share of draws in which the difference has the other
+    sign or is 0, is too small. Of BLEU only the counts of each sentence are kept, so that a draw costs a sum.
 
-    Raises ``ValueError`` for fewer than two examples, lists of different lengths, missing or unused references and
+    Raises ``ValueError`` for fewer than five examples, lists of different lengths, missing or unused references and
     NaN, ``TypeError`` for other things.
 
     >>> right = ["der Hund schläft .", "die Katze sieht den Vogel .", "er liest das Buch ."] * 20
@@ -54,31 +60,46 @@ def paired_bootstrap(
     """
     if n < 1:
         raise ValueError(f"n is how often examples are drawn, 1 or more, got {n}: 1000 is usual")
-    if len(with_) != len(without) or len(with_) < 2:
-        raise ValueError(f"two systems need the same two examples or more, got {len(with_)} and {len(without)}")
-    generator = torch.Generator().manual_seed(seed)
-    draws = torch.randint(len(with_), (n, len(with_)), generator=generator)
-    weights = torch.zeros(n, len(with_)).scatter_add_(1, draws, torch.ones(draws.shape)).double().numpy()
-    weights = np.concatenate([np.ones((1, len(with_))), weights])  # first all examples once
+    size = len(with_)
+    if len(without) != size:
+        raise ValueError(f"two systems need the same examples, got {size} and {len(without)}")
     if isinstance(with_, Tensor) and isinstance(without, Tensor):
         if references is not None or metric is not None:
             raise ValueError("numbers are compared by their mean: leave references and metric out")
-        scores = [_means(system, weights) for system in (with_, without)]
+        tables, score = [_numbers(system) for system in (with_, without)], _mean
     else:
         for name, texts in (("with_", with_), ("without", without), ("references", references)):
-            _check_texts(name, texts, len(with_))
-        scores = [_bleu(list(system), list(references), metric, weights) for system in (with_, without)]
-    apart = scores[1] - scores[0]
-    observed, drawn = apart[0], apart[1:]
-    flipped = float(np.mean(drawn * np.sign(observed) <= 0))
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Difference(*map(float, (observed, low, high, flipped, scores[0][0], scores[1][0])))
+            _check_texts(name, texts, size)
+        metric = _bleu(metric)
+        tables = [_counts(list(system), list(references), metric) for system in (with_, without)]
+        score = partial(_corpus_bleu, metric)
+    if size < FEWEST:
+        raise ValueError(f"two systems need {FEWEST} examples or more, got {size}: fewer do not show how they vary")
+    first, second = (score(table.sum(0, keepdims=True), size).item() for table in tables)
+    drawn = [
+        score(np.concatenate([counts.numpy() @ table for counts in draw_counts(size, n, seed)]), size)
+        for table in tables
+    ]
+    difference, apart = second - first, drawn[1] - drawn[0]
+    flipped = float(np.mean(apart * np.sign(difference) <= 0))
+    if score is _mean:
+        low, high = bootstrap(torch.from_numpy(tables[1] - tables[0])[:, 0], times=n, seed=seed)
+    elif size < MANY:
+        low, high = around(torch.tensor(difference).double(), torch.from_numpy(apart), size, LEVEL)
+    else:
+        low, high = percentiles(torch.from_numpy(apart), LEVEL)
+    return Difference(difference, float(low), float(high), flipped, first, second)
 
 
-def _means(values: Tensor, weights: np.ndarray) -> np.ndarray:
+def _numbers(values: Tensor) -> np.ndarray:
+    """Return one number per example as a table (examples, 1)."""
     if values.dim() != 1 or not values.isfinite().all():
         raise ValueError(f"a system is one finite number per example, (B,), got shape {tuple(values.shape)} or NaN")
-    return weights @ values.detach().cpu().double().numpy() / len(values)
+    return values.detach().cpu().double().numpy()[:, None]
+
+
+def _mean(sums: np.ndarray, size: int) -> np.ndarray:
+    return sums[:, 0] / size
 
 
 def _check_texts(name: str, texts: object, number: int) -> None:
@@ -93,22 +114,31 @@ def _check_texts(name: str, texts: object, number: int) -> None:
         raise ValueError(f"{name} has {len(texts)} sentences for {number} translations")
 
 
-def _bleu(written: list[str], wanted: list[str], metric: BLEU | None, weights: np.ndarray) -> np.ndarray:
-    """Return corpus BLEU for every row of weights, which say how often each sentence is taken: (rows,)."""
+def _bleu(metric: BLEU | None) -> BLEU:
     from sacrebleu.metrics import BLEU
 
     metric = BLEU(tokenize="none", force=True) if metric is None else metric
     if not isinstance(metric, BLEU):
         raise TypeError(f"metric must be sacrebleu.metrics.BLEU(...), got {type(metric).__name__}")
-    counts = []
+    return metric
+
+
+def _counts(written: list[str], wanted: list[str], metric: BLEU) -> np.ndarray:
+    """Return what BLEU counts in each sentence: (sentences, lengths and n-grams)."""
+    rows = []
     for text, right in zip(written, wanted, strict=True):
         score = metric.corpus_score([text], [[right]])
-        counts.append([score.sys_len, score.ref_len, *score.counts, *score.totals])
-    sums = (weights @ np.array(counts, dtype=float)).round().astype(int)
+        rows.append([score.sys_len, score.ref_len, *score.counts, *score.totals])
+    return np.array(rows, dtype=float)
+
+
+def _corpus_bleu(metric: BLEU, sums: np.ndarray, _size: int) -> np.ndarray:
+    """Return corpus BLEU for every row of summed counts: (rows,)."""
+    sums = sums.round().astype(int)
     orders = (sums.shape[1] - 2) // 2
     options = {"smooth_method": metric.smooth_method, "smooth_value": metric.smooth_value,
                "effective_order": metric.effective_order, "max_ngram_order": orders}  # fmt: skip
     return np.array([
-        BLEU.compute_bleu(row[2 : 2 + orders].tolist(), row[2 + orders :].tolist(), int(row[0]), int(row[1]), **options)
-        .score for row in sums
+        metric.compute_bleu(row[2 : 2 + orders].tolist(), row[2 + orders :].tolist(), int(row[0]), int(row[1]),
+                            **options).score for row in sums
     ])  # fmt: skip

@@ -7,9 +7,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import nn
 
-from headtools.heads.intervals import bootstrap
+from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head
 from headtools.heads.selection import select
 from headtools.heads.sites import Site
@@ -45,8 +45,8 @@ def interaction(
     delta_a, delta_b and delta_ab are the mean rises of the loss without a, without b and without both; ``interaction``
     is delta_ab - delta_a - delta_b. Above 0 the two stand in for each other, so that losing both is worse than the sum;
     below 0 they do one thing together, of which losing either costs most. ``low`` and ``high`` bound it by 95 %
-    bootstrap over examples (NaN for a single one); all four losses are of the same ``n`` examples. ``a`` and ``b`` are
-    heads, (kind, layer, head).
+    bootstrap over examples (NaN for fewer than five); all four losses are of the same ``n`` examples. ``a`` and ``b``
+    are heads, (kind, layer, head).
 
     - ``pairs``: [(("encoder", 0, 1), ("encoder", 2, 3)), ...]; left out, all pairs of the heads in ``sites``.
     - ``predict``: add ``predicted``, the second derivative of the loss by the two heads' gates at 1, and its bounds:
@@ -81,7 +81,7 @@ def interaction(
     alone_a, alone_b = (rises[:, [place[pair[side]] for pair in named]] for side in (0, 1))
     both = rises[:, len(heads) :]
     each = both - alone_a - alone_b
-    low, high = _bounds(each)
+    low, high = (end.tolist() for end in bounds(each))
     means = [part.mean(0).tolist() for part in (alone_a, alone_b, both, each)]
     a, b = ([pair[side] for pair in named] for side in (0, 1))
     columns = [a, b, *means, low, high, [len(each)] * len(named)]
@@ -89,16 +89,8 @@ def interaction(
     if predict:
         second = curvature(model, batches, named, loss, quiet, over)
         frame["predicted"] = second.mean(0).tolist()
-        frame["predicted_low"], frame["predicted_high"] = _bounds(second)
+        frame["predicted_low"], frame["predicted_high"] = (end.tolist() for end in bounds(second))
     return frame
-
-
-def _bounds(rows: Tensor) -> tuple[list[float], list[float]]:
-    if len(rows) < 2:
-        nothing = [float("nan")] * rows.shape[1]
-        return nothing, nothing
-    low, high = bootstrap(rows)
-    return low.tolist(), high.tolist()
 
 
 def _all_pairs(chosen: Iterable[Site]) -> list[tuple[Head, Head]]:

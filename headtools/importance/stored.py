@@ -56,7 +56,7 @@ def save_scores(scores: HeadScores, path: str | Path, made_from: Mapping[str, An
     versions = {"headtools": __version__, "transformers": transformers.__version__, "torch": torch.__version__,
                 "python": platform.python_version()}  # fmt: skip
     told = {"scores": scores.name, "sites": [list(key) for key in keys], "made_from": _described(made_from or {}),
-            "notes": {name: float(note) for name, note in scores.notes.items()}, "versions": versions}  # fmt: skip
+            "notes": _notes(scores.notes), "versions": versions}  # fmt: skip
     return write_whole(path, tensors, told)
 
 
@@ -80,7 +80,7 @@ def load_scores(
                  for part in PARTS}  # fmt: skip
         if len(set(keys)) != len(keys) or parts["values"].keys() != set(keys):
             raise ValueError("sites without values")
-        notes = {name: float(note) for name, note in told.get("notes", {}).items()}
+        notes = _notes(told.get("notes", {}))
         scores = HeadScores(parts["values"], str(told["scores"]), parts["low"] or None, parts["high"] or None, notes)
         kept = dict(told["made_from"])
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -104,6 +104,11 @@ def origin(path: str | Path) -> dict[str, Any]:
     Raises as ``load_scores`` does for files that are not there, truncated or changed.
     """
     return read_whole(path)[1]
+
+
+def _notes(notes: Mapping[str, Any]) -> dict[str, float | str]:
+    """Return notes as they are stored: words as they are, all else as numbers."""
+    return {name: note if isinstance(note, str) else float(note) for name, note in notes.items()}
 
 
 def _described(made_from: Mapping[str, Any]) -> dict[str, Any]:

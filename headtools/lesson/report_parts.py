@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from headtools.heads.intervals import FEWEST
 from headtools.heads.record import record
 from headtools.heads.sites import sites
 from headtools.lesson import report_drawing as draw
@@ -23,7 +24,7 @@ from headtools.sparse.curves import curves, random_order
 
 TOP = 10  # heads in a table
 SHOWN = 8  # heads whose maps are drawn
-ALONE = "no interval: one example"
+FEW = f"no interval: fewer than {FEWEST} examples"
 BY_LOSS = (
     "Importance: mean over examples of |dL/dgate| at gate 1 (Michel et al. 2019, equation 2), without the division by "
     "layer."
@@ -83,7 +84,7 @@ def worth(subject: Subject) -> str:
         f"The heads that lean hardest, chosen on one half of the {subject.unit}s and measured on the other; the first "
         f"is {draw.say(subject.choice.top(1)[0])}. Measured on {subject.measured}: {subject.weighed_by}."
     )
-    intervals = ALONE if scores.low is None else "with 95 % intervals"
+    intervals = FEW if scores.low is None else "with 95 % intervals"
     if subject.by_output:
         label = "relative change of the output"
         what = "How far the model's output would move without the head, over the output's own length, to first order"
@@ -140,7 +141,7 @@ def pruning(subject: Subject) -> str:
     middle = min(found.index, key=lambda kept: abs(kept - len(subject.choice) / 2))
     luck = frame[frame.order != "gradient"].groupby("kept").metric.mean()
     low, high = found.low[middle], found.high[middle]
-    spread = ALONE if math.isnan(low) else f"95 % interval {low:.2f} to {high:.2f}"
+    spread = FEW if math.isnan(low) else f"95 % interval {low:.2f} to {high:.2f}"
     claim = (
         f"With {middle} of {len(subject.choice)} heads the {subject.metric} is {found.metric[middle]:.2f} ({spread}), "
         f"with all {found.metric[len(subject.choice)]:.2f}"

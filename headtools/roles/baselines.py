@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from headtools.heads.intervals import bootstrap
+from headtools.heads.intervals import bounds
 from headtools.roles.conventions import VOITA
 from headtools.roles.corpus import Sentence
 from headtools.roles.families import family
@@ -55,7 +55,8 @@ def offset_baselines(sentences: Sequence[Sentence], fitted: Sequence[Sentence]) 
 
     Columns: ``role`` (nsubj up, ...), ``offset`` (words from query to key, the most frequent in ``fitted``), ``score``
     (share of the pairs in ``sentences`` that lie there), ``low`` and ``high`` (95 % bootstrap interval over
-    sentences), ``n`` pairs. Raises ValueError where either has no relations.
+    sentences that have such pairs, NaN for fewer than five), ``n`` pairs. Raises ValueError where either has no
+    relations.
 
     >>> from headtools.roles.corpus import corpus
     >>> frame = offset_baselines(corpus("english", "test"), corpus("english", "train")).set_index("role")
@@ -68,10 +69,11 @@ def offset_baselines(sentences: Sequence[Sentence], fitted: Sequence[Sentence]) 
     for role in dict.fromkeys(role for found in scored for role in found if role in usual):
         hits = torch.tensor([[sum(q + usual[role] in keys for q, keys in found.get(role, [])),
                               len(found.get(role, []))] for found in scored], dtype=torch.float64)  # fmt: skip
+        hits = hits[hits[:, 1] > 0]  # only sentences with such pairs say how much they vary
         share = float(hits[:, 0].sum() / hits[:, 1].sum())
         # A share is a ratio of two sums; its interval is that of the linearised ratio.
-        low, high = bootstrap((hits[:, 0] - share * hits[:, 1]) / hits[:, 1].mean() + share)
-        rows.append((role, usual[role], share, max(0.0, float(low)), min(1.0, float(high)), int(hits[:, 1].sum())))
+        low, high = bounds((hits[:, 0] - share * hits[:, 1]) / hits[:, 1].mean() + share, 0.0, 1.0)
+        rows.append((role, usual[role], share, float(low), float(high), int(hits[:, 1].sum())))
     if not rows:
         raise ValueError("no relation occurs in both; pass sentences with heads and relations, e.g. corpus('english')")
     frame = pd.DataFrame(rows, columns=["role", "offset", "score", "low", "high", "n"])

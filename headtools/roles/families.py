@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from math import inf
 
 from headtools.roles.conventions import Conventions
 from headtools.roles.map_classes import CLASSES
@@ -42,6 +43,17 @@ def family(role: str) -> str:
     if re.search(r" (up|down)$", role):
         return "syntactic"
     raise ValueError(f"no role {role!r}; there are offset -1, nsubj up, coreference, rarest, {', '.join(STATISTICS)}")
+
+
+def span(role: str) -> tuple[float, float]:
+    """Between what a role's score can lie: shares and weights between 0 and 1, nats and units from 0 on.
+
+    >>> span("nsubj up"), span("content"), span("entropy")
+    ((0.0, 1.0), (-1.0, 1.0), (0.0, inf))
+    """
+    if role in ("entropy", "distance", "rarity"):
+        return 0.0, inf
+    return (-1.0 if role == "content" else 0.0), 1.0
 
 
 def bar(role: str, conventions: Conventions) -> Bar:

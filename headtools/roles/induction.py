@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
+from headtools.heads.intervals import FEWEST
 from headtools.heads.selection import device_of
 from headtools.roles.segments import ordinary, segments
 
@@ -109,10 +110,10 @@ def scores(
     sequences; ``n``, sequences.
 
     Raises ``ValueError`` for a model that is no decoder by itself (the two sides of a translator read two sequences),
-    for a ``length`` that its positions do not hold, and for fewer than two sequences.
+    for a ``length`` that its positions do not hold, and for fewer than five sequences.
 
     >>> from headtools.organism.sprout import Sprout
-    >>> frame = scores(Sprout(), n=4, length=12)
+    >>> frame = scores(Sprout(), n=5, length=12)
     >>> list(frame.columns)
     ['kind', 'layer', 'head', 'role', 'score', 'chance', 'low', 'high', 'n']
     """
@@ -222,8 +223,8 @@ def _needs_decoder(model: nn.Module, longest: int, n: int) -> None:
             f"these scores need a model that reads one sequence from left to right; {type(model).__name__} has "
             f"{' and '.join(kinds)} attention. Pass a decoder-only model, e.g. one of AutoModelForCausalLM"
         )
-    if n < 2:
-        raise ValueError(f"an interval needs two sequences or more, got n={n}")
+    if n < FEWEST:
+        raise ValueError(f"an interval needs {FEWEST} sequences or more, got n={n}: write n=50")
     room = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if room is not None and longest > room:
         raise ValueError(

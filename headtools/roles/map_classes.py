@@ -125,7 +125,10 @@ def _part(maps: Tensor, whole: Tensor, n: Tensor) -> Tensor:
 
 
 class Agreement(NamedTuple):
-    """How far the rule and the labels agree: share, its 95 % interval, Cohen's kappa, n, and counts (label, rule)."""
+    """How far the rule and the labels agree: share, its 95 % interval, Cohen's kappa, n, and counts (label, rule).
+
+    The interval is NaN for fewer than five maps.
+    """
 
     share: float
     low: float
@@ -151,13 +154,13 @@ def agreement(maps: list[tuple[Tensor, str]] | None = None) -> Agreement:
     >>> found.n >= 100 and found.low <= found.share <= found.high
     True
     """
-    from headtools.heads.intervals import bootstrap
+    from headtools.heads.intervals import bounds
 
     maps = labelled() if maps is None else maps
     said = [CLASSES[int(classify(m[None, None], torch.ones(1, len(m), dtype=torch.bool)))] for m, _ in maps]
     pairs = Counter((label, rule) for (_, label), rule in zip(maps, said, strict=True))
     hits = torch.tensor([float(label == rule) for (_, label), rule in zip(maps, said, strict=True)])
-    low, high = bootstrap(hits)
+    low, high = bounds(hits, 0.0, 1.0)
     by_eye, by_rule = Counter(label for _, label in maps), Counter(said)
     chance = sum(by_eye[name] * by_rule[name] for name in CLASSES) / len(maps) ** 2
     share = float(hits.mean())

@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.intervals import bootstrap
+from headtools.heads.intervals import bounds
 from headtools.heads.selection import Heads
 from headtools.roles.controls import untrained as untrained_twin
 from headtools.roles.corpus import Sentence
@@ -65,9 +65,10 @@ def probe(
 
     Returns a frame with a row for each model, place and task: ``model`` trained or untrained; ``of`` head, layer or
     residual; ``kind``, ``layer`` and ``head`` (none for layers and the stream); ``task``; ``accuracy`` on the ``n``
-    words of ``test``, with a 95 % bootstrap interval over sentences, ``low`` to ``high``; ``control`` accuracy and
-    ``selectivity`` with its interval, which holds the drawn control labels fixed; ``lookup`` and ``majority``, the two
-    baselines without a model. All are shares from 0 to 1. The residual stream of layer l is what layer l reads.
+    words of ``test``, with a 95 % bootstrap interval over sentences, ``low`` to ``high`` (NaN for fewer than five);
+    ``control`` accuracy and ``selectivity`` with its interval, which holds the drawn control labels fixed; ``lookup``
+    and ``majority``, the two baselines without a model. All are shares from 0 to 1. The residual stream of layer l is
+    what layer l reads.
 
     Raises ImportError for "logistic" without scikit-learn, and ValueError for an unknown solver, a sentence in both
     train and test, a task with fewer than two labels, or labels too rare to be in every part of the cross-validation.
@@ -176,20 +177,19 @@ def share(right: Tensor, sentence: Sequence[int]) -> tuple[Tensor, Tensor, Tenso
     ``right`` (word, ...) are numbers, 1 for right, and ``sentence`` tells for each word the number of its sentence,
     from 0. Sentences are drawn, not words, since words of one sentence are not independent. The share is a ratio of
     two sums; its interval is that of the linearised ratio, the mean over sentences of share + (right − share · words) /
-    mean words.
+    mean words. It stays between the least and the most that a word can be, 0 or -1 and 1; it is NaN for fewer than
+    five sentences.
 
-    Raises ValueError for fewer than two sentences.
-
-    >>> mean, low, high = share(torch.tensor([1.0, 1.0, 0.0, 1.0]), [0, 0, 1, 1])
+    >>> mean, low, high = share(torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]), [0, 0, 1, 2, 3, 4])
     >>> mean.item(), bool(low < mean < high)
-    (0.75, True)
+    (0.5, True)
     """
     number = torch.as_tensor(np.asarray(sentence)).long()
     words = torch.bincount(number).double()
     sums = torch.zeros(len(words), *right.shape[1:], dtype=torch.double).index_add_(0, number, right.double())
     mean = sums.sum(0) / words.sum()
     count = words.view(-1, *[1] * (sums.dim() - 1))
-    low, high = bootstrap(mean + (sums - mean * count) / words.mean())
+    low, high = bounds(mean + (sums - mean * count) / words.mean(), -1.0 if (right < 0).any() else 0.0, 1.0)
     return mean, low, high
 
 

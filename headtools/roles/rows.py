@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headtools.heads.intervals import percentiles
+from headtools.heads.intervals import MANY, around, percentiles
 from headtools.heads.sites import Key, Site
 from headtools.roles.baselines import Usual
 from headtools.roles.conventions import Conventions
-from headtools.roles.families import OFFSET_BASED, bar, family
+from headtools.roles.families import OFFSET_BASED, bar, family, span
 from headtools.roles.partners import Antecedent
 from headtools.roles.tally import Tally
 
@@ -20,16 +20,16 @@ Columns = dict[str, np.ndarray]
 
 
 def table(
-    layers: Sequence[tuple[Site, int]], tally: Tally, counts: Tally, roles: Sequence[str],
+    layers: Sequence[tuple[Site, int]], tally: Tally, counts: Tally, sentences: Tensor, roles: Sequence[str],
     usual: Sequence[Mapping[str, Usual]], conventions: Conventions, level: float, antecedent: Antecedent,
 ) -> dict[Key, Columns]:  # fmt: skip
     """Make the rows of each layer, as columns.
 
     ``layers`` are sites with how often each ran. ``tally`` has (R, head) sums of scores, the heads of all layers side
-    by side, ``counts`` (3, R) sums of n, baseline and chance.
+    by side, ``counts`` (3, R) sums of n, baseline and chance, ``sentences`` (R,) how many have a query of the role.
     """
     n, base, chance = counts.total
-    values, holds = _values(tally, counts, roles, conventions, level)
+    values, holds = _values(tally, counts, sentences, roles, conventions, level)
     values |= {"baseline": (base / n)[:, None], "chance": (chance / n)[:, None]}
     asked = [i for i in range(len(roles)) if n[i]]
     names = [roles[i] for i in asked]
@@ -51,15 +51,18 @@ def table(
 
 
 def _values(
-    tally: Tally, counts: Tally, roles: Sequence[str], conventions: Conventions, level: float
+    tally: Tally, counts: Tally, sentences: Tensor, roles: Sequence[str], conventions: Conventions, level: float
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Scores and intervals of all roles and heads, (R, head), and whether the lower end reaches the role's bar."""
     n, base, chance = counts.total
     # Replicas come last from here on: (role, head, times), and (3, role, times) for the counts.
     sums, (n_drawn, base_drawn, chance_drawn) = tally.replicas.movedim(0, -1), counts.replicas.movedim(0, -1)
     drawn = sums / n_drawn[:, None]  # no number where nothing was drawn
-    low, high = percentiles(drawn, level)
-    gap_low, gap_high = percentiles(drawn - (base_drawn / n_drawn)[:, None], level)
+    score = tally.total / n[:, None]
+    least, most = torch.tensor([span(role) for role in roles])[..., None].unbind(1)
+    low, high = (end.clamp(least, most) for end in _interval(score, drawn, sentences, level))
+    gap, drawn_gap = score - (base / n)[:, None], drawn - (base_drawn / n_drawn)[:, None]
+    gap_low, gap_high = _interval(gap, drawn_gap, sentences, level)
     bars = [bar(role, conventions) for role in roles]
     scale, above = (torch.tensor([getattr(b, part) for b in bars])[:, None] for part in ("scale", "above"))
     reached = torch.where(scale == 0, low, gap_low)
@@ -67,9 +70,21 @@ def _values(
     if len(other):  # those whose bar is not one of the two intervals above
         # The rule to beat is the better one of the baseline and chance.
         rival = torch.where((base >= chance)[:, None], base_drawn, chance_drawn) / n_drawn
-        reached[other] = percentiles(drawn[other] - (scale * rival)[other, None], level)[0]
-    values = {"score": tally.total / n[:, None], "low": low, "high": high, "gap_low": gap_low, "gap_high": gap_high}
+        ahead = score - scale * (torch.maximum(base, chance) / n)[:, None]
+        drawn_ahead = drawn[other] - (scale * rival)[other, None]
+        reached[other] = _interval(ahead[other], drawn_ahead, sentences[other], level)[0]
+    values = {"score": score, "low": low, "high": high, "gap_low": gap_low, "gap_high": gap_high}
     return values, reached >= above - 1e-6
+
+
+def _interval(score: Tensor, drawn: Tensor, sentences: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Ends of the interval of each score (R, head) by its replicas (R, head, times), of so many ``sentences`` (R,)."""
+    low, high = percentiles(drawn, level)
+    few = (sentences < MANY).nonzero().flatten()
+    if len(few):
+        examples = sentences[few, None].expand(-1, score.shape[1])
+        low[few], high[few] = (end.to(low.dtype) for end in around(score[few], drawn[few], examples, level))
+    return low, high
 
 
 def _against(role: str, usual: Sequence[Usual], antecedent: Antecedent) -> str:

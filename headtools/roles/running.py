@@ -27,6 +27,7 @@ class Running:
     def __init__(self, sites: Sequence[Site]) -> None:
         self.sites = list(sites)
         self.tally, self.counts = Tally(), Tally()
+        self.sentences: Tensor | None = None  # how many have a query of each role, (R,)
         self.runs: dict[Key, int] = {}
         ends = list(accumulate(site.heads for site in sites))
         self._heads = {site.key: slice(end - site.heads, end) for site, end in zip(sites, ends, strict=True)}
@@ -71,12 +72,15 @@ class Running:
         self.runs = dict(zip((site.key for site in self.sites), numbers["runs"].tolist(), strict=True))
         self.tally.add(numbers["sums"], drawn)
         self.counts.add(numbers["counted"], drawn)
+        asked = (numbers["counted"][:, 0] > 0).sum(0)
+        self.sentences = asked if self.sentences is None else self.sentences + asked
 
     def unite(self, shard: Shard, roles: int, times: int) -> None:
         """Add up what all processes hold, some of which may have had no sentence; in each of them."""
         heads = sum(site.heads for site in self.sites)
         self.tally = self.tally.united(shard, times, (roles, heads))
         self.counts = self.counts.united(shard, times, (3, roles))
+        self.sentences = shard.total(torch.zeros(roles, dtype=torch.long) if self.sentences is None else self.sentences)
         self.runs = next((runs for runs in shard.all(lambda: self.runs) if runs), {})
 
     def _measure(self) -> None:

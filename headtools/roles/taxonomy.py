@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.digest import digest, digest_model
+from headtools.heads.intervals import FEWEST
 from headtools.heads.partial import Partial, name_of
 from headtools.heads.record import record
 from headtools.heads.selection import device_of
@@ -75,7 +76,9 @@ def taxonomy(
     count. ``antecedent(sentence, place)`` is the baseline of coreference, a rule that names the place of the noun that
     a mention stands for. ``shuffle`` hands out each row's weights at random among the keys: the
     random-head control; the untrained one is ``taxonomy(untrained(model), ...)``. Intervals come from ``times``
-    bootstrap replicas over sentences, drawn from ``seed``.
+    bootstrap replicas over sentences, drawn from ``seed``. They are percentiles where 100 sentences or more have a
+    query of the role, wider than that where fewer have (``headtools.heads.intervals.around``), and NaN where fewer than
+    five have: no role holds there, and ``frame.attrs["interval"]`` says so.
 
     Memory does not grow with the corpus (``tally.py`` says what is held). Scores and intervals depend neither on
     ``batch_size`` nor on the side the tokenizer pads, but for rounding, which decides between equal weights; only what
@@ -180,9 +183,14 @@ def taxonomy(
     columns: dict[Key, Columns] = {}
     for kind, sums in running.items():
         layers = [(site, sums.runs[site.key]) for site in sums.sites]
-        columns |= table(layers, sums.tally, sums.counts, names[kind], usual, conventions, level, antecedent)
+        columns |= table(
+            layers, sums.tally, sums.counts, sums.sentences, names[kind], usual, conventions, level, antecedent
+        )
     wanted = [name for name in COLUMNS if name != "stack" or any(site.stack for site in only)]
-    return pd.DataFrame({name: np.concatenate([columns[site.key][name] for site in only]) for name in wanted})
+    frame = pd.DataFrame({name: np.concatenate([columns[site.key][name] for site in only]) for name in wanted})
+    if frame.low.isna().any():
+        frame.attrs["interval"] = f"none for roles of which fewer than {FEWEST} sentences have a query"
+    return frame
 
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:

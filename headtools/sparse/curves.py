@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.gates import ablate
-from headtools.heads.intervals import bootstrap
+from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head, HeadScores
 from headtools.heads.selection import select
 from headtools.heads.sites import Sites, sites
@@ -36,7 +36,8 @@ def curve(model: nn.Module, order: Order, evaluate: Evaluate, keep: Iterable[flo
 
     ``evaluate(model)`` is called without gradients and without dropout. It returns a tensor (B,) of one score per
     sentence, whose mean is the metric and whose 95 % bootstrap interval gives ``low`` and ``high``; or (score, low,
-    high) ready made, as :func:`headtools.organism.evaluate.bleu` does; or one number, whose bounds are then NaN.
+    high) ready made, as :func:`headtools.organism.evaluate.bleu` does; or one number. Bounds of one number, and of fewer
+    than five sentences, are missing (NaN).
 
     Raises ``ValueError`` for counts beyond the order, shares outside [0, 1], an empty ``keep`` or NaN scores,
     ``TypeError`` for another kind of score, and as ``ablate`` does for heads that are not there or named twice.
@@ -171,8 +172,7 @@ def _score(result: Any) -> tuple[float, float, float]:
         if not len(result):
             raise ValueError("evaluate returned no scores: shape (0,)")
         each = result.detach().cpu().double()
-        ends = bootstrap(each) if len(each) > 1 else (float("nan"), float("nan"))
-        told = (each.mean().item(), float(ends[0]), float(ends[1]))
+        told = (each.mean().item(), *(end.item() for end in bounds(each)))
     elif isinstance(result, tuple) and len(result) == 3:
         told = tuple(float(part) for part in result)
     else:

@@ -61,6 +61,7 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
 
 def test_what_is_stored_is_what_comes_back(tmp_path):
     model, parts = batches()
+    parts = parts * 2
     stored = ht.ablation(model, parts, scored, run=tmp_path, quiet=True)
     plain = ht.ablation(model, parts, scored, quiet=True)
     assert all(torch.equal(stored.values[key], value) for key, value in plain.values.items())

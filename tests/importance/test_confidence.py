@@ -41,7 +41,7 @@ def test_it_equals_loops(name, exclude):
     out = [int(batch["input_ids"][0, 1]), int(batch["input_ids"][1, 0])] if exclude else []
     if exclude and "decoder_input_ids" in batch:
         out.append(int(batch["decoder_input_ids"][0, 0]))
-    found, expected = confidence(model, batch, exclude=out), by_loops(model, batch, out)
+    found, expected = confidence(model, [batch, batch], exclude=out), by_loops(model, batch, out)
     assert len(found) == len(expected)
     for (key, head), value in expected.items():
         assert found[(*key, head)] == pytest.approx(value, abs=1e-5)
@@ -91,8 +91,8 @@ def test_batches_and_sites():
     assert list(some.values) == [("cross", 0), ("cross", 1)]
     whole = confidence(model, batch)
     assert torch.allclose(some.values["cross", 1], whole.values["cross", 1], atol=1e-6)
-    assert some.low is not None
-    assert confidence(model, rows[0]).low is None
+    assert some.low is None
+    assert confidence(model, rows * 2).low is not None
 
 
 def test_the_model_is_left_as_it_was():

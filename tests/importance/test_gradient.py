@@ -166,8 +166,8 @@ def test_the_first_token_after_padding_on_the_left_is_predicted_by_nothing(name)
 @pytest.mark.parametrize("name", [name for name in LABELLED if name != "vit"])
 def test_padding_changes_nothing(name, over):
     model, batch = labelled(name)
-    together = gradient(model, batch, over=over)
-    apart = gradient(model, singles(batch), over=over)
+    together = gradient(model, [batch, batch], over=over)
+    apart = gradient(model, [*singles(batch), *singles(batch)], over=over)
     for part in ("values", "low", "high"):
         close(getattr(together, part), getattr(apart, part), 1e-4)
 
@@ -184,7 +184,8 @@ def test_importances_are_means_of_what_they_say():
         {key: (slope[0].abs() + slope[1:].mean(0).abs()) / 2 for key, slope in slopes.items()},
     )
     assert gradient(model, batch, over="batch").low is None
-    assert gradient(model, two, over="batch").low is not None
+    assert gradient(model, two, over="batch").notes == {"interval": "none: 2 examples came, 5 are needed"}
+    assert gradient(model, two * 3, over="batch").low is not None
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "marian"])
@@ -212,7 +213,7 @@ def test_positions_are_gates_of_one_token(name):
 
 def test_layers_are_normalised_by_their_length():
     model, batch = labelled("bert")
-    plain, scaled = gradient(model, batch), gradient(model, batch, normalise="layer")
+    plain, scaled = gradient(model, batch), gradient(model, [batch, batch], normalise="layer")
     for key, value in plain.values.items():
         assert torch.allclose(scaled.values[key], value / (value**2).sum().sqrt(), rtol=1e-5)
         assert (scaled.low[key] <= scaled.values[key]).all()
@@ -433,15 +434,17 @@ def test_intervals_of_ratios_and_norms_follow_a_full_bootstrap():
 
 
 def test_bounds_stop_where_the_score_does():
-    rows = torch.tensor([[0.0], [0.0], [0.0], [9.0]])
+    rows = torch.tensor([[0.0], [0.0], [0.0], [0.0], [9.0]])
     made = scored({("encoder", 0): rows - 1}, "test", least=0.0, most=1.0)
     assert (made.low["encoder", 0].item(), made.high["encoder", 0].item()) == (0.0, 1.0)
     assert torch.equal(of_normalised(torch.zeros(3, 2)), torch.zeros(3, 2))
 
 
-def test_two_examples_have_an_interval_and_one_has_none():
-    rows = torch.tensor([[1.0, 5.0], [3.0, 5.0], [2.0, 4.0]])
-    for number in (1, 2, 3):
+def test_five_examples_have_an_interval_and_fewer_have_a_word_why_not():
+    rows = torch.tensor([[1.0, 5.0], [3.0, 5.0], [2.0, 4.0], [2.0, 4.0], [2.0, 4.0]])
+    for number in (1, 2, 4, 5):
         scores = scored({("encoder", 0): rows[:number]}, "example")
-        assert (scores.low is None) == (number == 1)
-        assert (scores.high is None) == (number == 1)
+        assert (scores.low is None) == (number < 5)
+        assert (scores.high is None) == (number < 5)
+        assert ("5 are needed" in scores.notes.get("interval", "")) == (number < 5)
+    assert "interval none: 1 example came" in repr(scored({("encoder", 0): rows[:1]}, "example"))

@@ -244,7 +244,7 @@ def test_rows_of_ratios_and_lengths():
 
 @pytest.mark.parametrize(("least", "most"), [(None, None), (0.0, None), (None, 0.5), (0.0, 0.5)])
 def test_bounds_stop_on_each_side_alone(least, most):
-    rows = {("encoder", 0): torch.tensor([[-5.0, 0.2], [5.0, 0.2], [3.0, 0.2]])}
+    rows = {("encoder", 0): torch.tensor([[-5.0, 0.2], [5.0, 0.2], [3.0, 0.2], [5.0, 0.2], [-4.0, 0.2]])}
     found = scored(rows, "x", least, most)
     low, high = found.low["encoder", 0], found.high["encoder", 0]
     assert (low[0].item() == 0) == (least == 0)

@@ -81,7 +81,8 @@ def test_attnlrp_says_what_softmax_leaks(name):
     found = propagate(model, batch, picked, "attnlrp")
     assert abs(found.conserved - 1) > 0.03
     scores = relevance(model, batch, picked)
-    assert scores.notes == {"conserved": found.conserved, "absorbed": found.absorbed}
+    why = "none: 3 examples came, 5 are needed"
+    assert scores.notes == {"conserved": found.conserved, "absorbed": found.absorbed, "interval": why}
     assert f"conserved {found.conserved:.3g}" in repr(scores)
 
 
@@ -224,7 +225,7 @@ def test_which_steps_are_explained_where_none_are_named():
 
 def test_scores_are_means_of_what_they_say():
     model, batch = labelled("marian")
-    found = propagate(model, batch, rules="attnlrp")
+    found = propagate(model, [batch, batch], rules="attnlrp")
     assert any((part < 0).any() for part in found.parts.values())
     for key, part in found.parts.items():
         whole = part.abs().sum(1, keepdim=True)

@@ -7,6 +7,7 @@ import torch
 from sacrebleu.metrics import BLEU, CHRF
 
 import headtools as ht
+from headtools.heads.intervals import around
 
 WORDS = ["der", "die", "das", "Hund", "Katze", "Vogel", "sieht", "kennt", "sucht", "den", "einen", "."]
 
@@ -39,8 +40,13 @@ def test_draws_are_those_of_whole_sentences():
 
     apart = torch.tensor([score(two, rows) - score(one, rows) for rows in draws], dtype=torch.double)
     found = ht.paired_bootstrap(one, two, right, n=200, seed=3)
-    low, high = apart.quantile(torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
-    assert (found.low, found.high) == pytest.approx((low, high))
+    low, high = around(
+        torch.tensor(found.difference).double(), apart, 30, 0.95
+    )  # of few sentences percentiles are narrow
+    assert (found.low, found.high) == pytest.approx((low.item(), high.item()))
+    middle = apart.quantile(torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
+    assert found.low < middle[0]
+    assert middle[1] < found.high
     assert found.p == pytest.approx((apart * found.difference <= 0).double().mean().item())
     assert 0 < found.p < 0.5
 
@@ -74,6 +80,20 @@ def test_pairing_matters():
     assert shuffled.high - shuffled.low > 0.1
 
 
+def test_percentiles_are_taken_of_many_sentences():
+    right, one, two = texts(0, number=100), texts(1, 0.2, number=100), texts(2, 0.25, number=100)
+    found = ht.paired_bootstrap(one, two, right, n=40)
+    draws = torch.randint(100, (40, 100), generator=torch.Generator().manual_seed(0)).tolist()
+    metric = BLEU(tokenize="none", force=True)
+    drawn = [
+        [metric.corpus_score([some[row] for row in rows], [[right[row] for row in rows]]).score for rows in draws]
+        for some in (one, two)
+    ]
+    apart = torch.tensor(drawn[1], dtype=torch.double) - torch.tensor(drawn[0], dtype=torch.double)
+    middle = apart.quantile(torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
+    assert (found.low, found.high) == pytest.approx(middle)
+
+
 def test_the_same_seed_gives_the_same_draws():
     right, one, two = texts(0), texts(1, 0.2), texts(2, 0.3)
     assert ht.paired_bootstrap(one, two, right, n=50) == ht.paired_bootstrap(one, two, right, n=50)
@@ -83,8 +103,9 @@ def test_the_same_seed_gives_the_same_draws():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((["a", "b"], ["a"]), ValueError, "the same two examples"),
-        ((["a"], ["a"], ["a"]), ValueError, "the same two examples"),
+        ((["a", "b"], ["a"]), ValueError, "the same examples, got 2 and 1"),
+        ((["a"], ["a"], ["a"]), ValueError, "need 5 examples or more, got 1"),
+        ((torch.rand(4), torch.rand(4)), ValueError, "need 5 examples or more, got 4"),
         ((["a", "b"], ["a", "b"]), ValueError, "BLEU needs the right translations"),
         ((["a", "b"], ["a", "b"], ["a"]), ValueError, "references has 1 sentences for 2"),
         ((["a", "b"], ["a", "b"], "ab"), TypeError, "references must be a list"),

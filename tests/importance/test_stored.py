@@ -25,7 +25,7 @@ def tiny(seed=0, heads=4):
 def some_scores(name="importance", heads=4):
     values = {("encoder", layer): torch.randn(heads) for layer in range(2)}
     low, high = ({key: value + shift for key, value in values.items()} for shift in (-1, 1))
-    return ht.HeadScores(values, name, low, high, {"kept": 0.25, name: 1.0})
+    return ht.HeadScores(values, name, low, high, {"kept": 0.25, "interval": "none", name: 1.0})
 
 
 def same(one, other):
@@ -169,7 +169,7 @@ def test_files_of_others_are_refused(path, tmp_path):
         ({"values|0": torch.ones(2) / 0 * 0}, {}),
         ({"values|0": torch.ones(2)}, {"made_from": 3}),
         ({"values|0": torch.ones(2)}, {"notes": 3}),
-        ({"values|0": torch.ones(2)}, {"notes": {"kept": "all"}}),
+        ({"values|0": torch.ones(2)}, {"notes": {"kept": [1]}}),
     ],
 )
 def test_whole_files_that_hold_no_scores_are_refused(path, tensors, told):
@@ -215,7 +215,7 @@ def test_what_relevance_says_of_itself_comes_back(path):
     )
     found = ht.relevance(BertForMaskedLM(config), {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]])})
     ht.save_scores(found, path)
-    assert set(found.notes) == {"conserved", "absorbed"}
+    assert set(found.notes) == {"conserved", "absorbed", "interval"}
     assert ht.load_scores(path).notes == found.notes
 
 

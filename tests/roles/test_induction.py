@@ -121,7 +121,7 @@ def test_chance_is_what_an_even_head_scores():
     for name, weight in model.named_parameters():
         if "c_attn" in name:
             torch.nn.init.zeros_(weight)  # queries and keys of zero: even attention
-    frame = looking.scores(model, n=3, length=5, start=1)
+    frame = looking.scores(model, n=5, length=5, start=1)
     torch.testing.assert_close(torch.tensor(frame.score), torch.tensor(frame.chance), atol=1e-6, rtol=0)
     chance = frame.set_index("role").chance.groupby(level=0).first()
     assert chance[looking.INDUCTION] == pytest.approx(sum(1 / (t + 1) for t in range(5, 10)) / 5)
@@ -143,29 +143,29 @@ def copier(sign):
 
 
 def test_copying_of_a_copier_is_one_and_of_its_opposite_minus_one():
-    assert looking.copying(copier(1), n=3, length=8).score.item() == pytest.approx(1)
-    assert looking.copying(copier(-1), n=3, length=8).score.item() == pytest.approx(-1)
+    assert looking.copying(copier(1), n=5, length=8).score.item() == pytest.approx(1)
+    assert looking.copying(copier(-1), n=5, length=8).score.item() == pytest.approx(-1)
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
 def test_copying_is_that_of_plain_loops(config):
     model = decoder(config)
-    frame = looking.copying(model, n=3, length=5, tokens=range(3, 40), batch_size=2)
+    frame = looking.copying(model, n=5, length=5, tokens=range(3, 40), batch_size=2)
     assert frame.chance.eq(2 / 5 - 1).all()
-    ids = looking.segments(3, 5, 2, range(3, 40))[:, :5]
+    ids = looking.segments(5, 5, 2, range(3, 40))[:, :5]
     with torch.no_grad(), ht.record(model, want="v") as r:
         model(ids)
     for site in ht.sites(model):
         for head in range(4):
             shares = []
-            for b in range(3):
+            for b in range(5):
                 for place in range(5):
                     value = r[site].v[b, head * site.kv_heads // 4, place]
                     logits = model.lm_head.weight[ids[b]] @ (value @ site.w_o[head])
                     raised = (logits - logits.mean()).clamp_min(0)
                     shares.append((raised[place] / raised.sum()).item())
             row = frame[(frame.layer == site.layer) & (frame["head"] == head)]
-            assert row.score.item() == pytest.approx(2 * sum(shares) / 15 - 1, abs=1e-5)
+            assert row.score.item() == pytest.approx(2 * sum(shares) / 25 - 1, abs=1e-5)
 
 
 def test_special_tokens_are_not_drawn_by_default():
@@ -182,8 +182,8 @@ def test_a_model_is_as_it_was():
     model = decoder(LLAMA)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     plain = model(torch.tensor([[4, 5, 6]])).logits
-    looking.scores(model, n=2, length=4)
-    looking.copying(model, n=2, length=4)
+    looking.scores(model, n=5, length=4)
+    looking.copying(model, n=5, length=4)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert torch.equal(model(torch.tensor([[4, 5, 6]])).logits, plain)
 
@@ -199,7 +199,7 @@ def test_refusals():
     small = decoder(GPT2)
     with pytest.raises(ValueError, match="100 tokens are needed but GPT2LMHeadModel has 64 positions: pass a smaller"):
         looking.scores(small)
-    with pytest.raises(ValueError, match="two sequences or more, got n=1"):
+    with pytest.raises(ValueError, match="5 sequences or more, got n=1: write n=50"):
         looking.scores(small, n=1, length=5)
     with pytest.raises(ValueError, match="12 different tokens are needed, 7 may be drawn: pass length=7"):
         looking.scores(small, length=12, tokens=range(7))

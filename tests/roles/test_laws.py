@@ -93,16 +93,20 @@ def test_roles_of_any_model(one, tokenizer, said, data):
         parts = ht.taxonomy(one.model, tokenizer, said, times=10, batch_size=size)
     there = {(*site.key, head) for site in ht.sites(one.model) for head in range(site.heads)}
     assert set(zip(frame.kind, frame.layer, frame["head"], strict=True)) <= there
-    assert (frame.low <= frame.high).all()
+    known = frame[frame.low.notna()]  # five sentences with a query are needed
+    assert (known.low <= known.score + 1e-6).all()
+    assert (known.score - 1e-6 <= known.high).all()
+    assert frame.high.notna().equals(frame.low.notna())
     assert (frame.n > 0).all()
     assert not frame.holds.any()  # fifty looks are needed
     shares = frame[frame.family.isin(["positional", "syntactic"])]
     assert len(shares)
-    assert shares[["score", "baseline", "chance", "low", "high"]].stack().between(0, 1).all()
+    assert shares[["score", "baseline", "chance", "low", "high"]].stack().dropna().between(0, 1).all()
     assert (frame.role == parts.role).all()
     means = ~frame.family.isin(["positional", "syntactic", "rare"])  # where a head looks most, weights may tie
     for column in COUNTS:
-        assert (frame[column] - parts[column])[means].abs().max() < 1e-4, column
+        assert (frame[column].isna() == parts[column].isna())[means].all(), column
+        assert (frame[column] - parts[column])[means].abs().fillna(0).max() < 1e-4, column
 
 
 @law(25)
@@ -128,14 +132,13 @@ NUMBERS = st.floats(-100, 100, width=32)
 
 
 @law(60)
-@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=2, max_size=12), st.floats(0.25, 4), NUMBERS)
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=5, max_size=12), st.floats(0.25, 4), NUMBERS)
 def test_intervals_move_with_what_they_are_of(rows, scale, shift):
     values = torch.tensor(rows, dtype=torch.float64)
     low, high = ht.bootstrap(values, times=50)
-    near = 1e-5 * (1 + values.abs().max().item() * scale + abs(shift))
-    assert (low <= high).all()
-    assert (values.amin(0) - near <= low).all()
-    assert (high <= values.amax(0) + near).all()
+    near = 1e-4 * (1 + values.abs().max().item() * scale + abs(shift))
+    assert (low - near <= values.mean(0)).all()
+    assert (values.mean(0) <= high + near).all()
     moved = ht.bootstrap(scale * values + shift, times=50)
     turned = ht.bootstrap(-values, times=50)
     for ours, theirs in ((low, -turned[1]), (high, -turned[0])):
@@ -147,7 +150,7 @@ def test_intervals_move_with_what_they_are_of(rows, scale, shift):
 
 
 @law(60)
-@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=2, max_size=12), NUMBERS)
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=5, max_size=12), NUMBERS)
 def test_a_difference_has_two_sides(rows, shift):
     first, second = torch.tensor(rows, dtype=torch.float64).T
     near = 1e-5 * (1 + first.abs().max().item() + second.abs().max().item() + abs(shift))
