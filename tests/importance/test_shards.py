@@ -35,7 +35,7 @@ def subject(name="bert", split=SPLIT):
 def plain(scores):
     """Scores as what goes through a pipe."""
     parts = (scores.values, scores.low, scores.high)
-    return [{key: value.tolist() for key, value in part.items()} for part in parts] + [dict(scores.notes)]
+    return [{key: value.tolist() for key, value in (part or {}).items()} for part in parts] + [dict(scores.notes)]
 
 
 def measures(name, split=SPLIT):
