@@ -36,8 +36,8 @@ def curve(model: nn.Module, order: Order, evaluate: Evaluate, keep: Iterable[flo
 
     ``evaluate(model)`` is called without gradients and without dropout. It returns a tensor (B,) of one score per
     sentence, whose mean is the metric and whose 95 % bootstrap interval gives ``low`` and ``high``; or (score, low,
-    high) ready made, as :func:`headtools.organism.evaluate.bleu` does; or one number. Bounds of one number, and of fewer
-    than five sentences, are missing (NaN).
+    high) ready made, as :func:`headtools.organism.evaluate.bleu` does; or one number. Bounds of one number, and of
+    fewer than five sentences, are missing (NaN).
 
     Raises ``ValueError`` for counts beyond the order, shares outside [0, 1], an empty ``keep`` or NaN scores,
     ``TypeError`` for another kind of score, and as ``ablate`` does for heads that are not there or named twice.

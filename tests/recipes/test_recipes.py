@@ -75,7 +75,7 @@ def test_the_sweep_makes_only_what_is_missing(assets, monkeypatch):
         return real(**options)
 
     monkeypatch.setattr(sweep, "one_run", counted)
-    settings = {"seed": [0], "steps": 1, "limit": 3, "runs": assets / "runs", "file": assets / "sweep.json"}
+    settings = {"seed": [0], "steps": 1, "limit": 5, "runs": assets / "runs", "file": assets / "sweep.json"}
     sweep.main(over=["encoder"], penalty=[0.05], **settings)
     sweep.main(over=["encoder"], penalty=[0.05, 0.1], **settings)
     assert made == [("encoder", 0.05), ("encoder", 0.1)]
@@ -90,7 +90,7 @@ def test_scratch(assets, monkeypatch, capsys):
     tiny = {"save_every": 2, "chunk": 64, "tokens": 128, "validate_on": 4}
     monkeypatch.setattr(scratch, "Recipe", lambda **settings: Recipe(**settings, **tiny))
     for seed in (1, 2):
-        scratch.main(penalty=[0.5], seed=[seed], steps=2, limit=3, runs=assets / "runs", file=assets / "scratch.json")
+        scratch.main(penalty=[0.5], seed=[seed], steps=2, limit=5, runs=assets / "runs", file=assets / "scratch.json")
     rows = tables.shipped("scratch")
     assert rows.seed.tolist() == [1, 2]
     run = tables.shipped("sweep").query("over == 'encoder' and penalty == 0.5 and seed == 0").iloc[0]
@@ -138,7 +138,7 @@ def test_head_importance(assets, monkeypatch, capsys):
     monkeypatch.setattr(head_importance, "translations", fake)
     monkeypatch.setattr(head_importance.ht, "interaction", lambda *args, sites, run: real(*args, pairs, quiet=True),
                         raising=False)  # fmt: skip
-    head_importance.main(limit=3, assets=assets)
+    head_importance.main(limit=5, assets=assets)
     assert tables.shipped("pairs").values.tolist()[0][:2] == ["0.1", "2.3"]
     assert tables.shipped("one head off").attrs["bleu"] == {"validation": 100, "test": 100}
     assert tables.shipped_ablation(ht.load()[0]).top(1)
@@ -166,7 +166,7 @@ def test_scorecard(assets, organism, monkeypatch):
 
 def test_merging(assets, monkeypatch):
     monkeypatch.setattr(merging, "FIT_ON", 4)
-    monkeypatch.setattr(merging, "MEASURED_ON", 4)
+    monkeypatch.setattr(merging, "MEASURED_ON", 5)
     entry = {"model": "other", "kind": "cross", "heads": 48, "accuracy": 1, "points": []}
     update(assets / "merging.json", lambda _: {"models": [entry]})
     real = merging.measure
