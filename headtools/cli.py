@@ -247,6 +247,7 @@ def prune(
     with _one_process("prune"):
         import headtools as ht
         from headtools.heads.prune import cut_heads
+        from headtools.organism.smaller import how_to_open
 
         subject = _Subject(model, corpus, limit)
         scores = _scores("prune", subject, Method.gradient, loss, seed, {"sites": kind and kind.value})
@@ -254,7 +255,7 @@ def prune(
         cut_heads(subject.model, cut)
         ht.save(subject.model, out, subject.tokenizer)
         left = f"{len(scores) - len(cut)} of {len(scores)} heads left"
-        _say(f"{out}: {left}; open it with headtools.load({str(out)!r})")
+        _say(f"{out}: {left}; {how_to_open(out)}")
 
 
 class _Subject:

@@ -9,9 +9,12 @@ import sys
 
 import pytest
 import torch
+import transformers as tf
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils, modeling_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+import headtools as ht
 
 from .heads.zoo import INTERFACE, fresh, run, zoo_model
 
@@ -165,4 +168,34 @@ def test_hooks_entered_after_compile_are_ignored_by_torch():
     torch._dynamo.reset()
     assert torch.equal(before, after), (
         "torch now runs hooks registered after torch.compile: gates() may accept compiled models; test that on the zoo"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture"),
+    [(tf.LlamaConfig, tf.LlamaModel), (tf.Qwen3Config, tf.Qwen3Model), (tf.BertConfig, tf.BertModel)],
+)
+def test_no_configuration_gives_each_layer_its_own_number_of_heads(config, architecture):
+    """Why ``save`` must keep a list of cut heads: transformers alone cannot build layers of different widths."""
+    size = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 40, "head_dim": 8}
+    try:
+        model = architecture(config(**size, vocab_size=30, per_layer_config={0: {"num_attention_heads": 2}}))
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return
+    assert len({site.heads for site in ht.sites(model)}) == 1, (
+        f"{architecture.__name__} now builds layers with head counts of their own from per_layer_config: let "
+        "organism/plain_config.py write that into config.json for every pruned model of such an architecture (today it "
+        "refuses layers that differ), so that from_pretrained opens it without headtools; tell it in save's docstring"
+    )
+
+
+def test_from_pretrained_builds_the_class_it_is_called_on():
+    """Two facts on which headtools/organism/reopened.py reads a pruned model."""
+    source = inspect.getsource(tf.PreTrainedModel.from_pretrained)
+    assert "model = cls(config, " in source, (
+        "from_pretrained no longer builds the class that it is called on: reopened.read() gives it one that prunes "
+        "itself as soon as it is built, so look for another way to cut a model before its weights are read"
+    )
+    assert "save_original_format" in inspect.signature(tf.PreTrainedModel.save_pretrained).parameters, (
+        "save_pretrained has another name for save_original_format: organism/smaller.py passes it"
     )

@@ -205,7 +205,9 @@ def test_relevance_needs_logits_and_says_so(folders, capsys):
 def test_prune_then_report(tmp_path, capsys):
     smaller = tmp_path / "smaller"
     assert main(["prune", "organism", *FEW, "--keep", "0.75", "--kind", "encoder", "--out", str(smaller)]) == 0
-    assert "36 of 48 heads left" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "36 of 48 heads left; open it with headtools.load(" in said
+    assert "transformers alone cannot: its layers have different numbers of heads" in said
     assert len(ht.pruned(ht.load(smaller)[0])) == 12
     assert main(["prune", "organism", "--keep", "0.5", "--out", str(smaller)]) == 1
     page = tmp_path / "page.html"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CodeType
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,8 @@ from headtools.heads.weights import refuse_wrapped
 # what attention modules call their sizes
 QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
 KEY_HEADS = ("num_key_value_heads", "kv_heads", "num_kv_heads")
-_WIDTHS = ("all_head_size", "split_size", "embed_dim", "inner_dim")
+_WIDTHS = ("all_head_size", "split_size", "embed_dim", "inner_dim", "q_dim")
+_KEY_WIDTHS = ("kv_dim",)
 
 
 def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
@@ -188,7 +190,8 @@ def refuse_uncuttable(site: Site) -> None:
     for parameter, tensor in site.module.named_parameters():
         known = (
             id(tensor) in ours
-            or tuple(tensor.shape) in ((site.head_dim,), (site.value_dim,))  # a norm inside each head
+            # a norm inside each head, and not one number a head where heads are as many as a head has features
+            or (tuple(tensor.shape) in ((site.head_dim,), (site.value_dim,)) and not _one_each(parameter, tensor, site))
             or (parameter == "sinks" and tensor.shape == (site.heads,))
             or parameter.startswith("relative_attention_bias")  # T5's, shared by all layers: sliced when it is used
             or parameter.startswith("LayerNorm")  # ALBERT's, after the output projection
@@ -203,6 +206,11 @@ def refuse_uncuttable(site: Site) -> None:
         rows = [p.rows.flatten() for p in (site.q, site.k, site.v) if p.module is module]
         if rows and len(torch.cat(rows).unique()) != layout.width_out(module):
             raise ValueError(f"{name}: a projection makes more than queries, keys and values: {advice}")
+
+
+def _one_each(parameter: str, tensor: Tensor, site: Site) -> bool:
+    """Tell a parameter of the attention module itself that may hold one number for each head."""
+    return "." not in parameter and tuple(tensor.shape) == (site.heads,)
 
 
 def _rows(site: Site, keep: list[int], gqa: str) -> tuple[list[int], list[int], list[int], int]:
@@ -268,7 +276,7 @@ def _resize(site: Site, heads: int, kv_heads: int) -> None:
         # attention function takes the rows of its remaining heads
         module.config = LayerConfig(module.config, {"_attn_implementation": KEPT_BIAS})
         return
-    reads = inspect.unwrap(type(module).forward).__code__.co_names
+    reads = _names(inspect.unwrap(type(module).forward).__code__)
     sizes = {**dict.fromkeys(QUERY_HEADS, heads), **dict.fromkeys(KEY_HEADS, kv_heads)}
     for name in sizes.keys() & own.keys():
         setattr(module, name, sizes[name])
@@ -277,9 +285,17 @@ def _resize(site: Site, heads: int, kv_heads: int) -> None:
     for name in _WIDTHS:
         if own.get(name) == site.heads * site.value_dim and name in reads:
             setattr(module, name, heads * site.value_dim)
+    for name in _KEY_WIDTHS:
+        if own.get(name) == site.kv_heads * site.head_dim and name in reads:
+            setattr(module, name, kv_heads * site.head_dim)
     missing = {name: size for name, size in sizes.items() if name in reads and name not in own}
     if missing and hasattr(module, "config"):  # Phi-3 reads its sizes from the configuration: give the layer its own
         module.config = LayerConfig(module.config, missing)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that a function reads, also inside its comprehensions."""
+    return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
 def _shared_bias(module: nn.Module) -> bool:

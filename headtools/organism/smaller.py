@@ -47,6 +47,10 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> Path:
     from headtools.organism.load import _no_bar  # here, since load reads what this module writes
 
     folder = Path(folder)
+    model = getattr(model, "_orig_mod", model)  # of a compiled one
+    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+        kind = type(model).__name__
+        raise TypeError(f"{kind} is a wrapper around a transformers model: write save(model.module, folder)")
     if not hasattr(model, "save_pretrained"):
         raise TypeError(
             f"{type(model).__name__} is no transformers model: keep its state_dict and pruned(model) yourself"
@@ -89,6 +93,7 @@ def _try(
 ) -> str | None:
     """Write a model, with another configuration than its own if one is given, and return why it does not come back."""
     from headtools.organism import load
+    from headtools.organism.load import _short
 
     try:
         model.save_pretrained(folder, max_shard_size="1TB", save_original_format=original_names)  # one file
@@ -107,7 +112,7 @@ def _try(
     except Exception as error:  # whatever transformers says of sizes that it does not expect
         if refusal(error, folder) is not None:
             raise
-        return str(error)
+        return _short(error)
 
 
 def opens_without_headtools(folder: str | Path) -> tuple[bool, str]:
@@ -127,13 +132,29 @@ def opens_without_headtools(folder: str | Path) -> tuple[bool, str]:
 
 def read(architecture: type, config: Any, folder: Path, dtype: torch.dtype) -> Any:
     """Return the model of a folder that ``save`` wrote, in eval mode; ``ValueError`` where its parts do not fit."""
+    from headtools.organism.load import _short
+
     try:
         metadata = _metadata(folder)
         put(config, metadata["settings"])
         return reopened.read(architecture, config, folder, dtype, metadata["heads"], metadata["ungrouped"])
     except Exception as error:
         # whatever a damaged file leads to; a file that is not there among it
-        raise ValueError(f"{folder}: not a pruned model that can be read ({error}); write it again") from error
+        raise ValueError(f"{folder}: not a pruned model that can be read ({_short(error)}); write it again") from error
+
+
+def how_to_open(folder: str | Path) -> str:
+    """Say what opens a folder that ``save`` wrote, for people.
+
+    >>> import tempfile
+    >>> import headtools as ht
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     how_to_open(save(ht.load()[0], Path(place) / "same")).replace(place, "...").replace(chr(92), "/")
+    "open it with headtools.load('.../same'), or with from_pretrained, without headtools"
+    """
+    opens, why = opens_without_headtools(folder)
+    line = f"open it with headtools.load({str(folder)!r})"
+    return line + (", or with from_pretrained, without headtools" if opens else f"; transformers alone cannot: {why}")
 
 
 def _describe(model: Any, folder: Path, settings: dict, why: str | None) -> None:

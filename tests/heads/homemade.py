@@ -17,6 +17,7 @@ class HomeAttention(nn.Module):
         self.config = config
         self.is_causal = False
         self.{heads}, self.{kv_heads}, self.{width} = HEADS, KV_HEADS, HEADS * WIDTH
+        self.kv_dim = KV_HEADS * WIDTH
         self.untold, self.odd = HEADS * WIDTH, HEADS
         self.head_dim, self.num_key_value_groups = WIDTH, HEADS // KV_HEADS
         self.q_proj, self.o_proj = nn.Linear(D_MODEL, HEADS * WIDTH), nn.Linear(HEADS * WIDTH, D_MODEL)
@@ -25,7 +26,8 @@ class HomeAttention(nn.Module):
     def forward(self, x):
         attend = ALL_ATTENTION_FUNCTIONS["sdpa"]
         q = self.q_proj(x).view(*x.shape[:2], self.{heads}, -1).transpose(1, 2)
-        k, v = (p(x).view(*x.shape[:2], self.{kv_heads}, -1).transpose(1, 2) for p in (self.k_proj, self.v_proj))
+        k, v = (p(x).split(self.kv_dim, -1)[0].unflatten(-1, (self.{kv_heads}, -1)).transpose(1, 2)
+                for p in (self.k_proj, self.v_proj))
         z, _ = attend(self, q, k, v, None, scaling=1.0)
         return self.o_proj(z.reshape(*x.shape[:2], self.{width}))
 '''

@@ -12,7 +12,7 @@ from .zoo import error, fresh, run
 
 QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
 KEY_HEADS = ("num_key_value_heads", "kv_heads", "num_kv_heads")
-WIDTHS = ("all_head_size", "split_size", "embed_dim", "inner_dim")
+WIDTHS = ("all_head_size", "split_size", "embed_dim", "inner_dim", "q_dim")
 
 
 def cut(model, x, heads, **more):
@@ -44,6 +44,30 @@ def test_sizes_under_every_name(names, heads, left, kv_left):
     assert sizes == [left, kv_left, left * WIDTH]
     assert own.num_key_value_groups == left // kv_left
     assert (own.untold, own.odd, own.head_dim) == (HEADS * WIDTH, HEADS, WIDTH), "what is nobody's size"
+
+
+def test_keys_and_values_have_a_width_too():
+    """EXAONE 4.5 splits what one projection makes by ``q_dim`` and ``kv_dim``: a pruned one could not run."""
+    model, x = attention(width="q_dim")
+    gated, now = cut(model, x, [2])  # every query head gets its own keys and values: more of them than before
+    assert error(now, gated) <= 1e-6
+    assert (model[0].q_dim, model[0].kv_dim) == (3 * WIDTH, 3 * WIDTH)
+
+
+def test_one_number_a_head_is_no_norm_inside_a_head():
+    """Where there are as many heads as a head has features, both have the same shape."""
+    model, _ = attention()
+    own = model[0]
+    own.num_heads = own.head_dim = 4
+    own.q_proj, own.o_proj = nn.Linear(10, 16), nn.Linear(16, 10)
+    own.k_proj, own.v_proj = nn.Linear(10, 8), nn.Linear(10, 8)
+    own.q_norm = nn.LayerNorm(4)
+    ht.sites(model)
+    own.head_scale = nn.Parameter(torch.ones(4))
+    with untouched(model), pytest.raises(ValueError, match=r"'head_scale' of shape \(4,\) that may mix heads"):
+        ht.prune(model, {("encoder", 0): [1]})
+    del own.head_scale
+    ht.prune(model, {("encoder", 0): [1]})
 
 
 def test_a_width_that_is_the_models_own_stays():

@@ -10,7 +10,7 @@ import transformers as tf
 
 import headtools as ht
 from headtools.organism import reopened
-from headtools.organism.smaller import CUT, opens_without_headtools
+from headtools.organism.smaller import CUT, how_to_open, opens_without_headtools
 
 from ..heads.reference import some_heads
 from ..heads.zoo import INTERFACE, RENAMED, error, fresh, run
@@ -212,6 +212,38 @@ def test_a_class_that_transformers_does_not_know(tmp_path):
     with pytest.raises(ValueError, match=r"Mine cannot be read back .*nothing was written.*state_dict"):
         ht.save(model, tmp_path / "smaller")
     assert not list(tmp_path.iterdir())
+
+
+def test_wrapped_and_compiled_models(tmp_path):
+    model, batch = fresh("bert")
+    ht.prune(model, {("encoder", 0): [1]})
+    with pytest.raises(TypeError, match=r"DataParallel is a wrapper .*write save\(model\.module"):
+        ht.save(torch.nn.DataParallel(model), tmp_path / "wrapped")
+    again, _ = ht.load(ht.save(torch.compile(model, backend="eager"), tmp_path / "compiled"))
+    assert torch.equal(run(again, batch), run(eager(model), batch))
+
+
+def test_saved_inside_a_context(tmp_path):
+    """What the context lends the model is not written; weights that it changes are, as ``edit`` promises."""
+    model, batch = fresh("phi3")
+    ht.prune(model, {("decoder", 0): [0]})
+    with ht.record(model), ht.ablate(model, {("decoder", 1): [0]}, by="uniform"):
+        folder = ht.save(model, tmp_path / "recorded")
+    assert torch.equal(run(ht.load(folder)[0], batch), run(eager(model), batch))
+    with ht.edit(model, ("decoder", 1, 2), drop_top=1):
+        folder = ht.save(model, tmp_path / "edited")
+        expected = run(model, batch)
+    assert torch.equal(run(ht.load(folder)[0], batch), expected)
+
+
+def test_how_to_open_it_is_said(tmp_path):
+    model, _ = fresh("llama")
+    said = how_to_open(ht.save(alike(model, share=3), tmp_path / "alike"))
+    assert said.startswith("open it with headtools.load(")
+    assert said.endswith("or with from_pretrained, without headtools")
+    ht.prune(model, {("decoder", 0): [0]})
+    said = how_to_open(ht.save(model, tmp_path / "other"))
+    assert re.search(r"\); transformers alone cannot: its layers have different numbers of heads", said)
 
 
 def test_what_differs_is_named():
