@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import headtools as ht
+from headtools.heads.prune import cut_heads
 
 from .homemade import HEADS, WIDTH, attention
 from .reference import untouched
@@ -152,7 +153,9 @@ def test_what_was_cut_when():
 def test_nothing_is_cut_where_no_head_is_named():
     model, _ = fresh("bert")
     before = model.bert.encoder.layer[0].attention.self.query.weight
-    ht.prune(model, {("encoder", 0): []})
+    with pytest.raises(ValueError, match="no heads came, so nothing was cut"):
+        ht.prune(model, {("encoder", 0): []})
+    assert cut_heads(model, {("encoder", 0): []}) == 0
     assert model.bert.encoder.layer[0].attention.self.query.weight is before
     assert ht.pruned(model) == []
 
