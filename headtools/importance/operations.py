@@ -184,7 +184,11 @@ class Propagation(TorchFunctionMode):
             return func(query, key, value, *args, **kwargs)
 
         def whole(v: Tensor, _weight: Tensor | None, _bias: Tensor | None) -> Tensor:
-            return func(query.to(v.dtype), key.to(v.dtype), v, *args, **kwargs)
+            def like(t: Any) -> Any:  # queries, keys and a mask of numbers are as wide as the values
+                return t.to(v.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
+
+            named = {name: like(given) for name, given in kwargs.items()}
+            return func(like(query), like(key), v, *map(like, args), **named)
 
         return alpha_beta(value, None, None, whole, self.rules.alpha)
 

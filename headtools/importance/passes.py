@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -45,10 +45,11 @@ def relevance_of_heads(
         steps = []
         for step in range(told.values.shape[1]):
             products.clear()
-            back = torch.autograd.grad(
-                told.values[:, step], leaves + seen.constants, (sign * told.counted)[:, step],
-                retain_graph=step + 1 < told.values.shape[1], allow_unused=True,
-            )  # fmt: skip
+            with _checkpointing_refused():
+                back = torch.autograd.grad(
+                    told.values[:, step], leaves + seen.constants, (sign * told.counted)[:, step],
+                    retain_graph=step + 1 < told.values.shape[1], allow_unused=True,
+                )  # fmt: skip
             ends = [_total(tensor, g) for tensor, g in zip(leaves + seen.constants, back, strict=True)]
             arrived = torch.tensor([sum(ends[: len(leaves)]), sum(ends[len(leaves) :])], dtype=torch.double)
             rows = {
@@ -61,6 +62,20 @@ def relevance_of_heads(
             steps.append((rows, arrived))
         # without its graph, or that of this batch would stay until the next one has run
         return Explained(told.values.detach(), told.counted), steps
+
+
+@contextmanager
+def _checkpointing_refused() -> Iterator[None]:
+    """Raise ``ValueError`` where a model runs some layers once more on the way back: that run knows no rules."""
+    try:
+        yield
+    except RuntimeError as error:  # CheckpointError is one
+        if "torch.utils.checkpoint" not in str(error):
+            raise
+        raise ValueError(
+            "the model uses torch.utils.checkpoint, which runs its layers once more on the way back, where no rule of "
+            "relevance reaches them: call the layers without it (a model of transformers does so by itself here)"
+        ) from error
 
 
 def _tap(site: Site, products: dict[tuple, Tensor]) -> Callable:

@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from headtools.importance.lrp import propagate, relevance
 from headtools.importance.tangent import degree
 
-from .test_lrp import CONSTANT, close, double
+from ..heads.zoo import fresh
+from .test_lrp import CONSTANT, OwnModel, close, double, picked
 from .test_lrp_rules import back, draw
 
 CLASSES = draw(96, seed=5)  # what the last vector is compared with
@@ -192,3 +194,33 @@ def test_how_operations_scale(dtype):
     ]  # fmt: skip
     for way, n in wanted:
         assert degree(lambda given, way=way: way(*given), [x, y], [way(x, y)]) == n
+
+
+@pytest.mark.parametrize("name", ["t5", "bert", "marian"])
+@pytest.mark.parametrize("which", ["cp", "voita"])
+def test_half_precision_loses_next_to_nothing(name, which):
+    model, batch = fresh(name)
+    plain = propagate(model, batch, picked, which)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = propagate(model, batch, picked, which)
+    half = propagate(model.bfloat16(), batch, picked, which)
+    for found in (mixed, half):
+        assert found.conserved + found.absorbed == pytest.approx(1, abs=0.03)
+        close({key: part.float() for key, part in found.parts.items()}, plain.parts, 0.06)
+
+
+class Checkpointed(OwnModel):
+    reentrant = False
+
+    def forward(self, input_ids):
+        x = self.words(input_ids) + self.places[: input_ids.shape[1]]
+        x = checkpoint(lambda x: x + self.attention(x / x.std(-1, keepdim=True)), x, use_reentrant=self.reentrant)
+        return self.answer(x.mean(1))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_of_ones_own_are_refused(reentrant):
+    model, batch = Checkpointed(), {"input_ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])}
+    model.reentrant = reentrant
+    with pytest.raises(ValueError, match=r"the model uses torch\.utils\.checkpoint"):
+        relevance(model, batch)
