@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ def real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple[int, 
     masks = [part for part in mask.values() if part is not None] if isinstance(mask, Mapping) else [mask]
     found = everything.to(masks[0].device) if masks and isinstance(masks[0], Tensor) else everything
     for part in masks:  # one for every kind of layer, where there are several
-        real = _real(readers, part, shape)
+        real = real_by(part, shape, readers)
         if real is None:
             came = f"of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
             raise ValueError(
@@ -86,8 +86,14 @@ def _readers(model: nn.Module, site: Site) -> list[nn.Module]:
     return [module for module in around if hasattr(module, "main_input_name")]
 
 
-def _real(readers: list[nn.Module], mask: Any, shape: tuple[int, int]) -> Tensor | None:
-    """Return which tokens one mask keeps, (B, T) bool, or None where it does not tell."""
+def real_by(mask: Any, shape: tuple[int, int], readers: Sequence[nn.Module] = ()) -> Tensor | None:
+    """Return which tokens one mask keeps, (B, T) bool, or None where it does not tell.
+
+    ``readers`` are parts of a model that may know how many tokens they make of what the mask is for.
+
+    >>> real_by(torch.tensor([[1, 1, 0]]), (1, 3)), real_by(torch.tensor([[1, 0]]), (1, 3))
+    (tensor([[ True,  True, False]]), None)
+    """
     if not isinstance(mask, Tensor):
         return None
     if mask.dim() == 2 and mask.shape == shape:

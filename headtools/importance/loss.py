@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from headtools.heads.kinds import of_transformers
 from headtools.heads.sites import SETTLE, sites
-from headtools.heads.tokens import IGNORE, model_inputs, two_sided
+from headtools.heads.tokens import IGNORE, model_inputs, real_by, two_sided
 
 Loss = Callable[[Any, Mapping], Tensor] | str  # (outputs, batch) -> (B,), or one of FORMS
 FORMS = ("causal", "aligned")
@@ -48,7 +48,8 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None 
     if not isinstance(logits, Tensor) or labels.is_floating_point():
         what = "no logits" if not isinstance(logits, Tensor) else "labels that are no classes"
         raise ValueError(f"{type(model).__name__} came with {what}: {_HOW}")
-    continued = False
+    labels = labels.to(logits.device).long()
+    continued, shape = False, labels.shape
     if logits.dim() == 2 and labels.shape == logits.shape[:1]:
         logits, labels = logits[:, None], labels[:, None]
     elif logits.dim() == 3 and labels.shape == logits.shape[:2]:
@@ -59,15 +60,40 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None 
         shapes = f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}"
         raise ValueError(f"{shapes} are neither a text nor a classification: {_HOW}")
     counted = labels != IGNORE
-    mask = batch.get("attention_mask")
-    if continued and isinstance(mask, Tensor) and mask.shape == batch["labels"].shape:
-        counted = counted & mask[:, :-1].to(counted)  # what padding predicts depends on how much of it there is
+    if continued:
+        counted = counted & _told(batch.get("attention_mask"), shape).to(counted)[:, :-1]
     number = counted.sum(1)
     if not number.all():
         raise ValueError(f"examples {(number == 0).nonzero().flatten().tolist()} of a batch have no label: drop them")
+    _check_classes(labels[counted], logits.shape[-1])
     wide = logits[counted].to(torch.promote_types(logits.dtype, torch.float32))
     each = F.cross_entropy(wide, labels[counted], reduction="none")
     return each.new_zeros(len(labels)).index_add(0, counted.nonzero()[:, 0], each) / number
+
+
+def _told(mask: Any, shape: tuple[int, int]) -> Tensor:
+    """Return which tokens may predict the next: what padding predicts depends on how much of it there is."""
+    if isinstance(mask, Tensor) and mask.dim() == 4:
+        real = real_by(mask, shape)
+        if real is None:
+            raise ValueError(
+                f"attention_mask of shape {tuple(mask.shape)} does not tell which labels follow padding, and those "
+                f"have no loss: pass one of shape {tuple(shape)}, or {_HOW}"
+            )
+        return real
+    fits = isinstance(mask, Tensor) and mask.shape == shape
+    return mask.bool() if fits else torch.ones(shape, dtype=torch.bool)
+
+
+def _check_classes(labels: Tensor, classes: int) -> None:
+    if classes == 1:
+        raise ValueError(f"the examples have one logit for each, which is a number and no class: {_HOW}")
+    least, most = labels.min().item(), labels.max().item()
+    if least < 0 or most >= classes:
+        raise ValueError(
+            f"labels from {least} to {most} for {classes} classes, which are 0 to {classes - 1}; labels of {IGNORE} do "
+            f"not count: check them, or {_HOW}"
+        )
 
 
 def each_loss(

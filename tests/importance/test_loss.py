@@ -251,3 +251,38 @@ def test_bounds_stop_on_each_side_alone(least, most):
     assert (high[0].item() == 0.5) == (most == 0.5)
     assert low[1].item() == high[1].item() == pytest.approx(0.2)
     assert scored({("encoder", 0): torch.ones(1, 2)}, "x").low is None
+
+
+# --- what would be a wrong number without a word ----------------------------------------------------------------------
+
+
+def test_labels_of_any_whole_type_are_classes():
+    logits, labels = draw(3, 5), torch.tensor([0, 4, 2])
+    wanted = label_loss(nn.Identity(), Outputs(logits=logits), {"labels": labels})
+    for kind in (torch.int32, torch.int16, torch.uint8):
+        assert torch.equal(label_loss(nn.Identity(), Outputs(logits=logits), {"labels": labels.to(kind)}), wanted)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "words"),
+    [
+        (draw(2, 1), torch.tensor([0, 0]), "one logit for each, which is a number and no class"),
+        (draw(2, 9), torch.tensor([1, 9]), r"labels from 1 to 9 for 9 classes, which are 0 to 8"),
+        (draw(2, 4, 9), torch.tensor([[1, 2, -1, 3]] * 2), r"labels from -1 to 3 for 9 classes"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(logits, labels, words):
+    with pytest.raises(ValueError, match=words):
+        label_loss(zoo_model("bert")[0], Outputs(logits=logits), {"labels": labels})
+
+
+def test_the_first_word_after_padding_does_not_count_whatever_form_the_mask_has():
+    model, _ = zoo_model("gpt2")
+    outputs, labels = Outputs(logits=draw(2, 4, 9)), torch.tensor([[-100, 4, 2, 3], [5, 4, 2, 3]])
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    pairs = mask[:, None, None].bool() & torch.ones(4, 4).tril().bool()
+    plain = label_loss(model, outputs, {"labels": labels, "attention_mask": mask})
+    assert torch.equal(label_loss(model, outputs, {"labels": labels, "attention_mask": pairs}), plain)
+    spared = pairs | ~mask[:, None, :, None].bool()  # so that no row is NaN: padding may be a word
+    with pytest.raises(ValueError, match=r"attention_mask of shape \(2, 1, 4, 4\) does not tell which labels follow"):
+        label_loss(model, outputs, {"labels": labels, "attention_mask": spared})
