@@ -26,7 +26,7 @@ from headtools.importance.by_batch import by_batch, refuse_idle
 from headtools.importance.coupling import check_over, refuse_coupled_slopes, trial_weights
 from headtools.importance.inputs import chosen_sites, frozen
 from headtools.importance.intervals import of_normalised, of_ratio, scored
-from headtools.importance.loss import Loss, each_loss
+from headtools.importance.loss import Loss, each_loss, of_labels
 
 OVER = ("example", "position", "batch")
 
@@ -138,8 +138,8 @@ def _slopes(
     labels, which couples no examples, one for each of them.
     """
     chosen, by_token = chosen_sites(model, only), over == "position"
-    over = "example" if loss is None and over == "batch" else over
-    checked = loss is None or over == "batch"
+    over = "example" if of_labels(loss) and over == "batch" else over
+    checked = of_labels(loss) or over == "batch"
 
     def measure(batch: dict) -> dict[str, Tensor]:
         nonlocal checked

@@ -96,6 +96,15 @@ def _check_classes(labels: Tensor, classes: int) -> None:
         )
 
 
+def of_labels(loss: Loss | None) -> bool:
+    """Tell whether a loss is the labels' cross-entropy, which couples no examples, rather than one of the user's own.
+
+    >>> of_labels(None), of_labels("causal"), of_labels(lambda outputs, batch: outputs.loss)
+    (True, True, False)
+    """
+    return loss is None or isinstance(loss, str)
+
+
 def each_loss(
     model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None, over: str = "example"
 ) -> Tensor:
@@ -105,7 +114,7 @@ def each_loss(
 
     Raises ``ValueError`` for a loss of another shape, one for other than ``rows`` examples, and NaN or infinity.
     """
-    if loss is None or isinstance(loss, str):
+    if of_labels(loss):
         each = label_loss(model, model(**model_inputs(model, batch)), batch, loss)
     else:
         each = loss(model(**batch), batch)

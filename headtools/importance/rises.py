@@ -18,7 +18,7 @@ from headtools.heads.shards import current, outline
 from headtools.importance.by_batch import refuse_idle
 from headtools.importance.coupling import check_over
 from headtools.importance.inputs import each_batch, frozen
-from headtools.importance.loss import Loss
+from headtools.importance.loss import Loss, of_labels
 from headtools.importance.suffix import Runs, Variant, losses
 
 Batches = Mapping | Iterable[Mapping]
@@ -70,7 +70,7 @@ def rises_without(model: nn.Module, batches: Batches, variants: Sequence[Variant
         found = {number: partial.read(number) for number in mine if number in partial.kept}
         left = [number for number in mine if number not in partial.kept]
         pools = pools_of(model, named, how.by, reference) if left else {}
-        known, runs, checked = {}, None, how.loss is None or how.over == "batch"
+        known, runs, checked = {}, None, of_labels(how.loss) or how.over == "batch"
         steps = [(number, group) for number in left for group in groups]
         for number, group in progress(steps, "switching heads off") if shard.main and not how.quiet else steps:
             if group is groups[0]:
