@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from headtools.heads.attention import even_heads
@@ -196,6 +197,8 @@ def _multiply(site: Site, gate: Tensor) -> Edit:
                 f"time: there use gates of shape ({site.heads},)"
             )
         spread = gate if gate.dim() != 2 else gate.view(rows, *[1] * (z.dim() - 3), site.heads)
-        return z * spread.to(z.device, z.dtype).unsqueeze(-1)
+        spread = spread.to(z.device, z.dtype).unsqueeze(-1)
+        # 0 times infinity is NaN: a head whose gate is 0 writes nothing, whatever it computed, as when it is ablated
+        return torch.where(spread == 0, z.nan_to_num(0.0, 0.0, 0.0), z) * spread
 
     return edit

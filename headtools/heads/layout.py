@@ -166,7 +166,8 @@ def find_projections(module: nn.Module, heads: int, value_dim: int) -> Layout:
     for name in (*_BLOCKS, *_BY_HEAD):
         fused = _linear(children.get(name))
         if fused is not None:
-            return _fused(fused, heads, value_dim, by_head=name in _BY_HEAD)
+            shared = hasattr(module, "new_decoder_architecture")  # Falcon's, also when it is the old one
+            return _fused(fused, heads, value_dim, by_head=name in _BY_HEAD, shared=shared)
     return Layout()
 
 
@@ -191,14 +192,19 @@ def _separate(found: list[nn.Module], heads: int, value_dim: int) -> Layout:
     )
 
 
-def _fused(fused: nn.Module, heads: int, dim: int, by_head: bool) -> Layout:
-    """Give each head its rows in one fused matrix, with as many key heads as the width leaves."""
+def _fused(fused: nn.Module, heads: int, dim: int, by_head: bool, shared: bool = False) -> Layout:
+    """Give each head its rows in one fused matrix, with as many key heads as the width leaves.
+
+    ``by_head``: the key and the value of each group of query heads follow these, and only where that is known of the
+    module (``shared``: Falcon) may a group have several.
+    """
     total, transposed = width_out(fused), is_transposed(fused)
     kv_heads, extra = divmod(total - heads * dim, 2 * dim)
-    if extra or kv_heads < 1 or heads % kv_heads or (by_head and kv_heads != heads):
+    if extra or kv_heads < 1 or heads % kv_heads or (by_head and kv_heads != heads and not shared):
         return Layout()
     if by_head:
-        q, k, v = torch.arange(total).view(heads, 3, dim).unbind(1)
+        groups = torch.arange(total).view(kv_heads, heads // kv_heads + 2, dim)
+        q, k, v = groups[:, :-2].flatten(0, 1), groups[:, -2], groups[:, -1]
     else:
         rows = torch.arange(total).view(heads + 2 * kv_heads, dim)
         q, k, v = rows.split([heads, kv_heads, kv_heads])

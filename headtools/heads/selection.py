@@ -75,7 +75,15 @@ def _triple(item: object) -> tuple:
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Raise ``RuntimeError`` for a compiled model: hooks entered after ``torch.compile`` are ignored silently."""
+    """Raise for a model that hooks do not follow: compiled before, or spread by DataParallel.
+
+    ``RuntimeError`` for one that is compiled: hooks entered after ``torch.compile`` are ignored silently. ``TypeError``
+    for a wrapper around the model, which hides its configuration (so labels would be taken for others) and may split
+    batches over threads.
+    """
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        name = type(model).__name__
+        raise TypeError(f"{name} is no model, it spreads one over devices: pass the model inside, model.module")
     for name, module in model.named_modules():
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
             raise RuntimeError(

@@ -323,7 +323,8 @@ def _nothing_found(model: nn.Module, skipped: list[str], seen: list[str]) -> str
     if skipped:
         return (
             f"{name}: found attention but not its heads, in {', '.join(skipped[:3])}; needs query, key, value "
-            "and output projections that are modules of their own"
+            "and output projections that are modules, or one module with queries, keys and values in an order that "
+            "headtools knows"
         )
     if "MultiheadAttention" in seen:
         return (

@@ -17,7 +17,7 @@ from .reference import (
     watch,
     zero_columns,
 )
-from .zoo import ALL, MECHANISMS, PADDED, error, fresh, run, valid, zoo_model
+from .zoo import ALL, MECHANISMS, PADDED, error, fresh, logits, run, valid, zoo_model
 
 SIDES = ("right", "left")
 CLOSE = 1e-5
@@ -244,3 +244,34 @@ def test_ready_made_gates_do_what_gates_do(name):
         assert torch.equal(run(model, batch), expected)
     assert not torch.equal(expected, plain)
     assert torch.equal(run(model, batch), plain)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+def test_a_gate_of_0_on_a_head_that_is_not_finite(value, shape):
+    """0 times infinity is NaN: the head was closed, and its NaN went on."""
+    model, batch = fresh("bert")
+    site = ht.sites(model)["encoder", 1]
+    with torch.no_grad():
+        site.v.module.bias[site.v.rows[2][0]] = value
+    gate = torch.ones(shape)
+    gate[..., 2] = 0
+    gate.requires_grad_()
+    with ht.ablate(model, {("encoder", 1): [2]}):
+        expected = run(model, batch)
+    with ht.gates(model, {("encoder", 1): gate}):
+        found = logits(model(**batch))
+    assert expected.isfinite().all()
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_the_gradient_of_a_gate_at_0():
+    model, batch = fresh("bert")
+    for start in (0.0, 1e-4):
+        gate = torch.full((4,), start, requires_grad=True)
+        with ht.gates(model, {("encoder", 1): gate}):
+            (slope,) = torch.autograd.grad(logits(model(**batch)).square().sum(), gate)
+        if start == 0.0:
+            at_0 = slope
+    assert at_0.abs().min() > 0
+    assert torch.allclose(at_0, slope, rtol=0.02)

@@ -163,3 +163,33 @@ def test_what_a_forward_names():
     assert tokens_first(fsmt())
     far = type("Attention", (nn.Module,), {"__module__": "modeling_fsmt.else"})
     assert not tokens_first(far())
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"multi_query": True},
+        {"multi_query": False},
+        {"new_decoder_architecture": True, "num_kv_heads": 2},
+        {"new_decoder_architecture": True, "num_kv_heads": 1},
+        {"new_decoder_architecture": True, "num_kv_heads": 4},
+    ],
+)
+def test_falcon_with_keys_that_heads_share(shape):
+    """Alone in its row a token sees itself, so each head gives the value that its rows make."""
+    import transformers as tf
+
+    torch.manual_seed(0)
+    config = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "bias": True}
+    model = tf.FalconForCausalLM(tf.FalconConfig(**config, **shape)).eval()
+    site = ht.sites(model)["decoder", 1]
+    torch.nn.init.normal_(site.v.module.bias)
+    assert site.kv_heads == shape.get("num_kv_heads", 1 if shape.get("multi_query") else 4)
+    read = []
+    handle = site.v.module.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    with torch.no_grad(), ht.record(model, want="z") as seen:
+        model(input_ids=torch.tensor([[3], [7]]))
+        handle.remove()
+        values = torch.einsum("btd,hvd->bthv", read[0], site.v.weight()) + site.v.bias()
+        each = values.repeat_interleave(site.heads // site.kv_heads, 2)
+    assert torch.allclose(seen["decoder", 1].z, each, atol=1e-6)

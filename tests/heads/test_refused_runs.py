@@ -161,3 +161,26 @@ def test_a_context_cannot_be_entered_twice():
         logits(model(**batch))
     with untouched(model), pytest.raises((RuntimeError, AttributeError)), context:
         pass
+
+
+@pytest.mark.parametrize("name", ["t5", "bert"])
+def test_a_model_inside_data_parallel(name):
+    """It hides whether the model reads and writes: labels were neither moved nor made the decoder's input."""
+    from headtools.importance.gradient import gradient
+
+    model, batch = zoo_model(name)
+    wrapped, key = torch.nn.DataParallel(model), ht.sites(model).all[0].key
+    batch = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": batch["input_ids"]}
+    for use in (
+        lambda: gradient(wrapped, batch),
+        lambda: ht.ablation(wrapped, batch, quiet=True),
+        lambda: ht.ablate(wrapped, {key: [0]}).__enter__(),
+        lambda: ht.record(wrapped).__enter__(),
+        lambda: ht.prune(wrapped, {key: [0]}),
+        lambda: ht.fit_gates(wrapped, batch, 1.0, steps=1, quiet=True),
+        lambda: ht.recover(wrapped, batch, steps=1, quiet=True),
+    ):
+        with untouched(model), pytest.raises(TypeError, match=r"DataParallel is no model.*model\.module"):
+            use()
+    with ht.ablate(wrapped.module, {key: [0]}):
+        gradient(wrapped.module, batch)
