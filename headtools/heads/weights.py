@@ -147,6 +147,16 @@ def refuse_quantised(module: nn.Module, what: str) -> None:
         )
 
 
+def refuse_without_backward(model: nn.Module, what: str) -> None:
+    """Raise ``TypeError`` for a model with layers of torch.ao: they run forward only and pass no gradient on."""
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith("torch.ao.") and callable(getattr(module, "weight", None)):
+            raise TypeError(
+                f"{what} needs gradients, and {name} ({type(module).__name__}, {type(module).__module__}) passes none "
+                "on; load the model in floating point. ablation(model, batches) works with forward passes alone"
+            )
+
+
 def refuse_wrapped(model: nn.Module, modules: Iterable[nn.Module], what: str) -> None:
     """Raise ``ValueError`` where one of ``modules`` does not apply its own weight: to change that would not be enough.
 

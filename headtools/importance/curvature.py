@@ -13,6 +13,7 @@ from headtools.heads.gates import gates
 from headtools.heads.progress import progress
 from headtools.heads.scores import Head
 from headtools.heads.sites import sites
+from headtools.heads.weights import refuse_without_backward
 from headtools.importance.inputs import each_batch, frozen
 from headtools.importance.loss import Loss, each_loss
 
@@ -49,6 +50,7 @@ def curvature(
 def _of_batch(
     model: nn.Module, batch: Mapping, pairs: Sequence[tuple[Head, Head]], loss: Loss | None, over: str
 ) -> Tensor:
+    refuse_without_backward(model, "a second derivative")
     found = sites(model)
     with torch.no_grad(), frozen(model):
         rows = len(each_loss(model, batch, loss, over=over))

@@ -22,6 +22,7 @@ from headtools.heads.scores import HeadScores
 from headtools.heads.selection import holding
 from headtools.heads.sites import Site
 from headtools.heads.tokens import real_tokens
+from headtools.heads.weights import refuse_without_backward
 from headtools.importance.by_batch import by_batch, refuse_idle
 from headtools.importance.coupling import check_over, refuse_coupled_slopes, trial_weights
 from headtools.importance.inputs import chosen_sites, frozen
@@ -188,6 +189,7 @@ def _products(
 
     ``check`` makes sure that each example's loss is its own.
     """
+    refuse_without_backward(model, "gradient()")
     products: dict[tuple, Tensor] = {}
     tapped: list[tuple[Site, Tensor]] = []
     with ExitStack() as stack:

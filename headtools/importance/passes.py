@@ -13,6 +13,7 @@ from headtools.heads.interventions import on_input
 from headtools.heads.selection import holding, wide
 from headtools.heads.sites import Site, sites
 from headtools.heads.tokens import model_inputs
+from headtools.heads.weights import refuse_without_backward
 from headtools.importance.explained import Explained, Score, explained
 from headtools.importance.inputs import frozen
 from headtools.importance.operations import active
@@ -28,6 +29,7 @@ def relevance_of_heads(
     what arrives adds up over examples: rules are linear in what they share, and an example's R is what its own number
     started.
     """
+    refuse_without_backward(model, "relevance()")
     products: dict[tuple, Tensor] = {}
     inputs = {name: _leaf(name, value) for name, value in model_inputs(model, batch).items()}
     with ExitStack() as stack:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.interventions import refuse_inside
 from headtools.heads.prune import cut_heads
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Which
@@ -146,6 +147,8 @@ def fit_gates(
             raise TypeError("over is the old name of sites: pass sites alone")
         warnings.warn("over is the old name: write fit_gates(..., sites=...)", DeprecationWarning, stacklevel=2)
         sites = over
+    if in_place:
+        refuse_inside(model, "fit_gates(in_place=True)")
     student = model if weights is None else copy.deepcopy(model)
     trained = trained_weights(student, weights)
     gates = HardConcrete(
@@ -196,6 +199,8 @@ def recover(
     _check([], False, weights, steps, 0.0, decay, None)
     refuse_without_gradients(model)
     warn_of_old_loss(loss)
+    if in_place:
+        refuse_inside(model, "recover(in_place=True)")
     student = copy.deepcopy(model)
     trained = trained_weights(student, weights)
     settings = {

@@ -94,7 +94,7 @@ class Loop:
 
     def step(self, batch: Mapping, step: int) -> Tensor:
         """Do one step of the optimizer; return the task's loss, one number a set of gates."""
-        s, reached = self.settings, []
+        s, moved = self.settings, []
         torch.clear_autocast_cache()  # an autocast region around us keeps weights as they were, in half precision
         price, slow = schedule(step / s["steps"], s["ramp"], s["decay"])
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
@@ -105,8 +105,8 @@ class Loop:
             if self.gates is not None:
                 drawn = self.gates.sample(size(batch), per=s["per"], generator=generator)
                 values = {self.sites[key]: gate for key, gate in drawn.items()}
-                for gate in values.values():
-                    gate.register_hook(lambda _: reached.append(True))
+                for gate in values.values() if step == 0 else ():
+                    gate.register_hook(lambda slope: moved.append(slope is not None and bool(slope.any())))
             with multiplied(self.model, values):
                 task = task_loss(self.model, repeated(batch, sets) if sets > 1 else batch, self.loss, sets)
                 total = task.sum()
@@ -115,10 +115,10 @@ class Loop:
                 if not torch.isfinite(total):
                     raise FloatingPointError(f"the loss is {total.item()} at step {step}: lower the rates")
                 total.backward()
-        if values and not reached:
+        if step == 0 and values and not any(moved):
             raise ValueError(
-                "the loss does not depend on any gate, so nothing but the penalty would move them: let loss(model, "
-                "batch) run the model it is given, with gradients"
+                "the loss does not depend on any gate, so nothing but the penalty would move them: let loss(outputs, "
+                "batch) come from the model's outputs, with gradients"
             )
         if self.trained:
             torch.nn.utils.clip_grad_norm_(self.trained.values(), CLIP)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.interventions import claimed
+from headtools.heads.weights import refuse_without_backward
 from headtools.importance.loss import Loss, each_loss
 
 Batches = Callable[[int], Mapping] | Mapping | Iterable[Mapping]
@@ -59,13 +60,17 @@ def _named_weights(model: nn.Module, weights: str | Collection[str]) -> dict[str
 
 
 def refuse_without_gradients(model: nn.Module) -> None:
-    """Raise ``RuntimeError`` where nothing could learn: gradients are switched off, or the weights can have none."""
+    """Raise ``RuntimeError`` where nothing could learn: gradients are switched off, or the weights can have none.
+
+    ``TypeError`` where layers pass none on, since they are quantised.
+    """
     off = "inference_mode" if torch.is_inference_mode_enabled() else None if torch.is_grad_enabled() else "no_grad"
     if off:
         raise RuntimeError(
             f"training needs gradients, and torch.{off}() switches them off here: call this outside of it, or inside "
             + ("torch.inference_mode(False)" if off == "inference_mode" else "torch.enable_grad()")
         )
+    refuse_without_backward(model, "training")
     made = next((name for name, parameter in model.named_parameters() if parameter.is_inference()), None)
     if made is not None:
         raise RuntimeError(

@@ -361,6 +361,19 @@ def test_weights_of_quantised_layers_are_refused_by_name(quantised):
             change()
 
 
+def test_what_needs_gradients_is_refused_on_quantised_layers_by_name(quantised):
+    model, batch = quantised
+    labelled = [batch | {"labels": batch["input_ids"]}]
+    assert len(ht.ablation(model, labelled, quiet=True).values) == 3
+    for measure in (
+        lambda: ht.gradient(model, labelled),
+        lambda: ht.relevance(model, labelled),
+        lambda: ht.fit_gates(model, labelled, 0.1, weights=None, steps=1, quiet=True),
+    ):
+        with pytest.raises(TypeError, match=r"needs gradients, and bert\.encoder\S+ .*floating point"):
+            measure()
+
+
 def test_whole_numbers_and_eight_bit_floats_are_no_weights():
     for kind in (torch.int8, torch.float8_e4m3fn):
         model, _ = fresh("bert")

@@ -152,13 +152,15 @@ def test_edits_end_in_any_order(first, same_head):
 
 def test_a_copy_made_inside_keeps_the_edit_and_cuts_wait_for_its_end():
     model, batch = fresh("bert")
-    head = ("encoder", 1, 0)
+    head, labelled = ("encoder", 1, 0), batch | {"labels": batch["input_ids"]}
     with ht.edit(model, head, remove=unit(32)):
         inside, kept = run(model, batch), copy.deepcopy(model)
         for cut in (
             lambda: ht.prune(model, {("encoder", 0): [0]}),
             lambda: ht.refit(model, {("encoder", 0): [0]}, batch),
             lambda: ht.merge(model, [(head, ("encoder", 1, 1))], batch),
+            lambda: ht.recover(model, [labelled], steps=1, in_place=True, quiet=True),
+            lambda: ht.fit_gates(model, [labelled], 0.1, steps=1, in_place=True, quiet=True),
         ):
             with untouched(model), pytest.raises(RuntimeError, match=r"inside edit\(\).*end the context first"):
                 cut()
