@@ -12,7 +12,7 @@ KEEP_MEMORY = MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=200000000
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
 
-.PHONY: help lab test lint bench organism results notebooks assignments site measure mutate sbom lock clean environment environment-test
+.PHONY: help lab test lint bench organism results notebooks assignments site measure sbom lock clean environment environment-test
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -49,11 +49,8 @@ site: environment-test ## make the course's site, build/site/index.html
 measure: environment-test ## measure minutes and memory of each lesson, write them where they are told
 	$(ONE_THREAD) $(TEST) tools/measure_notebooks.py $(ARGS)
 
-mutate: environment-test ## put small mistakes into heads/ and importance/, count those the tests notice (ARGS="--sample 50")
-	$(ONE_THREAD) $(TEST) tools/mutate.py heads importance $(ARGS)
-
-sbom: environment ## list every package that is needed, with version and licence, and write build/sbom.json
-	$(LAB) tools/sbom.py --extras course --json build/sbom.json $(ARGS)
+sbom: environment environment-test ## write build/sbom.json: every package that learners install, its version and licence
+	mkdir -p build && $(TEST) -m uv pip install -q --python $(TEST) -r pyproject.toml --extra weekly -c constraints.txt && $(TEST) -m cyclonedx_py environment --pyproject pyproject.toml --output-file build/sbom.json $(LAB)
 
 lock: environment-test ## write the locks: the versions of constraints.txt with the digests of all their files
 	sh tools/lock.sh $(TEST)
