@@ -178,7 +178,7 @@ def test_make_test_runs_lint_units_doctests_and_notebooks(bench):
     assert ".venv-test requirements.lock" in said
     assert "-m ruff check ." in said
     assert "pytest -n 2 --dist loadfile --no-loadscope-reorder --nbval --nbval-current-env" in said
-    assert "tests headtools notebooks tools" in said
+    assert "tests headtools recipes notebooks tools" in said
 
 
 def test_make_lock_asks_uv_for_both_locks_and_leaves_nothing_behind(bench, tmp_path: Path):
