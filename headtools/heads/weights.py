@@ -288,7 +288,8 @@ def _is_plain_lora(module: nn.Module) -> bool:
     """Tell LoRA that adds s B A to a linear layer; DoRA and other variants do more."""
     if type(module).__name__ != "Linear" or not type(module).__module__.endswith("peft.tuners.lora.layer"):
         return False
-    return not any(module.lora_variant.values())
+    variants = getattr(module, "lora_variant", {})  # from PEFT 0.16 on
+    return not any(variants.values()) and not any(module.use_dora.values())
 
 
 def _lora_in_use(module: nn.Module) -> list[str]:
