@@ -252,7 +252,9 @@ def test_gates_that_were_learnt_can_be_cut(one, data):
     with ht.gates(one.model, values):
         closed = logits(one)
     cut = copy.deepcopy(one.model)
-    ht.prune(cut, [head for head in gate.heads if head not in left])
+    gone = [head for head in gate.heads if head not in left]
+    if gone:  # a cut of nothing is refused
+        ht.prune(cut, gone)
     assert close(one, real(one, logits_of(cut, one)), real(one, closed))
 
 
