@@ -8,6 +8,7 @@ stay right.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -165,19 +166,20 @@ def _refuse_without_interface(chosen: list[Site], inside: list[str]) -> None:
 @contextmanager
 def _tap(site: Site, want: tuple, reduce: Callable | None, grad: bool, seen: dict) -> Iterator[None]:
     """Collect what one site produces: from the attention function first, then from the output projection."""
-    partial: dict[str, Tensor] = {}
+    here, folding = threading.local(), threading.Lock()  # the model may run in several threads inside one context
     last = "z" if "z" in want else "attention"
 
     def keep(**tensors: Tensor) -> None:
         for name in want:
             if name in tensors:
                 tensor = tensors[name] if grad else tensors[name].detach()
-                partial[name] = tensor.float() if name == "maps" else tensor
+                here.__dict__[name] = tensor.float() if name == "maps" else tensor
 
     def finish() -> None:
-        captured = Captured(site.label, **{name: partial[name] for name in want if name in partial})
-        partial.clear()
-        seen[site.key] = captured if reduce is None else reduce(site, captured, seen.get(site.key))
+        captured = Captured(site.label, **{name: here.__dict__[name] for name in want if name in here.__dict__})
+        here.__dict__.clear()
+        with folding:
+            seen[site.key] = captured if reduce is None else reduce(site, captured, seen.get(site.key))
 
     def from_attention(**tensors: Tensor) -> None:
         if _recomputing():

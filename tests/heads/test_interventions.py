@@ -318,3 +318,37 @@ def test_an_output_projection_called_with_nothing():
     with pytest.raises(TypeError, match=r"without an input.*out\(z\)"):
         layer()
     handle.remove()
+
+
+def test_a_record_of_two_runs_at_once_does_not_mix_them():
+    """Maps of one thread's batch came with the outputs of the other's."""
+    model, batch = fresh("bert")
+    site = ht.sites(model)["encoder", 0]
+    first, second = ({name: value[row : row + 1] for name, value in batch.items()} for row in (0, 2))
+    paused, done, kept = threading.Event(), threading.Event(), []
+
+    def wait(_module, _args):
+        if threading.current_thread().name == "second":
+            paused.set()
+            assert done.wait(20)
+
+    def run_second():
+        with torch.no_grad():
+            model(**second)
+
+
+    handle = site.out.register_forward_pre_hook(wait)  # between the maps and the outputs of the second's batch
+    with ht.record(model, only=[site.key], reduce=lambda _, seen, before: kept.append((seen.maps, seen.z))):
+        thread = threading.Thread(target=run_second, name="second")
+        thread.start()
+        assert paused.wait(20)
+        with torch.no_grad():
+            model(**first)
+        done.set()
+        thread.join()
+    handle.remove()
+    for one, found in zip((first, second), kept, strict=True):
+        with torch.no_grad(), ht.record(model, only=[site.key]) as alone:
+            model(**one)
+        assert torch.equal(found[0], alone[site.key].maps)
+        assert torch.equal(found[1], alone[site.key].z)
