@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from headtools.heads.precision import without_autocast
 from headtools.roles.corpus import Sentence
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def _refuse_cut(where: str, words: tuple[str, ...], row: list[int], longest: int
         )
 
 
+@without_autocast
 def to_words(maps: Tensor, words: Tensor, keys: Tensor | None = None) -> Tensor:
     """Attention maps between words: weights *to* a word's pieces are summed, those *from* its pieces averaged.
 

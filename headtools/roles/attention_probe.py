@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.precision import without_autocast
 from headtools.heads.record import record
 from headtools.heads.selection import device_of
 from headtools.roles.alignment import align, to_words
@@ -101,7 +102,7 @@ def attention_probe(
     for name, (x, z) in inputs.items():
         penalty[name] = _choose(fit, x, penalties, folds)
         weights[name] = fit.solve(x, penalty[name])
-        scores[name] = asked.best(z @ weights[name]) == asked.place
+        scores[name] = asked.best(_product(z, weights[name])) == asked.place
     rows = [
         (name, *(float(v) for v in share(torch.as_tensor(scores[name]).double(), asked.sentence)), len(asked.word))
         for name in METHODS
@@ -115,6 +116,11 @@ def attention_probe(
                      columns=["kind", "layer", "head", "down", "up"]).assign(pull=pull.numpy()),
         penalty,
     )  # fmt: skip
+
+
+@without_autocast
+def _product(x: Tensor, weights: Tensor) -> Tensor:
+    return x @ weights
 
 
 class _Pairs:
@@ -162,6 +168,7 @@ class _Pairs:
         slope = (slope * rows[:, None] / rows.sum())[self.row, self.column]
         return -(gold * rows).sum() / rows.sum(), slope
 
+    @without_autocast
     def solve(self, x: Tensor, penalty: float, rows: Tensor | None = None, start: Tensor | None = None) -> Tensor:
         """Weights (features,) of the probe on x (pair, features), fitted to some of the words (None: to all)."""
         rows = torch.ones(len(self.word)) if rows is None else rows.float()
@@ -188,7 +195,7 @@ def _choose(fit: _Pairs, x: Tensor, penalties: Sequence[float], folds: int) -> f
         weights, out = None, part == fold
         for i, penalty in enumerate(penalties):
             weights = fit.solve(x, penalty, ~out, weights)
-            hits[i] += int((fit.best(x @ weights) == fit.place)[out].sum())
+            hits[i] += int((fit.best(_product(x, weights)) == fit.place)[out].sum())
     return penalties[int(hits.argmax())]
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.interventions import on_input
+from headtools.heads.precision import without_autocast
 from headtools.heads.selection import holding, refuse_compiled, select
 from headtools.heads.sites import Site, sites
 
@@ -26,6 +27,7 @@ class Erasure:
     matrix: Tensor
     rank: int
 
+    @without_autocast
     def __call__(self, z: Tensor) -> Tensor:
         """Apply it to vectors (..., d), in their own data type."""
         return z - (z - self.mean.to(z)) @ self.matrix.to(z)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import headtools as ht
 from headtools.heads.intervals import FEWEST
+from headtools.heads.precision import without_autocast
 from headtools.heads.selection import device_of
 from headtools.roles.segments import ordinary, segments
 
@@ -166,6 +167,7 @@ def copying(
     for ids in chosen.split(batch_size):
         columns = head.weight[ids].float()  # (B, symbol, d_model)
 
+        @without_autocast
         def fold(site: ht.Site, seen: object, before: object, columns: Tensor = columns) -> None:
             values = seen.v.float().repeat_interleave(site.heads // seen.v.shape[1], 1)  # (B, head, key, value_dim)
             written = torch.einsum("bhkv,hvd->bhkd", values, site.w_o.float())

@@ -13,11 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headtools.heads.precision import without_autocast
+
 # Share of the identity in the discriminant's covariance, and scikit-learn's C, the most held back first.
 SHRINKAGES = (0.3, 0.03, 0.003)
 STRENGTHS = (0.001, 0.03, 1.0)
 
 
+@without_autocast
 def discriminant(x: Tensor, y: Tensor, fold: Tensor, shrinkages: Sequence[float] = SHRINKAGES) -> Tensor:
     """Fisher's linear discriminant: labels are Gaussians with one covariance, shrunk towards the identity.
 

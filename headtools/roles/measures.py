@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headtools.heads.precision import without_autocast
+
 
 def strongest(maps: Tensor, allowed: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The key with the largest weight of those allowed, and that weight: both (B, Q, head), -1 and 0 for no query.
@@ -59,12 +61,14 @@ def content(maps: Tensor, vectors: Tensor, pairs: Tensor) -> Tensor:
     return correlation(maps.permute(0, 2, 3, 1), likeness(vectors, pairs), pairs)
 
 
+@without_autocast
 def likeness(vectors: Tensor, pairs: Tensor) -> Tensor:
     """Cosines of vectors (B, U, d), less their mean at the same offset: what :func:`correlation` compares with."""
     vectors = torch.nn.functional.normalize(vectors, dim=-1)
     return _without_offset((vectors @ vectors.transpose(1, 2))[..., None], pairs)[..., 0]
 
 
+@without_autocast
 def correlation(maps: Tensor, likeness: Tensor, pairs: Tensor) -> Tensor:
     """Correlation of maps (B, U, U, head) with likeness (B, U * (2U - 1)) over the pairs, position removed."""
     weight = _without_offset(maps, pairs)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headtools.heads.precision import without_autocast
 from headtools.roles import map_classes, measures
 from headtools.roles.conventions import Conventions
 from headtools.roles.families import MAPS
@@ -59,6 +60,7 @@ class Part:
                 "these heads look at something else (an image?); leave them out, e.g. kinds=['decoder']"
             )
 
+    @without_autocast
     def measure(self, maps: Tensor) -> Tensor:
         """Sums of every role over each sentence: maps between tokens (B, head, T, S), on the CPU, to (B, R, head).
 

@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from headtools.heads.precision import without_autocast
 from headtools.heads.shards import Shard
 
 TOGETHER = 64  # sentences whose draws go into the replicas by one product: one by one the replicas' memory is the cost
@@ -66,6 +67,7 @@ class Tally:
         whole._replicas = shard.total(torch.zeros(prod(shape), times) if empty else self._replicas)
         return whole
 
+    @without_autocast
     def _fold(self) -> None:
         if not self._waiting:
             return

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headtools.heads.precision import without_autocast
+
 
 @dataclass(frozen=True)
 class Units:
@@ -63,6 +65,7 @@ def units_of_words(lengths: Sequence[int]) -> Units:
     return Units(word, word, real, torch.full_like(word, -1))
 
 
+@without_autocast
 def between(maps: Tensor, queries: Units, keys: Units) -> Tensor:
     """Maps between units: (B, head, T, S) of tokens to (B, head, U, V), summed into a unit, averaged from it.
 
@@ -81,6 +84,7 @@ def between(maps: Tensor, queries: Units, keys: Units) -> Tensor:
     return fro.transpose(1, 2)[:, None] @ (maps.float() @ to[:, None])
 
 
+@without_autocast
 def means(vectors: Tensor, units: Units) -> Tensor:
     """Mean of the tokens' vectors (B, T, d) in each unit: (B, U, d); 0 where there is no unit."""
     if _plain(units):

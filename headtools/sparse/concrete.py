@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.precision import without_autocast
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, Sites
 
@@ -94,6 +95,7 @@ class HardConcrete(nn.Module):
         """Return the expected number of gates that are not 0: what the penalty weighs. Shape () or (sets,)."""
         return self.p_open(log_alpha).sum(-1)
 
+    @without_autocast
     def mean(self, log_alpha: Tensor | None = None) -> Tensor:
         """Return the expected gate, the integral of 1 - cdf over [0, 1] (by 40-point Gauss-Legendre quadrature)."""
         points, weights = np.polynomial.legendre.leggauss(40)
