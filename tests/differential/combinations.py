@@ -68,6 +68,8 @@ def draw(measure: str, seed: int, **given: str) -> Combination:
     drawn = {"architecture": luck.choice(ALL)}
     for name, options in CHOICES.items():
         drawn[name] = luck.choices(options, WEIGHTS.get(name))[0]
+    if drawn["architecture"] in ("gemma2", "gpt_oss"):  # have no other
+        drawn["attention"] = "eager"
     if drawn["wrapping"] == "lora" and find_spec("peft") is None:
         drawn["wrapping"] = "plain"
     return Combination(measure, seed=seed, **(drawn | {name: value for name, value in given.items() if value}))

@@ -576,7 +576,7 @@ def taxonomy(case: Case) -> Pair:
         raise NotRunnable("no sentences go in")
     luck, marks = case.luck("sentences"), case.kind == "text"
     tokenizer = _tokenizer(marks, case.combination.padding)
-    said = [tuple(f"w{luck.randint(3, VOCAB - 1)}" for _ in range(luck.randint(3, 6))) for _ in range(4)]
+    said = [tuple(f"w{luck.randint(3, VOCAB - 1)}" for _ in range(luck.randint(3, 6))) for _ in range(6)]
     sentences = [ht.Sentence(words, (0,) * len(words), ("root",) * len(words), ("_",) * len(words), (0,) * len(words))
                  for words in said]  # fmt: skip
     kind = {"text": "encoder", "causal": "decoder", "seq2seq": "encoder"}[case.kind]

@@ -218,8 +218,11 @@ def told_side(case) -> dict:
 # --- seeing ---------------------------------------------------------------------------------------------------------
 
 
-def maps(case, units: list) -> dict:
-    """Attention maps: what the model itself gives under eager attention with output_attentions=True."""
+def maps(case, units: list, call: int = -1) -> dict:
+    """Attention maps: what the model itself gives under eager attention with output_attentions=True.
+
+    ``call`` is which run of ALBERT's one layer is meant: the last, of three.
+    """
     model, found = attend(copy.deepcopy(case.model), "eager"), {}
     names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
     for number, (batch, some) in enumerate(zip(case.batches, units, strict=True)):
@@ -235,7 +238,7 @@ def maps(case, units: list) -> dict:
                     given = outputs[names[key[0]] if case.two_sided else "attentions"]
                 if not given:
                     raise NotRunnable("the model itself gives no maps")  # EncoderDecoderModel, of its encoder
-                last = given[-1] if case.combination.architecture == "albert" else given[key[-1]]
+                last = given[call if case.combination.architecture == "albert" else key[-1]]
                 pieces.setdefault(key, []).append((unit, last))
         for key, some_pieces in pieces.items():
             query, looked_at = case.sides(key)
@@ -431,8 +434,10 @@ def second_derivative(case, pairs: list) -> Tensor:
 
 def confidence(case, keys: list, exclude: list) -> dict:
     """The mean over real queries of a head's greatest weight; excluded tokens neither look nor are looked at."""
-    seen, rows = maps(case, case.units), {key: [] for key in keys}
-    for number, batch in enumerate(case.batches):
+    rows = {key: [] for key in keys}
+    calls = range(3) if case.combination.architecture == "albert" else [-1]
+    for call, (number, batch) in itertools.product(calls, enumerate(case.batches)):
+        seen = maps(case, case.units, call)
         for key, row in itertools.product(keys, range(case.size(batch))):
             asking, asked = (batch.get("input_ids" if side == "source" else "decoder_input_ids")
                              for side in case.sides(key))  # fmt: skip
