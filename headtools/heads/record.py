@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.attention import EAGER, TAPS, attention_function
+from headtools.heads.finite import refuse_broken
 from headtools.heads.interventions import listed, on_input
 from headtools.heads.selection import holding, refuse_compiled
 from headtools.heads.sites import Site, Sites, Which, sites
@@ -92,9 +93,9 @@ def record(
     ``ablate`` hooks run in the order of entry: a record entered inside them sees what they left, one entered before
     them what they found.
 
-    Raises ``ValueError`` for an unknown ``want``, for maps of a model that does not use AttentionInterface, for empty
-    batches and rows of padding, and in training mode, where maps are after dropout (``training=True`` allows it);
-    ``RuntimeError`` for a model compiled before.
+    Raises ``ValueError`` for an unknown ``want``, where ``reduce`` would get NaN or infinity, for maps of a model that
+    does not use AttentionInterface, for empty batches and rows of padding, and in training mode, where maps are after
+    dropout (``training=True`` allows it); ``RuntimeError`` for a model compiled before.
 
     >>> import torch, headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -120,7 +121,7 @@ def record(
         if inside:
             stack.enter_context(attention_function(model, EAGER if "maps" in want else None))
         for site in chosen:
-            stack.enter_context(_tap(site, want, reduce, grad, result.seen))
+            stack.enter_context(_tap(model, site, want, reduce, grad, result.seen))
         yield result
 
 
@@ -164,7 +165,7 @@ def _refuse_without_interface(chosen: list[Site], inside: list[str]) -> None:
 
 
 @contextmanager
-def _tap(site: Site, want: tuple, reduce: Callable | None, grad: bool, seen: dict) -> Iterator[None]:
+def _tap(model: nn.Module, site: Site, want: tuple, reduce: Callable | None, grad: bool, seen: dict) -> Iterator[None]:
     """Collect what one site produces: from the attention function first, then from the output projection."""
     here, folding = threading.local(), threading.Lock()  # the model may run in several threads inside one context
     last = "z" if "z" in want else "attention"
@@ -178,6 +179,10 @@ def _tap(site: Site, want: tuple, reduce: Callable | None, grad: bool, seen: dic
     def finish() -> None:
         captured = Captured(site.label, **{name: here.__dict__[name] for name in want if name in here.__dict__})
         here.__dict__.clear()
+        if reduce is not None:  # a measure; whoever looks at the tensors themselves sees what they hold
+            for name in want:
+                if name in captured.__dict__:
+                    refuse_broken(model, site, name, captured.__dict__[name].detach())
         with folding:
             seen[site.key] = captured if reduce is None else reduce(site, captured, seen.get(site.key))
 

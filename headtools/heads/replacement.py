@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.finite import refuse_unfit
 from headtools.heads.record import Captured, record
 from headtools.heads.selection import check_batch, wide
 from headtools.heads.sites import Site
@@ -53,6 +54,7 @@ def pools_of(
     batches = [reference] if isinstance(reference, Mapping) else list(reference)
     if not batches:
         raise ValueError("the reference is empty: pass at least one batch, e.g. reference=tokenizer(sentences, ...)")
+    refuse_unfit(model)
     parts: dict[tuple, list[Tensor]] = {site.key: [] for site in sites}
     tokens = dict.fromkeys(parts, 0)
     for batch in batches:

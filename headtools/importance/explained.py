@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.finite import cause
 from headtools.heads.tokens import IGNORE, two_sided
 from headtools.importance.loss import moves_labels
 
@@ -51,7 +52,7 @@ def explained(model: nn.Module, outputs: Any, batch: Mapping, score: Score | Non
     finite = values.detach().isfinite() | ~counted
     if not finite.all():
         rows = (~finite).any(1).nonzero().flatten().tolist()
-        raise ValueError(f"the score of examples {rows} is NaN or infinite")
+        raise ValueError(f"the score of examples {rows} is NaN or infinite; {cause(model)}")
     if not counted.any(1).all():
         rows = (~counted.any(1)).nonzero().flatten().tolist()
         raise ValueError(f"examples {rows} have no step to explain: drop them, or pass a score of shape (B,)")

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headtools.heads.finite import refuse_unfit
 from headtools.heads.interventions import claimed
 from headtools.heads.selection import check_batch, refuse_compiled
 from headtools.heads.sites import Site, Which, sites
@@ -55,10 +56,11 @@ def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def chosen_sites(model: nn.Module, only: Which) -> list[Site]:
     """Return the sites to measure: all, or those of ``only``, a kind ("encoder"), a key (("cross", 3)) or a list.
 
-    A site whose heads are all cut is left out. Raises ``KeyError`` for an unknown one, ``ValueError`` for none and
-    ``RuntimeError`` for a compiled model.
+    A site whose heads are all cut is left out. Raises ``KeyError`` for an unknown one, ``ValueError`` for none
+    and for weights that are NaN, ``RuntimeError`` for a compiled model.
     """
     refuse_compiled(model)
+    refuse_unfit(model)
     picked = [site for site in sites(model).pick(only) if not site.empty]
     if not picked:
         raise ValueError(f'sites={only!r} leaves no heads to measure: pass sites=["encoder"], or None for all')

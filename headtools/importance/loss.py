@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headtools.heads.finite import unfit_weights
 from headtools.heads.kinds import of_transformers
 from headtools.heads.sites import SETTLE, sites
 from headtools.heads.tokens import IGNORE, model_inputs, real_by, two_sided
@@ -129,7 +130,10 @@ def each_loss(
         )
     if not each.detach().isfinite().all():
         which = (~each.detach().isfinite()).nonzero().flatten().tolist()
-        raise ValueError(f"the loss of examples {which} is NaN or infinite: it is no finite number")
+        why = unfit_weights(model)
+        raise ValueError(
+            f"the loss of examples {which} is NaN or infinite: it is no finite number" + (f"; {why}" if why else "")
+        )
     return each
 
 

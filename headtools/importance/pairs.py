@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from headtools.heads.finite import refuse_unfit
 from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head
 from headtools.heads.selection import select
@@ -71,6 +72,7 @@ def interaction(
 
     if predict and by != "zero":
         raise ValueError(f'a gate at 0 is by="zero": predict=True has nothing to say of by="{by}"')
+    refuse_unfit(model)
     chosen = {site.key: site for site in (chosen_sites(model, sites) if pairs is None else find_sites(model))}
     named = _all_pairs(chosen.values()) if pairs is None else _checked(model, pairs)
     batches = [batches] if isinstance(batches, Mapping) else list(batches)  # gone through twice

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.finite import named
 from headtools.heads.layout import Projection
 from headtools.heads.scores import HeadScores
 from headtools.heads.selection import refuse_offloaded
@@ -86,7 +87,7 @@ def ov(where: nn.Module | Sites | Site, *, bias: bool = False) -> Circuits:
     carry no gradient; memory is O(d_model²) a layer, the size of the weights.
 
     Raises ``ValueError`` where W_OV would not be what the head moves: latent or normalised values (DeepSeek), a norm
-    or a gate on the heads' outputs.
+    or a gate on the heads' outputs; weights that hold NaN or infinity.
 
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -101,7 +102,7 @@ def ov(where: nn.Module | Sites | Site, *, bias: bool = False) -> Circuits:
                 f"{_who(site)}: W_OV is not what its heads move, because {'; '.join(found)}. Look at what they write "
                 f'instead: with record(model, want="z") as r: model(**batch); contributions(site, r[{site.key}].z)'
             )
-        values[site.key] = Factored(_inputs(site.v, site, bias), _plain(site.w_o))
+        values[site.key] = _finite(site, Factored(_inputs(site.v, site, bias), _plain(site.w_o)), "W_OV")
     return Circuits(values, "ov")
 
 
@@ -115,11 +116,12 @@ def qk(where: nn.Module | Sites | Site, *, bias: bool = False, anyway: bool = Fa
     it adds b_Q W_Kᵀ yᵀ, a liking for certain keys whatever the query. Both are left out; with ``bias`` left and right
     have one more row or column for a 1 at the end of x and of y, and the scores are complete.
 
-    Raises ``ValueError`` where no one matrix gives the scores: RoPE rotates queries and keys by their positions, q/k
-    normalisation divides by lengths, a soft cap bends the result, latent keys are normalised (DeepSeek). ``anyway``
-    gives the product all the same, with a warning; under RoPE alone it is right for a token and itself, where the two
-    rotations cancel. Warns (``UserWarning``) where positions add a term of their own (ALiBi, T5, DeBERTa): there W_QK
-    is what content contributes. The reasons are read from the attention module's code; ``ov`` is not concerned.
+    Raises ``ValueError`` for weights that hold NaN or infinity, and where no one matrix gives the scores: RoPE rotates
+    queries and keys by their positions, q/k normalisation divides by lengths, a soft cap bends the result, latent keys
+    are normalised (DeepSeek). ``anyway`` gives the product all the same, with a warning; under RoPE alone it is right
+    for a token and itself, where the two rotations cancel. Warns (``UserWarning``) where positions add a term of their
+    own (ALiBi, T5, DeBERTa): there W_QK is what content contributes. The reasons are read from the attention module's
+    code; ``ov`` is not concerned.
 
     >>> from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
     >>> shape = dict(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -142,7 +144,7 @@ def qk(where: nn.Module | Sites | Site, *, bias: bool = False, anyway: bool = Fa
         for reason in spoil + add:
             added.setdefault(reason, _who(site))
         key = _inputs(site.k, site, bias)
-        values[site.key] = Factored(_inputs(site.q, site, bias), key.mT)
+        values[site.key] = _finite(site, Factored(_inputs(site.q, site, bias), key.mT), "W_QK")
     for reason, who in added.items():
         warnings.warn(f"W_QK is not the whole score in {who}: {reason}", stacklevel=2)
     return Circuits(values, "qk")
@@ -170,6 +172,18 @@ def _inputs(projection: Projection, site: Site, bias: bool) -> Tensor:
         weight = torch.cat([weight, offset[:, None]], 1)
     # query heads in a row share one key and value head
     return _plain(weight).repeat_interleave(site.heads // len(weight), 0)
+
+
+def _finite(site: Site, circuit: Factored, name: str) -> Factored:
+    """Return the circuit; raise ``ValueError`` for one that holds NaN or infinity, and name the heads."""
+    parts = (circuit.left, circuit.right)
+    if not all(part.isfinite().all() for part in parts):
+        broken = [head for head in range(site.heads) if not all(part[head].isfinite().all() for part in parts)]
+        raise ValueError(
+            f"{_who(site)}: {name} is not a number in {named(broken, site.heads)}, because its weights hold NaN or "
+            "infinity: load them again"
+        )
+    return circuit
 
 
 def _plain(weight: Tensor) -> Tensor:

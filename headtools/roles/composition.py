@@ -70,6 +70,8 @@ def copying(circuits: Circuits, embedding: Tensor, unembedding: Tensor | None = 
     unembedding = embedding if unembedding is None else unembedding
     if embedding.dim() != 2 or embedding.shape[0] != unembedding.shape[0]:
         raise ValueError(f"needed are two tables (V, d), got {tuple(embedding.shape)} and {tuple(unembedding.shape)}")
+    if not (embedding.isfinite().all() and unembedding.isfinite().all()):
+        raise ValueError("the tables hold NaN or infinity, so they have no eigenvalues: load their weights again")
     through = wide(unembedding.detach()).mT @ wide(embedding.detach())  # (d, d)
 
     def of_site(circuit: Factored) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
+from headtools.heads.finite import refuse_unfit, unfit_weights
 from headtools.heads.intervals import FEWEST
 from headtools.heads.precision import without_autocast
 from headtools.heads.selection import device_of
@@ -161,6 +162,8 @@ def copying(
             f"{type(model).__name__} has no unembedding to read logits from (get_output_embeddings() gives none): load "
             "the model with its language-model head, e.g. AutoModelForCausalLM"
         )
+    if not head.weight.isfinite().all():
+        raise ValueError(f"the unembedding holds NaN or infinity; {unfit_weights(model)}")
     tokens = ordinary(model) if tokens is None else tokens
     found: dict[tuple, list[Tensor]] = {}
     chosen = segments(n, length, 2, tokens, seed=seed)[:, :length].to(_device(model))
@@ -227,6 +230,7 @@ def _needs_decoder(model: nn.Module, longest: int, n: int) -> None:
         )
     if n < FEWEST:
         raise ValueError(f"an interval needs {FEWEST} sequences or more, got n={n}: write n=50")
+    refuse_unfit(model)
     room = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if room is not None and longest > room:
         raise ValueError(

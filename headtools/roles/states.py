@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.finite import cause, refuse_unfit
 from headtools.heads.record import record
 from headtools.heads.selection import Heads, device_of, select
 from headtools.heads.sites import sites
@@ -66,6 +67,7 @@ def word_states(
         raise ValueError(f"of must name some of {', '.join(OF)}; got {of!r}")
     if pieces not in PIECES:
         raise ValueError(f"pieces must be one of {', '.join(PIECES)}; got {pieces!r}")
+    refuse_unfit(model)
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i].words))  # alike in length: less padding
     wanted = [[True] * len(s.words) for s in sentences] if only is None else [list(map(bool, row)) for row in only]
     _check(sentences, wanted)
@@ -85,6 +87,12 @@ def word_states(
             out = reader(**batch, output_hidden_states="residual" in of)
             if "residual" in of:
                 streams.append([_pooled(x, pool) for x in out.hidden_states])
+                broken = [layer for layer, x in enumerate(streams[-1]) if not x.isfinite().all()]
+                if broken:
+                    kind = next(iter(sites(model))).kind
+                    raise ValueError(
+                        f"the residual stream that {kind} {broken[0]} reads is NaN or infinite; {cause(model)}"
+                    )
             if start == 0:
                 _refuse_much([*(found[key][0] for key in found), *(streams[0] if streams else ())], total)
     back = _back([sum(wanted[i]) for i in order], order)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from headtools.heads.finite import refuse_unfit, unfit_weights
 from headtools.heads.gates import ablate
 from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head, HeadScores
@@ -72,6 +73,7 @@ def curves(
     """
     import pandas as pd
 
+    refuse_unfit(model)
     keep, found = list(keep), sites(model)
     plans: list[tuple[str, int, list[Head]]] = []
     for name, order in orders.items():
@@ -85,7 +87,7 @@ def curves(
         key = frozenset(gone)
         if key not in measured:
             with frozen(model), torch.no_grad(), ablate(model, gone):
-                measured[key] = _score(evaluate(model))
+                measured[key] = _score(evaluate(model), model)
     rows = [(name, kept, *measured[frozenset(gone)]) for name, kept, gone in plans]
     return pd.DataFrame(rows, columns=["order", "kept", "metric", "low", "high"])
 
@@ -166,7 +168,7 @@ def _counts(keep: list[float], total: int) -> list[int]:
     return counts
 
 
-def _score(result: Any) -> tuple[float, float, float]:
+def _score(result: Any, model: nn.Module) -> tuple[float, float, float]:
     """Return (metric, low, high) of whatever ``evaluate`` returned."""
     if isinstance(result, Tensor) and result.dim() == 1:
         if not len(result):
@@ -185,5 +187,7 @@ def _score(result: Any) -> tuple[float, float, float]:
                 f"{type(result).__name__}{shape}"
             ) from None
     if told[0] != told[0]:
-        raise ValueError("evaluate returned NaN: leave out the sentences that have no score")
+        raise ValueError(
+            f"evaluate returned NaN: {unfit_weights(model) or 'leave out the sentences that have no score'}"
+        )
     return told

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads.digest import digest
+from headtools.heads.finite import refuse_unfit, unfit_weights
 from headtools.heads.gates import multiplied
 from headtools.heads.progress import progress
 from headtools.heads.selection import refuse_compiled
@@ -49,6 +50,7 @@ class Loop:
         self.device = next(model.parameters()).device
         self.penalties = torch.tensor(penalties, device=self.device)
         refuse_compiled(model)
+        refuse_unfit(model)
         everything_learns = len(trained) == len(list(model.parameters()))
         if trained and not (gates is None and everything_learns):  # a model in eval mode checkpoints nothing
             refuse_reentrant(model)
@@ -113,7 +115,11 @@ class Loop:
                 if self.gates is not None:
                     total = total + price * (self.penalties * self.gates.expected_l0()).sum()
                 if not torch.isfinite(total):
-                    raise FloatingPointError(f"the loss is {total.item()} at step {step}: lower the rates")
+                    why = unfit_weights(self.model)
+                    raise FloatingPointError(
+                        f"the loss is {total.item()} at step {step}: lower the rates"
+                        + (f", or load the model again, because {why}" if why else "")
+                    )
                 total.backward()
         if step == 0 and values and not any(moved):
             raise ValueError(
