@@ -100,24 +100,39 @@ def refused(combination: Combination, error: Exception) -> Outcome:
 
 
 def compared(combination: Combination, found: dict, expected: dict) -> Outcome:
-    """Compare numbers by name; NaN in what is expected says that nothing real stands there."""
+    """Compare numbers by name; NaN in what is expected says that nothing real stands there.
+
+    In half precision two ways to compute the same differ by what the model itself loses by rounding: where they are
+    further apart than usual, that is what the naive side in half precision differs from itself in float32.
+    """
     if found.keys() != expected.keys():
         return Outcome(combination, DIFFERS, f"{sorted(found)[:4]} came for {sorted(expected)[:4]}")
-    share = tolerance(combination)
+    for name, numbers in expected.items():
+        if found[name].shape != numbers.shape:
+            shapes = f"shape {tuple(found[name].shape)}, not {tuple(numbers.shape)}"
+            return Outcome(combination, DIFFERS, f"{name}: {shapes}")
+    apart, where = distance(found, expected)
+    allowed = tolerance(combination)
+    if apart > allowed and combination.precision != "float32":
+        exact = MEASURES[combination.measure](Case(dataclasses.replace(combination, precision="float32")))[1]()
+        allowed = max(allowed, 3 * distance(expected, exact)[0])
+    if apart > allowed:
+        return Outcome(combination, DIFFERS, f"{where} (allowed: {allowed:.1%})")
+    return Outcome(combination, EQUAL, f"within {apart:.1e}")
+
+
+def distance(found: dict, expected: dict) -> tuple[float, str]:
+    """Return how far numbers are apart at most, as a share of the largest of their name, and where that is."""
     sizes = {name: numbers.nan_to_num().abs().max().item() for name, numbers in expected.items()}
-    worst = (0.0, "")
+    worst = (0.0, "nowhere")
     for name, numbers in expected.items():
         ours, numbers = found[name].detach().double(), numbers.detach().double()
-        if ours.shape != numbers.shape:
-            return Outcome(combination, DIFFERS, f"{name}: shape {tuple(ours.shape)}, not {tuple(numbers.shape)}")
         there = ~numbers.isnan()
         apart = (ours - numbers)[there].abs().nan_to_num(nan=float("inf")).max().item() if there.any() else 0.0
         # What is much smaller than the rest of the same measure is known no better than the rest is rounded.
         scale = max(sizes[name], 0.05 * max(sizes.values())) + 1e-5
         worst = max(worst, (apart / scale, f"{name} by {apart:.3g} of {sizes[name]:.3g}"))
-    if worst[0] > share:
-        return Outcome(combination, DIFFERS, f"{worst[1]} (allowed: {share:.1%})")
-    return Outcome(combination, EQUAL, f"within {worst[0]:.1e}")
+    return worst
 
 
 def tolerance(combination: Combination) -> float:
