@@ -37,6 +37,7 @@ FEWEST = 5  # examples from which on intervals cover
 MANY = 100  # examples from which on the percentiles of resampled means cover as well as anything, and are simplest
 NARROWEST = 0.25  # of the standard error: the least that a resample's own counts as, so that no bound runs away
 CHUNK = 2**20  # numbers drawn at once
+DRAWN = 2**24  # drawn means held at once
 
 
 def bootstrap(
@@ -87,8 +88,10 @@ def bootstrap(
     rows = values.detach().cpu().double().flatten(1) if values.dim() > 1 else values.detach().cpu().double()[:, None]
     if statistic is not None:
         return _of_statistic(rows, values.shape[1:], statistic, times, level, seed)
-    ends = _percentile(rows, times, level, seed) if len(rows) >= MANY else _studentised(rows, times, level, seed)
-    low, high = (end.view(values.shape[1:]).float() for end in ends)
+    ends_of = _percentile if len(rows) >= MANY else _studentised
+    blocks = rows.split(max(1, DRAWN // times), 1)  # of columns, each of which has the same draws
+    ends = zip(*(ends_of(block, times, level, seed) for block in blocks), strict=True)
+    low, high = (torch.cat(end).view(values.shape[1:]).float() for end in ends)
     return low, high
 
 

@@ -198,7 +198,7 @@ def bars(
         drawn[i].set_edgecolor("white")
     ends = table
     if low is not None and high is not None:
-        reach = np.abs(np.stack([table - _array(low, 1), _array(high, 1) - table]))
+        reach = np.stack([table - _array(low, 1), _array(high, 1) - table]).clip(0)  # it may lie to one side
         ax.errorbar(table, place, xerr=reach, fmt="none", ecolor="black", capsize=3)
         ends = table + reach[1]
     for i, end in enumerate(ends):

@@ -96,12 +96,17 @@ def taxonomy(
 
     With hundreds of heads and roles some lower ends pass by luck: run the controls and count theirs.
 
-    Raises ValueError for fewer than two sentences, an unknown role or kind, targets that are missing, and a ``run`` of
-    something else.
+    Raises ValueError for fewer than two sentences, a ``level`` outside (0, 1), no ``times``, an unknown role or kind,
+    targets that are missing, maps that are NaN, and a ``run`` of something else.
 
     After Voita et al. 2019 (arXiv:1905.09418), sections 4 and 5; Clark et al. 2019 (arXiv:1906.04341), sections 3 and
     4; Kovaleva et al. 2019 (arXiv:1908.08593), section 4.1; Vig and Belinkov 2019 (arXiv:1906.04284), section 4.
     """
+    if not 0 < level < 1 or times < 1:
+        raise ValueError(
+            f"level={level} and times={times} came: level is a probability, such as 0.95, and times how often "
+            "sentences are drawn, such as 500"
+        )
     sentences = list(sentences)
     if len(sentences) < 2:
         raise ValueError(f"{len(sentences)} sentences came, an interval needs two or more; write corpus('organism')")

@@ -121,6 +121,7 @@ def test_draws_do_not_depend_on_how_many_fit_in_memory(monkeypatch):
     at_once = [*bootstrap(values), *bootstrap(many)]
     monkeypatch.setattr(intervals, "CHUNK", 1000)
     assert max(len(part) for part in intervals.draw_counts(40, 1000, 0)) == 25
+    monkeypatch.setattr(intervals, "DRAWN", 2000)
     for one, other in zip(at_once, [*bootstrap(values), *bootstrap(many)], strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
 

@@ -100,6 +100,12 @@ def test_bars(ax):
         bars(ax, ["a"], [1, 2], label="BLEU")
 
 
+def test_an_interval_beside_its_value_is_not_drawn_to_the_other_side(ax):
+    bars(ax, ["a"], [1.0], label="BLEU", low=[1.5], high=[2.0])
+    (line,) = ax.collections[0].get_segments()
+    assert line[:, 0].tolist() == [1.0, 2.0]
+
+
 def test_subplots_are_in_the_house_style_and_leave_the_settings_alone():
     was = dict(plt.rcParams)
     fig, axes = subplots(1, 2, figsize=(4, 2))

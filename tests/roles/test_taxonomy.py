@@ -436,6 +436,10 @@ def test_bad_input_is_refused(bert, organism):
     tokenizer = wordpieces()
     with pytest.raises(ValueError, match="two or more"):
         taxonomy(bert, tokenizer, SAID[:1])
+    with pytest.raises(ValueError, match=r"level=95 and times=500 came: level is a probability, such as 0\.95"):
+        taxonomy(bert, tokenizer, SAID, level=95)
+    with pytest.raises(ValueError, match=r"level=0\.95 and times=0 came"):
+        taxonomy(bert, tokenizer, SAID, times=0)
     with pytest.raises(ValueError, match="no role or family 'positonal'"):
         taxonomy(bert, tokenizer, SAID, roles=["positonal"])
     with pytest.raises(ValueError, match="no 'cross' attention in BertModel"):
