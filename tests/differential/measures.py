@@ -456,6 +456,8 @@ def curvature(case: Case) -> Pair:
 
 
 def _score(case: Case) -> dict:
+    if case.combination.precision != "float32" and case.kind != "image+text":
+        return {"score": lambda outputs, _batch: outputs.logits[..., naive.WORD]}
     return {"score": _alike} if case.kind == "image+text" else {}
 
 
@@ -469,6 +471,22 @@ def relevance_gradient(case: Case) -> Pair:
         return _dict(found.values)
 
     return ours, lambda: _dict(naive.gradient_times_output(case, keys))
+
+
+def relevance_cp(case: Case) -> Pair:
+    """Relevance with attention held constant, against gradients of the model with its bends taken as constants."""
+    # not roberta, whose last activation is a function
+    plain = ("bert", "electra", "distilbert", "bert_decoder", "gpt2", "gpt_neox", "opt", "llama", "qwen2",
+             "mistral", "bart", "marian", "vit")  # fmt: skip
+    if case.combination.architecture not in plain:
+        raise NotRunnable("this model is not made of the modules that are taken as linear")
+    given, keys = _sites(case)
+
+    def ours() -> Numbers:
+        with case.setting():
+            return _dict(ht.relevance(case.prepared, case.batches, rules="cp", sites=given, **_score(case)).values)
+
+    return ours, lambda: _dict(naive.gradient_times_output(case, keys, "cp"))
 
 
 def relevance_conserved(case: Case) -> Pair:
@@ -781,7 +799,8 @@ MEASURES = {
     "gradient_signed": _gradient("signed"), "gate_gradients": gate_gradients, "confidence": confidence,
     "ablation": ablation, "ablation_losses": _ablation("zero"), "ablation_mean": _ablation("mean"),
     "keep_one": keep_one, "interaction": interaction, "curvature": curvature,
-    "relevance_gradient": relevance_gradient, "relevance_conserved": relevance_conserved,
+    "relevance_gradient": relevance_gradient, "relevance_cp": relevance_cp,
+    "relevance_conserved": relevance_conserved,
     "ov": ov, "qk": qk, "edit": edit, "taxonomy": taxonomy, "induction": induction,
     "hard_concrete": hard_concrete, "curve": curve, "refit": refit, "merge": merge,
 }  # fmt: skip

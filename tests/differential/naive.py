@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-NAN = float("nan")
+NAN, WORD = float("nan"), 3
 
 
 class NotRunnable(Exception):
@@ -451,10 +451,13 @@ def confidence(case, keys: list, exclude: list) -> dict:
 
 
 def explained(case, outputs: object, inputs: dict, own: dict) -> Tensor:
-    """The numbers that relevance explains where no others are given: the highest logit of every step that counts."""
+    """The numbers that relevance explains where no others are given: the highest logit of every step that counts.
+
+    In half precision rounding decides which is the highest, so there it is the logit of one word.
+    """
     if case.kind == "image+text":
         return loss(case, outputs, inputs)[None]
-    highest = outputs.logits[0].amax(-1)
+    highest = outputs.logits[0].amax(-1) if case.combination.precision == "float32" else outputs.logits[0][..., WORD]
     if case.kind == "image":
         return highest[None]
     if "labels" not in inputs:
@@ -465,14 +468,55 @@ def explained(case, outputs: object, inputs: dict, own: dict) -> Tensor:
     return highest[counted]
 
 
-def gradient_times_output(case, keys: list) -> dict:
-    """Relevance without rules: how every highest logit leans on each head's gate, the mean of absolute values."""
-    model = quiet(case)
+@contextlib.contextmanager
+def linearised(model: nn.Module) -> Iterator[None]:
+    """Make gradients those of rules "cp": attention weights and norms' divisors are constants, activations f(x)/x too.
+
+    The factors of a gated layer get half each. Only models whose parts are the modules named here.
+    """
+    attend(model, "eager")
+
+    def norm(module: nn.Module, read: tuple, given: Tensor) -> Tensor:
+        x = read[0] - read[0].mean(-1, keepdim=True) if isinstance(module, nn.LayerNorm) else read[0]
+        bias = getattr(module, "bias", None)
+        divided = (given if bias is None else given - bias).detach()
+        return x * (divided / x.detach()).nan_to_num(0.0) + (given.detach() - divided)
+
+    def activation(_module: nn.Module, read: tuple, given: Tensor) -> Tensor:
+        return read[0] * (given / read[0]).nan_to_num(0.0).detach()
+
+    def half(_module: nn.Module, _read: tuple, given: Tensor) -> Tensor:
+        return (given + given.detach()) / 2
+
+    handles, softmax = [], F.softmax
+    for name, module in model.named_modules():
+        if type(module).__name__.endswith(("LayerNorm", "RMSNorm")):
+            handles.append(module.register_forward_hook(norm))
+        if type(module).__name__.endswith(("GELUActivation", "SiLUActivation", "GELU", "SiLU", "ReLU")):
+            handles.append(module.register_forward_hook(activation))
+        if name.endswith(("mlp.act_fn", "mlp.up_proj")):
+            handles.append(module.register_forward_hook(half))
+    F.softmax = lambda *args, **how: softmax(*args, **how).detach()
+    try:
+        yield
+    finally:
+        F.softmax = softmax
+        for handle in handles:
+            handle.remove()
+
+
+def gradient_times_output(case, keys: list, rules: str = "gradient") -> dict:
+    """Relevance: how every highest logit leans on each head's gate, the mean of absolute values.
+
+    Under the rules "cp" the gradient is that of the model with its bends taken as constants.
+    """
+    model = quiet(case).requires_grad_(False)
+    linear = linearised if rules == "cp" else contextlib.nullcontext
     found, rows = layers(case.combination.architecture, model), {key: [] for key in keys}
     for unit in itertools.chain.from_iterable(case.units):
         gates = {key: torch.ones(found[key].heads, 1, requires_grad=True) for key in keys}
         changes = {key: lambda z, gate=gate: z * gate.to(z.dtype) for key, gate in gates.items()}
-        with case.setting(), changed(found, changes):
+        with case.setting(), changed(found, changes), linear(model):
             numbers = explained(case, model(**unit.inputs), unit.inputs, unit.own[0])
         for number in numbers:
             slope = torch.autograd.grad(number, list(gates.values()), retain_graph=True, allow_unused=True)
