@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headtools._engine.run import run
+from headtools._engine.store import Part
 from headtools.heads.record import Captured, record
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.heads.tokens import model_inputs, real_tokens, two_sided
-from headtools.importance.by_batch import by_batch
-from headtools.importance.inputs import chosen_sites, frozen
+from headtools.importance.inputs import chosen_sites, each_batch, frozen
 from headtools.importance.intervals import of_ratio, scored
 
 
@@ -44,39 +46,63 @@ def confidence(
     >>> bool((sure.flat() >= 1 / 4).all() and (sure.flat() <= 1).all())
     True
     """
-    chosen = chosen_sites(model, sites)
-    ids = _excluded(model, exclude)
+    measure = _Confidence(model, chosen_sites(model, sites), _excluded(model, exclude))
+    return run(measure, model, each_batch(model, batches))
 
-    def measure(batch: dict) -> dict[str, Tensor]:
-        def fold(site: Site, seen: Captured, before: tuple | None) -> tuple[Tensor, Tensor]:
-            maps, keys = seen.maps, _keys(model, site, batch)
-            real = real_tokens(model, site, batch, (maps.shape[0], maps.shape[2])).to(maps.device)
-            if ids:
-                out = _found(keys, ids, site, maps).to(maps.device)
-                maps = maps.masked_fill(out[:, None, None], 0.0)
-                lookers = batch.get("decoder_input_ids" if two_sided(model) and site.kind != "encoder" else "input_ids")
-                if isinstance(lookers, Tensor) and lookers.shape == real.shape:
-                    real = real & ~torch.isin(lookers, torch.tensor(ids, device=lookers.device)).to(real.device)
-            total, number = (maps.amax(-1) * real[:, None]).sum(-1), real.sum(-1)
-            return (total, number) if before is None else (before[0] + total, before[1] + number)
 
-        with frozen(model), record(model, ("maps",), reduce=fold, only=[site.key for site in chosen]) as found:
-            model(**model_inputs(model, batch))
-        return {f"{part}|{place}": found[site.key][part].cpu() for part in (0, 1) for place, site in enumerate(chosen)
-                if site.key in found.seen}  # fmt: skip
+@dataclass
+class _Confidence:
+    """Each head's greatest weight, summed over the queries of an example, and the number of these queries."""
 
-    parts = by_batch(model, batches, measure)
-    rows, idle = {}, []
-    for place, site in enumerate(chosen):
-        ran = [part for part in parts if f"0|{place}" in part]
-        if not ran:
-            idle.append(site.label)
-            continue
-        sums, counts = (torch.cat([part[f"{which}|{place}"] for part in ran]) for which in (0, 1))
-        rows[site.key] = of_ratio(sums, counts)
-    if idle:
-        raise ValueError(f"{', '.join(idle)} did not run on any batch: leave them out with sites=[...]")
-    return scored(rows, "confidence", least=0.0, most=1.0)
+    model: nn.Module
+    sites: Sequence[Site]
+    excluded: Sequence[int]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that determines the sums."""
+        return {"sites": [site.label for site in self.sites], "excluded": self.excluded}
+
+    def per_batch(self, batch: dict) -> dict[str, Tensor]:
+        """Return sums (B, H) and counts (B,) of every layer that the batch reaches."""
+
+        def accumulate(site: Site, captured: Captured, before: tuple | None) -> tuple[Tensor, Tensor]:
+            weights = captured.maps
+            queries = real_tokens(self.model, site, batch, weights.shape[::2]).to(weights.device)
+            if self.excluded:
+                weights, queries = self._without_excluded(site, batch, weights, queries)
+            sums, counts = (weights.amax(-1) * queries[:, None]).sum(-1), queries.sum(-1)
+            return (sums, counts) if before is None else (before[0] + sums, before[1] + counts)
+
+        keys = [site.key for site in self.sites]
+        with frozen(self.model), record(self.model, ("maps",), reduce=accumulate, only=keys) as found:
+            self.model(**model_inputs(self.model, batch))
+        reached = [site for site in self.sites if site.key in found.seen]
+        return {f"{name}|{site.label}": value.cpu() for site in reached
+                for name, value in zip(("sums", "counts"), found[site.key], strict=True)}  # fmt: skip
+
+    def finish(self, parts: Iterable[Part]) -> HeadScores:
+        """Return all sums over all counts, with intervals."""
+        parts, rows = list(parts), {}
+        for site in self.sites:
+            reached = [part for part in parts if f"sums|{site.label}" in part]
+            if not reached:
+                continue
+            rows[site.key] = of_ratio(*(torch.cat([part[f"{name}|{site.label}"] for part in reached])
+                                        for name in ("sums", "counts")))  # fmt: skip
+        idle = [site.label for site in self.sites if site.key not in rows]
+        if idle:
+            raise ValueError(f"{', '.join(idle)} did not run on any batch: leave them out with sites=[...]")
+        return scored(rows, "confidence", least=0.0, most=1.0)
+
+    def _without_excluded(self, site: Site, batch: Mapping, weights: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights that are 0 on excluded keys, and queries without excluded ones."""
+        weights = weights.masked_fill(_among(_keys(self.model, site, batch), self.excluded, site, weights), 0.0)
+        decodes = two_sided(self.model) and site.kind != "encoder"
+        ids = batch.get("decoder_input_ids" if decodes else "input_ids")
+        if isinstance(ids, Tensor) and ids.shape == queries.shape:
+            queries = queries & ~torch.isin(ids, torch.tensor(self.excluded, device=ids.device)).to(queries.device)
+        return weights, queries
 
 
 def _excluded(model: nn.Module, exclude: Iterable[int] | int | None) -> list[int]:
@@ -92,8 +118,8 @@ def _keys(model: nn.Module, site: Site, batch: Mapping) -> Any:
     return batch.get("decoder_input_ids" if own else "input_ids")
 
 
-def _found(keys: Any, ids: list[int], site: Site, maps: Tensor) -> Tensor:
-    """Return which keys have one of the ids: (B, S) bool."""
+def _among(keys: Any, ids: Sequence[int], site: Site, maps: Tensor) -> Tensor:
+    """Return which keys have one of the ids, to be spread over heads and queries: (B, 1, 1, S) bool."""
     shape = (maps.shape[0], maps.shape[3])
     if not isinstance(keys, Tensor) or keys.shape != shape:
         has = f"ids of shape {tuple(keys.shape)}" if isinstance(keys, Tensor) else "no ids"
@@ -101,4 +127,4 @@ def _found(keys: Any, ids: list[int], site: Site, maps: Tensor) -> Tensor:
             f"{site.label} looks at {shape} tokens and the batch has {has} for them, so none can be excluded: "
             "pass exclude=[]"
         )
-    return torch.isin(keys, torch.tensor(ids, device=keys.device))
+    return torch.isin(keys, torch.tensor(ids, device=keys.device)).to(maps.device)[:, None, None]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headtools.heads.finite import refuse_unfit
@@ -114,3 +115,14 @@ def decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor | None:
             )
         return shift(labels, **{name: getattr(own.config, name) for name in marks})
     return own._shift_right(labels) if "_shift_right" in used else None
+
+
+def refuse_idle(found: Sequence[Mapping[str, Tensor]], chosen: Sequence[Site], why: str) -> None:
+    """Raise ``ValueError`` for sites that no batch reached; ``why`` says so, with ``{}`` for their names.
+
+    Each part of ``found`` has ``reached``, (len(chosen),): whether the batch came by the site.
+    """
+    reached = torch.stack([part["reached"] for part in found]).any(0).tolist()
+    idle = [site.label for site, there in zip(chosen, reached, strict=True) if not there]
+    if idle:
+        raise ValueError(why.format(", ".join(idle)) + ": leave them out with sites=[...]")

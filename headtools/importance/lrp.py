@@ -7,21 +7,22 @@ output z is the head's relevance. ``rules`` says how an operation shares; ``cons
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.digest import digest
-from headtools.heads.partial import name_of
+from headtools._engine.run import name_of
+from headtools._engine.run import run as run_measure
+from headtools._engine.store import Part, fingerprint
 from headtools.heads.scores import HeadScores
 from headtools.heads.selection import refuse_offloaded, wide
 from headtools.heads.sites import Site
-from headtools.importance.by_batch import by_batch, refuse_idle
 from headtools.importance.explained import Score
-from headtools.importance.inputs import chosen_sites
+from headtools.importance.inputs import chosen_sites, each_batch, refuse_idle
 from headtools.importance.intervals import of_ratio, scored
 from headtools.importance.passes import position_tables, relevance_of_heads
 from headtools.importance.rules import Rules, named
@@ -161,38 +162,58 @@ def propagate(
     1.0
     """
     refuse_offloaded(model, "relevance")
-    chosen, which, tables = chosen_sites(model, sites), named(rules), position_tables(model)
-    settings = {"what": "relevance", "rules": rules if isinstance(rules, str) else digest(rules),
-                "sites": digest([site.key for site in chosen]), "score": name_of(score)}  # fmt: skip
-    found = by_batch(model, batches, lambda batch: _of_batch(model, batch, score, which, chosen, tables), run,
-                     settings, same="explained")  # fmt: skip
-    refuse_idle(found, chosen, "the score does not depend on {} in any batch (check the score and the batches)")
-    starts = torch.cat([torch.zeros(1), torch.stack([part["size"] for part in found])[:-1]]).long().cumsum(0)
-    owner = torch.cat([start + part["example"] for start, part in zip(starts, found, strict=True)])
-    values, order = torch.cat([part["explained"] for part in found]), torch.argsort(owner, stable=True)
-    total = wide(values).abs().sum().item()
-    if not total:
-        raise ValueError("all numbers to explain are 0, and nothing cannot be shared: choose another score")
-    at_inputs, at_constants = (torch.stack([part["arrived"] for part in found]).sum(0) / total).tolist()
-    parts = {site.key: torch.cat([part[f"part|{place}"] for part in found])[order] for place, site in enumerate(chosen)}
-    name = rules if isinstance(rules, str) else "own rules"
-    return Relevance(parts, values[order], owner[order], at_inputs, at_constants, name)
+    measure = _Relevance(model, chosen_sites(model, sites), score, rules)
+    return run_measure(measure, model, each_batch(model, batches), checkpoint=run)
 
 
-def _of_batch(
-    model: nn.Module, batch: dict, score: Score | None, which: Rules, chosen: list[Site], tables: set[int]
-) -> dict[str, Tensor]:
-    """Return one batch's numbers, step after step: whose each is, what it is, and each site's relevance for it."""
-    told, steps = relevance_of_heads(model, batch, score, which, chosen, tables)
-    rows = [told.counted[:, step].nonzero()[:, 0].cpu() for step in range(len(steps))]
-    found = {
-        "size": torch.tensor(len(told.values)), "example": torch.cat(rows),
-        "explained": torch.cat([told.values[:, step].cpu()[some] for step, some in enumerate(rows)]),
-        "arrived": torch.stack([arrived for _, arrived in steps]).sum(0),
-        "reached": torch.tensor([any(site.key in products for products, _ in steps) for site in chosen]),
-    }  # fmt: skip
-    for place, site in enumerate(chosen):
-        none = torch.zeros(len(told.values), site.heads)  # a step may have no way to this part of the model
-        parts = [products.get(site.key, none)[some] for (products, _), some in zip(steps, rows, strict=True)]
-        found[f"part|{place}"] = torch.cat(parts)
-    return found
+@dataclass
+class _Relevance:
+    """R of every head for every explained number, with what arrived at inputs and at constants."""
+
+    model: nn.Module
+    sites: Sequence[Site]
+    score: Score | None
+    rules: str | Rules
+
+    def __post_init__(self) -> None:
+        self.resolved_rules, self.position_tables = named(self.rules), position_tables(self.model)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that determines the relevance."""
+        rules = self.rules if isinstance(self.rules, str) else fingerprint(self.rules)
+        return {"rules": rules, "sites": [site.label for site in self.sites], "score": name_of(self.score)}
+
+    def per_batch(self, batch: dict) -> Part:
+        """Return one batch's numbers, step after step: whose each is, what it is, and each site's relevance for it."""
+        explained, steps = relevance_of_heads(
+            self.model, batch, self.score, self.resolved_rules, self.sites, self.position_tables
+        )
+        rows = [explained.counted[:, step].nonzero()[:, 0].cpu() for step in range(len(steps))]
+        part = {
+            "size": torch.tensor(len(explained.values)), "example": torch.cat(rows),
+            "explained": torch.cat([explained.values[:, step].cpu()[some] for step, some in enumerate(rows)]),
+            "arrived": torch.stack([arrived for _, arrived in steps]).sum(0),
+            "reached": torch.tensor([any(site.key in products for products, _ in steps) for site in self.sites]),
+        }  # fmt: skip
+        for place, site in enumerate(self.sites):
+            none = torch.zeros(len(explained.values), site.heads)  # a step may have no way to this part of the model
+            parts = [products.get(site.key, none)[some] for (products, _), some in zip(steps, rows, strict=True)]
+            part[f"part|{place}"] = torch.cat(parts)
+        return part
+
+    def finish(self, parts: Iterable[Part]) -> Relevance:
+        """Put the numbers of all batches together, those of an example side by side."""
+        parts = list(parts)
+        refuse_idle(parts, self.sites, "the score does not depend on {} in any batch (check the score and the batches)")
+        starts = torch.cat([torch.zeros(1), torch.stack([part["size"] for part in parts])[:-1]]).long().cumsum(0)
+        owner = torch.cat([start + part["example"] for start, part in zip(starts, parts, strict=True)])
+        values, order = torch.cat([part["explained"] for part in parts]), torch.argsort(owner, stable=True)
+        total = wide(values).abs().sum().item()
+        if not total:
+            raise ValueError("all numbers to explain are 0, and nothing cannot be shared: choose another score")
+        at_inputs, at_constants = (torch.stack([part["arrived"] for part in parts]).sum(0) / total).tolist()
+        by_site = {site.key: torch.cat([part[f"part|{place}"] for part in parts])[order]
+                   for place, site in enumerate(self.sites)}  # fmt: skip
+        name = self.rules if isinstance(self.rules, str) else "own rules"
+        return Relevance(by_site, values[order], owner[order], at_inputs, at_constants, name)

@@ -1,6 +1,6 @@
 """A corpus as batches: which sentences run together, and for how many batches everything is prepared at once."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,43 +10,52 @@ from headtools.roles.tally import Draws
 
 TOGETHER = 256  # sentences that are sorted by length at once, and from which offsets are counted at once
 CELLS = 2**18  # of maps between words: batches are prepared together that have no more of them
-Numbered = tuple[int, tuple[list[int], Tensor]]
+Group = list[tuple[int, list[int]]]  # batches that are prepared together: (number of the batch, its sentences)
 
 
-def batches(sentences: Sequence[Sentence], size: int, draws: Draws) -> Iterator[tuple[list[int], Tensor]]:
-    """Numbers of the sentences of each batch, and their draws (times, B).
+def batches(sentences: Sequence[Sentence], size: int) -> Iterator[list[int]]:
+    """Give the sentences of each batch, by index.
 
     Of every few hundred sentences those of like length go together, which leaves little padding.
     """
-    window = max(TOGETHER, size)
-    for first in range(0, len(sentences), window):
-        numbers = range(first, min(first + window, len(sentences)))
-        drawn = draws(len(numbers))
-        order = sorted(numbers, key=lambda i: len(sentences[i].words))
-        for start in range(0, len(order), size):
-            some = order[start : start + size]
-            yield some, drawn[:, torch.tensor(some) - first]
+    for window in _windows(len(sentences), size):
+        order = sorted(window, key=lambda i: len(sentences[i].words))
+        yield from (order[start : start + size] for start in range(0, len(order), size))
 
 
-def prepared(items: Iterable[Numbered], sentences: Sequence[Sentence], tokenizer: object) -> Iterator[list[Numbered]]:
+def drawn_by_batch(sentences: Sequence[Sentence], size: int, draws: Draws) -> Iterator[Tensor]:
+    """Give the draws of each batch's sentences, (times, B); a sentence's draws depend on its index alone."""
+    drawn, window = torch.empty(0), range(0)
+    windows = _windows(len(sentences), size)
+    for indices in batches(sentences, size):
+        if indices[0] not in window:
+            window = next(windows)
+            drawn = draws(len(window))
+        yield drawn[:, torch.tensor(indices) - window.start]
+
+
+def prepared(sentences: Sequence[Sentence], size: int, tokenizer: object) -> Iterator[Group]:
     """Put neighbouring batches together, for what costs a small model more by the batch than by the sentence.
 
     Each batch alone where there is no token to pad with, so that those of equal lengths run without.
 
     >>> some = [Sentence(("so",), (0,), ("root",), ("ADV",), (0,))] * 4
-    >>> items = enumerate(([i], None) for i in range(4))
-    >>> [[number for number, _ in group] for group in prepared(items, some, None)]
-    [[0], [1], [2], [3]]
+    >>> list(prepared(some, 1, None))
+    [[(0, [0])], [(1, [1])], [(2, [2])], [(3, [3])]]
     """
-    group: list[Numbered] = []
+    group: Group = []
     rows = longest = 0
-    for item in items:
-        some = item[1][0]
-        rows, longest = rows + len(some), max(longest, *(len(sentences[i].words) for i in some))
+    for number, indices in enumerate(batches(sentences, size)):
+        rows, longest = rows + len(indices), max(longest, *(len(sentences[i].words) for i in indices))
         many = rows > TOGETHER or rows * longest**2 > CELLS
         if group and (many or getattr(tokenizer, "pad_token", None) is None):
             yield group
-            group, rows, longest = [], len(some), max(len(sentences[i].words) for i in some)
-        group.append(item)
+            group, rows, longest = [], len(indices), max(len(sentences[i].words) for i in indices)
+        group.append((number, indices))
     if group:
         yield group
+
+
+def _windows(n: int, size: int) -> Iterator[range]:
+    width = max(TOGETHER, size)
+    return (range(first, min(first + width, n)) for first in range(0, n, width))

@@ -9,13 +9,10 @@ What is held at any time, for R roles and H heads: ``times`` + 2 x R x H numbers
 fewer than ``TOGETHER`` and a batch. Kept sums would be R x H numbers a sentence: more, from ``times`` sentences on.
 """
 
-from math import prod
-
 import torch
 from torch import Tensor
 
 from headtools.heads.precision import without_autocast
-from headtools.heads.shards import Shard
 
 TOGETHER = 64  # sentences whose draws go into the replicas by one product: one by one the replicas' memory is the cost
 
@@ -56,16 +53,6 @@ class Tally:
         """The resampled sums so far; in memory those of one number lie side by side, as intervals want them."""
         self._fold()
         return self._replicas.view(*self.total.shape, -1).movedim(-1, 0)
-
-    def united(self, shard: Shard, times: int, shape: tuple[int, ...]) -> "Tally":
-        """Return the tally of all processes' sentences: ``times`` replicas of totals of some ``shape``."""
-        if shard.count == 1:
-            return self
-        whole, empty = Tally(), self.total is None
-        self._fold()
-        whole.total = shard.total(torch.zeros(shape, dtype=torch.float64) if empty else self.total)
-        whole._replicas = shard.total(torch.zeros(prod(shape), times) if empty else self._replicas)
-        return whole
 
     @without_autocast
     def _fold(self) -> None:

@@ -11,7 +11,8 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,15 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.digest import digest, digest_model
+from headtools._engine.run import name_of
+from headtools._engine.run import run as run_measure
+from headtools._engine.store import fingerprint
 from headtools.heads.intervals import FEWEST
-from headtools.heads.partial import Partial, name_of
-from headtools.heads.record import record
+from headtools.heads.record import Captured, record
 from headtools.heads.selection import device_of
-from headtools.heads.shards import current, outline
 from headtools.heads.sites import Key, Site, sites
 from headtools.roles.baselines import Usual, commonest, count_offsets
-from headtools.roles.batches import TOGETHER, batches, prepared
+from headtools.roles.batches import TOGETHER, Group, drawn_by_batch, prepared
 from headtools.roles.conventions import VOITA, Conventions
 from headtools.roles.corpus import Sentence
 from headtools.roles.families import MAPS, OFFSET_BASED, RARE, STATISTICS, WEIGHTS, family
@@ -36,10 +37,10 @@ from headtools.roles.part import Part
 from headtools.roles.partners import Antecedent, nearest_nominal
 from headtools.roles.plan import Plan, looks
 from headtools.roles.rows import COLUMNS, Columns, table
-from headtools.roles.running import KEPT, Running
+from headtools.roles.running import Running
 from headtools.roles.sides import MARKS, count_words, cut, make_sides, word_sides
 from headtools.roles.sides import run as run_model
-from headtools.roles.tally import Draws
+from headtools.roles.tally import Draws, Tally
 
 
 @torch.no_grad()
@@ -121,81 +122,116 @@ def taxonomy(
     relations = dict.fromkeys(chain.from_iterable(s.relations for s in chain(sentences, reference)))
     names = {kind: _names(kind, relations, translated, conventions, roles) for kind in kinds}
     kinds = [kind for kind in kinds if names[kind] and any(site.kind == kind for site in there)]
+    names = {kind: names[kind] for kind in kinds}
     if not kinds:
         raise ValueError(f"roles={roles!r} name nothing that these sentences and this model have; write roles=None")
     usual = [_fit(tokenizer, part, names, conventions, words, translated)
              for part in ([list(fitted)] if fitted else [sentences[1::2], sentences[::2]])]  # fmt: skip
-    only = [site for site in there if site.kind in kinds]
-    running = {kind: Running([site for site in only if site.kind == kind]) for kind in kinds}
-    luck = torch.Generator()
-    shard = current()
-    if shard.count > 1:
-        shard.agree(digest(outline(model), sentences, reference), "models or sentences")
-    partial = Partial(run, {} if run is None else {
-        "what": "taxonomy", "model": digest_model(model), "sentences": digest(sentences), "fitted": digest(reference),
-        "roles": digest(names), "conventions": digest(conventions), "words": digest(words),
-        "antecedent": name_of(antecedent), "shuffle": seed if shuffle else None, "batch_size": batch_size,
-    })  # fmt: skip
+    measure = _Taxonomy(
+        model, tokenizer, sentences, [site for site in there if site.kind in kinds], names, usual, words, conventions,
+        antecedent, translated, batch_size, times, level, seed, shuffle, reference,
+    )  # fmt: skip
+    return run_measure(measure, model, prepared(sentences, batch_size, tokenizer), checkpoint=run)
 
-    def fold(site: Site, captured: object, _before: None) -> None:
-        running[site.kind].take(site, captured.maps.cpu(), luck if shuffle else None)
 
-    def prepare(wanted: list[list[int]]) -> Iterator[tuple[dict[str, Tensor], dict[str, Part]]]:
-        """Give the batches of these sentences and what is measured in them, one after the other."""
-        chosen = list(chain.from_iterable(wanted))
-        if not chosen:
-            return
-        all_sentences = [sentences[i] for i in chosen]
-        batch, sides = make_sides(model, tokenizer, all_sentences, kinds, conventions, words, translated)
-        plans = {kind: Plan(side, names[kind], conventions, [usual[i % len(usual)][kind] for i in chosen], antecedent)
+@dataclass
+class _Taxonomy:
+    """Scores of every head of ``sites`` for the roles ``names`` of its kind of attention, sentence by sentence."""
+
+    model: nn.Module
+    tokenizer: object
+    sentences: Sequence[Sentence]
+    sites: Sequence[Site]
+    names: Mapping[str, Sequence[str]]
+    usual: Sequence[Mapping[str, Mapping[str, Usual]]]  # the best fixed offsets; sentence i is compared with i modulo
+    words: Words
+    conventions: Conventions
+    antecedent: Antecedent
+    translated: bool
+    batch_size: int
+    times: int
+    level: float
+    seed: int
+    shuffle: bool
+    reference: Sequence[Sentence]
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """All that determines the sums; intervals are made of them at the end."""
+        return {
+            "sentences": fingerprint(self.sentences), "fitted": fingerprint(self.reference),
+            "roles": fingerprint(self.names), "conventions": fingerprint(self.conventions),
+            "words": fingerprint(self.words), "antecedent": name_of(self.antecedent),
+            "shuffle": self.seed if self.shuffle else None, "batch_size": self.batch_size,
+        }  # fmt: skip
+
+    def per_batch(self, group: Group) -> dict[str, Tensor]:
+        """Return the sums of each sentence (B, role, head), the queries counted, and how often each layer ran."""
+        running = {kind: Running([site for site in self.sites if site.kind == kind]) for kind in self.kinds}
+        rows: dict[str, list[dict[str, Tensor]]] = {kind: [] for kind in running}
+        generator = torch.Generator()
+
+        def accumulate(site: Site, captured: Captured, _before: None) -> None:
+            running[site.kind].take(site, captured.maps.cpu(), generator if self.shuffle else None)
+
+        with record(self.model, want="maps", reduce=accumulate, only=[site.key for site in self.sites]):
+            for number, (batch, parts) in zip((number for number, _ in group), self._prepare(group), strict=True):
+                # the same numbers, whichever process measures this batch
+                generator.manual_seed(self.seed if not number else zlib.crc32(f"{self.seed} {number}".encode()))
+                for kind, part in parts.items():
+                    running[kind].begin(part)
+                batch = {name: value.to(device_of(self.model)) for name, value in batch.items()}
+                run_model(self.model, batch, encoder_only=self.kinds == ["encoder"])
+                for kind in parts:
+                    rows[kind].append(running[kind].finish())
+        return {f"{kind}|{name}": torch.cat([row[name] for row in parts])
+                for kind, parts in rows.items() for name in parts[0]}  # fmt: skip
+
+    def finish(self, parts: Iterable[Mapping[str, Tensor]]) -> pd.DataFrame:
+        """Add everything up, with as many resampled sums, and make the table."""
+        draws, groups = Draws(self.times, self.seed), prepared(self.sentences, self.batch_size, self.tokenizer)
+        drawn = drawn_by_batch(self.sentences, self.batch_size, draws)
+        sums = {kind: (Tally(), Tally()) for kind in self.kinds}
+        with_query = dict.fromkeys(self.kinds, 0)  # how many sentences have a query of each role, (R,)
+        runs: dict[Key, int] = {}
+        for group, part in zip(groups, parts, strict=True):
+            ends = list(accumulate(len(indices) for _, indices in group))
+            for number, (end, (_, indices)) in enumerate(zip(ends, group, strict=True)):
+                rows, weights = slice(end - len(indices), end), next(drawn)
+                for kind, (scores, counts) in sums.items():
+                    scores.add(part[f"{kind}|sums"][rows], weights)
+                    counts.add(part[f"{kind}|counted"][rows], weights)
+                    with_query[kind] = with_query[kind] + (part[f"{kind}|counted"][rows, 0] > 0).sum(0)
+                    layers = [site.key for site in self.sites if site.kind == kind]
+                    runs |= dict(zip(layers, part[f"{kind}|runs"][number].tolist(), strict=True))
+        columns: dict[Key, Columns] = {}
+        for kind, (scores, counts) in sums.items():
+            layers = [(site, runs[site.key]) for site in self.sites if site.kind == kind]
+            columns |= table(layers, scores, counts, with_query[kind], self.names[kind], self.usual, self.conventions,
+                             self.level, self.antecedent)  # fmt: skip
+        shown = [name for name in COLUMNS if name != "stack" or any(site.stack for site in self.sites)]
+        frame = pd.DataFrame({name: np.concatenate([columns[site.key][name] for site in self.sites]) for name in shown})
+        if frame.low.isna().any():
+            frame.attrs["interval"] = f"none for roles of which fewer than {FEWEST} sentences have a query"
+        return frame
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of attention that are scored, in the order of the model."""
+        return list(self.names)
+
+    def _prepare(self, group: Group) -> Iterator[tuple[dict[str, Tensor], dict[str, Part]]]:
+        """Give the batches of a group and what is measured in them; annotation costs least for all of them at once."""
+        indices = [i for _, some in group for i in some]
+        batch, sides = make_sides(self.model, self.tokenizer, [self.sentences[i] for i in indices], self.kinds,
+                                  self.conventions, self.words, self.translated)  # fmt: skip
+        plans = {kind: Plan(side, self.names[kind], self.conventions,
+                            [self.usual[i % len(self.usual)][kind] for i in indices], self.antecedent)
                  for kind, side in sides.items()}  # fmt: skip
         last = 0
-        for some in wanted:
+        for _, some in group:
             first, last = last, last + len(some)
             yield cut(batch, first, last), {kind: plan.part(first, last) for kind, plan in plans.items()}
-
-    def measured(number: int, batch: dict[str, Tensor], parts: dict[str, Part], drawn: Tensor) -> dict[str, Tensor]:
-        """Run a batch and add it to what is running; return what was added."""
-        luck.manual_seed(seed if not number else zlib.crc32(f"{seed} {number}".encode()))  # whoever runs this batch
-        for kind, part in parts.items():
-            running[kind].begin(part)
-        batch = {name: value.to(device_of(model)) for name, value in batch.items()}
-        run_model(model, batch, encoder_only=kinds == ["encoder"])
-        added = {kind: running[kind].finish(drawn) for kind in parts}
-        return {f"{kind}|{name}": value for kind, some in added.items() for name, value in some.items()}
-
-    def work() -> None:
-        mine = shard.mine(batches(sentences, batch_size, Draws(times, seed)), partial.kept)
-        for group in prepared(mine, sentences, tokenizer):
-            again = [number not in partial.kept or number == partial.first() for number, _ in group]
-            ready = prepare([some for (_, (some, _)), run_it in zip(group, again, strict=True) if run_it])
-            for (number, (_, drawn)), run_it in zip(group, again, strict=True):
-                if not run_it:
-                    numbers = partial.read(number)
-                    for kind in kinds:
-                        running[kind].put({name: numbers[f"{kind}|{name}"] for name in KEPT}, drawn)
-                    continue
-                numbers = measured(number, *next(ready), drawn)
-                if number in partial.kept:
-                    partial.check(number, numbers, f"{kinds[0]}|sums")
-                else:
-                    partial.save(number, numbers)
-
-    with record(model, want="maps", reduce=fold, only=[site.key for site in only]):
-        shard.all(work)
-    for kind, sums in running.items():
-        sums.unite(shard, len(names[kind]), times)
-    columns: dict[Key, Columns] = {}
-    for kind, sums in running.items():
-        layers = [(site, sums.runs[site.key]) for site in sums.sites]
-        columns |= table(
-            layers, sums.tally, sums.counts, sums.sentences, names[kind], usual, conventions, level, antecedent
-        )
-    wanted = [name for name in COLUMNS if name != "stack" or any(site.stack for site in only)]
-    frame = pd.DataFrame({name: np.concatenate([columns[site.key][name] for site in only]) for name in wanted})
-    if frame.low.isna().any():
-        frame.attrs["interval"] = f"none for roles of which fewer than {FEWEST} sentences have a query"
-    return frame
 
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:
