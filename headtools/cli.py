@@ -141,7 +141,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
         except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
-            from headtools.heads.shards import ElsewhereError
+            from headtools._engine.processes import ElsewhereError
 
             if isinstance(error, typer.Exit):  # a RuntimeError too
                 raise
@@ -263,7 +263,7 @@ class _Subject:
 
     def __init__(self, name: str, corpus: str | None, limit: int) -> None:
         import headtools as ht
-        from headtools.heads.shards import current
+        from headtools._engine.processes import current
 
         own = name == "organism"
         self.corpus = corpus or ("organism" if own else "english")
@@ -315,14 +315,14 @@ def _scores(
 
 
 def _on_device(batches: Sequence[dict]) -> list[dict]:
-    from headtools.heads.shards import current
+    from headtools._engine.processes import current
 
     return [{name: value.to(current().device) for name, value in batch.items()} for batch in batches]
 
 
 @contextmanager
 def _shared_processes() -> Iterator[None]:
-    from headtools.heads.shards import sharded
+    from headtools._engine.processes import sharded
 
     with sharded():
         yield
@@ -331,7 +331,7 @@ def _shared_processes() -> Iterator[None]:
 @contextmanager
 def _one_process(name: str) -> Iterator[None]:
     """Refuse to do the same work several times, and write to one file from several processes."""
-    from headtools.heads.shards import launched
+    from headtools._engine.processes import launched
 
     if launched() > 1:
         raise ValueError(f"{launched()} processes share {' and '.join(SHARED)}; start {name} once, without accelerate")
@@ -341,7 +341,7 @@ def _one_process(name: str) -> Iterator[None]:
 
 def _announce(text: str) -> None:
     """Print what is going to be measured, once for all processes and apart from the results."""
-    from headtools.heads.shards import current
+    from headtools._engine.processes import current
 
     if current().main:
         print(text, file=sys.stderr, flush=True)
@@ -349,8 +349,8 @@ def _announce(text: str) -> None:
 
 def _say(text: str) -> None:
     """Print a result, once for all processes."""
-    from headtools.heads.progress import say
-    from headtools.heads.shards import current
+    from headtools._engine.processes import current
+    from headtools._engine.progress import say
 
     if current().main:
         say(text)
@@ -360,7 +360,7 @@ def _show(frame: pd.DataFrame, out: Path | None) -> None:
     """Print a table, or write it to a file, once for all processes, and print where it is."""
     import json
 
-    from headtools.heads.shards import current
+    from headtools._engine.processes import current
     from headtools.lesson.page import write
 
     if not current().main:

@@ -7,9 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 import headtools as ht
-from headtools.heads.files import read_json, signed
+from headtools._engine.store import read_json, signed, write_bytes
 from headtools.heads.scores import Head
-from headtools.heads.whole import written_bytes
 from headtools.organism.checksums import ASSETS
 
 __all__ = ["ASSETS", "head_of", "interval", "name_of", "read", "replace_row", "update", "write"]
@@ -27,7 +26,7 @@ def write(results: Mapping, file: Path, row_key: str | None = None) -> None:
     else:
         text = json.dumps(signed(results), ensure_ascii=False, separators=(",", ":"))
         text = text.replace(f'{{"{row_key}"', f'\n{{"{row_key}"')
-    written_bytes(file, (text + "\n").encode("utf-8"))
+    write_bytes(file, (text + "\n").encode("utf-8"))
 
 
 def update(file: Path, change: Callable[[dict], dict], row_key: str | None = None) -> dict:

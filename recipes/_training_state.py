@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headtools.heads.files import read_told, read_whole, write_whole
+from headtools._engine.store import read_tensors, read_told, write_tensors
 
 FILE = "checkpoint.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -20,7 +20,7 @@ def save(run: Path, training_model: nn.Module, optimizer: torch.optim.Optimizer,
         kept = optimizer.state.get(parameter, {})
         tensors[f"weight|{name}"] = parameter
         tensors |= {f"{key}|{name}": kept[key] for key in MOMENTS if key in kept}
-    write_whole(run / FILE, tensors, state)
+    write_tensors(run / FILE, tensors, state)
 
 
 def restore(run: Path, training_model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
@@ -31,7 +31,7 @@ def restore(run: Path, training_model: nn.Module, optimizer: torch.optim.Optimiz
     if not (run / FILE).exists():
         return None
     try:
-        tensors, state = read_whole(run / FILE)
+        tensors, state = read_tensors(run / FILE)
         step = float(state["step"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{run / FILE} is damaged ({error}): delete it, and the training starts anew") from error

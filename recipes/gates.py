@@ -14,7 +14,7 @@ from scipy.stats import hypergeom
 from torch import nn
 
 import headtools as ht
-from headtools.heads.progress import say
+from headtools._engine.progress import say
 from headtools.organism.batches import TrainingBatches, batches
 from headtools.organism.evaluate import bleu, token_accuracy
 from headtools.organism.shipped import heads_with_role

@@ -15,7 +15,7 @@ from torch import nn
 from tqdm import tqdm
 
 import headtools as ht
-from headtools.heads.progress import say
+from headtools._engine.progress import say
 from headtools.organism import snapshots
 from headtools.organism.evaluate import bleu, token_accuracy
 from headtools.organism.roles_found import best, roles

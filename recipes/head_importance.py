@@ -15,7 +15,7 @@ import typer
 from torch import nn
 
 import headtools as ht
-from headtools.heads.progress import progress, say
+from headtools._engine.progress import progress, say
 from headtools.heads.scores import Head
 from headtools.organism.batches import batches
 from headtools.roles.corpus import Sentence

@@ -25,7 +25,7 @@ from torch import nn
 from tqdm import tqdm
 
 import headtools as ht
-from headtools.heads.progress import say
+from headtools._engine.progress import say
 from headtools.heads.prune import cut_heads
 from headtools.organism.batches import batches
 from headtools.organism.evaluate import token_accuracy

@@ -15,7 +15,7 @@ import typer
 from torch import nn
 
 import headtools as ht
-from headtools.heads.progress import say
+from headtools._engine.progress import say
 from headtools.organism.evaluate import corpus_bleu
 from headtools.organism.roles_found import best, evenness, observe, on_end_mark, roles, strong
 from recipes._results import interval, write

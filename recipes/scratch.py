@@ -14,7 +14,7 @@ import typer
 from torch import nn
 
 import headtools as ht
-from headtools.heads.progress import say
+from headtools._engine.progress import say
 from headtools.heads.prune import cut_heads
 from headtools.organism.batches import TrainingBatches
 from headtools.organism.shipped import LIVE_GATES, shipped

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers import MarianMTModel
 
 import headtools as ht
-from headtools.heads.whole import written_bytes
+from headtools._engine.store import write_bytes
 from headtools.organism import snapshots
 from headtools.organism.batches import training_sentences
 from headtools.organism.language import sentences
@@ -105,7 +105,7 @@ def validate(training_model: AuxiliaryTrainingModel, n: int) -> dict[str, float]
 def keep_snapshot(model: MarianMTModel, step: int, folder: Path) -> None:
     """Write a model's weights to ``folder`` in half precision; tied weights once."""
     weights = {name: w.half().contiguous() for name, w in model.state_dict().items() if name not in snapshots.DERIVED}
-    written_bytes(snapshots.path(step, folder), save(weights, metadata={"step": str(step)}))
+    write_bytes(snapshots.path(step, folder), save(weights, metadata={"step": str(step)}))
 
 
 def train(

@@ -130,6 +130,25 @@ def read_tensors(path: str | Path) -> tuple[Part, dict[str, Any]]:
     return tensors, metadata
 
 
+def read_json(path: str | Path, *required: str, remedy: str = "write it again") -> dict[str, Any]:
+    """Return what a JSON file holds, a dict with all ``required`` entries.
+
+    Raises ``FileNotFoundError`` where there is no file, and ``ValueError``, which ends with ``remedy``, for one that is
+    truncated or holds something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}: {remedy}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is truncated or no JSON ({error}): {remedy}") from error
+    missing = [name for name in required if not isinstance(content, dict) or name not in content]
+    if missing or not isinstance(content, dict):
+        raise ValueError(f"{path} holds something else: it has no {(missing or ['dict'])[0]!r}; {remedy}")
+    return content
+
+
 def fingerprint(content: Any) -> str:
     """Return a name for content: the same for the same tensors, numbers and texts, in every process, on any device.
 

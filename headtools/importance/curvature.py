@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from headtools._engine.progress import progress
 from headtools.heads.gates import gates
-from headtools.heads.progress import progress
 from headtools.heads.scores import Head
 from headtools.heads.sites import sites
 from headtools.heads.weights import refuse_without_backward

@@ -8,24 +8,26 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.digest import digest
+from headtools._engine.run import name_of
+from headtools._engine.run import run as run_measure
+from headtools._engine.store import Part
 from headtools.heads.interventions import on_input
-from headtools.heads.partial import name_of
 from headtools.heads.scores import HeadScores
 from headtools.heads.selection import holding
 from headtools.heads.sites import Site
 from headtools.heads.tokens import real_tokens
 from headtools.heads.weights import refuse_without_backward
-from headtools.importance.by_batch import by_batch, refuse_idle
 from headtools.importance.coupling import check_over, refuse_coupled_slopes, trial_weights
-from headtools.importance.inputs import chosen_sites, frozen
+from headtools.importance.inputs import chosen_sites, each_batch, frozen, refuse_idle
 from headtools.importance.intervals import of_normalised, of_ratio, scored
 from headtools.importance.loss import Loss, each_loss, of_labels
 
@@ -82,20 +84,13 @@ def gradient(
         raise ValueError(f'over is one of {OVER} and normalise None or "layer"; got {over!r} and {normalise!r}')
     if signed and over != "example":
         raise ValueError(f'without absolute values all means are one: write signed=True without over="{over}"')
-    slopes: dict[tuple, list[Tensor]] = {}
-    counts: dict[tuple, list[Tensor]] = {}
-    for found in _slopes(model, batches, loss, sites, over, run):
-        for key, (slope, tokens) in found.items():
-            if over == "batch":  # one row by now, unless the loss is that of labels
-                slope, tokens = slope.mean(0, keepdim=True), tokens[:1]
-            slopes.setdefault(key, []).append(slope if signed else slope.abs())
-            counts.setdefault(key, []).append(tokens)
-    rows = {key: torch.cat(parts) for key, parts in slopes.items()}
+    name = ("signed " if signed else "") + "gradient" + ("" if over == "example" else f" per {over}")
+    slopes, counts = _slopes(model, batches, loss, sites, over, run)
+    rows = slopes if signed else {key: slope.abs() for key, slope in slopes.items()}
     if over == "position":
-        rows = {key: of_ratio(row, torch.cat(counts[key])) for key, row in rows.items()}
+        rows = {key: of_ratio(row, counts[key]) for key, row in rows.items()}
     if normalise:
         rows = {key: of_normalised(row) for key, row in rows.items()}
-    name = ("signed " if signed else "") + "gradient" + ("" if over == "example" else f" per {over}")
     return scored(rows, name + (", layer-normalised" if normalise else ""), least=None if signed else 0.0)
 
 
@@ -121,45 +116,62 @@ def gate_gradients(
     {('encoder', 1): torch.Size([2, 4])}
     """
     check_over(over)
-    parts: dict[tuple, list[Tensor]] = {}
-    for found in _slopes(model, batches, loss, sites, over, run):
-        for key, (slope, _) in found.items():
-            parts.setdefault(key, []).append(slope.mean(0, keepdim=True) if over == "batch" else slope)
-    return {key: torch.cat(some) for key, some in parts.items()}
+    return _slopes(model, batches, loss, sites, over, run)[0]
 
 
 def _slopes(
     model: nn.Module, batches: Mapping | Iterable[Mapping], loss: Loss | None, only: object, over: str,
-    run: str | Path | None,
-) -> Iterator[dict[tuple, tuple[Tensor, Tensor]]]:  # fmt: skip
-    """Give, batch by batch, {key: (slopes (B, H), tokens (B,))} of every chosen site.
+    checkpoint: str | Path | None,
+) -> tuple[dict[tuple, Tensor], dict[tuple, Tensor]]:  # fmt: skip
+    measure = _Slopes(model, chosen_sites(model, only), loss, over)
+    return run_measure(measure, model, each_batch(model, batches), checkpoint=checkpoint)
+
+
+@dataclass
+class _Slopes:
+    """The slope of each loss by each head's gate, dL/dgate = <z, dL/dz> at gate 1 (Michel et al. 2019, eq. 2 and 3).
 
     Over positions, absolute values of the tokens that are no padding are added, and ``tokens`` says how many those are;
-    otherwise slopes keep their sign and tokens count as one. Over the batch there is one row; where the loss is that of
-    labels, which couples no examples, one for each of them.
+    otherwise slopes keep their sign and tokens count as one. Over the batch there is one row.
     """
-    chosen, by_token = chosen_sites(model, only), over == "position"
-    over = "example" if of_labels(loss) and over == "batch" else over
-    checked = of_labels(loss) or over == "batch"
 
-    def measure(batch: dict) -> dict[str, Tensor]:
-        nonlocal checked
-        products, each = _products(model, batch, loss, chosen, over, not checked)
-        checked = checked or len(each) > 1
-        if over == "batch":  # a gate of all examples
+    model: nn.Module
+    sites: Sequence[Site]
+    loss: Loss | None
+    over: str
+
+    def __post_init__(self) -> None:
+        # The loss of labels couples no examples: one pass gives each of them its own, and their mean is the batch's.
+        self.one_row = self.over == "batch" and not of_labels(self.loss)
+        self.checked = of_labels(self.loss) or self.over == "batch"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that determines the slopes."""
+        return {"sites": [site.label for site in self.sites], "loss": name_of(self.loss), "over": self.over}
+
+    def per_batch(self, batch: dict) -> Part:
+        """Return the losses, and of each site slopes (B, H) and tokens (B,)."""
+        over = "batch" if self.one_row else "position" if self.over == "position" else "example"
+        products, losses = _products(self.model, batch, self.loss, self.sites, over, not self.checked)
+        self.checked = self.checked or len(losses) > 1
+        if self.one_row:  # a gate of all examples
             products = {key: product.sum(0, keepdim=True) for key, product in products.items()}
-        found = {"losses": each, "reached": torch.tensor([site.key in products for site in chosen])}
-        for place, site in enumerate(chosen):
-            slope, tokens = _of_site(model, site, batch, products.get(site.key), len(each), by_token)
-            found |= {f"slope|{place}": slope, f"tokens|{place}": tokens}
-        return found
+        part = {"losses": losses, "reached": torch.tensor([site.key in products for site in self.sites])}
+        for place, site in enumerate(self.sites):
+            slope, tokens = _of_site(self.model, site, batch, products.get(site.key), len(losses), over == "position")
+            if self.over == "batch":
+                slope, tokens = slope.mean(0, keepdim=True), tokens[:1]
+            part |= {f"slope|{place}": slope, f"tokens|{place}": tokens}
+        return part
 
-    settings = {"what": "gradient", "sites": digest([site.key for site in chosen]), "loss": name_of(loss),
-                "by_token": by_token, **({"over": over} if over == "batch" else {})}  # fmt: skip
-    found = by_batch(model, batches, measure, run, settings)
-    refuse_idle(found, chosen, "the loss does not depend on {} in any batch (check the loss and the batches)")
-    for part in found:
-        yield {site.key: (part[f"slope|{place}"], part[f"tokens|{place}"]) for place, site in enumerate(chosen)}
+    def finish(self, parts: Iterable[Part]) -> tuple[dict[tuple, Tensor], dict[tuple, Tensor]]:
+        """Return {key: slopes (n, H)} and {key: tokens (n,)}, in the order of the examples."""
+        parts = list(parts)
+        refuse_idle(parts, self.sites, "the loss does not depend on {} in any batch (check the loss and the batches)")
+        slopes, tokens = ({site.key: torch.cat([part[f"{name}|{place}"] for part in parts])
+                           for place, site in enumerate(self.sites)} for name in ("slope", "tokens"))  # fmt: skip
+        return slopes, tokens
 
 
 def _of_site(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtools._engine.progress import progress
 from headtools.heads.gates import replaced
-from headtools.heads.progress import progress
 from headtools.heads.replacement import check_by, pools_of
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headtools._engine.run import run
+from headtools._engine.store import Part
 from headtools.heads.selection import device_of
-from headtools.heads.shards import current
 from headtools.heads.tokens import IGNORE, two_sided
 from headtools.importance.inputs import frozen
 from headtools.importance.loss import continues
@@ -61,8 +63,23 @@ def label(
     given = two_sided(model) and all(getattr(sentence, "target", None) for sentence in sentences)
     if given or predicts(model):
         return [_labelled(model, tokenizer, part, draw) for part in parts]  # drawn in order, or read: no model is run
-    shard = current()
-    return shard.merged(lambda: {n: _labelled(model, tokenizer, part, draw) for n, part in shard.mine(parts)})
+    return run(_OwnLabels(model, tokenizer, draw), model, parts)
+
+
+@dataclass
+class _OwnLabels:
+    """What the model itself writes or chooses, as labels."""
+
+    model: nn.Module
+    tokenizer: Any
+    draw: torch.Generator
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def per_batch(self, sentences: Sequence) -> Part:
+        return _labelled(self.model, self.tokenizer, sentences, self.draw)
+
+    def finish(self, parts: Iterable[Part]) -> list[Part]:
+        return list(parts)
 
 
 def predicts(model: nn.Module) -> bool:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.digest import digest, digest_model
+from headtools._engine.progress import advance
+from headtools._engine.run import name_of, run
+from headtools._engine.store import Part, fingerprint
 from headtools.heads.gates import watched
-from headtools.heads.partial import Partial, name_of
-from headtools.heads.progress import progress
 from headtools.heads.replacement import check_by, pools_of
-from headtools.heads.shards import current, outline
-from headtools.importance.by_batch import refuse_idle
 from headtools.importance.coupling import check_over
-from headtools.importance.inputs import each_batch, frozen
+from headtools.importance.inputs import each_batch, frozen, refuse_idle
 from headtools.importance.loss import Loss, of_labels
 from headtools.importance.suffix import Runs, Variant, losses
 
@@ -49,50 +49,74 @@ def rises_without(model: nn.Module, batches: Batches, variants: Sequence[Variant
     if how.max_rows < 1:
         raise ValueError(f"max_rows must be 1 or more, got {how.max_rows}: 64 rows at once is a good number")
     check_over(how.over)
-    named = list({site: None for variant in variants for site in variant})
-    check_by(how.by, named)
-    batches, reference = list(each_batch(model, batches)), how.reference
-    if reference is None:
-        reference = batches
-    elif not isinstance(reference, Mapping):
-        reference = list(reference)
-    shard = current()
-    if shard.count > 1:
-        shard.agree(digest(outline(model), batches), "models or batches")
-    partial = Partial(how.run, {} if how.run is None else _settings(model, batches, variants, how, reference))
-    groups = list(_by_sites(variants).values())
+    batches = list(each_batch(model, batches))
+    measure = _Rises(model, variants, how, batches if how.reference is None else how.reference)
+    label = "" if how.quiet else "switching heads off"
+    return run(measure, model, batches, checkpoint=how.run, label=label, steps=len(measure.groups))
 
-    def work() -> dict[int, dict[str, Tensor]]:
-        """Run the batches that fall to this process, and read those that are kept."""
-        if shard.main and (first := partial.first()) is not None:
-            partial.check(first, {"losses": losses(model, batches[first], how.loss, over=how.over)}, "losses")
-        mine = [number for number, _ in shard.mine(batches, partial.kept)]
-        found = {number: partial.read(number) for number in mine if number in partial.kept}
-        left = [number for number in mine if number not in partial.kept]
-        pools = pools_of(model, named, how.by, reference) if left else {}
-        known, runs, checked = {}, None, of_labels(how.loss) or how.over == "batch"
-        steps = [(number, group) for number in left for group in groups]
-        for number, group in progress(steps, "switching heads off") if shard.main and not how.quiet else steps:
-            if group is groups[0]:
-                batch = batches[number]
-                runs = Runs(model, batch, how.loss, named, how.by, pools, how.seed, how.max_rows, known, how.over)
-                if not checked and len(runs.base) > 1:
-                    runs.refuse_coupled()
-                    checked = True
-                rises = torch.zeros(len(runs.base), len(variants), dtype=torch.float64)
-            here = [{site: heads for site, heads in variants[i].items() if runs.ran(site)} for i in group]
-            if here[0]:
-                rises[:, group] = (runs.without(here) - runs.base).T
-            if group is groups[-1]:
-                reached = torch.tensor([runs.ran(site) for site in named])
-                found[number] = {"losses": runs.base, "rises": rises, "reached": reached}
-                partial.save(number, found[number])
-        return found
 
-    with frozen(model), torch.no_grad(), watched(model):
-        found = shard.merged(work)
-    refuse_idle(found, named, "{} did not run on any batch")
-    return torch.cat([part["rises"] for part in found])
+@dataclass
+class _Rises:
+    """Each example's loss without some heads, less its loss with all of them."""
+
+    model: nn.Module
+    variants: Sequence[Variant]
+    how: How
+    reference: Batches
+
+    def __post_init__(self) -> None:
+        self.sites = list({site: None for variant in self.variants for site in variant})
+        check_by(self.how.by, self.sites)
+        if not isinstance(self.reference, Mapping):
+            self.reference = list(self.reference)
+        self.groups = list(_by_sites(self.variants).values())
+        self.layouts: dict = {}  # what was found out about the model, from one batch to the next
+        self.checked = of_labels(self.how.loss) or self.how.over == "batch"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that determines the rises."""
+        by, over = self.how.by, self.how.over
+        return {
+            "heads": [[[site.label, *heads] for site, heads in variant.items()] for variant in self.variants],
+            "loss": name_of(self.how.loss), "by": by, "over": over,
+            "reference": fingerprint(self.reference) if by in ("mean", "resample") else None,
+            "seed": self.how.seed if by == "resample" else None,
+        }  # fmt: skip
+
+    def check(self, batch: Mapping) -> Part:
+        """Return the losses with all heads, which take one pass."""
+        with frozen(self.model):
+            return {"losses": losses(self.model, batch, self.how.loss, over=self.how.over)}
+
+    def per_batch(self, batch: Mapping) -> Part:
+        """Return the losses with all heads (B,) and the rises (B, variants)."""
+        how = self.how
+        with frozen(self.model), torch.no_grad(), watched(self.model):
+            runs = Runs(self.model, batch, how.loss, self.sites, how.by, self.pools, how.seed, how.max_rows,
+                        self.layouts, how.over)  # fmt: skip
+            if not self.checked and len(runs.base) > 1:
+                runs.refuse_coupled()
+                self.checked = True
+            rises = torch.zeros(len(runs.base), len(self.variants), dtype=torch.float64)
+            for group in self.groups:
+                heads = [{site: some for site, some in self.variants[i].items() if runs.ran(site)} for i in group]
+                if heads[0]:
+                    rises[:, group] = (runs.without(heads) - runs.base).T
+                advance()
+        reached = torch.tensor([runs.ran(site) for site in self.sites])
+        return {"losses": runs.base, "rises": rises, "reached": reached}
+
+    def finish(self, parts: Iterable[Part]) -> Tensor:
+        """Return the rises of all examples, in their order."""
+        parts = list(parts)
+        refuse_idle(parts, self.sites, "{} did not run on any batch")
+        return torch.cat([part["rises"] for part in parts])
+
+    @cached_property
+    def pools(self) -> dict:
+        """What takes the place of heads' outputs; made when the first batch is measured, if any is."""
+        return pools_of(self.model, self.sites, self.how.by, self.reference)
 
 
 def _by_sites(variants: Iterable[Variant]) -> dict[tuple, list[int]]:
@@ -101,14 +125,3 @@ def _by_sites(variants: Iterable[Variant]) -> dict[tuple, list[int]]:
     for number, variant in enumerate(variants):
         groups.setdefault(tuple(site.key for site in variant), []).append(number)
     return groups
-
-
-def _settings(model: nn.Module, batches: list, variants: Sequence[Variant], how: How, reference: object) -> dict:
-    """Return all that determines the numbers, as JSON holds it."""
-    heads = [[[*map(str, site.key), *some] for site, some in variant.items()] for variant in variants]
-    drawn = how.by in ("mean", "resample")
-    return {
-        "model": digest_model(model), "batches": digest(batches), "heads": digest(heads), "loss": name_of(how.loss),
-        "by": how.by, "reference": digest(reference) if drawn else None,
-        "seed": how.seed if how.by == "resample" else None, **({} if how.over == "example" else {"over": how.over}),
-    }  # fmt: skip

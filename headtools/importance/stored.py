@@ -1,7 +1,7 @@
 """Scores on disk, with what they were made from: one safetensors file, whose header holds the rest as JSON.
 
 ``save_scores`` and ``load_scores`` keep scores; what they were made from is named by its content (``digest``).
-``write_whole`` and ``read_whole`` (``heads/files.py``) are what lies below, for results that are no scores.
+``write_tensors`` and ``read_tensors`` (``heads/files.py``) are what lies below, for results that are no scores.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headtools.heads.digest import digest
-from headtools.heads.files import read_whole, write_whole
+from headtools._engine.store import fingerprint, read_tensors, write_tensors
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
 
@@ -57,7 +56,7 @@ def save_scores(scores: HeadScores, path: str | Path, made_from: Mapping[str, An
                 "python": platform.python_version()}  # fmt: skip
     told = {"scores": scores.name, "sites": [list(key) for key in keys], "made_from": _described(made_from or {}),
             "notes": _notes(scores.notes), "versions": versions}  # fmt: skip
-    return write_whole(path, tensors, told)
+    return write_tensors(path, tensors, told)
 
 
 def load_scores(
@@ -71,7 +70,7 @@ def load_scores(
     Raises ``FileNotFoundError`` where there is no file, and ``ValueError`` for one that is truncated, changed, no score
     file, of other heads or made from something else.
     """
-    tensors, told = read_whole(path)
+    tensors, told = read_tensors(path)
     try:
         keys = [tuple(key) for key in told["sites"]]
         if not all(isinstance(key[-1], int) and all(isinstance(name, str) for name in key[:-1]) for key in keys):
@@ -103,7 +102,7 @@ def origin(path: str | Path) -> dict[str, Any]:
 
     Raises as ``load_scores`` does for files that are not there, truncated or changed.
     """
-    return read_whole(path)[1]
+    return read_tensors(path)[1]
 
 
 def _notes(notes: Mapping[str, Any]) -> dict[str, float | str]:
@@ -113,7 +112,7 @@ def _notes(notes: Mapping[str, Any]) -> dict[str, float | str]:
 
 def _described(made_from: Mapping[str, Any]) -> dict[str, Any]:
     """Return entries as JSON holds them: short ones as they are, all others by type and digest."""
-    return {str(name): value if (value := _short(thing)) is not ... else f"{type(thing).__name__} {digest(thing)}"
+    return {str(name): value if (value := _short(thing)) is not ... else f"{type(thing).__name__} {fingerprint(thing)}"
             for name, thing in made_from.items()}  # fmt: skip
 
 

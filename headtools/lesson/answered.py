@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from headtools.heads.whole import refusal, written_bytes
+from headtools._engine.store import refusal, write_bytes
 
 FILE = "my-progress.json"
 VARIABLE = "HEADTOOLS_PROGRESS"
@@ -106,7 +106,7 @@ def _settled(known: dict[str, str], name: str, state: str) -> bool:
 
 def _write(known: dict[str, str], file: Path) -> None:
     text = json.dumps({"about": _ABOUT, "exercises": dict(sorted(known.items()))}, indent=1)
-    written_bytes(file, f"{text}\n".encode())
+    write_bytes(file, f"{text}\n".encode())
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headtools.heads.whole import written_bytes
+from headtools._engine.store import write_bytes
 from headtools.lesson.plain import escape
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def write(text: str, path: str | Path) -> Path:
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is no folder: make it first, mkdir -p {path.parent}")
-    return written_bytes(path, text.encode("utf-8"))
+    return write_bytes(path, text.encode("utf-8"))
 
 
 def _cell(value: object) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from headtools.heads.progress import progress
+from headtools._engine.progress import progress
 from headtools.heads.sites import sites
 from headtools.lesson import report_parts as parts
 from headtools.lesson.page import Section, page, write

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from headtools.heads.whole import written_bytes
+from headtools._engine.store import write_bytes
 
 ASSETS = Path(__file__).parent / "assets"  # the shipped model and its measured tables
 CHECKSUMS = "checksums.json"
@@ -43,4 +43,4 @@ def verify(folder: Path, file: str, expected: str | None) -> None:
 def write_checksums(folder: Path, names: Iterable[str]) -> None:
     """Write the list of checksums of some files of a folder into it."""
     sums = {name: checksum(folder / name) for name in names}
-    written_bytes(folder / CHECKSUMS, (json.dumps(sums, indent=1) + "\n").encode("utf-8"))
+    write_bytes(folder / CHECKSUMS, (json.dumps(sums, indent=1) + "\n").encode("utf-8"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from headtools.heads.files import read_json
+from headtools._engine.store import read_json
 from headtools.heads.scores import HeadScores
 from headtools.organism.checksums import ASSETS
 

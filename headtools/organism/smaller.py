@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from headtools._engine.store import atomic_folder, refusal
 from headtools.heads.prune import pruned, ungrouped
 from headtools.heads.selection import refuse_offloaded
 from headtools.heads.weights import refuse_wrapped_model
-from headtools.heads.whole import refusal, written_folder
 from headtools.organism import reopened
 from headtools.organism.checksums import write_checksums
 from headtools.organism.plain_config import put, smaller_config
@@ -57,7 +57,7 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> Path:
         )
     refuse_wrapped_model(model, "save")
     refuse_offloaded(model, "save")
-    with written_folder(folder) as part:
+    with atomic_folder(folder) as part:
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
         with _no_bar():

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from headtools.heads.progress import progress
+from headtools._engine.progress import progress
 
 SYMBOLS, LENGTH = 64, 48
 SHORTEST, LONGEST, LATEST = 6, 24, 12  # of a segment that repeats: its length, and the last place where it may begin

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headtools.heads.files import read_json
+from headtools._engine.store import read_json
 
 CLASSES = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
 LABELLED = Path(__file__).parent / "assets" / "map_classes.json"

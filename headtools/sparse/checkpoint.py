@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.files import read_whole, write_whole
+from headtools._engine.store import read_tensors, write_tensors
 
 FILE = "gates.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -30,7 +30,7 @@ def save(
         tensors[f"weight|{name}"] = parameter.detach()
         kept = optimizer.state.get(parameter, {})
         tensors |= {f"{key}|{name}": kept[key] for key in MOMENTS if key in kept}
-    write_whole(folder / FILE, tensors, {"settings": settings, "step": step})
+    write_tensors(folder / FILE, tensors, {"settings": settings, "step": step})
 
 
 def restore(
@@ -44,7 +44,7 @@ def restore(
     if not (folder / FILE).exists():
         return None
     try:
-        tensors, told = read_whole(folder / FILE)
+        tensors, told = read_tensors(folder / FILE)
         then, step = dict(told["settings"]), int(told["step"])
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / FILE} is damaged ({error}): delete it, and the run starts anew") from error

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.digest import digest
+from headtools._engine.progress import progress
+from headtools._engine.store import fingerprint
 from headtools.heads.finite import refuse_unfit, unfit_weights
 from headtools.heads.gates import multiplied
-from headtools.heads.progress import progress
 from headtools.heads.selection import refuse_compiled
 from headtools.heads.sites import sites
 from headtools.importance.loss import Loss
@@ -73,7 +73,7 @@ class Loop:
         settings = self.settings
         if run is not None:
             start = [*self.model.named_parameters(), *(self.gates.named_parameters() if self.gates else ())]
-            settings = settings | {"weights at the start": digest(start)}
+            settings = settings | {"weights at the start": fingerprint(start)}
             saved = checkpoint.restore(run, self.parameters, self.optimizer, settings)
             if saved:
                 first = saved[0]
