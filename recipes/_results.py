@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 import headtools as ht
-from headtools._engine.store import read_json, signed, write_bytes
+from headtools._engine.store import read_json, write_bytes
 from headtools.heads.scores import Head
 from headtools.organism.checksums import ASSETS
 
@@ -22,9 +22,9 @@ def read(file: Path) -> dict:
 def write(results: Mapping, file: Path, row_key: str | None = None) -> None:
     """Write a result file; with ``row_key``, the first key of its rows, one row to a line, so that files stay small."""
     if row_key is None:
-        text = json.dumps(signed(results), indent=1, ensure_ascii=False)
+        text = json.dumps(results, indent=1, ensure_ascii=False)
     else:
-        text = json.dumps(signed(results), ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(results, ensure_ascii=False, separators=(",", ":"))
         text = text.replace(f'{{"{row_key}"', f'\n{{"{row_key}"')
     write_bytes(file, (text + "\n").encode("utf-8"))
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headtools._engine.store import read_tensors, read_told, write_tensors
+from headtools._engine.store import read_tensors, write_tensors
 
 FILE = "checkpoint.safetensors"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -56,7 +56,7 @@ def recipe(run: Path) -> dict[str, Any]:
     Raises ``FileNotFoundError`` where there is none, and ``ValueError`` for a file that is damaged.
     """
     try:
-        return dict(read_told(run / FILE)["recipe"])
+        return dict(read_tensors(run / FILE)[1]["recipe"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{run / FILE} tells no recipe ({error}): train again, into another folder") from error
 

@@ -119,10 +119,10 @@ def _compare(store: Store, number: int, measure: Measure, batch: Any) -> None:
             )
 
 
-def name_of(function: Callable | None) -> str | None:
+def name_of(function: Callable | str | None) -> str | None:
     """Return what tells a function from others when its content cannot be read: its module and name."""
-    if function is None:
-        return None
+    if function is None or isinstance(function, str):
+        return function
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{getattr(function, '__module__', type(function).__module__)}.{name}"
 

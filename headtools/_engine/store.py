@@ -153,6 +153,7 @@ def fingerprint(content: Any) -> str:
     """Return a name for content: the same for the same tensors, numbers and texts, in every process, on any device.
 
     Of a model: its class, its parameters and the buffers that it saves; hooks are not content. From ``joblib.hash``.
+    Raises ``TypeError`` for functions and generators.
 
     >>> fingerprint({"ids": torch.tensor([1, 2]), "limit": 3}) == fingerprint({"limit": 3, "ids": torch.tensor([1, 2])})
     True
@@ -177,6 +178,9 @@ def _plain(content: Any) -> Any:
         return {str(key): _plain(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
         return [_plain(value) for value in content]
+    if callable(content) or isinstance(content, Iterator):
+        kind = type(content).__name__
+        raise TypeError(f"got a {kind}; expected content that can be compared: give its name as text, or a list")
     return content
 
 
@@ -274,21 +278,32 @@ def _refuse_taken(path: Path) -> None:
         raise FileExistsError(errno.EEXIST, "is there already: name a new folder", str(path))
 
 
+def refusal(error: Exception, path: Path) -> OSError | None:
+    """Return the error that says why ``path`` was not written, what is there now and what to do; None for another.
+
+    >>> print(refusal(RuntimeError("I/O error (os error 28)"), Path("a")).strerror)  # as libraries that save say it
+    No space left on device; the file was not written, there is nothing of it: make room, or name a place on another ...
+    """
+    if isinstance(error, FileExistsError) and error.filename == str(path):
+        return None  # says all of it by itself
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (match := re.search(r"\(os error (\d+)\)", str(error))):
+        number = int(match[1])
+    if number is None:
+        return None
+    why = getattr(error, "strerror", None) or os.strerror(number)
+    kept = "what was there is as it was" if os.path.lexists(path) else "there is nothing of it"
+    remedy = _REMEDIES.get(number, "mend that and try again")
+    remedy = "make it writable, or name another" if why == "the file is read-only" else remedy
+    return OSError(number, f"{why}; the file was not written, {kept}: {remedy}", str(path))
+
+
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Let a refusal of the system say of which file it is, that nothing changed, and what to do."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, FileExistsError) and error.filename == str(path):
-            raise  # says all of it by itself
-        number = getattr(error, "errno", None)
-        if number is None and (match := re.search(r"\(os error (\d+)\)", str(error))):  # libraries that save say it so
-            number = int(match[1])
-        if number is None:
+        if (explained := refusal(error, path)) is None:
             raise
-        why = getattr(error, "strerror", None) or os.strerror(number)
-        kept = "what was there is as it was" if os.path.lexists(path) else "there is nothing of it"
-        remedy = _REMEDIES.get(number, "mend that and try again")
-        remedy = "make it writable, or name another" if why == "the file is read-only" else remedy
-        raise OSError(number, f"{why}; the file was not written, {kept}: {remedy}", str(path)) from error
+        raise explained from error

@@ -1,7 +1,6 @@
 """Scores on disk, with what they were made from: one safetensors file, whose header holds the rest as JSON.
 
-``save_scores`` and ``load_scores`` keep scores; what they were made from is named by its content (``digest``).
-``write_tensors`` and ``read_tensors`` (``heads/files.py``) are what lies below, for results that are no scores.
+``save_scores`` and ``load_scores`` keep scores; what they were made from is named by its content (a fingerprint).
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ def save_scores(scores: HeadScores, path: str | Path, made_from: Mapping[str, An
 
     ``path`` ends in .safetensors; its folder is made where it is missing, and a file that is there is replaced.
     ``made_from`` names whatever determined the scores: ``{"model": model, "batches": batches, "over": "example"}``.
-    Numbers, short texts and lists of them are kept as they are; a model, batches or sentences by their digest. The
+    Numbers, short texts and lists of them are kept as they are; a model, batches or sentences by their fingerprint. The
     versions of Python, torch, transformers and headtools are added.
 
-    Raises ``ValueError`` for another ending and ``TypeError`` for what has no digest, such as a function: give its
+    Raises ``ValueError`` for another ending and ``TypeError`` for what has no fingerprint, such as a function: give its
     name.
 
     >>> import tempfile
@@ -111,7 +110,7 @@ def _notes(notes: Mapping[str, Any]) -> dict[str, float | str]:
 
 
 def _described(made_from: Mapping[str, Any]) -> dict[str, Any]:
-    """Return entries as JSON holds them: short ones as they are, all others by type and digest."""
+    """Return entries as JSON holds them: short ones as they are, all others by type and fingerprint."""
     return {str(name): value if (value := _short(thing)) is not ... else f"{type(thing).__name__} {fingerprint(thing)}"
             for name, thing in made_from.items()}  # fmt: skip
 
