@@ -1,19 +1,14 @@
 """What fails on Windows or on a Mac and can be seen elsewhere: names of files, letters, line ends, open files."""
 
 import ast
-import io
 import re
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 import torch
 
 import headtools as ht
-from headtools.heads import whole
-from headtools.heads.files import read_json, read_whole, write_whole
-from headtools.heads.partial import Partial
-from headtools.heads.progress import say
+from headtools._engine.store import Store, read_json
 from headtools.organism import checksums
 from recipes import _results
 
@@ -54,7 +49,7 @@ def test_names_in_the_repository(root):
 
 def test_names_of_what_is_written(tmp_path):
     """Of files that are made with a number or a name of the user's in their names."""
-    Partial(tmp_path / "batches", {}).save(10**7, {"x": torch.ones(1)})
+    Store(tmp_path / "batches", {}).put(10**7, {"x": torch.ones(1)})
     ht.save_scores(ht.HeadScores({("a/b:c", "encoder", 0): torch.ones(1)}, "<na:me>"), tmp_path / "s.safetensors")
     _results.update(tmp_path / "a.json", lambda old: {"x": 1})
     found = [path.relative_to(tmp_path) for path in tmp_path.rglob("*")]
@@ -119,40 +114,3 @@ def test_lines_that_end_as_on_windows(tmp_path):
 def test_a_path_is_no_name_on_the_hub(name):
     with pytest.raises(FileNotFoundError, match="nothing is there; needed: a folder with"):
         ht.load(name)
-
-
-class OpenElsewhere(PermissionError):
-    """What Windows says of a file that another process has open."""
-
-    winerror = 32
-
-
-def test_a_file_that_somebody_reads_is_replaced_a_little_later(tmp_path, monkeypatch):
-    path = write_whole(tmp_path / "a.safetensors", {"x": torch.zeros(1)}, {})
-    tries, move = [], whole.os.replace
-
-    def replace(part, target):
-        tries.append(part)
-        if len(tries) < 4 or tries[0] is None:
-            raise OpenElsewhere(13, "Permission denied")
-        move(part, target)
-
-    monkeypatch.setattr(whole.os, "replace", replace)
-    write_whole(path, {"x": torch.ones(1)}, {})
-    assert len(tries) == 4
-    assert read_whole(path)[0]["x"].item() == 1
-    monkeypatch.setattr(whole, "_PATIENCE", 0.1)
-    tries[:] = [None]
-    with pytest.raises(PermissionError, match="what was there is as it was"):
-        write_whole(path, {"x": torch.zeros(1)}, {})
-    assert read_whole(path)[0]["x"].item() == 1
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("letters", ["cp1252", "ascii", "utf-8"])
-def test_a_terminal_with_few_letters(letters):
-    paper = io.BytesIO()
-    terminal = io.TextIOWrapper(paper, encoding=letters, write_through=True)
-    with redirect_stdout(terminal):
-        say("offset −1 of 日本 \ud800")
-    assert paper.getvalue().decode(letters).startswith("offset " + ("−" if letters == "utf-8" else "?") + "1 of ")

@@ -64,7 +64,7 @@ def run(
     batches = list(batches)
     identity: dict[str, Any] = {}
     if process.count > 1:
-        process.assert_same(fingerprint([summary(model), batches]), "models or batches")
+        process.assert_same(fingerprint([summary(model), batches, dict(measure.settings)]), "models or batches")
     if checkpoint is not None:
         identity = {"measure": type(measure).__name__, "model": fingerprint(model), "batches": fingerprint(batches)}
     # One process after the other opens the folder, the main one first, so that one of them writes the settings.

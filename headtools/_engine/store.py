@@ -103,8 +103,9 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Map
     path = Path(path)
     if path.suffix != ".safetensors":
         raise ValueError(f"got the name {path.name!r}; expected .safetensors: write path='{path.stem}.safetensors'")
+    text = json.dumps(metadata or {})  # ASCII, so that no name of any kind can trouble the header
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    return write_bytes(path, save(plain, {"headtools": json.dumps(metadata or {})}))
+    return write_bytes(path, save(plain, {"headtools": text, "checksum": fingerprint([text, plain])}))
 
 
 def read_tensors(path: str | Path) -> tuple[Part, dict[str, Any]]:
@@ -122,11 +123,14 @@ def read_tensors(path: str | Path) -> tuple[Part, dict[str, Any]]:
     try:
         tensors = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        metadata = json.loads(header["__metadata__"]["headtools"])
+        text = header["__metadata__"]["headtools"]
+        metadata = json.loads(text)
         if not isinstance(metadata, dict):
             raise TypeError(f"metadata is {type(metadata).__name__}")
+        if header["__metadata__"].get("checksum") != fingerprint([text, tensors]):
+            raise ValueError("its checksum does not fit: it was changed after it was written")
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is truncated, or was not written by headtools ({error}): write it again") from error
+        raise ValueError(f"{path} is damaged, or was not written by headtools ({error}): write it again") from error
     return tensors, metadata
 
 
@@ -168,12 +172,10 @@ def fingerprint(content: Any) -> str:
 def _plain(content: Any) -> Any:
     """Return content as what joblib can hash: arrays, numbers, texts, and lists and dicts of these."""
     if isinstance(content, Tensor):
-        if content.is_meta:
-            return "meta", str(content.dtype), tuple(content.shape)
         flat = content.detach().cpu().contiguous().flatten()
         return str(content.dtype), tuple(content.shape), flat.view(torch.uint8).numpy()
     if isinstance(content, nn.Module):
-        return type(content).__qualname__, _plain(dict(content.state_dict()))
+        return type(content).__qualname__, {name: _plain(weight) for name, weight in _weights(content).items()}
     if isinstance(content, Mapping):
         return {str(key): _plain(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
@@ -182,6 +184,19 @@ def _plain(content: Any) -> Any:
         kind = type(content).__name__
         raise TypeError(f"got a {kind}; expected content that can be compared: give its name as text, or a list")
     return content
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a model saves, by name; weights that accelerate has offloaded come from where it keeps them."""
+    weights = dict(model.state_dict())
+    for name in [name for name, weight in weights.items() if weight.is_meta]:
+        owner, _, own = name.rpartition(".")
+        hook = getattr(model.get_submodule(owner), "_hf_hook", None)
+        maps = [getattr(one, "weights_map", None) for one in getattr(hook, "hooks", [hook])]
+        weights[name] = next((one[own] for one in maps if one is not None), None)
+        if weights[name] is None:
+            raise TypeError(f"{name} has no content: it is on the meta device; load the weights first")
+    return weights
 
 
 def summary(model: nn.Module) -> list:

@@ -34,10 +34,13 @@ def drawn_by_batch(sentences: Sequence[Sentence], size: int, draws: Draws) -> It
         yield drawn[:, torch.tensor(indices) - window.start]
 
 
-def prepared(sentences: Sequence[Sentence], size: int, tokenizer: object) -> Iterator[Group]:
+def prepared(
+    sentences: Sequence[Sentence], size: int, tokenizer: object, together: bool = True
+) -> Iterator[Group]:
     """Put neighbouring batches together, for what costs a small model more by the batch than by the sentence.
 
-    Each batch alone where there is no token to pad with, so that those of equal lengths run without.
+    Each batch alone where there is no token to pad with, so that those of equal lengths run without, and where
+    ``together`` is false.
 
     >>> some = [Sentence(("so",), (0,), ("root",), ("ADV",), (0,))] * 4
     >>> list(prepared(some, 1, None))
@@ -45,10 +48,11 @@ def prepared(sentences: Sequence[Sentence], size: int, tokenizer: object) -> Ite
     """
     group: Group = []
     rows = longest = 0
+    together = together and getattr(tokenizer, "pad_token", None) is not None
     for number, indices in enumerate(batches(sentences, size)):
         rows, longest = rows + len(indices), max(longest, *(len(sentences[i].words) for i in indices))
         many = rows > TOGETHER or rows * longest**2 > CELLS
-        if group and (many or getattr(tokenizer, "pad_token", None) is None):
+        if group and (many or not together):
             yield group
             group, rows, longest = [], len(indices), max(len(sentences[i].words) for i in indices)
         group.append((number, indices))

@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from headtools._engine.processes import current
 from headtools._engine.run import name_of
 from headtools._engine.run import run as run_measure
 from headtools._engine.store import fingerprint
@@ -130,8 +131,10 @@ def taxonomy(
     measure = _Taxonomy(
         model, tokenizer, sentences, [site for site in there if site.kind in kinds], names, usual, words, conventions,
         antecedent, translated, batch_size, times, level, seed, shuffle, reference,
+        # A group is shared and kept as a whole, so where that matters each batch is one.
+        list(prepared(sentences, batch_size, tokenizer, together=run is None and current().count == 1)),
     )  # fmt: skip
-    return run_measure(measure, model, prepared(sentences, batch_size, tokenizer), checkpoint=run)
+    return run_measure(measure, model, measure.groups, checkpoint=run)
 
 
 @dataclass
@@ -154,6 +157,7 @@ class _Taxonomy:
     seed: int
     shuffle: bool
     reference: Sequence[Sentence]
+    groups: Sequence[Group]
 
     @property
     def settings(self) -> dict[str, object]:
@@ -189,12 +193,11 @@ class _Taxonomy:
 
     def finish(self, parts: Iterable[Mapping[str, Tensor]]) -> pd.DataFrame:
         """Add everything up, with as many resampled sums, and make the table."""
-        draws, groups = Draws(self.times, self.seed), prepared(self.sentences, self.batch_size, self.tokenizer)
-        drawn = drawn_by_batch(self.sentences, self.batch_size, draws)
+        drawn = drawn_by_batch(self.sentences, self.batch_size, Draws(self.times, self.seed))
         sums = {kind: (Tally(), Tally()) for kind in self.kinds}
         with_query = dict.fromkeys(self.kinds, 0)  # how many sentences have a query of each role, (R,)
         runs: dict[Key, int] = {}
-        for group, part in zip(groups, parts, strict=True):
+        for group, part in zip(self.groups, parts, strict=True):
             ends = list(accumulate(len(indices) for _, indices in group))
             for number, (end, (_, indices)) in enumerate(zip(ends, group, strict=True)):
                 rows, weights = slice(end - len(indices), end), next(drawn)

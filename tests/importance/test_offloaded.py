@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.heads.digest import digest_model
+from headtools._engine.store import fingerprint
 from headtools.roles.circuits import ov, qk
 
 from ..heads.zoo import fresh, zoo_model
@@ -62,7 +62,7 @@ def test_what_reads_no_weights_gives_the_same_numbers(name, how, tmp_path):
         found, wanted = (measure(one, given, **more) for one in (model, plain))
         assert torch.allclose(found.flat(), wanted.flat(), atol=1e-6), (measure.__name__, more)
     assert weights(model) == before, "offloaded again, and as ready to be trained as before"
-    assert digest_model(model) == digest_model(plain)
+    assert fingerprint(model) == fingerprint(plain)
 
 
 def test_sentences_find_their_way_to_weights_that_are_elsewhere():
@@ -89,8 +89,8 @@ def test_what_reads_weights_refuses_those_that_are_not_there(how, tmp_path):
             work()
 
 
-def test_weights_that_are_nowhere_have_no_digest():
+def test_weights_that_are_nowhere_have_no_fingerprint():
     with torch.device("meta"):
         layer = torch.nn.Linear(2, 2)
     with pytest.raises(TypeError, match=r"weight has no content.*meta"):
-        digest_model(layer)
+        fingerprint(layer)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.heads.files import read_told
+from headtools._engine.store import read_tensors
 from headtools.organism import snapshots
 from headtools.organism.batches import training_sentences, word_ids
 from headtools.organism.load import load
@@ -62,7 +62,7 @@ t.train(t.Recipe(**{asdict(TINY)}), Path({str(tmp_path)!r}), progress=False)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == -9, done.stderr
-    assert read_told(tmp_path / _training_state.FILE)["step"] == 2
+    assert read_tensors(tmp_path / _training_state.FILE)[1]["step"] == 2
     assert equal(train(TINY, tmp_path, progress=False), straight)
 
 

@@ -5,9 +5,9 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from headtools.heads.progress import progress
+from headtools._engine.progress import progress
 
-LOOP = "from headtools.heads.progress import progress\nfor i in progress(range(3), 'counting'):\n    {}"
+LOOP = "from headtools._engine.progress import progress\nfor i in progress(range(3), 'counting'):\n    {}"
 
 
 def run(*cells):
