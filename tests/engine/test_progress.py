@@ -48,7 +48,7 @@ def test_the_bar_counts_in_a_kernel(monkeypatch):
     import ipywidgets
     from IPython import display as shown
 
-    from headtools.heads import progress as module
+    from headtools._engine import progress as module
 
     bars, made, cleared = [], [], []
     plain = ipywidgets.IntProgress
