@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headtools.heads.scores import HeadScores
-    from headtools.importance.objective import Objective
+    from headtools.importance.output_change import Objective
 
 PROGRAM = "python -m headtools"
 SHARED = ("roles", "importance")  # commands whose work several processes can share
@@ -247,7 +247,7 @@ def prune(
     with _one_process("prune"):
         import headtools as ht
         from headtools.heads.prune import cut_heads
-        from headtools.organism.smaller import how_to_open
+        from headtools.organism.save import how_to_open
 
         subject = _Subject(model, corpus, limit)
         scores = _scores("prune", subject, Method.gradient, loss, seed, {"sites": kind and kind.value})
@@ -285,7 +285,7 @@ class _Subject:
 
     def objective(self, loss: LossName | None, seed: int) -> Objective:
         """Return what heads are weighed by."""
-        from headtools.importance.objective import objective
+        from headtools.importance.output_change import objective
 
         return objective(self.model, self.tokenizer, self.sentences, loss and loss.value, seed)
 
@@ -295,7 +295,7 @@ def _scores(
 ) -> HeadScores:
     """Say what is measured, and measure it."""
     import headtools as ht
-    from headtools.importance.objective import unlabelled, writes
+    from headtools.importance.output_change import unlabelled, writes
 
     if method == Method.confidence and not writes(subject.model):  # else the labels are what the decoder reads
         _announce(f"{command}: confidence, {subject.heads}, {subject.measured_on}")
@@ -361,7 +361,7 @@ def _show(frame: pd.DataFrame, out: Path | None) -> None:
     import json
 
     from headtools._engine.processes import current
-    from headtools.lesson.page import write
+    from headtools._report.page import write
 
     if not current().main:
         return

@@ -8,8 +8,8 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from transformers import MarianMTModel, PreTrainedTokenizerFast
 
 from headtools.organism import snapshots
+from headtools.organism._checksums import write_checksums
 from headtools.organism.batches import word_ids
-from headtools.organism.checksums import write_checksums
 from headtools.organism.vocabulary import END, PAD, UNKNOWN
 
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")

@@ -9,7 +9,7 @@ from torch import Tensor
 import headtools as ht
 from headtools._engine.store import read_json, write_bytes
 from headtools.heads.scores import Head
-from headtools.organism.checksums import ASSETS
+from headtools.organism._checksums import ASSETS
 
 __all__ = ["ASSETS", "head_of", "interval", "name_of", "read", "replace_row", "update", "write"]
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.heads.intervals import bounds
-from headtools.importance.intervals import of_ratio
+from headtools.heads.bootstrap import bounds
+from headtools.importance._intervals import of_ratio
 from headtools.organism.batches import IGNORE, batches
 from headtools.organism.roles_found import strong
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 
 # Heads switched off together, and the phenomena of the words that could miss them.
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

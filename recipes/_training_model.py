@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from headtools.organism.batches import IGNORE, encode, word_ids
 from headtools.organism.lexicon import is_accented
 from headtools.organism.vocabulary import END, PAD, vocabulary
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 
 WIDTH, HEADS, LAYERS, INNER = 128, 8, 6, 256
 

@@ -18,7 +18,7 @@ from headtools._engine.progress import say
 from headtools.organism.batches import TrainingBatches, batches
 from headtools.organism.evaluate import bleu, token_accuracy
 from headtools.organism.shipped import heads_with_role
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 from recipes._results import ASSETS, replace_row, update
 
 FILE = ASSETS / "pruning.json"

@@ -18,7 +18,7 @@ import headtools as ht
 from headtools._engine.progress import progress, say
 from headtools.heads.scores import Head
 from headtools.organism.batches import batches
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 from recipes._results import ASSETS, write
 
 SENTENCES = {"ablation": 200, "alone": 200, "only": 200, "pairs": 200}

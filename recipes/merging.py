@@ -29,7 +29,7 @@ from headtools._engine.progress import say
 from headtools.heads.prune import cut_heads
 from headtools.organism.batches import batches
 from headtools.organism.evaluate import token_accuracy
-from headtools.sparse.alike import alike, closest
+from headtools.sparse.head_similarity import alike, closest
 from recipes import _training_state
 from recipes._results import ASSETS, interval, update
 

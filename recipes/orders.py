@@ -20,8 +20,8 @@ from headtools.heads.scores import Head, HeadScores
 from headtools.organism.batches import batches
 from headtools.organism.evaluate import bleu, token_accuracy
 from headtools.organism.shipped import shipped
-from headtools.roles.corpus import Sentence
-from headtools.sparse.curves import SHARES
+from headtools.roles.sentence import Sentence
+from headtools.sparse.pruning_curve import SHARES
 from recipes._results import ASSETS, read, replace_row, update
 
 FILE = ASSETS / "orders.json"

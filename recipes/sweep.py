@@ -21,8 +21,8 @@ from headtools.organism.batches import TrainingBatches
 from headtools.organism.evaluate import bleu, token_accuracy
 from headtools.organism.roles_found import roles
 from headtools.organism.shipped import LIVE_GATES, LIVE_TOKENS
-from headtools.roles.corpus import Sentence
-from headtools.sparse.fit import Fit
+from headtools.roles.sentence import Sentence
+from headtools.sparse.fit_gates import Fit
 from recipes._jobs import side_by_side
 from recipes._results import ASSETS, interval, name_of, read, write
 

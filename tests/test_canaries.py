@@ -147,8 +147,8 @@ def test_blocks_are_marked_as_checkpointing_layers(name):
 def test_the_private_names_that_headtools_leans_on():
     model, _ = zoo_model("bert")
     for holder, name, place in [
-        (model.config, "_attn_implementation_internal", "heads/attention.py switches and restores it"),
-        (model, "_can_set_attn_implementation", "heads/attention.py asks it before it switches"),
+        (model.config, "_attn_implementation_internal", "heads/_attention.py switches and restores it"),
+        (model, "_can_set_attn_implementation", "heads/_attention.py asks it before it switches"),
         (torch._C, "_current_graph_task_id", "heads/record.py tells a recomputed layer by it"),
     ]:
         assert hasattr(holder, name), f"{type(holder).__name__}.{name} is gone: {place}"
@@ -184,7 +184,7 @@ def test_no_configuration_gives_each_layer_its_own_number_of_heads(config, archi
         return
     assert len({site.heads for site in ht.sites(model)}) == 1, (
         f"{architecture.__name__} now builds layers with head counts of their own from per_layer_config: let "
-        "organism/plain_config.py write that into config.json for every pruned model of such an architecture (today it "
+        "organism/_plain_config.py write that into config.json for pruned models of such architectures (today it "
         "refuses layers that differ), so that from_pretrained opens it without headtools; tell it in save's docstring"
     )
 
@@ -197,5 +197,5 @@ def test_from_pretrained_builds_the_class_it_is_called_on():
         "itself as soon as it is built, so look for another way to cut a model before its weights are read"
     )
     assert "save_original_format" in inspect.signature(tf.PreTrainedModel.save_pretrained).parameters, (
-        "save_pretrained has another name for save_original_format: organism/smaller.py passes it"
+        "save_pretrained has another name for save_original_format: organism/save.py passes it"
     )

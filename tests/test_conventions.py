@@ -6,7 +6,7 @@ import torch
 
 import headtools as ht
 from headtools.importance.gradient import gate_gradients
-from headtools.sparse.alike import alike
+from headtools.sparse.head_similarity import alike
 
 from .heads.reference import untouched
 from .heads.zoo import fresh, run, zoo_model

@@ -11,7 +11,7 @@ from heads.zoo import zoo_model
 from other_device import CARD, second_device
 
 import headtools as ht
-from headtools.heads import selection
+from headtools.heads import _select as selection
 
 MODELS = ("bert", "gpt2", "llama", "marian", "t5")
 BOTH = pytest.mark.parametrize("without", [(), (torch.float64,)], ids=["all dtypes", "no float64"])

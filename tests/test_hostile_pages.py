@@ -12,10 +12,10 @@ import transformers as tf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import headtools as ht
+from headtools._report.page import Section, page, paragraph, table, write
 from headtools.lesson import draw, words
 from headtools.lesson.check import CheckResult
 from headtools.lesson.claims import ledger_rows
-from headtools.lesson.page import Section, page, paragraph, table, write
 from headtools.lesson.plain import plain
 
 from .hostile import HOSTILE, Skeleton

@@ -9,7 +9,7 @@ import torch
 
 import headtools as ht
 from headtools._engine.store import Store, read_json
-from headtools.organism import checksums
+from headtools.organism import _checksums as checksums
 from recipes import _results
 
 RESERVED = {"con", "prn", "aux", "nul", *(f"{name}{n}" for name in ("com", "lpt") for n in "123456789")}

@@ -11,7 +11,7 @@ import headtools as ht
 ROOMS = ("heads", "roles", "importance", "sparse", "organism", "lesson")
 PACKAGE = Path(ht.__file__).parent
 # The organism's language is data, like a treebank: read when it is asked for, inside a function.
-ASKED_FOR = {("roles/corpus.py", "headtools.organism.language"), ("roles/tasks.py", "headtools.organism")}
+ASKED_FOR = {("roles/corpus.py", "headtools.organism.language"), ("roles/_tasks.py", "headtools.organism")}
 
 
 def used(source: str) -> Iterator[str]:

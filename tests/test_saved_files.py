@@ -12,9 +12,11 @@ from headtools._engine import run, store
 from headtools._engine.store import fingerprint
 from headtools.lesson import answered
 from headtools.lesson.claims import ledger_rows
-from headtools.organism import checksums, smaller, snapshots
+from headtools.organism import _checksums as checksums
+from headtools.organism import save as smaller
 from headtools.organism import shipped as tables
-from headtools.sparse import checkpoint as gating
+from headtools.organism import snapshots
+from headtools.sparse import _checkpoint as gating
 from recipes import _results
 
 pytest.importorskip("resource", reason="needs fork and limits")

@@ -15,7 +15,7 @@ import torch
 import transformers as tf
 
 import headtools as ht
-from headtools.importance.suffix import Runs, losses
+from headtools.importance._replay.runs import Runs, losses
 from headtools.roles.conventions import VOITA
 from headtools.roles.taxonomy import _names
 

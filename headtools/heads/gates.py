@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.attention import even_heads
-from headtools.heads.interventions import on_input
-from headtools.heads.replacement import check_by, generator_of, pools_of, put, stand_in
-from headtools.heads.selection import Heads, holding, refuse_compiled, select, watch_inputs
+from headtools.heads._attention import even_heads
+from headtools.heads._interventions import on_input
+from headtools.heads._replacement import check_by, generator_of, pools_of, put, stand_in
+from headtools.heads._select import Heads, holding, refuse_compiled, select, watch_inputs
 from headtools.heads.sites import Site, Sites, sites
 
 Edit = Callable[[Tensor], Tensor]  # z (..., head, value_dim) -> the same shape

@@ -13,9 +13,9 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.interventions import on_input
+from headtools.heads._interventions import on_input
+from headtools.heads._select import Heads, holding, refuse_compiled, select
 from headtools.heads.record import Captured, Record
-from headtools.heads.selection import Heads, holding, refuse_compiled, select
 from headtools.heads.sites import Site, sites
 
 Source = Record | Mapping[tuple, "Tensor | Captured | Sequence[Tensor]"]

@@ -13,14 +13,14 @@ from types import CodeType
 import torch
 from torch import Tensor, nn
 
-from headtools.heads import layout
-from headtools.heads.attention import KEPT_BIAS
-from headtools.heads.interventions import refuse_inside
-from headtools.heads.layer_config import LayerConfig
-from headtools.heads.layout import PRUNED, Projection
-from headtools.heads.selection import Heads, refuse_compiled, refuse_offloaded, select
+from headtools.heads import _layout as layout
+from headtools.heads._attention import KEPT_BIAS
+from headtools.heads._interventions import refuse_inside
+from headtools.heads._layer_config import LayerConfig
+from headtools.heads._layout import PRUNED, Projection
+from headtools.heads._select import Heads, refuse_compiled, refuse_offloaded, select
+from headtools.heads._weights import refuse_wrapped
 from headtools.heads.sites import Site, sites
-from headtools.heads.weights import refuse_wrapped
 
 # what attention modules call their sizes
 QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.attention import EAGER, TAPS, attention_function
-from headtools.heads.finite import refuse_broken
-from headtools.heads.interventions import listed, on_input
-from headtools.heads.selection import holding, refuse_compiled
+from headtools.heads._attention import EAGER, TAPS, attention_function
+from headtools.heads._finite import refuse_broken
+from headtools.heads._interventions import listed, on_input
+from headtools.heads._select import holding, refuse_compiled
 from headtools.heads.sites import Site, Sites, Which, sites
 
 WANT = ("maps", "z", "q", "k", "v")

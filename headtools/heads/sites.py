@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from headtools.heads import layout
-from headtools.heads.kinds import find_kind, settled_kind
-from headtools.heads.layout import Projection
-from headtools.heads.weights import unused_copies, weight_of
+from headtools.heads import _layout as layout
+from headtools.heads._kinds import find_kind, settled_kind
+from headtools.heads._layout import Projection
+from headtools.heads._weights import unused_copies, weight_of
 
 KINDS = ("encoder", "decoder", "cross")
 SETTLE = (

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance.inputs import chosen_sites
-from headtools.importance.intervals import scored
+from headtools.importance._inputs import chosen_sites
+from headtools.importance._intervals import scored
+from headtools.importance._loss_increase import Batches, How, rises_without
 from headtools.importance.loss import Loss
-from headtools.importance.rises import Batches, How, rises_without
 
 
 def ablation(

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from headtools._engine.run import run
 from headtools._engine.store import Part
+from headtools.heads._tokens import model_inputs, real_tokens, two_sided
 from headtools.heads.record import Captured, record
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.heads.tokens import model_inputs, real_tokens, two_sided
-from headtools.importance.inputs import chosen_sites, each_batch, frozen
-from headtools.importance.intervals import of_ratio, scored
+from headtools.importance._inputs import chosen_sites, each_batch, frozen
+from headtools.importance._intervals import of_ratio, scored
 
 
 @torch.no_grad()

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from headtools._engine.run import name_of
 from headtools._engine.run import run as run_measure
 from headtools._engine.store import Part
-from headtools.heads.interventions import on_input
+from headtools.heads._interventions import on_input
+from headtools.heads._select import holding
+from headtools.heads._tokens import real_tokens
+from headtools.heads._weights import refuse_without_backward
 from headtools.heads.scores import HeadScores
-from headtools.heads.selection import holding
 from headtools.heads.sites import Site
-from headtools.heads.tokens import real_tokens
-from headtools.heads.weights import refuse_without_backward
-from headtools.importance.coupling import check_over, refuse_coupled_slopes, trial_weights
-from headtools.importance.inputs import chosen_sites, each_batch, frozen, refuse_idle
-from headtools.importance.intervals import of_normalised, of_ratio, scored
+from headtools.importance._coupling import check_over, refuse_coupled_slopes, trial_weights
+from headtools.importance._inputs import chosen_sites, each_batch, frozen, refuse_idle
+from headtools.importance._intervals import of_normalised, of_ratio, scored
 from headtools.importance.loss import Loss, each_loss, of_labels
 
 OVER = ("example", "position", "batch")

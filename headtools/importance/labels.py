@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from headtools._engine.run import run
 from headtools._engine.store import Part
-from headtools.heads.selection import device_of
-from headtools.heads.tokens import IGNORE, two_sided
-from headtools.importance.inputs import frozen
+from headtools.heads._select import device_of
+from headtools.heads._tokens import IGNORE, two_sided
+from headtools.importance._inputs import frozen
 from headtools.importance.loss import continues
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 
 MASKED = 0.15  # of the tokens, as BERT was trained (Devlin et al. 2019, arXiv:1810.04805, section 3.1)
 WRITTEN = 24  # tokens that a model without a given translation writes for itself, at most

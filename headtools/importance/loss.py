@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headtools.heads.finite import unfit_weights
-from headtools.heads.kinds import of_transformers
+from headtools.heads._finite import unfit_weights
+from headtools.heads._kinds import of_transformers
+from headtools.heads._tokens import IGNORE, model_inputs, real_by, two_sided
 from headtools.heads.sites import SETTLE, sites
-from headtools.heads.tokens import IGNORE, model_inputs, real_by, two_sided
 
 Loss = Callable[[Any, Mapping], Tensor] | str  # (outputs, batch) -> (B,), or one of FORMS
 FORMS = ("causal", "aligned")

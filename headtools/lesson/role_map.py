@@ -9,7 +9,7 @@ import numpy as np
 
 from headtools.lesson.draw import subplots
 from headtools.lesson.figure import OKABE_ITO
-from headtools.roles.holders import LETTERS, NONE, holders
+from headtools.roles.head_functions import LETTERS, NONE, holders
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from torch import Tensor
 from headtools.organism.grammar import SHORT, USUAL
 from headtools.organism.language import sentences as sample
 from headtools.organism.vocabulary import END, PAD, vocabulary
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 
 IGNORE = -100  # the label of a position that no loss counts
 # Chunks of training sentences are numbered; the organism's own training ended long before this one.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headtools.organism.batches import IGNORE, batches
 from headtools.organism.load import translate
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from headtools.organism.batches import IGNORE, batches
 from headtools.organism.vocabulary import vocabulary
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 
 # How the vocabulary writes a feature, and the word for it.
 _SAID = {

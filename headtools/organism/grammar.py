@@ -21,7 +21,7 @@ from headtools.organism.lexicon import (
     VERBS,
     Lexeme,
 )
-from headtools.organism.nodes import Node, Phrase
+from headtools.organism.tree_nodes import Node, Phrase
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ from itertools import islice
 from headtools.organism.grammar import HARD, USUAL, Speaker, Style
 from headtools.organism.lexicon import accented
 from headtools.organism.translation import write
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 
 SPLITS = ("train", "validation", "test", "hard")
 SIZES = {"train": 20_000, "validation": 1_000, "test": 1_000, "hard": 1_000}  # what corpus() gives without a limit

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headtools.organism import smaller, snapshots
-from headtools.organism.checksums import ASSETS, CHECKSUMS, listed, verify
+from headtools.organism import snapshots
+from headtools.organism._checksums import ASSETS, CHECKSUMS, listed, verify
+from headtools.organism._reopened import CUT, read_pruned, short
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
-_MESSAGE_LENGTH = 300
 _PATH = re.compile(r"/.*/|\\|^[A-Za-z]:")  # no name on the Hub: more than owner/model, or a path of Windows
 
 
@@ -72,7 +72,7 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, Pr
             "Write them with model.save_pretrained(folder, safe_serialization=True)"
         )
     with _no_bar():
-        model = _smaller(folder, dtype) if (folder / smaller.CUT).is_file() else _model(str(folder), dtype)
+        model = _smaller(folder, dtype) if (folder / CUT).is_file() else _model(str(folder), dtype)
     if not any((folder / file).is_file() for file in _TOKENIZERS) and not any(folder.glob("*.spm")):
         return model, None
     return model, _tokenizer(str(folder))
@@ -80,7 +80,7 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, Pr
 
 def _smaller(folder: Path, dtype: torch.dtype) -> "PreTrainedModel":
     config = _config(str(folder))
-    return smaller.read(_architecture(config), config, folder, dtype)
+    return read_pruned(_architecture(config), config, folder, dtype)
 
 
 def _snapshot(step: int, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
@@ -97,7 +97,7 @@ def _from_hub(name: str, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrain
         model = _model(name, dtype)
     except OSError as error:
         raise ConnectionError(
-            f"{name!r} is no folder here, and the Hugging Face Hub did not give it: {_short(error)} "
+            f"{name!r} is no folder here, and the Hugging Face Hub did not give it: {short(error)} "
             f"Needed: a connection and the model's full name (owner/model), or a copy on disk. Where there is a "
             f"connection: hf download {name} --local-dir my-model; then load('./my-model'). "
             "The organism needs no connection: load()"
@@ -161,7 +161,7 @@ def _told(name: str, what: str = "a model") -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError):
             raise
-        raise ValueError(f"{name}: not {what} that transformers can load by itself: {_short(error)}") from error
+        raise ValueError(f"{name}: not {what} that transformers can load by itself: {short(error)}") from error
 
 
 @contextmanager
@@ -183,11 +183,6 @@ def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
 
     with _told(name, "a tokenizer"):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-
-
-def _short(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= _MESSAGE_LENGTH else text[:_MESSAGE_LENGTH] + " ..."
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 
-from headtools.organism.checksums import ASSETS
+from headtools.organism._checksums import ASSETS
 
 FILE = ASSETS / "README.md"
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import headtools as ht
 from headtools.organism.lexicon import ADJECTIVES, ADVERBS, NOUNS, PREPOSITIONS, VERBS, plain
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 
 OFFSETS = (-2, -1, 1, 2)
 MARGIN, FEWEST, STRONG = 0.1, 50, 0.9

@@ -12,7 +12,7 @@ import pandas as pd
 
 from headtools._engine.store import read_json
 from headtools.heads.scores import HeadScores
-from headtools.organism.checksums import ASSETS
+from headtools.organism._checksums import ASSETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor
 
-from headtools.organism.checksums import ASSETS, listed, verify
+from headtools.organism._checksums import ASSETS, listed, verify
 
 SNAPSHOTS = ASSETS / "snapshots"
 STEPS = (0, 250, 500, 1000, 1500, 2000, 3000, 4500, 6500, 9000)

@@ -30,7 +30,7 @@ write it (``PHENOMENA``). So the phenomena of a word come from the code that wri
 from collections.abc import Iterator
 
 from headtools.organism.lexicon import DIALECT, SENSES, Lexeme
-from headtools.organism.nodes import Node
+from headtools.organism.tree_nodes import Node
 
 PLURAL, AGENT, OBLIQUE, ANIMATE_OBJECT = "li", "k", "t", "ru"
 LEFT, RIGHT = "s'", "'n"

@@ -15,13 +15,13 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.precision import without_autocast
+from headtools.heads._precision import without_autocast
+from headtools.heads._select import device_of
 from headtools.heads.record import record
-from headtools.heads.selection import device_of
-from headtools.roles.alignment import align, to_words
 from headtools.roles.controls import untrained as untrained_twin
-from headtools.roles.corpus import Sentence
-from headtools.roles.probe import share
+from headtools.roles.probing import share
+from headtools.roles.sentence import Sentence
+from headtools.roles.word_alignment import align, to_words
 
 PENALTIES = (1e-2, 1e-3, 1e-4)
 METHODS = ("attention", "untrained", "distance", "offset by upos", "best offset", "right-branching")
@@ -62,7 +62,7 @@ def attention_probe(
     """Fit the attention probe on some sentences, and score it on others beside the rules.
 
     Asked about is every word but roots and punctuation; the candidates are all other words of its sentence. Maps are
-    brought from tokens to words as Clark et al. do (:func:`headtools.roles.alignment.to_words`). Of an encoder-decoder
+    brought from tokens to words as Clark et al. do (``headtools.to_words``). Of an encoder-decoder
     the encoder is read. The weights minimise the mean of −log p plus penalty / 2 times their squares, with the penalty
     of ``penalties`` (the most held back first) that does best in cross-validation by sentence in ``train``. Methods:
 

@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from headtools.heads.intervals import bounds
+from headtools.heads.bootstrap import bounds
+from headtools.roles._taxonomy.families import family
+from headtools.roles._taxonomy.pairing import Partners
+from headtools.roles._taxonomy.targets import Found, looked_at
 from headtools.roles.conventions import VOITA
-from headtools.roles.corpus import Sentence
-from headtools.roles.families import family
-from headtools.roles.pairing import Partners
-from headtools.roles.partners import Found, looked_at
+from headtools.roles.sentence import Sentence
 
 Usual = dict[str, int]
 Offsets = dict[str, Counter]

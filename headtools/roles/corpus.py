@@ -5,64 +5,17 @@
 True
 """
 
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+from headtools.roles.conllu import SUFFIXES, read
+from headtools.roles.sentence import Sentence
 
 NAMES = ("organism", "english")
 ENGLISH = Path(__file__).parent / "assets" / "english.conllu"
 # The English sentences come in documents of ten, and a document lies in one split.
 _DOCUMENT = 10
 _SPLITS = ("train", "train", "validation", "test")
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """One sentence: parallel tuples with one entry a word; words are counted from 1, and 0 means none.
-
-    words         the words as they are written, punctuation included
-    heads         number of each word's syntactic head; 0 for the root
-    relations     relation to the head, as Universal Dependencies name it: nsubj, obj, amod, ...; 'root' for the root.
-                  Subtypes are kept as the file has them, nsubj:pass; ``universal`` is without them
-    upos          part of speech: NOUN, VERB, ...
-    coreference   for a word that stands for something named before, the number of the word that names it first (most
-                  often a pronoun and its noun); 0 for every other word
-    target        words of the translation (organism only, else None)
-    alignment     for each word of the target, the number of the word it translates (organism only, else None)
-    topic         'sea', 'hill', 'city', or None where the sentence has no name (organism only, else None)
-    phenomena     for each word of the target, what else in the sentence it depends on: names of
-                  ``headtools.organism.translation.PHENOMENA``, such as 'subject' (organism only, else None)
-
-    >>> Sentence(("it", "slept"), (2, 0), ("nsubj", "root"), ("PRON", "VERB"), (0, 0)).dependents(2)
-    (1,)
-    """
-
-    words: tuple[str, ...]
-    heads: tuple[int, ...]
-    relations: tuple[str, ...]
-    upos: tuple[str, ...]
-    coreference: tuple[int, ...]
-    target: tuple[str, ...] | None = None
-    alignment: tuple[int, ...] | None = None
-    topic: str | None = None
-    phenomena: tuple[tuple[str, ...], ...] | None = None
-
-    def __str__(self) -> str:
-        """The words, with spaces between them: what the organism's tokenizer reads."""
-        return " ".join(self.words)
-
-    @property
-    def universal(self) -> tuple[str, ...]:
-        """The relations without their subtypes: nsubj for nsubj:pass, the same names in every language.
-
-        >>> Sentence(("was", "seen"), (2, 0), ("aux:pass", "root"), ("AUX", "VERB"), (0, 0)).universal
-        ('aux', 'root')
-        """
-        return tuple(relation.split(":")[0] for relation in self.relations)
-
-    def dependents(self, word: int) -> tuple[int, ...]:
-        """Numbers of the words whose head is the word with this number."""
-        return tuple(i for i, head in enumerate(self.heads, 1) if head == word)
 
 
 def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> list[Sentence]:
@@ -82,7 +35,7 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
     there. Lemmas, features, the enhanced graph, comments and SpaceAfter are left out.
 
     Raises ValueError for an unknown name or split, a limit below 1 or a broken treebank (with its line number; see
-    ``headtools.roles.treebank.read``), and FileNotFoundError for a path that is not there.
+    ``headtools.roles.conllu.read``), and FileNotFoundError for a path that is not there.
 
     >>> [len(corpus("organism", split, limit=3)) for split in ("train", "test")]
     [3, 3]
@@ -97,7 +50,6 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
         return list(islice(sentences(split), limit or SIZES.get(split, 1)))
     if name == "english":
         return _english(split)[:limit]
-    from headtools.roles.treebank import SUFFIXES, read
 
     path = Path(name)
     if path.suffix not in SUFFIXES:
@@ -111,23 +63,6 @@ def _english(split: str) -> list[Sentence]:
     """One split of the shipped treebank; of every four documents, two are for train and one for each other split."""
     if split not in (*_SPLITS, "all"):
         raise ValueError(f"no split {split!r} of english: there is train, validation, test and all")
-    from headtools.roles.treebank import read
 
     sentences = enumerate(read(ENGLISH))
     return [s for i, s in sentences if split in ("all", _SPLITS[i // _DOCUMENT % len(_SPLITS)])]
-
-
-def is_tree(heads: tuple[int, ...]) -> bool:
-    """Whether the heads form one tree: exactly one root, and every word under it.
-
-    >>> is_tree((2, 0, 2)), is_tree((2, 1)), is_tree((0, 0))
-    (True, False, False)
-    """
-    under: list[list[int]] = [[] for _ in range(len(heads) + 1)]
-    for word, head in enumerate(heads, 1):
-        under[head].append(word)
-    reached, todo = 0, [*under[0]]
-    while todo:
-        reached += 1
-        todo += under[todo.pop()]
-    return len(under[0]) == 1 and reached == len(heads)

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.heads.finite import refuse_unfit, unfit_weights
-from headtools.heads.intervals import FEWEST
-from headtools.heads.precision import without_autocast
-from headtools.heads.selection import device_of
-from headtools.roles.segments import ordinary, segments
+from headtools.heads._finite import refuse_unfit, unfit_weights
+from headtools.heads._precision import without_autocast
+from headtools.heads._select import device_of
+from headtools.heads.bootstrap import FEWEST
+from headtools.roles._segments import ordinary, segments
 
 INDUCTION, PREFIX, COPYING = "induction (TransformerLens)", "prefix matching (Olsson)", "copying (Olsson)"
 
@@ -114,7 +114,7 @@ def scores(
     Raises ``ValueError`` for a model that is no decoder by itself (the two sides of a translator read two sequences),
     for a ``length`` that its positions do not hold, and for fewer than five sequences.
 
-    >>> from headtools.organism.sprout import Sprout
+    >>> from headtools.organism.toy_decoder import Sprout
     >>> frame = scores(Sprout(), n=5, length=12)
     >>> list(frame.columns)
     ['kind', 'layer', 'head', 'role', 'score', 'chance', 'low', 'high', 'n']

@@ -154,7 +154,7 @@ def agreement(maps: list[tuple[Tensor, str]] | None = None) -> Agreement:
     >>> found.n >= 100 and found.low <= found.share <= found.high
     True
     """
-    from headtools.heads.intervals import bounds
+    from headtools.heads.bootstrap import bounds
 
     maps = labelled() if maps is None else maps
     said = [CLASSES[int(classify(m[None, None], torch.ones(1, len(m), dtype=torch.bool)))] for m, _ in maps]

@@ -24,24 +24,24 @@ from headtools._engine.processes import current
 from headtools._engine.run import name_of
 from headtools._engine.run import run as run_measure
 from headtools._engine.store import fingerprint
-from headtools.heads.intervals import FEWEST
+from headtools.heads._select import device_of
+from headtools.heads.bootstrap import FEWEST
 from headtools.heads.record import Captured, record
-from headtools.heads.selection import device_of
 from headtools.heads.sites import Key, Site, sites
+from headtools.roles._taxonomy.annotation import Words
+from headtools.roles._taxonomy.batch_sums import Running
+from headtools.roles._taxonomy.batches import TOGETHER, Group, drawn_by_batch, prepared
+from headtools.roles._taxonomy.families import MAPS, OFFSET_BASED, RARE, STATISTICS, WEIGHTS, family
+from headtools.roles._taxonomy.plan import Plan, looks
+from headtools.roles._taxonomy.running_sums import Draws, Tally
+from headtools.roles._taxonomy.scores import Part
+from headtools.roles._taxonomy.sequences import MARKS, count_words, cut, make_sides, word_sides
+from headtools.roles._taxonomy.sequences import run as run_model
+from headtools.roles._taxonomy.table import COLUMNS, Columns, table
+from headtools.roles._taxonomy.targets import Antecedent, nearest_nominal
 from headtools.roles.baselines import Usual, commonest, count_offsets
-from headtools.roles.batches import TOGETHER, Group, drawn_by_batch, prepared
 from headtools.roles.conventions import VOITA, Conventions
-from headtools.roles.corpus import Sentence
-from headtools.roles.families import MAPS, OFFSET_BASED, RARE, STATISTICS, WEIGHTS, family
-from headtools.roles.gold import Words
-from headtools.roles.part import Part
-from headtools.roles.partners import Antecedent, nearest_nominal
-from headtools.roles.plan import Plan, looks
-from headtools.roles.rows import COLUMNS, Columns, table
-from headtools.roles.running import Running
-from headtools.roles.sides import MARKS, count_words, cut, make_sides, word_sides
-from headtools.roles.sides import run as run_model
-from headtools.roles.tally import Draws, Tally
+from headtools.roles.sentence import Sentence
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def taxonomy(
     a mention stands for. ``shuffle`` hands out each row's weights at random among the keys: the
     random-head control; the untrained one is ``taxonomy(untrained(model), ...)``. Intervals come from ``times``
     bootstrap replicas over sentences, drawn from ``seed``. They are percentiles where 100 sentences or more have a
-    query of the role, wider than that where fewer have (``headtools.heads.intervals.around``), and NaN where fewer than
+    query of the role, wider than that where fewer have (``headtools.heads.bootstrap.around``), and NaN where fewer than
     five have: no role holds there, and ``frame.attrs["interval"]`` says so.
 
     Memory does not grow with the corpus (``tally.py`` says what is held). Scores and intervals depend neither on

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.interventions import claimed, wished
-from headtools.heads.selection import refuse_offloaded, select, wide
+from headtools.geometry.circuits import ov
+from headtools.geometry.subspaces import SIDES
+from headtools.heads._interventions import claimed, wished
+from headtools.heads._select import refuse_offloaded, select, wide
+from headtools.heads._weights import is_transposed, refuse_quantised, refuse_wrapped
 from headtools.heads.sites import Site, sites
-from headtools.heads.weights import is_transposed, refuse_quantised, refuse_wrapped
-from headtools.roles.circuits import ov
-from headtools.roles.geometry import SIDES
 
 
 @contextmanager

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.interventions import refuse_inside
+from headtools.geometry.circuits import ov
+from headtools.heads._interventions import refuse_inside
+from headtools.heads._select import Heads, refuse_offloaded, select
+from headtools.heads._weights import is_transposed, refuse_wrapped
 from headtools.heads.prune import prune, refuse_uncuttable
-from headtools.heads.selection import Heads, refuse_offloaded, select
 from headtools.heads.sites import Site, sites
-from headtools.heads.weights import is_transposed, refuse_wrapped
-from headtools.roles.circuits import ov
-from headtools.sparse.moments import moments
-from headtools.sparse.plan import Plan, merged, refitted
+from headtools.sparse._least_squares import moments
+from headtools.sparse._merge_plan import Plan, merged, refitted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,8 +21,8 @@ from torch import nn
 
 import headtools as ht
 from headtools.organism.batches import TrainingBatches
-from headtools.sparse.loop import CLIP, Loop
-from headtools.sparse.training import learning, trained_weights
+from headtools.sparse._loop import CLIP, Loop
+from headtools.sparse._training import learning, trained_weights
 
 BOUND = 1.05
 RATE = 1e-5  # of the weights, so low that the model stays what it is

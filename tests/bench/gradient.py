@@ -17,7 +17,7 @@ import torch
 from subjects import Subject
 
 import headtools as ht
-from headtools.importance.inputs import frozen
+from headtools.importance._inputs import frozen
 
 WHY = "forward and the activations' half of backward"
 

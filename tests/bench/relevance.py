@@ -18,7 +18,7 @@ import transformers
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.importance.inputs import frozen
+from headtools.importance._inputs import frozen
 
 UNIT = "forward and back to the embeddings"
 BOUNDS = {"attnlrp": 1.08, "cp": 1.08, "epsilon": None, "zplus": None}

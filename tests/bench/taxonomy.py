@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
 import headtools as ht
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 
 BOUND = 1.15
 UNIT, WHY = "eager forward", "statistics of maps that the pass computes"

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import headtools as ht
-from headtools.roles import geometry
+from headtools import geometry
 from headtools.roles import induction as back
 
 from ..heads.zoo import VOCAB

@@ -13,8 +13,8 @@ import torch.nn.utils.prune
 from torch import nn
 
 import headtools as ht
-from headtools.heads.weights import bias_of, shape_of, weight_of
-from headtools.roles.geometry import ov, qk
+from headtools.geometry.subspaces import ov, qk
+from headtools.heads._weights import bias_of, shape_of, weight_of
 
 from .reference import untouched
 from .zoo import error, fresh, run

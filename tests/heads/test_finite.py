@@ -7,17 +7,17 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import headtools as ht
-from headtools.heads.finite import refuse_broken, refuse_unfit, unfit_weights
+from headtools.geometry.circuits import ov, qk
+from headtools.geometry.composition import composition
+from headtools.geometry.composition import copying as ov_copying
+from headtools.geometry.subspaces import effective_rank
+from headtools.heads._finite import refuse_broken, refuse_unfit, unfit_weights
 from headtools.roles import induction
 from headtools.roles.attention_probe import attention_probe
-from headtools.roles.circuits import ov, qk
-from headtools.roles.composition import composition
-from headtools.roles.composition import copying as ov_copying
-from headtools.roles.geometry import effective_rank
-from headtools.roles.probe import probe
-from headtools.roles.states import word_states
-from headtools.sparse.alike import alike
-from headtools.sparse.curves import curve
+from headtools.roles.probing import probe
+from headtools.roles.word_states import word_states
+from headtools.sparse.head_similarity import alike
+from headtools.sparse.pruning_curve import curve
 
 NAN = float("nan")
 HURT = r"the weights of encoder 1, head 2, hold NaN \(.*layer\.1\.attention\.self\.query\.weight\)"

@@ -4,9 +4,9 @@ import pytest
 import torch
 from scipy import stats
 
-from headtools.heads import intervals
-from headtools.heads.intervals import around, bootstrap, bounds, percentiles
-from headtools.importance.intervals import of_ratio
+from headtools.heads import bootstrap as intervals
+from headtools.heads.bootstrap import around, bootstrap, bounds, percentiles
+from headtools.importance._intervals import of_ratio
 
 
 def covered(ends, truth):

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.heads import interventions
-from headtools.heads.attention import EAGER, SDPA
-from headtools.importance.inputs import frozen
-from headtools.sparse.training import learning
+from headtools.heads import _interventions as interventions
+from headtools.heads._attention import EAGER, SDPA
+from headtools.importance._inputs import frozen
+from headtools.sparse._training import learning
 
 from .reference import assert_same_state, state, untouched
 from .zoo import fresh, logits, run, zoo_model
@@ -44,7 +44,7 @@ def crossed(*contexts):
 
 
 def contexts_of(model, batch):
-    from headtools.roles.erase import erased, erasure
+    from headtools.roles.erasure import erased, erasure
 
     with ht.record(model, want="z") as source:
         run(model, batch)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.heads.attention import attention_function, even_heads
+from headtools.heads._attention import attention_function, even_heads
+from headtools.heads._replacement import check_by, generator_of, pools_of, put, stand_in
 from headtools.heads.gates import replaced
-from headtools.heads.replacement import check_by, generator_of, pools_of, put, stand_in
 
 from .homemade import attention
 from .reference import untouched

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from headtools.heads.kinds import causal_by_caller, find_kind
-from headtools.heads.layout import find_output, find_projections, head_width, looks_like_attention
+from headtools.heads._kinds import causal_by_caller, find_kind
+from headtools.heads._layout import find_output, find_projections, head_width, looks_like_attention
 from headtools.heads.sites import _short
 
 OLDER = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")

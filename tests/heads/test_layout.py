@@ -6,7 +6,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 import headtools as ht
-from headtools.heads.layout import (
+from headtools.heads._layout import (
     Projection,
     find_output,
     find_projections,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.heads.attention import KEPT_BIAS
-from headtools.heads.layer_config import LayerConfig, unwrapped
+from headtools.heads._attention import KEPT_BIAS
+from headtools.heads._layer_config import LayerConfig, unwrapped
 
 from .reference import checkpoint, open_gates, some_heads, watch
 from .zoo import BUILDERS, INTERFACE, RENAMED, error, fresh, run, valid, zoo_model

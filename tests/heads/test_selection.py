@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.heads.selection import device_of, refuse_compiled, refuse_offloaded, select, watch_inputs
+from headtools.heads._select import device_of, refuse_compiled, refuse_offloaded, select, watch_inputs
 
 from .reference import untouched
 from .zoo import fresh, zoo_model

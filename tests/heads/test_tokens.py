@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.heads.tokens import model_inputs, real_tokens
+from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.importance.ablation import ablation_losses
 from headtools.importance.confidence import confidence
 from headtools.importance.gradient import gradient

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.importance import suffix
+from headtools.importance._replay import runs as suffix
 from headtools.importance.ablation import ablation, ablation_losses
 from headtools.importance.loss import label_loss
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.importance.curvature import curvature
-from headtools.importance.suffix import losses
+from headtools.importance._curvature import curvature
+from headtools.importance._replay.runs import losses
 
 from ..heads.reference import untouched
 from ..heads.zoo import fresh, zoo_model

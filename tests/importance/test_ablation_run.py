@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.importance import rises, suffix
+from headtools.importance import _loss_increase as rises
+from headtools.importance._replay import runs as suffix
 
 from ..heads.zoo import zoo_model
 from .test_ablation import quietly, scored

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from headtools.importance.copies import axes_by_rows, batch_axes, check_alike, copies_of, doubtful, form_of
+from headtools.importance._replay.copies import axes_by_rows, batch_axes, check_alike, copies_of, doubtful, form_of
 
 Pair = namedtuple("Pair", "a b")
 ONES = torch.ones

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import headtools as ht
+from headtools.importance._curvature import curvature
 from headtools.importance.ablation import ablation, ablation_losses
-from headtools.importance.curvature import curvature
+from headtools.importance.all_but_one import keep_one
 from headtools.importance.gradient import gate_gradients, gradient
-from headtools.importance.keep_one import keep_one
 
 from ..heads.zoo import fresh, logits, zoo_model
 from .test_gradient import close, labelled

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 import headtools as ht
+from headtools.importance._intervals import of_normalised, of_ratio, scored
 from headtools.importance.gradient import gate_gradients, gradient
-from headtools.importance.intervals import of_normalised, of_ratio, scored
 from headtools.importance.loss import label_loss
 
 from ..heads.zoo import ALL, BUILDERS, fresh, logits, zoo_model

@@ -7,13 +7,13 @@ import torch
 import transformers as tf
 
 import headtools as ht
+from headtools.importance._inputs import each_batch
 from headtools.importance.ablation import ablation, ablation_losses
+from headtools.importance.all_but_one import keep_one
 from headtools.importance.confidence import confidence
 from headtools.importance.gradient import gate_gradients, gradient
-from headtools.importance.inputs import each_batch
-from headtools.importance.keep_one import keep_one
 from headtools.importance.loss import each_loss
-from headtools.importance.lrp import relevance
+from headtools.importance.relevance import relevance
 
 from ..heads.zoo import zoo_model
 from .test_gradient import close, labelled

@@ -7,10 +7,10 @@ import torch
 import transformers as tf
 from torch import nn
 
-from headtools.heads.tokens import real_tokens, two_sided
-from headtools.importance.explained import explained
-from headtools.importance.inputs import chosen_sites, each_batch
-from headtools.importance.intervals import of_normalised, of_ratio, scored
+from headtools.heads._tokens import real_tokens, two_sided
+from headtools.importance._inputs import chosen_sites, each_batch
+from headtools.importance._intervals import of_normalised, of_ratio, scored
+from headtools.importance._lrp.targets import explained
 from headtools.importance.loss import continues, each_loss, label_loss
 
 from ..heads.zoo import zoo_model

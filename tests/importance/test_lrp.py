@@ -8,11 +8,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import headtools as ht
+from headtools.importance._inputs import frozen
+from headtools.importance._lrp.passes import position_tables
+from headtools.importance._lrp.rule_set import NAMED, Rules
+from headtools.importance._lrp.rules import rules
 from headtools.importance.gradient import gate_gradients
-from headtools.importance.inputs import frozen
-from headtools.importance.lrp import propagate, relevance
-from headtools.importance.passes import position_tables
-from headtools.importance.rules import NAMED, Rules, rules
+from headtools.importance.relevance import propagate, relevance
 
 from ..heads.zoo import ALL, BUILDERS, fresh, logits, zoo_model
 from .test_gradient import labelled, singles

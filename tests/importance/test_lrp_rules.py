@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from headtools.importance.inputs import frozen
-from headtools.importance.passes import position_tables
-from headtools.importance.rules import NAMED, Rules, named, rules
+from headtools.importance._inputs import frozen
+from headtools.importance._lrp.passes import position_tables
+from headtools.importance._lrp.rule_set import NAMED, Rules, named
+from headtools.importance._lrp.rules import rules
 
 from ..heads.zoo import ALL, error, logits, run, zoo_model
 

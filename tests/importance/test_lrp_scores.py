@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from headtools.importance.lrp import propagate, relevance
-from headtools.importance.tangent import degree
+from headtools.importance._lrp.tangent import degree
+from headtools.importance.relevance import propagate, relevance
 
 from ..heads.zoo import fresh
 from .test_lrp import CONSTANT, OwnModel, close, double, picked

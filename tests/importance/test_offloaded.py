@@ -6,7 +6,7 @@ import torch
 
 import headtools as ht
 from headtools._engine.store import fingerprint
-from headtools.roles.circuits import ov, qk
+from headtools.geometry.circuits import ov, qk
 
 from ..heads.zoo import fresh, zoo_model
 

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from headtools.importance.operations import WIDE
-from headtools.importance.rules import NAMED, Rules, rules
+from headtools.importance._lrp.operations import WIDE
+from headtools.importance._lrp.rule_set import NAMED, Rules
+from headtools.importance._lrp.rules import rules
 
 from .test_lrp_rules import back, draw
 

@@ -7,7 +7,7 @@ import torch
 from sacrebleu.metrics import BLEU, CHRF
 
 import headtools as ht
-from headtools.heads.intervals import around
+from headtools.heads.bootstrap import around
 
 WORDS = ["der", "die", "das", "Hund", "Katze", "Vogel", "sieht", "kennt", "sucht", "den", "einen", "."]
 

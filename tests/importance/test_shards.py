@@ -11,8 +11,8 @@ import torch
 from processes import ended, needs_forks, start, together
 
 import headtools as ht
+from headtools.importance import _loss_increase as rises_module
 from headtools.importance import gradient as gradient_module
-from headtools.importance import rises as rises_module
 
 from ..heads.zoo import zoo_model
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from headtools.sparse.concrete import HardConcrete
+from headtools.sparse.hard_concrete import HardConcrete
 
 
 def not_implemented(*arguments):

@@ -10,8 +10,8 @@ import transformers as tf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import headtools as ht
-from headtools.lesson.page import Section, page, write
-from headtools.roles.corpus import Sentence
+from headtools._report.page import Section, page, write
+from headtools.roles.sentence import Sentence
 
 ENGLISH = ht.corpus("english", "all", limit=24)
 MARKS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex
 
 from headtools.lesson.role_map import COLOURS, beside_baselines, role_map
-from headtools.roles.holders import LETTERS, NONE, holders
+from headtools.roles.head_functions import LETTERS, NONE, holders
 
 ROWS = [
     ("encoder", 0, 0, "eos", 0.9, True),

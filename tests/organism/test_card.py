@@ -11,10 +11,10 @@ import torch
 
 import headtools as ht
 from headtools.organism import roles_found
-from headtools.organism.checksums import ASSETS
+from headtools.organism._checksums import ASSETS
 from headtools.organism.evaluate import bleu
 from headtools.organism.shipped import shipped
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 from recipes import _role_use, gates, growth, head_importance, scorecard
 
 CARD = (ASSETS / "README.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import torch
 import headtools as ht
 from headtools.organism.features import FEATURES, feature, kept, labels
 from headtools.organism.lexicon import is_accented
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 
 MODEL, TOKENIZER = ht.load()
 SENTENCES = ht.corpus("organism", limit=12)

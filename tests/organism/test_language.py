@@ -11,7 +11,8 @@ from headtools.organism import lexicon as lx
 from headtools.organism.grammar import HARD, SHORT
 from headtools.organism.language import SPLITS, frequency, sentences
 from headtools.organism.vocabulary import SPECIAL, gloss, vocabulary
-from headtools.roles.corpus import corpus, is_tree
+from headtools.roles.corpus import corpus
+from headtools.roles.sentence import is_tree
 
 FIRST_TEST = "Belena hád followed the lámp near the sóngs often and shé had jumped over á song very small ."
 

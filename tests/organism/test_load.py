@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headtools.organism.checksums import ASSETS, CHECKSUMS, checksum
+from headtools.organism._checksums import ASSETS, CHECKSUMS, checksum
 from headtools.organism.load import load, translate
 from headtools.roles.corpus import corpus
 from recipes._publish import FILES

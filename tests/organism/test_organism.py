@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from headtools.organism.checksums import ASSETS
+from headtools.organism._checksums import ASSETS
 from headtools.organism.evaluate import bleu
 from headtools.organism.load import load
 from headtools.roles.corpus import corpus

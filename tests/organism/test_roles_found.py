@@ -7,7 +7,7 @@ import torch
 
 import headtools as ht
 from headtools.organism import roles_found
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import torch
 
 import headtools as ht
 from headtools.organism.features import feature, kept
-from headtools.organism.said import said, share
 from headtools.organism.vocabulary import vocabulary
+from headtools.organism.word_predictions import said, share
 
 
 @pytest.mark.parametrize("name", ["gender", "number", "topic", "left"])

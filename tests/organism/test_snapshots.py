@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headtools.organism import snapshots
-from headtools.organism.checksums import CHECKSUMS, checksum
+from headtools.organism._checksums import CHECKSUMS, checksum
 from headtools.organism.load import load
 
 

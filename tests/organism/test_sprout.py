@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.organism import sprout
-from headtools.organism.sprout import Sprout, losses, repeats, train
+from headtools.organism import toy_decoder as sprout
+from headtools.organism.toy_decoder import Sprout, losses, repeats, train
 
 
 def some_ids(n=4, seed=0):

@@ -6,8 +6,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from headtools.organism.load import load
-from headtools.roles.alignment import NONE, align, to_words
-from headtools.roles.corpus import Sentence, corpus
+from headtools.roles.corpus import corpus
+from headtools.roles.sentence import Sentence
+from headtools.roles.word_alignment import NONE, align, to_words
 
 SENTENCES = [
     ("The", "naïve", "café", "owner", "did", "n't", "reply", "—", "unbelievable", "!"),

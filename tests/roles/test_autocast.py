@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.roles import induction, linear
-from headtools.roles.alignment import to_words
+from headtools.roles import _linear as linear
+from headtools.roles import induction
 from headtools.roles.attention_probe import _Pairs
 from headtools.roles.taxonomy import taxonomy
+from headtools.roles.word_alignment import to_words
 
 from .test_taxonomy import SAID, bert, wordpieces  # noqa: F401
 
@@ -68,7 +69,7 @@ def test_is_the_same_inside_autocast(function):
 
 
 def test_copying_multiplies_in_full_precision():
-    from headtools.organism.sprout import Sprout
+    from headtools.organism.toy_decoder import Sprout
 
     model = Sprout().double()
     plain, inside = both(lambda: induction.copying(model, n=5, length=8))

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from headtools.roles.corpus import Sentence, corpus
+from headtools.roles.corpus import corpus
+from headtools.roles.sentence import Sentence
 
 GOOD = """# sent_id = 1
 # text = Don't sleep, it said.

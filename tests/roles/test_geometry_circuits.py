@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import headtools as ht
+from headtools import geometry
+from headtools.geometry._bilinear import output_value_obstacles, query_key_obstacles
 from headtools.heads.sites import sites
-from headtools.roles import geometry
-from headtools.roles.bilinear import output_value_obstacles, query_key_obstacles
 
 from ..heads.zoo import ALL, INTERFACE, fresh, zoo_model
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import headtools as ht
+from headtools import geometry
+from headtools.geometry.circuits import Circuits
+from headtools.geometry.low_rank import Factored
 from headtools.heads.prune import prune
-from headtools.roles import geometry
-from headtools.roles.circuits import Circuits
-from headtools.roles.factored import Factored
 
 from ..heads.zoo import fresh, zoo_model
 

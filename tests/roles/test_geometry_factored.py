@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headtools.roles import geometry
-from headtools.roles.factored import Factored
+from headtools import geometry
+from headtools.geometry.low_rank import Factored
 
 law = settings(max_examples=15, deadline=None)
 SIZES = st.tuples(st.integers(2, 9), st.integers(1, 4), st.integers(2, 9))

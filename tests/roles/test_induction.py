@@ -15,7 +15,7 @@ from transformers import (
 )
 
 import headtools as ht
-from headtools.organism.sprout import Sprout
+from headtools.organism.toy_decoder import Sprout
 from headtools.roles import induction as looking
 
 GPT2 = GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)

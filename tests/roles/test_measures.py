@@ -2,10 +2,10 @@
 
 import torch
 
-from headtools.roles import measures
-from headtools.roles.alignment import to_words
-from headtools.roles.tally import Draws, Tally
-from headtools.roles.units import between, make_units
+from headtools.roles._taxonomy import statistics as measures
+from headtools.roles._taxonomy.running_sums import Draws, Tally
+from headtools.roles._taxonomy.spans import between, make_units
+from headtools.roles.word_alignment import to_words
 
 
 def test_content_is_the_correlation_without_position():

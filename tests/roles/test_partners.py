@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from headtools.roles._taxonomy.annotation import Places, Words, gold
+from headtools.roles._taxonomy.plan import Plan, looks, weights
+from headtools.roles._taxonomy.sequences import Side, word_sides
+from headtools.roles._taxonomy.spans import make_units, units_of_words
+from headtools.roles._taxonomy.targets import nearest_nominal
 from headtools.roles.conventions import EDGES, LEVELS, Conventions
-from headtools.roles.corpus import Sentence
-from headtools.roles.gold import Places, Words, gold
-from headtools.roles.partners import nearest_nominal
-from headtools.roles.plan import Plan, looks, weights
-from headtools.roles.sides import Side, word_sides
-from headtools.roles.units import make_units, units_of_words
+from headtools.roles.sentence import Sentence
 
 FORMS = ("a", "b", "c", "d", ".", "'s")
 TAGS = ("NOUN", "PRON", "VERB", "PUNCT", "_")

@@ -8,12 +8,12 @@ import torch
 import transformers as tf
 
 import headtools as ht
+from headtools.roles._linear import discriminant, logistic, standard
+from headtools.roles._tasks import control, labels, lookup, name_of
 from headtools.roles.controls import untrained
-from headtools.roles.corpus import Sentence
-from headtools.roles.linear import discriminant, logistic, standard
-from headtools.roles.probe import COLUMNS, probe, share
-from headtools.roles.states import Place, word_states
-from headtools.roles.tasks import control, labels, lookup, name_of
+from headtools.roles.probing import COLUMNS, probe, share
+from headtools.roles.sentence import Sentence
+from headtools.roles.word_states import Place, word_states
 
 MODEL, TOKENIZER = ht.load()
 TRAIN, TEST = (ht.corpus("organism", split, limit=60) for split in ("validation", "test"))
@@ -180,7 +180,7 @@ def test_states_refuse(monkeypatch):
         word_states(MODEL, TOKENIZER, TEST[:1], only=[[True]])
     with pytest.raises(IndexError, match=r"heads 0\.\.7"):
         word_states(MODEL, TOKENIZER, TEST[:1], heads=[("encoder", 0, 8)])
-    monkeypatch.setattr("headtools.roles.states.MOST_BYTES", 1000)
+    monkeypatch.setattr("headtools.roles.word_states.MOST_BYTES", 1000)
     with pytest.raises(ValueError, match=r"give about [0-9]+ words"):
         word_states(MODEL, TOKENIZER, TEST[:2])
 

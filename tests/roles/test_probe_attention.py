@@ -7,7 +7,7 @@ import torch
 import headtools as ht
 from headtools.roles import attention_probe as ap
 from headtools.roles.attention_probe import METHODS, attention_probe
-from headtools.roles.corpus import Sentence
+from headtools.roles.sentence import Sentence
 
 MODEL, TOKENIZER = ht.load()
 TRAIN, TEST = (ht.corpus("organism", split, limit=40) for split in ("validation", "test"))

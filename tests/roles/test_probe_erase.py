@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.roles.erase import erased, erasure
+from headtools.roles.erasure import erased, erasure
 
 MODEL, TOKENIZER = ht.load()
 BATCH = dict(TOKENIZER([str(s) for s in ht.corpus("organism", limit=4)], padding=True, return_tensors="pt"))

@@ -19,18 +19,18 @@ from transformers import (
 
 import headtools as ht
 from headtools.organism import roles_found
-from headtools.roles.alignment import align, to_words
+from headtools.roles._taxonomy.batch_sums import Running
+from headtools.roles._taxonomy.plan import looks
+from headtools.roles._taxonomy.running_sums import Draws
+from headtools.roles._taxonomy.sequences import count_words, word_sides
+from headtools.roles._taxonomy.table import table
+from headtools.roles._taxonomy.targets import looked_at
 from headtools.roles.baselines import best_offsets, offset_baselines
 from headtools.roles.controls import shuffled, untrained
 from headtools.roles.conventions import CLARK, Conventions
-from headtools.roles.corpus import Sentence
-from headtools.roles.partners import looked_at
-from headtools.roles.plan import looks
-from headtools.roles.rows import table
-from headtools.roles.running import Running
-from headtools.roles.sides import count_words, word_sides
-from headtools.roles.tally import Draws
+from headtools.roles.sentence import Sentence
 from headtools.roles.taxonomy import best, taxonomy
+from headtools.roles.word_alignment import align, to_words
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "dog", "cat", "play", "##ed", "##ing", "it", "saw", "."]
 SAID = [
@@ -484,10 +484,10 @@ def test_a_layer_that_runs_three_times_is_the_mean_of_them():
 
 
 def test_maps_of_something_else_are_refused(bert):
+    from headtools.roles._taxonomy.plan import Plan
+    from headtools.roles._taxonomy.sequences import count_words, make_sides
+    from headtools.roles._taxonomy.targets import nearest_nominal
     from headtools.roles.conventions import VOITA
-    from headtools.roles.partners import nearest_nominal
-    from headtools.roles.plan import Plan
-    from headtools.roles.sides import count_words, make_sides
 
     words = count_words(wordpieces(), SAID, None)
     _, sides = make_sides(bert, wordpieces(), SAID, ["encoder"], VOITA, words, False)

@@ -9,13 +9,14 @@ import torch
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
 import headtools as ht
-from headtools.roles import batches, running
-from headtools.roles.batches import TOGETHER as WINDOW
-from headtools.roles.batches import prepared
+from headtools.roles._taxonomy import batch_sums as running
+from headtools.roles._taxonomy import batches
+from headtools.roles._taxonomy.batch_sums import Running
+from headtools.roles._taxonomy.batches import TOGETHER as WINDOW
+from headtools.roles._taxonomy.batches import prepared
+from headtools.roles._taxonomy.running_sums import TOGETHER, Draws, Tally
 from headtools.roles.conventions import Conventions
-from headtools.roles.corpus import Sentence
-from headtools.roles.running import Running
-from headtools.roles.tally import TOGETHER, Draws, Tally
+from headtools.roles.sentence import Sentence
 from headtools.roles.taxonomy import taxonomy
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "dog", "cat", "play", "##ed", "##ing", "it", "saw", "."]

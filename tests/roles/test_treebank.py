@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from headtools.roles.corpus import Sentence, corpus, is_tree
-from headtools.roles.treebank import COLUMNS, read
+from headtools.roles.conllu import COLUMNS, read
+from headtools.roles.corpus import corpus
+from headtools.roles.sentence import Sentence, is_tree
 
 # Comments, documents, paragraphs, a range with SpaceAfter=No, empty nodes at the start and inside, an enhanced graph,
 # subtypes, a form with a space in it, _ as a word, several keys in MISC.

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.roles import geometry
-from headtools.sparse.fit import fit_gates, recover
+from headtools import geometry
+from headtools.sparse.fit_gates import fit_gates, recover
 
 from ..heads.zoo import error, fresh, run
 

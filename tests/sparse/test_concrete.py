@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headtools as ht
-from headtools.sparse.concrete import HardConcrete
+from headtools.sparse.hard_concrete import HardConcrete
 
 from ..heads.zoo import fresh, run
 

@@ -8,7 +8,7 @@ import torch
 
 import headtools as ht
 from headtools.importance.gradient import gradient
-from headtools.sparse.curves import all_heads, curve, curves, greedy_order, random_order
+from headtools.sparse.pruning_curve import all_heads, curve, curves, greedy_order, random_order
 
 from ..heads.zoo import fresh, logits, run, zoo_model
 

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM
 
 import headtools as ht
-from headtools.sparse import checkpoint
-from headtools.sparse.concrete import HardConcrete
-from headtools.sparse.fit import fit_gates, recover
+from headtools.sparse import _checkpoint as checkpoint
+from headtools.sparse.fit_gates import fit_gates, recover
+from headtools.sparse.hard_concrete import HardConcrete
 
 from ..heads.zoo import fresh, run, zoo_model
 

@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import headtools as ht
+from headtools.geometry.subspaces import ov
 from headtools.importance.loss import label_loss
-from headtools.roles.geometry import ov
 
 from ..heads.reference import untouched
 from ..laws import close, law, logits, logits_of, real, some

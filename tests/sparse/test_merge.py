@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.roles.geometry import ov
-from headtools.sparse.alike import alike, closest
+from headtools.geometry.subspaces import ov
+from headtools.sparse._least_squares import moments
+from headtools.sparse.head_similarity import alike, closest
 from headtools.sparse.merge import merge, refit
-from headtools.sparse.moments import moments
 
 from ..heads.batches import VOCAB
 from ..heads.reference import bias_of, output_matrix, untouched, watch

@@ -9,7 +9,7 @@ import torch
 
 import headtools as ht
 from headtools.heads.gates import gates
-from headtools.sparse.fit import fit_gates, recover
+from headtools.sparse.fit_gates import fit_gates, recover
 
 from ..heads.reference import state, untouched
 from ..heads.zoo import error, fresh, run

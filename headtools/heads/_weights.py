@@ -1,0 +1,332 @@
+"""The weight that a projection applies, whatever stands between its parameters and its result.
+
+An adapter of PEFT adds a matrix of low rank beside the layer; ``weight_norm``, ``spectral_norm`` and
+``torch.nn.utils.prune`` compute the weight from other parameters; a quantised layer keeps whole numbers and scales.
+Code that reads weights asks :func:`weight_of` and :func:`bias_of`; code that changes them first :func:`refuse_wrapped`.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from headtools.heads._precision import without_autocast
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # 8-bit floats come with scales of their own
+MERGE = "model = model.merge_and_unload()"
+# layers of PEFT, by the end of their module's name, whose merged copy computes what they compute: each has a test
+_MERGEABLE = ("lora.layer", "ia3.layer", "loha.layer", "lokr.layer", "adalora.layer", "oft.layer", "vera.layer")
+
+
+@without_autocast
+def weight_of(module: nn.Module) -> Tensor:
+    """Return the weight that a projection applies in its next run, in the layout of the layer itself.
+
+    Differentiable in the parameters it is made of, but for adapters other than plain LoRA. Raises ``TypeError`` for a
+    quantised layer and ``ValueError`` for an adapter or norm that has no one weight.
+
+    >>> weight_of(nn.Linear(2, 3)).shape
+    torch.Size([3, 2])
+    """
+    if _is_copied(module):
+        return weight_of(_active_copy(module))
+    if is_adapter(module):
+        if not _is_plain_lora(module):
+            return weight_of(_merged(module))
+        weight = weight_of(module.base_layer)
+        for adapter in _lora_in_use(module):
+            wide = torch.promote_types(module.lora_B[adapter].weight.dtype, torch.float32)
+            added = module.lora_B[adapter].weight.to(wide) @ module.lora_A[adapter].weight.to(wide)
+            added = added * module.scaling[adapter]
+            weight = weight + (added.T if is_transposed(module) else added).to(weight.device)
+        return weight
+    refuse_quantised(module, "read its weights")
+    return _tensor(module, "weight")
+
+
+@without_autocast
+def bias_of(module: nn.Module) -> Tensor | None:
+    """Return the bias that a projection adds in its next run, or None; as :func:`weight_of`."""
+    if _is_copied(module):
+        return bias_of(_active_copy(module))
+    if is_adapter(module):
+        if not _is_plain_lora(module):
+            return bias_of(_merged(module))
+        bias = bias_of(module.base_layer)
+        for adapter in _lora_in_use(module):
+            added = module.lora_B[adapter].bias
+            if added is not None:
+                added = added * module.scaling[adapter]
+                bias = added if bias is None else bias + added.to(bias.device)
+        return bias
+    bias = _tensor(module, "bias") if hasattr(module, "bias") else None
+    return bias() if callable(bias) and not isinstance(bias, Tensor) else bias
+
+
+def shape_of(module: nn.Module) -> tuple[int, int]:
+    """Return how many features a projection writes and reads; nothing is computed and no weight unpacked.
+
+    >>> shape_of(nn.Linear(2, 3))
+    (3, 2)
+    """
+    layer = unwrapped(module)
+    weight = layer._parameters.get("weight")
+    if weight is not None and weight.dim() == 2 and weight.dtype in FLOATS:
+        shape = tuple(weight.shape)
+        return shape[::-1] if is_transposed(layer) else shape
+    if is_transposed(layer):
+        return layer.nf, layer.nx
+    if isinstance(getattr(layer, "out_features", None), int):  # a weight that is computed, packed or quantised
+        return layer.out_features, layer.in_features
+    return tuple(layer.weight.shape)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Tell GPT-2's Conv1D, whose weight is (in, out), from nn.Linear, whose weight is (out, in), wrapped or not."""
+    return any(kind.__name__ == "Conv1D" for kind in type(unwrapped(module)).__mro__)
+
+
+def is_projection(module: nn.Module) -> bool:
+    """Tell a layer that multiplies by one matrix, wrapped, quantised or plain."""
+    layer = unwrapped(module)
+    if isinstance(layer, nn.Linear) or is_transposed(layer):
+        return True
+    weight = getattr(layer, "weight", None)
+    if isinstance(weight, Tensor):
+        return weight.dim() == 2
+    packed = callable(weight) or isinstance(getattr(layer, "qweight", None), Tensor)  # torch.ao; GPTQ, AWQ
+    return packed and isinstance(getattr(layer, "in_features", None), int)
+
+
+def is_adapter(module: object) -> bool:
+    """Tell a layer that PEFT has put around another."""
+    tuners = sys.modules.get("peft.tuners.tuners_utils")  # who has an adapter has imported peft
+    return tuners is not None and isinstance(module, tuners.BaseTunerLayer) and hasattr(module, "base_layer")
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Tell a model that PEFT has changed: adapters around its layers, copies of them, or prompts before its input."""
+    return hasattr(model, "peft_config") or any(is_adapter(m) or _is_copied(m) for m in model.modules())
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the layer inside PEFT's wrappers: the module itself where there are none."""
+    while is_adapter(module) or _is_copied(module):
+        module = _active_copy(module) if _is_copied(module) else module.base_layer
+    return module
+
+
+def unused_copies(model: nn.Module) -> set[nn.Module]:
+    """Return the modules that stand in a model and do not run: what ``modules_to_save`` of PEFT made copies of."""
+    unused = set()
+    for module in model.modules():
+        if _is_copied(module):
+            active = _active_copy(module)
+            for one in (module.original_module, *module.modules_to_save.values()):
+                unused |= set(one.modules()) if one is not active else set()
+    return unused
+
+
+def refuse_quantised(module: nn.Module, what: str) -> None:
+    """Raise ``TypeError`` for a layer that keeps no floating-point weight."""
+    layer = unwrapped(module)
+    kind = _quantised(layer)
+    if kind:
+        raise TypeError(
+            f"{type(layer).__name__} keeps its weights as {kind}; load the model in floating point to {what}. Gates, "
+            "ablation and records of z work on quantised layers too"
+        )
+
+
+def refuse_without_backward(model: nn.Module, what: str) -> None:
+    """Raise ``TypeError`` for a model with layers of torch.ao: they run forward only and pass no gradient on."""
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith("torch.ao.") and callable(getattr(module, "weight", None)):
+            raise TypeError(
+                f"{what} needs gradients, and {name} ({type(module).__name__}, {type(module).__module__}) passes none "
+                "on; load the model in floating point. ablation(model, batches) works with forward passes alone"
+            )
+
+
+def refuse_wrapped(model: nn.Module, modules: Iterable[nn.Module], what: str) -> None:
+    """Raise ``ValueError`` where one of ``modules`` does not apply its own weight: to change that would not be enough.
+
+    >>> layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    >>> refuse_wrapped(nn.Sequential(layer), [layer], "prune")
+    Traceback (most recent call last):
+    ...
+    ValueError: prune changes weights, and the weight of 0 is computed by torch.nn.utils.parametrize; ...
+    """
+    names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
+    for module in dict.fromkeys(modules):
+        found = _wrapping(model, module, names.get(id(module), type(module).__name__))
+        if found:
+            raise ValueError(f"{what} changes weights, and {found}")
+
+
+def refuse_wrapped_model(model: nn.Module, what: str) -> None:
+    """Raise ``ValueError`` for a model whose own weights are not all that it computes with.
+
+    Norms of convolutions stay: they belong to the architecture (Wav2Vec 2), and a fresh model has them too.
+    """
+    if has_adapters(model):
+        raise ValueError(
+            f"{what} writes the model's own weights, and {type(model).__name__} has adapters of PEFT, which would be "
+            f"lost; {_merging(model)}. To keep the adapters alone, use model.save_pretrained(folder)"
+        )
+    for name, module in model.named_modules():
+        found = _wrapping(model, module, name) if is_projection(module) else None
+        if found or any(isinstance(h, BasePruningMethod) for h in module._forward_pre_hooks.values()):
+            found = found or _by_hook(model, module, name)
+            raise ValueError(f"{what} writes plain weights, and {found}")
+
+
+def _wrapping(model: nn.Module, module: nn.Module, name: str) -> str | None:
+    """Return what stands between a module's parameters and its result, and the line that removes it."""
+    place = f'model.get_submodule("{name}")'
+    if is_adapter(module) or _is_copied(module):
+        kind = type(module).__module__.split(".")[-2] if is_adapter(module) else "modules_to_save"
+        return f"{name} has an adapter of PEFT ({kind}) around it, which would go on as before; {_merging(model)}"
+    if parametrize.is_parametrized(module):
+        lines = "; ".join(
+            f'torch.nn.utils.parametrize.remove_parametrizations({place}, "{part}")' for part in module.parametrizations
+        )
+        parts = " and ".join(module.parametrizations)
+        return f"the {parts} of {name} is computed by torch.nn.utils.parametrize; make it a plain one: {lines}"
+    kind = _quantised(module)
+    if kind and is_projection(module):
+        return f"{name} keeps its weights as {kind}; load the model in floating point"
+    return _by_hook(model, module, name)
+
+
+def _by_hook(model: nn.Module, module: nn.Module, name: str) -> str | None:
+    """Return the same for what a hook computes before every run."""
+    place = f'model.get_submodule("{name}")'
+    for hook in module._forward_pre_hooks.values():
+        for kind, part, line in (
+            (BasePruningMethod, "_tensor_name", "prune.remove({}, {!r})"),
+            (WeightNorm, "name", "remove_weight_norm({}, {!r})"),
+            (SpectralNorm, "name", "remove_spectral_norm({}, {!r})"),
+        ):
+            if isinstance(hook, kind):
+                part = getattr(hook, part)
+                return (
+                    f"the {part} of {name} is computed before every run ({kind.__module__}); make it a plain one: "
+                    f"torch.nn.utils.{line.format(place, part)}"
+                )
+    return None
+
+
+def _merging(model: nn.Module) -> str:
+    """Return the advice to merge adapters."""
+    if hasattr(model, "merge_and_unload"):
+        return f"merge them first: {MERGE}"
+    return f"merge them first: model = peft.PeftModel.from_pretrained(plain_model, adapter_folder); {MERGE}"
+
+
+def _tensor(module: nn.Module, name: str) -> Tensor | None:
+    """Return a weight or bias as the module's next run uses it: what a hook computes may be out of date until then."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, BasePruningMethod) and hook._tensor_name == name:
+            return hook.apply_mask(module)
+        if isinstance(hook, WeightNorm) and hook.name == name:
+            return hook.compute_weight(module)
+        if isinstance(hook, SpectralNorm) and hook.name == name:
+            _refuse_moving(module)
+            return hook.compute_weight(module, do_power_iteration=False)
+    computed = getattr(module, "parametrizations", {})
+    if name in computed and any(isinstance(part, _SpectralNorm) for part in computed[name]):
+        _refuse_moving(module)
+    return getattr(module, name)
+
+
+def _refuse_moving(module: nn.Module) -> None:
+    if module.training:
+        raise ValueError(
+            "in training mode spectral_norm divides by another estimate in every run, so there is no one weight: call "
+            "model.eval()"
+        )
+
+
+def _quantised(layer: nn.Module) -> str | None:
+    """Return as what a layer keeps its weights, where that is no floating-point tensor."""
+    if parametrize.is_parametrized(layer, "weight"):
+        return None
+    weight = getattr(layer, "weight", None)
+    if isinstance(weight, Tensor):
+        return None if weight.dtype in FLOATS else str(weight.dtype)
+    if callable(weight) or isinstance(getattr(layer, "qweight", None), Tensor):
+        return "packed whole numbers"
+    return None
+
+
+# --- PEFT -------------------------------------------------------------------------------------------------------------
+
+
+def _is_copied(module: object) -> bool:
+    """Tell PEFT's ``modules_to_save``: a module and trained copies of it, of which one runs."""
+    other = sys.modules.get("peft.utils.other")
+    return other is not None and isinstance(module, other.ModulesToSaveWrapper)
+
+
+def _active_copy(module: nn.Module) -> nn.Module:
+    if module.disable_adapters or not module.active_adapters:
+        return module.original_module
+    return module.modules_to_save[module.active_adapters[0]]
+
+
+def _is_plain_lora(module: nn.Module) -> bool:
+    """Tell LoRA that adds s B A to a linear layer; DoRA and other variants do more."""
+    if type(module).__name__ != "Linear" or not type(module).__module__.endswith("peft.tuners.lora.layer"):
+        return False
+    variants = getattr(module, "lora_variant", {})  # from PEFT 0.16 on
+    return not any(variants.values()) and not any(module.use_dora.values())
+
+
+def _lora_in_use(module: nn.Module) -> list[str]:
+    """Return the names of the adapters that a LoRA layer adds beside its base in its next run."""
+    if module.merged and module.disable_adapters:
+        raise ValueError(f"an adapter is merged and disabled, and would be taken out by the next run: {MERGE}")
+    if module.merged or module.disable_adapters:
+        return []
+    active = [adapter for adapter in module.active_adapters if adapter in module.lora_A]
+    _refuse_dropout([module.lora_dropout[adapter] for adapter in active])
+    return active
+
+
+def _merged(module: nn.Module) -> nn.Module:
+    """Return a copy of the layer that an adapter stands around, with the adapter merged."""
+    path = type(module).__module__
+    variants = {type(variant).__name__ for variant in getattr(module, "lora_variant", {}).values()}
+    if not path.endswith(_MERGEABLE) or not variants <= {"DoraLinearVariant"}:
+        kind = " ".join([path, type(module).__name__, *sorted(variants)])
+        raise ValueError(f"headtools cannot read weights under an adapter of this kind ({kind}); merge it: {MERGE}")
+    if module.disable_adapters and module.merged:
+        raise ValueError(f"an adapter is merged and disabled, and would be taken out by the next run: {MERGE}")
+    if module.merged or module.disable_adapters:
+        return module.base_layer
+    refuse_quantised(module, "merge the adapter")
+    shares = [getattr(module, name, {}) for name in ("rank_dropout", "module_dropout")]  # of LoHa and LoKr
+    _refuse_dropout(module.modules(), module.training and any(any(share.values()) for share in shares))
+    merged = copy.deepcopy(module)
+    try:
+        merged.merge()
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"the adapter around {type(unwrapped(module)).__name__} cannot be merged: {error}") from error
+    return merged.base_layer
+
+
+def _refuse_dropout(modules: Iterable[nn.Module], also: bool = False) -> None:
+    if also or any("Dropout" in type(m).__name__ and getattr(m, "p", 0) and m.training for m in modules):
+        raise ValueError(
+            "in training mode the adapter drops out part of what it reads, so there is no one weight: call model.eval()"
+        )

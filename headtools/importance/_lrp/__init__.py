@@ -1,0 +1,1 @@
+"""How relevance is shared: rules for operations, the functions behind them, what is explained, and the passes."""

@@ -1,0 +1,92 @@
+"""Which numbers of a model's output relevance starts from, where no others are given: its highest logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headtools.heads._finite import cause
+from headtools.heads._tokens import IGNORE, two_sided
+from headtools.importance.loss import moves_labels
+
+Score = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,) or (B, steps)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The numbers to explain, ``values`` (B, steps), and which of them count, ``counted`` (B, steps)."""
+
+    values: Tensor
+    counted: Tensor
+
+
+def explained(model: nn.Module, outputs: Any, batch: Mapping, score: Score | None) -> Explained:
+    """Return what ``score(outputs, batch)`` gives, or the highest logit of every step.
+
+    Steps of a text with labels are those with a label (the one before, where the model continues its input); of a text
+    without, the tokens that its attention mask keeps.
+
+    Raises ``ValueError`` for numbers of another shape, NaN, or an example with no step.
+
+    >>> from types import SimpleNamespace as Outputs
+    >>> logits = torch.tensor([[[0.0, 2.0], [3.0, 1.0]]], requires_grad=True)
+    >>> told = explained(nn.Identity(), Outputs(logits=logits), {"attention_mask": torch.tensor([[1, 0]])}, None)
+    >>> told.values.tolist(), told.counted.tolist()
+    ([[2.0, 3.0]], [[True, False]])
+    """
+    values = _highest(model, outputs) if score is None else score(outputs, batch)
+    if not isinstance(values, Tensor) or values.dim() not in (1, 2) or not values.is_floating_point():
+        what = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(
+            f"the score must be one number per example, shape (B,), or one per example and step, (B, steps); got {what}"
+        )
+    if values.dim() == 1:
+        values = values[:, None]
+        counted = torch.ones_like(values, dtype=torch.bool)
+    else:
+        counted = _counted(model, batch, values)
+    finite = values.detach().isfinite() | ~counted
+    if not finite.all():
+        rows = (~finite).any(1).nonzero().flatten().tolist()
+        raise ValueError(f"the score of examples {rows} is NaN or infinite; {cause(model)}")
+    if not counted.any(1).all():
+        rows = (~counted.any(1)).nonzero().flatten().tolist()
+        raise ValueError(f"examples {rows} have no step to explain: drop them, or pass a score of shape (B,)")
+    if not values.requires_grad:
+        raise ValueError(
+            "the score does not depend on the model: compute it from the outputs, with gradients on. Where the model "
+            'itself ends in a softmax, return its logits: all rules but "attnlrp", "ratio" and "gradient" take a '
+            "softmax inside a model for attention, and hold it constant"
+        )
+    return Explained(values, counted)
+
+
+def _highest(model: nn.Module, outputs: Any) -> Tensor:
+    logits = getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
+        what = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else "no logits"
+        raise ValueError(
+            f"{type(model).__name__} came with {what}, so it has no highest logit: pass score=lambda outputs, batch: "
+            "..., one number per example, (B,)"
+        )
+    return logits.gather(-1, logits.argmax(-1, keepdim=True))[..., 0]
+
+
+def _counted(model: nn.Module, batch: Mapping, values: Tensor) -> Tensor:
+    labels = batch.get("labels")
+    if isinstance(labels, Tensor) and labels.shape == values.shape:
+        counted = labels != IGNORE
+        if moves_labels(model, batch):
+            counted = torch.cat([counted[:, 1:], counted.new_zeros(len(counted), 1)], 1)
+            mask = batch.get("attention_mask")
+            if isinstance(mask, Tensor) and mask.shape == counted.shape:  # padding on the left is followed by a word
+                counted = counted & mask.bool().to(counted.device)
+        return counted.to(values.device)
+    mask = batch.get("decoder_attention_mask" if two_sided(model) else "attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == values.shape:
+        return mask.bool().to(values.device)
+    return torch.ones_like(values, dtype=torch.bool)

@@ -1,0 +1,68 @@
+"""A sentence with gold annotation: words, heads, relations, parts of speech, coreference."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence: parallel tuples with one entry a word; words are counted from 1, and 0 means none.
+
+    words         the words as they are written, punctuation included
+    heads         number of each word's syntactic head; 0 for the root
+    relations     relation to the head, as Universal Dependencies name it: nsubj, obj, amod, ...; 'root' for the root.
+                  Subtypes are kept as the file has them, nsubj:pass; ``universal`` is without them
+    upos          part of speech: NOUN, VERB, ...
+    coreference   for a word that stands for something named before, the number of the word that names it first (most
+                  often a pronoun and its noun); 0 for every other word
+    target        words of the translation (organism only, else None)
+    alignment     for each word of the target, the number of the word it translates (organism only, else None)
+    topic         'sea', 'hill', 'city', or None where the sentence has no name (organism only, else None)
+    phenomena     for each word of the target, what else in the sentence it depends on: names of
+                  ``headtools.organism.translation.PHENOMENA``, such as 'subject' (organism only, else None)
+
+    >>> Sentence(("it", "slept"), (2, 0), ("nsubj", "root"), ("PRON", "VERB"), (0, 0)).dependents(2)
+    (1,)
+    """
+
+    words: tuple[str, ...]
+    heads: tuple[int, ...]
+    relations: tuple[str, ...]
+    upos: tuple[str, ...]
+    coreference: tuple[int, ...]
+    target: tuple[str, ...] | None = None
+    alignment: tuple[int, ...] | None = None
+    topic: str | None = None
+    phenomena: tuple[tuple[str, ...], ...] | None = None
+
+    def __str__(self) -> str:
+        """The words, with spaces between them: what the organism's tokenizer reads."""
+        return " ".join(self.words)
+
+    @property
+    def universal(self) -> tuple[str, ...]:
+        """The relations without their subtypes: nsubj for nsubj:pass, the same names in every language.
+
+        >>> Sentence(("was", "seen"), (2, 0), ("aux:pass", "root"), ("AUX", "VERB"), (0, 0)).universal
+        ('aux', 'root')
+        """
+        return tuple(relation.split(":")[0] for relation in self.relations)
+
+    def dependents(self, word: int) -> tuple[int, ...]:
+        """Numbers of the words whose head is the word with this number."""
+        return tuple(i for i, head in enumerate(self.heads, 1) if head == word)
+
+
+def is_tree(heads: tuple[int, ...]) -> bool:
+    """Whether the heads form one tree: exactly one root, and every word under it.
+
+    >>> is_tree((2, 0, 2)), is_tree((2, 1)), is_tree((0, 0))
+    (True, False, False)
+    """
+    under: list[list[int]] = [[] for _ in range(len(heads) + 1)]
+    for word, head in enumerate(heads, 1):
+        under[head].append(word)
+    reached, todo = 0, [*under[0]]
+    while todo:
+        reached += 1
+        todo += under[todo.pop()]
+    return len(under[0]) == 1 and reached == len(heads)

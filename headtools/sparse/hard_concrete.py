@@ -1,0 +1,237 @@
+"""Gates that learn to be exactly 0 or 1: the Hard Concrete distribution over any set of heads.
+
+A gate is a number in [0, 1] drawn anew at every training step. Its distribution has lumps at exactly 0 and exactly 1,
+whose sizes follow from one trained number, log alpha; so "how many gates are open" has an expectation and a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headtools.heads._precision import without_autocast
+from headtools.heads.scores import HeadScores
+from headtools.heads.sites import Site, Sites
+
+TEMPERATURE = 0.33
+STRETCH = (-0.1, 1.1)
+START = 2.2  # P(0) = .05: a gentle start from a converged model
+
+Over = Sites | Iterable[Site] | Mapping[tuple, int]
+
+
+class HardConcrete(nn.Module):
+    """One random gate for every head of ``over``, each with its own trained log alpha (Louizos et al. 2018).
+
+    With u uniform in (0, 1), a gate is ``clip(sigmoid((logit(u) + log alpha) / temperature) * (high - low) + low)``,
+    clipped to [0, 1], where ``stretch = (low, high)`` reaches beyond both ends (eq. 10, 11). A lower temperature and a
+    wider stretch leave less between the lumps.
+
+    ``over``: ``sites(model)``, some of its sites, or {("encoder", 2): number of heads}. ``start``: log alpha of every
+    gate, or {("encoder", 2): tensor (H,)}. ``sets``: train that many independent sets of gates side by side. The
+    defaults for temperature and stretch are those of Voita et al. 2019 (their code); Louizos et al. use 2/3.
+
+    ``log_alpha`` is a parameter of shape (n_heads,), or (sets, n_heads), all sites in one vector; ``split`` gives it
+    site by site. Probabilities have its shape; pass another ``log_alpha`` of any shape to have them for that.
+
+    Raises ``ValueError`` for a temperature that is not positive, a stretch that does not reach beyond [0, 1] on both
+    sides, no heads, or a start that does not fit.
+
+    >>> gates = HardConcrete({("encoder", 0): 2, ("encoder", 1): 1}, start=2.0)
+    >>> [round(p, 3) for p in (gates.p_zero()[0].item(), gates.p_one()[0].item(), gates.expected_l0().item())]
+    [0.058, 0.77, 2.827]
+    >>> gates.sample(generator=torch.Generator().manual_seed(0))["encoder", 0].shape
+    torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        over: Over,
+        *,
+        temperature: float = TEMPERATURE,
+        stretch: tuple[float, float] = STRETCH,
+        start: float | Mapping[tuple, Tensor] = START,
+        sets: int | None = None,
+    ) -> None:
+        super().__init__()
+        low, high = stretch
+        if not temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {temperature}; 0.33 or 2/3 are usual")
+        if not low < 0 < 1 < high:
+            raise ValueError(f"stretch must reach beyond 0 and 1 on both sides, such as (-0.1, 1.1), got {stretch}")
+        if sets is not None and sets < 1:
+            raise ValueError(f"sets is the number of sets of gates, 1 or more, got {sets}")
+        self.temperature, self.stretch, self.sets = float(temperature), (float(low), float(high)), sets
+        self.sizes = _sizes(over)
+        flat = _start(start, self.sizes)
+        self.log_alpha = nn.Parameter(flat if sets is None else flat.repeat(sets, 1))
+
+    # --- the distribution -------------------------------------------------------------------------------------------
+
+    def p_zero(self, log_alpha: Tensor | None = None) -> Tensor:
+        """Return P(gate = 0), the head is off: sigmoid(temperature * log(-low / high) - log alpha)."""
+        low, high = self.stretch
+        return torch.sigmoid(self.temperature * math.log(-low / high) - self._alpha(log_alpha))
+
+    def p_one(self, log_alpha: Tensor | None = None) -> Tensor:
+        """Return P(gate = 1), the head is fully on: sigmoid(log alpha - temperature * log((1 - low) / (high - 1)))."""
+        low, high = self.stretch
+        return torch.sigmoid(self._alpha(log_alpha) - self.temperature * math.log((1 - low) / (high - 1)))
+
+    def p_open(self, log_alpha: Tensor | None = None) -> Tensor:
+        """Return P(gate > 0), written so that it keeps its gradient where it is near 1 (Louizos et al., eq. 12)."""
+        low, high = self.stretch
+        return torch.sigmoid(self._alpha(log_alpha) - self.temperature * math.log(-low / high))
+
+    def decided(self, at: float = 0.9, log_alpha: Tensor | None = None) -> Tensor:
+        """Return which gates are at 0, or at 1, with a probability of at least ``at``: True or False, one a gate."""
+        return torch.maximum(self.p_zero(log_alpha), self.p_one(log_alpha)) >= at
+
+    def expected_l0(self, log_alpha: Tensor | None = None) -> Tensor:
+        """Return the expected number of gates that are not 0: what the penalty weighs. Shape () or (sets,)."""
+        return self.p_open(log_alpha).sum(-1)
+
+    @without_autocast
+    def mean(self, log_alpha: Tensor | None = None) -> Tensor:
+        """Return the expected gate, the integral of 1 - cdf over [0, 1] (by 40-point Gauss-Legendre quadrature)."""
+        points, weights = np.polynomial.legendre.leggauss(40)
+        alpha = self._alpha(log_alpha)
+        x = torch.as_tensor((points + 1) / 2).to(alpha)
+        above = torch.sigmoid(alpha.unsqueeze(-1) - self.temperature * torch.logit(self._unstretched(x)))
+        return above @ torch.as_tensor(weights / 2).to(alpha)
+
+    def cdf(self, x: Tensor, log_alpha: Tensor | None = None) -> Tensor:
+        """Return P(gate <= x), shape (*x, *log_alpha): it jumps by P(0) at 0 and by P(1) at 1."""
+        alpha = self._alpha(log_alpha)
+        x = torch.as_tensor(x).to(alpha).reshape(*torch.as_tensor(x).shape, *[1] * alpha.dim())
+        inside = torch.sigmoid(self.temperature * torch.logit(self._unstretched(x.clamp(0, 1))) - alpha)
+        return torch.where(x < 0, 0.0, torch.where(x >= 1, 1.0, inside))
+
+    def density(self, x: Tensor, log_alpha: Tensor | None = None) -> Tensor:
+        """Return the density between the lumps at 0 < x < 1, shape (*x, *log_alpha).
+
+        It integrates to 1 - P(0) - P(1). 0 outside; at 0 and 1 themselves, where the lumps are, too.
+        """
+        low, high = self.stretch
+        alpha = self._alpha(log_alpha)
+        x = torch.as_tensor(x).to(alpha).reshape(*torch.as_tensor(x).shape, *[1] * alpha.dim())
+        s = self._unstretched(x.clamp(0, 1))
+        t = self.temperature * torch.logit(s) - alpha
+        value = self.temperature * torch.sigmoid(t) * torch.sigmoid(-t) / (s * (1 - s)) / (high - low)
+        return torch.where((x > 0) & (x < 1), value, 0.0)
+
+    def _alpha(self, log_alpha: Tensor | None) -> Tensor:
+        return self.log_alpha if log_alpha is None else torch.as_tensor(log_alpha, dtype=self.log_alpha.dtype)
+
+    def _unstretched(self, x: Tensor) -> Tensor:
+        low, high = self.stretch
+        return (x - low) / (high - low)
+
+    # --- gates for a model ------------------------------------------------------------------------------------------
+
+    def sample(
+        self, rows: int | None = None, *, per: str = "batch", generator: torch.Generator | None = None
+    ) -> dict[tuple, Tensor]:
+        """Return one draw of all gates, {site: (H,)}, differentiable in log alpha and ready for ``gates(model, ...)``.
+
+        ``per="batch"`` draws every gate once (Voita et al. 2019), ``per="example"`` once for each of ``rows`` examples:
+        {site: (rows, H)}. With sets the gates are (sets * rows, H), set after set, for a batch repeated that often;
+        all sets share the same uniform numbers, so that each set goes the way it would go alone.
+
+        Raises ``ValueError`` for another ``per`` or where ``rows`` is needed and missing.
+        """
+        if per not in ("batch", "example"):
+            raise ValueError(f'per must be "batch" or "example", got {per!r}')
+        if rows is None and (per == "example" or self.sets):
+            raise ValueError("say for how many examples: sample(rows=len(batch['input_ids']), ...)")
+        n = self.log_alpha.shape[-1]
+        shape = (rows, n) if per == "example" else (1, n) if self.sets else (n,)
+        u = torch.rand(shape, generator=generator).to(self.log_alpha)
+        alpha = self.log_alpha if self.sets is None else self.log_alpha.unsqueeze(1)  # (sets, 1, n)
+        drawn = self.draw(u, alpha)
+        if self.sets:
+            drawn = drawn.expand(self.sets, rows, n).reshape(-1, n)
+        return self.split(drawn)
+
+    def draw(self, u: Tensor, log_alpha: Tensor | None = None) -> Tensor:
+        """Return the gates that the uniform numbers ``u`` stand for: the distribution's quantile at u."""
+        low, high = self.stretch
+        s = torch.sigmoid((torch.logit(u) + self._alpha(log_alpha)) / self.temperature)
+        return (s * (high - low) + low).clamp(0, 1)
+
+    def test_gates(self, by: str = "voita", log_alpha: Tensor | None = None) -> Tensor:
+        """Return the gates used when nothing is drawn any more, in the shape of log alpha.
+
+        ``by="voita"``: 1 where P(1) > P(0), else 0 (Voita et al. 2019, footnote 7), which pruning makes true;
+        ``by="louizos"``: clip(sigmoid(log alpha) * (high - low) + low) to [0, 1] (Louizos et al. 2018, eq. 13).
+        """
+        alpha = self._alpha(log_alpha).detach()
+        if by == "voita":
+            low, high = self.stretch
+            # P(1) > P(0), solved for log alpha; rounded, so that a symmetric stretch has its threshold at exactly 0
+            threshold = round(self.temperature / 2 * math.log((1 - low) / (high - 1) * -low / high), 9)
+            return (alpha > threshold).to(alpha)
+        if by == "louizos":
+            low, high = self.stretch
+            return (torch.sigmoid(alpha) * (high - low) + low).clamp(0, 1)
+        raise ValueError(f'by must be "voita" (0 or 1) or "louizos" (clipped), got {by!r}')
+
+    def split(self, flat: Tensor) -> dict[tuple, Tensor]:
+        """Return a tensor (..., n_heads) site by site: {("encoder", 2): (..., H)}.
+
+        Raises ``ValueError`` for another number of heads.
+        """
+        if flat.shape[-1] != sum(self.sizes.values()):
+            raise ValueError(f"there are {sum(self.sizes.values())} gates, got a tensor of shape {tuple(flat.shape)}")
+        return dict(zip(self.sizes, flat.split(list(self.sizes.values()), dim=-1), strict=True))
+
+    @property
+    def heads(self) -> list[tuple]:
+        """Return the heads in the order of ``log_alpha``: [("encoder", 0, 0), ...]."""
+        return [(*key, head) for key, size in self.sizes.items() for head in range(size)]
+
+    def open_heads(self) -> list[tuple]:
+        """Return the heads that stay, by Voita's rule.
+
+        Raises ``ValueError`` for gates in several sets: there take one set, as ``fit_gates`` does.
+        """
+        self._single()
+        return [head for head, gate in zip(self.heads, self.test_gates().tolist(), strict=True) if gate]
+
+    def scores(self) -> HeadScores:
+        """Return log alpha as a score for every head: the higher, the longer its gate stayed open."""
+        self._single()
+        return HeadScores({k: v.detach().clone() for k, v in self.split(self.log_alpha).items()}, name="log alpha")
+
+    def _single(self) -> None:
+        if self.sets is not None:
+            raise ValueError(f"{self.sets} sets of gates have as many answers: use those of fit_gates, one a penalty")
+
+    def extra_repr(self) -> str:
+        """Say the size and shape of the distribution."""
+        sets = f", sets={self.sets}" if self.sets else ""
+        return f"{len(self.heads)} heads, temperature={self.temperature:g}, stretch={self.stretch}{sets}"
+
+
+def _sizes(over: Over) -> dict[tuple, int]:
+    sizes = dict(over) if isinstance(over, Mapping) else {site.key: site.heads for site in over if not site.empty}
+    if not sizes or min(sizes.values()) < 1:
+        raise ValueError(f'no heads to gate in {over!r}; pass sites(model), sites(model)["encoder"] or {{key: heads}}')
+    return sizes
+
+
+def _start(start: float | Mapping[tuple, Tensor], sizes: dict[tuple, int]) -> Tensor:
+    if not isinstance(start, Mapping):
+        flat = torch.full((sum(sizes.values()),), float(start))
+    elif start.keys() != sizes.keys() or any(start[key].shape != (size,) for key, size in sizes.items()):
+        came = {key: tuple(value.shape) for key, value in start.items()}
+        raise ValueError(f"start must give a tensor of shape (heads,) for each of {sizes}, got {came}")
+    else:
+        flat = torch.cat([start[key].detach().float() for key in sizes])
+    if not flat.isfinite().all():
+        raise ValueError("start holds NaN or infinity")
+    return flat

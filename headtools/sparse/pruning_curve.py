@@ -1,0 +1,193 @@
+"""How many heads can go: remove them one after the other in some order, and measure."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from headtools.heads._finite import refuse_unfit, unfit_weights
+from headtools.heads._select import select
+from headtools.heads.bootstrap import bounds
+from headtools.heads.gates import ablate
+from headtools.heads.scores import Head, HeadScores
+from headtools.heads.sites import Sites, sites
+from headtools.importance._inputs import frozen
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Order = HeadScores | Sequence[Head]  # which head goes first, second, ...
+Evaluate = Callable[[nn.Module], Any]  # model -> (B,) tensor, (score, low, high), or a number
+SHARES = tuple(tenths / 10 for tenths in range(10, -1, -1))
+
+
+def curve(model: nn.Module, order: Order, evaluate: Evaluate, keep: Iterable[float] = SHARES) -> pd.DataFrame:
+    """Return how good the model is when only the last heads of an order are left: kept, metric, low, high.
+
+    ``order`` is a list of heads, the first to go first, or scores, whose lowest go first. Only heads of the order are
+    removed: scores of the encoder give an encoder curve. Heads go by ``ablate``, which equals cutting them, and the
+    model is left bit for bit as it was; nothing is trained in between.
+
+    ``keep`` says how many heads of the order stay: whole numbers are counts, numbers with a point are shares (1 is one
+    head, 1.0 all of them; counts are rounded to the nearest). One row for each, in their sequence.
+
+    ``evaluate(model)`` is called without gradients and without dropout. It returns a tensor (B,) of one score per
+    sentence, whose mean is the metric and whose 95 % bootstrap interval gives ``low`` and ``high``; or (score, low,
+    high) ready made, as :func:`headtools.organism.evaluate.bleu` does; or one number. Bounds of one number, and of
+    fewer than five sentences, are missing (NaN).
+
+    Raises ``ValueError`` for counts beyond the order, shares outside [0, 1], an empty ``keep`` or NaN scores,
+    ``TypeError`` for another kind of score, and as ``ablate`` does for heads that are not there or named twice.
+
+    >>> import headtools as ht
+    >>> from transformers import BertConfig, BertModel
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> model, ids = BertModel(tiny).eval(), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    >>> order = random_order(ht.sites(model), seed=0)
+    >>> frame = curve(model, order, lambda m: m(ids).pooler_output.mean(1), keep=[8, 4, 0.25])
+    >>> list(frame.columns), frame.kept.tolist()
+    (['kept', 'metric', 'low', 'high'], [8, 4, 2])
+    """
+    return curves(model, {"": order}, evaluate, keep).drop(columns="order")
+
+
+def curves(
+    model: nn.Module, orders: Mapping[str, Order], evaluate: Evaluate, keep: Iterable[float] = SHARES
+) -> pd.DataFrame:
+    """Return several curves in one frame: order (its name), kept, metric, low, high.
+
+    As :func:`curve`, with {name: order}. The same set of heads, such as none or all of them, is measured only once.
+    Random orders are the baseline to draw beside: ``{f"random {s}": random_order(sites, s) for s in range(5)}``.
+
+    >>> import headtools as ht
+    >>> from transformers import BertConfig, BertModel
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> model, ids = BertModel(tiny).eval(), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    >>> orders = {f"random {seed}": random_order(ht.sites(model), seed) for seed in range(2)}
+    >>> curves(model, orders, lambda m: m(ids).pooler_output.mean().item(), keep=[0]).order.tolist()
+    ['random 0', 'random 1']
+    """
+    import pandas as pd
+
+    refuse_unfit(model)
+    keep, found = list(keep), sites(model)
+    plans: list[tuple[str, int, list[Head]]] = []
+    for name, order in orders.items():
+        heads = _heads(order)
+        select(found, heads)  # raises for heads that are not there, before anything is measured
+        plans += [(name, kept, heads[: len(heads) - kept]) for kept in _counts(keep, len(heads))]
+    if not plans:
+        raise ValueError("nothing to measure: pass an order and at least one number in keep, e.g. keep=[1.0, 0.5, 0.0]")
+    measured: dict[frozenset, tuple[float, float, float]] = {}
+    for _, _, gone in plans:
+        key = frozenset(gone)
+        if key not in measured:
+            with frozen(model), torch.no_grad(), ablate(model, gone):
+                measured[key] = _score(evaluate(model), model)
+    rows = [(name, kept, *measured[frozenset(gone)]) for name, kept, gone in plans]
+    return pd.DataFrame(rows, columns=["order", "kept", "metric", "low", "high"])
+
+
+def random_order(heads: Sites | HeadScores | Iterable[Head], seed: int) -> list[Head]:
+    """Return heads in random order, always the same for a seed: the baseline of every other order.
+
+    ``heads``: the sites of a model (``sites(model)["encoder"]`` for those of a kind), scores, or a list of heads.
+
+    >>> random_order([("encoder", 0, 0), ("encoder", 0, 1), ("encoder", 1, 0)], seed=1)
+    [('encoder', 0, 1), ('encoder', 1, 0), ('encoder', 0, 0)]
+    """
+    some = all_heads(heads) if isinstance(heads, Sites) else [tuple(head) for head in heads]
+    shuffled = torch.randperm(len(some), generator=torch.Generator().manual_seed(seed))
+    return [some[i] for i in shuffled.tolist()]
+
+
+def greedy_order(model: nn.Module, score: Callable[[nn.Module], HeadScores], step: int = 1) -> list[Head]:
+    """Return the order in which heads go when scores are measured again after every ``step`` heads removed.
+
+    ``score(model)`` is called while the heads gone so far are switched off: ``lambda m: gradient(m, batches)``. The
+    lowest of those left go next. That takes heads / step scorings where one order of scores takes a single one, and
+    answers to what one score cannot know: that a head matters more once its backup is gone. The model stays as it was.
+
+    Raises ``ValueError`` for a step below 1.
+
+    >>> import headtools as ht
+    >>> from transformers import BertConfig, BertModel
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
+    >>> scores = HeadScores({("encoder", 0): torch.tensor([0.3, 0.1, 0.4, 0.2])})
+    >>> greedy_order(BertModel(tiny), lambda model: scores)  # always the same scores: their own order
+    [('encoder', 0, 1), ('encoder', 0, 3), ('encoder', 0, 0), ('encoder', 0, 2)]
+    """
+    if step < 1:
+        raise ValueError(f"step is how many heads go between two scorings, 1 or more; got {step}")
+    left, gone = score(model).order(), []
+    while len(left) > step:
+        gone, left = gone + left[:step], left[step:]
+        with ablate(model, gone):
+            again = score(model).order()
+        left = [head for head in again if head in left]
+    return gone + left
+
+
+def all_heads(found: Sites) -> list[Head]:
+    """Return every head of some sites, layer by layer: the order that empties the model from below.
+
+    >>> import headtools as ht
+    >>> from transformers import BertConfig, BertModel
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> all_heads(ht.sites(BertModel(tiny)))
+    [('encoder', 0, 0), ('encoder', 0, 1), ('encoder', 1, 0), ('encoder', 1, 1)]
+    """
+    return [(*site.key, head) for site in found if not site.empty for head in range(site.heads)]
+
+
+def _heads(order: Order) -> list[Head]:
+    if isinstance(order, HeadScores):
+        return order.order()
+    if isinstance(order, (str, Mapping, Tensor)) or not isinstance(order, Iterable):
+        raise TypeError(f"an order is scores or a list of heads, the first to go first; got {type(order).__name__}")
+    return [tuple(head) for head in order]
+
+
+def _counts(keep: list[float], total: int) -> list[int]:
+    """Return how many heads each entry of ``keep`` leaves."""
+    counts = []
+    for entry in keep:
+        try:
+            count = operator.index(entry)  # a whole number, whichever library's
+        except TypeError:
+            if not 0 <= entry <= 1:
+                raise ValueError(f"a share lies between 0.0 and 1.0, got {entry!r}; counts have no point") from None
+            count = int(total * entry + 0.5)
+        if not 0 <= count <= total:
+            raise ValueError(f"the order names {total} heads, so it cannot keep {entry!r}; shares have a point: 1.0")
+        counts.append(count)
+    return counts
+
+
+def _score(result: Any, model: nn.Module) -> tuple[float, float, float]:
+    """Return (metric, low, high) of whatever ``evaluate`` returned."""
+    if isinstance(result, Tensor) and result.dim() == 1:
+        if not len(result):
+            raise ValueError("evaluate returned no scores: shape (0,)")
+        each = result.detach().cpu().double()
+        told = (each.mean().item(), *(end.item() for end in bounds(each)))
+    elif isinstance(result, tuple) and len(result) == 3:
+        told = tuple(float(part) for part in result)
+    else:
+        try:
+            told = (float(result), float("nan"), float("nan"))
+        except (TypeError, ValueError):
+            shape = f" of shape {tuple(result.shape)}" if isinstance(result, Tensor) else ""
+            raise TypeError(
+                "evaluate returns a tensor (B,) of scores per sentence, (score, low, high) or one number; got "
+                f"{type(result).__name__}{shape}"
+            ) from None
+    if told[0] != told[0]:
+        raise ValueError(
+            f"evaluate returned NaN: {unfit_weights(model) or 'leave out the sentences that have no score'}"
+        )
+    return told
