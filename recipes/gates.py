@@ -65,7 +65,7 @@ def gates_kept(
     gates are 0 or 1 with a probability of .9 or more. ``with_role``: how many of the kept heads have a role, beside
     ``chance`` (as many drawn at random) and ``p`` (how likely a random draw has as many or more).
 
-    >>> row = gates_kept(*ht.load(), penalty=0.02, steps=1, sentences=4)
+    >>> row = gates_kept(*ht.load(), penalty=0.02, steps=1, sentences=5)
     >>> len(row["kept"]), row["chance"] == row["with_role"]
     (48, True)
     """

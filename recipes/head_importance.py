@@ -28,7 +28,7 @@ SPLITS = ("validation", "test")  # heads are chosen on the first and measured ag
 def one_head_off(model: nn.Module, tokenizer: object, sentences: Sequence[Sentence]) -> dict:
     """Return {"layer.head": [change of BLEU, p]} for each encoder head switched off.
 
-    >>> changes = one_head_off(*ht.load(), ht.corpus("organism", limit=2))
+    >>> changes = one_head_off(*ht.load(), ht.corpus("organism", limit=5))
     >>> len(changes), len(changes["5.1"])
     (48, 2)
     """

@@ -47,7 +47,7 @@ def one_run(over: str, penalty: float, seed: int, sentences: int = SENTENCES, **
     ``moments``, ``history``, ``losses``: some steps, with log alpha of every gate and the task's loss. ``seconds``: of
     processor time, for the training.
 
-    >>> row = one_run("encoder", penalty=0.05, seed=0, sentences=4, steps=1)
+    >>> row = one_run("encoder", penalty=0.05, seed=0, sentences=5, steps=1)
     >>> len(row["kept"]), row["moments"], len(row["history"][0])
     (48, [0, 1], 48)
     """

@@ -28,7 +28,9 @@ SHARES = {"bert": (0.25, 0.5, 0.75), "gpt2": (0.5,), "marian": (0.5,)}
 def without(subject: Subject, share: float) -> torch.nn.Module:
     """A copy of the model without the first heads of every site."""
     model = copy.deepcopy(subject.model)
-    ht.prune(model, {site.key: list(range(round(share * site.heads))) for site in ht.sites(model)})
+    heads = [(*site.key, head) for site in ht.sites(model) for head in range(round(share * site.heads))]
+    if heads:
+        ht.prune(model, heads)
     return model
 
 

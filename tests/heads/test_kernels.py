@@ -148,7 +148,10 @@ def test_a_model_without_a_configuration_has_one_side():
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     assert site.kind == "decoder"
     assert len(pools_of(model, [site], "resample", {"x": x, "attention_mask": mask})[site.key]) == 8
-    batch = {"x": x, "attention_mask": mask[:, :4]}  # of another length: that of a prefix, say
+    other = mask[:, :4]  # of another length, and it hides something
+    with pytest.raises(ValueError, match="does not tell which of the 5 tokens"):
+        pools_of(model, [site], "resample", {"x": x, "attention_mask": other})
+    batch = {"x": x, "attention_mask": torch.ones_like(other)}  # it hides nothing
     assert len(pools_of(model, [site], "resample", batch)[site.key]) == 10
 
 

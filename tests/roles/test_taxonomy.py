@@ -19,9 +19,8 @@ from transformers import (
 
 import headtools as ht
 from headtools.organism import roles_found
-from headtools.roles._taxonomy.batch_sums import Running
 from headtools.roles._taxonomy.plan import looks
-from headtools.roles._taxonomy.running_sums import Draws
+from headtools.roles._taxonomy.running_sums import Draws, Tally
 from headtools.roles._taxonomy.sequences import count_words, word_sides
 from headtools.roles._taxonomy.table import table
 from headtools.roles._taxonomy.targets import looked_at
@@ -302,12 +301,12 @@ def test_intervals_cover_where_few_sentences_have_the_role():
     for seed in range(100):
         looks = torch.randint(1, 15, (12,), generator=generator) * (torch.arange(12) < 8)
         right = looks * torch.rand(12, generator=generator)
-        running, drawn = Running([site]), Draws(300, seed)(12)
+        sums, counts, drawn = Tally(), Tally(), Draws(300, seed)(12)
         counted = torch.stack([looks.float(), torch.zeros(12), torch.zeros(12)], 1)[..., None]
-        running.put({"sums": right[:, None, None], "counted": counted, "runs": torch.ones(1, dtype=torch.long)}, drawn)
-        assert running.sentences.tolist() == [8]
-        made = table([(site, 1)], running.tally, running.counts, running.sentences, ["nsubj up"], [{}], Conventions(),
-                     0.95, lambda *_: 0)["encoder", 0]  # fmt: skip
+        sums.add(right[:, None, None], drawn)
+        counts.add(counted, drawn)
+        made = table([(site, 1)], sums, counts, torch.tensor([8]), ["nsubj up"], [{}], Conventions(), 0.95,
+                     lambda *_: 0)["encoder", 0]  # fmt: skip
         assert 0 <= made["low"][0] <= made["score"][0] <= made["high"][0] <= 1
         hits.append(made["low"][0] <= 0.5 <= made["high"][0])
     assert sum(hits) >= 91
