@@ -47,7 +47,7 @@ def one_head_left(
 
     ``keys`` limits it to some layers, [("encoder", 5)].
 
-    >>> changes = one_head_left(*ht.load(), ht.corpus("organism", limit=2), keys=[("cross", 5)])
+    >>> changes = one_head_left(*ht.load(), ht.corpus("organism", limit=5), keys=[("cross", 5)])
     >>> len(changes["cross 5"])
     8
     """
