@@ -12,7 +12,7 @@ KEEP_MEMORY = MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=200000000
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
 
-.PHONY: help lab test lint bench organism results notebooks assignments site measure sbom lock clean environment environment-test
+.PHONY: help lab test check lint bench organism results notebooks assignments site measure sbom lock clean environment environment-test
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -23,6 +23,9 @@ lab: environment ## open the course in JupyterLab   (TORCH=cpu, PYTHON=..., LAB_
 
 test: lint ## run everything: lint, unit tests, doctests, notebooks, browser   (ARGS="-k gates")
 	$(ONE_THREAD) $(TEST) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(NBVAL) tests headtools recipes notebooks tools $(ARGS)
+
+check: lint ## lint, and the quick tests of the package: no notebook, no browser   (under 90 seconds on two cores)
+	$(ONE_THREAD) $(TEST) -m pytest -q -n 2 -m "not slow" tests/engine tests/heads tests/importance tests/roles tests/geometry tests/sparse headtools $(ARGS)
 
 lint: environment-test ## check the style of the code
 	$(TEST) -m ruff check .

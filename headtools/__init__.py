@@ -4,15 +4,17 @@ The map of the package, in the order in which the course uses it::
 
     heads/       find, see, switch and cut heads    sites, gates, ablate, patch, record, contributions, prune, pruned,
                                                     replay, HeadScores, bootstrap, progress, sharded
-    roles/       what a head looks at, and carries  corpus, Sentence, align, to_words, taxonomy, probe, untrained;
-                                                    module geometry: ov, qk, effective_rank, overlap, composition
+    roles/       what a head looks at, and carries  corpus, Sentence, align, to_words, taxonomy, probe, untrained
+    geometry/    what weights can read and write    from headtools import geometry: ov, qk, effective_rank, overlap,
+                                                    principal_angles, composition, copying
     importance/  what a head is worth               gradient, gate_gradients, confidence, ablation, ablation_losses,
                                                     keep_one, interaction, paired_bootstrap,
                                                     save_scores, load_scores, relevance, propagate, rules, Rules
     sparse/      how many heads can go              HardConcrete, fit_gates, recover, curve, curves, random_order,
                                                     greedy_order, merge, refit, edit
-    organism/    the shipped model                  load, translate, card
+    organism/    the shipped model                  load, save, translate, card; organism.shipped: its tables
     lesson/      what the notebooks show and ask    figure, claim, ledger, explore, attention_view, check
+    _report/     one page on any model              report
 
 Everything listed here is imported when you first use it, so ``import headtools`` is cheap.
 

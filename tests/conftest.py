@@ -34,5 +34,12 @@ def root() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with whole files that take minutes, so that two workers end at about the same time (see the Makefile)."""
+    """Begin with whole files that take minutes, so that two workers end at about the same time (see the Makefile).
+
+    Tests of ``slow_tests.txt`` are marked ``slow``: ``make check`` runs all others.
+    """
     items.sort(key=lambda item: "browser" not in item.path.parts)
+    slow = set((ROOT / "tests" / "slow_tests.txt").read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if item.nodeid.split("[")[0] in slow:
+            item.add_marker(pytest.mark.slow)
