@@ -211,7 +211,7 @@ def test_cosine_against_the_matrices():
 def test_chance_levels_are_what_random_heads_give():
     one = heads(40, 128, 16, 128, dtype=torch.float32)
     away = ~torch.eye(40, dtype=torch.bool)
-    for side in geometry.SIDES:
+    for side in geometry.subspaces.SIDES:
         values, chance = geometry.overlap(one, side=side)
         assert chance == 1 / 8
         assert values[away].mean().item() == pytest.approx(chance, abs=0.001)

@@ -13,7 +13,7 @@ from headtools.heads._attention import KEPT_BIAS
 from headtools.heads._layer_config import LayerConfig, unwrapped
 
 from .reference import checkpoint, open_gates, some_heads, watch
-from .zoo import BUILDERS, INTERFACE, RENAMED, error, fresh, run, valid, zoo_model
+from .zoo import BUILDERS, INTERFACE, RENAMED, error, fresh, run, valid
 
 CUTTABLE = tuple(name for name in (*INTERFACE, *RENAMED) if name != "deepseek_v3")
 ONLY_EAGER = ("gpt_oss", "gemma2")  # sinks, soft caps
@@ -124,8 +124,7 @@ def test_a_pruned_t5_names_no_kernel_of_ours():
 
 @pytest.mark.parametrize("name", ["t5", "phi3"])
 def test_copies_do_not_share(name):
-    model, batch = zoo_model(name)
-    model = copy.deepcopy(model)
+    model, batch = fresh(name)
     key = ht.sites(model).all[0].key
     ht.prune(model, {key: [0]})
     expected = run(model, batch)

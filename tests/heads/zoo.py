@@ -322,7 +322,13 @@ def _builder(name):
 
 def zoo_model(name, side="right"):
     """The shared model of that name and a batch for it: leave the model as you found it."""
-    return _built(name), make_batch(_builder(name)[1], side)
+    return _shared(name), make_batch(_builder(name)[1], side)
+
+
+@cache
+def _shared(name):
+    """What runs is a copy: transformers leaves hooks in a model that was asked for its attentions."""
+    return copy.deepcopy(_built(name))
 
 
 def fresh(name, side="right"):

@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 
 import headtools as ht
 from headtools.organism._checksums import CHECKSUMS
-from headtools.organism.save import CUT
+from headtools.organism._reopened import CUT
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 30}
 IDS = torch.arange(1, 9).view(2, 4)

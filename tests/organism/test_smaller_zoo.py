@@ -10,7 +10,8 @@ import transformers as tf
 
 import headtools as ht
 from headtools.organism import _reopened as reopened
-from headtools.organism.save import CUT, how_to_open, opens_without_headtools
+from headtools.organism._reopened import CUT
+from headtools.organism.save import how_to_open, opens_without_headtools
 
 from ..heads.reference import some_heads
 from ..heads.zoo import INTERFACE, RENAMED, error, fresh, run
