@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from headtools.heads._compiled import hooks_are_seen
 from headtools.heads._interventions import claimed
 from headtools.heads.sites import Site, Sites, whole_number
 
@@ -144,7 +145,7 @@ def holding(model: nn.Module, context: str, sites: Iterable[Site]) -> Iterator[N
     ``context`` is its name, "ablate()". Raises ``RuntimeError`` where another thread holds them.
     """
     parts = (part for site in sites for part in (site.module, site.out))
-    with claimed(context, [model, *parts]):
+    with claimed(context, [model, *parts]), hooks_are_seen():
         handle = watch_inputs(model)
         try:
             yield

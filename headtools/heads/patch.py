@@ -99,6 +99,8 @@ def _values(site: Site, source: Source) -> list[Tensor]:
 
 def _change(site: Site, some: list[int], values: list[Tensor], positions: Tensor | None) -> Callable:
     calls = count()
+    # looked up here, since torch.compile cannot compile a question to a tensor
+    most = None if positions is None or positions.dtype == torch.bool else int(positions.max())
 
     def change(read: Tensor) -> Tensor:
         z = site.split(read)
@@ -111,17 +113,17 @@ def _change(site: Site, some: list[int], values: list[Tensor], positions: Tensor
         index = torch.tensor(some, device=z.device)
         mixed = new.expand_as(z).index_select(-2, index)
         if positions is not None:
-            mixed = mixed.where(_mask(site, z, positions)[..., None, None], z.index_select(-2, index))
+            chosen = _mask(site, z, positions, most)[..., None, None]
+            mixed = torch.where(chosen, mixed, z.index_select(-2, index))
         return site.join(z.index_copy(-2, index, mixed))
 
     return change
 
 
-def _mask(site: Site, z: Tensor, positions: Tensor) -> Tensor:
-    """Return which tokens of z (B, T, H, value_dim) are meant, (B, T)."""
+def _mask(site: Site, z: Tensor, positions: Tensor, most: int | None) -> Tensor:
+    """Return which tokens of z (B, T, H, value_dim) are meant, (B, T); ``most`` is the last of their numbers."""
     if positions.dtype != torch.bool:
-        if positions.max() >= z.shape[-3]:
-            most = int(positions.max())
+        if most >= z.shape[-3]:
             raise ValueError(f"position {most} of {site.label} is not there: the run has tokens 0..{z.shape[-3] - 1}")
         mask = torch.zeros(z.shape[:-2], dtype=torch.bool, device=z.device)
         mask[..., positions.to(z.device)] = True
