@@ -18,9 +18,6 @@ import nbformat
 from lesson_parts import Notebook, Page, headings, images, links, prose, slug, text
 from measure_notebooks import BOX, fingerprint, words
 
-CELLS = (25, 45)
-WORDS = (900, 1600)
-CODE_LINES = 15
 MEGABYTES = 1000
 EXERCISES = (2, 4)
 OUTPUT_BYTES = 150_000
@@ -115,21 +112,6 @@ def setup_imports_only(notebook: Notebook) -> list[str]:
 
 
 @rule
-def length(notebook: Notebook) -> list[str]:
-    """25 to 45 cells, 900 to 1,600 words of prose (without code and solutions), no code cell over 15 lines."""
-    cells, words = len(notebook.nb.cells), len(prose(notebook.markdown).split())
-    found = []
-    if not CELLS[0] <= cells <= CELLS[1]:
-        found.append(f"{cells} cells, needed {CELLS[0]} to {CELLS[1]}")
-    if not WORDS[0] <= words <= WORDS[1]:
-        found.append(f"{words} words of prose, needed {WORDS[0]} to {WORDS[1]}")
-    for cell in notebook.code:
-        lines = text(cell).splitlines()
-        if len(lines) > CODE_LINES:
-            found.append(f"a code cell of {len(lines)} lines (at most {CODE_LINES}): {lines[0]!r}")
-    return found
-
-
 @rule
 def was_run(notebook: Notebook) -> list[str]:
     """Every code cell was run, once, in order, without an error; no cell is empty."""

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from urllib.parse import unquote
@@ -11,6 +12,8 @@ import pytest
 import yaml
 from lesson_parts import FENCE, headings, lessons, links, slug
 from measure_notebooks import table
+
+import headtools as ht
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "LICENSE-text.md")
 
@@ -153,3 +156,25 @@ def test_ci_runs_the_readme_command_in_a_clean_environment(root: Path):
     assert "HEADTOOLS_REQUIRE_BROWSER=1" in script
     assert (root / ".ci" / "run").stat().st_mode & 0o111
     assert subprocess.run(["bash", "-n", str(root / ".ci" / "run")], check=False).returncode == 0
+
+
+def test_the_measure_in_contributing_runs(root, tmp_path):
+    """The block that newcomers copy: its doctest, and a shared layer, whose calls are averaged."""
+    import doctest
+    import types
+
+    import torch
+    from heads.zoo import zoo_model
+
+    (code,) = re.findall(r"```python\n(.*?)```", (root / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.S)
+    module = types.ModuleType("first_token")
+    sys.modules["first_token"] = module
+    exec(compile(code, "CONTRIBUTING.md", "exec"), module.__dict__)
+    assert doctest.testmod(module).failed == 0
+    model, batch = zoo_model("albert")
+    calls = []
+    with torch.no_grad(), ht.record(model, "maps", reduce=lambda site, seen, _: calls.append(seen.maps[..., 0])):
+        model(**batch)
+    real = batch["attention_mask"].bool()
+    expected = torch.stack([call.transpose(1, 2)[real].mean(0) for call in calls]).mean(0)
+    assert torch.allclose(module.first_token(model, batch).flat().double(), expected.double(), atol=1e-6)

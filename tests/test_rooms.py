@@ -1,4 +1,4 @@
-"""A room uses the rooms to its left: _engine, heads, roles, geometry, importance, sparse, organism, lesson, _report."""
+"""A room uses the rooms before it: _engine, heads, roles, geometry, importance, sparse, organism, lesson, _report."""
 
 import ast
 from collections.abc import Iterator

@@ -33,7 +33,7 @@ def ablation(
     One head is off at a time (Michel et al. 2019, arXiv:1905.10650, section 3.2); a negative value says that the model
     does better without it. ``loss(outputs, batch)`` returns one number per example, (B,), that depends on this example
     alone; without it the labels' cross-entropy in nats is taken (``label_loss``). ``low`` and ``high`` bound each value
-    by 95 % bootstrap over examples, where there are two or more; both losses are of the same examples, so it is paired.
+    by 95 % bootstrap over examples, where there are five or more; both losses are of the same examples: a paired one.
 
     - ``batches``: dicts of what the model takes, labels included. ``sites``: kinds or layers, ``["encoder"]``.
     - ``by``: what takes the place of a head's output, as in ``ablate``. "mean" and "resample" take it from

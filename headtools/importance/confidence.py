@@ -34,7 +34,7 @@ def confidence(
     names one, and ``[]`` no token. An even spread over m tokens gives 1/m, so the number falls with length.
 
     ``batches``: dicts of what the model takes. ``sites`` limits the measure: ``["encoder"]``, ``[("cross", 3)]``.
-    ``low`` and ``high`` bound each value by 95 % bootstrap over examples, where there are two or more. The model is run
+    ``low`` and ``high`` bound each value by 95 %, over examples, where there are five or more. The model is run
     without dropout and left as it was.
 
     Raises ``ValueError`` where ids are to be excluded and the batch has none, and as ``record`` does: for models that
@@ -109,7 +109,13 @@ def _excluded(model: nn.Module, exclude: Iterable[int] | int | None) -> list[int
     if exclude is None:
         exclude = getattr(getattr(model, "config", None), "eos_token_id", None)
         exclude = [] if exclude is None else exclude
-    return [exclude] if isinstance(exclude, int) else [int(number) for number in exclude]
+    ids = [exclude] if isinstance(exclude, int) else list(exclude)
+    if not all(isinstance(number, int) for number in ids):
+        raise TypeError(
+            f"exclude is token ids, got {exclude!r}: write exclude=[tokenizer.cls_token_id, tokenizer.sep_token_id] "
+            "or sites= for kinds and layers"
+        )
+    return ids
 
 
 def _keys(model: nn.Module, site: Site, batch: Mapping) -> Any:

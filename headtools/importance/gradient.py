@@ -49,7 +49,7 @@ def gradient(
     ``batches``: dicts of what the model takes, labels included. ``loss(outputs, batch)`` returns one number per
     example, (B,), that depends on this example alone; without it the labels' cross-entropy is taken (``label_loss``).
     ``sites`` limits the measure to kinds or layers: ``["encoder"]``, ``[("cross", 3)]``. Values are in the unit of the
-    loss. ``low`` and ``high`` bound each by 95 % bootstrap over examples, where there are two or more.
+    loss. ``low`` and ``high`` bound each by 95 % bootstrap over examples, where there are five or more.
 
     ``over`` says what the absolute value is taken of:
 
