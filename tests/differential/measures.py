@@ -750,9 +750,12 @@ def refit(case: Case) -> Pair:
             return {"written": new(rows[:, stay].flatten(1))}
 
     def slow() -> Numbers:
-        features = rows[:, stay].flatten(1).double()
-        features = torch.cat([features, torch.ones(len(features), int(biased)).double()], 1)
-        return {"written": features @ torch.linalg.lstsq(features, outputs.double(), driver="gelsd").solution}
+        features, wanted = rows[:, stay].flatten(1).double(), outputs.double()
+        mean = wanted.mean(0) if biased else 0.0  # what is constant goes into the bias
+        features = features - features.mean(0) if biased else features
+        # Directions that hardly vary count as none: their share of the greatest, squared, is below 1e-9.
+        fitted = torch.linalg.lstsq(features, wanted - mean, rcond=1e-9**0.5, driver="gelsd").solution
+        return {"written": features @ fitted + mean}
 
     return ours, slow
 
