@@ -85,7 +85,8 @@ def scores(case: Case) -> Pair:
             for key in seen:
                 q, k = seen[key].q.float(), _groups(case, key, seen[key].k)
                 scaling = getattr(ht.sites(case.model)[key].module, "scaling", q.shape[-1] ** -0.5)
-                score = q @ k.transpose(-1, -2) * (1.0 if case.combination.architecture == "opt" else scaling)
+                scaled = case.combination.architecture in ("opt", "whisper")  # their queries come divided
+                score = q @ k.transpose(-1, -2) * (1.0 if scaled else scaling)
                 for row in range(case.size(batch)):
                     places = case._places(batch, row)[case.sides(key)[1]]
                     if isinstance(places, torch.Tensor):
