@@ -169,7 +169,7 @@ def test_make_alone_lists_the_commands(bench):
     said, asked = bench("make")
     listed = re.findall(r"^make ([a-z]+)", said, re.M)
     pages = ["notebooks", "assignments", "site", "measure", "sbom", "lock"]
-    assert listed == ["help", "lab", "test", "lint", "bench", "organism", "results", *pages, "clean"]
+    assert listed == ["help", "lab", "test", "check", "lint", "bench", "organism", "results", *pages, "clean"]
     assert asked == []
 
 
@@ -179,6 +179,13 @@ def test_make_test_runs_lint_units_doctests_and_notebooks(bench):
     assert "-m ruff check ." in said
     assert "pytest -n 2 --dist loadfile --no-loadscope-reorder --nbval --nbval-current-env" in said
     assert "tests headtools recipes notebooks tools" in said
+
+
+def test_make_check_runs_lint_and_the_quick_tests(bench):
+    said, _ = bench("make", "-n", "check")
+    assert "-m ruff check ." in said
+    assert 'pytest -q -n 2 -m "not slow" tests/engine' in said
+    assert "nbval" not in said
 
 
 def test_make_lock_asks_uv_for_both_locks_and_leaves_nothing_behind(bench, tmp_path: Path):
