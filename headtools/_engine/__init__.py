@@ -1,4 +1,4 @@
-"""What runs a measure: batches, progress, finished batches on disk, several processes. No measure knows of it.
+"""What runs a measure: batches, progress, finished batches on disk, several processes.
 
     run         one loop over batches: run(measure, model, batches)
     store       finished batches; files that are written whole or not at all; fingerprints of content

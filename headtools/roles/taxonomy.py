@@ -111,7 +111,10 @@ def taxonomy(
         )
     sentences = list(sentences)
     if len(sentences) < 2:
-        raise ValueError(f"{len(sentences)} sentences came, an interval needs two or more; write corpus('organism')")
+        raise ValueError(
+            f"{len(sentences)} sentences came; needed: two or more, since each half is compared with a baseline that is "
+            "fitted on the other; write corpus('organism')"
+        )
     if roles is not None:
         roles = [roles] if isinstance(roles, str) else list(roles)
     found = sites(model)
