@@ -24,7 +24,7 @@ sentences give (.6 for ablation and gradient, on average) in 93 to 98 % of cases
 So intervals are given from ``FEWEST`` examples on, and no method makes up for what a sample does not show: of events
 that are rarer than one example in n, such as a single sentence that costs more than all others together, an interval
 knows nothing. Equal examples give an interval without width, which says that they are equal, not that the mean is sure:
-of ten numbers that are 0 or 1 with rate .1, 35 % of samples are all 0, and their intervals are the ones that miss.
+of ten numbers that are 0 or 1 with rate .1, 35 % of samples are all 0, and it is their intervals that miss.
 """
 
 from __future__ import annotations

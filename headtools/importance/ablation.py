@@ -84,7 +84,7 @@ def ablation_losses(
     """Return how much every example's loss rises without each head: {(kind, layer): (n, H) float64 tensor}.
 
     Examples come in the order of the batches; with ``over="batch"`` rows are batches. ``ablation`` is their mean; here
-    they are for whoever wants their spread, their correlations or a paired comparison. Arguments and errors are those
+    they are for those who want their spread, their correlations or a paired comparison. Arguments and errors are those
     of ``ablation``.
 
     >>> import torch

@@ -105,7 +105,7 @@ def gate_gradients(
     """Return dL/dgate of every example and head, with its sign: {(kind, layer): (n, H) tensor}, on the CPU.
 
     Examples come in the order of the batches; with ``over="batch"`` rows are batches. ``gradient`` is the mean of their
-    absolute values; here they are for whoever wants their spread, their correlations or a paired comparison. Arguments
+    absolute values; here they are for those who want their spread, their correlations or a paired comparison. Arguments
     and errors are those of ``gradient``.
 
     >>> from transformers import BertConfig, BertForMaskedLM

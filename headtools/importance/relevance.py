@@ -150,7 +150,7 @@ def propagate(
 ) -> Relevance:
     """Return each head's relevance for every explained number, with its sign; arguments and errors as ``relevance``.
 
-    ``relevance`` is its mean; here it is for whoever wants the steps, several means of one run, or intervals of
+    ``relevance`` is its mean; here it is for those who want the steps, several means of one run, or intervals of
     something else.
 
     >>> from transformers import BertConfig, BertForMaskedLM

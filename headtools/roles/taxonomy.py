@@ -112,8 +112,8 @@ def taxonomy(
     sentences = list(sentences)
     if len(sentences) < 2:
         raise ValueError(
-            f"{len(sentences)} sentences came; needed: two or more, since each half is compared with a baseline that is "
-            "fitted on the other; write corpus('organism')"
+            f"{len(sentences)} sentences came; needed: two or more, since each half is compared with a baseline that "
+            "is fitted on the other; write corpus('organism')"
         )
     if roles is not None:
         roles = [roles] if isinstance(roles, str) else list(roles)
