@@ -30,7 +30,7 @@ def confidence(
 
     So Voita et al. 2019 (arXiv:1905.09418), section 4, who leave out weights on the end of the sentence. ``exclude``
     gives the ids of tokens that count neither as looked at nor as looking, like padding, for instance
-    ``[tokenizer.cls_token_id, tokenizer.sep_token_id]``; None means the end mark of the model's configuration, if it
+    ``[tokenizer.cls_token_id, tokenizer.sep_token_id]``; None means the EOS token of the model's configuration, if it
     names one, and ``[]`` no token. An even spread over m tokens gives 1/m, so the number falls with length.
 
     ``batches``: dicts of what the model takes. ``sites`` limits the measure: ``["encoder"]``, ``[("cross", 3)]``.

@@ -121,7 +121,7 @@ def _translated(tokenizer: Any, targets: Sequence[Sequence[str]]) -> Tensor:
 
 
 def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return what the model writes, without the start mark: (B, T'), -100 after the end mark."""
+    """Return what the model writes, without the start mark: (B, T'), -100 after the EOS token."""
     at = device_of(model)
     written = model.generate(
         **{name: value.to(at) for name, value in batch.items()}, num_beams=1, do_sample=False, max_new_tokens=WRITTEN

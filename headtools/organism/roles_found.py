@@ -1,6 +1,6 @@
 """Which words the organism's encoder heads look at, and which heads have a role by that measure.
 
-A *look* is where a head's weight is greatest, the end mark left out. A role is a set of pairs of words (who should look
+A *look* is where a head's weight is greatest, EOS token left out. A role is a set of pairs of words (who should look
 at whom); a head's score is the share of those looks that hit. Roles are named
 
     offset -1, offset +1    the neighbours (and offset -2, offset +2)
@@ -82,7 +82,7 @@ def observe(
     """One number for every encoder head and word: (layer, head, word), the words of all sentences one after the other.
 
     ``measure(maps, words)`` gets the maps (B, head, query, key) of one layer and batch, and which of the tokens are
-    words and neither end mark nor padding (B, key); it returns (B, head, query). Raises ValueError for no sentences.
+    words and neither EOS token nor padding (B, key); it returns (B, head, query). Raises ValueError for no sentences.
 
     >>> model, tokenizer = ht.load()
     >>> observe(model, tokenizer, ht.corpus("organism", limit=1), on_end_mark).shape
@@ -111,13 +111,13 @@ def looks(maps: Tensor, words: Tensor) -> Tensor:
 
 
 def on_end_mark(maps: Tensor, words: Tensor) -> Tensor:
-    """Weight on the end mark, which no word needs: maps (B, head, query, key), words (B, key) to (B, head, query)."""
+    """Weight on the EOS token, which no word needs: maps (B, head, query, key), words (B, key) to (B, head, query)."""
     end = words.sum(-1)[:, None, None, None].expand(*maps.shape[:-1], 1)
     return maps.gather(-1, end).squeeze(-1)
 
 
 def evenness(maps: Tensor, words: Tensor) -> Tensor:
-    """Entropy of the weights over words and end mark, as a share of the greatest it could be: (B, head, query).
+    """Entropy of the weights over words and EOS token, as a share of the greatest it could be: (B, head, query).
 
     >>> evenness(torch.full((1, 1, 4, 4), 0.25), torch.tensor([[True, True, True, False]])).unique()
     tensor([1.])

@@ -14,7 +14,7 @@ class Conventions:
     level                 'word': weights to the pieces of a word are summed, those from them averaged (Clark et al.
                           2019, section 4.1); 'token': every token for itself, a word being queried by its first token
                           and found at any of its tokens
-    specials_as_keys      whether a look may land on a token that is no word (end mark, [CLS], [SEP], start mark).
+    specials_as_keys      whether a look may land on a token that is no word (EOS token, [CLS], [SEP], start mark).
                           Weights, entropies and distances always count them, since they are part of the row
     specials_as_queries   whether the looks of such tokens count
     self_as_key           whether a look may land on the query itself; Clark's probe forbids it

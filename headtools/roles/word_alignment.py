@@ -26,7 +26,7 @@ from headtools.roles.sentence import Sentence
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-NONE = -1  # the word of a token that belongs to none: end mark, [CLS], padding
+NONE = -1  # the word of a token that belongs to none: EOS token, [CLS], padding
 
 
 class Aligned(NamedTuple):
@@ -158,7 +158,7 @@ def to_words(maps: Tensor, words: Tensor, keys: Tensor | None = None) -> Tensor:
     ``maps`` (B, head, query, key) are maps of tokens and ``words`` (B, query) the tokens' words as :func:`align` gives
     them; ``keys`` (B, key) are the words of the other side in cross-attention (None: the same tokens). Returns float32
     (B, head, W, V + 1), W and V the greatest number of words among queries and keys: the weight from word to word, and
-    in the last column all that went to no word: to end marks, [CLS], padding. So the row of a word still sums to 1,
+    in the last column all that went to no word: to EOS tokens, [CLS], padding. So the row of a word still sums to 1,
     and ``[..., :-1]`` are the words alone. The rows behind the last word of a shorter sentence are 0.
 
     The rule is that of Clark et al. 2019 (arXiv:1906.04341), section 4.1; they, too, take the mean and the sum.
