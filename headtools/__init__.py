@@ -8,7 +8,7 @@ The map of the package, in the order in which the course uses it::
     geometry/    what weights can read and write    from headtools import geometry: ov, qk, effective_rank, overlap,
                                                     principal_angles, composition, copying
     importance/  what a head is worth               gradient, gate_gradients, confidence, ablation, ablation_losses,
-                                                    keep_one, interaction, paired_bootstrap,
+                                                    all_but_one, interaction, paired_bootstrap,
                                                     save_scores, load_scores, relevance, propagate, rules, Rules
     sparse/      how many heads can go              HardConcrete, fit_gates, recover, curve, curves, random_order,
                                                     greedy_order, merge, refit, edit
@@ -23,6 +23,7 @@ Everything listed here is imported when you first use it, so ``import headtools`
 True
 """
 
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -57,7 +58,7 @@ _WHERE = {
     "label": "importance.labels",
     "ablation": "importance.ablation",
     "ablation_losses": "importance.ablation",
-    "keep_one": "importance.all_but_one",
+    "all_but_one": "importance.all_but_one",
     "interaction": "importance.interaction",
     "paired_bootstrap": "importance.paired_bootstrap",
     "save_scores": "importance.stored",
@@ -89,10 +90,15 @@ _WHERE = {
     "report": "_report.report",
 }
 
+_OLD_NAMES = {"keep_one": "all_but_one"}  # they go with the next release
+
 __all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OLD_NAMES:
+        warnings.warn(f"headtools.{name} is now headtools.{_OLD_NAMES[name]}", DeprecationWarning, stacklevel=2)
+        name = _OLD_NAMES[name]
     if name in _WHERE:
         return getattr(import_module(f"headtools.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'headtools' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -31,7 +31,7 @@ Examples:
   python -m headtools roles ./my-bert --corpus english --out roles.csv
   python -m headtools importance ./my-gpt2 --corpus english --method ablation --out importance.csv
   python -m headtools prune ./my-bert --corpus english --keep 0.75 --out ./my-smaller-bert
-  accelerate launch --multi_gpu --num_processes 4 -m headtools importance ./my-bert --run scores --out scores.csv
+  accelerate launch --multi_gpu --num_processes 4 -m headtools importance ./my-bert --checkpoint scores --out scores.csv
 
 Several processes share the work of roles and importance where accelerate starts them, with GPUs or without.
 MODEL is organism (the model that ships with headtools), a folder that save_pretrained wrote, or a name on the Hub.
@@ -182,7 +182,7 @@ def roles(
     limit: Limit = 100,
     seed: Seed = 0,
     out: TableFile = None,
-    run: RunFolder = None,
+    checkpoint: RunFolder = None,
     held: Annotated[bool, Option("--held", help="Only rows of heads that hold the role.")] = False,
 ) -> None:
     """Measure what each head looks at.
@@ -197,7 +197,7 @@ def roles(
         if subject.tokenizer is None:
             raise ValueError(f"{model} has no tokenizer beside it, and roles are measured on words: save it there")
         _announce(f"roles: {subject.heads}, {subject.measured_on}")
-        frame = ht.taxonomy(subject.model, subject.tokenizer, subject.sentences, seed=seed, run=run)
+        frame = ht.taxonomy(subject.model, subject.tokenizer, subject.sentences, seed=seed, checkpoint=checkpoint)
         _show(frame[frame.holds] if held else frame, out)
 
 
@@ -208,7 +208,7 @@ def importance(
     limit: Limit = 100,
     seed: Seed = 0,
     out: TableFile = None,
-    run: RunFolder = None,
+    checkpoint: RunFolder = None,
     method: Annotated[Method, Option(help="How it is measured.")] = Method.gradient,
     loss: Loss = None,
 ) -> None:
@@ -217,13 +217,15 @@ def importance(
     To the model's loss or, where it has no logits and so no loss, to its output: the column says which.
     """
     _check_table_file(out)
-    if run is not None and method == Method.confidence:
-        raise ValueError("--run keeps gradient, ablation and relevance; confidence takes one pass, leave --run out")
+    if checkpoint is not None and method == Method.confidence:
+        raise ValueError(
+            "--checkpoint keeps gradient, ablation and relevance; confidence takes one pass, leave --checkpoint out"
+        )
     if loss is not None and method in (Method.confidence, Method.relevance):
         raise ValueError(f"--loss goes with gradient and ablation; {method} asks for no loss, leave --loss out")
     with _shared_processes():
         subject = _Subject(model, corpus, limit)
-        kept = {} if run is None else {"run": run}
+        kept = {} if checkpoint is None else {"checkpoint": checkpoint}
         _show(_scores("importance", subject, method, loss, seed, kept).to_frame(), out)
 
 

@@ -70,7 +70,7 @@ def gates_kept(
     (48, True)
     """
     fit = ht.fit_gates(model, TrainingBatches(seed), penalty, steps=steps, sites="encoder", weights=weights,
-                       decay=decay, seed=seed, run=run, quiet=True)  # fmt: skip
+                       decay=decay, seed=seed, checkpoint=run, progress=False)  # fmt: skip
     score, low, high = bleu(fit.cut().eval(), tokenizer, ht.corpus("organism", "test", sentences))
     kept = [f"{layer}.{head}" for _, layer, head in fit.open_heads]
     decided = torch.maximum(fit.gates.p_zero(), fit.gates.p_one()) >= 0.9

@@ -99,10 +99,10 @@ def main(
     count = {table: min(n, limit or n) for table, n in SENTENCES.items()}
     validation, test = ({table: ht.corpus("organism", split, n) for table, n in count.items()} for split in SPLITS)
 
-    scores = ht.ablation(model, batches(validation["ablation"], 25), run=run and run / "ablation")
+    scores = ht.ablation(model, batches(validation["ablation"], 25), checkpoint=run and run / "ablation")
     made_from = {"model": model, "split": SPLITS[0], "sentences": count["ablation"], "by": "zero"}
     ht.save_scores(scores, assets / "ablation.safetensors", made_from)
-    pairs = ht.interaction(model, batches(validation["pairs"], 25), sites=["encoder"], run=run and run / "pairs")
+    pairs = ht.interaction(model, batches(validation["pairs"], 25), sites=["encoder"], checkpoint=run and run / "pairs")
     by_split = {split: one_head_left(model, tokenizer, sentences["only"])
                 for split, sentences in zip(SPLITS, (validation, test), strict=True)}  # fmt: skip
     bleu = {}

@@ -39,7 +39,7 @@ def scores(name: str, model: nn.Module, given: Sequence[Mapping[str, Tensor]], o
         "gradient": partial(ht.gradient, model, given, sites=only),
         "gradient by layer": partial(ht.gradient, model, given, sites=only, normalise="layer"),
         "relevance": partial(ht.relevance, model, given, sites=only),
-        "leave one out": partial(ht.ablation, model, given, sites=only, quiet=True),
+        "leave one out": partial(ht.ablation, model, given, sites=only, progress=False),
     }[name]()
 
 

@@ -52,7 +52,7 @@ def train_on(run: dict, folder: Path, steps: int) -> nn.Module:
     learns = [name for name, _ in pruned.named_parameters() if name not in silent(pruned)]
     return ht.recover(
         pruned, TrainingBatches(run["seed"]), steps=steps, weights=learns, rate=LIVE_GATES["weight_rate"],
-        seed=run["seed"], run=folder / "on", quiet=True,
+        seed=run["seed"], checkpoint=folder / "on", progress=False,
     ).eval()  # fmt: skip
 
 

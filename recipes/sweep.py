@@ -75,7 +75,7 @@ def train_gates(model: nn.Module, over: str, penalty: float, seed: int, **change
     """Train gates with the settings of lesson 08."""
     return ht.fit_gates(
         model, TrainingBatches(seed, LIVE_TOKENS), penalty, sites=None if over == "all" else over, weights=over,
-        seed=seed, **{**LIVE_GATES, "quiet": True, **changes},
+        seed=seed, **{**LIVE_GATES, "progress": False, **changes},
     )  # fmt: skip
 
 

@@ -232,7 +232,8 @@ def test_two_processes_that_accelerate_starts(tmp_path, capsys):
     launch = [Path(sys.executable).with_name("accelerate"), "launch", "--multi_gpu", "--num_processes", "2",
               "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
               "-m", "headtools"]  # fmt: skip
-    done = subprocess.run([*launch, *words, tmp_path / "two.csv", "--run", tmp_path / "kept"], capture_output=True,
+    kept = ["--checkpoint", tmp_path / "kept"]
+    done = subprocess.run([*launch, *words, tmp_path / "two.csv", *kept], capture_output=True,
                           text=True, cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(tmp_path / "two.csv")]
@@ -253,13 +254,13 @@ def test_what_is_not_shared_is_refused(words, tmp_path, capsys, monkeypatch):
 
 def test_run_keeps_roles_and_importance(tmp_path, capsys):
     for words in (["roles", "organism", *FEW], ["importance", "organism", *FEW, "--method", "relevance"]):
-        given = [*words, "--run", str(tmp_path / words[0]), "--out", str(tmp_path / "out.csv")]
+        given = [*words, "--checkpoint", str(tmp_path / words[0]), "--out", str(tmp_path / "out.csv")]
         assert main(given) == 0
         first = (tmp_path / "out.csv").read_bytes()
         assert [path.name for path in (tmp_path / words[0]).glob("0*")] == ["000000.safetensors"]
         assert main(given) == 0
         assert (tmp_path / "out.csv").read_bytes() == first
-    assert main(["importance", "organism", *FEW, "--run", str(tmp_path / "roles")]) == 1
+    assert main(["importance", "organism", *FEW, "--checkpoint", str(tmp_path / "roles")]) == 1
     assert "holds another run" in capsys.readouterr().err
-    assert main(["importance", "organism", *FEW, "--method", "confidence", "--run", "x"]) == 1
-    assert "leave --run out" in capsys.readouterr().err
+    assert main(["importance", "organism", *FEW, "--method", "confidence", "--checkpoint", "x"]) == 1
+    assert "leave --checkpoint out" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def test_a_layer_is_a_whole_number(layer):
         lambda: ht.gates(model, {key: torch.ones(4)}).__enter__(),
         lambda: ht.record(model, only=[key]).__enter__(),
         lambda: ht.gradient(model, labelled(batch), sites=[key]),
-        lambda: ht.fit_gates(model, labelled(batch), 1.0, sites=[key], steps=1, weights=None, quiet=True),
+        lambda: ht.fit_gates(model, labelled(batch), 1.0, sites=[key], steps=1, weights=None, progress=False),
     ]
     with untouched(model):
         for use in uses:
@@ -74,7 +74,7 @@ def test_sites_are_named_alike_everywhere(which, layers):
         assert list(seen) == sorted(keys)
         assert list(ht.gradient(model, batch, sites=which).values) == keys
         assert list(gate_gradients(model, batch, sites=which)) == keys
-        fit = ht.fit_gates(model, batch, 1.0, sites=which, steps=1, weights=None, quiet=True)
+        fit = ht.fit_gates(model, batch, 1.0, sites=which, steps=1, weights=None, progress=False)
         assert list(fit.gates.sizes) == keys
 
 
@@ -84,15 +84,15 @@ def test_every_measure_takes_one_key_and_one_batch(which):
     batch, layers = labelled(batch), [0] if which != "encoder" else [0, 1, 2]
     keys = [("encoder", layer) for layer in layers]
     for scores in (
-        ht.ablation(model, batch, sites=which, quiet=True),
+        ht.ablation(model, batch, sites=which, progress=False),
         ht.relevance(model, batch, sites=which, rules="cp"),
         ht.confidence(model, batch, sites=which, exclude=[]),
-        ht.keep_one(model, batch, sites=which, quiet=True),
+        ht.all_but_one(model, batch, sites=which, progress=False),
     ):
         assert list(scores.values) == keys
     assert {head[:-1] for head in alike(model, batch, which)["first"]} == set(keys)
     if which != "encoder":
-        frame = ht.interaction(model, batch, sites=which, quiet=True)
+        frame = ht.interaction(model, batch, sites=which, progress=False)
         assert {head[:-1] for head in [*frame.a, *frame.b]} == set(keys)
 
 
@@ -131,7 +131,7 @@ def test_gates_that_come_twice_for_one_site():
 def test_a_fit_of_gates_takes_one_batch():
     model, batch = zoo_model("bert")
     one, several = (
-        ht.fit_gates(model, batches, 1.0, steps=3, weights=None, quiet=True)
+        ht.fit_gates(model, batches, 1.0, steps=3, weights=None, progress=False)
         for batches in (labelled(batch), [labelled(batch)])
     )
     assert torch.equal(one.gates.log_alpha, several.gates.log_alpha)
@@ -143,7 +143,7 @@ def mean_square(outputs, batch):
 
 def test_one_loss_serves_every_function():
     model, batch = zoo_model("bert")
-    options = {"loss": mean_square, "quiet": True}
+    options = {"loss": mean_square, "progress": False}
     fit = ht.fit_gates(model, batch, 1.0, steps=2, weights=None, **options)
     ht.recover(model, batch, steps=1, **options)
     ht.ablation(model, batch, **options)
@@ -153,11 +153,11 @@ def test_one_loss_serves_every_function():
         return mean_square(model(**batch), batch)
 
     with pytest.warns(DeprecationWarning, match=r"loss\(outputs, batch\)") as told:
-        before = ht.fit_gates(model, batch, 1.0, steps=2, weights=None, loss=old, quiet=True)
+        before = ht.fit_gates(model, batch, 1.0, steps=2, weights=None, loss=old, progress=False)
     assert told[0].filename == __file__
     assert torch.equal(before.gates.log_alpha, fit.gates.log_alpha)
     with pytest.warns(DeprecationWarning, match=r"loss\(outputs, batch\)"):
-        ht.recover(model, batch, steps=1, loss=old, quiet=True)
+        ht.recover(model, batch, steps=1, loss=old, progress=False)
 
 
 def test_a_loss_that_calls_outputs_as_if_they_were_the_model():
@@ -167,12 +167,12 @@ def test_a_loss_that_calls_outputs_as_if_they_were_the_model():
         (r"^'int' object is not callable", lambda outputs, batch: len(batch)()),  # another mistake stays
     ):
         with untouched(model), pytest.raises(TypeError, match=raised):
-            ht.fit_gates(model, batch, 1.0, loss=loss, steps=1, weights=None, quiet=True)
+            ht.fit_gates(model, batch, 1.0, loss=loss, steps=1, weights=None, progress=False)
 
 
 def test_the_old_name_of_sites():
     model, batch = zoo_model("bert")
-    options = {"steps": 1, "weights": None, "quiet": True}
+    options = {"steps": 1, "weights": None, "progress": False}
     with pytest.warns(DeprecationWarning, match="sites="):
         fit = ht.fit_gates(model, labelled(batch), 1.0, over=("encoder", 1), **options)
     assert list(fit.gates.sizes) == [("encoder", 1)]
@@ -182,5 +182,5 @@ def test_the_old_name_of_sites():
 
 def test_a_fit_that_closes_nothing_can_be_cut():
     model, batch = zoo_model("bert")
-    fit = ht.fit_gates(model, labelled(batch), 0.0, steps=1, weights=None, quiet=True)
+    fit = ht.fit_gates(model, labelled(batch), 0.0, steps=1, weights=None, progress=False)
     assert ht.pruned(fit.cut()) == []

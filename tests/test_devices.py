@@ -60,12 +60,12 @@ def changed(change):
 
 
 def trained(model, batches):
-    return [ht.fit_gates(model, batches, 0.05, steps=2, weights=None, quiet=True).gates.log_alpha.detach()]
+    return [ht.fit_gates(model, batches, 0.05, steps=2, weights=None, progress=False).gates.log_alpha.detach()]
 
 
 def pairs(model, batches):
     heads = [(*site.key, 0) for site in ht.sites(model).all]
-    found = ht.interaction(model, batches, [(heads[0], heads[-1])], predict=True, quiet=True)
+    found = ht.interaction(model, batches, [(heads[0], heads[-1])], predict=True, progress=False)
     return [torch.tensor(found.select_dtypes("number").to_numpy(float))]
 
 
@@ -78,15 +78,15 @@ ACTIONS = {
     "gates": inside(lambda model, key, _: ht.gates(model, {key: torch.linspace(0, 1, ht.sites(model)[key].heads)})),
     "drawn gates": inside(drawn),
     "zero": inside(lambda model, key, _: ht.ablate(model, {key: [0]})),
-    "mean": inside(lambda model, key, batches: ht.ablate(model, {key: [0]}, by="mean", reference=batches)),
-    "resample": inside(lambda model, key, batches: ht.ablate(model, {key: [0]}, by="resample", reference=batches)),
-    "uniform": inside(lambda model, key, _: ht.ablate(model, {key: [0]}, by="uniform")),
+    "mean": inside(lambda model, key, batches: ht.ablate(model, {key: [0]}, replacement="mean", reference=batches)),
+    "resample": inside(lambda model, key, given: ht.ablate(model, {key: [0]}, replacement="resample", reference=given)),
+    "uniform": inside(lambda model, key, _: ht.ablate(model, {key: [0]}, replacement="uniform")),
     "patch": inside(patched),
     "edit": inside(edited),
     "gradient": flat(ht.gradient),
     "confidence": flat(ht.confidence, exclude=[3]),
-    "ablation": flat(ht.ablation, by="mean", quiet=True),
-    "keep_one": flat(ht.keep_one, quiet=True),
+    "ablation": flat(ht.ablation, replacement="mean", progress=False),
+    "all_but_one": flat(ht.all_but_one, progress=False),
     "relevance": flat(ht.relevance),
     "interaction": pairs,
     "prune": changed(lambda model, key, _: ht.prune(model, {key: [1]})),
@@ -96,7 +96,7 @@ ACTIONS = {
 # What only some architectures can do, or what goes the same way in each.
 ONLY = {
     "relevance": ("bert", "llama"),
-    "keep_one": ("bert",),
+    "all_but_one": ("bert",),
     "interaction": ("bert",),
     "merge": ("bert", "marian"),
     "edit": ("bert", "gpt2", "marian"),

@@ -173,7 +173,7 @@ def test_the_measure_in_contributing_runs(root, tmp_path):
     assert doctest.testmod(module).failed == 0
     model, batch = zoo_model("albert")
     calls = []
-    with torch.no_grad(), ht.record(model, "maps", reduce=lambda site, seen, _: calls.append(seen.maps[..., 0])):
+    with torch.no_grad(), ht.record(model, "maps", accumulate=lambda site, seen, _: calls.append(seen.maps[..., 0])):
         model(**batch)
     real = batch["attention_mask"].bool()
     expected = torch.stack([call.transpose(1, 2)[real].mean(0) for call in calls]).mean(0)

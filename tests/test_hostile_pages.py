@@ -141,7 +141,7 @@ def test_a_report_on_hostile_sentences():
     torch.manual_seed(0)
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     model = tf.BertForMaskedLM(tf.BertConfig(vocab_size=len(known), pad_token_id=0, **shape)).eval()
-    found = ht.report(model, rows, tokenizer, orders=1, title=bad[0], quiet=True)
+    found = ht.report(model, rows, tokenizer, orders=1, title=bad[0], progress=False)
     parts = Skeleton(found.html).parts
     assert not {part[0] for part in parts} & {"script", "iframe"}
     known = {"lang", "charset", "name", "content", "http-equiv", "id", "href", "aria-label", "scope", "class", "style"}

@@ -99,7 +99,7 @@ def enter(way, one, heads):
             logits(one)
         return ht.patch(one.model, heads, seen)
     batch = {name: value for name, value in one.batch.items() if name != "labels"}
-    return ht.ablate(one.model, heads, by=way, reference=batch)
+    return ht.ablate(one.model, heads, replacement=way, reference=batch)
 
 
 @law(40)
@@ -130,13 +130,13 @@ def test_contexts_give_the_model_back_whatever_happens(one, data):
 def test_company_and_padding_change_nothing(one):
     """What an example scores does not depend on what else is in its batch."""
     whole = {"slope": ht.gate_gradients(one.model, one.batch)}
-    whole["rise"] = ht.ablation_losses(one.model, one.batch, quiet=True)
+    whole["rise"] = ht.ablation_losses(one.model, one.batch, progress=False)
     if one.family != "vit":
         whole["relevance"] = ht.propagate(one.model, one.batch, score=first_logit, rules="cp").parts
     for number in range(len(one.lengths)):
         batch = one.alone(number)
         alone = {"slope": ht.gate_gradients(one.model, batch)}
-        alone["rise"] = ht.ablation_losses(one.model, batch, quiet=True)
+        alone["rise"] = ht.ablation_losses(one.model, batch, progress=False)
         if one.family != "vit":
             alone["relevance"] = ht.propagate(one.model, batch, score=first_logit, rules="cp").parts
         for name, found in alone.items():
@@ -192,11 +192,11 @@ def test_leaving_one_out_is_a_loop(one, data):
             return label_loss(one.model, one.model(**inputs), one.batch).double()
 
     with untouched(one.model):
-        found = ht.ablation_losses(one.model, one.batch, by=by, max_rows=rows, quiet=True)
+        found = ht.ablation_losses(one.model, one.batch, replacement=by, max_rows=rows, progress=False)
     whole = loss()
     for site in ht.sites(one.model):
         for head in range(site.heads):
-            with ht.ablate(one.model, {site.key: [head]}, by=by, reference=inputs):
+            with ht.ablate(one.model, {site.key: [head]}, replacement=by, reference=inputs):
                 assert close(one, found[site.key][:, head], loss() - whole), (site.key, head)
 
 
@@ -213,12 +213,12 @@ def test_two_heads_and_one_head_alone(one, data):
     whole = loss([])
     if len(every) > 1:
         a, b = data.draw(st.lists(st.sampled_from(every), min_size=2, max_size=2, unique=True), label="pair")
-        row = ht.interaction(one.model, one.batch, [(a, b)], quiet=True).iloc[0]
+        row = ht.interaction(one.model, one.batch, [(a, b)], progress=False).iloc[0]
         told = torch.tensor([row["delta_a"], row["delta_b"], row["delta_ab"]])
         assert close(one, told, torch.stack([loss([a]), loss([b]), loss([a, b])]) - whole)
     site = data.draw(st.sampled_from(list(ht.sites(one.model))), label="site")
     if site.heads > 1:
-        kept = ht.keep_one(one.model, one.batch, sites=[site.key], quiet=True).values[site.key]
+        kept = ht.all_but_one(one.model, one.batch, sites=[site.key], progress=False).values[site.key]
         for head in range(site.heads):
             off = [(*site.key, other) for other in range(site.heads) if other != head]
             assert close(one, kept[head], loss(off) - whole)

@@ -38,10 +38,10 @@ def test_contexts_leave_nothing_behind():
             model(IDS)
         with torch.no_grad(), ht.patch(model, [(*site.key, 0)], seen):
             model(IDS)
-        with torch.no_grad(), ht.ablate(model, [(*site.key, 1)], by="mean", reference=batch):
+        with torch.no_grad(), ht.ablate(model, [(*site.key, 1)], replacement="mean", reference=batch):
             model(IDS)
         ht.gate_gradients(model, batch)
-        ht.ablation_losses(model, batch, quiet=True)
+        ht.ablation_losses(model, batch, progress=False)
 
     for _ in range(10):
         work()
@@ -81,7 +81,7 @@ def test_two_threads_with_two_models():
         with torch.no_grad(), ht.record(model) as seen, ht.ablate(model, [("encoder", 0, number)]):
             logits = model(IDS + number).logits
         slopes = ht.gate_gradients(model, batch)["encoder", 0]
-        rises = ht.ablation_losses(model, batch, quiet=True)["encoder", 0]
+        rises = ht.ablation_losses(model, batch, progress=False)["encoder", 0]
         shares = ht.propagate(model, batch, rules="cp").parts["encoder", 0]
         return [logits, seen["encoder", 0].maps, slopes, rises, shares]
 

@@ -76,7 +76,7 @@ def damages(data, draw):
 
 
 def gates(folder):
-    return ht.fit_gates(tiny(), BATCHES, penalty=0.1, steps=6, run=folder, save_every=2, quiet=True)
+    return ht.fit_gates(tiny(), BATCHES, penalty=0.1, steps=6, checkpoint=folder, save_every=2, progress=False)
 
 
 def test_learning_gates_goes_on_wherever_it_was_killed(tmp_path):
@@ -102,7 +102,7 @@ def test_learning_gates_goes_on_wherever_it_was_killed(tmp_path):
 
 
 def losses(folder):
-    return ht.ablation_losses(tiny(), BATCHES, run=folder, quiet=True)
+    return ht.ablation_losses(tiny(), BATCHES, checkpoint=folder, progress=False)
 
 
 def test_scoring_goes_on_wherever_it_was_killed(tmp_path):

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from headtools._engine.progress import progress
+from headtools._engine.progress import progress as show_progress
+from headtools._renamed import old_arguments
 from headtools._report import sections as parts
 from headtools._report.page import Section, page, write
 from headtools._report.subject import Subject
@@ -46,6 +47,7 @@ class Report:
         return f"<Report of {len(self.html) / 1000:.0f} kB{where}: {', '.join(self.tables)}{lacks}>"
 
 
+@old_arguments(quiet="progress")
 def report(
     model: nn.Module,
     corpus: str | Path | Sequence[Sentence] | Sequence[Mapping],
@@ -57,7 +59,7 @@ def report(
     orders: int = 3,
     seed: int = 0,
     title: str | None = None,
-    quiet: bool = False,
+    progress: bool = True,
 ) -> Report:
     """Measure the heads of a model and write one self-contained HTML page about them.
 
@@ -70,7 +72,7 @@ def report(
     sound and for losses of your own; roles are then not measured. Sentences get labels by ``headtools.label``; the
     heads of a model without logits, such as a bare encoder, are weighed by how far its output changes.
     ``loss``: as in ``headtools.gradient``. ``path``: where to write the page. ``seed``: of all that is random.
-    ``quiet``: no progress bar. The model is left bit for bit as it was.
+    ``progress``: show a progress bar. The model is left bit for bit as it was.
 
     Heads are chosen and measured on different halves of the sentences, the same ones in every section. Time: some
     thirty forward passes over the corpus, and one backward pass.
@@ -79,7 +81,7 @@ def report(
 
     >>> import headtools as ht
     >>> model, tokenizer = ht.load()
-    >>> report(model, "organism", tokenizer, limit=8, orders=1, quiet=True).missing
+    >>> report(model, "organism", tokenizer, limit=8, orders=1, progress=False).missing
     {}
     """
     found = sites(model)
@@ -91,7 +93,7 @@ def report(
     elif sentences:
         subject.prepare()
     sections, missing = [], {}
-    for name, (heading, measure) in PARTS.items() if quiet else progress(PARTS.items(), "report"):
+    for name, (heading, measure) in show_progress(PARTS.items(), "report") if progress else PARTS.items():
         try:
             sections.append(Section(name, heading, html=measure(subject)))
         except (ValueError, KeyError, RuntimeError, TypeError, NotImplementedError) as error:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 HIDDEN = 64.0  # so far below the largest of its row a key is hidden: a weight of e^-64 is none in any precision
-OTHERWISE = 'use by="mean", by="resample" or by="zero"'
+OTHERWISE = 'use replacement="mean", "resample" or "zero"'
 
 
 def without(values: Tensor, heads: list[int]) -> Tensor:

@@ -18,26 +18,26 @@ from headtools.heads.sites import Site
 BY = ("zero", "mean", "resample", "uniform")
 
 
-def check_by(by: str, sites: Iterable[Site]) -> None:
+def check_replacement(replacement: str, sites: Iterable[Site]) -> None:
     """Raise ``ValueError`` for an unknown way to switch heads off, or one that these sites do not allow."""
-    if by not in BY:
-        raise ValueError(f'by must be "zero", "mean", "resample" or "uniform", got {by!r}')
-    for site in sites if by == "uniform" else ():
+    if replacement not in BY:
+        raise ValueError(f'replacement must be "zero", "mean", "resample" or "uniform", got {replacement!r}')
+    for site in sites if replacement == "uniform" else ():
         name = f"{type(site.module).__name__} ({site.label})"
         if not site.interface:
             raise ValueError(
                 f"{name} does not use transformers' AttentionInterface, so it cannot be made to look evenly: "
-                'use by="mean", by="resample" or by="zero"'
+                'use replacement="mean", replacement="resample" or replacement="zero"'
             )
         if getattr(site.module, "sinks", None) is not None:
             raise ValueError(
                 f"{name} has attention sinks: part of every row goes to no token, so no row is even: "
-                'use by="mean", by="resample" or by="zero"'
+                'use replacement="mean", replacement="resample" or replacement="zero"'
             )
 
 
 def pools_of(
-    model: nn.Module, sites: Iterable[Site], by: str, reference: Mapping | Iterable[Mapping] | None
+    model: nn.Module, sites: Iterable[Site], replacement: str, reference: Mapping | Iterable[Mapping] | None
 ) -> dict[tuple, Tensor]:
     """Return what stand-ins are taken from, {key: (rows, heads, value_dim)}, float32; none for even attention.
 
@@ -45,12 +45,14 @@ def pools_of(
     Raises ``ValueError`` where a reference is needed and missing or empty.
     """
     sites = list(sites)
-    if by == "uniform":
+    if replacement == "uniform":
         return {}
-    if by == "zero":
+    if replacement == "zero":
         return {site.key: torch.zeros(1, site.heads, site.value_dim, device=_place(site)) for site in sites}
     if reference is None:
-        raise ValueError(f'by="{by}" needs data: ablate(model, heads, by="{by}", reference=batch)')
+        raise ValueError(
+            f'replacement="{replacement}" needs data: write ablate(..., replacement="{replacement}", reference=batch)'
+        )
     batches = [reference] if isinstance(reference, Mapping) else list(reference)
     if not batches:
         raise ValueError("the reference is empty: pass at least one batch, e.g. reference=tokenizer(sentences, ...)")
@@ -64,14 +66,14 @@ def pools_of(
             real = real_tokens(model, site, batch, seen.z.shape[:2])  # every call, also of a layer that is shared
             z = seen.z.float()[real].reshape(-1, site.heads, site.value_dim)
             tokens[site.key] += len(z)
-            parts[site.key].append(z if by == "resample" else wide(z).sum(0, keepdim=True))
+            parts[site.key].append(z if replacement == "resample" else wide(z).sum(0, keepdim=True))
 
-        with torch.no_grad(), without_dropout(model), record(model, want=("z",), only=list(parts), reduce=collect):
+        with torch.no_grad(), without_dropout(model), record(model, want=("z",), only=list(parts), accumulate=collect):
             model(**model_inputs(model, batch))
     idle = [site.label for site in sites if not tokens[site.key]]
     if idle:
         raise ValueError(f"{', '.join(idle)} did not run on the reference: pass batches that reach all chosen heads")
-    if by == "resample":
+    if replacement == "resample":
         return {key: torch.cat(part) for key, part in parts.items()}
     return {key: (torch.cat(part).sum(0, keepdim=True) / tokens[key]).float() for key, part in parts.items()}
 
@@ -102,9 +104,9 @@ def generator_of(site: Site, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {site.label}".encode()))
 
 
-def stand_in(by: str, pool: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def stand_in(replacement: str, pool: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Return what all heads of a site get instead of z (*shape, heads, value_dim): that shape, or one row for all."""
-    if by != "resample":
+    if replacement != "resample":
         return pool[0]
     return pool[torch.randint(len(pool), shape, generator=generator).to(pool.device)]
 

@@ -13,9 +13,10 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
+from headtools._renamed import old_arguments
 from headtools.heads._attention import even_heads
 from headtools.heads._interventions import on_input
-from headtools.heads._replacement import check_by, generator_of, pools_of, put, stand_in
+from headtools.heads._replacement import check_replacement, generator_of, pools_of, put, stand_in
 from headtools.heads._select import Heads, holding, refuse_compiled, select, watch_inputs
 from headtools.heads.sites import Site, Sites, sites
 
@@ -79,11 +80,12 @@ def multiplied(model: nn.Module, values: Mapping[Site, Tensor]) -> Iterator[None
         yield
 
 
+@old_arguments(by="replacement")
 @contextmanager
 def ablate(
     model: nn.Module,
     heads: Heads,
-    by: str = "zero",
+    replacement: str = "zero",
     reference: Mapping | Iterable[Mapping] | None = None,
     seed: int = 0,
 ) -> Iterator[None]:
@@ -91,18 +93,18 @@ def ablate(
 
     ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...]. What takes the place of their output z:
 
-    - ``by="zero"``: nothing, 0; the projection's bias stays, as when the head is cut;
-    - ``by="mean"``: its mean over the real tokens of ``reference``, one batch (a dict of the model's arguments) or
-      several; real tokens are those that the batch's attention mask keeps;
-    - ``by="resample"``: for every token, the output that the head had at a token drawn at random from ``reference``,
-      the same draw for all heads of a layer. Draws start from ``seed`` each time the context is entered and do not
-      depend on what else is off;
-    - ``by="uniform"``: what the head would give if it looked at all it may see alike, 1/m at each of m tokens
+    - ``replacement="zero"``: nothing, 0; the projection's bias stays, as when the head is cut;
+    - ``replacement="mean"``: its mean over the real tokens of ``reference``, one batch (a dict of the model's
+      arguments) or several; real tokens are those that the batch's attention mask keeps;
+    - ``replacement="resample"``: for every token, the output that the head had at a token drawn at random from
+      ``reference``, the same draw for all heads of a layer. Draws start from ``seed`` each time the context is entered
+      and do not depend on what else is off;
+    - ``replacement="uniform"``: what the head would give if it looked at all it may see alike, 1/m at each of m tokens
       (Kovaleva et al. 2019, arXiv:1908.08593, section 4.6). Its values stay its own.
 
     Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there or named twice, ``ValueError``
-    for another ``by``, a missing reference, or even attention in a model that does not use AttentionInterface or has
-    attention sinks, ``RuntimeError`` for a model compiled before.
+    for another ``replacement``, a missing reference, or uniform attention in a model that does not use
+    AttentionInterface or has attention sinks, ``RuntimeError`` for a model compiled before.
 
     >>> import torch, headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -116,15 +118,15 @@ def ablate(
     """
     refuse_compiled(model)
     chosen = select(sites(model), heads)
-    check_by(by, chosen)
-    pools = pools_of(model, chosen, by, reference)
-    with replaced(model, chosen, by, pools, seed):
+    check_replacement(replacement, chosen)
+    pools = pools_of(model, chosen, replacement, reference)
+    with replaced(model, chosen, replacement, pools, seed):
         yield
 
 
 @contextmanager
 def replaced(
-    model: nn.Module, chosen: Mapping[Site, list[int]], by: str, pools: Mapping[tuple, Tensor], seed: int = 0
+    model: nn.Module, chosen: Mapping[Site, list[int]], replacement: str, pools: Mapping[tuple, Tensor], seed: int = 0
 ) -> Iterator[None]:
     """Do what ``ablate`` does, with heads {site: [head, ...]} and pools (``pools_of``) that are ready made.
 
@@ -137,14 +139,14 @@ def replaced(
     >>> with replaced(model, {site: [0]}, "mean", pools):
     ...     inside = model(**batch)
     """
-    if by == "uniform":
+    if replacement == "uniform":
         with holding(model, "ablate()", chosen), even_heads(model, chosen):
             yield
         return
 
     def edit_of(site: Site, some: list[int]) -> Edit:
         generator = generator_of(site, seed)
-        return lambda z: put(z, some, stand_in(by, pools[site.key], z.shape[:-2], generator))
+        return lambda z: put(z, some, stand_in(replacement, pools[site.key], z.shape[:-2], generator))
 
     with _edited(model, "ablate()", {site: edit_of(site, some) for site, some in chosen.items()}):
         yield

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtools._renamed import old_arguments
 from headtools.heads._attention import EAGER, TAPS, attention_function
 from headtools.heads._finite import refuse_broken
 from headtools.heads._interventions import listed, on_input
@@ -50,7 +51,7 @@ class Captured:
 
 @dataclass(repr=False)
 class Record:
-    """What :func:`record` saw: ``r["encoder", 2]`` is that site's last call, or what ``reduce`` made of all calls."""
+    """What :func:`record` saw: ``r["encoder", 2]`` is a site's last call, or what ``accumulate`` made of all calls."""
 
     sites: Sites
     seen: dict[tuple, Any]
@@ -73,11 +74,12 @@ class Record:
         return f"<Record of {len(self.seen)} sites>"
 
 
+@old_arguments(reduce="accumulate")
 @contextmanager
 def record(
     model: nn.Module,
     want: Iterable[str] = ("maps", "z"),
-    reduce: Callable[[Site, Captured, Any], Any] | None = None,
+    accumulate: Callable[[Site, Captured, Any], Any] | None = None,
     only: Which = None,
     grad: bool = False,
     training: bool = False,
@@ -86,16 +88,16 @@ def record(
 
     ``want`` names what to keep: "maps" (B, head, query, key), "z" (B, token, head, value_dim), "q", "k", "v". Only
     "z" leaves the model's attention kernel as it is; "maps" make the model run eager attention. ``only`` limits the
-    recording to some sites: "encoder", ("encoder", 2) or a list of them. ``reduce(site, captured, before)`` folds calls
-    instead of storing them: it gets what it returned for the site's last call (None at first), so statistics of a whole
-    corpus need the memory of one batch. Tensors are detached unless ``grad``. A site that runs several times (ALBERT's
-    shared layer, every step of ``generate``) keeps its last call; use ``reduce`` to see all. With ``gates`` or
-    ``ablate`` hooks run in the order of entry: a record entered inside them sees what they left, one entered before
-    them what they found.
+    recording to some sites: "encoder", ("encoder", 2) or a list of them. ``accumulate(site, captured, before)`` folds
+    calls instead of storing them: it gets what it returned for the site's last call (None at first), so statistics of a
+    whole corpus need the memory of one batch. Tensors are detached unless ``grad``. A site that runs several times
+    (ALBERT's shared layer, every step of ``generate``) keeps its last call; use ``accumulate`` to see all. With
+    ``gates`` or ``ablate`` hooks run in the order of entry: a record entered inside them sees what they left, one
+    entered before them what they found.
 
-    Raises ``ValueError`` for an unknown ``want``, where ``reduce`` would get NaN or infinity, for maps of a model that
-    does not use AttentionInterface, for empty batches and rows of padding, and in training mode, where maps are after
-    dropout (``training=True`` allows it); ``RuntimeError`` for a model compiled before.
+    Raises ``ValueError`` for an unknown ``want``, where ``accumulate`` would get NaN or infinity, for maps of a model
+    that does not use AttentionInterface, for empty batches and rows of padding, and in training mode, where maps are
+    after dropout (``training=True`` allows it); ``RuntimeError`` for a model compiled before.
 
     >>> import torch, headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -121,7 +123,7 @@ def record(
         if inside:
             stack.enter_context(attention_function(model, EAGER if "maps" in want else None))
         for site in chosen:
-            stack.enter_context(_tap(model, site, want, reduce, grad, result.seen))
+            stack.enter_context(_tap(model, site, want, accumulate, grad, result.seen))
         yield result
 
 
@@ -165,7 +167,9 @@ def _refuse_without_interface(chosen: list[Site], inside: list[str]) -> None:
 
 
 @contextmanager
-def _tap(model: nn.Module, site: Site, want: tuple, reduce: Callable | None, grad: bool, seen: dict) -> Iterator[None]:
+def _tap(
+    model: nn.Module, site: Site, want: tuple, accumulate: Callable | None, grad: bool, seen: dict
+) -> Iterator[None]:
     """Collect what one site produces: from the attention function first, then from the output projection."""
     here, folding = threading.local(), threading.Lock()  # the model may run in several threads inside one context
     last = "z" if "z" in want else "attention"
@@ -179,12 +183,12 @@ def _tap(model: nn.Module, site: Site, want: tuple, reduce: Callable | None, gra
     def finish() -> None:
         captured = Captured(site.label, **{name: here.__dict__[name] for name in want if name in here.__dict__})
         here.__dict__.clear()
-        if reduce is not None:  # a measure; whoever looks at the tensors themselves sees what they hold
+        if accumulate is not None:  # a measure; whoever looks at the tensors themselves sees what they hold
             for name in want:
                 if name in captured.__dict__:
                     refuse_broken(model, site, name, captured.__dict__[name].detach())
         with folding:
-            seen[site.key] = captured if reduce is None else reduce(site, captured, seen.get(site.key))
+            seen[site.key] = captured if accumulate is None else accumulate(site, captured, seen.get(site.key))
 
     def from_attention(**tensors: Tensor) -> None:
         if _recomputing():

@@ -17,19 +17,19 @@ from headtools.heads._interventions import on_input
 from headtools.heads._select import holding, wide
 from headtools.heads.sites import Site
 
-OVER = ("example", "batch")
+PER = ("example", "batch")
 SHARE = 0.01  # of an example's own effect: what rounding, or scales that a quantised layer takes of a batch, stay below
 FIX = (
     "the loss of one example changes with what heads do for another, so it is no loss of this example: write "
-    'over="batch" to measure the loss of each batch as one number (loss may then return just that), or compute each '
+    'per="batch" to measure the loss of each batch as one number (loss may then return just that), or compute each '
     "loss of its own example alone"
 )
 
 
-def check_over(over: str) -> None:
+def check_per(per: str) -> None:
     """Raise ``ValueError`` for anything but "example" or "batch"."""
-    if over not in OVER:
-        raise ValueError(f'over is "example" or "batch", got {over!r}')
+    if per not in PER:
+        raise ValueError(f'per is "example" or "batch", got {per!r}')
 
 
 def trial_weights(each: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from headtools._engine.progress import progress
+from headtools._engine.progress import progress as show_progress
 from headtools.heads._weights import refuse_without_backward
 from headtools.heads.gates import gates
 from headtools.heads.scores import Head
@@ -23,15 +23,15 @@ def curvature(
     batches: Mapping | Iterable[Mapping],
     pairs: Sequence[tuple[Head, Head]],
     loss: Loss | None = None,
-    quiet: bool = True,
-    over: str = "example",
+    progress: bool = False,
+    per: str = "example",
 ) -> Tensor:
     """Return d2L / dgate_a dgate_b at gates of 1 for every example and pair: (n, len(pairs)) float64, on the CPU.
 
     Exact, by differentiating twice: one pass back for all heads together and one for each different first head of a
     pair. Fused attention knows no second derivative, so torch's plain one is taken; the numbers are the same. To second
     order, the interaction of two heads is this number. Kinks have no part in it: a model with ReLUs bends at them, too.
-    With ``over="batch"`` rows are batches, and gates those of all their examples.
+    With ``per="batch"`` rows are batches, and gates those of all their examples.
 
     Raises ``ValueError`` where the loss depends on no head of the pairs, and for a loss of another shape or NaN.
 
@@ -43,18 +43,18 @@ def curvature(
     torch.Size([2, 1])
     """
     batches = list(each_batch(model, batches))
-    return torch.cat([_of_batch(model, batch, pairs, loss, over)
-                      for batch in (batches if quiet else progress(batches, "differentiating twice"))])  # fmt: skip
+    shown = show_progress(batches, "differentiating twice") if progress else batches
+    return torch.cat([_of_batch(model, batch, pairs, loss, per) for batch in shown])
 
 
 def _of_batch(
-    model: nn.Module, batch: Mapping, pairs: Sequence[tuple[Head, Head]], loss: Loss | None, over: str
+    model: nn.Module, batch: Mapping, pairs: Sequence[tuple[Head, Head]], loss: Loss | None, per: str
 ) -> Tensor:
     refuse_without_backward(model, "a second derivative")
     found = sites(model)
     with torch.no_grad(), frozen(model):
-        rows = len(each_loss(model, batch, loss, over=over))
-    gates_of = (rows,) if over == "example" else ()  # one for each example, or one for all
+        rows = len(each_loss(model, batch, loss, per=per))
+    gates_of = (rows,) if per == "example" else ()  # one for each example, or one for all
     with ExitStack() as stack:
         for context in (frozen(model), torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH)):
             stack.enter_context(context)
@@ -66,7 +66,7 @@ def _of_batch(
             for key in keys
         }
         stack.enter_context(gates(model, values))
-        total = each_loss(model, batch, loss, over=over).sum()
+        total = each_loss(model, batch, loss, per=per).sum()
         if not total.requires_grad:
             raise ValueError("the loss depends on no head of the pairs: compute it from the outputs, with gradients on")
         slopes = dict(zip(keys, _slopes(total, list(values.values()), keep=True), strict=True))

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from headtools._engine.progress import advance
 from headtools._engine.run import name_of, run
 from headtools._engine.store import Part, fingerprint
-from headtools.heads._replacement import check_by, pools_of
+from headtools.heads._replacement import check_replacement, pools_of
 from headtools.heads.gates import watched
-from headtools.importance._coupling import check_over
+from headtools.importance._coupling import check_per
 from headtools.importance._inputs import each_batch, frozen, refuse_idle
 from headtools.importance._replay.runs import Runs, Variant, losses
 from headtools.importance.loss import Loss, of_labels
@@ -29,30 +29,30 @@ class How:
     """How heads are switched off and losses measured; the fields are arguments of ``ablation``."""
 
     loss: Loss | None = None
-    by: str = "zero"
+    replacement: str = "zero"
     max_rows: int = 64
     reference: Batches | None = None
     seed: int = 0
-    run: str | Path | None = None
-    quiet: bool = False
-    over: str = "example"
+    checkpoint: str | Path | None = None
+    progress: bool = True
+    per: str = "example"
 
 
 def rises_without(model: nn.Module, batches: Batches, variants: Sequence[Variant], how: How) -> Tensor:
     """Return how much every example's loss rises without some heads: (n, len(variants)), float64, on the CPU.
 
-    With ``over="batch"`` the loss of every batch, which is then one row.
+    With ``per="batch"`` the loss of every batch, which is then one row.
 
     A variant names the heads that are off together, {site: [head, ...]}. A batch that does not come by a site has
     rises of 0 there. Errors are those of ``ablation``.
     """
     if how.max_rows < 1:
         raise ValueError(f"max_rows must be 1 or more, got {how.max_rows}: 64 rows at once is a good number")
-    check_over(how.over)
+    check_per(how.per)
     batches = list(each_batch(model, batches))
     measure = _Rises(model, variants, how, batches if how.reference is None else how.reference)
-    label = "" if how.quiet else "switching heads off"
-    return run(measure, model, batches, checkpoint=how.run, label=label, steps=len(measure.groups))
+    label = "switching heads off" if how.progress else ""
+    return run(measure, model, batches, checkpoint=how.checkpoint, label=label, steps=len(measure.groups))
 
 
 @dataclass
@@ -66,35 +66,35 @@ class _Rises:
 
     def __post_init__(self) -> None:
         self.sites = list({site: None for variant in self.variants for site in variant})
-        check_by(self.how.by, self.sites)
+        check_replacement(self.how.replacement, self.sites)
         if not isinstance(self.reference, Mapping):
             self.reference = list(self.reference)
         self.groups = list(_by_sites(self.variants).values())
         self.layouts: dict = {}  # what was found out about the model, from one batch to the next
-        self.checked = of_labels(self.how.loss) or self.how.over == "batch"
+        self.checked = of_labels(self.how.loss) or self.how.per == "batch"
 
     @property
     def settings(self) -> dict[str, Any]:
         """All that determines the rises."""
-        by, over = self.how.by, self.how.over
+        replacement, per = self.how.replacement, self.how.per
         return {
             "heads": [[[site.label, *heads] for site, heads in variant.items()] for variant in self.variants],
-            "loss": name_of(self.how.loss), "by": by, "over": over,
-            "reference": fingerprint(self.reference) if by in ("mean", "resample") else None,
-            "seed": self.how.seed if by == "resample" else None,
+            "loss": name_of(self.how.loss), "by": replacement, "over": per,
+            "reference": fingerprint(self.reference) if replacement in ("mean", "resample") else None,
+            "seed": self.how.seed if replacement == "resample" else None,
         }  # fmt: skip
 
     def check(self, batch: Mapping) -> Part:
         """Return the losses with all heads, which take one pass."""
         with frozen(self.model):
-            return {"losses": losses(self.model, batch, self.how.loss, over=self.how.over)}
+            return {"losses": losses(self.model, batch, self.how.loss, per=self.how.per)}
 
     def per_batch(self, batch: Mapping) -> Part:
         """Return the losses with all heads (B,) and the rises (B, variants)."""
         how = self.how
         with frozen(self.model), torch.no_grad(), watched(self.model):
-            runs = Runs(self.model, batch, how.loss, self.sites, how.by, self.pools, how.seed, how.max_rows,
-                        self.layouts, how.over)  # fmt: skip
+            runs = Runs(self.model, batch, how.loss, self.sites, how.replacement, self.pools, how.seed, how.max_rows,
+                        self.layouts, how.per)  # fmt: skip
             if not self.checked and len(runs.base) > 1:
                 runs.refuse_coupled()
                 self.checked = True
@@ -116,7 +116,7 @@ class _Rises:
     @cached_property
     def pools(self) -> dict:
         """What takes the place of heads' outputs; made when the first batch is measured, if any is."""
-        return pools_of(self.model, self.sites, self.how.by, self.reference)
+        return pools_of(self.model, self.sites, self.how.replacement, self.reference)
 
 
 def _by_sites(variants: Iterable[Variant]) -> dict[tuple, list[int]]:

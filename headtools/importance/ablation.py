@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from headtools._renamed import old_arguments
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._inputs import chosen_sites
@@ -15,18 +16,19 @@ from headtools.importance._loss_increase import Batches, How, rises_without
 from headtools.importance.loss import Loss
 
 
+@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress")
 def ablation(
     model: nn.Module,
     batches: Batches,
     loss: Loss | None = None,
-    by: str = "zero",
+    replacement: str = "zero",
     sites: Iterable[str | tuple] | str | None = None,
     max_rows: int = 64,
     reference: Batches | None = None,
     seed: int = 0,
-    run: str | Path | None = None,
-    quiet: bool = False,
-    over: str = "example",
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    per: str = "example",
 ) -> HeadScores:
     """Return how much the loss rises without each head: the mean over examples of loss without it minus loss with it.
 
@@ -36,14 +38,14 @@ def ablation(
     by 95 % bootstrap over examples, where there are five or more; both losses are of the same examples: a paired one.
 
     - ``batches``: dicts of what the model takes, labels included. ``sites``: kinds or layers, ``["encoder"]``.
-    - ``by``: what takes the place of a head's output, as in ``ablate``. "mean" and "resample" take it from
+    - ``replacement``: what takes the place of a head's output, as in ``ablate``. "mean" and "resample" take it from
       ``reference``, or from ``batches`` where none is given; draws start from ``seed`` in every batch.
     - ``max_rows``: how many rows go through the model at once. Where several copies of a batch fit, several heads are
       measured in one run; scores stay the same, memory grows. A ``loss`` with labels of its own, instead of those of
       ``batch``, cannot be taken of copies: heads then go one by one.
-    - ``run``: a folder in which the numbers of every batch are kept; the same call goes on from there.
-    - ``quiet``: no progress bar.
-    - ``over``: "example", or "batch" for a loss that couples examples, such as a contrastive one, which compares each
+    - ``checkpoint``: a folder in which the numbers of every batch are kept; the same call goes on from there.
+    - ``progress``: show a progress bar.
+    - ``per``: "example", or "batch" for a loss that couples examples, such as a contrastive one, which compares each
       with all others: the rise of the batch's loss (the mean of what ``loss`` returns, or the one number that it
       returns) with a head off for all examples alike. A row is then a batch, all weigh the same, bounds are by
       bootstrap over batches, and batches are not copied. The number depends on how examples were put together.
@@ -51,39 +53,43 @@ def ablation(
     Exact, like a loop over heads with ``ablate``, in half of its time: what comes before a head is computed once a
     batch and kept, so a batch's activations must fit in memory. The model is run without dropout and left as it was.
 
-    Raises ``ValueError`` for an unknown ``by``, a loss of another shape or NaN, one of an example that depends on other
-    examples (looked for once, in the first batch of several), sites that no batch reaches, and a ``run`` of something
-    else; as ``label_loss`` and ``ablate`` do; ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
+    Raises ``ValueError`` for an unknown ``replacement``, a loss of another shape or NaN, one of an example that depends
+    on other examples (looked for once, in the first batch of several), sites that no batch reaches, and a
+    ``checkpoint`` of something else; as ``label_loss`` and ``ablate`` do; ``KeyError`` for unknown sites,
+    ``RuntimeError`` for a compiled model.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    >>> scores = ablation(BertForMaskedLM(tiny), {"input_ids": ids, "labels": ids}, quiet=True)
+    >>> scores = ablation(BertForMaskedLM(tiny), {"input_ids": ids, "labels": ids}, progress=False)
     >>> scores.name, len(scores), scores.values["encoder", 1].shape
     ('ablation', 8, torch.Size([4]))
     """
-    rows = ablation_losses(model, batches, loss, by, sites, max_rows, reference, seed, run, quiet, over)
-    name = "ablation" if over == "example" else "ablation per batch"
-    return scored(rows, name if by == "zero" else f"{name} by {by}")
+    rows = ablation_losses(
+        model, batches, loss, replacement, sites, max_rows, reference, seed, checkpoint, progress, per
+    )
+    name = "ablation" if per == "example" else "ablation per batch"
+    return scored(rows, name if replacement == "zero" else f"{name} by {replacement}")
 
 
+@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress")
 def ablation_losses(
     model: nn.Module,
     batches: Batches,
     loss: Loss | None = None,
-    by: str = "zero",
+    replacement: str = "zero",
     sites: Iterable[str | tuple] | str | None = None,
     max_rows: int = 64,
     reference: Batches | None = None,
     seed: int = 0,
-    run: str | Path | None = None,
-    quiet: bool = False,
-    over: str = "example",
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    per: str = "example",
 ) -> dict[tuple, Tensor]:
     """Return how much every example's loss rises without each head: {(kind, layer): (n, H) float64 tensor}.
 
-    Examples come in the order of the batches; with ``over="batch"`` rows are batches. ``ablation`` is their mean; here
+    Examples come in the order of the batches; with ``per="batch"`` rows are batches. ``ablation`` is their mean; here
     they are for those who want their spread, their correlations or a paired comparison. Arguments and errors are those
     of ``ablation``.
 
@@ -97,7 +103,8 @@ def ablation_losses(
     """
     chosen = chosen_sites(model, sites)
     variants = [{site: [head]} for site in chosen for head in range(site.heads)]
-    rises = rises_without(model, batches, variants, How(loss, by, max_rows, reference, seed, run, quiet, over))
+    how = How(loss, replacement, max_rows, reference, seed, checkpoint, progress, per)
+    rises = rises_without(model, batches, variants, how)
     return by_site(rises, chosen)
 
 

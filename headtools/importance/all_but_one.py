@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools._engine.progress import progress
-from headtools.heads._replacement import check_by, pools_of
+from headtools._engine.progress import progress as show_progress
+from headtools._renamed import old_arguments
+from headtools.heads._replacement import check_replacement, pools_of
 from headtools.heads.gates import replaced
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
@@ -24,19 +25,20 @@ from headtools.importance.loss import Loss
 Evaluate = Callable[[nn.Module], Any]  # model -> (B,) tensor, (score, low, high), or a number
 
 
-def keep_one(
+@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress")
+def all_but_one(
     model: nn.Module,
     batches: Batches | None = None,
     loss: Loss | None = None,
-    by: str = "zero",
+    replacement: str = "zero",
     sites: Iterable[str | tuple] | str | None = None,
     evaluate: Evaluate | None = None,
     max_rows: int = 64,
     reference: Batches | None = None,
     seed: int = 0,
-    run: str | Path | None = None,
-    quiet: bool = False,
-    over: str = "example",
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    per: str = "example",
 ) -> HeadScores:
     """Return what changes when each head is the only one left in its layer, all other layers being whole.
 
@@ -54,41 +56,43 @@ def keep_one(
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    >>> keep_one(BertForMaskedLM(tiny), {"input_ids": ids, "labels": ids}, quiet=True).values["encoder", 1].shape
+    >>> all_but_one(BertForMaskedLM(tiny), {"input_ids": ids, "labels": ids}, progress=False).values["encoder", 1].shape
     torch.Size([4])
     """
     if (batches is None) == (evaluate is None):
         raise ValueError("pass either batches, for the loss, or evaluate=lambda model: ..., for another measure")
     chosen = chosen_sites(model, sites)
     variants = [{site: [h for h in range(site.heads) if h != kept]} for site in chosen for kept in range(site.heads)]
-    name = "keep one" if by == "zero" else f"keep one, others by {by}"
+    name = "keep one" if replacement == "zero" else f"keep one, others by {replacement}"
     if evaluate is None:
         many = [number for number, variant in enumerate(variants) if next(iter(variant.values()))]
         if not many:
             raise ValueError("every layer has one head only: there is nothing to switch off")
-        how = How(loss, by, max_rows, reference, seed, run, quiet, over)
+        how = How(loss, replacement, max_rows, reference, seed, checkpoint, progress, per)
         found = rises_without(model, batches, [variants[number] for number in many], how)
         rises = found.new_zeros(len(found), len(variants))
         rises[:, many] = found
         return scored(by_site(rises, chosen), name)
-    if run is not None:
-        raise ValueError("run keeps losses of batches, and evaluate has none: leave run out")
-    if by in ("mean", "resample") and reference is None:
-        raise ValueError(f'by="{by}" needs data: keep_one(model, evaluate=..., by="{by}", reference=batches)')
-    check_by(by, chosen)
+    if checkpoint is not None:
+        raise ValueError("checkpoint keeps losses of batches, and evaluate has none: leave checkpoint out")
+    if replacement in ("mean", "resample") and reference is None:
+        raise ValueError(
+            f'replacement="{replacement}" needs data: all_but_one(..., replacement="{replacement}", reference=batches)'
+        )
+    check_replacement(replacement, chosen)
     with frozen(model), torch.no_grad():
-        pools = pools_of(model, chosen, by, reference)
+        pools = pools_of(model, chosen, replacement, reference)
         before = _row(evaluate(model))
-        steps = variants if quiet else progress(variants, "keeping one head")
-        changes = [_row(_evaluated(model, variant, evaluate, by, pools, seed)) - before for variant in steps]
+        steps = show_progress(variants, "keeping one head") if progress else variants
+        changes = [_row(_evaluated(model, variant, evaluate, replacement, pools, seed)) - before for variant in steps]
     return scored(by_site(torch.stack(changes, 1), chosen), name)
 
 
 def _evaluated(
-    model: nn.Module, variant: Variant, evaluate: Evaluate, by: str, pools: dict[tuple, Tensor], seed: int
+    model: nn.Module, variant: Variant, evaluate: Evaluate, replacement: str, pools: dict[tuple, Tensor], seed: int
 ) -> Any:
     off: dict[Site, list[int]] = {site: heads for site, heads in variant.items() if heads}
-    with replaced(model, off, by, pools, seed):
+    with replaced(model, off, replacement, pools, seed):
         return evaluate(model)
 
 

@@ -75,7 +75,7 @@ class _Confidence:
             return (sums, counts) if before is None else (before[0] + sums, before[1] + counts)
 
         keys = [site.key for site in self.sites]
-        with frozen(self.model), record(self.model, ("maps",), reduce=accumulate, only=keys) as found:
+        with frozen(self.model), record(self.model, ("maps",), accumulate=accumulate, only=keys) as found:
             self.model(**model_inputs(self.model, batch))
         reached = [site for site in self.sites if site.key in found.seen]
         return {f"{name}|{site.label}": value.cpu() for site in reached

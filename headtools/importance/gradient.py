@@ -20,29 +20,31 @@ from torch import Tensor, nn
 from headtools._engine.run import name_of
 from headtools._engine.run import run as run_measure
 from headtools._engine.store import Part
+from headtools._renamed import old_arguments
 from headtools.heads._interventions import on_input
 from headtools.heads._select import holding
 from headtools.heads._tokens import real_tokens
 from headtools.heads._weights import refuse_without_backward
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance._coupling import check_over, refuse_coupled_slopes, trial_weights
+from headtools.importance._coupling import check_per, refuse_coupled_slopes, trial_weights
 from headtools.importance._inputs import chosen_sites, each_batch, frozen, refuse_idle
 from headtools.importance._intervals import of_normalised, of_ratio, scored
 from headtools.importance.loss import Loss, each_loss, of_labels
 
-OVER = ("example", "position", "batch")
+PER = ("example", "position", "batch")
 
 
+@old_arguments(run="checkpoint", over="per")
 def gradient(
     model: nn.Module,
     batches: Mapping | Iterable[Mapping],
     loss: Loss | None = None,
-    over: str = "example",
+    per: str = "example",
     sites: Iterable[str | tuple] | str | None = None,
     normalise: str | None = None,
     signed: bool = False,
-    run: str | Path | None = None,
+    checkpoint: str | Path | None = None,
 ) -> HeadScores:
     """Return how strongly the loss leans on each head: the mean over examples of abs(dL/dgate), at gate 1.
 
@@ -51,7 +53,7 @@ def gradient(
     ``sites`` limits the measure to kinds or layers: ``["encoder"]``, ``[("cross", 3)]``. Values are in the unit of the
     loss. ``low`` and ``high`` bound each by 95 % bootstrap over examples, where there are five or more.
 
-    ``over`` says what the absolute value is taken of:
+    ``per`` says what the absolute value is taken of:
 
     - ``"example"``: the slope of one example's loss (Michel et al. 2019, arXiv:1905.10650, eq. 2);
     - ``"position"``: what one token's output adds to it; their mean over the tokens that are no padding. So the
@@ -63,14 +65,14 @@ def gradient(
 
     ``signed`` takes no absolute value: a positive mean slope says that the loss would fall with less of the head.
     ``normalise="layer"`` divides by the root of the sum of squares of the layer's heads (their section 4.1).
-    ``run`` names a folder in which the slopes of every batch are kept; the same call goes on from there. Inside
+    ``checkpoint`` names a folder in which the slopes of every batch are kept; the same call goes on from there. Inside
     ``sharded()`` several processes share the batches.
 
     The model is run without dropout and is left bit for bit as it was. Inside ``ablate`` a head that is off scores 0.
 
     Raises ``ValueError`` for an unknown option, a loss of another shape or that depends on no head, one of an example
     that depends on other examples (looked for once, in the first batch of several), rows that are not examples, NaN, a
-    ``run`` of something else, and as ``label_loss`` does; ``KeyError`` for unknown sites, ``RuntimeError`` for a
+    ``checkpoint`` of something else, and as ``label_loss`` does; ``KeyError`` for unknown sites, ``RuntimeError`` for a
     compiled model.
 
     >>> from transformers import BertConfig, BertForMaskedLM
@@ -80,31 +82,32 @@ def gradient(
     >>> len(scores), scores.values["encoder", 1].shape, bool((scores.flat() > 0).all())
     (8, torch.Size([4]), True)
     """
-    if over not in OVER or normalise not in (None, "layer"):
-        raise ValueError(f'over is one of {OVER} and normalise None or "layer"; got {over!r} and {normalise!r}')
-    if signed and over != "example":
-        raise ValueError(f'without absolute values all means are one: write signed=True without over="{over}"')
-    name = ("signed " if signed else "") + "gradient" + ("" if over == "example" else f" per {over}")
-    slopes, counts = _slopes(model, batches, loss, sites, over, run)
+    if per not in PER or normalise not in (None, "layer"):
+        raise ValueError(f'per is one of {PER} and normalise None or "layer"; got {per!r} and {normalise!r}')
+    if signed and per != "example":
+        raise ValueError(f'without absolute values all means are one: write signed=True without per="{per}"')
+    name = ("signed " if signed else "") + "gradient" + ("" if per == "example" else f" per {per}")
+    slopes, counts = _slopes(model, batches, loss, sites, per, checkpoint)
     rows = slopes if signed else {key: slope.abs() for key, slope in slopes.items()}
-    if over == "position":
+    if per == "position":
         rows = {key: of_ratio(row, counts[key]) for key, row in rows.items()}
     if normalise:
         rows = {key: of_normalised(row) for key, row in rows.items()}
     return scored(rows, name + (", layer-normalised" if normalise else ""), least=None if signed else 0.0)
 
 
+@old_arguments(run="checkpoint", over="per")
 def gate_gradients(
     model: nn.Module,
     batches: Mapping | Iterable[Mapping],
     loss: Loss | None = None,
     sites: Iterable[str | tuple] | str | None = None,
-    run: str | Path | None = None,
-    over: str = "example",
+    checkpoint: str | Path | None = None,
+    per: str = "example",
 ) -> dict[tuple, Tensor]:
     """Return dL/dgate of every example and head, with its sign: {(kind, layer): (n, H) tensor}, on the CPU.
 
-    Examples come in the order of the batches; with ``over="batch"`` rows are batches. ``gradient`` is the mean of their
+    Examples come in the order of the batches; with ``per="batch"`` rows are batches. ``gradient`` is the mean of their
     absolute values; here they are for those who want their spread, their correlations or a paired comparison. Arguments
     and errors are those of ``gradient``.
 
@@ -115,15 +118,15 @@ def gate_gradients(
     ...                                                    sites=[("encoder", 1)]).items()}
     {('encoder', 1): torch.Size([2, 4])}
     """
-    check_over(over)
-    return _slopes(model, batches, loss, sites, over, run)[0]
+    check_per(per)
+    return _slopes(model, batches, loss, sites, per, checkpoint)[0]
 
 
 def _slopes(
-    model: nn.Module, batches: Mapping | Iterable[Mapping], loss: Loss | None, only: object, over: str,
+    model: nn.Module, batches: Mapping | Iterable[Mapping], loss: Loss | None, only: object, per: str,
     checkpoint: str | Path | None,
 ) -> tuple[dict[tuple, Tensor], dict[tuple, Tensor]]:  # fmt: skip
-    measure = _Slopes(model, chosen_sites(model, only), loss, over)
+    measure = _Slopes(model, chosen_sites(model, only), loss, per)
     return run_measure(measure, model, each_batch(model, batches), checkpoint=checkpoint)
 
 
@@ -138,29 +141,29 @@ class _Slopes:
     model: nn.Module
     sites: Sequence[Site]
     loss: Loss | None
-    over: str
+    per: str
 
     def __post_init__(self) -> None:
         # The loss of labels couples no examples: one pass gives each of them its own, and their mean is the batch's.
-        self.one_row = self.over == "batch" and not of_labels(self.loss)
-        self.checked = of_labels(self.loss) or self.over == "batch"
+        self.one_row = self.per == "batch" and not of_labels(self.loss)
+        self.checked = of_labels(self.loss) or self.per == "batch"
 
     @property
     def settings(self) -> dict[str, Any]:
         """All that determines the slopes."""
-        return {"sites": [site.label for site in self.sites], "loss": name_of(self.loss), "over": self.over}
+        return {"sites": [site.label for site in self.sites], "loss": name_of(self.loss), "over": self.per}
 
     def per_batch(self, batch: dict) -> Part:
         """Return the losses, and of each site slopes (B, H) and tokens (B,)."""
-        over = "batch" if self.one_row else "position" if self.over == "position" else "example"
-        products, losses = _products(self.model, batch, self.loss, self.sites, over, not self.checked)
+        per = "batch" if self.one_row else "position" if self.per == "position" else "example"
+        products, losses = _products(self.model, batch, self.loss, self.sites, per, not self.checked)
         self.checked = self.checked or len(losses) > 1
         if self.one_row:  # a gate of all examples
             products = {key: product.sum(0, keepdim=True) for key, product in products.items()}
         part = {"losses": losses, "reached": torch.tensor([site.key in products for site in self.sites])}
         for place, site in enumerate(self.sites):
-            slope, tokens = _of_site(self.model, site, batch, products.get(site.key), len(losses), over == "position")
-            if self.over == "batch":
+            slope, tokens = _of_site(self.model, site, batch, products.get(site.key), len(losses), per == "position")
+            if self.per == "batch":
                 slope, tokens = slope.mean(0, keepdim=True), tokens[:1]
             part |= {f"slope|{place}": slope, f"tokens|{place}": tokens}
         return part
@@ -195,7 +198,7 @@ def _of_site(
 
 
 def _products(
-    model: nn.Module, batch: dict, loss: Loss | None, chosen: list[Site], over: str, check: bool
+    model: nn.Module, batch: dict, loss: Loss | None, chosen: list[Site], per: str, check: bool
 ) -> tuple[dict[tuple, Tensor], Tensor]:
     """Return <z, dL/dz> of one batch at each site, (B, H) or by token (B, T, H), and the losses (B,), on the CPU.
 
@@ -209,8 +212,8 @@ def _products(
             stack.enter_context(context)
         stack.enter_context(holding(model, "gradient()", chosen))
         for site in chosen:
-            stack.callback(on_input(site.out, _tap(site, products, tapped, over == "position")).remove)
-        each = each_loss(model, batch, loss, over=over)
+            stack.callback(on_input(site.out, _tap(site, products, tapped, per == "position")).remove)
+        each = each_loss(model, batch, loss, per=per)
         if not each.requires_grad or not tapped:
             raise ValueError(
                 "the loss does not depend on any chosen head: compute it from the outputs, with gradients on"

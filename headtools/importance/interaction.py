@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from headtools._renamed import old_arguments
 from headtools.heads._finite import refuse_unfit
 from headtools.heads._select import select
 from headtools.heads.bootstrap import bounds
@@ -26,20 +27,21 @@ if TYPE_CHECKING:
 COLUMNS = ["a", "b", "delta_a", "delta_b", "delta_ab", "interaction", "low", "high", "n"]
 
 
+@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress")
 def interaction(
     model: nn.Module,
     batches: Batches,
     pairs: Iterable[tuple[Head, Head]] | None = None,
     loss: Loss | None = None,
-    by: str = "zero",
+    replacement: str = "zero",
     sites: Iterable[str | tuple] | str | None = None,
     predict: bool = False,
     max_rows: int = 64,
     reference: Batches | None = None,
     seed: int = 0,
-    run: str | Path | None = None,
-    quiet: bool = False,
-    over: str = "example",
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    per: str = "example",
 ) -> pd.DataFrame:
     """Return a frame with a row for each pair of heads: what they cost alone, together, and how far that is from a sum.
 
@@ -51,34 +53,38 @@ def interaction(
 
     - ``pairs``: [(("encoder", 0, 1), ("encoder", 2, 3)), ...]; left out, all pairs of the heads in ``sites``.
     - ``predict``: add ``predicted``, the second derivative of the loss by the two heads' gates at 1, and its bounds:
-      what the interaction would be if the loss were a polynomial of degree two in the gates. For ``by="zero"``.
+      what the interaction would be if the loss were a polynomial of degree two in the gates. For
+      ``replacement="zero"``.
 
     The other arguments, and how it is done, are those of ``ablation``: what comes before the first head of a pair is
-    computed once a batch. ``by="uniform"`` takes full runs for pairs of two layers.
+    computed once a batch. ``replacement="uniform"`` takes full runs for pairs of two layers.
 
     Raises ``ValueError`` for no pairs, a head paired with itself, a pair given twice, or ``predict`` with another
-    ``by``; ``KeyError`` and ``IndexError`` for heads that are not there; and as ``ablation`` does.
+    ``replacement``; ``KeyError`` and ``IndexError`` for heads that are not there; and as ``ablation`` does.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> ids, model = torch.tensor([[1, 2, 3], [4, 5, 6]]), BertForMaskedLM(tiny)
     >>> pairs = [(("encoder", 0, 1), ("encoder", 1, 3))]
-    >>> frame = interaction(model, {"input_ids": ids, "labels": ids}, pairs, quiet=True)
+    >>> frame = interaction(model, {"input_ids": ids, "labels": ids}, pairs, progress=False)
     >>> frame[["a", "b", "n"]].values.tolist()
     [[('encoder', 0, 1), ('encoder', 1, 3), 2]]
     """
     import pandas as pd
 
-    if predict and by != "zero":
-        raise ValueError(f'a gate at 0 is by="zero": predict=True has nothing to say of by="{by}"')
+    if predict and replacement != "zero":
+        raise ValueError(
+            f'a gate at 0 is replacement="zero": predict=True has nothing to say of replacement="{replacement}"'
+        )
     refuse_unfit(model)
     chosen = {site.key: site for site in (chosen_sites(model, sites) if pairs is None else find_sites(model))}
     named = _all_pairs(chosen.values()) if pairs is None else _checked(model, pairs)
     batches = [batches] if isinstance(batches, Mapping) else list(batches)  # gone through twice
     heads = list(dict.fromkeys(head for pair in named for head in pair))
     variants = [_variant(chosen, [head]) for head in heads] + [_variant(chosen, pair) for pair in named]
-    rises = rises_without(model, batches, variants, How(loss, by, max_rows, reference, seed, run, quiet, over))
+    how = How(loss, replacement, max_rows, reference, seed, checkpoint, progress, per)
+    rises = rises_without(model, batches, variants, how)
     place = {head: number for number, head in enumerate(heads)}
     alone_a, alone_b = (rises[:, [place[pair[side]] for pair in named]] for side in (0, 1))
     both = rises[:, len(heads) :]
@@ -89,7 +95,7 @@ def interaction(
     columns = [a, b, *means, low, high, [len(each)] * len(named)]
     frame = pd.DataFrame(dict(zip(COLUMNS, columns, strict=True)))
     if predict:
-        second = curvature(model, batches, named, loss, quiet, over)
+        second = curvature(model, batches, named, loss, progress, per)
         frame["predicted"] = second.mean(0).tolist()
         frame["predicted_low"], frame["predicted_high"] = (end.tolist() for end in bounds(second))
     return frame

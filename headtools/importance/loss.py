@@ -107,11 +107,11 @@ def of_labels(loss: Loss | None) -> bool:
 
 
 def each_loss(
-    model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None, over: str = "example"
+    model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None, per: str = "example"
 ) -> Tensor:
     """Return the loss of each example, (B,); ``label_loss`` where no other is given, or the name of its form.
 
-    With ``over="batch"`` that of the batch, (1,): the mean over its examples, or the one number that ``loss`` returns.
+    With ``per="batch"`` that of the batch, (1,): the mean over its examples, or the one number that ``loss`` returns.
 
     Raises ``ValueError`` for a loss of another shape, one for other than ``rows`` examples, and NaN or infinity.
     """
@@ -119,14 +119,14 @@ def each_loss(
         each = label_loss(model, model(**model_inputs(model, batch)), batch, loss)
     else:
         each = loss(model(**batch), batch)
-    if over == "batch" and isinstance(each, Tensor) and each.dim() < 2 and each.is_floating_point() and each.numel():
+    if per == "batch" and isinstance(each, Tensor) and each.dim() < 2 and each.is_floating_point() and each.numel():
         each = each.mean()[None]
     if not isinstance(each, Tensor) or each.dim() != 1 or not each.is_floating_point() or rows not in (None, len(each)):
         what = f"a tensor of shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
         raise ValueError(
             f"the loss must be one number per example, shape ({'B' if rows is None else rows},), got {what}: take "
             "means over tokens only, for instance cross_entropy(..., reduction='none').mean(1); or, for a loss of the "
-            'whole batch, such as a contrastive one, write over="batch"'
+            'whole batch, such as a contrastive one, write per="batch"'
         )
     if not each.detach().isfinite().all():
         which = (~each.detach().isfinite()).nonzero().flatten().tolist()

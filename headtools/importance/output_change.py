@@ -48,7 +48,7 @@ def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Los
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> model, batch = BertModel(tiny), {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]])}
-    >>> scores = ht.ablation(model, batch, output_change(model, batch), quiet=True)
+    >>> scores = ht.ablation(model, batch, output_change(model, batch), progress=False)
     >>> bool((scores.flat() > 0).all())
     True
     """

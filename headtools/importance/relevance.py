@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from headtools._engine.run import name_of
 from headtools._engine.run import run as run_measure
 from headtools._engine.store import Part, fingerprint
+from headtools._renamed import old_arguments
 from headtools.heads._select import refuse_offloaded, wide
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
@@ -87,6 +88,7 @@ class Relevance:
         return HeadScores(found.values, name, found.low, found.high, notes)
 
 
+@old_arguments(run="checkpoint")
 def relevance(
     model: nn.Module,
     batches: Mapping | Iterable[Mapping],
@@ -95,7 +97,7 @@ def relevance(
     sites: Iterable[str | tuple] | str | None = None,
     normalise: str | None = None,
     signed: bool = False,
-    run: str | Path | None = None,
+    checkpoint: str | Path | None = None,
 ) -> HeadScores:
     """Return how much of the model's answer came through each head: the mean of abs(R) over all explained numbers.
 
@@ -118,15 +120,15 @@ def relevance(
     your own ``Rules``; see ``NAMED`` in ``headtools.importance._lrp.rules``. ``sites`` limits
     what is returned. ``low`` and ``high``: 95 % by bootstrap of examples. ``.notes`` of the scores tells which share of
     the explained numbers arrived at the input (``conserved``) and which stayed in biases and other constants
-    (``absorbed``): rules keep 1 in all where attention is held constant, and "attnlrp" does not. ``run`` names a folder
-    in which the relevance of every batch is kept; the same call goes on from there. Inside ``sharded()`` several
+    (``absorbed``): rules keep 1 in all where attention is held constant, and "attnlrp" does not. ``checkpoint`` names a
+    folder in which the relevance of every batch is kept; the same call goes on from there. Inside ``sharded()`` several
     processes share the batches.
 
     Other projects report a patent application on methods of this family: look into that before commercial use. The
     model is run without dropout and is left bit for bit as it was.
 
     Raises ``ValueError`` for unknown rules, a score of another shape or that depends on no head, rows that are not
-    examples, NaN, a model whose weights are offloaded, a ``run`` of something else, and as ``label_loss`` does;
+    examples, NaN, a model whose weights are offloaded, a ``checkpoint`` of something else, and as ``label_loss`` does;
     ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
 
     >>> from transformers import BertConfig, BertForMaskedLM
@@ -137,16 +139,17 @@ def relevance(
     """
     if normalise not in (None, "layer"):
         raise ValueError(f'normalise is None or "layer", got {normalise!r}')
-    return propagate(model, batches, score, rules, sites, run).scores(normalise, signed)
+    return propagate(model, batches, score, rules, sites, checkpoint).scores(normalise, signed)
 
 
+@old_arguments(run="checkpoint")
 def propagate(
     model: nn.Module,
     batches: Mapping | Iterable[Mapping],
     score: Score | None = None,
     rules: str | Rules = "attnlrp",
     sites: Iterable[str | tuple] | str | None = None,
-    run: str | Path | None = None,
+    checkpoint: str | Path | None = None,
 ) -> Relevance:
     """Return each head's relevance for every explained number, with its sign; arguments and errors as ``relevance``.
 
@@ -163,7 +166,7 @@ def propagate(
     """
     refuse_offloaded(model, "relevance")
     measure = _Relevance(model, chosen_sites(model, sites), score, rules)
-    return run_measure(measure, model, each_batch(model, batches), checkpoint=run)
+    return run_measure(measure, model, each_batch(model, batches), checkpoint=checkpoint)
 
 
 @dataclass

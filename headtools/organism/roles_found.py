@@ -95,7 +95,7 @@ def observe(
     def fold(_site: ht.Site, seen: object, before: list[Tensor] | None) -> list[Tensor]:
         return [*(before or []), measure(seen.maps, words).transpose(0, 1)[:, words]]
 
-    with ht.record(model, want="maps", reduce=fold, only=["encoder"]) as found:
+    with ht.record(model, want="maps", accumulate=fold, only=["encoder"]) as found:
         for start in range(0, len(sentences), batch_size):
             chosen = sentences[start : start + batch_size]
             batch = tokenizer([str(s) for s in chosen], return_tensors="pt", padding=True).to(model.device)

@@ -216,7 +216,7 @@ def _looks(
         batch, words = align(
             tokenizer, sentences[start : start + batch_size], device=device_of(model)
         )
-        with record(model, want="maps", reduce=fold) as found:
+        with record(model, want="maps", accumulate=fold) as found:
             reader(**batch)
         maps = torch.cat([found[key] for key in found], 1).permute(0, 2, 3, 1).cpu()  # (B, query, key, head)
         heads = [(" ".join(key[:-1]), key[-1], h) for key in found for h in range(found[key].shape[1])]

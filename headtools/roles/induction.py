@@ -179,7 +179,7 @@ def copying(
             share = raised.diagonal(0, -2, -1) / raised.sum(-1).clamp_min(1e-12)
             found.setdefault((site.key, COPYING), []).append(2 * share.mean(-1).cpu() - 1)
 
-        with ht.record(model, want="v", reduce=fold, only=["decoder"]):
+        with ht.record(model, want="v", accumulate=fold, only=["decoder"]):
             model(ids)
     return _frame({key: torch.cat(parts) for key, parts in found.items()}, {COPYING: 2 / length - 1})
 
@@ -196,7 +196,7 @@ def _measure(
             for role, measure in roles.items():
                 found.setdefault((site.key, role), []).append(measure(seen.maps, ids).cpu())
 
-        with ht.record(model, want="maps", reduce=fold, only=["decoder"]):
+        with ht.record(model, want="maps", accumulate=fold, only=["decoder"]):
             model(ids)
     return {key: torch.cat(parts) for key, parts in found.items()}
 

@@ -24,6 +24,7 @@ from headtools._engine.processes import current
 from headtools._engine.run import name_of
 from headtools._engine.run import run as run_measure
 from headtools._engine.store import fingerprint
+from headtools._renamed import old_arguments
 from headtools.heads._select import device_of
 from headtools.heads.bootstrap import FEWEST
 from headtools.heads.record import Captured, record
@@ -45,6 +46,7 @@ from headtools.roles.sentence import Sentence
 
 
 @torch.no_grad()
+@old_arguments(run="checkpoint")
 def taxonomy(
     model: nn.Module,
     tokenizer: object,
@@ -61,7 +63,7 @@ def taxonomy(
     level: float = 0.95,
     batch_size: int = 32,
     seed: int = 0,
-    run: str | Path | None = None,
+    checkpoint: str | Path | None = None,
 ) -> pd.DataFrame:
     """Score every head for every role, in one pass: one row a head and role.
 
@@ -84,8 +86,9 @@ def taxonomy(
 
     Memory does not grow with the corpus (``tally.py`` says what is held). Scores and intervals depend neither on
     ``batch_size`` nor on the side the tokenizer pads, but for rounding, which decides between equal weights; only what
-    ``shuffle`` draws does. Inside ``sharded()`` several processes share the batches. ``run`` names a folder in which
-    the sums of every batch are kept (a number for each sentence, role and head); the same call goes on from there.
+    ``shuffle`` draws does. Inside ``sharded()`` several processes share the batches. ``checkpoint`` names a folder in
+    which the sums of every batch are kept (a number for each sentence, role and head); the same call goes on from
+    there.
 
     Columns: ``stack`` (where a model has several), ``kind``, ``layer``, ``head``, ``family``, ``role``; ``score``, a
     share of looks, a mean weight or a mean (entropy and rarity in nats, distance in units); ``baseline``, the score of
@@ -99,7 +102,7 @@ def taxonomy(
     With hundreds of heads and roles some lower ends pass by luck: run the controls and count theirs.
 
     Raises ValueError for fewer than two sentences, a ``level`` outside (0, 1), no ``times``, an unknown role or kind,
-    targets that are missing, maps that are NaN, and a ``run`` of something else.
+    targets that are missing, maps that are NaN, and a ``checkpoint`` of something else.
 
     After Voita et al. 2019 (arXiv:1905.09418), sections 4 and 5; Clark et al. 2019 (arXiv:1906.04341), sections 3 and
     4; Kovaleva et al. 2019 (arXiv:1908.08593), section 4.1; Vig and Belinkov 2019 (arXiv:1906.04284), section 4.
@@ -135,9 +138,9 @@ def taxonomy(
         model, tokenizer, sentences, [site for site in there if site.kind in kinds], names, usual, words, conventions,
         antecedent, translated, batch_size, times, level, seed, shuffle, reference,
         # A group is shared and kept as a whole, so where that matters each batch is one.
-        list(prepared(sentences, batch_size, tokenizer, together=run is None and current().count == 1)),
+        list(prepared(sentences, batch_size, tokenizer, together=checkpoint is None and current().count == 1)),
     )  # fmt: skip
-    return run_measure(measure, model, measure.groups, checkpoint=run)
+    return run_measure(measure, model, measure.groups, checkpoint=checkpoint)
 
 
 @dataclass
@@ -181,7 +184,7 @@ class _Taxonomy:
         def accumulate(site: Site, captured: Captured, _before: None) -> None:
             running[site.kind].take(site, captured.maps.cpu(), generator if self.shuffle else None)
 
-        with record(self.model, want="maps", reduce=accumulate, only=[site.key for site in self.sites]):
+        with record(self.model, want="maps", accumulate=accumulate, only=[site.key for site in self.sites]):
             for number, (batch, parts) in zip((number for number, _ in group), self._prepare(group), strict=True):
                 # the same numbers, whichever process measures this batch
                 generator.manual_seed(self.seed if not number else zlib.crc32(f"{self.seed} {number}".encode()))

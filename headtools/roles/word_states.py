@@ -79,7 +79,7 @@ def word_states(
     reader = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
     chosen = None if heads is None else {site.key: some for site, some in select(sites(model), heads).items()}
     read = None if {"head", "layer"} & set(of) else ()  # None: of all sites
-    with record(model, want="z", reduce=fold, only=read) as found:
+    with record(model, want="z", accumulate=fold, only=read) as found:
         for start in range(0, len(order), batch_size):
             some = order[start : start + batch_size]
             batch, words = align(tokenizer, [sentences[i] for i in some], device=device_of(model))

@@ -52,10 +52,10 @@ def restore(
     differing = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
     if differing:
         told = ", ".join(f"{name} {then.get(name)!r}, not {now.get(name)!r}" for name in differing)
-        raise ValueError(f"{folder} holds another run ({told}); use another folder: run='elsewhere'")
+        raise ValueError(f"{folder} holds another run ({told}); use another folder: checkpoint='elsewhere'")
     for name, parameter in parameters.items():
         if tensors.get(f"weight|{name}", NONE).shape != parameter.shape:
-            raise ValueError(f"{folder / FILE} has no such {name}: use another folder, run='elsewhere'")
+            raise ValueError(f"{folder / FILE} has no such {name}: use another folder, checkpoint='elsewhere'")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[f"weight|{name}"])

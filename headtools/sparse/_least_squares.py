@@ -105,7 +105,7 @@ def moments(
         for site in reads:
             hook = on_input(site.v.module, lambda read, key=site.key: inputs.__setitem__(key, read.detach()))
             stack.callback(hook.remove)
-        seen = stack.enter_context(record(model, ("maps", "z"), reduce=fold, only=list(wanted)))
+        seen = stack.enter_context(record(model, ("maps", "z"), accumulate=fold, only=list(wanted)))
         for batch in each_batch(model, batches):
             now["batch"] = batch
             model(**batch)

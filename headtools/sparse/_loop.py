@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from headtools._engine.progress import progress
+from headtools._engine.progress import progress as show_progress
 from headtools._engine.store import fingerprint
 from headtools.heads._finite import refuse_unfit, unfit_weights
 from headtools.heads._select import refuse_compiled
@@ -65,23 +65,24 @@ class Loop:
         self.rates = [group["lr"] for group in groups]
         self.optimizer = torch.optim.AdamW(groups)
 
-    def go(self, batches: Batches, run: Path | None, save_every: int, quiet: bool) -> dict[str, Tensor]:
+    def go(self, batches: Batches, folder: Path | None, save_every: int, progress: bool) -> dict[str, Tensor]:
         """Do the steps that are left; return the history: log_alpha, loss, seconds."""
         first, rows = 0, {name: [] for name in ("log_alpha", "loss", "seconds")}
         if self.gates is not None:
             rows["log_alpha"].append(self.gates.log_alpha.detach().cpu().clone())
         settings = self.settings
-        if run is not None:
+        if folder is not None:
             start = [*self.model.named_parameters(), *(self.gates.named_parameters() if self.gates else ())]
             settings = settings | {"weights at the start": fingerprint(start)}
-            saved = checkpoint.restore(run, self.parameters, self.optimizer, settings)
+            saved = checkpoint.restore(folder, self.parameters, self.optimizer, settings)
             if saved:
                 first = saved[0]
                 rows |= {name: list(value) for name, value in saved[1].items()}
         left = range(first, settings["steps"])
         with learning(self.model, list(self.trained.values())):
             turn = in_turn(batches, first)
-            for step in left if quiet else progress(left, "training gates" if self.gates else "recovering"):
+            label = "training gates" if self.gates else "recovering"
+            for step in show_progress(left, label) if progress else left:
                 if self._settled(rows["log_alpha"], step):
                     break
                 began = time.perf_counter()
@@ -89,9 +90,9 @@ class Loop:
                 if self.gates is not None:
                     rows["log_alpha"].append(self.gates.log_alpha.detach().cpu().clone())
                 rows["seconds"].append(torch.tensor(time.perf_counter() - began))
-                if run is not None and ((step + 1) % save_every == 0 or step + 1 == settings["steps"]):
+                if folder is not None and ((step + 1) % save_every == 0 or step + 1 == settings["steps"]):
                     stacked = {name: torch.stack(value) for name, value in rows.items() if value}
-                    checkpoint.save(run, self.parameters, self.optimizer, stacked, settings, step + 1)
+                    checkpoint.save(folder, self.parameters, self.optimizer, stacked, settings, step + 1)
         return {name: torch.stack(value) for name, value in rows.items() if value}
 
     def step(self, batch: Mapping, step: int) -> Tensor:

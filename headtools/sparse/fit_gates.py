@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from headtools._renamed import old_arguments
 from headtools.heads._interventions import refuse_inside
 from headtools.heads.prune import cut_heads
 from headtools.heads.scores import HeadScores
@@ -60,9 +60,9 @@ class Fit:
         """Return log alpha as a score of every head, so that ``scores.order()`` says which would go first."""
         return self.gates.scores()
 
-    def values(self, by: str = "voita") -> dict[tuple, Tensor]:
+    def values(self, rule: str = "voita") -> dict[tuple, Tensor]:
         """Return the fixed gates, {site: (H,)}, for ``headtools.gates(fit.model, fit.values())``."""
-        return self.gates.split(self.gates.test_gates(by))
+        return self.gates.split(self.gates.test_gates(rule))
 
     def cut(self) -> nn.Module:
         """Return a copy of the model from which the closed heads are cut; equal to the model under ``values()``."""
@@ -75,6 +75,7 @@ class Fit:
         return f"<Fit: {len(self.open_heads)} of {n} heads open after {steps} steps at penalty {self.penalty:g}>"
 
 
+@old_arguments(over="sites", run="checkpoint", quiet="progress")
 def fit_gates(
     model: nn.Module,
     batches: Batches,
@@ -94,11 +95,10 @@ def fit_gates(
     decay: float = 0.0,
     settled: float | None = None,
     seed: int = 0,
-    run: str | Path | None = None,
+    checkpoint: str | Path | None = None,
     save_every: int = 50,
     in_place: bool = False,
-    quiet: bool = False,
-    over: Which = None,
+    progress: bool = True,
 ) -> Fit | list[Fit]:
     """Go on training a model with a gate on every head and a price on open gates; return which heads stay.
 
@@ -110,8 +110,7 @@ def fit_gates(
     - ``batches``: one dict of the model's arguments or several, gone through again and again, or ``batches(step)``.
     - ``loss``: ``loss(outputs, batch) -> (B,)``, or one number that is a mean; "causal" or "aligned", as in
       ``label_loss``; left out: ``model(**batch).loss``.
-    - ``sites``: which heads get gates: "encoder", ("cross", 3), a list of such, or all of the model's. ``over`` is its
-      old name.
+    - ``sites``: which heads get gates: "encoder", ("cross", 3), a list of such, or all of the model's.
     - ``weights``: which weights learn with the gates: "all", "encoder" (the decoder and what it shares stay frozen,
       so that functions cannot move there), None, or beginnings of names. What is frozen (``requires_grad=False``),
       as the base under PEFT's adapters, stays frozen. With any, the model is in training mode.
@@ -119,9 +118,10 @@ def fit_gates(
     - ``gate_rate``, ``weight_rate``: learning rates of AdamW. ``ramp``: share of the steps in which the penalty rises
       from 0. ``decay``: share at the end in which both rates fall towards 0.
     - ``settled``: stop early once every gate has been 0 or 1 with this probability for 20 steps, such as 0.9.
-    - ``seed``: all that is random in a step follows from it and the step's number. ``run``: folder of checkpoints,
-      written every ``save_every`` steps; the same call goes on from the last one and ends at the same numbers.
-    - ``quiet``: no progress bar.
+    - ``seed``: all that is random in a step follows from it and the step's number. ``checkpoint``: folder of
+      checkpoints, written every ``save_every`` steps; the same call goes on from the last one and ends at the same
+      numbers.
+    - ``progress``: show a progress bar.
 
     The model is left as it is and a trained copy returned; with ``in_place`` its weights are replaced at the very end,
     so an exception on the way changes nothing. With ``weights=None`` nothing is copied, since nothing changes.
@@ -133,7 +133,7 @@ def fit_gates(
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[1, 2, 3]])}
-    >>> fit = fit_gates(BertForMaskedLM(tiny), [batch], penalty=5.0, steps=60, quiet=True)
+    >>> fit = fit_gates(BertForMaskedLM(tiny), [batch], penalty=5.0, steps=60, progress=False)
     >>> fit
     <Fit: 0 of 8 heads open after 60 steps at penalty 5>
     """
@@ -142,11 +142,6 @@ def fit_gates(
     _check(penalties, several, weights, steps, ramp, decay, settled)
     refuse_without_gradients(model)
     warn_of_old_loss(loss)
-    if over is not None:
-        if sites is not None:
-            raise TypeError("over is the old name of sites: pass sites alone")
-        warnings.warn("over is the old name: write fit_gates(..., sites=...)", DeprecationWarning, stacklevel=2)
-        sites = over
     if in_place:
         refuse_inside(model, "fit_gates(in_place=True)")
     student = model if weights is None else copy.deepcopy(model)
@@ -161,7 +156,7 @@ def fit_gates(
         "ramp": ramp, "decay": decay, "settled": settled, "seed": seed,
     }  # fmt: skip
     loop = Loop(student, trained, gates, penalties, loss, settings)
-    rows = loop.go(batches, None if run is None else Path(run), save_every, quiet)
+    rows = loop.go(batches, None if checkpoint is None else Path(checkpoint), save_every, progress)
     if in_place and student is not model:
         _put(student, model)
         student = model
@@ -169,6 +164,7 @@ def fit_gates(
     return results if several else results[0]
 
 
+@old_arguments(run="checkpoint", quiet="progress")
 def recover(
     model: nn.Module,
     batches: Batches,
@@ -179,10 +175,10 @@ def recover(
     rate: float = 3e-4,
     decay: float = 1.0,
     seed: int = 0,
-    run: str | Path | None = None,
+    checkpoint: str | Path | None = None,
     save_every: int = 50,
     in_place: bool = False,
-    quiet: bool = False,
+    progress: bool = True,
 ) -> nn.Module:
     """Train a model on for some steps after heads were cut, and return the trained copy.
 
@@ -193,7 +189,7 @@ def recover(
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[1, 2, 3]])}
-    >>> type(recover(BertForMaskedLM(tiny), [batch], steps=2, quiet=True)).__name__
+    >>> type(recover(BertForMaskedLM(tiny), [batch], steps=2, progress=False)).__name__
     'BertForMaskedLM'
     """
     _check([], False, weights, steps, 0.0, decay, None)
@@ -207,7 +203,9 @@ def recover(
         "steps": steps, "weights": sorted(trained), "weight_rate": rate, "ramp": 0.0, "decay": decay, "settled": None,
         "seed": seed,
     }  # fmt: skip
-    Loop(student, trained, None, [], loss, settings).go(batches, None if run is None else Path(run), save_every, quiet)
+    Loop(student, trained, None, [], loss, settings).go(
+        batches, None if checkpoint is None else Path(checkpoint), save_every, progress
+    )
     if in_place:
         _put(student, model)
     return model if in_place else student

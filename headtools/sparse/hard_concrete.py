@@ -163,22 +163,22 @@ class HardConcrete(nn.Module):
         s = torch.sigmoid((torch.logit(u) + self._alpha(log_alpha)) / self.temperature)
         return (s * (high - low) + low).clamp(0, 1)
 
-    def test_gates(self, by: str = "voita", log_alpha: Tensor | None = None) -> Tensor:
+    def test_gates(self, rule: str = "voita", log_alpha: Tensor | None = None) -> Tensor:
         """Return the gates used when nothing is drawn any more, in the shape of log alpha.
 
-        ``by="voita"``: 1 where P(1) > P(0), else 0 (Voita et al. 2019, footnote 7), which pruning makes true;
-        ``by="louizos"``: clip(sigmoid(log alpha) * (high - low) + low) to [0, 1] (Louizos et al. 2018, eq. 13).
+        ``rule="voita"``: 1 where P(1) > P(0), else 0 (Voita et al. 2019, footnote 7), which pruning makes true;
+        ``rule="louizos"``: clip(sigmoid(log alpha) * (high - low) + low) to [0, 1] (Louizos et al. 2018, eq. 13).
         """
         alpha = self._alpha(log_alpha).detach()
-        if by == "voita":
+        if rule == "voita":
             low, high = self.stretch
             # P(1) > P(0), solved for log alpha; rounded, so that a symmetric stretch has its threshold at exactly 0
             threshold = round(self.temperature / 2 * math.log((1 - low) / (high - 1) * -low / high), 9)
             return (alpha > threshold).to(alpha)
-        if by == "louizos":
+        if rule == "louizos":
             low, high = self.stretch
             return (torch.sigmoid(alpha) * (high - low) + low).clamp(0, 1)
-        raise ValueError(f'by must be "voita" (0 or 1) or "louizos" (clipped), got {by!r}')
+        raise ValueError(f'rule must be "voita" (0 or 1) or "louizos" (clipped), got {rule!r}')
 
     def split(self, flat: Tensor) -> dict[tuple, Tensor]:
         """Return a tensor (..., n_heads) site by site: {("encoder", 2): (..., H)}.

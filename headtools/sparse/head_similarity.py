@@ -102,7 +102,7 @@ def _apart(model: nn.Module, batches: list[Mapping], found: list[Site]) -> dict[
         return sums if before is None else [a + b for a, b in zip(before, sums, strict=True)]
 
     keys = [site.key for site in found]
-    with frozen(model), record(model, "maps", reduce=fold, only=keys) as seen:
+    with frozen(model), record(model, "maps", accumulate=fold, only=keys) as seen:
         for batch in each_batch(model, batches):
             now["batch"] = batch
             model(**batch)

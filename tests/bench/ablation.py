@@ -69,7 +69,7 @@ def marian(rows: int = 2, max_rows: int = 8) -> Subject:
 
 def ours(subject: Subject) -> dict[tuple, Tensor]:
     """The rises of every example and head, by replaying."""
-    return ht.ablation_losses(subject.model, subject.batch, max_rows=subject.max_rows, quiet=True)
+    return ht.ablation_losses(subject.model, subject.batch, max_rows=subject.max_rows, progress=False)
 
 
 def naive(subject: Subject) -> dict[tuple, Tensor]:

@@ -42,7 +42,7 @@ def recorded(*want: str, reduce: Callable | None = None) -> Callable[[Subject], 
 
     @torch.no_grad()
     def step(subject: Subject) -> object:
-        with ht.record(subject.model, want=want, reduce=reduce) as seen:
+        with ht.record(subject.model, want=want, accumulate=reduce) as seen:
             subject.model(**subject.batch)
         return seen
 

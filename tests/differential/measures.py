@@ -398,7 +398,7 @@ def _ablation(by: str) -> Callable:
         keys, rows = _two_layers(case), case.luck("rows").choice((1, 5, 64))
 
         def ours() -> Numbers:
-            how = {"by": by, "sites": keys, "max_rows": rows, "quiet": True}
+            how = {"replacement": by, "sites": keys, "max_rows": rows, "progress": False}
             with case.setting():
                 return _dict(ht.ablation_losses(case.prepared, case.batches, **how, **_loss(case)))
 
@@ -412,19 +412,19 @@ def ablation(case: Case) -> Pair:
 
     def ours() -> Numbers:
         with case.setting():
-            return _dict(ht.ablation(case.prepared, case.batches, sites=keys, quiet=True, **_loss(case)).values)
+            return _dict(ht.ablation(case.prepared, case.batches, sites=keys, progress=False, **_loss(case)).values)
 
     return ours, lambda: {str(key): rise.mean(0) for key, rise in naive.ablation(case, keys, "zero").items()}
 
 
-def keep_one(case: Case) -> Pair:
+def all_but_one(case: Case) -> Pair:
     keys = _two_layers(case)
 
     def ours() -> Numbers:
         with case.setting():
-            return _dict(ht.keep_one(case.prepared, case.batches, sites=keys, quiet=True, **_loss(case)).values)
+            return _dict(ht.all_but_one(case.prepared, case.batches, sites=keys, progress=False, **_loss(case)).values)
 
-    return ours, lambda: _dict(naive.keep_one(case, keys))
+    return ours, lambda: _dict(naive.all_but_one(case, keys))
 
 
 def _pairs(case: Case) -> list:
@@ -438,7 +438,7 @@ def interaction(case: Case) -> Pair:
 
     def ours() -> Numbers:
         with case.setting():
-            frame = ht.interaction(case.prepared, case.batches, pairs, quiet=True, **_loss(case))
+            frame = ht.interaction(case.prepared, case.batches, pairs, progress=False, **_loss(case))
         return {"interaction": torch.tensor(frame.interaction.tolist())}
 
     return ours, lambda: {"interaction": naive.interaction(case, pairs)}
@@ -450,7 +450,7 @@ def curvature(case: Case) -> Pair:
 
     def ours() -> Numbers:
         with case.setting():
-            frame = ht.interaction(case.prepared, case.batches, pairs, predict=True, quiet=True, **_loss(case))
+            frame = ht.interaction(case.prepared, case.batches, pairs, predict=True, progress=False, **_loss(case))
         return {"predicted": torch.tensor(frame.predicted.tolist())}
 
     return ours, lambda: {"predicted": naive.second_derivative(case, pairs)}
@@ -802,7 +802,7 @@ MEASURES = {
     "gradient": _gradient("example"), "gradient_position": _gradient("position"), "gradient_batch": _gradient("batch"),
     "gradient_signed": _gradient("signed"), "gate_gradients": gate_gradients, "confidence": confidence,
     "ablation": ablation, "ablation_losses": _ablation("zero"), "ablation_mean": _ablation("mean"),
-    "keep_one": keep_one, "interaction": interaction, "curvature": curvature,
+    "all_but_one": all_but_one, "interaction": interaction, "curvature": curvature,
     "relevance_gradient": relevance_gradient, "relevance_cp": relevance_cp,
     "relevance_conserved": relevance_conserved,
     "ov": ov, "qk": qk, "edit": edit, "taxonomy": taxonomy, "induction": induction,

@@ -385,7 +385,7 @@ def ablation(case, keys: list, by: str) -> dict:
     return rises
 
 
-def keep_one(case, keys: list) -> dict:
+def all_but_one(case, keys: list) -> dict:
     """The mean rise of the loss when a head is the only one left of its layer."""
     model = quiet(case)
     before, rises = losses(case, {}, model), {}

@@ -34,7 +34,7 @@ def test_mean_ablation_equals_the_mean_by_hand(name, side):
     heads = some_heads(sites)
     pools = real_outputs(model, sites, name, [reference])
     before = state(model)
-    with ht.ablate(model, heads, by="mean", reference=reference):
+    with ht.ablate(model, heads, replacement="mean", reference=reference):
         ablated = run(model, batch)
     assert_same_state(before, state(model))
 
@@ -57,7 +57,7 @@ def test_a_reference_of_several_batches_weighs_tokens_equally():
     sites = list(ht.sites(model))
     short = {"input_ids": batch["input_ids"][:1, :2], "attention_mask": batch["attention_mask"][:1, :2]}
     pools = real_outputs(model, sites, "bert", [batch, short])
-    with ht.ablate(model, {("encoder", 1): [2]}, by="mean", reference=[batch, short]), watch(sites) as seen:
+    with ht.ablate(model, {("encoder", 1): [2]}, replacement="mean", reference=[batch, short]), watch(sites) as seen:
         run(model, batch)
     z = seen["encoder", 1][0][0].reshape(3, 7, 4, 8)
     assert error(z[:, :, 2], pools["encoder", 1][:, 2].mean(0).expand(3, 7, 8)) <= 1e-6
@@ -71,12 +71,12 @@ def test_decoder_tokens_are_not_masked_by_the_source_padding():
     sites = list(ht.sites(model))
     pools = real_outputs(model, sites, "marian", [batch])
     for kind in ("decoder", "cross"):
-        with ht.ablate(model, {(kind, 1): [3]}, by="mean", reference=batch), watch(sites) as seen:
+        with ht.ablate(model, {(kind, 1): [3]}, replacement="mean", reference=batch), watch(sites) as seen:
             run(model, batch)
         z = seen[kind, 1][0][0].reshape(3, 7, 4, 8)
         assert error(z[0, 0, 3], pools[kind, 1][:, 3].mean(0)) <= 1e-6
     masked = batch | {"decoder_attention_mask": batch["attention_mask"]}
-    with ht.ablate(model, {("decoder", 0): [3]}, by="mean", reference=masked), watch(sites) as seen:
+    with ht.ablate(model, {("decoder", 0): [3]}, replacement="mean", reference=masked), watch(sites) as seen:
         run(model, masked)
     with watch(sites) as plain:
         run(model, masked)
@@ -93,7 +93,7 @@ def test_resampling_gives_outputs_the_head_had_at_real_tokens(name):
     site = sites[0]  # the first site's other heads do not depend on what happens elsewhere
     with watch(sites) as plain:
         run(model, batch)
-    with ht.ablate(model, heads, by="resample", reference=batch), watch(sites) as seen:
+    with ht.ablate(model, heads, replacement="resample", reference=batch), watch(sites) as seen:
         run(model, batch)
     shape = (*seen[site.key][0][0].shape[:2], site.heads, site.value_dim)
     z, was = seen[site.key][0][0].reshape(shape), plain[site.key][0][0].reshape(shape)
@@ -110,7 +110,7 @@ def test_resampling_is_repeatable_by_its_seed():
     model, batch = zoo_model("gpt2")
 
     def ablated(seed):
-        with ht.ablate(model, {("decoder", 1): [0, 2]}, by="resample", reference=batch, seed=seed):
+        with ht.ablate(model, {("decoder", 1): [0, 2]}, replacement="resample", reference=batch, seed=seed):
             return run(model, batch)
 
     assert torch.equal(ablated(0), ablated(0))
@@ -122,7 +122,7 @@ def test_resampling_leaves_the_global_random_state_alone():
     torch.manual_seed(4)
     expected = torch.rand(3)
     torch.manual_seed(4)
-    with ht.ablate(model, {("encoder", 0): [0]}, by="resample", reference=batch):
+    with ht.ablate(model, {("encoder", 0): [0]}, replacement="resample", reference=batch):
         run(model, batch)
     assert torch.equal(torch.rand(3), expected)
 

@@ -21,7 +21,7 @@ def test_chosen_heads_look_evenly_at_all_they_may_see(name, side):
     heads = some_heads(sites)
     with ht.record(model, want=("maps",)) as plain:
         run(model, batch)
-    with untouched(model), ht.ablate(model, heads, by="uniform"), ht.record(model, want=("maps",)) as seen:
+    with untouched(model), ht.ablate(model, heads, replacement="uniform"), ht.record(model, want=("maps",)) as seen:
         run(model, batch)
     first = sites[0]
     kept = [head for head in range(first.heads) if head not in heads[first.key]]
@@ -45,7 +45,7 @@ def test_outputs_are_the_means_of_the_values(name):
     values = plain[site].v.repeat_interleave(site.heads // plain[site].v.shape[1], 1)
     visible = (plain[site].maps.amax(1, keepdim=True) > 0).float()
     mean = (visible / visible.sum(-1, keepdim=True)) @ values  # (B, head, query, value_dim)
-    with ht.ablate(model, {site.key: [1]}, by="uniform"), ht.record(model, want=("z",)) as seen:
+    with ht.ablate(model, {site.key: [1]}, replacement="uniform"), ht.record(model, want=("z",)) as seen:
         run(model, batch)
     z, before = seen[site].z, plain[site].z
     real = batch["attention_mask"].bool() if BUILDERS[name][1] in ("text", "causal", "seq2seq") else ...
@@ -60,7 +60,7 @@ def test_whichever_kernel_the_model_runs(name):
     found = {}
     for kernel in ("sdpa", "eager"):
         model.set_attn_implementation(kernel)
-        with untouched(model), ht.ablate(model, heads, by="uniform"):
+        with untouched(model), ht.ablate(model, heads, replacement="uniform"):
             found[kernel] = run(model, batch)
         plain = run(model, batch)
     assert error(valid(name, found["sdpa"], batch), valid(name, found["eager"], batch)) <= 1e-5 * plain.abs().max()
@@ -69,7 +69,7 @@ def test_whichever_kernel_the_model_runs(name):
 
 def test_a_head_that_may_see_one_token_does_not_change():
     model, batch = zoo_model("gpt2")
-    with ht.ablate(model, {("decoder", 0): [0, 1, 2, 3]}, by="uniform"):
+    with ht.ablate(model, {("decoder", 0): [0, 1, 2, 3]}, replacement="uniform"):
         even = run(model, batch)
     plain = run(model, batch)
     assert error(even[:, 0], plain[:, 0]) <= 1e-5
@@ -79,15 +79,16 @@ def test_a_head_that_may_see_one_token_does_not_change():
 def test_contexts_nest_and_end_by_themselves():
     model, batch = zoo_model("bert")
     sites = list(ht.sites(model))
-    with ht.ablate(model, {("encoder", 0): [0]}, by="uniform"):
-        with ht.ablate(model, {("encoder", 0): [2], ("encoder", 1): [1]}, by="uniform"):
+    with ht.ablate(model, {("encoder", 0): [0]}, replacement="uniform"):
+        with ht.ablate(model, {("encoder", 0): [2], ("encoder", 1): [1]}, replacement="uniform"):
             both = run(model, batch)
-        with untouched(model), pytest.raises(ZeroDivisionError), ht.ablate(model, {("encoder", 0): [3]}, by="uniform"):
+        uniform = ht.ablate(model, {("encoder", 0): [3]}, replacement="uniform")
+        with untouched(model), pytest.raises(ZeroDivisionError), uniform:
             raise ZeroDivisionError
         one = run(model, batch)
-    with ht.ablate(model, {("encoder", 0): [0, 2], ("encoder", 1): [1]}, by="uniform"):
+    with ht.ablate(model, {("encoder", 0): [0, 2], ("encoder", 1): [1]}, replacement="uniform"):
         assert torch.equal(run(model, batch), both)
-    with ht.ablate(model, {("encoder", 0): [0]}, by="uniform"):
+    with ht.ablate(model, {("encoder", 0): [0]}, replacement="uniform"):
         assert torch.equal(run(model, batch), one)
     with watch(sites) as seen:
         run(model, batch)
@@ -98,7 +99,7 @@ def test_with_zeros_and_gates():
     model, batch = zoo_model("bert")
     with ht.ablate(model, {("encoder", 1): [2]}):
         off = run(model, batch)
-        with ht.ablate(model, {("encoder", 1): [2]}, by="uniform"):
+        with ht.ablate(model, {("encoder", 1): [2]}, replacement="uniform"):
             assert error(run(model, batch), off) <= 1e-6
 
 
@@ -106,11 +107,11 @@ def test_a_pruned_t5_has_biases_of_its_own():
     model, batch = fresh("t5")
     with (
         ht.ablate(model, {("encoder", 1): [0], ("decoder", 0): [2]}),
-        ht.ablate(model, {("encoder", 1): [3]}, by="uniform"),
+        ht.ablate(model, {("encoder", 1): [3]}, replacement="uniform"),
     ):
         wanted = run(model, batch)
     ht.prune(model, {("encoder", 1): [0], ("decoder", 0): [2]})
-    with ht.ablate(model, {("encoder", 1): [2]}, by="uniform"):  # number 3 of before
+    with ht.ablate(model, {("encoder", 1): [2]}, replacement="uniform"):  # number 3 of before
         assert error(run(model, batch), wanted) <= 1e-5 * wanted.abs().max()
 
 
@@ -120,14 +121,16 @@ def test_a_pruned_t5_has_biases_of_its_own():
 def test_what_cannot_be_even_is_refused(name, message):
     model, _ = zoo_model(name)
     site = next(iter(ht.sites(model)))
-    with untouched(model), pytest.raises(ValueError, match=message), ht.ablate(model, {site.key: [0]}, by="uniform"):
+    uniform = ht.ablate(model, {site.key: [0]}, replacement="uniform")
+    with untouched(model), pytest.raises(ValueError, match=message), uniform:
         pass
 
 
 def test_empty_batches_are_refused():
     model, batch = zoo_model("bert")
     empty = {key: value[:0] for key, value in batch.items()}
-    with pytest.raises(ValueError, match="the batch is empty"), ht.ablate(model, {("encoder", 0): [0]}, by="uniform"):
+    uniform = ht.ablate(model, {("encoder", 0): [0]}, replacement="uniform")
+    with pytest.raises(ValueError, match="the batch is empty"), uniform:
         model(**empty)
 
 
@@ -173,7 +176,7 @@ def test_position_biases_in_the_mask_are_none_for_even_heads(name):
         model.set_attn_implementation(kernel)
         with ht.record(model, want=("maps",)) as plain:
             model(**batch)
-        with untouched(model), ht.ablate(model, heads, by="uniform"):
+        with untouched(model), ht.ablate(model, heads, replacement="uniform"):
             outputs[kernel] = model(**batch).last_hidden_state
             with ht.record(model, want=("maps",)) as seen:
                 model(**batch)
@@ -192,7 +195,8 @@ def test_swin_hides_windows_with_a_number_that_is_no_lowest():
     """Shifted windows are told apart by -100: half of their maps are 0, and even heads look at the other half only."""
     model, batch = biased("swin")
     site = list(ht.sites(model))[1]
-    with torch.no_grad(), ht.ablate(model, {site.key: [0]}, by="uniform"), ht.record(model, want=("maps",)) as seen:
+    uniform = ht.ablate(model, {site.key: [0]}, replacement="uniform")
+    with torch.no_grad(), uniform, ht.record(model, want=("maps",)) as seen:
         model(**batch)
     maps = seen[site].maps[:, 0]
     assert set((1 / maps[maps > 1e-20]).round().int().tolist()) == {4, 8, 16}

@@ -332,7 +332,7 @@ def test_hooks_reach_the_heads_of_quantised_layers(quantised):
     with ht.ablate(model, heads):
         gone = run(model, batch)
     for by in ("mean", "resample", "uniform"):
-        with ht.ablate(model, heads, by=by, reference=batch):
+        with ht.ablate(model, heads, replacement=by, reference=batch):
             assert error(run(model, batch), before) > 1e-3
     with ht.gates(model, {("encoder", 1): torch.tensor([0.0, 1.0, 0.0, 1.0])}):
         assert torch.equal(run(model, batch), gone)
@@ -362,11 +362,11 @@ def test_weights_of_quantised_layers_are_refused_by_name(quantised):
 def test_what_needs_gradients_is_refused_on_quantised_layers_by_name(quantised):
     model, batch = quantised
     labelled = [batch | {"labels": batch["input_ids"]}]
-    assert len(ht.ablation(model, labelled, quiet=True).values) == 3
+    assert len(ht.ablation(model, labelled, progress=False).values) == 3
     for measure in (
         lambda: ht.gradient(model, labelled),
         lambda: ht.relevance(model, labelled),
-        lambda: ht.fit_gates(model, labelled, 0.1, weights=None, steps=1, quiet=True),
+        lambda: ht.fit_gates(model, labelled, 0.1, weights=None, steps=1, progress=False),
     ):
         with pytest.raises(TypeError, match=r"needs gradients, and bert\.encoder\S+ .*floating point"):
             measure()

@@ -44,14 +44,14 @@ def pairs():
 MEASURES = {
     "confidence": lambda model: ht.confidence(model, batch()),
     "gradient": lambda model: ht.gradient(model, batch()),
-    "gradient by position": lambda model: ht.gradient(model, batch(), over="position"),
+    "gradient by position": lambda model: ht.gradient(model, batch(), per="position"),
     "gate gradients": lambda model: ht.gate_gradients(model, batch()),
-    "ablation": lambda model: ht.ablation(model, batch(), quiet=True),
-    "ablation of the head": lambda model: ht.ablation(model, batch(), sites=[("encoder", 1)], quiet=True),
-    "ablation by mean": lambda model: ht.ablation(model, batch(), by="mean", quiet=True),
-    "ablation by resample": lambda model: ht.ablation(model, batch(), by="resample", quiet=True),
-    "keep one": lambda model: ht.keep_one(model, batch(), quiet=True),
-    "interaction": lambda model: ht.interaction(model, batch(), pairs(), quiet=True),
+    "ablation": lambda model: ht.ablation(model, batch(), progress=False),
+    "ablation of the head": lambda model: ht.ablation(model, batch(), sites=[("encoder", 1)], progress=False),
+    "ablation by mean": lambda model: ht.ablation(model, batch(), replacement="mean", progress=False),
+    "ablation by resample": lambda model: ht.ablation(model, batch(), replacement="resample", progress=False),
+    "keep one": lambda model: ht.all_but_one(model, batch(), progress=False),
+    "interaction": lambda model: ht.interaction(model, batch(), pairs(), progress=False),
     "relevance": lambda model: ht.relevance(model, batch()),
     "relevance by cp": lambda model: ht.relevance(model, batch(), rules="cp"),
     "propagate": lambda model: ht.propagate(model, batch()),
@@ -59,7 +59,7 @@ MEASURES = {
     "curve": lambda model: curve(
         model, [("encoder", 0, 0), ("encoder", 2, 1)], lambda m: m(**batch()).logits.amax((1, 2)), keep=[2]
     ),
-    "fit_gates": lambda model: ht.fit_gates(model, [batch()], penalty=0.1, steps=2, quiet=True),
+    "fit_gates": lambda model: ht.fit_gates(model, [batch()], penalty=0.1, steps=2, progress=False),
 }
 
 
@@ -76,7 +76,7 @@ def test_an_infinite_weight_is_named_too():
 
 def seen(model, want, **given):
     """Fold what is recorded, as measures do."""
-    with torch.no_grad(), ht.record(model, want, reduce=lambda *_: 0):
+    with torch.no_grad(), ht.record(model, want, accumulate=lambda *_: 0):
         model(**(given or batch()))
 
 
@@ -106,7 +106,7 @@ def test_fused_attention_hides_it_and_is_not_believed():
     model.set_attn_implementation("sdpa")
     assert model(**batch()).loss.isfinite()
     with pytest.raises(ValueError, match=f"BertForMaskedLM cannot be measured: {HURT}; load it again"):
-        ht.ablation(model, batch(), quiet=True)
+        ht.ablation(model, batch(), progress=False)
 
 
 def test_other_weights_and_other_causes_are_told_apart():

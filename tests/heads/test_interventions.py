@@ -53,7 +53,7 @@ def contexts_of(model, batch):
     return {
         "gates()": ht.gates(model, {("encoder", 0): torch.zeros(4)}),
         "ablate()": ht.ablate(model, HEADS),
-        "ablate() ": ht.ablate(model, HEADS, by="uniform"),
+        "ablate() ": ht.ablate(model, HEADS, replacement="uniform"),
         "record()": ht.record(model),
         "record() ": ht.record(model, want="q"),
         "patch()": ht.patch(model, HEADS, source),
@@ -84,9 +84,9 @@ def test_contexts_that_end_in_any_order(order):
     model, batch = fresh("bert")
     plain, before = run(model, batch), state(model)
     contexts = (
-        ht.ablate(model, {("encoder", 0): [0, 1]}, by="uniform"),
+        ht.ablate(model, {("encoder", 0): [0, 1]}, replacement="uniform"),
         ht.record(model),
-        ht.ablate(model, {("encoder", 0): [1, 3]}, by="uniform"),
+        ht.ablate(model, {("encoder", 0): [1, 3]}, replacement="uniform"),
     )
     stacks = crossed(*contexts)
     for number in order:
@@ -94,7 +94,7 @@ def test_contexts_that_end_in_any_order(order):
         if number != order[-1]:
             left = [n for n in (0, 2) if n in order[order.index(number) + 1 :]]
             heads = sorted({head for n in left for head in ((0, 1), (), (1, 3))[n]})
-            with ht.ablate(model, {("encoder", 0): heads}, by="uniform"):
+            with ht.ablate(model, {("encoder", 0): heads}, replacement="uniform"):
                 expected = run(model, batch)
             assert torch.equal(run(model, batch), expected), f"after {number} of {order}"
     assert_same_state(before, state(model))
@@ -143,13 +143,13 @@ def test_recovering_inside_ablate_is_refused():
     model, batch = fresh("bert")
     batch |= {"labels": batch["input_ids"]}
     for change in (
-        lambda: ht.recover(model, [batch], steps=1, quiet=True),
-        lambda: ht.fit_gates(model, [batch], 1.0, steps=1, quiet=True),
+        lambda: ht.recover(model, [batch], steps=1, progress=False),
+        lambda: ht.fit_gates(model, [batch], 1.0, steps=1, progress=False),
     ):
         with untouched(model), ht.ablate(model, HEADS), pytest.raises(RuntimeError, match=r"pickled inside ablate\(\)"):
             change()
     with ht.ablate(model, HEADS):  # nothing is copied where no weight learns
-        ht.fit_gates(model, [batch], 1.0, steps=1, weights=None, quiet=True)
+        ht.fit_gates(model, [batch], 1.0, steps=1, weights=None, progress=False)
 
 
 def test_pruning_inside_a_context_is_refused():
@@ -189,7 +189,7 @@ def test_a_second_thread_is_refused(name):
             lambda: ht.gradient(model, labelled),
             lambda: ht.ablate(model, HEADS).__enter__(),
             lambda: ht.record(model).__enter__(),
-            lambda: ht.ablate(model.bert, HEADS, by="uniform").__enter__(),
+            lambda: ht.ablate(model.bert, HEADS, replacement="uniform").__enter__(),
         ):
             error = in_thread(second)
             assert isinstance(error, RuntimeError), error
@@ -256,7 +256,7 @@ def test_two_threads_measure_one_model_at_once():
 def test_another_attention_set_inside_a_context(by):
     """Even attention that was quietly not computed, and maps that never came."""
     model, batch = fresh("bert")
-    context = ht.record(model) if by == "record" else ht.ablate(model, HEADS, by="uniform")
+    context = ht.record(model) if by == "record" else ht.ablate(model, HEADS, replacement="uniform")
     with untouched(model), context:
         model.set_attn_implementation("eager")
         with pytest.raises(RuntimeError, match=r"set to 'eager' inside.*before entering"):
@@ -306,7 +306,7 @@ def test_an_output_projection_called_by_keyword():
             with context:
                 yield run(of, batch)
         yield ht.gradient(of, labelled).flat()
-        yield ht.ablation(of, labelled, quiet=True).flat()
+        yield ht.ablation(of, labelled, progress=False).flat()
         yield ht.relevance(of, batch, rules="cp").flat()
 
     for expected, found in zip(results(plain), results(model), strict=True):
@@ -339,7 +339,7 @@ def test_a_record_of_two_runs_at_once_does_not_mix_them():
 
 
     handle = site.out.register_forward_pre_hook(wait)  # between the maps and the outputs of the second's batch
-    with ht.record(model, only=[site.key], reduce=lambda _, seen, before: kept.append((seen.maps, seen.z))):
+    with ht.record(model, only=[site.key], accumulate=lambda _, seen, before: kept.append((seen.maps, seen.z))):
         thread = threading.Thread(target=run_second, name="second")
         thread.start()
         assert paused.wait(20)

@@ -8,7 +8,7 @@ from torch import nn
 
 import headtools as ht
 from headtools.heads._attention import attention_function, even_heads
-from headtools.heads._replacement import check_by, generator_of, pools_of, put, stand_in
+from headtools.heads._replacement import check_replacement, generator_of, pools_of, put, stand_in
 from headtools.heads.gates import replaced
 
 from .homemade import attention
@@ -48,7 +48,7 @@ def test_even_attention_keeps_the_kind_of_kernel():
     for own, inside in (("sdpa", SDPA), ("eager", EAGER)):
         model, _ = fresh("bert")
         model.set_attn_implementation(own)
-        with untouched(model), ht.ablate(model, {("encoder", 0): [1]}, by="uniform"):
+        with untouched(model), ht.ablate(model, {("encoder", 0): [1]}, replacement="uniform"):
             assert model.config._attn_implementation == inside
 
 
@@ -124,7 +124,8 @@ def test_gates_and_stand_ins_come_where_the_outputs_are():
     z = {site.key: torch.zeros(3, 7, 4, 8) for site in sites}
     for context in (
         ht.gates(model, {key: torch.ones(4)}), ht.gates(model, {key: torch.ones(3, 7, 4, dtype=torch.float64)}),
-        ht.ablate(model, {key: [1]}), ht.ablate(model, {key: [1]}, by="uniform"), ht.patch(model, {key: [1]}, z),
+        ht.ablate(model, {key: [1]}), ht.ablate(model, {key: [1]}, replacement="uniform"),
+        ht.patch(model, {key: [1]}, z),
         ht.patch(model, {key: [1]}, z, [0, 2]), ht.patch(model, {key: [1]}, z, torch.ones(3, 7, dtype=torch.bool)),
         ht.record(model),
     ):  # fmt: skip
@@ -218,7 +219,7 @@ def test_the_seed_is_zero_unless_it_is_told():
     chosen = {site: [0, 2]}
     plain = inside(replaced(model, chosen, "resample", pools))
     assert torch.equal(plain, inside(replaced(model, chosen, "resample", pools, 0)))
-    assert torch.equal(plain, inside(ht.ablate(model, {site.key: [0, 2]}, by="resample", reference=batch)))
+    assert torch.equal(plain, inside(ht.ablate(model, {site.key: [0, 2]}, replacement="resample", reference=batch)))
     assert not torch.equal(plain, inside(replaced(model, chosen, "resample", pools, 1)))
     one, two = (torch.rand(3, generator=generator_of(other, 0)) for other in ht.sites(model).all[:2])
     assert not torch.equal(one, two), "each site has draws of its own"
@@ -226,12 +227,12 @@ def test_the_seed_is_zero_unless_it_is_told():
 
 @pytest.mark.parametrize("by", ["zero", "mean", "resample", "uniform"])
 def test_every_way_is_allowed_where_it_can_be(by):
-    check_by(by, ht.sites(zoo_model("bert")[0]))
+    check_replacement(by, ht.sites(zoo_model("bert")[0]))
     odd = [site for name in ("bloom", "gpt_oss") for site in ht.sites(zoo_model(name)[0])]
     if by != "uniform":
-        check_by(by, odd)
+        check_replacement(by, odd)
     with pytest.raises(ValueError, match="by must be"):
-        check_by(by + "s", [])
+        check_replacement(by + "s", [])
 
 
 class Scaled(nn.Linear):

@@ -24,7 +24,7 @@ def _next_word(ids):
 
 def every_call(model, batch):
     """What each site gave, one z a call."""
-    with ht.record(model, want="z", reduce=lambda _site, seen, before: [*(before or []), seen.z]) as seen:
+    with ht.record(model, want="z", accumulate=lambda _site, seen, before: [*(before or []), seen.z]) as seen:
         run(model, batch)
     return seen
 

@@ -74,7 +74,7 @@ def operated(model, batch):
     with ht.gates(model, open_gates(sites)), ht.record(model):
         run(model, batch)
     for way in ("zero", "uniform"):
-        with ht.ablate(model, {first.key: [0]}, by=way):
+        with ht.ablate(model, {first.key: [0]}, replacement=way):
             run(model, batch)
     if first.kind != "decoder" or first.kv_heads == first.heads:
         with ht.edit(model, (*first.key, 0), drop_top=1):

@@ -48,7 +48,7 @@ def test_reduce_folds_calls_and_keeps_no_map():
         calls.append((site.key, captured.maps.shape))
         return captured.maps.sum((0, 2, 3)) + (0 if before is None else before)
 
-    with ht.record(model, want="maps", reduce=count) as folded:
+    with ht.record(model, want="maps", accumulate=count) as folded:
         for row in range(3):
             run(model, {key: value[row : row + 1] for key, value in batch.items()})
     with ht.record(model, want="maps") as whole:
@@ -62,7 +62,7 @@ def test_reduce_folds_calls_and_keeps_no_map():
 
 def test_reduce_sees_every_call_of_a_shared_module():
     model, batch = zoo_model("albert")
-    with ht.record(model, reduce=lambda site, captured, before: [*(before or []), captured.maps]) as r:
+    with ht.record(model, accumulate=lambda site, captured, before: [*(before or []), captured.maps]) as r:
         run(model, batch)
     own, _ = fresh("albert")
     own.set_attn_implementation("eager")
@@ -79,7 +79,7 @@ def test_generate_is_recorded_step_by_step(name):
     model, batch = zoo_model(name, "left")
     batch = {key: value for key, value in batch.items() if key != "decoder_input_ids"}
     steps = []
-    with ht.record(model, reduce=lambda site, captured, _: steps.append((site.key, captured.maps.shape[2:]))):
+    with ht.record(model, accumulate=lambda site, captured, _: steps.append((site.key, captured.maps.shape[2:]))):
         model.generate(**batch, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
     first = [shape for key, shape in steps if key == ("decoder", 0)]
     start = 7 if name != "marian" else 1
@@ -147,7 +147,7 @@ def test_checkpointing_records_each_layer_once():
     assert all(error(again[key].maps, r[key].maps) <= CLOSE for key in r)
     with (
         ht.gates(model, leaf),
-        ht.record(model, training=True, reduce=lambda site, captured, _: counted.append(site.key)),
+        ht.record(model, training=True, accumulate=lambda site, captured, _: counted.append(site.key)),
     ):
         logits(model(**batch)).sum().backward()
     assert len(counted) == 3, "a reduction counts recomputed layers twice"

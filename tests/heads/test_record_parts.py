@@ -78,7 +78,7 @@ def test_reduce_without_outputs_sees_each_call_once_with_what_it_returned_before
         calls.append((site.key, parts(captured), before))
         return len(calls)
 
-    with ht.record(model, want=("q", "maps"), reduce=count) as r:
+    with ht.record(model, want=("q", "maps"), accumulate=count) as r:
         run(model, batch)
     assert calls == [(("encoder", 0), {"q", "maps"}, before) for before in (None, 1, 2)]
     assert r["encoder", 0] == 3

@@ -16,8 +16,8 @@ def every_context(model, batch):
     return {
         "gates": ht.gates(model, open_gates(sites)),
         "zero": ht.ablate(model, heads),
-        "mean": ht.ablate(model, heads, by="mean", reference=batch),
-        "resample": ht.ablate(model, heads, by="resample", reference=batch),
+        "mean": ht.ablate(model, heads, replacement="mean", reference=batch),
+        "resample": ht.ablate(model, heads, replacement="resample", reference=batch),
         "maps": ht.record(model),
         "z": ht.record(model, want="z"),
     }
@@ -68,7 +68,7 @@ def test_an_empty_or_padded_reference():
         with (
             untouched(model),
             pytest.raises(ValueError, match=words),
-            ht.ablate(model, {("encoder", 0): [0]}, by="mean", reference=reference),
+            ht.ablate(model, {("encoder", 0): [0]}, replacement="mean", reference=reference),
         ):
             pass
 
@@ -173,12 +173,12 @@ def test_a_model_inside_data_parallel(name):
     batch = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": batch["input_ids"]}
     for use in (
         lambda: gradient(wrapped, batch),
-        lambda: ht.ablation(wrapped, batch, quiet=True),
+        lambda: ht.ablation(wrapped, batch, progress=False),
         lambda: ht.ablate(wrapped, {key: [0]}).__enter__(),
         lambda: ht.record(wrapped).__enter__(),
         lambda: ht.prune(wrapped, {key: [0]}),
-        lambda: ht.fit_gates(wrapped, batch, 1.0, steps=1, quiet=True),
-        lambda: ht.recover(wrapped, batch, steps=1, quiet=True),
+        lambda: ht.fit_gates(wrapped, batch, 1.0, steps=1, progress=False),
+        lambda: ht.recover(wrapped, batch, steps=1, progress=False),
     ):
         with untouched(model), pytest.raises(TypeError, match=r"DataParallel is no model.*model\.module"):
             use()

@@ -105,8 +105,8 @@ def test_a_mask_by_pairs_changes_no_measure(name):
     other = batch | {"attention_mask": by_pairs(batch["attention_mask"].bool(), name != "bert")}
     for measure in (
         lambda b: confidence(model, b, exclude=[]).values,
-        lambda b: gradient(model, b, over="position").values,
-        lambda b: ablation_losses(model, b, by="mean", quiet=True),
+        lambda b: gradient(model, b, per="position").values,
+        lambda b: ablation_losses(model, b, replacement="mean", progress=False),
     ):
         plain, found = measure(batch), measure(other)
         for key, value in plain.items():
@@ -118,7 +118,7 @@ def test_labels_that_do_not_count_do_not_count_in_means():
     model, batch = labelled("t5")
     del batch["decoder_input_ids"]
     longer = batch | {"labels": torch.nn.functional.pad(batch["labels"], (0, 3), value=-100)}
-    plain, found = (ablation_losses(model, b, by="mean", quiet=True) for b in (batch, longer))
+    plain, found = (ablation_losses(model, b, replacement="mean", progress=False) for b in (batch, longer))
     for key, value in plain.items():
         assert torch.allclose(found[key], value, atol=1e-5), key
 
@@ -136,7 +136,7 @@ def test_the_mean_is_taken_without_dropout():
     for training in (True, False):
         if not training:
             model.eval()
-        with ht.ablate(model, {site.key: [2]}, by="mean", reference=batch):
+        with ht.ablate(model, {site.key: [2]}, replacement="mean", reference=batch):
             assert not training or [module.training for module in model.modules()] == flags
             model.eval()
             with torch.no_grad(), ht.record(model, "z") as r:

@@ -16,7 +16,7 @@ from ..heads.reference import naive_gates, untouched
 from ..heads.zoo import ALL, LEGACY, logits, zoo_model
 from .test_gradient import labelled
 
-quietly = functools.partial(ablation_losses, quiet=True)
+quietly = functools.partial(ablation_losses, progress=False)
 
 
 def scored(outputs, _batch):
@@ -37,7 +37,7 @@ def by_loop(model, batches, loss, by="zero", reference=None):
             for head in range(site.heads):
                 each = []
                 for batch in batches:
-                    with ht.ablate(model, [(*site.key, head)], by=by, reference=reference):
+                    with ht.ablate(model, [(*site.key, head)], replacement=by, reference=reference):
                         each.append(loss(model(**batch), batch))
                 columns.append(torch.cat(each).double() - base)
             rises[site.key] = torch.stack(columns, 1)
@@ -73,7 +73,7 @@ def test_rises_equal_those_of_a_loop(name, runs):
     model, batch = zoo_model(name)
     over = "batch" if name == "clip" else "example"  # CLIP's scores are of one text beside all pictures
     with untouched(model):
-        found = quietly(model, batch, scored, max_rows=12, over=over)
+        found = quietly(model, batch, scored, max_rows=12, per=over)
     wanted = by_loop(model, batch, scored)
     close(found, {key: rises.mean(0, keepdim=True) for key, rises in wanted.items()} if over == "batch" else wanted)
     # a batch of such scores is not copied; ALBERT has one layer for all
@@ -94,19 +94,19 @@ def test_every_replacement_is_that_of_ablate(name, by):
     model, batch = zoo_model(name)
     if by == "uniform" and name in LEGACY:
         with pytest.raises(ValueError, match="does not use transformers' AttentionInterface"):
-            quietly(model, batch, scored, by=by)
+            quietly(model, batch, scored, replacement=by)
         return
     with untouched(model):
-        found = quietly(model, batch, scored, by=by, max_rows=9)
+        found = quietly(model, batch, scored, replacement=by, max_rows=9)
     close(found, by_loop(model, batch, scored, by))
 
 
 def test_a_reference_of_its_own():
     model, batch = zoo_model("bert")
     other = {"input_ids": batch["input_ids"].flip(1)[:2], "attention_mask": batch["attention_mask"].flip(1)[:2]}
-    found = quietly(model, batch, scored, by="mean", reference=other)
+    found = quietly(model, batch, scored, replacement="mean", reference=other)
     close(found, by_loop(model, batch, scored, "mean", other))
-    of_the_batch = quietly(model, batch, scored, by="mean")
+    of_the_batch = quietly(model, batch, scored, replacement="mean")
     assert any((found[key] - value).abs().max() > 1e-3 for key, value in of_the_batch.items())
 
 
@@ -131,7 +131,7 @@ def test_batches_of_several_sizes_come_one_after_the_other(runs):
 
 def test_scores_are_means_with_paired_intervals():
     model, batch = labelled("gpt2")
-    scores, rows = ablation(model, [batch, batch], quiet=True), quietly(model, [batch, batch])
+    scores, rows = ablation(model, [batch, batch], progress=False), quietly(model, [batch, batch])
     assert scores.name == "ablation"
     for key, row in rows.items():
         assert row.shape == (6, 4)
@@ -140,8 +140,8 @@ def test_scores_are_means_with_paired_intervals():
         assert torch.equal(scores.low[key], low)
         assert torch.equal(scores.high[key], high)
     one = {key: value[:1] for key, value in batch.items()}
-    assert ablation(model, one, quiet=True).low is None
-    assert ablation(model, batch, by="mean", quiet=True).name == "ablation by mean"
+    assert ablation(model, one, progress=False).low is None
+    assert ablation(model, batch, replacement="mean", progress=False).name == "ablation by mean"
 
 
 def test_sites_limit_the_measure():
@@ -325,21 +325,21 @@ def test_dropout_is_off_and_weights_get_no_gradient():
 
 def test_half_precision():
     model, batch = labelled("llama")
-    half = ablation(copy.deepcopy(model).bfloat16(), batch, quiet=True)
-    assert half.spearman(ablation(model, batch, quiet=True)) > 0.8
+    half = ablation(copy.deepcopy(model).bfloat16(), batch, progress=False)
+    assert half.spearman(ablation(model, batch, progress=False)) > 0.8
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"by": "nothing"}, ValueError, 'by must be "zero"'),
+        ({"replacement": "nothing"}, ValueError, 'by must be "zero"'),
         ({"max_rows": 0}, ValueError, "max_rows must be 1"),
         ({"loss": lambda o, b: scored(o, b).mean()}, ValueError, "one number per example"),
         ({"loss": lambda o, b: scored(o, b) * float("nan")}, ValueError, "is no finite number"),
         ({"sites": ["cross"]}, KeyError, "no 'cross' attention"),
         ({"batches": []}, ValueError, "no batches came"),
         ({"batches": [torch.ones(2)]}, TypeError, "a batch is a dict"),
-        ({"by": "mean", "reference": []}, ValueError, "the reference is empty"),
+        ({"replacement": "mean", "reference": []}, ValueError, "the reference is empty"),
         ({}, ValueError, 'has no "labels"'),
     ],
 )

@@ -35,7 +35,7 @@ def pairs_of(name):
 
 def rise(model, batch, heads, by="zero", reference=None):
     base = losses(model, batch, scored)
-    with ht.ablate(model, heads, by=by, reference=reference):
+    with ht.ablate(model, heads, replacement=by, reference=reference):
         return losses(model, batch, scored) - base
 
 
@@ -45,7 +45,7 @@ def test_interactions_are_what_they_are_defined_to_be(name, by):
     model, batch = zoo_model(name)
     pairs = pairs_of(name)
     with untouched(model):
-        frame = ht.interaction(model, batch, pairs, scored, by=by, max_rows=9, quiet=True)
+        frame = ht.interaction(model, batch, pairs, scored, replacement=by, max_rows=9, progress=False)
     assert list(frame.columns) == ["a", "b", "delta_a", "delta_b", "delta_ab", "interaction", "low", "high", "n"]
     for row, (a, b) in zip(frame.itertuples(), pairs, strict=True):
         alone_a, alone_b, both = (rise(model, batch, heads, by, batch) for heads in ([a], [b], [a, b]))
@@ -60,7 +60,7 @@ def test_interactions_are_what_they_are_defined_to_be(name, by):
 
 def test_all_pairs_of_some_sites():
     model, batch = zoo_model("bert")
-    frame = ht.interaction(model, [batch], loss=scored, sites=[("encoder", 1)], quiet=True)
+    frame = ht.interaction(model, [batch], loss=scored, sites=[("encoder", 1)], progress=False)
     heads = [("encoder", 1, head) for head in range(4)]
     assert list(zip(frame.a, frame.b, strict=True)) == list(itertools.combinations(heads, 2))
     assert frame.interaction.abs().min() > 1e-4
@@ -71,7 +71,7 @@ def test_five_examples_have_an_interval_and_fewer_have_none(sizes):
     model, batch = zoo_model("bert")
     (a, b), *_ = pairs_of("bert")
     parts = [{key: value[:size] for key, value in batch.items()} for size in sizes]
-    row = ht.interaction(model, parts, [(a, b)], scored, quiet=True).iloc[0]
+    row = ht.interaction(model, parts, [(a, b)], scored, progress=False).iloc[0]
     if sum(sizes) < 5:
         assert math.isnan(row.low)
         assert math.isnan(row.high)
@@ -92,7 +92,7 @@ def test_heads_that_do_not_meet_do_not_interact():
     def added(_outputs, _batch):
         return taken["out"].flatten(1).sum(1)
 
-    frame = ht.interaction(model, batch, [(("decoder", 2, 0), ("decoder", 2, 3))], added, quiet=True)
+    frame = ht.interaction(model, batch, [(("decoder", 2, 0), ("decoder", 2, 3))], added, progress=False)
     handle.remove()
     assert abs(frame.delta_ab[0]) > 0.01
     assert abs(frame.interaction[0]) < 1e-4
@@ -140,7 +140,7 @@ def test_a_prediction_stands_beside():
     model, batch = labelled("bert")
     pairs = pairs_of("bert")
     with untouched(model):
-        frame = ht.interaction(model, [batch, batch], pairs, predict=True, quiet=True)
+        frame = ht.interaction(model, [batch, batch], pairs, predict=True, progress=False)
     second = curvature(model, [batch, batch], pairs)
     assert torch.allclose(torch.tensor(frame.predicted), second.mean(0))
     assert (frame.predicted_low <= frame.predicted).all()
@@ -157,15 +157,16 @@ def test_a_prediction_stands_beside():
         ({"pairs": [(("encoder", 0, 1), ("encoder", 9, 1))]}, KeyError, "no site"),
         ({"pairs": [(("encoder", 0, 1), ("encoder", 1, 9))]}, IndexError, "heads 0..3"),
         ({"pairs": [*pairs_of("bert"), pairs_of("bert")[0][::-1]]}, ValueError, "given twice"),
-        ({"predict": True, "by": "mean"}, ValueError, "predict=True has nothing to say"),
+        ({"predict": True, "replacement": "mean"}, ValueError, "predict=True has nothing to say"),
         ({"batches": []}, ValueError, "no batches came"),
         ({"predict": True, "loss": lambda o, b: scored(o, b).detach()}, ValueError, "depends on no head of the pairs"),
     ],
 )
 def test_bad_pairs_are_refused(change, error, message):
     model, batch = zoo_model("bert")
+    given = {"batches": batch, "pairs": pairs_of("bert"), "loss": scored, "progress": False}
     with untouched(model), pytest.raises(error, match=message):
-        ht.interaction(model, **({"batches": batch, "pairs": pairs_of("bert"), "loss": scored, "quiet": True} | change))
+        ht.interaction(model, **(given | change))
 
 
 @pytest.mark.parametrize("by", ["zero", "mean", "uniform"])
@@ -173,7 +174,7 @@ def test_bad_pairs_are_refused(change, error, message):
 def test_one_head_a_layer(name, by):
     model, batch = zoo_model(name)
     with untouched(model):
-        found = ht.keep_one(model, [batch, batch], scored, by=by, max_rows=9, quiet=True)
+        found = ht.all_but_one(model, [batch, batch], scored, replacement=by, max_rows=9, progress=False)
     for site in ht.sites(model):
         for head in range(site.heads):
             others = {site.key: [other for other in range(site.heads) if other != head]}
@@ -190,14 +191,15 @@ def test_one_head_a_layer_by_another_measure():
         return (model(**batch).logits.argmax(-1) == chosen).double().mean(1).repeat(2)
 
     with untouched(model):
-        found = ht.keep_one(model, evaluate=share, sites=[("encoder", 1)], quiet=True)
+        found = ht.all_but_one(model, evaluate=share, sites=[("encoder", 1)], progress=False)
     for head in range(4):
         with torch.no_grad(), ht.ablate(model, {("encoder", 1): [other for other in range(4) if other != head]}):
             each = share(model)
         assert found["encoder", 1, head] == pytest.approx((each - 1).mean().item())
         assert found.low["encoder", 1][head] == ht.bootstrap(each - 1)[0]
-    number = ht.keep_one(model, evaluate=lambda m: share(m).mean().item(), sites=[("encoder", 1)], quiet=True)
-    triple = ht.keep_one(model, evaluate=lambda m: (share(m).mean().item(), 0, 1), sites=[("encoder", 1)], quiet=True)
+    number = ht.all_but_one(model, evaluate=lambda m: share(m).mean().item(), sites=[("encoder", 1)], progress=False)
+    bounded = lambda m: (share(m).mean().item(), 0, 1)  # noqa: E731
+    triple = ht.all_but_one(model, evaluate=bounded, sites=[("encoder", 1)], progress=False)
     for other in (number, triple):
         assert torch.allclose(other.values["encoder", 1], found.values["encoder", 1])
         assert other.low is None
@@ -206,25 +208,25 @@ def test_one_head_a_layer_by_another_measure():
 def test_a_layer_of_one_head_loses_nothing():
     model, batch = fresh("bert")
     ht.prune(model, {("encoder", 1): [0, 1, 3]})
-    found = ht.keep_one(model, batch, scored, quiet=True)
+    found = ht.all_but_one(model, batch, scored, progress=False)
     assert found.values["encoder", 1].tolist() == [0.0]
     assert found.values["encoder", 0].abs().min() > 0
     with pytest.raises(ValueError, match="every layer has one head only"):
-        ht.keep_one(model, batch, scored, sites=[("encoder", 1)], quiet=True)
+        ht.all_but_one(model, batch, scored, sites=[("encoder", 1)], progress=False)
 
 
-def test_bad_calls_of_keep_one():
+def test_bad_calls_of_all_but_one():
     model, batch = zoo_model("bert")
     with pytest.raises(ValueError, match="pass either batches"):
-        ht.keep_one(model)
+        ht.all_but_one(model)
     with pytest.raises(ValueError, match="pass either batches"):
-        ht.keep_one(model, batch, evaluate=lambda m: 1.0)
+        ht.all_but_one(model, batch, evaluate=lambda m: 1.0)
     with pytest.raises(ValueError, match="all finite"):
-        ht.keep_one(model, evaluate=lambda m: float("nan"), quiet=True)
+        ht.all_but_one(model, evaluate=lambda m: float("nan"), progress=False)
     with pytest.raises(ValueError, match="needs data"):
-        ht.keep_one(model, evaluate=lambda m: 1.0, by="mean", quiet=True)
+        ht.all_but_one(model, evaluate=lambda m: 1.0, replacement="mean", progress=False)
     with pytest.raises(ValueError, match="leave run out"):
-        ht.keep_one(model, evaluate=lambda m: 1.0, run="folder", quiet=True)
+        ht.all_but_one(model, evaluate=lambda m: 1.0, checkpoint="folder", progress=False)
 
 
 def test_curvature_where_the_loss_does_not_see_a_head():
@@ -258,8 +260,8 @@ def test_curvature_of_a_straight_line_is_nothing():
 @pytest.mark.parametrize("by", ["zero", "mean"])
 def test_what_keeping_one_head_is_called(by):
     model, batch = zoo_model("bert")
-    more = {"sites": [("encoder", 1)], "quiet": True, "by": by}
-    found = ht.keep_one(model, batch | {"labels": batch["input_ids"]}, **more)
-    measured = ht.keep_one(model, evaluate=lambda model: torch.ones(3), reference=batch, **more)
+    more = {"sites": [("encoder", 1)], "progress": False, "replacement": by}
+    found = ht.all_but_one(model, batch | {"labels": batch["input_ids"]}, **more)
+    measured = ht.all_but_one(model, evaluate=lambda model: torch.ones(3), reference=batch, **more)
     assert found.name == measured.name == ("keep one" if by == "zero" else "keep one, others by mean")
     assert not measured.flat().any()

@@ -49,13 +49,13 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
 
     stops.__qualname__, stops.__module__ = scored.__qualname__, scored.__module__
     with pytest.raises(KeyboardInterrupt):
-        quietly(model, parts, stops, run=tmp_path)
+        quietly(model, parts, stops, checkpoint=tmp_path)
     assert sorted(path.name for path in tmp_path.glob("0*")) == ["000000.safetensors", "000001.safetensors"]
     seen = counted(monkeypatch)
-    found = quietly(model, parts, scored, run=tmp_path, max_rows=1)
+    found = quietly(model, parts, scored, checkpoint=tmp_path, max_rows=1)
     assert seen == [1], "only the last batch was run"
     assert all(torch.allclose(found[key], value, atol=1e-5) for key, value in wanted.items())
-    again = quietly(model, parts, scored, run=str(tmp_path))
+    again = quietly(model, parts, scored, checkpoint=str(tmp_path))
     assert seen == [1]
     assert all(torch.equal(again[key], value) for key, value in found.items())
 
@@ -63,8 +63,8 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
 def test_what_is_stored_is_what_comes_back(tmp_path):
     model, parts = batches()
     parts = parts * 2
-    stored = ht.ablation(model, parts, scored, run=tmp_path, quiet=True)
-    plain = ht.ablation(model, parts, scored, quiet=True)
+    stored = ht.ablation(model, parts, scored, checkpoint=tmp_path, progress=False)
+    plain = ht.ablation(model, parts, scored, progress=False)
     assert all(torch.equal(stored.values[key], value) for key, value in plain.values.items())
     assert all(torch.equal(stored.low[key], value) for key, value in plain.low.items())
 
@@ -72,7 +72,7 @@ def test_what_is_stored_is_what_comes_back(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"by": "mean"}, "by 'zero', not 'mean'"),
+        ({"replacement": "mean"}, "by 'zero', not 'mean'"),
         ({"sites": [("encoder", 1)]}, "heads "),
         ({"loss": lambda outputs, batch: scored(outputs, batch)}, "loss 'tests"),
         ({"batches": "fewer"}, "other batches"),
@@ -82,27 +82,27 @@ def test_what_is_stored_is_what_comes_back(tmp_path):
 def test_another_run_is_refused(tmp_path, change, message):
     model, parts = batches()
     given = {"model": model, "batches": parts, "loss": scored}
-    quietly(**given, run=tmp_path)
+    quietly(**given, checkpoint=tmp_path)
     if change.get("batches"):
         change = {"batches": parts[:2]}
     if change.get("model"):
         change = {"model": zoo_model("roberta")[0]}
     kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ValueError, match=f"(?s)holds another run.*{message}"):
-        quietly(**(given | change), run=tmp_path)
+        quietly(**(given | change), checkpoint=tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == kept
 
 
 def test_draws_and_references_are_part_of_a_run(tmp_path):
     model, parts = batches()
-    quietly(model, parts, scored, by="resample", run=tmp_path)
+    quietly(model, parts, scored, replacement="resample", checkpoint=tmp_path)
     with pytest.raises(ValueError, match="seed 0, not 1"):
-        quietly(model, parts, scored, by="resample", run=tmp_path, seed=1)
+        quietly(model, parts, scored, replacement="resample", checkpoint=tmp_path, seed=1)
     with pytest.raises(ValueError, match="other reference"):
-        quietly(model, parts, scored, by="resample", run=tmp_path, reference=parts[:1])
+        quietly(model, parts, scored, replacement="resample", checkpoint=tmp_path, reference=parts[:1])
     other = tmp_path / "zero"
-    quietly(model, parts, scored, run=other)
-    quietly(model, parts, scored, run=other, seed=1, reference=parts[:1])  # zeros need neither
+    quietly(model, parts, scored, checkpoint=other)
+    quietly(model, parts, scored, checkpoint=other, seed=1, reference=parts[:1])  # zeros need neither
 
 
 def test_what_has_no_fingerprint_is_seen_in_the_losses(tmp_path):
@@ -112,29 +112,29 @@ def test_what_has_no_fingerprint_is_seen_in_the_losses(tmp_path):
     def loss(outputs, batch):
         return factor[0] * scored(outputs, batch)
 
-    quietly(model, parts, loss, run=tmp_path)
+    quietly(model, parts, loss, checkpoint=tmp_path)
     factor[0] = 1.1
     with pytest.raises(ValueError, match="losses of batch 0 is"):
-        quietly(model, parts, loss, run=tmp_path)
+        quietly(model, parts, loss, checkpoint=tmp_path)
     factor[0] = 1.0
     with ht.ablate(model, {("encoder", 0): [1]}), pytest.raises(ValueError, match="a head switched off"):
-        quietly(model, parts, loss, run=tmp_path)
+        quietly(model, parts, loss, checkpoint=tmp_path)
 
 
 def test_a_damaged_file_is_named(tmp_path):
     model, parts = batches()
-    quietly(model, parts, scored, run=tmp_path)
+    quietly(model, parts, scored, checkpoint=tmp_path)
     path = tmp_path / "000001.safetensors"
     whole = path.read_bytes()
     for damaged in (whole[:-8], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"000001.safetensors cannot be used: delete it"):
-            quietly(model, parts, scored, run=tmp_path)
+            quietly(model, parts, scored, checkpoint=tmp_path)
     path.unlink()
-    quietly(model, parts, scored, run=tmp_path)
+    quietly(model, parts, scored, checkpoint=tmp_path)
     assert path.exists()
     with pytest.raises(ValueError, match="is a file: name a folder"):
-        quietly(model, parts, scored, run=path)
+        quietly(model, parts, scored, checkpoint=path)
 
 
 def test_it_survives_being_killed(tmp_path):
@@ -157,7 +157,7 @@ def test_it_survives_being_killed(tmp_path):
             return made
 
         store.write_tensors = write
-        found = ht.ablation_losses(model, batches, run=sys.argv[1], quiet=True)
+        found = ht.ablation_losses(model, batches, checkpoint=sys.argv[1], progress=False)
         print(sum(value.sum().item() for value in found.values()))
     """)
     root = Path(ht.__file__).parents[1]

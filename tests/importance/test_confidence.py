@@ -76,7 +76,7 @@ def test_the_end_mark_is_left_out_unless_told_otherwise():
 def test_a_shared_layer_is_the_mean_of_its_calls():
     model, batch = zoo_model("albert")
     seen = []
-    with torch.no_grad(), ht.record(model, ("maps",), reduce=lambda _s, c, _b: seen.append(c.maps)):
+    with torch.no_grad(), ht.record(model, ("maps",), accumulate=lambda _s, c, _b: seen.append(c.maps)):
         model(**batch)
     real = batch["attention_mask"].bool()
     calls = [maps.amax(-1).transpose(1, 2)[real].mean(0) for maps in seen]

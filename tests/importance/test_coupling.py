@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import headtools as ht
 from headtools.importance._curvature import curvature
 from headtools.importance.ablation import ablation, ablation_losses
-from headtools.importance.all_but_one import keep_one
+from headtools.importance.all_but_one import all_but_one
 from headtools.importance.gradient import gate_gradients, gradient
 
 from ..heads.zoo import fresh, logits, zoo_model
@@ -53,12 +53,12 @@ def neighbours(outputs, _batch):
 COUPLED = [info_nce, padded, padded_in_front, centred, spread, neighbours]
 MEASURES = {
     "gradient": gradient,
-    "per position": lambda *args, **more: gradient(*args, over="position"),
+    "per position": lambda *args, **more: gradient(*args, per="position"),
     "gate_gradients": gate_gradients,
-    "ablation": lambda *args, **more: ablation(*args, quiet=True, **more),
-    "keep_one": lambda *args, **more: keep_one(*args, quiet=True, **more),
+    "ablation": lambda *args, **more: ablation(*args, progress=False, **more),
+    "all_but_one": lambda *args, **more: all_but_one(*args, progress=False, **more),
     "interaction": lambda model, batch, loss, **more: ht.interaction(
-        model, batch, [((*KEY, 0), ("encoder", 0, 2))], loss, quiet=True, **more
+        model, batch, [((*KEY, 0), ("encoder", 0, 2))], loss, progress=False, **more
     ),
 }
 
@@ -66,20 +66,20 @@ MEASURES = {
 @pytest.mark.parametrize(
     ("measure", "loss"),
     [(measure, loss) for measure in ("gradient", "ablation") for loss in COUPLED]
-    + [(measure, info_nce) for measure in ("per position", "gate_gradients", "keep_one", "interaction")],
+    + [(measure, info_nce) for measure in ("per position", "gate_gradients", "all_but_one", "interaction")],
 )
 def test_examples_that_depend_on_each_other_are_refused(measure, loss):
     model, batch = zoo_model("bert")
     one = {key: value[:1] for key, value in batch.items()}
     for batches in (batch, [one, batch]):
-        with pytest.raises(ValueError, match=r'no loss of this example: write over="batch"'):
+        with pytest.raises(ValueError, match=r'no loss of this example: write per="batch"'):
             MEASURES[measure](model, batches, loss)
 
 
 def test_one_number_for_all_is_told_how_to_go_on():
     model, batch = zoo_model("bert")
     for measure in MEASURES.values():
-        with pytest.raises(ValueError, match=r'for a loss of the whole batch, .* write over="batch"'):
+        with pytest.raises(ValueError, match=r'for a loss of the whole batch, .* write per="batch"'):
             measure(model, batch, lambda outputs, batch: info_nce(outputs, batch).mean())
 
 
@@ -91,8 +91,8 @@ def test_a_score_that_has_no_slope_is_refused_as_well():
         similar = texts(outputs) @ outputs.logits[:, 1].mT
         return (similar.argsort(descending=True) * torch.arange(1.0, 4)).sum(1)
 
-    with pytest.raises(ValueError, match='write over="batch"'):
-        ablation(model, batch, wrong, quiet=True)
+    with pytest.raises(ValueError, match='write per="batch"'):
+        ablation(model, batch, wrong, progress=False)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "albert", "vit", "fsmt", "bloom", "whisper"])
@@ -103,10 +103,10 @@ def test_examples_that_stand_alone_are_not(name):
         return F.normalize(logits(outputs).flatten(1), dim=-1)[:, :9].exp().sum(1)
 
     assert gradient(model, batch, loss).flat().isfinite().all()
-    assert ablation(model, batch, loss, quiet=True).flat().isfinite().all()
+    assert ablation(model, batch, loss, progress=False).flat().isfinite().all()
     half, batch = fresh(name)[0].bfloat16(), {k: v.bfloat16() if v.is_floating_point() else v for k, v in batch.items()}
     assert gradient(half, batch, loss).flat().isfinite().all()
-    assert ablation(half, batch, loss, quiet=True).flat().isfinite().all()
+    assert ablation(half, batch, loss, progress=False).flat().isfinite().all()
 
 
 class Pairs(nn.Module):
@@ -133,13 +133,13 @@ def test_several_rows_for_each_example(beside):
     def contrasted(pairs, _batch):
         return F.cross_entropy(pairs[:, 0] @ pairs[:, 1].mT / 10, torch.arange(len(pairs)), reduction="none")
 
-    rises = ablation_losses(model, batch, alike, quiet=True)[KEY]
+    rises = ablation_losses(model, batch, alike, progress=False)[KEY]
     with torch.no_grad(), ht.ablate(model, {KEY: [2]}):
         off = alike(model(**batch), None)
     assert torch.allclose(rises[:, 2], (off - alike(model(**batch), None)).double(), atol=1e-5)
-    with pytest.raises(ValueError, match='write over="batch"'):
-        ablation(model, batch, contrasted, quiet=True)
-    assert gate_gradients(model, batch, contrasted, over="batch")[KEY].shape == (1, 4)
+    with pytest.raises(ValueError, match='write per="batch"'):
+        ablation(model, batch, contrasted, progress=False)
+    assert gate_gradients(model, batch, contrasted, per="batch")[KEY].shape == (1, 4)
 
 
 def two_batches():
@@ -159,11 +159,11 @@ def test_the_slope_of_a_batch_is_that_of_a_gate_of_all_its_examples(scalar):
         for key, slope in zip(wanted, slopes, strict=True):
             wanted[key].append(slope)
     wanted = {key: torch.stack(slopes) for key, slopes in wanted.items()}
-    close(gate_gradients(model, batches, loss, over="batch"), wanted)
-    scores = gradient(model, batches, loss, over="batch")
+    close(gate_gradients(model, batches, loss, per="batch"), wanted)
+    scores = gradient(model, batches, loss, per="batch")
     close(scores.values, {key: slopes.abs().mean(0) for key, slopes in wanted.items()})
     assert scores.low is None, "a batch is one example of what is bounded, and two are too few"
-    assert gradient(model, batches * 3, loss, over="batch").low is not None
+    assert gradient(model, batches * 3, loss, per="batch").low is not None
 
 
 @pytest.mark.parametrize("by", ["zero", "mean"])
@@ -171,27 +171,27 @@ def test_the_slope_of_a_batch_is_that_of_a_gate_of_all_its_examples(scalar):
 def test_the_rise_of_a_batch_is_that_without_the_head(scalar, by):
     model, batches = two_batches()
     loss = (lambda o, b: info_nce(o, b).mean()) if scalar else info_nce
-    found = ablation_losses(model, batches, loss, by=by, over="batch", quiet=True)
-    one = keep_one(model, batches, loss, by=by, over="batch", quiet=True)
+    found = ablation_losses(model, batches, loss, replacement=by, per="batch", progress=False)
+    one = all_but_one(model, batches, loss, replacement=by, per="batch", progress=False)
     with torch.no_grad():
         base = [info_nce(model(**batch), batch).mean().double() for batch in batches]
         for site in ht.sites(model):
             assert found[site.key].shape == (2, 4)
             for heads in ([1], [0, 1, 2]):
-                with ht.ablate(model, {site.key: heads}, by=by, reference=batches):
+                with ht.ablate(model, {site.key: heads}, replacement=by, reference=batches):
                     off = [info_nce(model(**batch), batch).mean().double() for batch in batches]
                 rises = torch.stack(off) - torch.stack(base)
                 if heads == [1]:
                     assert torch.allclose(found[site.key][:, 1], rises, atol=1e-5)
                 else:
                     assert one[(*site.key, 3)] == pytest.approx(rises.mean().item(), abs=1e-5)
-    assert ablation(model, batches, loss, over="batch", quiet=True).name == "ablation per batch"
+    assert ablation(model, batches, loss, per="batch", progress=False).name == "ablation per batch"
 
 
 def test_two_heads_of_a_batch():
     model, batches = two_batches()
     pair = ((*KEY, 0), ("encoder", 0, 2))
-    frame = ht.interaction(model, batches, [pair], info_nce, over="batch", predict=True, quiet=True)
+    frame = ht.interaction(model, batches, [pair], info_nce, per="batch", predict=True, progress=False)
     assert frame["n"].tolist() == [2]
     with torch.no_grad():
         losses = []
@@ -200,7 +200,7 @@ def test_two_heads_of_a_batch():
                 losses.append(sum(info_nce(model(**batch), batch).mean().item() for batch in batches) / 2)
     assert frame["interaction"][0] == pytest.approx(losses[3] - losses[1] - losses[2] + losses[0], abs=1e-5)
     model = fresh("bert")[0].double()
-    second = curvature(model, batches, [pair], info_nce, over="batch")
+    second = curvature(model, batches, [pair], info_nce, per="batch")
     values = []
     for a, b in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
         gates = {pair[0][:-1]: torch.ones(4).double(), pair[1][:-1]: torch.ones(4).double()}
@@ -215,13 +215,13 @@ def test_two_heads_of_a_batch():
 
 def test_the_labels_of_a_batch():
     model, batch = labelled("gpt2")
-    for measure in (gate_gradients, functools.partial(ablation_losses, quiet=True)):
+    for measure in (gate_gradients, functools.partial(ablation_losses, progress=False)):
         mean = {key: row.mean(0, keepdim=True) for key, row in measure(model, batch).items()}
-        close(measure(model, batch, over="batch"), mean)
+        close(measure(model, batch, per="batch"), mean)
 
 
 @pytest.mark.parametrize("measure", sorted(set(MEASURES) - {"per position", "gradient"}))
 def test_other_ways_to_put_examples_together_are_refused(measure):
     model, batch = zoo_model("bert")
     with pytest.raises(ValueError, match="over is \"example\" or \"batch\", got 'token'"):
-        MEASURES[measure](model, batch, info_nce, over="token")
+        MEASURES[measure](model, batch, info_nce, per="token")

@@ -75,7 +75,7 @@ def test_slopes_equal_those_of_gates(name):
     model, batch = zoo_model(name)
     if name == "clip":  # its scores compare each text with all pictures: they are the batch's
         gates = by_gates(model, batch, weighted)
-        found = gate_gradients(model, batch, weighted, over="batch")
+        found = gate_gradients(model, batch, weighted, per="batch")
         return close(found, {key: slope.sum(0, keepdim=True) / 3 for key, slope in gates.items()})
     close(gate_gradients(model, batch, weighted), by_gates(model, batch, weighted))
 
@@ -166,8 +166,8 @@ def test_the_first_token_after_padding_on_the_left_is_predicted_by_nothing(name)
 @pytest.mark.parametrize("name", [name for name in LABELLED if name != "vit"])
 def test_padding_changes_nothing(name, over):
     model, batch = labelled(name)
-    together = gradient(model, [batch, batch], over=over)
-    apart = gradient(model, [*singles(batch), *singles(batch)], over=over)
+    together = gradient(model, [batch, batch], per=over)
+    apart = gradient(model, [*singles(batch), *singles(batch)], per=over)
     for part in ("values", "low", "high"):
         close(getattr(together, part), getattr(apart, part), 1e-4)
 
@@ -177,15 +177,15 @@ def test_importances_are_means_of_what_they_say():
     slopes = gate_gradients(model, batch)
     close(gradient(model, batch).values, {key: slope.abs().mean(0) for key, slope in slopes.items()})
     close(gradient(model, batch, signed=True).values, {key: slope.mean(0) for key, slope in slopes.items()})
-    close(gradient(model, batch, over="batch").values, {key: slope.mean(0).abs() for key, slope in slopes.items()})
+    close(gradient(model, batch, per="batch").values, {key: slope.mean(0).abs() for key, slope in slopes.items()})
     two = [{key: value[rows] for key, value in batch.items()} for rows in (slice(0, 1), slice(1, 3))]
     close(
-        gradient(model, two, over="batch").values,
+        gradient(model, two, per="batch").values,
         {key: (slope[0].abs() + slope[1:].mean(0).abs()) / 2 for key, slope in slopes.items()},
     )
-    assert gradient(model, batch, over="batch").low is None
-    assert gradient(model, two, over="batch").notes == {"interval": "none: 2 examples came, 5 are needed"}
-    assert gradient(model, two * 3, over="batch").low is not None
+    assert gradient(model, batch, per="batch").low is None
+    assert gradient(model, two, per="batch").notes == {"interval": "none: 2 examples came, 5 are needed"}
+    assert gradient(model, two * 3, per="batch").low is not None
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "marian"])
@@ -202,7 +202,7 @@ def test_positions_are_gates_of_one_token(name):
     for key, slope in zip(gates, slopes, strict=True):
         real = lengths["encoder" if key[0] == "encoder" else "other"]
         expected[key] = (slope.abs() * real[..., None]).sum((0, 1)) / real.sum()
-    found = gradient(model, batch, over="position")
+    found = gradient(model, batch, per="position")
     close(found.values, expected)
     # by the triangle inequality, token by token is never less than all at once
     whole = gradient(model, batch)
@@ -345,7 +345,7 @@ def test_decoder_inputs_are_made_of_labels():
     batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
     without = {key: value for key, value in batch.items() if key != "decoder_input_ids"}
     for over in ("example", "position"):
-        close(gradient(model, without, over=over).values, gradient(model, batch, over=over).values)
+        close(gradient(model, without, per=over).values, gradient(model, batch, per=over).values)
 
 
 def first_token(outputs, _batch):
@@ -400,11 +400,11 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match='has no "labels"'):
         gradient(*zoo_model("bert"))
     with pytest.raises(ValueError, match="over is one of"):
-        gradient(model, batch, over="token")
+        gradient(model, batch, per="token")
     with pytest.raises(ValueError, match="over is one of"):
         gradient(model, batch, normalise=True)
     with pytest.raises(ValueError, match="without absolute values"):
-        gradient(model, batch, over="position", signed=True)
+        gradient(model, batch, per="position", signed=True)
     with pytest.raises(KeyError, match="no 'cross' attention"):
         gradient(model, batch, sites=["cross"])
     with pytest.raises(ValueError, match="leaves no heads"):

@@ -9,7 +9,7 @@ import transformers as tf
 import headtools as ht
 from headtools.importance._inputs import each_batch
 from headtools.importance.ablation import ablation, ablation_losses
-from headtools.importance.all_but_one import keep_one
+from headtools.importance.all_but_one import all_but_one
 from headtools.importance.confidence import confidence
 from headtools.importance.gradient import gate_gradients, gradient
 from headtools.importance.loss import each_loss
@@ -65,7 +65,7 @@ def test_labels_alone_give_the_models_own_loss(name, made, config, sizes, reads)
     assert "decoder_input_ids" in prepared
     assert each.mean().item() == pytest.approx(own, rel=1e-4)
     assert set(gate_gradients(model, batch)) == {site.key for site in ht.sites(model)}
-    by_mean = ablation(model, batch, by="mean", max_rows=4, quiet=True)
+    by_mean = ablation(model, batch, replacement="mean", max_rows=4, progress=False)
     assert by_mean.values.keys() == gradient(model, batch).values.keys()
 
 
@@ -84,7 +84,7 @@ def test_a_model_that_moves_labels_in_its_own_way_is_left_to_do_so():
     given = batch | {"decoder_input_ids": batch["labels"].flip(1).clamp(min=3)}
     del batch["decoder_input_ids"]
     close(gate_gradients(other, batch), gate_gradients(model, given))
-    close(ablation_losses(other, batch, quiet=True), ablation_losses(model, given, quiet=True))
+    close(ablation_losses(other, batch, progress=False), ablation_losses(model, given, progress=False))
     assert torch.equal(confidence(other, batch, exclude=[]).flat(), confidence(model, given, exclude=[]).flat())
 
 
@@ -121,9 +121,9 @@ def test_embeddings_that_need_gradients_get_none():
 
 MEASURES = {
     "gradient": gradient,
-    "ablation": lambda model, batches: ablation(model, batches, quiet=True),
-    "keep_one": lambda model, batches: keep_one(model, batches, quiet=True),
-    "interaction": lambda model, batches: ht.interaction(model, batches, quiet=True),
+    "ablation": lambda model, batches: ablation(model, batches, progress=False),
+    "all_but_one": lambda model, batches: all_but_one(model, batches, progress=False),
+    "interaction": lambda model, batches: ht.interaction(model, batches, progress=False),
     "confidence": confidence,
     "relevance": relevance,
 }
@@ -144,7 +144,7 @@ def test_nothing_and_caches_are_refused_in_words(measure):
         with pytest.raises(ValueError, match=words):
             MEASURES[measure](model, wrong)
     with pytest.raises(ValueError, match="the batch has past_key_values"), ht.ablate(
-        model, {("decoder", 0): [1]}, by="mean", reference=batch | {"past_key_values": cache}
+        model, {("decoder", 0): [1]}, replacement="mean", reference=batch | {"past_key_values": cache}
     ):
         pass
 

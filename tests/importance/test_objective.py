@@ -32,7 +32,7 @@ def lengths(hidden, batch):
 
 
 def test_the_change_is_that_of_the_definition(model, batches):
-    scores = ht.ablation(model, batches, output_change(model, batches), quiet=True)
+    scores = ht.ablation(model, batches, output_change(model, batches), progress=False)
     with torch.no_grad():
         for layer in range(2):
             for head in range(4):
@@ -49,7 +49,7 @@ def test_padding_does_not_count(model, batches):
     """Neither in how far the output moves, nor in how long it is."""
     alone = {name: value[1:, :3] for name, value in batches[1].items()}
     padded = {name: value[1:] for name, value in batches[1].items()}
-    one, two = (ht.ablation(model, batch, output_change(model, batch), quiet=True) for batch in (alone, padded))
+    one, two = (ht.ablation(model, batch, output_change(model, batch), progress=False) for batch in (alone, padded))
     assert torch.allclose(one.flat(), two.flat(), rtol=1e-4)
 
 
@@ -83,7 +83,7 @@ def test_gradient_agrees_with_leaving_out_on_the_organism_s_encoder():
     weighed_by = objective(encoder, tokenizer, ht.corpus("organism", limit=1))
     assert weighed_by.name == "output"
     batches = weighed_by.batches(ht.corpus("organism", limit=8))
-    assert weighed_by.gradient(batches).spearman(weighed_by.ablation(batches, quiet=True)) > 0.93
+    assert weighed_by.gradient(batches).spearman(weighed_by.ablation(batches, progress=False)) > 0.93
 
 
 def test_what_output_change_refuses(model, batches):
@@ -91,7 +91,7 @@ def test_what_output_change_refuses(model, batches):
     with pytest.raises(ValueError, match="no slope where nothing is changed yet: pass loss=output_projection"):
         ht.gradient(model, batches[:1], change)
     with pytest.raises(ValueError, match="unchanged output is not known"):
-        ht.ablation(model, batches[1], change, quiet=True)
+        ht.ablation(model, batches[1], change, progress=False)
     clip = tf.CLIPModel(tf.CLIPConfig(text_config={**SMALL, "eos_token_id": 49}, vision_config={
         "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "image_size": 4,
         "patch_size": 2}))  # fmt: skip

@@ -56,9 +56,10 @@ def test_what_reads_no_weights_gives_the_same_numbers(name, how, tmp_path):
     gate = {key: torch.full((ht.sites(plain)[key].heads,), 0.5)}
     with torch.no_grad(), ht.gates(model, gate), ht.gates(plain, gate):
         assert torch.equal(model(**batch).logits, plain(**batch).logits)
-    for measure, more in ((ht.gradient, {}), (ht.ablation, {"quiet": True}),
-                          (ht.ablation, {"by": "mean", "quiet": True}),
-                          (ht.ablation, {"by": "uniform", "quiet": True}), (ht.confidence, {})):  # fmt: skip
+    for measure, more in ((ht.gradient, {}), (ht.ablation, {"progress": False}),
+                          (ht.ablation, {"replacement": "mean", "progress": False}),
+                          (ht.ablation, {"replacement": "uniform", "progress": False}),
+                          (ht.confidence, {})):  # fmt: skip
         found, wanted = (measure(one, given, **more) for one in (model, plain))
         assert torch.allclose(found.flat(), wanted.flat(), atol=1e-6), (measure.__name__, more)
     assert weights(model) == before, "offloaded again, and as ready to be trained as before"

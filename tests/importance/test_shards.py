@@ -41,13 +41,13 @@ def measures(name, split=SPLIT):
     model, batches = subject(name, split)
     found = {
         "gradient": ht.gradient(model, batches),
-        "by position": ht.gradient(model, iter(batches), over="position", normalise="layer"),
+        "by position": ht.gradient(model, iter(batches), per="position", normalise="layer"),
         "relevance": ht.relevance(model, batches, rules="cp"),
-        "ablation": ht.ablation(model, batches, quiet=True),
-        "by mean": ht.ablation(model, batches, by="mean", sites=["encoder"], quiet=True),
+        "ablation": ht.ablation(model, batches, progress=False),
+        "by mean": ht.ablation(model, batches, replacement="mean", sites=["encoder"], progress=False),
     }
     if name == "bert":
-        found["keep one"] = ht.keep_one(model, batches, quiet=True)
+        found["keep one"] = ht.all_but_one(model, batches, progress=False)
         found["confidence"] = ht.confidence(model, batches)
     return {measure: plain(scores) for measure, scores in found.items()}
 
@@ -167,11 +167,11 @@ def slowly(folder: Path, wanted: int, pause: float):
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_process_that_is_killed_takes_nothing_with_it(tmp_path, killed, monkeypatch):
     model, batches = subject(split=(1,) * 7)
-    alone = ht.ablation(model, batches, quiet=True)
+    alone = ht.ablation(model, batches, progress=False)
 
     def stopped():
         slowly(tmp_path, 3, 0.05)
-        return shared(lambda: ht.ablation(model, batches, run=tmp_path, quiet=True))()
+        return shared(lambda: ht.ablation(model, batches, checkpoint=tmp_path, progress=False))()
 
     running = start(3, stopped)
     late = time.monotonic() + 60
@@ -188,11 +188,12 @@ def test_a_process_that_is_killed_takes_nothing_with_it(tmp_path, killed, monkey
 
     ran, own = [], rises_module.Runs.__init__
     monkeypatch.setattr(rises_module.Runs, "__init__", lambda self, *given: ran.append(1) or own(self, *given))
-    again = together(2, shared(lambda: (plain(ht.ablation(model, batches, run=tmp_path, quiet=True)), len(ran))))
+    measured = lambda: plain(ht.ablation(model, batches, checkpoint=tmp_path, progress=False))  # noqa: E731
+    again = together(2, shared(lambda: (measured(), len(ran))))
     assert sum(count for _, (_, count) in again) == 7 - len(before), "what was kept is not run again"
     assert all(scores == plain(alone) for _, (scores, _) in again)
     assert before.items() <= {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}.items()
-    assert plain(ht.ablation(model, batches, run=tmp_path, quiet=True)) == plain(alone)
+    assert plain(ht.ablation(model, batches, checkpoint=tmp_path, progress=False)) == plain(alone)
     assert not ran, "one process goes on from what two have kept"
 
 
@@ -200,31 +201,31 @@ def test_a_process_that_is_killed_takes_nothing_with_it(tmp_path, killed, monkey
 def test_gradient_and_relevance_go_on_too(tmp_path, measure, monkeypatch):
     model, batches = subject()
     alone = measure(model, batches)
-    assert plain(measure(model, batches, run=tmp_path)) == plain(alone)
+    assert plain(measure(model, batches, checkpoint=tmp_path)) == plain(alone)
     files = sorted(tmp_path.glob("0*"))
     assert [path.name for path in files] == [f"{n:06d}.safetensors" for n in range(4)]
     files[2].unlink()
     ran = []
     hook = model.register_forward_pre_hook(lambda *_: ran.append(1))
-    assert plain(measure(model, batches, run=tmp_path)) == plain(alone)
+    assert plain(measure(model, batches, checkpoint=tmp_path)) == plain(alone)
     hook.remove()
     assert len(ran) == 2, "the batch that was missing, and the first one, to compare"
     with ht.ablate(model, {("encoder", 0): [1]}), pytest.raises(ValueError, match="of batch 0 is"):
-        measure(model, batches, run=tmp_path)
+        measure(model, batches, checkpoint=tmp_path)
     with pytest.raises(ValueError, match=r"holds another run.*other batches"):
-        measure(model, batches[:2], run=tmp_path)
+        measure(model, batches[:2], checkpoint=tmp_path)
     with pytest.raises(ValueError, match=r"holds another run.*sites"):
-        measure(model, batches, sites=[("encoder", 1)], run=tmp_path)
-    found = together(2, shared(lambda: plain(measure(model, batches, run=tmp_path))))
+        measure(model, batches, sites=[("encoder", 1)], checkpoint=tmp_path)
+    found = together(2, shared(lambda: plain(measure(model, batches, checkpoint=tmp_path))))
     assert all(scores == plain(alone) for _, scores in found)
 
 
 def test_the_two_measures_do_not_mix(tmp_path):
     model, batches = subject()
-    ht.gradient(model, batches, run=tmp_path)
+    ht.gradient(model, batches, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="holds another run"):
-        ht.relevance(model, batches, run=tmp_path)
+        ht.relevance(model, batches, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="over 'example', not 'position'"):
-        ht.gradient(model, batches, over="position", run=tmp_path)
+        ht.gradient(model, batches, per="position", checkpoint=tmp_path)
     with pytest.raises(ValueError, match="over 'example', not 'batch'"):
-        ht.gradient(model, batches, over="batch", run=tmp_path)
+        ht.gradient(model, batches, per="batch", checkpoint=tmp_path)

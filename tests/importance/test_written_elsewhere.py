@@ -92,7 +92,7 @@ def test_labels_that_repeat_the_input_of_a_model_that_says_nothing():
     for use in (
         lambda: loss_of(model, batch),
         lambda: ht.gradient(model, batch),
-        lambda: ht.ablation(model, batch, quiet=True),
+        lambda: ht.ablation(model, batch, progress=False),
     ):
         with pytest.raises(ValueError, match=r'loss="aligned" or loss="causal".*model\.is_causal = True'):
             use()
@@ -137,9 +137,9 @@ def test_every_measure_takes_a_form():
     assert torch.allclose(ht.gradient(model, batch, "aligned").flat(), ht.gradient(model, batch, aligned).flat())
     assert torch.allclose(ht.gradient(model, batch, "causal").flat(), ht.gradient(model, batch).flat())
     for form, other in (("aligned", aligned), ("causal", None)):
-        a, b = (ht.ablation(model, batch, loss, quiet=True).flat() for loss in (form, other))
+        a, b = (ht.ablation(model, batch, loss, progress=False).flat() for loss in (form, other))
         assert torch.allclose(a, b)
-    fit = ht.fit_gates(model, batch, 1.0, loss="causal", steps=1, weights=None, quiet=True)
+    fit = ht.fit_gates(model, batch, 1.0, loss="causal", steps=1, weights=None, progress=False)
     assert fit.losses.loss[0] > 0
     with pytest.raises(ValueError, match=r'"causal" or "aligned"; got \'lm\''):
         ht.gradient(model, batch, "lm")
@@ -147,9 +147,9 @@ def test_every_measure_takes_a_form():
 
 def test_runs_of_two_forms_are_two_runs(tmp_path):
     model, batch = said(Model().eval(), True), {"input_ids": IDS, "labels": IDS}
-    ht.gradient(model, batch, "causal", run=tmp_path)
+    ht.gradient(model, batch, "causal", checkpoint=tmp_path)
     with pytest.raises(ValueError, match="another run"):
-        ht.gradient(model, batch, "aligned", run=tmp_path)
+        ht.gradient(model, batch, "aligned", checkpoint=tmp_path)
 
 
 def test_sentences_are_not_labelled_for_a_model_that_says_nothing():

@@ -46,7 +46,7 @@ class Balanced(HTMLParser):
 def test_a_page_on_any_model(one):
     plain = logits(one)
     with untouched(one.model):
-        page = ht.report(one.model, [one.batch], orders=1, quiet=True)
+        page = ht.report(one.model, [one.batch], orders=1, progress=False)
     assert torch.equal(logits(one), plain)
     assert list(page.missing) == ["roles"]  # there are no sentences
     read = Balanced(page.html)
@@ -60,7 +60,7 @@ def test_a_page_on_any_model(one):
 def test_a_page_with_roles(one, tokenizer, said):
     tokenizer.mask_token = "[UNK]"  # what a model that fills in needs
     with untouched(one.model):
-        page = ht.report(one.model, said, tokenizer, orders=1, quiet=True)
+        page = ht.report(one.model, said, tokenizer, orders=1, progress=False)
     assert "roles" not in page.missing
     Balanced(page.html)
 

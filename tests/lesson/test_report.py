@@ -58,7 +58,7 @@ def about(name, **more):
     else:
         given, tokenizer = ENGLISH, TOKENIZER
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    found = ht.report(model, given, tokenizer, orders=1, quiet=True, **more)
+    found = ht.report(model, given, tokenizer, orders=1, progress=False, **more)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     return found
 
@@ -109,7 +109,7 @@ def test_every_kind_of_model(name, lacks):
 
 def test_the_organism_s_numbers_are_those_of_the_functions(tmp_path):
     model, tokenizer = ht.load()
-    found = ht.report(model, "organism", tokenizer, limit=40, orders=1, path=tmp_path / "page.html", quiet=True)
+    found = ht.report(model, "organism", tokenizer, limit=40, orders=1, path=tmp_path / "page.html", progress=False)
     assert (tmp_path / "page.html").read_text("utf-8") == found.html
     assert [*tmp_path.iterdir()] == [found.path]
     sentences = ht.corpus("organism", limit=40)
@@ -141,7 +141,7 @@ def test_hostile_words_stay_words():
     tokenizer = a_tokenizer(sentences)
     torch.manual_seed(0)
     model = tf.BertForMaskedLM(tf.BertConfig(**(IDS | {"vocab_size": len(tokenizer)}), **SMALL)).eval()
-    found = ht.report(model, sentences, tokenizer, orders=1, quiet=True, title=bad)
+    found = ht.report(model, sentences, tokenizer, orders=1, progress=False, title=bad)
     shown = Page(found.html)
     assert not {"script"} & set(shown.tags)
     assert not shown.remote
@@ -162,7 +162,7 @@ def test_what_cannot_be_a_corpus():
 
 
 def test_without_a_tokenizer_it_says_so():
-    found = ht.report(built("BERT"), ENGLISH, orders=1, quiet=True)
+    found = ht.report(built("BERT"), ENGLISH, orders=1, progress=False)
     assert set(found.missing) == {"roles", "importance", "pruning", "maps"}
     assert "pass tokenizer=" in found.missing["importance"]
 
@@ -170,7 +170,7 @@ def test_without_a_tokenizer_it_says_so():
 def test_a_single_batch_is_halved():
     batch = {"input_ids": torch.randint(5, 30, (5, 6), generator=torch.Generator().manual_seed(0))}
     batch["labels"] = batch["input_ids"]
-    found = ht.report(built("GPT-2"), batch, orders=1, quiet=True)
+    found = ht.report(built("GPT-2"), batch, orders=1, progress=False)
     assert set(found.missing) == {"roles"}
     assert "Measured on 1 batch of 5 examples: heads are chosen on 3 and measured on the other 2." in found.html
 
@@ -178,7 +178,7 @@ def test_a_single_batch_is_halved():
 @pytest.mark.parametrize("n", [7, 40])
 def test_every_section_says_what_it_measured_on_how_many_sentences(n):
     """Batches hold 32, and halves are of sentences all the same."""
-    found = ht.report(built("BERT"), ht.corpus("english", "all", limit=n), TOKENIZER, orders=1, quiet=True)
+    found = ht.report(built("BERT"), ht.corpus("english", "all", limit=n), TOKENIZER, orders=1, progress=False)
     sections = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', found.html, re.S))
     half = n - n // 2
     assert f"Measured on {n} sentences: heads are chosen on {n // 2} and measured on the other {half}." in found.html

@@ -121,12 +121,12 @@ def test_latency_and_merging():
 def test_an_ablation_and_a_pair_again(organism):
     model, _ = organism
     validation = ht.corpus("organism", "validation", head_importance.SENTENCES["ablation"])
-    found = ht.ablation(model, batches(validation, 25), sites=[("encoder", 5)], quiet=True)
+    found = ht.ablation(model, batches(validation, 25), sites=[("encoder", 5)], progress=False)
     assert torch.allclose(found.values["encoder", 5], shipped_ablation().values["encoder", 5], atol=1e-3, rtol=1e-3)
     pairs = shipped("pairs")
     top = pairs.loc[pairs.interaction.idxmax()]
     a, b = (("encoder", *map(int, head.split("."))) for head in (top.a, top.b))
-    row = ht.interaction(model, batches(validation, 25), [(a, b)], quiet=True).iloc[0]
+    row = ht.interaction(model, batches(validation, 25), [(a, b)], progress=False).iloc[0]
     assert row.interaction == pytest.approx(top.interaction, abs=2e-3)
 
 

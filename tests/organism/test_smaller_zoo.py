@@ -228,7 +228,7 @@ def test_saved_inside_a_context(tmp_path):
     """What the context lends the model is not written; weights that it changes are, as ``edit`` promises."""
     model, batch = fresh("phi3")
     ht.prune(model, {("decoder", 0): [0]})
-    with ht.record(model), ht.ablate(model, {("decoder", 1): [0]}, by="uniform"):
+    with ht.record(model), ht.ablate(model, {("decoder", 1): [0]}, replacement="uniform"):
         folder = ht.save(model, tmp_path / "recorded")
     assert torch.equal(run(ht.load(folder)[0], batch), run(eager(model), batch))
     with ht.edit(model, ("decoder", 1, 2), drop_top=1):

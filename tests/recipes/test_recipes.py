@@ -136,7 +136,7 @@ def test_head_importance(assets, monkeypatch, capsys):
 
     pairs, real = [(("encoder", 0, 1), ("encoder", 2, 3))], ht.interaction
     monkeypatch.setattr(head_importance, "translations", fake)
-    monkeypatch.setattr(head_importance.ht, "interaction", lambda *args, sites, run: real(*args, pairs, quiet=True),
+    monkeypatch.setattr(head_importance.ht, "interaction", lambda *args, sites, run: real(*args, pairs, progress=False),
                         raising=False)  # fmt: skip
     head_importance.main(limit=5, assets=assets)
     assert tables.shipped("pairs").values.tolist()[0][:2] == ["0.1", "2.3"]

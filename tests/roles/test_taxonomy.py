@@ -474,7 +474,7 @@ def test_a_layer_that_runs_three_times_is_the_mean_of_them():
                           num_hidden_layers=3, intermediate_size=8, initializer_range=0.6)  # fmt: skip
     model, maps = AlbertModel(config).eval(), []
     frame = taxonomy(model, wordpieces(), [SAID[2]] * 2, times=20, roles="self")
-    with torch.no_grad(), ht.record(model, want="maps", reduce=lambda _site, seen, _before: maps.append(seen.maps)):
+    with torch.no_grad(), ht.record(model, want="maps", accumulate=lambda _site, seen, _before: maps.append(seen.maps)):
         model(**wordpieces()([str(SAID[2])], return_tensors="pt"))
     assert len(maps) == 3
     want = torch.stack([m[0].diagonal(0, 1, 2)[:, 1:-1].mean(-1) for m in maps]).mean(0)

@@ -73,30 +73,30 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
     alone = measured()
     batches, seen[:] = list(seen), []
     assert sum(batches) == len(SAID)
-    pd.testing.assert_frame_equal(measured(run=tmp_path), alone)
+    pd.testing.assert_frame_equal(measured(checkpoint=tmp_path), alone)
     files = sorted(tmp_path.glob("0*"))
     assert len(files) == len(batches) == 3
     files[1].unlink()
     seen.clear()
-    pd.testing.assert_frame_equal(measured(run=tmp_path), alone)
+    pd.testing.assert_frame_equal(measured(checkpoint=tmp_path), alone)
     assert seen == batches[:2], "the one that was missing, and the first one, to compare"
-    again = measured(run=tmp_path, times=60)
+    again = measured(checkpoint=tmp_path, times=60)
     assert (again.score == alone.score).all(), "more or fewer draws need no run of the model"
     for change, what in (({"shuffle": True}, "shuffle None, not 0"), ({"batch_size": 3}, "batch_size 2, not 3"),
                          ({"roles": ["positional"]}, "other roles"),
                          ({"frequency": {"dog": 3}}, "other words")):  # fmt: skip
         with pytest.raises(ValueError, match=f"holds another run.*{what}"):
-            measured(run=tmp_path, **change)
+            measured(checkpoint=tmp_path, **change)
     other = model("bert")
     with ht.ablate(other, {("encoder", 0): [0, 1, 2, 3]}), pytest.raises(ValueError, match=r"encoder\|sums of batch 0"):
-        taxonomy(other, tokenizer("right"), SAID, run=tmp_path, **GIVEN)
+        taxonomy(other, tokenizer("right"), SAID, checkpoint=tmp_path, **GIVEN)
 
 
 def test_several_processes_go_on_from_what_one_has_kept(tmp_path):
     needs_forks()
-    alone = measured(run=tmp_path)
+    alone = measured(checkpoint=tmp_path)
     sorted(tmp_path.glob("0*"))[0].unlink()
-    for frame in together(3, shared(lambda: measured(run=tmp_path))):
+    for frame in together(3, shared(lambda: measured(checkpoint=tmp_path))):
         assert_same(alone, frame)
     assert len(list(tmp_path.glob("0*"))) == 3
 

@@ -12,7 +12,7 @@ from headtools.sparse.fit_gates import fit_gates, recover
 
 from ..heads.zoo import error, fresh, run
 
-RUN = {"steps": 4, "quiet": True}
+RUN = {"steps": 4, "progress": False}
 RATE = 1e-2
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:loss\(model, batch\) is the old form:DeprecationWarning")
@@ -70,7 +70,7 @@ def test_fit_gates(bert):
 
 def test_a_run_that_goes_on(bert, tmp_path):
     model, batch = bert
-    options = RUN | {"rate": RATE, "save_every": 2, "run": tmp_path}
+    options = RUN | {"rate": RATE, "save_every": 2, "checkpoint": tmp_path}
     whole = recover(model, [batch], rate=RATE, loss=loss, **RUN)
 
     def stops(student, batch):

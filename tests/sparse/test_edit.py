@@ -159,8 +159,8 @@ def test_a_copy_made_inside_keeps_the_edit_and_cuts_wait_for_its_end():
             lambda: ht.prune(model, {("encoder", 0): [0]}),
             lambda: ht.refit(model, {("encoder", 0): [0]}, batch),
             lambda: ht.merge(model, [(head, ("encoder", 1, 1))], batch),
-            lambda: ht.recover(model, [labelled], steps=1, in_place=True, quiet=True),
-            lambda: ht.fit_gates(model, [labelled], 0.1, steps=1, in_place=True, quiet=True),
+            lambda: ht.recover(model, [labelled], steps=1, in_place=True, progress=False),
+            lambda: ht.fit_gates(model, [labelled], 0.1, steps=1, in_place=True, progress=False),
         ):
             with untouched(model), pytest.raises(RuntimeError, match=r"inside edit\(\).*end the context first"):
                 cut()

@@ -36,7 +36,7 @@ def batches():
 
 
 def fit(batches, penalty=0.02, model=None, **options):
-    options = {"loss": loss, "weights": None, "steps": 8, "quiet": True} | options
+    options = {"loss": loss, "weights": None, "steps": 8, "progress": False} | options
     return fit_gates(model or zoo_model("bert")[0], batches, penalty, **options)
 
 
@@ -108,7 +108,7 @@ def test_cut_saved_and_loaded_is_the_gated_model(tmp_path):
     start = {site.key: torch.full((site.heads,), 3.0) for site in ht.sites(model)}
     start["encoder", 0][1], start["cross", 1][0], start["decoder", 0][:] = -3.0, -3.0, -3.0
     labelled = [batch | {"labels": batch["decoder_input_ids"]}]
-    found = fit_gates(model, labelled, 0.0, steps=3, start=start, quiet=True)
+    found = fit_gates(model, labelled, 0.0, steps=3, start=start, progress=False)
     assert ("encoder", 0, 1) in found.closed_heads
     cut, student = found.cut().eval(), found.model.eval()
     with ht.gates(student, found.values()):
@@ -160,7 +160,7 @@ def test_a_model_in_bfloat16(batches):
     found = fit(batches, model=model, steps=2)
     assert found.losses.loss.dtype == "float32"
     assert found.losses.loss.iloc[0] == pytest.approx(fit(batches, steps=2).losses.loss.iloc[0], rel=0.05)
-    assert recover(model, batches, loss=loss, steps=1, quiet=True).dtype == torch.bfloat16
+    assert recover(model, batches, loss=loss, steps=1, progress=False).dtype == torch.bfloat16
 
 
 def test_rates_fall_at_the_end(batches):
@@ -191,7 +191,7 @@ def test_a_frozen_decoder_and_what_it_shares_stay():
     next(model.parameters()).grad = torch.ones_like(next(model.parameters()))
     model.lm_head.weight.requires_grad_(False)
     before = state(model)
-    found = fit_gates(model, batches, 0.1, sites="encoder", weights="encoder", steps=2, quiet=True)
+    found = fit_gates(model, batches, 0.1, sites="encoder", weights="encoder", steps=2, progress=False)
     assert_untouched(before, model)
     assert found.model is not model
     assert set(found.history.columns.get_level_values("kind")) == {"encoder"}
@@ -201,16 +201,16 @@ def test_a_frozen_decoder_and_what_it_shares_stay():
     assert not [name for name in changed if "encoder.layers" not in name and "encoder.layer_norm" not in name]
     assert found.model.training
     assert [p.requires_grad for p in found.model.parameters()] == [p.requires_grad for p in model.parameters()]
-    everything = fit_gates(model, batches, 0.1, steps=2, quiet=True)
+    everything = fit_gates(model, batches, 0.1, steps=2, progress=False)
     changed = {name for name, p in everything.model.named_parameters() if not torch.equal(p, was[name])}
     assert any("decoder.layers" in name for name in changed)
     assert not any("shared" in name or "embed_tokens" in name for name in changed), "these are frozen"
     free = copy.deepcopy(model)
     free.lm_head.weight.requires_grad_(True)
-    everything = fit_gates(free, batches, 0.1, steps=2, quiet=True)
+    everything = fit_gates(free, batches, 0.1, steps=2, progress=False)
     changed = {name for name, p in everything.model.named_parameters() if not torch.equal(p, was[name])}
     assert any("shared" in name or "embed_tokens" in name for name in changed)
-    chosen = fit_gates(model, batches, 0.1, weights=["model.decoder.layers.1."], steps=2, quiet=True).model
+    chosen = fit_gates(model, batches, 0.1, weights=["model.decoder.layers.1."], steps=2, progress=False).model
     changed = {name for name, p in chosen.named_parameters() if not torch.equal(p, was[name])}
     assert changed
     assert all(name.startswith("model.decoder.layers.1.") for name in changed)
@@ -255,7 +255,7 @@ def test_an_exception_leaves_the_model_whole(batches):
 def test_other_architectures(name):
     model, batch = fresh(name)
     labels = batch.get("decoder_input_ids", batch["input_ids"])
-    found = fit_gates(model, [batch | {"labels": labels}], 0.1, steps=2, quiet=True)
+    found = fit_gates(model, [batch | {"labels": labels}], 0.1, steps=2, progress=False)
     assert found.history.shape == (3, ht.sites(model).n_heads)
     assert found.losses.loss.notna().all()
 
@@ -281,7 +281,7 @@ def killed(batches, folder, when):
 
             if when == "saving":
                 os.replace = die  # in this process only
-            fit(lambda step: die() if step == when else batches[step % 3], run=folder, **RUN)
+            fit(lambda step: die() if step == when else batches[step % 3], checkpoint=folder, **RUN)
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
@@ -292,10 +292,10 @@ def killed(batches, folder, when):
 def test_killed_and_resumed_ends_the_same(batches, straight, tmp_path, when):
     killed(batches, tmp_path, when)
     assert (tmp_path / checkpoint.FILE).exists() == (when in (3, 7))
-    same(fit(batches, run=tmp_path, **RUN), straight)
+    same(fit(batches, checkpoint=tmp_path, **RUN), straight)
     assert [file.name for file in tmp_path.iterdir() if file.suffix != ".part"] == [checkpoint.FILE]
     asked = []
-    same(fit(lambda step: asked.append(step), run=tmp_path, **RUN), straight)
+    same(fit(lambda step: asked.append(step), checkpoint=tmp_path, **RUN), straight)
     assert not asked, "a finished run does nothing more"
 
 
@@ -307,22 +307,22 @@ def test_several_penalties_go_on_too(batches, tmp_path):
 
     options = {"penalty": [0.01, 0.1], "save_every": 2}
     with pytest.raises(KeyboardInterrupt):
-        fit(stops, run=tmp_path, **options)
-    for one, other in zip(fit(batches, run=tmp_path, **options), fit(batches, **options), strict=True):
+        fit(stops, checkpoint=tmp_path, **options)
+    for one, other in zip(fit(batches, checkpoint=tmp_path, **options), fit(batches, **options), strict=True):
         same(one, other)
 
 
 def test_another_run_does_not_go_on_from_this_folder(batches, tmp_path):
-    fit(batches, run=tmp_path)
+    fit(batches, checkpoint=tmp_path)
     weights = "weights at the start"
     for change, name in (({"penalty": 0.5}, "penalty"), ({"seed": 1}, "seed"), ({"start": 1.0}, weights)):
         with pytest.raises(ValueError, match=f"another run.*{name}"):
-            fit(batches, run=tmp_path, **change)
+            fit(batches, checkpoint=tmp_path, **change)
     model, _ = fresh("bert")
     with torch.no_grad():
         next(model.parameters()).mul_(1.5)
     with pytest.raises(ValueError, match="weights at the start"):
-        fit(batches, run=tmp_path, model=model)
+        fit(batches, checkpoint=tmp_path, model=model)
 
 
 def test_recovery(batches, tmp_path):
@@ -334,11 +334,11 @@ def test_recovery(batches, tmp_path):
         with torch.no_grad():
             return sum(loss(student(**batch), batch).mean().item() for batch in batches)
 
-    better = recover(model, batches, steps=30, loss=loss, rate=1e-3, quiet=True)
+    better = recover(model, batches, steps=30, loss=loss, rate=1e-3, progress=False)
     assert_untouched(before, model)
     assert ht.pruned(better) == [("encoder", 0, 1)]
     assert distance(better) < 0.9 * distance(model)
-    half = {"steps": 6, "loss": loss, "quiet": True, "run": tmp_path, "save_every": 2}
+    half = {"steps": 6, "loss": loss, "progress": False, "checkpoint": tmp_path, "save_every": 2}
 
     def stops(step):
         if step == 3:
@@ -348,7 +348,7 @@ def test_recovery(batches, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         recover(model, stops, **half)
     resumed = recover(model, batches, **half)
-    whole = recover(model, batches, **half | {"run": None}, in_place=True)
+    whole = recover(model, batches, **half | {"checkpoint": None}, in_place=True)
     assert whole is model
     assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), whole.parameters(), strict=True))
 
@@ -385,7 +385,7 @@ def test_bad_arguments(batches, options, error, message):
 def test_batches_without_labels(batches):
     model, batch = zoo_model("bert")
     with pytest.raises(TypeError, match="labels"):
-        fit_gates(model, [batch], 0.1, weights=None, quiet=True)
+        fit_gates(model, [batch], 0.1, weights=None, progress=False)
 
 
 def test_an_iterator_that_runs_out(batches):

@@ -151,16 +151,16 @@ def test_training_leaves_the_model_that_it_was_given(one, data):
     again = data.draw(st.booleans(), label="on one's own copy")
     before = copy.deepcopy(one.model)
     with untouched(one.model):
-        fit = ht.fit_gates(one.model, [one.batch], price, steps=2, weights=learns, quiet=True)
+        fit = ht.fit_gates(one.model, [one.batch], price, steps=2, weights=learns, progress=False)
         gates = fit.gates.split(fit.gates.test_gates())
         assert {key: value.shape for key, value in gates.items()} == {
             site.key: (site.heads,) for site in ht.sites(one.model)
         }
         assert all(value.min() >= 0 and value.max() <= 1 for value in gates.values())
-        trained = ht.recover(one.model, [one.batch], steps=1, quiet=True)
+        trained = ht.recover(one.model, [one.batch], steps=1, progress=False)
     assert not torch.equal(logits_of(trained, one), logits(one))
     if again:
-        other = ht.recover(before, [one.batch], steps=1, in_place=True, quiet=True)
+        other = ht.recover(before, [one.batch], steps=1, in_place=True, progress=False)
         assert other is before
         assert torch.equal(logits_of(before, one), logits_of(trained, one))
 

@@ -14,7 +14,7 @@ from headtools.sparse.fit_gates import fit_gates, recover
 from ..heads.reference import state, untouched
 from ..heads.zoo import error, fresh, run
 
-RUN = {"steps": 2, "quiet": True}
+RUN = {"steps": 2, "progress": False}
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_no_gradients_is_said_before_anything_happens(bert, learn, off, back, tm
     model, batches = bert
     words = r"torch\.(no_grad|inference_mode)\(\) switches them off.*(enable_grad\(\)|inference_mode\(False\))"
     with untouched(model), off(), pytest.raises(RuntimeError, match=words):
-        LEARN[learn](model, batches, run=tmp_path / "run")
+        LEARN[learn](model, batches, checkpoint=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with off(), back():
         assert changed(model, LEARN[learn](model, batches))

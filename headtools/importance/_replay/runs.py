@@ -52,13 +52,13 @@ class Runs:
     """
 
     def __init__(
-        self, model: nn.Module, batch: Mapping, loss: Loss | None, named: Sequence[Site], by: str, pools: Mapping,
-        seed: int, max_rows: int, known: dict, over: str = "example",
+        self, model: nn.Module, batch: Mapping, loss: Loss | None, named: Sequence[Site], replacement: str,
+        pools: Mapping, seed: int, max_rows: int, known: dict, per: str = "example",
     ) -> None:  # fmt: skip
         self.model, self.batch, self.loss, self.named = model, batch, loss, named
-        self.by, self.pools, self.seed, self.known, self.over = by, pools, seed, known, over
-        self.trace, self.base = self._traced(batch, even=named if by == "uniform" else ())
-        self.copies = max(1, max_rows // len(self.base)) if over == "example" else 1  # a batch twice is another batch
+        self.replacement, self.pools, self.seed, self.known, self.per = replacement, pools, seed, known, per
+        self.trace, self.base = self._traced(batch, even=named if replacement == "uniform" else ())
+        self.copies = max(1, max_rows // len(self.base)) if per == "example" else 1  # a batch twice is another batch
         self.inputs: dict = {}
         self.checked = 0  # in how many copies the batch was seen to have its own losses
         if self.copies > 1 and known.get("replaying", True):
@@ -76,7 +76,7 @@ class Runs:
         first = min(variants[0], key=lambda site: self.trace.parts[site.module].start)
         later = [site for site in variants[0] if site is not first]
         replayed = all(self.trace.replayable(site) for site in variants[0]) and self._check(len(variants))
-        if not replayed or (self.by == "uniform" and later):
+        if not replayed or (self.replacement == "uniform" and later):
             return torch.stack([self._in_full(variant) for variant in variants])
         found = []
         for start in range(0, len(variants), self.copies):
@@ -91,7 +91,7 @@ class Runs:
         refuse_coupled_losses(self.model, lambda: self._losses(self.batch), self.base, ran, least)
 
     def _in_full(self, variant: Variant) -> Tensor:
-        with replaced(self.model, variant, self.by, self.pools, self.seed):
+        with replaced(self.model, variant, self.replacement, self.pools, self.seed):
             return self._losses(self.batch)
 
     def _replayed(self, first: Site, variants: Sequence[Variant]) -> Tensor:
@@ -103,10 +103,10 @@ class Runs:
 
             def edit(z: Tensor) -> Tensor:
                 copies = z.unflatten(0, (n, -1))
-                if self.by == "uniform":
+                if self.replacement == "uniform":
                     other = self.trace.parts[site.module].even
                 else:
-                    other = stand_in(self.by, self.pools[site.key], copies.shape[1:-2], generator)
+                    other = stand_in(self.replacement, self.pools[site.key], copies.shape[1:-2], generator)
                 return torch.cat([put(one, variants[i][site], other) for i, one in enumerate(copies)])
 
             return edit
@@ -116,7 +116,7 @@ class Runs:
             return self._losses(batch, n * len(self.base))
 
     def _losses(self, batch: Mapping, rows: int | None = None) -> Tensor:
-        return losses(self.model, batch, self.loss, rows, self.over)
+        return losses(self.model, batch, self.loss, rows, self.per)
 
     def _traced(self, batch: Mapping, even: Sequence[Site] = ()) -> tuple[Trace, Tensor]:
         all_sites = {site.key: site for site in [*sites(self.model), *self.named]}  # the same objects as in variants
@@ -220,10 +220,10 @@ class Runs:
 
 @torch.no_grad()
 def losses(
-    model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None, over: str = "example"
+    model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None, per: str = "example"
 ) -> Tensor:
     """Return the loss of each example, (B,), without gradients, float64, on the CPU; errors as ``each_loss``."""
-    return each_loss(model, batch, loss, rows, over).cpu().double()
+    return each_loss(model, batch, loss, rows, per).cpu().double()
 
 
 def rounding(model: nn.Module) -> float:

@@ -27,7 +27,7 @@ def works(kind: str, size: str) -> dict[str, Callable]:
         return common.by_head((*key, row) for key, row in values.items())
 
     def ablation() -> dict:
-        found = ht.ablation_losses(model, few.batch, loss=score(few.labels), max_rows=8, quiet=True)
+        found = ht.ablation_losses(model, few.batch, loss=score(few.labels), max_rows=8, progress=False)
         return common.by_head((*key, rows.mean(0)) for key, rows in found.items())
 
     def relevance() -> dict:
@@ -43,7 +43,7 @@ def works(kind: str, size: str) -> dict[str, Callable]:
         def fold(_site: ht.Site, seen: object, _before: None) -> Tensor:
             return seen.maps.diagonal(-1, 2, 3).sum(-1).mean(0) / seen.maps.shape[2]
 
-        with ht.record(model, want=("maps",), reduce=fold) as seen:
+        with ht.record(model, want=("maps",), accumulate=fold) as seen:
             common.logits(model, subject)
         return common.by_head((*key, seen[key]) for key in seen)
 

@@ -1,0 +1,46 @@
+"""Old names of public functions and arguments, which still work for one release and say what to write instead."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P, R = ParamSpec("P"), TypeVar("R")
+
+
+def old_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function take arguments by the names they had in the last release: ``old_arguments(run="checkpoint")``.
+
+    ``quiet`` becomes ``progress``, which says the opposite.
+
+    >>> @old_arguments(run="checkpoint")
+    ... def measure(checkpoint=None):
+    ...     return checkpoint
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     measure(run="folder"), str(caught[0].message)
+    ('folder', 'measure(run=...) is now measure(checkpoint=...): write checkpoint=')
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def accepting(*args: P.args, **kwargs: P.kwargs) -> R:
+            for old, new in new_names.items():
+                if old not in kwargs:
+                    continue
+                if new in kwargs:
+                    raise TypeError(f"{function.__name__}() got {new}= and its old name {old}=: write {new}= alone")
+                value = kwargs.pop(old)
+                kwargs[new] = not value if old == "quiet" else value
+                warnings.warn(
+                    f"{function.__name__}({old}=...) is now {function.__name__}({new}=...): write {new}=",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+            return function(*args, **kwargs)
+
+        return accepting
+
+    return decorate
