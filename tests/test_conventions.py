@@ -176,7 +176,7 @@ def test_the_old_name_of_sites():
     with pytest.warns(DeprecationWarning, match="sites="):
         fit = ht.fit_gates(model, labelled(batch), 1.0, over=("encoder", 1), **options)
     assert list(fit.gates.sizes) == [("encoder", 1)]
-    with pytest.raises(TypeError, match="old name"):
+    with pytest.raises(TypeError, match="write sites= alone"):
         ht.fit_gates(model, labelled(batch), 1.0, sites="encoder", over="encoder", **options)
 
 
@@ -184,3 +184,16 @@ def test_a_fit_that_closes_nothing_can_be_cut():
     model, batch = zoo_model("bert")
     fit = ht.fit_gates(model, labelled(batch), 0.0, steps=1, weights=None, progress=False)
     assert ht.pruned(fit.cut()) == []
+
+
+def test_old_names_of_public_arguments_still_work_and_say_the_new_one():
+    model, batch = zoo_model("bert")
+    with pytest.warns(DeprecationWarning, match="replacement="), ht.ablate(model, {("encoder", 0): [0]}, by="zero"):
+        pass
+    with pytest.warns(DeprecationWarning, match=r"progress="):
+        old = ht.ablation(model, labelled(batch), quiet=True)
+    assert torch.equal(old.flat(), ht.ablation(model, labelled(batch), progress=False).flat())
+    with pytest.warns(DeprecationWarning, match="all_but_one"):
+        assert ht.keep_one is ht.all_but_one
+    with pytest.raises(TypeError, match="write per= alone"):
+        ht.gradient(model, labelled(batch), over="batch", per="batch")

@@ -192,7 +192,7 @@ def warn_of_old_loss(loss: Loss | str | None) -> None:
             "loss(model, batch) is the old form, which the next release no longer takes: write loss(outputs, batch), "
             "as everywhere else; outputs are what model(**batch) returns",
             DeprecationWarning,
-            stacklevel=3,
+            stacklevel=4,  # past this function, fit_gates or recover, and the wrapper that knows old names
         )
 
 

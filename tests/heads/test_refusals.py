@@ -96,10 +96,10 @@ def test_heads_may_be_numbers_of_other_libraries(number):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"by": "median"}, r"\"zero\", \"mean\", \"resample\" or \"uniform\", got 'median'"),
-        ({"by": "mean"}, r"reference=batch"),
-        ({"by": "resample"}, r"reference=batch"),
-        ({"by": "mean", "reference": []}, r"reference is empty"),
+        ({"replacement": "median"}, r"\"zero\", \"mean\", \"resample\" or \"uniform\", got 'median'"),
+        ({"replacement": "mean"}, r"reference=batch"),
+        ({"replacement": "resample"}, r"reference=batch"),
+        ({"replacement": "mean", "reference": []}, r"reference is empty"),
     ],
 )
 def test_wrong_ablation(arguments, words):
