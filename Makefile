@@ -22,10 +22,10 @@ lab: environment ## open the course in JupyterLab   (TORCH=cpu, PYTHON=..., LAB_
 	@sh tools/lab.sh $(LAB_ARGS)
 
 test: lint ## run everything: lint, unit tests, doctests, notebooks, browser   (ARGS="-k gates")
-	$(ONE_THREAD) $(TEST) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(NBVAL) tests headtools recipes notebooks tools $(ARGS)
+	$(ONE_THREAD) $(TEST) -m pytest -n 2 -m "not weekly" --dist loadfile --no-loadscope-reorder $(NBVAL) tests headtools recipes notebooks tools $(ARGS)
 
 check: lint ## lint, and the quick tests of the package: no notebook, no browser   (under 90 seconds on two cores)
-	$(ONE_THREAD) $(TEST) -m pytest -q -n 2 -m "not slow" tests/engine tests/heads tests/importance tests/roles tests/geometry tests/sparse headtools $(ARGS)
+	$(ONE_THREAD) $(TEST) -m pytest -q -n 2 -m "not slow and not weekly" tests/engine tests/heads tests/importance tests/roles tests/geometry tests/sparse headtools $(ARGS)
 
 lint: environment-test ## check the style of the code
 	$(TEST) -m ruff check .

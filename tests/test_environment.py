@@ -184,7 +184,7 @@ def test_make_test_runs_lint_units_doctests_and_notebooks(bench):
 def test_make_check_runs_lint_and_the_quick_tests(bench):
     said, _ = bench("make", "-n", "check")
     assert "-m ruff check ." in said
-    assert 'pytest -q -n 2 -m "not slow" tests/engine' in said
+    assert 'pytest -q -n 2 -m "not slow and not weekly" tests/engine' in said
     assert "nbval" not in said
 
 

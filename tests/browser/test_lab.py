@@ -70,7 +70,7 @@ def move_first_control(page):
 
 
 def test_every_lesson_is_in_a_file_of_tests(root):
-    files = (root / "tests" / "browser").glob("test_lessons_*.py")
+    files = (root / "tests" / "browser").glob("test_lessons*.py")
     numbers = sorted(n for file in files for n in re.findall(r'"(\d\d)"', file.read_text("utf-8")))
     assert numbers == sorted(path.name[:2] for path in (root / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 

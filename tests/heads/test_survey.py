@@ -14,6 +14,9 @@ import pytest
 import transformers
 from packaging.version import Version
 
+# Over 500 model types are built, a minute's work, and only a new release of transformers can change what is found.
+pytestmark = pytest.mark.weekly
+
 # Measured with the lowest transformers that we allow and with 5.23, which has more model types. When a test here fails:
 # look which types were lost (they are printed), and lower a floor only for types that transformers itself has dropped.
 # Model types that use AttentionInterface and are resolved: maps, q, k, v, gates. With scipy installed, which headtools

@@ -1,4 +1,4 @@
-"""Lessons 00 and 01 in a real JupyterLab."""
+"""The first two lessons in a real JupyterLab; the others are in test_lessons_weekly.py."""
 
 import sys
 from pathlib import Path

@@ -1,9 +1,0 @@
-"""Lessons 08 and 09 in a real JupyterLab."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-from lesson_in_lab import lesson_test
-
-test_lesson = lesson_test("08", "09")

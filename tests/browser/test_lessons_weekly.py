@@ -1,0 +1,12 @@
+"""Lessons 02 to 11 in a real JupyterLab, once a week: `make test` runs each of them once, without a browser."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from lesson_in_lab import lesson_test
+
+pytestmark = pytest.mark.weekly
+test_lesson = lesson_test("02", "03", "04", "05", "06", "07", "08", "09", "10", "11")
