@@ -11,6 +11,8 @@
     merging          merging heads against cutting them                         -> merging.json
     latency          what cutting heads buys in time                            -> latency.json
 
+``second_edition`` has the organism's next edition, with a language, training and measures of its own.
+
 They use headtools as anybody would and are not installed with it. Results go to ``headtools/organism/assets`` (or to
 ``--assets FOLDER``), where ``headtools.organism.shipped`` reads them.
 """

@@ -1,7 +1,7 @@
 """The folder of a finished model: weights, tokenizer, generation settings, and the checksums of all of them."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -15,9 +15,12 @@ from headtools.organism.vocabulary import END, PAD, UNKNOWN
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the word tokenizer of both languages: words split at spaces, commas and full stops apart, EOS added."""
-    ids = word_ids()
+def make_tokenizer(ids: Mapping[str, int] | None = None) -> PreTrainedTokenizerFast:
+    """Return the word tokenizer of both languages: words split at spaces, commas and full stops apart, EOS added.
+
+    ``ids`` are the token ids of another vocabulary.
+    """
+    ids = dict(word_ids() if ids is None else ids)
     inner = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     inner.normalizer = normalizers.NFC()  # an accent typed as a letter and a mark is the same accent
     inner.pre_tokenizer = pre_tokenizers.Sequence(
@@ -30,12 +33,15 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def publish(model: MarianMTModel, folder: Path) -> None:
-    """Write model and tokenizer to a folder, the checksums last: a folder that was not finished is refused by load."""
+def publish(model: MarianMTModel, folder: Path, ids: Mapping[str, int] | None = None) -> None:
+    """Write model and tokenizer to a folder, the checksums last: a folder that was not finished is refused by load.
+
+    ``ids`` are the token ids of another vocabulary.
+    """
     model.generation_config.update(num_beams=1, do_sample=False, max_new_tokens=64)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    make_tokenizer(ids).save_pretrained(folder)
     for name in FILES:
         (folder / name).chmod(0o644)
     write_checksums(folder, FILES)

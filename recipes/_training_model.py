@@ -8,23 +8,28 @@ The aids act on the loss or on how word vectors are made; no weight and no mask 
   two neighbours. Dropped after the first part of the run.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headtools.organism.batches import IGNORE, encode, word_ids
 from headtools.organism.lexicon import is_accented
-from headtools.organism.vocabulary import END, PAD, vocabulary
+from headtools.organism.vocabulary import END, PAD, Features, vocabulary
 from headtools.roles.sentence import Sentence
 
 WIDTH, HEADS, LAYERS, INNER = 128, 8, 6, 256
 
 
-def configuration(heads: int = HEADS) -> "MarianConfig":  # noqa: F821
-    """Configuration of the organism: 6 + 6 layers of ``heads`` heads, width 128, inner width 256."""
+def configuration(heads: int = HEADS, ids: Mapping[str, int] | None = None) -> "MarianConfig":  # noqa: F821
+    """Configuration of the organism: 6 + 6 layers of ``heads`` heads, width 128, inner width 256.
+
+    ``ids`` are the token ids of another vocabulary.
+    """
     from transformers import MarianConfig
 
-    ids = word_ids()
+    ids = word_ids() if ids is None else ids
     return MarianConfig(
         vocab_size=len(ids), decoder_vocab_size=len(ids), share_encoder_decoder_embeddings=True,
         d_model=WIDTH, encoder_layers=LAYERS, decoder_layers=LAYERS, encoder_attention_heads=heads,
@@ -38,12 +43,14 @@ def configuration(heads: int = HEADS) -> "MarianConfig":  # noqa: F821
 class AuxiliaryTrainingModel(nn.Module):
     """A MarianMT model in training, with composed word vectors and a source-side tagger."""
 
-    def __init__(self, heads: int = HEADS) -> None:
+    def __init__(self, heads: int = HEADS, words: Mapping[str, Features] | None = None) -> None:
+        """``words``: another vocabulary, with the features of each word."""
         super().__init__()
         from transformers import MarianMTModel
 
-        self.model = MarianMTModel._from_config(configuration(heads), attn_implementation="eager")
-        words = vocabulary()
+        words = vocabulary() if words is None else words
+        ids = {word: i for i, word in enumerate(words)}
+        self.model = MarianMTModel._from_config(configuration(heads, ids), attn_implementation="eager")
         features = {name: i for i, name in enumerate(dict.fromkeys(f for fs in words.values() for f in fs))}
         member = torch.zeros(len(words), len(features))
         for i, names in enumerate(words.values()):
@@ -106,13 +113,15 @@ class AuxiliaryTrainingModel(nn.Module):
         return self.model
 
 
-def training_batch(sentences: list[Sentence]) -> dict[str, Tensor]:
+def training_batch(sentences: list[Sentence], ids: Mapping[str, int] | None = None) -> dict[str, Tensor]:
     """Return a batch with what the training aids need: gold alignment, word by word translation, accents to the sides.
 
     ``aligned`` (B, T): the source position of each target word. ``translation`` (B, S): the target word of each source
-    word. ``accents`` (B, S, 2): whether the words before and after are accented. ``tagged`` (B, S): the words.
+    word. ``accents`` (B, S, 2): whether the words before and after are accented. ``tagged`` (B, S): the words. ``ids``
+    are the token ids of another vocabulary.
     """
-    batch, ids = encode(sentences), word_ids()
+    ids = word_ids() if ids is None else ids
+    batch = encode(sentences, ids)
     source, labels = batch["input_ids"], batch["labels"]
     aligned = torch.zeros_like(labels)
     translation, accents = torch.zeros_like(source), torch.zeros(*source.shape, 2, dtype=torch.long)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import islice
 
@@ -38,12 +38,13 @@ def batches(sentences: Sequence[Sentence], size: int = 50) -> list[dict[str, Ten
     return [encode(sentences[start : start + size]) for start in range(0, len(sentences), size)]
 
 
-def encode(sentences: Sequence[Sentence]) -> dict[str, Tensor]:
+def encode(sentences: Sequence[Sentence], ids: Mapping[str, int] | None = None) -> dict[str, Tensor]:
     """Return one batch of sentences with their translations: (B, S) for the source, (B, T) for the target.
 
-    S and T count the EOS token. The decoder reads the target moved one position to the right.
+    S and T count the EOS token. The decoder reads the target moved one position to the right. ``ids`` are the token ids
+    of another vocabulary.
     """
-    ids = word_ids()
+    ids = word_ids() if ids is None else ids
     pad, end = ids[PAD], ids[END]
     rows = len(sentences)
     source_length = 1 + max(len(sentence.words) for sentence in sentences)

@@ -1,0 +1,46 @@
+"""Sentences of the second edition as tensors."""
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from itertools import islice
+
+from torch import Tensor
+
+from headtools.organism.batches import encode as encode_with
+from headtools.roles.sentence import Sentence
+from recipes.second_edition.language import sentences as sample
+from recipes.second_edition.language.grammar import SHORT, USUAL
+from recipes.second_edition.language.vocabulary import vocabulary
+
+
+@cache
+def word_ids() -> dict[str, int]:
+    """Return the token id of every word."""
+    return {word: i for i, word in enumerate(vocabulary())}
+
+
+def batches(sentences: Sequence[Sentence], size: int = 50) -> list[dict[str, Tensor]]:
+    """Return sentences as batches that the model takes, in their order; see ``headtools.organism.batches``.
+
+    >>> from recipes.second_edition.language import corpus
+    >>> [len(batch["labels"]) for batch in batches(corpus("test", 5), size=3)]
+    [3, 2]
+    """
+    return [encode_with(sentences[i : i + size], word_ids()) for i in range(0, len(sentences), size)]
+
+
+def training_sentences(seed: int, chunk: int, tokens: int, n: int, short: bool = False) -> list[list[Sentence]]:
+    """Return ``n`` training sentences in groups of similar length, in random order; the same for a seed and chunk.
+
+    A group has at most about ``tokens`` source and target tokens when it is padded.
+    """
+    drawn = list(islice(sample("train", SHORT if short else USUAL, seed * 1_000_003 + chunk), n))
+    drawn.sort(key=lambda sentence: len(sentence.words))
+    groups: list[list[Sentence]] = [[]]
+    for sentence in drawn:
+        if groups[-1] and 2 * (len(sentence.words) + 1) * (len(groups[-1]) + 1) > tokens:
+            groups.append([])
+        groups[-1].append(sentence)
+    random.Random(f"order {seed} {chunk}").shuffle(groups)
+    return groups
