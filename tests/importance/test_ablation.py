@@ -332,7 +332,7 @@ def test_half_precision():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"replacement": "nothing"}, ValueError, 'by must be "zero"'),
+        ({"replacement": "nothing"}, ValueError, 'replacement must be "zero"'),
         ({"max_rows": 0}, ValueError, "max_rows must be 1"),
         ({"loss": lambda o, b: scored(o, b).mean()}, ValueError, "one number per example"),
         ({"loss": lambda o, b: scored(o, b) * float("nan")}, ValueError, "is no finite number"),

@@ -225,7 +225,7 @@ def test_bad_calls_of_all_but_one():
         ht.all_but_one(model, evaluate=lambda m: float("nan"), progress=False)
     with pytest.raises(ValueError, match="needs data"):
         ht.all_but_one(model, evaluate=lambda m: 1.0, replacement="mean", progress=False)
-    with pytest.raises(ValueError, match="leave run out"):
+    with pytest.raises(ValueError, match="leave checkpoint out"):
         ht.all_but_one(model, evaluate=lambda m: 1.0, checkpoint="folder", progress=False)
 
 

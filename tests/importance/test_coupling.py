@@ -223,5 +223,5 @@ def test_the_labels_of_a_batch():
 @pytest.mark.parametrize("measure", sorted(set(MEASURES) - {"per position", "gradient"}))
 def test_other_ways_to_put_examples_together_are_refused(measure):
     model, batch = zoo_model("bert")
-    with pytest.raises(ValueError, match="over is \"example\" or \"batch\", got 'token'"):
+    with pytest.raises(ValueError, match="per is \"example\" or \"batch\", got 'token'"):
         MEASURES[measure](model, batch, info_nce, per="token")

@@ -399,9 +399,9 @@ def test_bad_input_is_refused():
         gradient(model, [batch["input_ids"]])
     with pytest.raises(ValueError, match='has no "labels"'):
         gradient(*zoo_model("bert"))
-    with pytest.raises(ValueError, match="over is one of"):
+    with pytest.raises(ValueError, match="per is one of"):
         gradient(model, batch, per="token")
-    with pytest.raises(ValueError, match="over is one of"):
+    with pytest.raises(ValueError, match="per is one of"):
         gradient(model, batch, normalise=True)
     with pytest.raises(ValueError, match="without absolute values"):
         gradient(model, batch, per="position", signed=True)
