@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from headtools.heads.scores import HeadScores
-    from headtools.importance.output_change import Objective
+    from headtools.importance.objective import Objective
 
 PROGRAM = "python -m headtools"
 SHARED = ("roles", "importance")  # commands whose work several processes can share
@@ -287,7 +287,7 @@ class _Subject:
 
     def objective(self, loss: LossName | None, seed: int) -> Objective:
         """Return what heads are weighed by."""
-        from headtools.importance.output_change import objective
+        from headtools.importance.objective import objective
 
         return objective(self.model, self.tokenizer, self.sentences, loss and loss.value, seed)
 
@@ -297,7 +297,7 @@ def _scores(
 ) -> HeadScores:
     """Say what is measured, and measure it."""
     import headtools as ht
-    from headtools.importance.output_change import unlabelled, writes
+    from headtools.importance.objective import unlabelled, writes
 
     if method == Method.confidence and not writes(subject.model):  # else the labels are what the decoder reads
         _announce(f"{command}: confidence, {subject.heads}, {subject.measured_on}")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import headtools as ht
 from headtools.heads.bootstrap import bounds
-from headtools.importance._intervals import of_ratio
+from headtools.importance._intervals import linearised_ratio
 from headtools.organism.batches import IGNORE, batches
 from headtools.organism.roles_found import strong
 from headtools.roles.sentence import Sentence
@@ -87,7 +87,7 @@ def role_use(
         fall = correct - _by_sentence(right(heads), owner, counted)  # in words, by sentence
         others = torch.stack([correct - _by_sentence(right(some), owner, counted)
                               for some in _beside(heads, everyone, times, alone)])  # fmt: skip
-        low, high = (end.item() for end in bounds(of_ratio((fall - others.mean(0))[:, None], n)))
+        low, high = (end.item() for end in bounds(linearised_ratio((fall - others.mean(0))[:, None], n)))
         mean = others.sum(1) / n.sum()
         whole_share, share = (correct.sum() / n.sum()).item(), (fall.sum() / n.sum()).item()
         rows.append((name, heads, list(words), int(n.sum()), whole_share, share,

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import headtools as ht
 from headtools import cli
 from headtools.cli import main
-from headtools.importance.output_change import unlabelled
+from headtools.importance.objective import unlabelled
 
 FEW = ["--limit", "8"]
 ENGLISH = ht.corpus("english", limit=8)

@@ -14,7 +14,7 @@ from headtools.heads.scores import HeadScores
 from headtools.importance._inputs import each_batch
 from headtools.importance.gradient import gradient
 from headtools.importance.loss import label_loss
-from headtools.importance.output_change import Objective, objective
+from headtools.importance.objective import Objective, objective
 from headtools.roles.sentence import Sentence
 
 EXAMPLE = (5, 14)  # words of the sentence that maps are drawn for

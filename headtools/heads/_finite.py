@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,14 +33,15 @@ def refuse_broken(model: nn.Module, site: Site, name: str, seen: Tensor) -> None
         raise ValueError(f"{site.label}, {named(heads, site.heads)}: {what} are NaN or infinite; {cause(model)}")
 
 
-def refuse_unfit(model: nn.Module) -> None:
+def refuse_unfit(model: nn.Module, found: Iterable[Site] | None = None) -> None:
     """Raise ``ValueError`` for a model in which a weight of an attention layer is NaN or infinite.
 
     Every measure that looks at outputs alone asks first: where a query or a key is NaN, torch's fused attention may
     give zeros, so that loss and gradient are finite, and wrong. NaN in other weights reaches the output and is seen.
+    ``found`` are the model's sites, where they are known already.
     """
     sums = [weight.detach().sum(dtype=torch.promote_types(weight.dtype, torch.float32)).cpu()
-            for site in _sites(model) for weight in _weights(site)
+            for site in (_sites(model) if found is None else found) for weight in _weights(site)
             if weight.is_floating_point() and not weight.is_meta]  # fmt: skip
     if sums and not torch.stack([part.double() for part in sums]).isfinite().all():
         why = unfit_weights(model)

@@ -1,4 +1,13 @@
-"""What the measures of importance share: a model left as it was, and batches as it takes them."""
+"""What the measures share: a model that comes back unchanged, the sites to measure, batches in one form.
+
+Requirements:
+
+1. A measure leaves the model bit for bit as it was, also after an error: training flags and ``requires_grad`` are
+   stored module by module and restored by name.
+2. A batch may be a dict or any iterable of dicts, also a generator, and is never changed in place.
+3. What would silently give a wrong number is refused: weights that are NaN (fused attention can turn them into finite
+   zeros), compiled models (which ignore hooks), and sites that no batch ran, whose score of 0 would mean nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,99 +39,104 @@ def frozen(model: nn.Module) -> Iterator[None]:
     True
     """
     with claimed("a measurement", model.modules()):
-        before = [
-            (module, module.training, {name: weight.requires_grad for name, weight in _own(module)})
+        flags = [
+            (module, module.training, {name: weight.requires_grad for name, weight in _own_weights(module)})
             for module in model.modules()
         ]
         try:
-            for module, training, _ in before:
-                for _, weight in _own(module):
+            for module, training, _ in flags:
+                for _, weight in _own_weights(module):
                     weight.requires_grad_(False)
                 if training:
                     module.training = False
             yield
         finally:
-            for module, training, needed in before:
-                for name, weight in _own(module):  # by name: offloaded weights are other objects after each run
-                    weight.requires_grad_(needed[name])
+            for module, training, requires_grad in flags:
+                for name, weight in _own_weights(module):  # by name: accelerate replaces offloaded weights in each run
+                    weight.requires_grad_(requires_grad[name])
                 if module.training != training:
                     module.training = training
 
 
-def _own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return a module's own weights by name; one of several modules' is each one's own."""
+def _own_weights(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the weights that a module holds itself, by name; those that modules share are listed for each."""
     return [(name, weight) for name, weight in module._parameters.items() if weight is not None]
 
 
-def chosen_sites(model: nn.Module, only: Which) -> list[Site]:
+def select_sites(model: nn.Module, only: Which) -> list[Site]:
     """Return the sites to measure: all, or those of ``only``, a kind ("encoder"), a key (("cross", 3)) or a list.
 
-    A site whose heads are all cut is left out. Raises ``KeyError`` for an unknown one, ``ValueError`` for none
-    and for weights that are NaN, ``RuntimeError`` for a compiled model.
+    Sites whose heads are all pruned are left out. Raises ``KeyError`` for an unknown site, ``ValueError`` where no head
+    remains and for weights that are NaN, ``RuntimeError`` for a compiled model.
     """
     refuse_compiled(model)
-    refuse_unfit(model)
-    picked = [site for site in sites(model).pick(only) if not site.empty]
-    if not picked:
+    found = sites(model)  # searched for once: on a small model this takes as long as a layer's forward pass
+    refuse_unfit(model, found)
+    selected = [site for site in found.pick(only) if not site.empty]
+    if not selected:
         raise ValueError(f'sites={only!r} leaves no heads to measure: pass sites=["encoder"], or None for all')
-    return picked
+    return selected
 
 
 def each_batch(model: nn.Module, batches: Mapping | Iterable[Mapping]) -> Iterator[dict[str, Any]]:
-    """Give the batches one by one, each a dict of what the model takes; a single batch will do.
+    """Give the batches one by one, each a new dict of the model's arguments; a single batch may be passed as it is.
 
     A sequence-to-sequence batch with labels and no decoder input gets the decoder input that the model would make of
-    the labels. Raises ``ValueError`` where there is no batch, or one that is empty or brings a cache, and ``TypeError``
-    for one that is no dict.
+    the labels. Raises ``ValueError`` where there is no batch and for a batch that is empty or has a cache, and
+    ``TypeError`` for one that is not a dict.
     """
-    count = 0
+    n_batches = 0
     for batch in [batches] if isinstance(batches, Mapping) else batches:
         if not isinstance(batch, Mapping):
             raise TypeError(
-                f"a batch is a dict of what the model takes, got {type(batch).__name__}: "
+                f"a batch is a dict of the model's arguments, got {type(batch).__name__}: "
                 'write [{"input_ids": ..., "attention_mask": ..., "labels": ...}]'
             )
         check_batch(batch)
-        count += 1
+        n_batches += 1
         batch = dict(batch)
         if "labels" in batch and model_inputs(model, batch).get("labels") is not None:
-            made = decoder_inputs(model, batch["labels"])
-            if made is not None:
-                batch["decoder_input_ids"] = made
+            decoder_input_ids = decoder_inputs(model, batch["labels"])
+            if decoder_input_ids is not None:
+                batch["decoder_input_ids"] = decoder_input_ids
         yield batch
-    if not count:
-        raise ValueError("no batches came: pass a list of dicts, and a list rather than a generator that is used up")
+    if not n_batches:
+        raise ValueError("got no batches: pass a list of dicts, and a list rather than a generator that is used up")
 
 
 def decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor | None:
-    """Return labels moved by one, as the model's own forward does it, or None where it does it in no known way."""
-    own = getattr(model, "get_base_model", lambda: model)()  # of a model with adapters
-    if type(own).__name__ == "EncoderDecoderModel":
-        return None  # its forward makes a decoder_attention_mask of them, too
-    labels = labels.clone()  # FSMT's own function writes into what it is given
-    shift = getattr(own, "prepare_decoder_input_ids_from_labels", None)
+    """Return labels shifted right, as the model's own forward does it, or None where that is done in no known way.
+
+    Transformers has three ways: ``prepare_decoder_input_ids_from_labels`` of the model, ``shift_tokens_right`` of its
+    module, or ``_shift_right`` of the model. Which of the last two, if any, shows in the code of ``forward``.
+    """
+    base = getattr(model, "get_base_model", lambda: model)()  # of a PEFT model
+    if type(base).__name__ == "EncoderDecoderModel":
+        return None  # its forward derives a decoder_attention_mask from the labels, too
+    labels = labels.clone()  # FSMT's own function writes into its argument
+    shift = getattr(base, "prepare_decoder_input_ids_from_labels", None)
     if shift is not None:
         return shift(labels=labels)
-    used = getattr(getattr(inspect.unwrap(type(own).forward), "__code__", None), "co_names", ())
-    shift = getattr(sys.modules.get(type(own).__module__), "shift_tokens_right", None)
-    if "shift_tokens_right" in used and shift is not None:
-        marks = list(inspect.signature(shift).parameters)[1:]  # pad_token_id, and most often decoder_start_token_id
-        missing = [name for name in marks if getattr(own.config, name, None) is None]
+    names_in_forward = getattr(getattr(inspect.unwrap(type(base).forward), "__code__", None), "co_names", ())
+    shift = getattr(sys.modules.get(type(base).__module__), "shift_tokens_right", None)
+    if "shift_tokens_right" in names_in_forward and shift is not None:
+        tokens = list(inspect.signature(shift).parameters)[1:]  # pad_token_id, decoder_start_token_id
+        missing = [name for name in tokens if getattr(base.config, name, None) is None]
         if missing:
             raise ValueError(
-                f"{type(own).__name__} makes decoder_input_ids of labels and its configuration has no {missing[0]}: "
+                f"{type(base).__name__} makes decoder_input_ids of labels and its configuration has no {missing[0]}: "
                 f"write model.config.{missing[0]} = ..., or add decoder_input_ids to the batch"
             )
-        return shift(labels, **{name: getattr(own.config, name) for name in marks})
-    return own._shift_right(labels) if "_shift_right" in used else None
+        return shift(labels, **{name: getattr(base.config, name) for name in tokens})
+    return base._shift_right(labels) if "_shift_right" in names_in_forward else None
 
 
-def refuse_idle(found: Sequence[Mapping[str, Tensor]], chosen: Sequence[Site], why: str) -> None:
-    """Raise ``ValueError`` for sites that no batch reached; ``why`` says so, with ``{}`` for their names.
+def check_all_ran(parts: Sequence[Mapping[str, Tensor]], sites: Sequence[Site], message: str) -> None:
+    """Raise ``ValueError`` for sites that no batch ran; ``message`` says so, with ``{}`` for their names.
 
-    Each part of ``found`` has ``reached``, (len(chosen),): whether the batch came by the site.
+    Each batch's part has ``ran``, (len(sites),): whether the batch ran the site.
     """
-    reached = torch.stack([part["reached"] for part in found]).any(0).tolist()
-    idle = [site.label for site, there in zip(chosen, reached, strict=True) if not there]
-    if idle:
-        raise ValueError(why.format(", ".join(idle)) + ": leave them out with sites=[...]")
+    ran = torch.stack([part["ran"] for part in parts]).any(0).tolist()
+    not_run = [site.label for site, site_ran in zip(sites, ran, strict=True) if not site_ran]
+    if not_run:
+        raise ValueError(message.format(", ".join(not_run)) + ": leave them out with sites=[...]")

@@ -17,7 +17,7 @@ from headtools._engine.store import Part, fingerprint
 from headtools.heads._replacement import check_replacement, pools_of
 from headtools.heads.gates import watched
 from headtools.importance._coupling import check_per
-from headtools.importance._inputs import each_batch, frozen, refuse_idle
+from headtools.importance._inputs import check_all_ran, each_batch, frozen
 from headtools.importance._replay.runs import Runs, Variant, losses
 from headtools.importance.loss import Loss, of_labels
 
@@ -104,13 +104,13 @@ class _Rises:
                 if heads[0]:
                     rises[:, group] = (runs.without(heads) - runs.base).T
                 advance()
-        reached = torch.tensor([runs.ran(site) for site in self.sites])
-        return {"losses": runs.base, "rises": rises, "reached": reached}
+        ran = torch.tensor([runs.ran(site) for site in self.sites])
+        return {"losses": runs.base, "rises": rises, "ran": ran}
 
     def finish(self, parts: Iterable[Part]) -> Tensor:
         """Return the rises of all examples, in their order."""
         parts = list(parts)
-        refuse_idle(parts, self.sites, "{} did not run on any batch")
+        check_all_ran(parts, self.sites, "{} did not run on any batch")
         return torch.cat([part["rises"] for part in parts])
 
     @cached_property

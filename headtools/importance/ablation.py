@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from headtools._renamed import old_arguments
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance._inputs import chosen_sites
-from headtools.importance._intervals import scored
+from headtools.importance._inputs import select_sites
+from headtools.importance._intervals import with_intervals
 from headtools.importance._loss_increase import Batches, How, rises_without
 from headtools.importance.loss import Loss
 
@@ -70,7 +70,7 @@ def ablation(
         model, batches, loss, replacement, sites, max_rows, reference, seed, checkpoint, progress, per
     )
     name = "ablation" if per == "example" else "ablation per batch"
-    return scored(rows, name if replacement == "zero" else f"{name} by {replacement}")
+    return with_intervals(rows, name if replacement == "zero" else f"{name} by {replacement}")
 
 
 @old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress")
@@ -101,7 +101,7 @@ def ablation_losses(
     >>> {key: rise.shape for key, rise in found.items()}
     {('encoder', 1): torch.Size([2, 4])}
     """
-    chosen = chosen_sites(model, sites)
+    chosen = select_sites(model, sites)
     variants = [{site: [head]} for site in chosen for head in range(site.heads)]
     how = How(loss, replacement, max_rows, reference, seed, checkpoint, progress, per)
     rises = rises_without(model, batches, variants, how)

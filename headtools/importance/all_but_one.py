@@ -15,8 +15,8 @@ from headtools.heads._replacement import check_replacement, pools_of
 from headtools.heads.gates import replaced
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance._inputs import chosen_sites, frozen
-from headtools.importance._intervals import scored
+from headtools.importance._inputs import frozen, select_sites
+from headtools.importance._intervals import with_intervals
 from headtools.importance._loss_increase import Batches, How, rises_without
 from headtools.importance._replay.runs import Variant
 from headtools.importance.ablation import by_site
@@ -61,7 +61,7 @@ def all_but_one(
     """
     if (batches is None) == (evaluate is None):
         raise ValueError("pass either batches, for the loss, or evaluate=lambda model: ..., for another measure")
-    chosen = chosen_sites(model, sites)
+    chosen = select_sites(model, sites)
     variants = [{site: [h for h in range(site.heads) if h != kept]} for site in chosen for kept in range(site.heads)]
     name = "keep one" if replacement == "zero" else f"keep one, others by {replacement}"
     if evaluate is None:
@@ -72,7 +72,7 @@ def all_but_one(
         found = rises_without(model, batches, [variants[number] for number in many], how)
         rises = found.new_zeros(len(found), len(variants))
         rises[:, many] = found
-        return scored(by_site(rises, chosen), name)
+        return with_intervals(by_site(rises, chosen), name)
     if checkpoint is not None:
         raise ValueError("checkpoint keeps losses of batches, and evaluate has none: leave checkpoint out")
     if replacement in ("mean", "resample") and reference is None:
@@ -85,7 +85,7 @@ def all_but_one(
         before = _row(evaluate(model))
         steps = show_progress(variants, "keeping one head") if progress else variants
         changes = [_row(_evaluated(model, variant, evaluate, replacement, pools, seed)) - before for variant in steps]
-    return scored(by_site(torch.stack(changes, 1), chosen), name)
+    return with_intervals(by_site(torch.stack(changes, 1), chosen), name)
 
 
 def _evaluated(

@@ -15,8 +15,8 @@ from headtools.heads._tokens import model_inputs, real_tokens, two_sided
 from headtools.heads.record import Captured, record
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance._inputs import chosen_sites, each_batch, frozen
-from headtools.importance._intervals import of_ratio, scored
+from headtools.importance._inputs import each_batch, frozen, select_sites
+from headtools.importance._intervals import linearised_ratio, with_intervals
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def confidence(
     >>> bool((sure.flat() >= 1 / 4).all() and (sure.flat() <= 1).all())
     True
     """
-    measure = _Confidence(model, chosen_sites(model, sites), _excluded(model, exclude))
+    measure = _Confidence(model, select_sites(model, sites), _excluded(model, exclude))
     return run(measure, model, each_batch(model, batches))
 
 
@@ -88,12 +88,12 @@ class _Confidence:
             reached = [part for part in parts if f"sums|{site.label}" in part]
             if not reached:
                 continue
-            rows[site.key] = of_ratio(*(torch.cat([part[f"{name}|{site.label}"] for part in reached])
+            rows[site.key] = linearised_ratio(*(torch.cat([part[f"{name}|{site.label}"] for part in reached])
                                         for name in ("sums", "counts")))  # fmt: skip
         idle = [site.label for site in self.sites if site.key not in rows]
         if idle:
             raise ValueError(f"{', '.join(idle)} did not run on any batch: leave them out with sites=[...]")
-        return scored(rows, "confidence", least=0.0, most=1.0)
+        return with_intervals(rows, "confidence", minimum=0.0, maximum=1.0)
 
     def _without_excluded(self, site: Site, batch: Mapping, weights: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights that are 0 on excluded keys, and queries without excluded ones."""

@@ -28,8 +28,8 @@ from headtools.heads._weights import refuse_without_backward
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._coupling import check_per, refuse_coupled_slopes, trial_weights
-from headtools.importance._inputs import chosen_sites, each_batch, frozen, refuse_idle
-from headtools.importance._intervals import of_normalised, of_ratio, scored
+from headtools.importance._inputs import check_all_ran, each_batch, frozen, select_sites
+from headtools.importance._intervals import linearised_direction, linearised_ratio, with_intervals
 from headtools.importance.loss import Loss, each_loss, of_labels
 
 PER = ("example", "position", "batch")
@@ -90,10 +90,10 @@ def gradient(
     slopes, counts = _slopes(model, batches, loss, sites, per, checkpoint)
     rows = slopes if signed else {key: slope.abs() for key, slope in slopes.items()}
     if per == "position":
-        rows = {key: of_ratio(row, counts[key]) for key, row in rows.items()}
+        rows = {key: linearised_ratio(row, counts[key]) for key, row in rows.items()}
     if normalise:
-        rows = {key: of_normalised(row) for key, row in rows.items()}
-    return scored(rows, name + (", layer-normalised" if normalise else ""), least=None if signed else 0.0)
+        rows = {key: linearised_direction(row) for key, row in rows.items()}
+    return with_intervals(rows, name + (", layer-normalised" if normalise else ""), minimum=None if signed else 0.0)
 
 
 @old_arguments(run="checkpoint", over="per")
@@ -126,7 +126,7 @@ def _slopes(
     model: nn.Module, batches: Mapping | Iterable[Mapping], loss: Loss | None, only: object, per: str,
     checkpoint: str | Path | None,
 ) -> tuple[dict[tuple, Tensor], dict[tuple, Tensor]]:  # fmt: skip
-    measure = _Slopes(model, chosen_sites(model, only), loss, per)
+    measure = _Slopes(model, select_sites(model, only), loss, per)
     return run_measure(measure, model, each_batch(model, batches), checkpoint=checkpoint)
 
 
@@ -160,7 +160,7 @@ class _Slopes:
         self.checked = self.checked or len(losses) > 1
         if self.one_row:  # a gate of all examples
             products = {key: product.sum(0, keepdim=True) for key, product in products.items()}
-        part = {"losses": losses, "reached": torch.tensor([site.key in products for site in self.sites])}
+        part = {"losses": losses, "ran": torch.tensor([site.key in products for site in self.sites])}
         for place, site in enumerate(self.sites):
             slope, tokens = _of_site(self.model, site, batch, products.get(site.key), len(losses), per == "position")
             if self.per == "batch":
@@ -171,7 +171,7 @@ class _Slopes:
     def finish(self, parts: Iterable[Part]) -> tuple[dict[tuple, Tensor], dict[tuple, Tensor]]:
         """Return {key: slopes (n, H)} and {key: tokens (n,)}, in the order of the examples."""
         parts = list(parts)
-        refuse_idle(parts, self.sites, "the loss does not depend on {} in any batch (check the loss and the batches)")
+        check_all_ran(parts, self.sites, "the loss does not depend on {} in any batch (check the loss and the batches)")
         slopes, tokens = ({site.key: torch.cat([part[f"{name}|{place}"] for part in parts])
                            for place, site in enumerate(self.sites)} for name in ("slope", "tokens"))  # fmt: skip
         return slopes, tokens

@@ -17,7 +17,7 @@ from headtools.heads.scores import Head
 from headtools.heads.sites import Site
 from headtools.heads.sites import sites as find_sites
 from headtools.importance._curvature import curvature
-from headtools.importance._inputs import chosen_sites
+from headtools.importance._inputs import select_sites
 from headtools.importance._loss_increase import Batches, How, rises_without
 from headtools.importance.loss import Loss
 
@@ -78,7 +78,7 @@ def interaction(
             f'a gate at 0 is replacement="zero": predict=True has nothing to say of replacement="{replacement}"'
         )
     refuse_unfit(model)
-    chosen = {site.key: site for site in (chosen_sites(model, sites) if pairs is None else find_sites(model))}
+    chosen = {site.key: site for site in (select_sites(model, sites) if pairs is None else find_sites(model))}
     named = _all_pairs(chosen.values()) if pairs is None else _checked(model, pairs)
     batches = [batches] if isinstance(batches, Mapping) else list(batches)  # gone through twice
     heads = list(dict.fromkeys(head for pair in named for head in pair))

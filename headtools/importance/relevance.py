@@ -22,8 +22,8 @@ from headtools._renamed import old_arguments
 from headtools.heads._select import refuse_offloaded, wide
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance._inputs import chosen_sites, each_batch, refuse_idle
-from headtools.importance._intervals import of_ratio, scored
+from headtools.importance._inputs import check_all_ran, each_batch, select_sites
+from headtools.importance._intervals import linearised_ratio, with_intervals
 from headtools.importance._lrp.passes import position_tables, relevance_of_heads
 from headtools.importance._lrp.rule_set import Rules, named
 from headtools.importance._lrp.targets import Score
@@ -77,13 +77,13 @@ class Relevance:
                 part = part / whole
             each = part if signed else part.abs()
             sums = each.new_zeros(len(counts), each.shape[1]).index_add(0, self.example, each)
-            out[key] = of_ratio(sums, counts)
+            out[key] = linearised_ratio(sums, counts)
         return out
 
     def scores(self, normalise: str | None = None, signed: bool = False) -> HeadScores:
         """Return the mean over all explained numbers as scores, with 95 % intervals from a bootstrap of examples."""
         name = f"{'signed ' if signed else ''}relevance, {self.name}" + (", share of its layer" if normalise else "")
-        found = scored(self.rows(normalise, signed), name, None if signed else 0.0, 1.0 if normalise else None)
+        found = with_intervals(self.rows(normalise, signed), name, None if signed else 0.0, 1.0 if normalise else None)
         notes = {"conserved": self.conserved, "absorbed": self.absorbed, **found.notes}
         return HeadScores(found.values, name, found.low, found.high, notes)
 
@@ -165,7 +165,7 @@ def propagate(
     1.0
     """
     refuse_offloaded(model, "relevance")
-    measure = _Relevance(model, chosen_sites(model, sites), score, rules)
+    measure = _Relevance(model, select_sites(model, sites), score, rules)
     return run_measure(measure, model, each_batch(model, batches), checkpoint=checkpoint)
 
 
@@ -197,7 +197,7 @@ class _Relevance:
             "size": torch.tensor(len(explained.values)), "example": torch.cat(rows),
             "explained": torch.cat([explained.values[:, step].cpu()[some] for step, some in enumerate(rows)]),
             "arrived": torch.stack([arrived for _, arrived in steps]).sum(0),
-            "reached": torch.tensor([any(site.key in products for products, _ in steps) for site in self.sites]),
+            "ran": torch.tensor([any(site.key in products for products, _ in steps) for site in self.sites]),
         }  # fmt: skip
         for place, site in enumerate(self.sites):
             none = torch.zeros(len(explained.values), site.heads)  # a step may have no way to this part of the model
@@ -208,7 +208,9 @@ class _Relevance:
     def finish(self, parts: Iterable[Part]) -> Relevance:
         """Put the numbers of all batches together, those of an example side by side."""
         parts = list(parts)
-        refuse_idle(parts, self.sites, "the score does not depend on {} in any batch (check the score and the batches)")
+        check_all_ran(
+            parts, self.sites, "the score does not depend on {} in any batch (check the score and the batches)"
+        )
         starts = torch.cat([torch.zeros(1), torch.stack([part["size"] for part in parts])[:-1]]).long().cumsum(0)
         owner = torch.cat([start + part["example"] for start, part in zip(starts, parts, strict=True)])
         values, order = torch.cat([part["explained"] for part in parts]), torch.argsort(owner, stable=True)

@@ -104,7 +104,7 @@ def shipped_ablation(model: nn.Module | None = None) -> HeadScores:
     >>> shipped_ablation().top(1)
     [('encoder', 5, 1)]
     """
-    from headtools.importance.stored import load_scores
+    from headtools.importance.saved_scores import load_scores
 
     return load_scores(ASSETS / "ablation.safetensors", model)
 

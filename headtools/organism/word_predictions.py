@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from headtools.importance._intervals import of_ratio
+from headtools.importance._intervals import linearised_ratio
 from headtools.organism.batches import batches
 from headtools.organism.features import FEATURES, feature
 from headtools.organism.translation import PHENOMENA
@@ -67,4 +67,4 @@ def share(hits: pd.Series, frame: pd.DataFrame) -> torch.Tensor:
     """
     by_sentence = hits.astype(float).groupby(frame["sentence"])
     sums = torch.tensor(by_sentence.sum().to_numpy())
-    return of_ratio(sums[:, None], torch.tensor(by_sentence.size().to_numpy(), dtype=sums.dtype))[:, 0].float()
+    return linearised_ratio(sums[:, None], torch.tensor(by_sentence.size().to_numpy(), dtype=sums.dtype))[:, 0].float()

@@ -15,7 +15,7 @@ from headtools.heads._select import wide
 from headtools.heads._tokens import real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site
-from headtools.importance._inputs import chosen_sites, each_batch, frozen
+from headtools.importance._inputs import each_batch, frozen, select_sites
 from headtools.sparse._least_squares import moments
 from headtools.sparse._merge_plan import fit_merged
 from headtools.sparse.merge import RIDGE
@@ -49,7 +49,7 @@ def alike(
     """
     import pandas as pd
 
-    found = [site for site in chosen_sites(model, sites) if site.heads > 1]
+    found = [site for site in select_sites(model, sites) if site.heads > 1]
     if not found:
         raise ValueError("these layers have one head each, and one head has no like")
     seen = moments(model, batches, {site: range(site.heads) for site in found})

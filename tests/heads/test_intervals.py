@@ -6,7 +6,7 @@ from scipy import stats
 
 from headtools.heads import bootstrap as intervals
 from headtools.heads.bootstrap import around, bootstrap, bounds, percentiles
-from headtools.importance._intervals import of_ratio
+from headtools.importance._intervals import linearised_ratio
 
 
 def covered(ends, truth):
@@ -29,7 +29,7 @@ def test_a_share_of_few_sentences_is_covered():
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(4, 20, (8, 1500), generator=generator)
     shares = torch.rand(8, 1500, generator=generator)
-    rows = torch.stack([of_ratio(words[:, [i]] * shares[:, [i]], words[:, i])[:, 0] for i in range(300)], 1)
+    rows = torch.stack([linearised_ratio(words[:, [i]] * shares[:, [i]], words[:, i])[:, 0] for i in range(300)], 1)
     assert 0.92 <= covered(bootstrap(rows), 0.5) <= 0.99
 
 

@@ -337,7 +337,7 @@ def test_half_precision():
         ({"loss": lambda o, b: scored(o, b).mean()}, ValueError, "one number per example"),
         ({"loss": lambda o, b: scored(o, b) * float("nan")}, ValueError, "is no finite number"),
         ({"sites": ["cross"]}, KeyError, "no 'cross' attention"),
-        ({"batches": []}, ValueError, "no batches came"),
+        ({"batches": []}, ValueError, "got no batches"),
         ({"batches": [torch.ones(2)]}, TypeError, "a batch is a dict"),
         ({"replacement": "mean", "reference": []}, ValueError, "the reference is empty"),
         ({}, ValueError, 'has no "labels"'),

@@ -158,7 +158,7 @@ def test_a_prediction_stands_beside():
         ({"pairs": [(("encoder", 0, 1), ("encoder", 1, 9))]}, IndexError, "heads 0..3"),
         ({"pairs": [*pairs_of("bert"), pairs_of("bert")[0][::-1]]}, ValueError, "given twice"),
         ({"predict": True, "replacement": "mean"}, ValueError, "predict=True has nothing to say"),
-        ({"batches": []}, ValueError, "no batches came"),
+        ({"batches": []}, ValueError, "got no batches"),
         ({"predict": True, "loss": lambda o, b: scored(o, b).detach()}, ValueError, "depends on no head of the pairs"),
     ],
 )

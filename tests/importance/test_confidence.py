@@ -118,5 +118,5 @@ def test_what_cannot_be_excluded_is_refused():
         confidence(model, batch, exclude=[3])
     with pytest.raises(ValueError, match="does not use transformers' AttentionInterface"):
         confidence(*zoo_model("bloom"))
-    with pytest.raises(ValueError, match="no batches came"):
+    with pytest.raises(ValueError, match="got no batches"):
         confidence(model, [])

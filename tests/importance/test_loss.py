@@ -8,8 +8,8 @@ import transformers as tf
 from torch import nn
 
 from headtools.heads._tokens import real_tokens, two_sided
-from headtools.importance._inputs import chosen_sites, each_batch
-from headtools.importance._intervals import of_normalised, of_ratio, scored
+from headtools.importance._inputs import each_batch, select_sites
+from headtools.importance._intervals import linearised_direction, linearised_ratio, with_intervals
 from headtools.importance._lrp.targets import explained
 from headtools.importance.loss import continues, each_loss, label_loss
 
@@ -176,7 +176,7 @@ def test_infinite_numbers_of_no_step_do_no_harm():
 
 def test_real_tokens_by_what_the_batch_tells():
     model, _ = zoo_model("marian")
-    sites = {site.kind: site for site in chosen_sites(model, None)}
+    sites = {site.kind: site for site in select_sites(model, None)}
     mask, shape = torch.tensor([[1, 1, 0], [1, 0, 0]]), (2, 3)
     labels = torch.tensor([[5, -100, 7], [5, -100, -100]])
 
@@ -197,12 +197,12 @@ def test_real_tokens_by_what_the_batch_tells():
 
 def test_sites_are_taken_once_in_the_order_asked():
     model, _ = zoo_model("marian")
-    keys = [site.key for site in chosen_sites(model, [("cross", 1), "encoder", ("encoder", 0)])]
+    keys = [site.key for site in select_sites(model, [("cross", 1), "encoder", ("encoder", 0)])]
     assert keys == [("cross", 1), ("encoder", 0), ("encoder", 1)]
-    assert [site.key for site in chosen_sites(model, "cross")] == [("cross", 0), ("cross", 1)]
-    assert len(chosen_sites(model, None)) == 6
+    assert [site.key for site in select_sites(model, "cross")] == [("cross", 0), ("cross", 1)]
+    assert len(select_sites(model, None)) == 6
     with pytest.raises(ValueError, match=r"sites=\[\] leaves no heads to measure"):
-        chosen_sites(model, [])
+        select_sites(model, [])
 
 
 def test_decoder_inputs_are_made_where_none_are_given():
@@ -217,40 +217,40 @@ def test_decoder_inputs_are_made_where_none_are_given():
     (kept,) = each_batch(zoo_model("bert")[0], iter([plain]))
     assert kept == plain
     assert kept is not plain
-    with pytest.raises(ValueError, match="no batches came"):
+    with pytest.raises(ValueError, match="got no batches"):
         list(each_batch(model, []))
-    with pytest.raises(TypeError, match="a batch is a dict of what the model takes, got list"):
+    with pytest.raises(TypeError, match="a batch is a dict of the model's arguments, got list"):
         list(each_batch(model, [[labels]]))
 
 
 def test_rows_of_ratios_and_lengths():
     sums, counts = draw(6, 3).double(), torch.tensor([1.0, 2, 3, 1, 2, 5]).double()
-    assert torch.allclose(of_ratio(sums, counts).mean(0), sums.sum(0) / counts.sum())
+    assert torch.allclose(linearised_ratio(sums, counts).mean(0), sums.sum(0) / counts.sum())
     rows = draw(6, 3).double()
-    assert torch.allclose(of_normalised(rows).mean(0), rows.mean(0) / rows.mean(0).norm())
+    assert torch.allclose(linearised_direction(rows).mean(0), rows.mean(0) / rows.mean(0).norm())
     step = 1e-6  # rows move as the score moves when one example weighs more
     for number in range(6):
         weight = torch.ones(6).double()
         weight[number] += step
         ratio = (weight @ sums) / (weight @ counts)
-        away = (of_ratio(sums, counts)[number] - of_ratio(sums, counts).mean(0)) / 6
+        away = (linearised_ratio(sums, counts)[number] - linearised_ratio(sums, counts).mean(0)) / 6
         assert torch.allclose((ratio - sums.sum(0) / counts.sum()) / step, away, atol=1e-4)
         mean = weight @ rows / weight.sum()
         turned = (mean / mean.norm() - rows.mean(0) / rows.mean(0).norm()) / step
-        away = (of_normalised(rows)[number] - of_normalised(rows).mean(0)) / 6
+        away = (linearised_direction(rows)[number] - linearised_direction(rows).mean(0)) / 6
         assert torch.allclose(turned, away, atol=1e-4)
-    assert torch.equal(of_normalised(torch.zeros(2, 3)), torch.zeros(2, 3))
+    assert torch.equal(linearised_direction(torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize(("least", "most"), [(None, None), (0.0, None), (None, 0.5), (0.0, 0.5)])
 def test_bounds_stop_on_each_side_alone(least, most):
     rows = {("encoder", 0): torch.tensor([[-5.0, 0.2], [5.0, 0.2], [3.0, 0.2], [5.0, 0.2], [-4.0, 0.2]])}
-    found = scored(rows, "x", least, most)
+    found = with_intervals(rows, "x", least, most)
     low, high = found.low["encoder", 0], found.high["encoder", 0]
     assert (low[0].item() == 0) == (least == 0)
     assert (high[0].item() == 0.5) == (most == 0.5)
     assert low[1].item() == high[1].item() == pytest.approx(0.2)
-    assert scored({("encoder", 0): torch.ones(1, 2)}, "x").low is None
+    assert with_intervals({("encoder", 0): torch.ones(1, 2)}, "x").low is None
 
 
 # --- what would be a wrong number without a word ----------------------------------------------------------------------

@@ -456,7 +456,7 @@ def test_bad_input_is_refused():
     nothing[1] = -100
     with pytest.raises(ValueError, match=r"examples \[1\] have no step to explain"):
         relevance(model, batch | {"labels": nothing})
-    with pytest.raises(ValueError, match="no batches came"):
+    with pytest.raises(ValueError, match="got no batches"):
         relevance(model, iter(()))
     without = {key: value for key, value in batch.items() if key != "labels"}
     with pytest.raises(ValueError, match="BertModel came with no logits, so"):

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 
 import headtools as ht
 from headtools._engine.store import fingerprint, read_tensors, write_tensors
-from headtools.importance.stored import origin
+from headtools.importance.saved_scores import origin
 
 HOSTILE = ["<script>alert(1)</script>", '"}, "digest": "', "../../up", "values|0", "\ud800 \x00 \n", "", "é\u202e"]
 
@@ -210,9 +210,7 @@ def test_scores_without_notes_load(path):
 
 
 def test_what_relevance_says_of_itself_comes_back(path):
-    config = BertConfig(
-        hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9
-    )
+    config = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
     found = ht.relevance(BertForMaskedLM(config), {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]])})
     ht.save_scores(found, path)
     assert set(found.notes) == {"conserved", "absorbed", "interval"}
