@@ -13,7 +13,8 @@ The map of the package, in the order in which the course uses it::
     sparse/      how many heads can go              HardConcrete, fit_gates, recover, curve, curves, random_order,
                                                     greedy_order, merge, refit, edit
     organism/    the shipped model                  load, save, translate, card; organism.shipped: its tables
-    lesson/      what the notebooks show and ask    figure, claim, ledger, explore, attention_view, check
+    lesson/      what the notebooks show and ask    figure, measured, predict, ledger, plot (a module of drawings),
+                                                    explore, attention_view, check
     _report/     one page on any model              report
 
 Everything listed here is imported when you first use it, so ``import headtools`` is cheap.
@@ -84,6 +85,8 @@ _WHERE = {
     "figure": "lesson.figure",
     "claim": "lesson.figure",
     "ledger": "lesson.figure",
+    "measured": "lesson.measured",
+    "predict": "lesson.predict",
     "explore": "lesson.explore",
     "attention_view": "lesson.attention_view",
     "check": "lesson.check",
@@ -99,10 +102,12 @@ def __getattr__(name: str) -> Any:
     if name in _OLD_NAMES:
         warnings.warn(f"headtools.{name} is now headtools.{_OLD_NAMES[name]}", DeprecationWarning, stacklevel=2)
         name = _OLD_NAMES[name]
+    if name == "plot":
+        return import_module("headtools.lesson.plot")
     if name in _WHERE:
         return getattr(import_module(f"headtools.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'headtools' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "plot"]

@@ -13,6 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ["HEADTOOLS_PROGRESS"] = "off"  # solutions are tried in kernels; that is nobody's progress
+os.environ["HEADTOOLS_STRICT"] = "1"  # a number of a lesson that is not as its catalogue expects is a failure
 
 # What tests/differential draws from: another seed in each run, the same one in all its processes.
 os.environ.setdefault("HEADTOOLS_DIFFERENTIAL_SEED", str(random.randrange(1_000_000)))

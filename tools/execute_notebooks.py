@@ -2,6 +2,10 @@
 
     python tools/execute_notebooks.py                      all lessons
     python tools/execute_notebooks.py notebooks/00_*.ipynb some
+    python tools/execute_notebooks.py --update ...         numbers that changed are written into the catalogues
+
+A lesson whose numbers are not those that its catalogue expects is not saved: the differences are printed, for review,
+and ``--update`` writes them.
 
 What differs from run to run without meaning anything is left out: widget state, time stamps, the Python version, widget
 ids. Minutes and memory are measured on the way (see ``measure_notebooks.py``).
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -40,8 +45,11 @@ def lessons(folder: Path = ROOT / "notebooks") -> list[Path]:
     return sorted(folder.glob("[0-9][0-9]_*.ipynb"))
 
 
-def run(path: Path) -> Run:
-    """Run a notebook in a fresh kernel, in its own folder; an error in a cell is raised (CellExecutionError)."""
+def run(path: Path, log: Path | None = None) -> Run:
+    """Run a notebook in a fresh kernel, in its own folder; an error in a cell is raised (CellExecutionError).
+
+    log: a file to which the kernel appends the numbers that the lesson measures
+    """
     nb = nbformat.read(path, as_version=4)
     client = NotebookClient(
         nb, timeout=TIMEOUT, kernel_name="python3", record_timing=False, coalesce_streams=True,
@@ -52,7 +60,8 @@ def run(path: Path) -> Run:
     start = time.monotonic()
     # The kernel uses this checkout, whatever else is installed.
     path_first = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    with client.setup_kernel(env={**os.environ, "PYTHONPATH": path_first}):
+    env = {**os.environ, "PYTHONPATH": path_first} | ({"HEADTOOLS_MEASURED": str(log)} if log else {})
+    with client.setup_kernel(env=env):
         watch.start()
         for place, cell in enumerate(nb.cells):
             client.execute_cell(cell, place)
@@ -86,18 +95,42 @@ def save(nb: nbformat.NotebookNode, path: Path) -> None:
     os.replace(part, path)
 
 
-def main() -> None:
-    """Run and save the notebooks named on the command line, or all lessons."""
+def main() -> int:
+    """Run and save the notebooks named on the command line, or all lessons; 1 when a lesson's numbers are off."""
     from measure_notebooks import remember, tell
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebooks", nargs="*", type=Path)
-    for path in parser.parse_args().notebooks or lessons():
-        done = run(path)
+    parser.add_argument("--update", action="store_true", help="write changed numbers into the catalogues")
+    options, status = parser.parse_args(), 0
+    for path in options.notebooks or lessons():
+        done = as_expected(path, options.update)
+        if done is None:
+            status = 1
+            continue
         save(done.nb, path)
         remember(path, done)
         print(f"{path.name}: {done.seconds:.0f} s, {done.megabytes:.0f} MB", file=sys.stderr)
     tell()
+    return status
+
+
+def as_expected(path: Path, update: bool) -> Run | None:
+    """Run a notebook whose numbers are as its catalogue expects, or are written there; None where they are not."""
+    from expected import differences, measured_in, write
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "measured.jsonl")
+        done = run(path, log)
+        changed, lines, off = differences(measured_in(log))
+    for line in lines:
+        print(line, file=sys.stderr)
+    if changed and update:
+        write(changed)
+        return run(path)
+    if off:
+        print(f"{path.name} is not saved: look at these numbers, then add --update", file=sys.stderr)
+    return None if off else done
 
 
 def _watch(client: NotebookClient, peak: list[float], over: threading.Event) -> None:
@@ -124,4 +157,4 @@ def _megabytes(process: psutil.Process) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -2,12 +2,14 @@
 
 ::
 
-    claims.py           claim(), ledger()        a sentence whose number is checked; a claim of others, weighed
-    figure.py           figure(), style()        a picture with a caption and a description; the house style
-    draw.py             subplots(), heatmap(), head_grid() … the few drawings the lessons repeat
-    words.py            compare_words()          sentences under one another, changes marked
-    explore.py          explore()                controls over a picture that stays readable without a kernel
-    attention_view.py   attention_view()         bertviz without a network; frame.py is its page
-    check.py            check()                  exercises that explain; the exercises stand in exercises/
-    summary.py          check.summary()          which of them you have passed; answered.py is the file that knows it
+    catalogue/          01.toml …                   what stands beside a lesson's code: captions, expected numbers
+    figure.py           figure(), style()           a picture with a caption and a description; the house style
+    measured.py         measured()                  a sentence whose numbers are compared with those measured here
+    predict.py          predict()                   a question before the measurement; the caption repeats the answer
+    plot.py             plot.heads(), plot.maps() … the drawings that lessons repeat; words.py, role_map.py
+    claims.py           ledger(), claim()           what others write, with two verdicts
+    explore.py          explore()                   controls over a picture that can be read without a kernel
+    attention_view.py   attention_view()            bertviz without a network; frame.py is its page
+    check.py            check()                     exercises that explain; the exercises stand in exercises/
+    summary.py          check.summary()             which of them you have passed; answered.py is the file that knows it
 """

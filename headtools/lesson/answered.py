@@ -93,6 +93,16 @@ def remember(name: str, state: str, file: Path) -> None:
             _write({**known, name: state}, file)
 
 
+def update(new: dict[str, str], file: Path) -> None:
+    """Add entries to a JSON file that holds one dict, whole or not at all; kernels take turns.
+
+    Raises OSError where it cannot be written, and ValueError where the file holds something else.
+    """
+    with _alone(file):
+        known = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        write_bytes(file, f"{json.dumps({**known, **new}, indent=1)}\n".encode())
+
+
 def forget(file: Path) -> None:
     """Delete the file, whatever is in it. Raises OSError where that is not allowed."""
     if file.exists():

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from headtools.lesson.catalogue import entry
 from headtools.lesson.claims import Claim
-from headtools.lesson.draw import head_grid, layer_grid
 from headtools.lesson.figure import LIMIT, png
 from headtools.lesson.frame import view_height, view_html, view_script
+from headtools.lesson.measured import measured
 from headtools.lesson.plain import escape, plain
+from headtools.lesson.plot import layer_grid
+from headtools.lesson.plot import maps as map_grid
 
 MOST_TOKENS = {"head": 64, "model": 20}  # a line for each pair of tokens in each head: 64 in the model view take 12 s
 
@@ -32,8 +35,9 @@ class AttentionView:
 def attention_view(
     maps: Any,
     tokens: Sequence[str],
+    key: str | None = None,
     *,
-    alt: str,
+    alt: str | None = None,
     kind: str = "head",
     claim: str | Claim | None = None,
     key_tokens: Sequence[str] | None = None,
@@ -45,6 +49,7 @@ def attention_view(
 
     maps: one (head, query, key) or (1, head, query, key) tensor, or record with ``.maps``, for each layer; 0 to 1
     tokens: the query tokens; key_tokens: the key tokens where they differ (cross-attention)
+    key: the entry of the catalogue with ``alt`` and ``caption``; without one, pass them:
     alt: what there is to see, for a reader who cannot see it; claim: the caption, left out: the sizes
     kind: ``"head"``, one layer at a time with all its heads, or ``"model"``, every head of every layer as a thumbnail
     layers, heads: which to show, counted from 0; left out, all. The head view opens on the first of ``layers``
@@ -63,6 +68,8 @@ def attention_view(
     """
     if kind not in MOST_TOKENS:
         raise ValueError(f"kind must be 'head' or 'model', got {kind!r}")
+    if key is not None:
+        alt, claim = entry(key)["alt"], measured(key).sentence
     if not isinstance(alt, str) or not alt.strip():
         raise ValueError(f"attention_view needs alt= as a sentence, got {alt!r}")
     queries = [str(t) for t in tokens]
@@ -90,7 +97,7 @@ def attention_view(
         for n, noun in zip(weights.shape, ("layer", "head", "query token", "key token"), strict=True)
     )
     if kind == "head":
-        still = head_grid(weights[0], queries, key_tokens=keys, titles=[f"layer {layers[0]}, head {h}" for h in heads])
+        still = map_grid(weights[0], queries, key_tokens=keys, titles=[f"layer {layers[0]}, head {h}" for h in heads])
     else:
         still = layer_grid(weights, layers=layers, heads=heads)
     script = view_script(kind, weights, queries, keys, layers, heads)

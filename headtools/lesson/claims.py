@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from headtools.lesson.catalogue import lesson
 from headtools.lesson.plain import escape, plain
 
 VERDICTS = {  # verdict: (colour, mark); the word is always printed beside them
@@ -136,8 +137,67 @@ class Ledger:
         return {"text/html": html, "text/plain": plain(repr(self))}
 
 
-def ledger(row: str, *, claim: str, source: str, measured: str | Claim, verdict: str) -> Ledger:
-    """Box one claim that others made: what they say, what you measured, and the verdict.
+@dataclass(frozen=True, repr=False)
+class Others:
+    """What others write on a lesson's subject, each with two verdicts: on the source (cited), and found here."""
+
+    rows: tuple[dict[str, Any], ...]
+
+    def __repr__(self) -> str:
+        lines = []
+        for row in self.rows:
+            lines.append(f"{row['claim']} ({row['source']}, row {row['row']})")
+            lines += [f"    {name}: {row[part][0]}. {row[part][1]}" for part, name in _PARTS.items()]
+        return "\n".join(lines)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        style = "text-align:left;vertical-align:top;padding:.4em .8em"
+        heads = "".join(f'<th scope="col" style="{style}">{t}</th>' for t in ("What others write", *_PARTS.values()))
+        body = ""
+        for row in self.rows:
+            old = {name: row[name] for name in ("row", "claim", "source")}  # as ``ledger_rows`` reads it
+            old |= {"measured": row["here"][1], "verdict": row["here"][0]}
+            cells = "".join(_verdict(*row[part], style) for part in _PARTS)
+            body += (
+                f'<tr data-ledger="{escape(json.dumps(old, ensure_ascii=False))}"><td style="{style}">'
+                f"{escape(row['claim'])} <small>({escape(row['source'])}, row {row['row']})</small></td>{cells}</tr>"
+            )
+        html = (
+            '<div style="overflow-x:auto"><table style="border-collapse:collapse;max-width:72em">'
+            f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
+        )
+        return {"text/html": html, "text/plain": plain(repr(self))}
+
+
+_PARTS = {"cited": "As cited", "here": "Here"}  # part of a row: heading of its column
+
+
+def _verdict(verdict: str, why: str, style: str) -> str:
+    colour, mark = VERDICTS[verdict]
+    return f'<td style="{style};border-left:6px solid {colour}"><b>{mark} {escape(verdict)}</b><br>{escape(why)}</td>'
+
+
+def _others(number: str) -> Others:
+    """Read a lesson's list from its catalogue; its numbers are those that the lesson's entries expect."""
+    about = lesson(number)
+    expected = {name: e.get("expect", {}) for name, e in about.items() if isinstance(e, dict)}
+    rows = [{**row, "here": [row["here"][0], row["here"][1].format(**expected)]} for row in about.get("others", [])]
+    return Others(tuple(rows))
+
+
+def ledger(
+    row: str,
+    *,
+    claim: str | None = None,
+    source: str | None = None,
+    measured: str | Claim | None = None,
+    verdict: str | None = None,
+) -> Ledger | Others:
+    """Show what others write on a lesson's subject, ``ledger("01")``: a table with two verdicts.
+
+    The first verdict, *as cited*, is on what the source really says; the second, *here*, on what this lesson measured.
+    Both come from the catalogue. With ``claim`` and the rest it boxes one claim instead: what they say, what you
+    measured, and the verdict.
 
     row: the claim's number in the ledger, such as ``"3.1"`` or ``"E1"``
     claim: what is claimed, in our own words
@@ -148,12 +208,16 @@ def ledger(row: str, *, claim: str, source: str, measured: str | Claim, verdict:
     Raises ValueError for an empty part, a row that is no number and an unknown verdict. ``ledger_rows`` reads the boxes
     back out of a notebook.
 
+    >>> len(ledger("01").rows) > 1
+    True
     >>> ledger("3.1", claim="More heads cost more.", source="a course page",
     ...        measured="1 head and 8 heads need the same multiplications.", verdict="wrong")
     Claim 3.1 (a course page): More heads cost more.
     Measured here: 1 head and 8 heads need the same multiplications.
     Verdict: wrong
     """
+    if (claim, source, measured, verdict) == (None,) * 4:
+        return _others(row)
     if not re.fullmatch(r"[A-Z]?\d+(\.\d+[a-z]?)?", str(row)):
         raise ValueError(f"row must be a number of the ledger such as '3.1' or 'E1', got {row!r}")
     if verdict not in VERDICTS:

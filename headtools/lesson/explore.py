@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headtools.lesson.catalogue import entry
 from headtools.lesson.figure import figure_html, png
+from headtools.lesson.live import show_live
 from headtools.lesson.plain import escape
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
-
-# The first output is the picture, the second the controls over the same picture. While the controls are live, the first
-# hides; where JupyterLab has lost the controls (a saved notebook, a new kernel), its error message gives way to advice.
-# An untrusted notebook loses this style together with the controls, and so shows the picture.
-_STYLE = """<style>body:has(.{live}) .{still}{{display:none}}
-.jp-OutputArea-child:has(.{still})+.jp-OutputArea-child>.jupyter-widgets:not(:has(*)){{font-size:0}}
-.jp-OutputArea-child:has(.{still})+.jp-OutputArea-child>.jupyter-widgets:not(:has(*))::after
-{{content:"{advice}";font-size:13px}}</style>"""
 
 
 class Explore:
@@ -40,7 +33,6 @@ class Explore:
         self.box = widgets.VBox([*self.controls.values(), self.view])
         told = repr((getattr(fn, "__qualname__", ""), sorted(self.values.items(), key=str), alt))
         self.id = "headtools-" + hashlib.sha256(told.encode()).hexdigest()[:10]
-        self.box.add_class(f"{self.id}-live")
         for control in self.controls.values():
             control.observe(self._update, "value")
 
@@ -77,24 +69,16 @@ class Explore:
         return self.text
 
     def _ipython_display_(self) -> None:
-        from IPython.display import display
-
         advice = f"Run this cell to bring back the controls: {', '.join(c.description for c in self.controls.values())}"
-        css = _STYLE.format(live=f"{self.id}-live", still=self.id, advice=re.sub(r'[\\\\"<>\n]', " ", advice))
-        display({"text/html": f'<div class="{self.id}">{self._figure()}</div>{css}', "text/plain": self.text}, raw=True)
-        live = self.box._repr_mimebundle_()
-        live = dict(live[0] if isinstance(live, tuple) else live)
-        live |= {"text/html": f"<small>{escape(advice)}</small>", "text/plain": advice}
-        display(live, raw=True)
+        show_live(self._figure(), self.text, self.box, self.id, advice)
 
 
-def explore(
-    fn: Callable[..., Any], *, alt: str = "A picture drawn anew for each setting of its controls.", **controls: Any
-) -> Explore:
+def explore(fn: Callable[..., Any], key: str | None = None, /, *, alt: str | None = None, **controls: Any) -> Explore:
     """Put controls over a picture that ``fn`` draws.
 
     fn: called with one keyword argument for each control; returns (matplotlib Figure, text); the text is the caption
-    alt: what there is to see whatever the setting; the present setting is added to it
+    key: the entry of the catalogue whose ``alt`` says what there is to see whatever the setting; the present setting is
+        added to it. Without an entry, pass ``alt``
     controls: an ipywidget, or (low, high) or (low, high, step) for a slider, a list (or a dict name -> value) for a
         menu, True or False for a box to tick, a text for a line to type in (read when you press Enter)
 
@@ -114,6 +98,8 @@ def explore(
     """
     if not controls:
         raise ValueError("explore needs at least one control: explore(fn, layer=(0, 5))")
+    if alt is None:
+        alt = entry(key)["alt"] if key else "A picture drawn anew for each setting of its controls."
     return Explore(fn, controls, alt)
 
 

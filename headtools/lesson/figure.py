@@ -9,7 +9,9 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headtools.lesson.catalogue import entry
 from headtools.lesson.claims import Claim, ClaimFailed, Ledger, claim, ledger, ledger_rows
+from headtools.lesson.measured import Measured, measured
 from headtools.lesson.plain import escape, plain
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ IMG_STYLE = "background:#fff;max-width:100%;height:auto;border-radius:3px"
 class Picture:
     """A drawn figure with its claim and description; displays as ``<figure>`` and, as plain text, as the claim."""
 
-    claim: str | Claim
+    claim: str | Claim | Measured
     alt: str
     png: bytes = field(repr=False)
 
@@ -36,6 +38,8 @@ class Picture:
     @property
     def html(self) -> str:
         """The ``<figure>`` element."""
+        if isinstance(self.claim, Measured):
+            return figure_html(self.png, alt=self.alt, caption=self.claim.html)
         small = f" <small>{escape(self.claim.check)}</small>" if isinstance(self.claim, Claim) else ""
         return figure_html(self.png, alt=self.alt, caption=escape(self.claim) + small)
 
@@ -43,24 +47,41 @@ class Picture:
         return {"text/html": self.html, "text/plain": plain(repr(self))}
 
 
-def figure(fig: Figure, *, claim: str | Claim, alt: str) -> Picture:
-    """Turn a matplotlib figure into a picture with a caption and a description, and close it.
+def figure(
+    fig: Figure | None,
+    key: str | None = None,
+    /,
+    *,
+    claim: str | Claim | None = None,
+    alt: str | None = None,
+    **numbers: Any,
+) -> Picture | Measured:
+    """Turn a matplotlib figure into a picture with the caption and the description of a catalogue entry, and close it.
 
-    fig: the matplotlib Figure (``ax.figure`` if you have only the axes)
-    claim: what the picture shows, a full sentence with the number, or a checked ``claim(...)``; becomes the caption
-    alt: what there is to see, for a reader who cannot see it; not the claim again
+    fig: the matplotlib Figure (``ax.figure`` if you have only the axes); None where the numbers stand alone
+    key: the entry, such as ``"01.weights"``; its caption prints the expected numbers, see ``measured``
+    numbers: what you measured, by the names of the entry's ``expect``
+    claim, alt: caption and description of a picture without an entry; alt is what there is to see, not the claim again
 
-    Raises ValueError when claim or alt is empty, when alt repeats the claim, when the picture is heavier than 150 kB.
+    Raises ValueError when caption or description is empty, when they are the same, when a number has no expectation,
+    and when the picture is heavier than 150 kB.
 
     >>> import matplotlib; matplotlib.use("agg")
     >>> import matplotlib.pyplot as plt
     >>> fig, ax = plt.subplots()
     >>> _ = ax.plot([0, 1])
-    >>> figure(fig, claim="The line rises by 1.", alt="One straight line from bottom left to top right.")
+    >>> figure(fig, "01.weights", it_fox=0.938, row=1)
+    "it" gives 0.94 of its attention to "fox". Each row sums to 1, including that of "the", which fits no key.
+    >>> figure(plt.figure(), claim="The line rises by 1.", alt="One straight line from bottom left to top right.")
     The line rises by 1.
     """
+    if key is not None:
+        about, claim = entry(key), measured(key, **numbers)
+        if fig is None:
+            return claim
+        alt = about.get("alt")
     for name, text in (("claim", claim), ("alt", alt)):
-        if not isinstance(text, (str, Claim)) or not str(text).strip():
+        if not isinstance(text, (str, Claim, Measured)) or not str(text).strip():
             raise ValueError(f"figure needs {name}= as a sentence, got {text!r}")
     if _bare(str(alt)) == _bare(str(claim)):
         raise ValueError(f"alt repeats the claim; describe what there is to see instead: {str(alt)!r}")

@@ -1,0 +1,455 @@
+"""The drawings that lessons repeat, each a short call that returns a figure: ``ht.figure(ht.plot.heads(grid), key)``.
+
+Queries go down and keys across; every scale has a colour bar; colours can be told apart by the colour-blind and in
+grey. Each takes ``title``, which says what there is to find, and most take ``ax`` to draw into axes of your own::
+
+    heads      a number for every head, layers down and heads across
+    maps       attention maps of one or more heads, with the words
+    arcs       one attention map as arcs over the words
+    matrix     any other table of numbers
+    bars       a number with its interval for each name, and a baseline
+    lines      curves with intervals or bands
+    spectrum   singular values
+    words      sentences under one another, changes marked
+    roles      the role map
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headtools.lesson.figure import OKABE_ITO, style
+from headtools.lesson.plain import plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ENDS = {ord("\t"): "␉", ord("\n"): "␊", ord("\r"): "␍"}  # a token may be nothing but the end of a line
+
+__all__ = ["arcs", "bars", "heads", "lines", "maps", "matrix", "roles", "spectrum", "subplots", "words"]
+
+MARKERS = "osD^vPX*"
+DASHES = ("-", "--", "-.", ":")
+
+
+def subplots(rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
+    """Make a figure and its axes in the house style, as ``plt.subplots`` does; ``more`` goes to it.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig, ax = subplots(figsize=(4, 3))
+    >>> ax.spines["top"].get_visible()
+    False
+    """
+    from matplotlib import pyplot as plt
+
+    with plt.rc_context(style()):
+        return plt.subplots(rows, columns, **more)
+
+
+def matrix(
+    table: Any,
+    *,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    title: str = "",
+    vmin: float = 0.0,
+    vmax: float = 1.0,
+    label: str = "attention",
+    row_label: str = "query",
+    column_label: str = "key",
+    values: bool | None = None,
+    text: Any = None,
+    bar: bool = True,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw a table of numbers, on a scale from vmin to vmax with a colour bar.
+
+    table: (rows, columns), tensor, array or lists; no NaN
+    rows, columns: names of the rows and columns, such as tokens; left out, their numbers
+    vmin, vmax: the ends of the scale; when vmin is -vmax the colours diverge from 0, for differences
+    values: write the numbers into the cells; left out, when there are no more than 8 columns
+    text: (rows, columns) of what to write into the cells instead
+
+    Raises ValueError when the names do not fit, when a value is NaN or lies outside the scale.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = matrix([[1.0, 0.0], [0.5, 0.5]], rows=["a", "b"], columns=["a", "b"])
+    >>> [t.get_text() for t in fig.axes[0].texts]
+    ['1.00', '.00', '.50', '.50']
+    """
+    table = _array(table, 2)
+    for name, given, size in (("rows", rows, table.shape[0]), ("columns", columns, table.shape[1])):
+        if given is not None and len(given) != size:
+            raise ValueError(f"{name} has {len(given)} names but the matrix has {size} {name}")
+    slack = 1e-4 * (vmax - vmin)  # float32 softmax rows overshoot 1 by about 1e-7
+    if table.min() < vmin - slack or table.max() > vmax + slack:
+        raise ValueError(
+            f"the matrix runs from {table.min():.3g} to {table.max():.3g}, outside the scale {vmin:g} to {vmax:g}: "
+            "pass vmin= and vmax= that hold it"
+        )
+    fig, ax = _on(ax, (1.6 + 0.52 * min(table.shape[1], 12), 1.1 + 0.44 * min(table.shape[0], 14)), title)
+    diverging = vmin == -vmax
+    image = ax.imshow(table, vmin=vmin, vmax=vmax, cmap="PuOr" if diverging else "cividis", aspect="auto")
+    for axis, given, size, name in (
+        (ax.yaxis, rows, table.shape[0], row_label),
+        (ax.xaxis, columns, table.shape[1], column_label),
+    ):
+        _names(axis, given, size)
+        axis.set_label_text(name)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    if text is not None or values or (values is None and table.shape[1] <= 8 and table.shape[0] <= 12):
+        for i, j in np.ndindex(*table.shape):
+            dark = abs(table[i, j]) > 0.6 * vmax if diverging else (table[i, j] - vmin) / (vmax - vmin) < 0.5
+            shown = _short(table[i, j]) if text is None else plain(text[i][j])
+            ax.text(j, i, shown, ha="center", va="center", fontsize=9, color="white" if dark else "black",
+                    parse_math=False)  # fmt: skip
+    if bar:
+        ax.figure.colorbar(image, ax=ax, label=label)
+    return fig
+
+
+def heads(
+    grid: Any,
+    *,
+    title: str = "",
+    label: str = "score",
+    vmin: float = 0.0,
+    vmax: float | None = None,
+    text: Any = None,
+    values: bool = True,
+    outline: Iterable[tuple[int, int]] = (),
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw a number for every head of a model, layers down and heads across.
+
+    grid: (layer, head)
+    label: what the numbers are; vmin, vmax: the ends of the scale; vmax left out: the largest number
+    text: (layer, head) of what to write into the cells; left out, the numbers; values=False: nothing
+    outline: (layer, head) pairs to frame
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = heads([[0.1, 0.9]], text=[["", "-1"]], outline=[(0, 1)])
+    >>> [t.get_text() for t in fig.axes[0].texts]
+    ['', '-1']
+    """
+    table = _array(grid, 2)
+    vmax = max(float(table.max()), vmin + 1e-9) if vmax is None else vmax
+    if ax is None:
+        size = (1.6 + 0.68 * table.shape[1], 1.2 + 0.52 * table.shape[0])
+        _, ax = subplots(figsize=(min(size[0], 7.2), min(size[1], 7.2)))
+    fig = matrix(table, title=title, vmin=vmin, vmax=vmax, label=label, row_label="layer", column_label="head",
+                 text=text, values=values, ax=ax)  # fmt: skip
+    _frame(ax, outline)
+    return fig
+
+
+def maps(
+    maps: Any,
+    tokens: Sequence[str],
+    *,
+    key_tokens: Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
+    layer: str | int = "",
+    titles: Sequence[str] | None = None,
+    title: str = "",
+    outline: int | Iterable[tuple[int, int]] = (),
+) -> Figure:
+    """Draw attention maps with their words, on one scale from 0 to 1.
+
+    maps: (head, query, key), or (1, head, query, key), or one map (query, key)
+    tokens: the query tokens; key_tokens: the key tokens where they differ (cross-attention)
+    heads: which heads to draw; left out, all
+    layer: the layer's name for the titles: ``layer="encoder 2"`` gives ``encoder 2.5``; left out, ``head 5``
+    titles: titles of your own, one for each head drawn
+    outline: cells to frame: an offset (-1: the token before each query), or (query, key) pairs
+
+    Raises ValueError when tokens and maps do not fit or a head does not exist.
+    """
+    if getattr(maps, "ndim", 3) == 2:
+        maps, titles = maps[None], titles or [""]
+    table = _array(maps, 3)
+    keys = tokens if key_tokens is None else key_tokens
+    if table.shape[1:] != (len(tokens), len(keys)):
+        raise ValueError(
+            f"the maps are (query {table.shape[1]}, key {table.shape[2]}) but there are {len(tokens)} query tokens and "
+            f"{len(keys)} key tokens: pass the tokens that the model saw, its special tokens included"
+        )
+    shown = list(range(table.shape[0])) if heads is None else list(heads)
+    if not shown or any(not 0 <= h < table.shape[0] for h in shown):
+        raise ValueError(f"heads must be among 0 to {table.shape[0] - 1}, got {heads!r}")
+    if titles is None:
+        titles = [f"{layer}.{h}" if layer != "" else f"head {h}" for h in shown]
+    if isinstance(outline, int):
+        outline = [(i, i + outline) for i in range(len(tokens)) if 0 <= i + outline < len(keys)]
+    cells = list(outline)
+    wide = len(shown) if len(shown) <= 4 else -(-len(shown) // 2) if len(shown) <= 8 else 4
+    high = -(-len(shown) // wide)
+    side = {1: 4.4, 2: 3.0, 3: 2.3}.get(wide, 1.9 if len(tokens) <= 12 else 2.4)
+    fig, grid = subplots(high, wide, figsize=(side * wide + 1.2, 0.92 * side * high + 0.9), squeeze=False)
+    for place, ax in enumerate(grid.flat):
+        if place >= len(shown):
+            ax.set_axis_off()
+            continue
+        left, low = place % wide == 0, place + wide >= len(shown)
+        matrix(table[shown[place]], rows=tokens, columns=keys, values=False, bar=False, ax=ax,
+               row_label="query" if left else "", column_label="key" if low else "")  # fmt: skip
+        _frame(ax, cells)
+        ax.tick_params(labelleft=left, labelbottom=low)
+        ax.set_title(titles[place], pad=3)
+    fig.colorbar(grid[0, 0].images[0], ax=list(grid.flat), label="attention", shrink=0.8, pad=0.01)
+    if title:
+        fig.suptitle(title, fontsize=11, weight="bold", parse_math=False)
+    return fig
+
+
+def arcs(weights: Any, tokens: Sequence[str], *, title: str = "", least: float = 0.2, ax: Axes | None = None) -> Figure:
+    """Draw one attention map as arcs over the words: solid above to earlier words, dashed below to later ones.
+
+    weights: (query, key) over the same tokens; an arc starts at the query, its arrow ends at the key
+    least: weights below this are left out; a word that attends to itself is framed
+
+    Raises ValueError when map and tokens do not fit.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = arcs([[1.0, 0.0], [0.9, 0.1]], ["the", "fox"])
+    >>> len(fig.axes[0].patches)  # one arc, from "fox" to "the"
+    1
+    """
+    from matplotlib.patches import FancyArrowPatch
+
+    table = _array(weights, 2)
+    if table.shape != (len(tokens), len(tokens)):
+        raise ValueError(f"the map is {table.shape} but there are {len(tokens)} tokens")
+    shown = [plain(t).translate(_ENDS) for t in tokens]
+    width = np.array([len(t) + 2.5 for t in shown])
+    x = width.cumsum() - width / 2
+    # An arc rises to a sixth of its length; that much room is made above and below the words, in inches.
+    reach = {before: max([abs(x[i] - x[j]) for i, j in np.argwhere(table >= least) if bool(j < i) is before], default=0)
+             for before in (True, False)}  # fmt: skip
+    above, below = (0.3 + 7 * reach[before] / width.sum() / 5.5 for before in (True, False))
+    fig, ax = _on(ax, (7.2, above + below + (0.3 if title else 0)), title)
+    for i, j in np.argwhere(table >= least):
+        if i == j:
+            continue
+        before = bool(j < i)
+        ax.add_patch(FancyArrowPatch(
+            (x[i], 0.12 if before else -0.12), (x[j], 0.12 if before else -0.12), arrowstyle="-|>", mutation_scale=11,
+            connectionstyle="arc3,rad=0.35", linewidth=0.6 + 2.2 * table[i, j],
+            linestyle="-" if before else "--", color=OKABE_ITO[0 if before else 1], shrinkA=2, shrinkB=2))  # fmt: skip
+    for i, word in enumerate(shown):
+        frame = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "black"}
+        ax.text(x[i], 0, word, ha="center", va="center", fontsize=10, parse_math=False,
+                bbox=frame if table[i, i] >= least else None)  # fmt: skip
+    ax.set(xlim=(0, width.sum()), ylim=(-below, above))
+    ax.set_axis_off()
+    return fig
+
+
+def layer_grid(maps: Any, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> Figure:
+    """Draw every head of every layer as a thumbnail, layers down and heads across.
+
+    maps: (layer, head, query, key), values 0 to 1
+    layers, heads: the numbers to write at the edges; left out, counted from 0
+    """
+    from matplotlib import pyplot as plt
+
+    table = _array(maps, 4)
+    high, wide = table.shape[:2]
+    layers, heads = range(high) if layers is None else layers, range(wide) if heads is None else heads
+    with plt.rc_context(style()):
+        size = (0.75 * wide + 1.6, 0.75 * high + 0.6)
+        fig, grid = plt.subplots(high, wide, figsize=size, squeeze=False, sharex=True, sharey=True)
+        for (i, j), ax in np.ndenumerate(grid):
+            ax.imshow(table[i, j], vmin=0, vmax=1, cmap="cividis", aspect="auto")
+            ax.set(xticks=[], yticks=[])
+            if i == 0:
+                ax.set_title(str(heads[j]), pad=2)
+            if j == 0:
+                ax.set_ylabel(str(layers[i]), rotation=0, ha="right", va="center")
+        fig.supylabel("layer", fontsize=10)
+        fig.suptitle("head", fontsize=10)
+        fig.colorbar(grid[0, 0].images[0], ax=list(grid.flat), label="attention", pad=0.01)
+    return fig
+
+
+def bars(
+    names: Sequence[str],
+    values: Any,
+    *,
+    label: str,
+    title: str = "",
+    low: Any = None,
+    high: Any = None,
+    baseline: float | None = None,
+    highlight: Sequence[int] = (),
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw one horizontal bar for each name, with its number, and an interval and a baseline where you have them.
+
+    names, values: one each; label: what the values are, with the unit
+    low, high: ends of each value's interval, in the values' unit
+    baseline: the value that chance or a simple rule reaches, drawn as a dashed line
+    highlight: places of the bars to fill with the second colour and a hatch
+    """
+    table = _array(values, 1)
+    if len(names) != len(table):
+        raise ValueError(f"{len(names)} names but {len(table)} values")
+    fig, ax = _on(ax, (6.8, 1.1 + 0.36 * len(table)), title)
+    place = np.arange(len(table))
+    drawn = ax.barh(place, table, color=[OKABE_ITO[1 if i in highlight else 0] for i in place])
+    for i in highlight:
+        drawn[i].set_hatch("//")
+        drawn[i].set_edgecolor("white")
+    ends = table
+    if low is not None and high is not None:
+        reach = np.stack([table - _array(low, 1), _array(high, 1) - table]).clip(0)  # it may lie to one side
+        ax.errorbar(table, place, xerr=reach, fmt="none", ecolor="black", capsize=3)
+        ends = table + reach[1]
+    for i, end in enumerate(ends):
+        ax.annotate(f"{table[i]:.3g}", (max(end, 0), i), (4, 0), textcoords="offset points", va="center", fontsize=9)
+    if baseline is not None:
+        ax.axvline(baseline, color="black", linestyle="--", linewidth=1)
+    _names(ax.yaxis, names, len(names))
+    ax.invert_yaxis()
+    ax.margins(x=0.12)
+    ax.set_xlabel(label)
+    return fig
+
+
+def lines(
+    curves: Mapping[str, Sequence[Any]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    band: Sequence[str] = (),
+    baseline: float | None = None,
+    legend: bool = True,
+    ax: Axes | None = None,
+    **axes: Any,
+) -> Figure:
+    """Draw one line for each name, told apart by marker and dash as well as by colour, with intervals where given.
+
+    curves: {name: (x, y)} or {name: (x, y, low, high)}, each a sequence of the same length
+    xlabel, ylabel: what the axes are, with the unit; axes: more settings, such as ``xscale="log"``
+    band: names whose interval is a grey band, for a baseline, instead of bars
+    baseline: the value that chance or a simple rule reaches, drawn as a dashed line
+    legend: write the names into the axes; without, ``ax.legend`` can place them
+
+    Raises ValueError for a curve with parts of different lengths, and for a name in ``band`` that has no interval.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = lines({"a": ([0, 1], [2, 3], [1, 2], [4, 5])}, xlabel="step", ylabel="BLEU")
+    >>> fig.axes[0].get_ylabel(), len(fig.axes[0].lines) > 0
+    ('BLEU', True)
+    """
+    fig, ax = _on(ax, (6.8, 3.6), title)
+    for i, (name, parts) in enumerate(curves.items()):
+        table = [np.asarray(part, dtype=float) for part in parts]
+        if len(table) not in (2, 4) or len({part.shape for part in table}) != 1 or table[0].ndim != 1:
+            shapes = [part.shape for part in table]
+            raise ValueError(f"{name!r} needs (x, y) or (x, y, low, high) of one length, got the shapes {shapes}")
+        x, y = table[:2]
+        look = {"color": "0.45" if name in band else OKABE_ITO[i % len(OKABE_ITO)], "label": name,
+                "marker": MARKERS[i % len(MARKERS)], "markersize": 5, "linewidth": 1.4,
+                "linestyle": DASHES[i // 2 % len(DASHES)]}  # fmt: skip
+        if name in band:
+            if len(table) == 2:
+                raise ValueError(f"{name!r} has no interval to draw as a band: pass (x, y, low, high)")
+            ax.fill_between(x, *table[2:], color="0.85", linewidth=0)
+        if name in band or len(table) == 2:
+            ax.plot(x, y, **look)
+        else:
+            reach = np.clip(np.stack([y - table[2], table[3] - y]), 0, None)
+            ax.errorbar(x, y, yerr=reach, capsize=2, elinewidth=0.8, **look)
+    if baseline is not None:
+        ax.axhline(baseline, color="black", linestyle="--", linewidth=1)
+    ax.set(xlabel=xlabel, ylabel=ylabel, **axes)
+    if legend and len(curves) > 1:
+        ax.legend()
+    return fig
+
+
+def spectrum(
+    spectra: Mapping[str, Any], *, title: str = "", ylabel: str = "singular value", ax: Axes | None = None, **axes: Any
+) -> Figure:
+    """Draw singular values, largest first, one curve for each name.
+
+    spectra: {name: values}, each a vector; axes: more settings, such as ``yscale="log"``
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = spectrum({"head 0": [1.0, 3.0]})
+    >>> fig.axes[0].lines[0].get_ydata().tolist()
+    [3.0, 1.0]
+    """
+    curves = {name: np.sort(_array(values, 1))[::-1] for name, values in spectra.items()}
+    curves = {name: (np.arange(1, len(values) + 1), values) for name, values in curves.items()}
+    return lines(
+        curves, xlabel="index, largest first", ylabel=ylabel, title=title, ax=ax, **{"ylim": (0, None), **axes}
+    )
+
+
+def words(rows: Sequence[tuple[str, Sequence[str]]]) -> Figure:
+    """Draw sentences under one another, with words framed that are not in the first: see ``lesson/words.py``."""
+    from headtools.lesson.words import compare_words
+
+    return compare_words(rows)
+
+
+def roles(frame: Any, *, kind: str = "encoder", title: str = "", legend: bool = True, ax: Axes | None = None) -> Figure:
+    """Draw which head has which function, of a frame that ``taxonomy`` made: see ``lesson/role_map.py``."""
+    from headtools.lesson.role_map import role_map
+
+    fig, ax = _on(ax, (6.8, 4.4), title)
+    role_map(ax, frame, kind=kind, legend=legend)
+    return fig
+
+
+def _on(ax: Axes | None, figsize: tuple[float, float], title: str) -> tuple[Figure, Axes]:
+    """Axes to draw into, new ones in the house style unless they are given, with a title at the left."""
+    if ax is None:
+        _, ax = subplots(figsize=figsize)
+    if title:
+        ax.set_title(title, loc="left", fontsize=11, weight="bold", parse_math=False)
+    return ax.figure, ax
+
+
+def _frame(ax: Axes, cells: Iterable[tuple[int, int]]) -> None:
+    """Frame cells (row, column) of a matrix."""
+    from matplotlib.patches import Rectangle
+
+    for row, column in cells:
+        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=OKABE_ITO[1], linewidth=2))
+
+
+def _array(given: Any, dims: int) -> np.ndarray:
+    """A float array of ``dims`` dimensions from a tensor, an array or lists, without NaN."""
+    table = np.asarray(given.detach().float().cpu() if hasattr(given, "detach") else given, dtype=float)
+    if table.ndim == dims + 1 and table.shape[0] == 1:
+        table = table[0]
+    if table.ndim != dims or table.size == 0:
+        raise ValueError(f"needed {dims} dimensions with something in them, got the shape {table.shape}")
+    if not np.isfinite(table).all():
+        raise ValueError("there is a NaN or an infinity in what should be drawn")
+    return table
+
+
+def _names(axis: Any, given: Sequence[str] | None, size: int) -> None:
+    """Write every name, or every second, third … where there is no room at 9 points; long names are cut."""
+    places = list(range(0, size, max(1, -(-size // 24))))
+    shown = [plain(i if given is None else given[i]).translate(_ENDS) for i in places]
+    shown = [name if len(name) <= 18 else f"{name[:17]}…" for name in shown]
+    turned = axis.axis_name == "x" and max(map(len, shown)) > 2
+    axis.set_ticks(places, shown, rotation=90 if turned else 0)
+    for name in axis.get_ticklabels():
+        name.set_parse_math(False)  # a token may hold dollar signs
+
+
+def _short(value: float) -> str:
+    """Two decimals without the zero that takes the room: .83, -.10, 1.00."""
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.2f}"
