@@ -10,6 +10,25 @@ from typing import ParamSpec, TypeVar
 P, R = ParamSpec("P"), TypeVar("R")
 
 
+def old_name(old: str, new: Callable[P, R]) -> Callable[P, R]:
+    """Return a function or class under its old name, with a warning that names the new one.
+
+    >>> total = old_name("total", sum)
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     total([1, 2]), str(caught[0].message)
+    (3, 'total is now sum: write sum')
+    """
+
+    @wraps(new)
+    def renamed(*args: P.args, **kwargs: P.kwargs) -> R:
+        message = f"{old} is now {new.__name__}: write {new.__name__}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return new(*args, **kwargs)
+
+    return renamed
+
+
 def old_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function take arguments by the names they had in the last release: ``old_arguments(run="checkpoint")``.
 

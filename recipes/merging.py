@@ -29,7 +29,7 @@ from headtools._engine.progress import say
 from headtools.heads.prune import cut_heads
 from headtools.organism.batches import batches
 from headtools.organism.evaluate import token_accuracy
-from headtools.sparse.head_similarity import alike, closest
+from headtools.sparse.head_similarity import disjoint_pairs, head_similarity
 from recipes import _training_state
 from recipes._results import ASSETS, interval, update
 
@@ -52,17 +52,17 @@ def measure(model: nn.Module, kind: str, shares: Sequence[float] = SHARES) -> di
     test = ht.corpus("organism", "test", MEASURED_ON)
     heads = ht.sites(model)[kind].n_heads
     ranking = ht.gradient(model, fitted_on, sites=[kind]).order()
-    near = alike(model, fitted_on, kind)
+    near = head_similarity(model, fitted_on, kind)
     whole = token_accuracy(model, test)
     points = []
     for share in shares:
         gone = round(heads * share)
-        pairs = closest(near, min(gone, heads // 2))
+        pairs = disjoint_pairs(near, min(gone, heads // 2))
         merged, frame = _after(model, lambda m, pairs=pairs: ht.merge(m, pairs, fitted_on))
         both, _ = _after(model, lambda m, pairs=pairs: ht.merge(m, pairs, fitted_on, refit=True))
         models = {"merge": merged, "merge, refit": both}
         for name in ("merge", "merge, refit") if gone > heads // 2 else ():
-            again = closest(alike(models[name], fitted_on, kind), gone - heads // 2)
+            again = disjoint_pairs(head_similarity(models[name], fitted_on, kind), gone - heads // 2)
             ht.merge(models[name], again, fitted_on, refit="refit" in name)
         same = ht.pruned(models["merge"])
         for name, some in (("same", same), ("gradient", ranking[:gone])):

@@ -21,7 +21,7 @@ from headtools.organism.batches import batches
 from headtools.organism.evaluate import bleu, token_accuracy
 from headtools.organism.shipped import shipped
 from headtools.roles.sentence import Sentence
-from headtools.sparse.pruning_curve import SHARES
+from headtools.sparse.pruning_curve import FRACTIONS
 from recipes._results import ASSETS, read, replace_row, update
 
 FILE = ASSETS / "orders.json"
@@ -89,7 +89,7 @@ def pruning_curve(model: nn.Module, tokenizer: object, name: str, over: str, sco
         "accuracy": (lambda model: token_accuracy(model, test), 4),
     }
     for metric, (evaluate, digits) in metrics.items():
-        frame = ht.curve(model, heads, evaluate, SHARES)
+        frame = ht.curve(model, heads, evaluate, FRACTIONS)
         row["kept"] = frame.kept.tolist()
         row[metric] = [[round(x, digits) for x in point] for point in frame[["metric", "low", "high"]].values.tolist()]
     return row

@@ -6,7 +6,7 @@ import torch
 
 import headtools as ht
 from headtools.importance.gradient import gate_gradients
-from headtools.sparse.head_similarity import alike
+from headtools.sparse.head_similarity import head_similarity
 
 from .heads.reference import untouched
 from .heads.zoo import fresh, run, zoo_model
@@ -90,7 +90,7 @@ def test_every_measure_takes_one_key_and_one_batch(which):
         ht.all_but_one(model, batch, sites=which, progress=False),
     ):
         assert list(scores.values) == keys
-    assert {head[:-1] for head in alike(model, batch, which)["first"]} == set(keys)
+    assert {head[:-1] for head in head_similarity(model, batch, which)["first"]} == set(keys)
     if which != "encoder":
         frame = ht.interaction(model, batch, sites=which, progress=False)
         assert {head[:-1] for head in [*frame.a, *frame.b]} == set(keys)

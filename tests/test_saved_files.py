@@ -16,7 +16,8 @@ from headtools.organism import _checksums as checksums
 from headtools.organism import save as smaller
 from headtools.organism import shipped as tables
 from headtools.organism import snapshots
-from headtools.sparse import _checkpoint as gating
+from headtools.sparse import _checkpoint as checkpoint
+from headtools.sparse._trainer import FILE
 from recipes import _results
 
 pytest.importorskip("resource", reason="needs fork and limits")
@@ -81,14 +82,14 @@ def gates(folder):
 
 def test_learning_gates_goes_on_wherever_it_was_killed(tmp_path):
     straight = gates(None)
-    files = [gating.__file__, store.__file__]
+    files = [checkpoint.__file__, store.__file__]
     number = lines_run(lambda: gates(tmp_path / "count"), files)
     for line in range(0, number, 61):
         folder = tmp_path / str(line)
         assert forked(lambda folder=folder: gates(folder), killer(files, line)) == "killed"
         again = gates(folder)
         assert torch.equal(again.gates.log_alpha, straight.gates.log_alpha)
-    path = tmp_path / "0" / gating.FILE
+    path = tmp_path / "0" / FILE
     data = path.read_bytes()
     for part in range(0, len(data), max(1, len(data) // 50)):
         path.write_bytes(data[:part])

@@ -1,8 +1,7 @@
-"""The state of a run that trains gates: one safetensors file, with the settings as JSON in its header."""
+"""The state of a training run in one safetensors file: weights, AdamW's moments, and JSON metadata in the header."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,55 +10,59 @@ from torch import Tensor, nn
 
 from headtools._engine.store import read_tensors, write_tensors
 
-FILE = "gates.safetensors"
-MOMENTS = ("exp_avg", "exp_avg_sq")
-NONE = torch.empty(0, 0, 0)  # has no parameter's shape
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's running means of the gradient and of its square
 
 
-def save(
-    folder: Path,
+def save_training(
+    path: Path,
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
-    rows: Mapping[str, Tensor],
-    settings: dict,
-    step: int,
+    metadata: dict,
+    extra: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write trained parameters, optimizer moments and history to ``folder``, whole or not at all."""
-    tensors = {f"history|{name}": value for name, value in rows.items()}
+    """Write trained parameters, the optimizer's moments and ``extra`` tensors to ``path``, atomically.
+
+    ``metadata`` holds what JSON can, and ``metadata["step"]`` the number of steps done.
+    """
+    tensors = dict(extra or {})
     for name, parameter in parameters.items():
         tensors[f"weight|{name}"] = parameter.detach()
-        kept = optimizer.state.get(parameter, {})
-        tensors |= {f"{key}|{name}": kept[key] for key in MOMENTS if key in kept}
-    write_tensors(folder / FILE, tensors, {"settings": settings, "step": step})
+        state = optimizer.state.get(parameter, {})  # empty before the parameter's first gradient
+        tensors |= {f"{moment}|{name}": state[moment] for moment in _MOMENTS if moment in state}
+    write_tensors(path, tensors, metadata)
 
 
-def restore(
-    folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, settings: dict
-) -> tuple[int, dict[str, Tensor]] | None:
-    """Load what ``save`` wrote; the step and the history, or None if nothing was saved.
+def read_training(path: Path, settings: str) -> tuple[dict[str, Tensor], dict] | None:
+    """Return the tensors and the metadata of a file that ``save_training`` wrote, or None where there is no file.
 
-    Raises ``ValueError`` if ``folder`` holds a run with other settings, or a file that is damaged, before anything is
-    changed.
+    Raises ``ValueError`` for a damaged file, such as one whose metadata lack the dict named ``settings``.
     """
-    if not (folder / FILE).exists():
+    if not path.exists():
         return None
     try:
-        tensors, told = read_tensors(folder / FILE)
-        then, step = dict(told["settings"]), int(told["step"])
+        tensors, metadata = read_tensors(path)
+        metadata |= {"step": int(metadata["step"]), settings: dict(metadata[settings])}
     except (KeyError, OSError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / FILE} is damaged ({error}): delete it, and the run starts anew") from error
-    now = json.loads(json.dumps(settings))  # as it would come back from the file
-    differing = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
-    if differing:
-        told = ", ".join(f"{name} {then.get(name)!r}, not {now.get(name)!r}" for name in differing)
-        raise ValueError(f"{folder} holds another run ({told}); use another folder: checkpoint='elsewhere'")
+        raise ValueError(f"{path} is damaged ({error}): delete it, and the run starts anew") from error
+    return tensors, metadata
+
+
+def missing_weight(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> str | None:
+    """Return the name of the first parameter for which the file has no weight of the same shape, if there is one."""
     for name, parameter in parameters.items():
-        if tensors.get(f"weight|{name}", NONE).shape != parameter.shape:
-            raise ValueError(f"{folder / FILE} has no such {name}: use another folder, checkpoint='elsewhere'")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[f"weight|{name}"])
-            if f"{MOMENTS[0]}|{name}" in tensors:
-                moments = {key: tensors[f"{key}|{name}"].to(parameter) for key in MOMENTS}
-                optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
-    return step, {name.removeprefix("history|"): v for name, v in tensors.items() if name.startswith("history|")}
+        saved = tensors.get(f"weight|{name}")
+        if saved is None or saved.shape != parameter.shape:
+            return name
+    return None
+
+
+@torch.no_grad()
+def load_training(
+    tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, step: int
+) -> None:
+    """Copy saved weights into the parameters and saved moments into the optimizer, which has done ``step`` steps."""
+    for name, parameter in parameters.items():
+        parameter.copy_(tensors[f"weight|{name}"])
+        if f"{_MOMENTS[0]}|{name}" in tensors:
+            moments = {moment: tensors[f"{moment}|{name}"].to(parameter, copy=True) for moment in _MOMENTS}
+            optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}

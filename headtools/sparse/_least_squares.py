@@ -1,8 +1,14 @@
-"""What heads read and write over a corpus, as one matrix of second moments a layer: all that least squares needs.
+"""The second moments of what heads read and write over a corpus, and the least-squares problems solved from them.
 
-For one layer and token, the features are c_h = A_h Y, the mix of inputs that head h looks at (one row of its map times
-the layer's input), for some heads h, and z, the outputs of all heads side by side. A head's output is z_h = c_h W_V:
-with whatever values and outputs, all that a head can write is a linear map of c_h.
+Requirements on what is below:
+
+- The corpus is run once and never kept: all problems are solved from sums of outer products, so memory does not grow
+  with the corpus. This is why every target must be a linear map of the recorded features.
+- The features of a token in one layer are c_h = A_h Y for some heads h, and then z, the outputs of all heads side by
+  side. A_h is the token's row of head h's map and Y the layer's input, so c_h is the mixture of inputs that h attends
+  to. A head's output is z_h = c_h W_V: whatever its values and outputs are, all that a head can write is a linear map
+  of c_h.
+- Sums are kept in float64: products of nearly collinear features lose about half of the digits when they are inverted.
 """
 
 from __future__ import annotations
@@ -22,141 +28,149 @@ from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site
 from headtools.importance._inputs import each_batch, frozen
 
-TOLERANCE = 1e-9  # variances below this share of the greatest count as none
+TOLERANCE = 1e-9  # eigenvalues below this fraction of the largest count as zero
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Sums over the real tokens of a corpus, of one site's features: c of some heads, then z of all.
+    """Sums over the real tokens of a corpus of one site's f features: c of some heads, then z of all.
 
-    ``products`` (f, f), the sum of outer products, and ``sums`` (f,), float64; ``count`` tokens. ``reads`` says where
-    c_h stands, (d_in features, and one that is the row's sum where values have a bias); z_h stands at ``writes(h)``.
-    ``free`` is true where the output projection has a bias, which then takes whatever is constant.
+    ``products`` (f, f), the sum of outer products, and ``sums`` (f,), float64; ``count`` of tokens. ``input_slices``
+    says where among the features c_h lies (d_in features, and where values have a bias one more, the sum of the map's
+    row); z_h lies at ``output_slice(h)``. ``has_bias``: whether the output projection has a bias, into which a constant
+    can go.
     """
 
     site: Site
     products: Tensor
     sums: Tensor
     count: int
-    reads: dict[int, slice]
-    free: bool
+    input_slices: dict[int, slice]
+    has_bias: bool
 
-    def writes(self, head: int) -> slice:
-        """Return where z of a head stands among the features."""
+    def output_slice(self, head: int) -> slice:
+        """Return where z of a head lies among the features."""
         start = len(self.sums) + (head - self.site.heads) * self.site.value_dim
         return slice(start, start + self.site.value_dim)
 
     @cached_property
-    def spread(self) -> Tensor:
-        """Return the products, (f, f), with the means taken out where a bias can make up for them."""
-        return self.products - torch.outer(self.sums, self.sums) / self.count if self.free else self.products
+    def second_moments(self) -> Tensor:
+        """Return the products, (f, f), centered where a bias can make up for the means."""
+        return self.products - torch.outer(self.sums, self.sums) / self.count if self.has_bias else self.products
 
     @property
     def mean(self) -> Tensor:
         """Return the mean features, (f,)."""
         return self.sums / self.count
 
-    def output(self, heads: Iterable[int]) -> Tensor:
-        """Return the map (f, d_model) from features to what these heads write together."""
-        target = torch.zeros(len(self.sums), self.site.w_o.shape[-1], dtype=torch.double)
+    def output_map(self, heads: Iterable[int]) -> Tensor:
+        """Return the map (f, d_model) from the features to what these heads write together."""
+        matrix = torch.zeros(len(self.sums), self.site.w_o.shape[-1], dtype=torch.double)
         for head in heads:
-            target[self.writes(head)] = self.site.w_o[head].detach().cpu().double()
-        return target
+            matrix[self.output_slice(head)] = self.site.w_o[head].detach().cpu().double()
+        return matrix
 
-    def pick(self, where: slice) -> Tensor:
-        """Return the map (f, n) that picks some features."""
-        return torch.eye(len(self.sums), dtype=torch.double)[:, where]
+    def selection(self, columns: slice) -> Tensor:
+        """Return the map (f, n) that selects n of the features."""
+        return torch.eye(len(self.sums), dtype=torch.double)[:, columns]
 
-    def size(self, target: Tensor) -> float:
-        """Return the summed squares of F ``target``, (f, d)."""
-        used = target.abs().sum(1).nonzero().flatten()  # most maps leave most features alone
-        target = target[used]
-        return float((target * (self.spread[used][:, used] @ target)).sum().clamp(min=0))
+    def sum_of_squares(self, matrix: Tensor) -> float:
+        """Return the sum of squares over the corpus of F ``matrix``, where F are the features and matrix is (f, d)."""
+        used = matrix.abs().sum(1).nonzero().flatten()  # most maps use few of the features
+        matrix = matrix[used]
+        return float((matrix * (self.second_moments[used][:, used] @ matrix)).sum().clamp(min=0))
 
 
 @torch.no_grad()
 def moments(
-    model: nn.Module, batches: Mapping | Iterable[Mapping], reads: Mapping[Site, Iterable[int]]
+    model: nn.Module, batches: Mapping | Iterable[Mapping], inputs_of: Mapping[Site, Iterable[int]]
 ) -> dict[tuple, Moments]:
     """Run a corpus through the model once and return the moments of each site, {key: Moments}.
 
-    ``reads`` names the heads whose c is wanted; z of all heads is always there. A site's d_in and value width set the
-    size: f = heads named x d_in + heads x value_dim. Raises as ``record`` does, and ``ValueError`` for no batches and
-    for outputs that hold NaN or infinity.
+    ``inputs_of`` names the heads whose c is needed; z of all heads is always included. So f = these heads x d_in +
+    all heads x value_dim. Raises as ``record`` does, and ``ValueError`` for no batches and for outputs that hold NaN or
+    infinity.
     """
-    wanted = {site.key: list(dict.fromkeys(heads)) for site, heads in reads.items()}
-    inputs: dict[tuple, Tensor] = {}
-    now: dict[str, Mapping] = {}
+    heads_of = {site.key: list(dict.fromkeys(heads)) for site, heads in inputs_of.items()}
+    layer_inputs: dict[tuple, Tensor] = {}
+    current_batch: Mapping = {}
 
-    def fold(site: Site, seen: Captured, before: list | None) -> list:
-        y = wide(inputs.pop(site.key))
+    def accumulate(site: Site, captured: Captured, total: list | None) -> list:
+        y = wide(layer_inputs.pop(site.key))  # (B, S, d_in)
         if getattr(site.v.module, "bias", None) is not None:
             y = torch.cat([y, y.new_ones(*y.shape[:2], 1)], -1)
-        maps, z = wide(seen.maps), wide(seen.z)  # (B, H, T, S), (B, T, H, v)
-        parts = [maps[:, head] @ y for head in wanted[site.key]]
-        features = torch.cat([*parts, z.flatten(-2)], -1)
-        real = real_tokens(model, site, now["batch"], features.shape[:2]).to(features.device)
-        rows = features[real]
-        sums = [rows.mT @ rows, rows.sum(0), len(rows)]
-        return sums if before is None else [a + b for a, b in zip(before, sums, strict=True)]
+        maps, z = wide(captured.maps), wide(captured.z)  # (B, head, T, S), (B, T, head, value_dim)
+        mixtures = [maps[:, head] @ y for head in heads_of[site.key]]
+        features = torch.cat([*mixtures, z.flatten(-2)], -1)  # (B, T, f)
+        real = real_tokens(model, site, current_batch, features.shape[:2]).to(features.device)
+        tokens = features[real]  # (n, f)
+        sums = [tokens.mT @ tokens, tokens.sum(0), len(tokens)]
+        return sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
 
     with ExitStack() as stack:
         stack.enter_context(frozen(model))
-        for site in reads:
-            hook = on_input(site.v.module, lambda read, key=site.key: inputs.__setitem__(key, read.detach()))
+        for site in inputs_of:
+            hook = on_input(site.v.module, lambda y, key=site.key: layer_inputs.__setitem__(key, y.detach()))
             stack.callback(hook.remove)
-        seen = stack.enter_context(record(model, ("maps", "z"), accumulate=fold, only=list(wanted)))
+        totals = stack.enter_context(record(model, ("maps", "z"), accumulate=accumulate, only=list(heads_of)))
         for batch in each_batch(model, batches):
-            now["batch"] = batch
+            current_batch = batch
             model(**batch)
-        return {site.key: _moments(site, wanted[site.key], *seen[site]) for site in reads}
+        return {site.key: _moments(site, heads_of[site.key], *totals[site]) for site in inputs_of}
 
 
 def _moments(site: Site, heads: list[int], products: Tensor, sums: Tensor, count: int) -> Moments:
     if not products.isfinite().all():
         raise ValueError(f"what {site.label} reads or writes holds NaN or infinity, so nothing can be fitted to it")
     width = (len(sums) - site.heads * site.value_dim) // max(1, len(heads))
-    reads = {head: slice(i * width, (i + 1) * width) for i, head in enumerate(heads)}
-    return Moments(site, products.cpu(), sums.cpu(), count, reads, getattr(site.out, "bias", None) is not None)
+    input_slices = {head: slice(i * width, (i + 1) * width) for i, head in enumerate(heads)}
+    return Moments(site, products.cpu(), sums.cpu(), count, input_slices, getattr(site.out, "bias", None) is not None)
 
 
-def fit(own: Tensor, shared: Tensor, start: Tensor, ridge: float) -> Tensor:
-    """Return the map (m, d) from some features to a target that has the least squared error, kept near ``start``.
+def fit(moments: Tensor, cross_moments: Tensor, prior: Tensor, ridge: float) -> Tensor:
+    """Return the map (m, d) from m features to a target with the least squared error, kept close to ``prior``.
 
-    ``own`` (m, m) are the second moments of the features, ``shared`` (m, d) theirs with the target. Minimised is the
-    squared error plus ``ridge`` times the features' mean variance times ‖map − start‖²: where the corpus says little,
-    the map stays as it was. Without a ridge, directions without variance get 0.
+    ``moments`` (m, m): the features' second moments; ``cross_moments`` (m, d): those of features and target. Minimised
+    is the squared error plus ``ridge`` times the features' mean variance times ‖map − prior‖²: where the corpus says
+    little, the map stays as it was. Without a ridge, directions without variance get 0.
 
     >>> fit(torch.eye(2).double(), torch.ones(2, 1).double(), torch.zeros(2, 1).double(), ridge=0.0).tolist()
     [[1.0], [1.0]]
     """
-    weight = ridge * own.diagonal().mean()
+    weight = ridge * moments.diagonal().mean()
     if weight == 0:
-        return _inverse(own) @ shared
-    return torch.linalg.solve(own + weight * torch.eye(len(own), dtype=own.dtype), shared + weight * start)
+        return _inverse(moments) @ cross_moments
+    # The normal equations: (F'F + w I) M = F'T + w prior
+    identity = torch.eye(len(moments), dtype=moments.dtype)
+    return torch.linalg.solve(moments + weight * identity, cross_moments + weight * prior)
 
 
-def fit_low_rank(own: Tensor, shared: Tensor, rank: int, start: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Return two factors, (m, rank) and (rank, d), of the map of that rank that :func:`fit` would choose.
+def fit_low_rank(
+    moments: Tensor, cross_moments: Tensor, rank: int, prior: Tensor, ridge: float
+) -> tuple[Tensor, Tensor]:
+    """Return two factors, (m, rank) and (rank, d), of the map of this rank that minimises what :func:`fit` does.
 
     Reduced-rank regression (Izenman 1975): the unrestricted fit, projected on the ``rank`` directions in which its
-    guesses vary most. Arguments as in ``fit``.
+    predictions vary most. Arguments as in ``fit``.
     """
-    whole = fit(own, shared, start, ridge)
-    metric = own + ridge * own.diagonal().mean() * torch.eye(len(own), dtype=own.dtype)
-    guesses = whole.mT @ metric @ whole  # (d, d): how the guesses vary
-    directions = torch.linalg.eigh((guesses + guesses.mT) / 2).eigenvectors[:, -rank:].flip(1)
-    return whole @ directions, directions.mT
+    full_rank = fit(moments, cross_moments, prior, ridge)
+    metric = moments + ridge * moments.diagonal().mean() * torch.eye(len(moments), dtype=moments.dtype)
+    prediction_moments = full_rank.mT @ metric @ full_rank  # (d, d)
+    symmetric = (prediction_moments + prediction_moments.mT) / 2  # rounding has made it slightly asymmetric
+    directions = torch.linalg.eigh(symmetric).eigenvectors[:, -rank:].flip(1)
+    return full_rank @ directions, directions.mT
 
 
-def without(part: Tensor, beside: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``spread`` (f, f) after all that F ``beside`` (f, n) can explain is taken out, seen from F ``part``.
+def residual_moments(features: Tensor, regressors: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the second moments of F ``features`` after what F ``regressors`` explain linearly is taken out.
 
-    Gives the second moments of ``part`` (m, m), and theirs with all features (m, f): Frisch and Waugh 1933.
+    ``features`` (f, m) and ``regressors`` (f, n) are maps of all features F, whose second moments are ``moments``
+    (f, f). Returns those of the residuals (m, m), and those of the residuals with all features (m, f). Regressing on
+    the residuals gives the same coefficients as regressing on both together (Frisch and Waugh 1933).
     """
-    left, rest = part.mT @ spread, beside.mT @ spread
-    left = left - (left @ beside) @ _inverse(rest @ beside) @ rest
-    return left @ part, left
+    with_all, regressors_with_all = features.mT @ moments, regressors.mT @ moments
+    residual = with_all - (with_all @ regressors) @ _inverse(regressors_with_all @ regressors) @ regressors_with_all
+    return residual @ features, residual
 
 
 def _inverse(moments: Tensor) -> Tensor:

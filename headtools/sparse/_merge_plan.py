@@ -1,4 +1,4 @@
-"""What the weights of a layer become when heads are merged or cut: the least-squares problems, one site at a time."""
+"""The new weights of one layer whose heads are merged or cut: the least-squares problems, one site at a time."""
 
 from __future__ import annotations
 
@@ -10,105 +10,125 @@ from torch import Tensor, nn
 
 from headtools.geometry.circuits import ov
 from headtools.heads.sites import Site
-from headtools.sparse._least_squares import Moments, fit, fit_low_rank, without
+from headtools.sparse._least_squares import Moments, fit, fit_low_rank, residual_moments
+
+WHOLE_LAYER = -1  # in the place of a head, where all heads of a layer were fitted together
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """What one site will be: which head of each group stays, what its values become, and all output maps."""
+class MergePlan:
+    """What becomes of one site: which heads are removed, and the weights of those that remain."""
 
     site: Site
-    kept: dict[int, tuple[int, ...]]  # head that stays: those that go into it
-    gone: tuple[int, ...]
-    values: dict[int, Tensor]  # head: (d_in, value_dim), and one more row for the bias
+    absorbed: dict[int, tuple[int, ...]]  # remaining head (or WHOLE_LAYER): the removed heads whose work it takes over
+    removed: tuple[int, ...]
+    values: dict[int, Tensor]  # head: (d_in, value_dim), and one more row where values have a bias
     outputs: dict[int, Tensor]  # head: (value_dim, d_model)
-    constant: Tensor | None
-    lost: dict[int, float]  # head that stays (or -1 for the layer): share missed
-    before: dict[int, float]  # the same if nothing were fitted
+    constant: Tensor | None  # (d_model,), what goes into the output projection's bias, if it has one
+    error: dict[int, float]  # keys as in ``absorbed``: fraction of the sum of squares that the fit misses
+    error_unfitted: dict[int, float]  # the same if heads were removed and nothing fitted
 
 
-def merged(m: Moments, groups: list[list[int]], whole: bool, ridge: float) -> Plan:
-    """Fit the merged heads of one site."""
-    kept, values, outputs, lost, before = {}, {}, {}, {}, {}
+def plan_merge(m: Moments, groups: list[list[int]], refit: bool, ridge: float) -> MergePlan:
+    """Fit one merged head to each group of a site, and with ``refit`` the output maps of the whole layer."""
+    absorbed, values, outputs, error, error_unfitted = {}, {}, {}, {}, {}
     constant = torch.zeros(m.site.w_o.shape[-1], dtype=torch.double)
     for group in groups:
-        size = m.size(m.output(group)) or 1.0
-        tries = {head: fit_merged(m, head, group, ridge) for head in group}
-        stays = min(tries, key=lambda head: tries[head][0])
-        missed, values[stays], outputs[stays], rest = tries[stays]
-        kept[stays] = tuple(h for h in group if h != stays)
-        lost[stays], before[stays] = missed / size, m.size(m.output(kept[stays])) / size
-        constant += m.mean @ rest
-    gone = tuple(sorted(h for some in kept.values() for h in some))
-    if whole:
-        return refitted(m, kept, gone, *_swept(m, kept, gone, ridge), ridge)
-    return Plan(m.site, kept, gone, values, outputs, constant if m.free else None, lost, before)
+        total = m.sum_of_squares(m.output_map(group)) or 1.0
+        fits = {head: fit_merged(m, head, group, ridge) for head in group}
+        best = min(fits, key=lambda head: fits[head][0])
+        missed, values[best], outputs[best], residual = fits[best]
+        absorbed[best] = tuple(h for h in group if h != best)
+        error[best] = missed / total
+        error_unfitted[best] = m.sum_of_squares(m.output_map(absorbed[best])) / total
+        constant += m.mean @ residual
+    removed = tuple(sorted(h for heads in absorbed.values() for h in heads))
+    if refit:
+        return plan_refit(m, absorbed, removed, *_fit_merged_in_turn(m, absorbed, removed, ridge), ridge)
+    return MergePlan(
+        m.site, absorbed, removed, values, outputs, constant if m.has_bias else None, error, error_unfitted
+    )
 
 
 def fit_merged(m: Moments, head: int, group: Sequence[int], ridge: float) -> tuple[float, Tensor, Tensor, Tensor]:
-    """Fit one head to what a group wrote; return the squares it misses, its values and outputs, the map of the rest."""
-    target, where = m.output(group), m.reads[head]
-    values, outputs = fit_low_rank(
-        m.spread[where, where], m.spread[where] @ target, m.site.value_dim, _own(m.site, head), ridge
-    )
-    values, outputs = _rounded(values, m.site.v.module), _rounded(outputs, m.site.out)
-    rest = target.clone()
-    rest[where] -= values @ outputs
-    return m.size(rest), values, outputs, rest
+    """Fit one head to what a group writes.
 
-
-def refitted(
-    m: Moments,
-    kept: Mapping[int, tuple[int, ...]],
-    gone: Sequence[int],
-    values: dict[int, Tensor],
-    start: dict[int, Tensor],
-    ridge: float,
-) -> Plan:
-    """Fit the output maps of all heads of a site that stay, to the whole layer's output."""
-    stay = [h for h in range(m.site.heads) if h not in gone]
-    parts = torch.cat([m.pick(m.reads[h]) @ values[h] if h in values else m.pick(m.writes(h)) for h in stay], 1)
-    target, left = m.output(range(m.site.heads)), parts.mT @ m.spread
-    plain = m.site.w_o.detach().cpu().double()
-    near = torch.cat([start.get(h, plain[h]) for h in stay])
-    found = _rounded(fit(left @ parts, left @ target, near, ridge), m.site.out)
-    rest, size = target - parts @ found, m.size(target) or 1.0
-    lost, before = m.size(rest) / size, m.size(m.output(gone)) / size
-    outputs = dict(zip(stay, found.split(m.site.value_dim), strict=True))
-    names = kept or {-1: ()}
-    return Plan(m.site, dict(names), tuple(gone), values, outputs, m.mean @ rest if m.free else None,
-                 dict.fromkeys(names, lost), dict.fromkeys(names, before))  # fmt: skip
-
-
-def _swept(
-    m: Moments, kept: Mapping[int, tuple[int, ...]], gone: Sequence[int], ridge: float
-) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Fit merged heads, each with all other heads of the layer free to change what they write; values and outputs.
-
-    From the values that the heads had, one head after the other: what the layer misses falls with every step.
+    Returns the sum of squares that it misses, its values, its outputs, and the map (f, d_model) of the residual.
     """
-    stay = [h for h in range(m.site.heads) if h not in gone]
-    parts = {h: m.pick(m.writes(h)) for h in stay}
-    target, values, outputs = m.output(range(m.site.heads)), {}, {}
-    for head in kept:
-        beside = torch.cat([m.pick(slice(0, 0)), *(parts[h] for h in stay if h != head)], 1)
-        mix = m.pick(m.reads[head])
-        own, shared = without(mix, beside, m.spread)
+    target, inputs = m.output_map(group), m.input_slices[head]
+    values, outputs = fit_low_rank(
+        m.second_moments[inputs, inputs], m.second_moments[inputs] @ target, m.site.value_dim, _w_ov(m.site, head),
+        ridge,
+    )  # fmt: skip
+    values, outputs = _rounded(values, m.site.v.module), _rounded(outputs, m.site.out)
+    residual = target.clone()
+    residual[inputs] -= values @ outputs
+    return m.sum_of_squares(residual), values, outputs, residual
+
+
+def plan_refit(
+    m: Moments,
+    absorbed: Mapping[int, tuple[int, ...]],
+    removed: Sequence[int],
+    values: dict[int, Tensor],
+    prior: dict[int, Tensor],
+    ridge: float,
+) -> MergePlan:
+    """Fit the output maps of all remaining heads of a site to the output of the whole layer.
+
+    ``values``: new ones, of merged heads; ``prior``: what the output maps are kept close to, by default the old ones.
+    """
+    remaining = [h for h in range(m.site.heads) if h not in removed]
+    regressors = torch.cat(  # the map (f, n) from the features to z of the remaining heads
+        [m.selection(m.input_slices[h]) @ values[h] if h in values else m.selection(m.output_slice(h))
+         for h in remaining], 1,
+    )  # fmt: skip
+    target, cross_moments = m.output_map(range(m.site.heads)), regressors.mT @ m.second_moments
+    old_outputs = m.site.w_o.detach().cpu().double()
+    full_prior = torch.cat([prior.get(h, old_outputs[h]) for h in remaining])
+    new_outputs = _rounded(fit(cross_moments @ regressors, cross_moments @ target, full_prior, ridge), m.site.out)
+    residual, total = target - regressors @ new_outputs, m.sum_of_squares(target) or 1.0
+    error = m.sum_of_squares(residual) / total
+    error_unfitted = m.sum_of_squares(m.output_map(removed)) / total
+    outputs = dict(zip(remaining, new_outputs.split(m.site.value_dim), strict=True))
+    absorbed = dict(absorbed) or {WHOLE_LAYER: ()}
+    return MergePlan(
+        m.site, absorbed, tuple(removed), values, outputs, m.mean @ residual if m.has_bias else None,
+        dict.fromkeys(absorbed, error), dict.fromkeys(absorbed, error_unfitted),
+    )  # fmt: skip
+
+
+def _fit_merged_in_turn(
+    m: Moments, absorbed: Mapping[int, tuple[int, ...]], removed: Sequence[int], ridge: float
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Fit merged heads one after another, while all other heads of the layer are free to change what they write.
+
+    Returns values and outputs. Block coordinate descent from the heads' old values: what the layer misses falls with
+    every head.
+    """
+    remaining = [h for h in range(m.site.heads) if h not in removed]
+    z_of = {h: m.selection(m.output_slice(h)) for h in remaining}
+    target, values, outputs = m.output_map(range(m.site.heads)), {}, {}
+    for head in absorbed:
+        # The empty selection is there for a layer in which no other head remains.
+        others = torch.cat([m.selection(slice(0, 0)), *(z_of[h] for h in remaining if h != head)], 1)
+        inputs = m.selection(m.input_slices[head])
+        moments, cross_moments = residual_moments(inputs, others, m.second_moments)
         values[head], outputs[head] = fit_low_rank(
-            own, shared @ target, m.site.value_dim, _own(m.site, head), ridge
+            moments, cross_moments @ target, m.site.value_dim, _w_ov(m.site, head), ridge
         )
         values[head] = _rounded(values[head], m.site.v.module)
-        parts[head] = mix @ values[head]
+        z_of[head] = inputs @ values[head]
     return values, outputs
 
 
-def _own(site: Site, head: int) -> Tensor:
-    """Return W_V W_O of one head, (d_in, d_model), with the value bias as one more row where there is one."""
+def _w_ov(site: Site, head: int) -> Tensor:
+    """Return W_V W_O of one head, (d_in, d_model), with one more row where values have a bias."""
     bias = getattr(site.v.module, "bias", None) is not None
     return ov(site, bias=bias)[site.key][head].matrix().cpu().double()
 
 
 def _rounded(fitted: Tensor, module: nn.Module) -> Tensor:
-    """Return what is left of fitted weights in a layer that keeps 16 bits, so that what is told is what will be."""
-    kind = module.weight.dtype
-    return fitted.to(kind).to(fitted) if kind.itemsize == 2 else fitted
+    """Round fitted weights to those that a 16-bit layer can hold, so that the reported error is the model's."""
+    dtype = module.weight.dtype
+    return fitted.to(dtype).to(fitted) if dtype.itemsize == 2 else fitted

@@ -1,4 +1,4 @@
-"""Let a trained model close the heads it can do without: ``fit_gates``, and ``recover`` after they are cut."""
+"""Gates that close the heads a trained model does not need (``fit_gates``); ``recover`` trains what is left of it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Which
 from headtools.heads.sites import sites as find_sites
 from headtools.importance.loss import Loss
-from headtools.sparse._loop import Loop
-from headtools.sparse._training import Batches, refuse_without_gradients, trained_weights, warn_of_old_loss
+from headtools.sparse._trainer import Trainer
+from headtools.sparse._training_inputs import Batches, check_gradients, trained_weights, warn_of_old_loss
 from headtools.sparse.hard_concrete import START, STRETCH, TEMPERATURE, HardConcrete
 
 if TYPE_CHECKING:
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fit:
-    """What ``fit_gates`` found for one penalty.
+    """The result of ``fit_gates`` for one penalty.
 
-    ``model``: the model with its trained weights, all heads still in it and no gate on them. ``gates``: the trained
-    ``HardConcrete``. ``history``: a frame with a row for each step, 0 being the start, and a column for each gate,
-    (kind, layer, head), that holds its log alpha. ``losses``: a frame with ``loss`` (the task's, nats), ``l0`` (the
-    expected number of open gates) and ``open`` (gates open by Voita's rule), a row a step. ``seconds``: of training.
+    ``model``: the model with its trained weights, with all its heads and without gates. ``gates``: the trained
+    ``HardConcrete``. ``history``: a frame of log alpha, a row for each step (0 is the start) and a column for each
+    gate, (kind, layer, head). ``losses``: a frame with a row for each step and the columns ``loss`` (the task's, nats),
+    ``l0`` (the expected number of open gates) and ``open`` (gates open by the rule of Voita et al.). ``seconds``: the
+    duration of the training.
     """
 
     model: nn.Module
@@ -46,18 +47,18 @@ class Fit:
 
     @property
     def open_heads(self) -> list[tuple]:
-        """Return the heads that stay, by Voita's rule: [("encoder", 2, 0), ...]."""
+        """Return the heads that stay, by the rule of Voita et al. 2019: [("encoder", 2, 0), ...]."""
         return self.gates.open_heads()
 
     @property
     def closed_heads(self) -> list[tuple]:
-        """Return the heads that go."""
-        stay = set(self.open_heads)
-        return [head for head in self.gates.heads if head not in stay]
+        """Return the other heads, which ``cut`` removes."""
+        open_heads = set(self.open_heads)
+        return [head for head in self.gates.heads if head not in open_heads]
 
     @property
     def scores(self) -> HeadScores:
-        """Return log alpha as a score of every head, so that ``scores.order()`` says which would go first."""
+        """Return log alpha as the score of each head; ``scores.order()`` is a ranking to prune by."""
         return self.gates.scores()
 
     def values(self, rule: str = "voita") -> dict[tuple, Tensor]:
@@ -100,34 +101,36 @@ def fit_gates(
     in_place: bool = False,
     progress: bool = True,
 ) -> Fit | list[Fit]:
-    """Go on training a model with a gate on every head and a price on open gates; return which heads stay.
+    """Train a model further with a gate on each head and a penalty on open gates, and return which heads stay open.
 
     The objective is the task's loss plus ``penalty`` times the expected number of open gates (Voita et al. 2019, eq. 9
-    and section 6.1); start from a model that is trained. ``penalty`` may be a sequence when no weight learns
-    (``weights=None``): all its values are then tried in one run, on the batch repeated that often, and a list of
-    results comes back, each as if run alone.
+    and section 6.1); start from a trained model. ``penalty`` may be a sequence when no weights learn
+    (``weights=None``): all its values are then tried in one run, on a batch repeated that many times, and a list of
+    results comes back, each as a run with this penalty alone would give it.
 
-    - ``batches``: one dict of the model's arguments or several, gone through again and again, or ``batches(step)``.
+    - ``batches``: a dict of the model's arguments, or several, which are repeated as needed, or ``batches(step)``.
     - ``loss``: ``loss(outputs, batch) -> (B,)``, or one number that is a mean; "causal" or "aligned", as in
-      ``label_loss``; left out: ``model(**batch).loss``.
-    - ``sites``: which heads get gates: "encoder", ("cross", 3), a list of such, or all of the model's.
+      ``label_loss``; by default ``model(**batch).loss``.
+    - ``sites``: which heads get gates: "encoder", ("cross", 3), a list of such; by default all of the model's.
     - ``weights``: which weights learn with the gates: "all", "encoder" (the decoder and what it shares stay frozen,
-      so that functions cannot move there), None, or beginnings of names. What is frozen (``requires_grad=False``),
-      as the base under PEFT's adapters, stays frozen. With any, the model is in training mode.
-    - ``per``: one draw a "batch" or an "example". ``temperature``, ``stretch``, ``start``: ``HardConcrete``.
-    - ``gate_rate``, ``weight_rate``: learning rates of AdamW. ``ramp``: share of the steps in which the penalty rises
-      from 0. ``decay``: share at the end in which both rates fall towards 0.
-    - ``settled``: stop early once every gate has been 0 or 1 with this probability for 20 steps, such as 0.9.
-    - ``seed``: all that is random in a step follows from it and the step's number. ``checkpoint``: folder of
-      checkpoints, written every ``save_every`` steps; the same call goes on from the last one and ends at the same
+      so that functions cannot move there), None, or prefixes of names. A frozen weight (``requires_grad=False``),
+      such as the base under PEFT's adapters, stays frozen. Unless ``weights`` is None the model is in training mode.
+    - ``per``: draw gates once per "batch" or per "example". ``temperature``, ``stretch``, ``start``: as in
+      ``HardConcrete``.
+    - ``gate_rate``, ``weight_rate``: learning rates of AdamW. ``ramp``: fraction of the steps in which the penalty
+      rises from 0. ``decay``: fraction of the steps, at the end, in which both rates fall towards 0.
+    - ``settled``: a probability, such as 0.9; stop early once each gate has been 0, or 1, with this probability for 20
+      steps.
+    - ``seed``: everything random in a step follows from it and the step's number. ``checkpoint``: a folder for
+      checkpoints, written every ``save_every`` steps; the same call continues from the last one and ends at the same
       numbers.
     - ``progress``: show a progress bar.
 
     The model is left as it is and a trained copy returned; with ``in_place`` its weights are replaced at the very end,
-    so an exception on the way changes nothing. With ``weights=None`` nothing is copied, since nothing changes.
+    so that an exception before then changes nothing. With ``weights=None`` nothing is copied, since nothing changes.
 
     Raises ``ValueError`` or ``TypeError`` for arguments, batches or a loss that do not fit, ``RuntimeError`` under
-    ``torch.no_grad`` or ``inference_mode``, and ``FloatingPointError`` for a loss that is no number.
+    ``torch.no_grad`` or ``inference_mode``, and ``FloatingPointError`` for a loss that is NaN or infinite.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM
@@ -139,8 +142,8 @@ def fit_gates(
     """
     several = not isinstance(penalty, Real)
     penalties = [float(x) for x in (penalty if several else [penalty])]
-    _check(penalties, several, weights, steps, ramp, decay, settled)
-    refuse_without_gradients(model)
+    _check_options(penalties, several, weights, steps, ramp, decay, settled)
+    check_gradients(model)
     warn_of_old_loss(loss)
     if in_place:
         refuse_inside(model, "fit_gates(in_place=True)")
@@ -155,12 +158,12 @@ def fit_gates(
         "temperature": temperature, "stretch": list(stretch), "gate_rate": gate_rate, "weight_rate": weight_rate,
         "ramp": ramp, "decay": decay, "settled": settled, "seed": seed,
     }  # fmt: skip
-    loop = Loop(student, trained, gates, penalties, loss, settings)
-    rows = loop.go(batches, None if checkpoint is None else Path(checkpoint), save_every, progress)
+    trainer = Trainer(student, trained, gates, penalties, loss, settings)
+    history = trainer.run(batches, None if checkpoint is None else Path(checkpoint), save_every, progress)
     if in_place and student is not model:
-        _put(student, model)
+        _copy_weights(student, model)
         student = model
-    results = [_result(student, gates, rows, k if several else None, x) for k, x in enumerate(penalties)]
+    results = [_result(student, gates, history, k if several else None, x) for k, x in enumerate(penalties)]
     return results if several else results[0]
 
 
@@ -180,10 +183,11 @@ def recover(
     in_place: bool = False,
     progress: bool = True,
 ) -> nn.Module:
-    """Train a model on for some steps after heads were cut, and return the trained copy.
+    """Train a model for some more steps after heads were cut, and return the trained copy.
 
-    The arguments are those of ``fit_gates``, and so is what is promised: a seed, a run to go on with, a model that is
-    replaced at the very end or not at all.
+    The arguments are those of ``fit_gates`` (``rate`` is its ``weight_rate``), and so are the guarantees: a seed
+    decides the result, a stopped run continues, and with ``in_place`` the weights are replaced at the very end or not
+    at all.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM
@@ -192,8 +196,8 @@ def recover(
     >>> type(recover(BertForMaskedLM(tiny), [batch], steps=2, progress=False)).__name__
     'BertForMaskedLM'
     """
-    _check([], False, weights, steps, 0.0, decay, None)
-    refuse_without_gradients(model)
+    _check_options([], False, weights, steps, 0.0, decay, None)
+    check_gradients(model)
     warn_of_old_loss(loss)
     if in_place:
         refuse_inside(model, "recover(in_place=True)")
@@ -203,57 +207,55 @@ def recover(
         "steps": steps, "weights": sorted(trained), "weight_rate": rate, "ramp": 0.0, "decay": decay, "settled": None,
         "seed": seed,
     }  # fmt: skip
-    Loop(student, trained, None, [], loss, settings).go(
-        batches, None if checkpoint is None else Path(checkpoint), save_every, progress
-    )
+    trainer = Trainer(student, trained, None, [], loss, settings)
+    trainer.run(batches, None if checkpoint is None else Path(checkpoint), save_every, progress)
     if in_place:
-        _put(student, model)
+        _copy_weights(student, model)
     return model if in_place else student
 
 
-def _check(
+def _check_options(
     penalties: list[float], several: bool, weights: object, steps: int, ramp: float, decay: float, settled: float | None
 ) -> None:
     if (several and not penalties) or any(not 0 <= x < float("inf") for x in penalties):
-        raise ValueError(f"a penalty is a number from 0 on, or a list of them, got {penalties}")
+        raise ValueError(f"a penalty is a number of at least 0, or a list of them, got {penalties}")
     if several and weights is not None:
         raise ValueError(
             "several penalties in one run would train the same weights: add weights=None, or call fit_gates for each"
         )
     if steps < 1:
         raise ValueError(f"steps must be 1 or more, got {steps}")
-    for name, share in (("ramp", ramp), ("decay", decay)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} is a share of the steps, 0 to 1, got {share}")
+    for name, fraction in (("ramp", ramp), ("decay", decay)):
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"{name} is a fraction of the steps, 0 to 1, got {fraction}")
     if settled is not None and not 0.5 < settled < 1:
         raise ValueError(f"settled is a probability between 0.5 and 1, such as 0.9, got {settled}")
 
 
-def _put(student: nn.Module, model: nn.Module) -> None:
-    """Give the model the weights of its trained copy."""
-    model.load_state_dict(student.state_dict())
-    torch.clear_autocast_cache()
+def _copy_weights(source: nn.Module, target: nn.Module) -> None:
+    target.load_state_dict(source.state_dict())
+    torch.clear_autocast_cache()  # an autocast region around the caller may hold copies of the old weights
 
 
-def _result(model: nn.Module, gates: HardConcrete, rows: Mapping[str, Tensor], k: int | None, penalty: float) -> Fit:
-    """Return what one set of gates came to."""
+def _result(model: nn.Module, gates: HardConcrete, history: Mapping[str, Tensor], k: int | None, penalty: float) -> Fit:
+    """Return the result for set ``k`` of the gates, or for the only one if ``k`` is None."""
     import pandas as pd
 
-    history, number = rows["log_alpha"], 0 if k is None else k
+    log_alpha = history["log_alpha"]  # (steps + 1, n_heads), or (steps + 1, sets, n_heads)
     if k is not None:
-        history = history[:, k]
-        one = HardConcrete(gates.sizes, temperature=gates.temperature, stretch=gates.stretch)
-        one.log_alpha.data = gates.log_alpha.detach()[k].clone()
-        gates = one
-    steps = pd.RangeIndex(len(history), name="step")
+        log_alpha = log_alpha[:, k]
+        gates_of_set = HardConcrete(gates.sizes, temperature=gates.temperature, stretch=gates.stretch)
+        gates_of_set.log_alpha.data = gates.log_alpha.detach()[k].clone()
+        gates = gates_of_set
+    steps = pd.RangeIndex(len(log_alpha), name="step")
     names = ["kind", "layer", "head"] if len(gates.heads[0]) == 3 else ["stack", "kind", "layer", "head"]
     columns = pd.MultiIndex.from_tuples(gates.heads, names=names)
-    opened = (gates.p_one(history) > gates.p_zero(history)).sum(1)
-    loss = rows["loss"][:, number]
+    n_open = (gates.p_one(log_alpha) > gates.p_zero(log_alpha)).sum(1)
+    loss = history["loss"][:, k or 0]
     loss = loss.to(torch.promote_types(loss.dtype, torch.float32))  # numpy has no bfloat16
-    losses = {"loss": loss, "l0": gates.expected_l0(history)[:-1], "open": opened[:-1]}
+    losses = {"loss": loss, "l0": gates.expected_l0(log_alpha)[:-1], "open": n_open[:-1]}
     return Fit(
-        model, gates, penalty, pd.DataFrame(history.numpy(), steps, columns),
+        model, gates, penalty, pd.DataFrame(log_alpha.numpy(), steps, columns),
         pd.DataFrame({name: value.detach().numpy() for name, value in losses.items()}, steps[:-1]),
-        float(rows["seconds"].sum()),
+        float(history["seconds"].sum()),
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Gates that learn to be exactly 0 or 1: the Hard Concrete distribution over any set of heads.
+"""Gates that learn to be exactly 0 or 1: the Hard Concrete distribution (Louizos et al. 2018, arXiv:1712.01312).
 
-A gate is a number in [0, 1] drawn anew at every training step. Its distribution has lumps at exactly 0 and exactly 1,
-whose sizes follow from one trained number, log alpha; so "how many gates are open" has an expectation and a gradient.
+A gate is a number in [0, 1] drawn anew at each training step. Its distribution has point masses at exactly 0 and
+exactly 1, whose sizes follow from one trained number, log alpha; so the number of open gates has an expectation and a
+gradient. In the paper's symbols ``temperature`` is beta and ``stretch`` is (gamma, zeta), here (low, high).
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headtools._renamed import old_name
 from headtools.heads._precision import without_autocast
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, Sites
 
 TEMPERATURE = 0.33
 STRETCH = (-0.1, 1.1)
-START = 2.2  # P(0) = .05: a gentle start from a converged model
+START = 2.2  # P(gate = 0) = .05, so that a trained model is hardly disturbed at first
 
 Over = Sites | Iterable[Site] | Mapping[tuple, int]
 
@@ -29,14 +31,14 @@ class HardConcrete(nn.Module):
 
     With u uniform in (0, 1), a gate is ``clip(sigmoid((logit(u) + log alpha) / temperature) * (high - low) + low)``,
     clipped to [0, 1], where ``stretch = (low, high)`` reaches beyond both ends (eq. 10, 11). A lower temperature and a
-    wider stretch leave less between the lumps.
+    wider stretch leave less probability between 0 and 1.
 
     ``over``: ``sites(model)``, some of its sites, or {("encoder", 2): number of heads}. ``start``: log alpha of every
-    gate, or {("encoder", 2): tensor (H,)}. ``sets``: train that many independent sets of gates side by side. The
+    gate, or {("encoder", 2): tensor (H,)}. ``sets``: train this many independent sets of gates in parallel. The
     defaults for temperature and stretch are those of Voita et al. 2019 (their code); Louizos et al. use 2/3.
 
-    ``log_alpha`` is a parameter of shape (n_heads,), or (sets, n_heads), all sites in one vector; ``split`` gives it
-    site by site. Probabilities have its shape; pass another ``log_alpha`` of any shape to have them for that.
+    ``log_alpha`` is a parameter of shape (n_heads,), or (sets, n_heads), all sites in one vector; ``split`` divides it
+    by site. Probabilities have its shape; they can also be asked for another ``log_alpha``, of any shape.
 
     Raises ``ValueError`` for a temperature that is not positive, a stretch that does not reach beyond [0, 1] on both
     sides, no heads, or a start that does not fit.
@@ -83,16 +85,19 @@ class HardConcrete(nn.Module):
         return torch.sigmoid(self._alpha(log_alpha) - self.temperature * math.log((1 - low) / (high - 1)))
 
     def p_open(self, log_alpha: Tensor | None = None) -> Tensor:
-        """Return P(gate > 0), written so that it keeps its gradient where it is near 1 (Louizos et al., eq. 12)."""
+        """Return P(gate > 0), as a sigmoid of its own (Louizos et al. 2018, eq. 12)."""
         low, high = self.stretch
+        # Not 1 - p_zero(): that is rounded to 1, or loses its last digits, where P(0) is small.
         return torch.sigmoid(self._alpha(log_alpha) - self.temperature * math.log(-low / high))
 
-    def decided(self, at: float = 0.9, log_alpha: Tensor | None = None) -> Tensor:
-        """Return which gates are at 0, or at 1, with a probability of at least ``at``: True or False, one a gate."""
+    def saturated(self, at: float = 0.9, log_alpha: Tensor | None = None) -> Tensor:
+        """Return which gates are 0, or are 1, with a probability of at least ``at``: a bool for each gate."""
         return torch.maximum(self.p_zero(log_alpha), self.p_one(log_alpha)) >= at
 
+    decided = old_name("decided", saturated)
+
     def expected_l0(self, log_alpha: Tensor | None = None) -> Tensor:
-        """Return the expected number of gates that are not 0: what the penalty weighs. Shape () or (sets,)."""
+        """Return the expected number of gates that are not 0, () or (sets,): the term that the penalty multiplies."""
         return self.p_open(log_alpha).sum(-1)
 
     @without_autocast
@@ -101,8 +106,8 @@ class HardConcrete(nn.Module):
         points, weights = np.polynomial.legendre.leggauss(40)
         alpha = self._alpha(log_alpha)
         x = torch.as_tensor((points + 1) / 2).to(alpha)
-        above = torch.sigmoid(alpha.unsqueeze(-1) - self.temperature * torch.logit(self._unstretched(x)))
-        return above @ torch.as_tensor(weights / 2).to(alpha)
+        survival = torch.sigmoid(alpha.unsqueeze(-1) - self.temperature * torch.logit(self._unstretched(x)))
+        return survival @ torch.as_tensor(weights / 2).to(alpha)
 
     def cdf(self, x: Tensor, log_alpha: Tensor | None = None) -> Tensor:
         """Return P(gate <= x), shape (*x, *log_alpha): it jumps by P(0) at 0 and by P(1) at 1."""
@@ -112,14 +117,14 @@ class HardConcrete(nn.Module):
         return torch.where(x < 0, 0.0, torch.where(x >= 1, 1.0, inside))
 
     def density(self, x: Tensor, log_alpha: Tensor | None = None) -> Tensor:
-        """Return the density between the lumps at 0 < x < 1, shape (*x, *log_alpha).
+        """Return the density at 0 < x < 1, shape (*x, *log_alpha), and 0 elsewhere, also at the point masses.
 
-        It integrates to 1 - P(0) - P(1). 0 outside; at 0 and 1 themselves, where the lumps are, too.
+        It integrates to 1 - P(0) - P(1).
         """
         low, high = self.stretch
         alpha = self._alpha(log_alpha)
         x = torch.as_tensor(x).to(alpha).reshape(*torch.as_tensor(x).shape, *[1] * alpha.dim())
-        s = self._unstretched(x.clamp(0, 1))
+        s = self._unstretched(x.clamp(0, 1))  # the concrete variable in (0, 1), before stretching
         t = self.temperature * torch.logit(s) - alpha
         value = self.temperature * torch.sigmoid(t) * torch.sigmoid(-t) / (s * (1 - s)) / (high - low)
         return torch.where((x > 0) & (x < 1), value, 0.0)
@@ -128,6 +133,7 @@ class HardConcrete(nn.Module):
         return self.log_alpha if log_alpha is None else torch.as_tensor(log_alpha, dtype=self.log_alpha.dtype)
 
     def _unstretched(self, x: Tensor) -> Tensor:
+        """Undo the stretch of eq. 10."""
         low, high = self.stretch
         return (x - low) / (high - low)
 
@@ -139,34 +145,34 @@ class HardConcrete(nn.Module):
         """Return one draw of all gates, {site: (H,)}, differentiable in log alpha and ready for ``gates(model, ...)``.
 
         ``per="batch"`` draws every gate once (Voita et al. 2019), ``per="example"`` once for each of ``rows`` examples:
-        {site: (rows, H)}. With sets the gates are (sets * rows, H), set after set, for a batch repeated that often;
-        all sets share the same uniform numbers, so that each set goes the way it would go alone.
+        {site: (rows, H)}. With sets the gates are (sets * rows, H), one set after another, for a batch repeated that
+        many times; all sets share the same uniform numbers, so that each trains as it would alone.
 
         Raises ``ValueError`` for another ``per`` or where ``rows`` is needed and missing.
         """
         if per not in ("batch", "example"):
             raise ValueError(f'per must be "batch" or "example", got {per!r}')
         if rows is None and (per == "example" or self.sets):
-            raise ValueError("say for how many examples: sample(rows=len(batch['input_ids']), ...)")
+            raise ValueError("got no number of examples: write sample(rows=len(batch['input_ids']), ...)")
         n = self.log_alpha.shape[-1]
         shape = (rows, n) if per == "example" else (1, n) if self.sets else (n,)
         u = torch.rand(shape, generator=generator).to(self.log_alpha)
         alpha = self.log_alpha if self.sets is None else self.log_alpha.unsqueeze(1)  # (sets, 1, n)
-        drawn = self.draw(u, alpha)
+        gates = self.draw(u, alpha)  # (n,) or (rows, n); with sets (sets, 1 or rows, n)
         if self.sets:
-            drawn = drawn.expand(self.sets, rows, n).reshape(-1, n)
-        return self.split(drawn)
+            gates = gates.expand(self.sets, rows, n).reshape(-1, n)
+        return self.split(gates)
 
     def draw(self, u: Tensor, log_alpha: Tensor | None = None) -> Tensor:
-        """Return the gates that the uniform numbers ``u`` stand for: the distribution's quantile at u."""
+        """Return the gates for uniform numbers ``u``, its quantiles (Louizos et al. 2018, eq. 10, 11)."""
         low, high = self.stretch
         s = torch.sigmoid((torch.logit(u) + self._alpha(log_alpha)) / self.temperature)
         return (s * (high - low) + low).clamp(0, 1)
 
     def test_gates(self, rule: str = "voita", log_alpha: Tensor | None = None) -> Tensor:
-        """Return the gates used when nothing is drawn any more, in the shape of log alpha.
+        """Return the deterministic gates that are used after training, in the shape of log alpha.
 
-        ``rule="voita"``: 1 where P(1) > P(0), else 0 (Voita et al. 2019, footnote 7), which pruning makes true;
+        ``rule="voita"``: 1 where P(1) > P(0), else 0 (Voita et al. 2019, footnote 7), as pruning leaves the model;
         ``rule="louizos"``: clip(sigmoid(log alpha) * (high - low) + low) to [0, 1] (Louizos et al. 2018, eq. 13).
         """
         alpha = self._alpha(log_alpha).detach()
@@ -181,7 +187,7 @@ class HardConcrete(nn.Module):
         raise ValueError(f'rule must be "voita" (0 or 1) or "louizos" (clipped), got {rule!r}')
 
     def split(self, flat: Tensor) -> dict[tuple, Tensor]:
-        """Return a tensor (..., n_heads) site by site: {("encoder", 2): (..., H)}.
+        """Divide a tensor (..., n_heads) by site: {("encoder", 2): (..., H)}.
 
         Raises ``ValueError`` for another number of heads.
         """
@@ -195,24 +201,26 @@ class HardConcrete(nn.Module):
         return [(*key, head) for key, size in self.sizes.items() for head in range(size)]
 
     def open_heads(self) -> list[tuple]:
-        """Return the heads that stay, by Voita's rule.
+        """Return the heads whose gate is 1 by the rule of Voita et al. 2019.
 
-        Raises ``ValueError`` for gates in several sets: there take one set, as ``fit_gates`` does.
+        Raises ``ValueError`` for several sets of gates: take one, as ``fit_gates`` does.
         """
-        self._single()
+        self._check_single_set()
         return [head for head, gate in zip(self.heads, self.test_gates().tolist(), strict=True) if gate]
 
     def scores(self) -> HeadScores:
-        """Return log alpha as a score for every head: the higher, the longer its gate stayed open."""
-        self._single()
+        """Return log alpha as a score for each head: the higher, the more its gate resisted the penalty."""
+        self._check_single_set()
         return HeadScores({k: v.detach().clone() for k, v in self.split(self.log_alpha).items()}, name="log alpha")
 
-    def _single(self) -> None:
+    def _check_single_set(self) -> None:
         if self.sets is not None:
-            raise ValueError(f"{self.sets} sets of gates have as many answers: use those of fit_gates, one a penalty")
+            raise ValueError(
+                f"got {self.sets} sets of gates; expected one: use the results of fit_gates, one for each penalty"
+            )
 
     def extra_repr(self) -> str:
-        """Say the size and shape of the distribution."""
+        """Return the options of the distribution, for ``repr``."""
         sets = f", sets={self.sets}" if self.sets else ""
         return f"{len(self.heads)} heads, temperature={self.temperature:g}, stretch={self.stretch}{sets}"
 
@@ -228,8 +236,8 @@ def _start(start: float | Mapping[tuple, Tensor], sizes: dict[tuple, int]) -> Te
     if not isinstance(start, Mapping):
         flat = torch.full((sum(sizes.values()),), float(start))
     elif start.keys() != sizes.keys() or any(start[key].shape != (size,) for key, size in sizes.items()):
-        came = {key: tuple(value.shape) for key, value in start.items()}
-        raise ValueError(f"start must give a tensor of shape (heads,) for each of {sizes}, got {came}")
+        shapes = {key: tuple(value.shape) for key, value in start.items()}
+        raise ValueError(f"start must give a tensor of shape (heads,) for each of {sizes}, got {shapes}")
     else:
         flat = torch.cat([start[key].detach().float() for key in sizes])
     if not flat.isfinite().all():

@@ -1,17 +1,17 @@
-"""Make one head of several (``merge``), or cut heads and let the others make up for them (``refit``).
+"""Replace several heads by one (``merge``), or cut heads and let the others make up for them (``refit``).
 
-Both solve a least-squares problem on a corpus and then cut for good, so that the model has fewer heads afterwards.
-Let A_h be a head's map, Y the layer's input and c_h = A_h Y. The merged head keeps the queries and keys of one head k
-of its group, so it can write c_k M for any M of a head's rank; ``merge`` takes the M that comes nearest to what the
-group wrote together:
+Both solve a least-squares problem on a corpus and then prune, so that the model has fewer heads afterwards. Let A_h be
+a head's map, Y the layer's input and c_h = A_h Y. The merged head keeps the queries and keys of one head k of its
+group, so it can write c_k M for any M of a head's rank; ``merge`` takes the M that comes closest to what the group
+wrote together:
 
     minimise over M of rank <= value_dim:
     Σ over tokens ‖ Σ_{h in group} z_h W_O^h  −  c_k M  −  constant ‖²   +   ridge · v · ‖ M − W_V^k W_O^k ‖²
 
-with v the summed squares of a feature of c_k, in the mean over features. The second part keeps M at what head k did
-before wherever the corpus says little; without it a few thousand tokens are fitted far better than the next thousand.
-The constant goes into the output projection's bias, where there is one. If the maps of a group are the same, this is
-the best low-rank fit to the sum of their W_OV; if they differ, what A_k does not look at is lost.
+with v the sum of squares of a feature of c_k, averaged over its features. The second term keeps M at what head k did
+before wherever the corpus says little; without it, a few thousand tokens are overfitted. The constant goes into the
+output projection's bias, where there is one. If the maps of a group are equal, this is the best low-rank fit to the sum
+of their W_OV; if they differ, what A_k does not attend to is lost.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from headtools.heads._weights import is_transposed, refuse_wrapped
 from headtools.heads.prune import prune, refuse_uncuttable
 from headtools.heads.sites import Site, sites
 from headtools.sparse._least_squares import moments
-from headtools.sparse._merge_plan import Plan, merged, refitted
+from headtools.sparse._merge_plan import WHOLE_LAYER, MergePlan, plan_merge, plan_refit
 
 if TYPE_CHECKING:
     import pandas as pd
 
-RIDGE = 0.01  # best, of the powers of ten, on sentences of the organism's language that the fit had not seen
+RIDGE = 0.01  # the best power of ten on held-out sentences of the organism's language
 Group = Sequence[tuple]  # two or more heads of one site
 
 
@@ -46,22 +46,23 @@ def merge(
     refit: bool = False,
     ridge: float = RIDGE,
 ) -> pd.DataFrame:
-    """Make one head of each group of heads, in place, by least squares on ``batches``.
+    """Replace each group of heads by one head, in place, by least squares on ``batches``.
 
     ``groups``: [(("encoder", 2, 0), ("encoder", 2, 5)), ...], two or more heads of one layer each, no head twice. Of
-    each group the head stays, with its queries and keys, that loses least; its value and output maps are replaced, the
-    others are cut. What is solved stands at the top of this module; every layer is fitted on what the model did before
-    anything was changed. With ``refit`` the output maps of all the layer's heads are fitted as well, to the whole
-    layer's output: what :func:`refit` finds for the same cut is then one of the solutions tried, so on ``batches``, and
-    without a ridge, merging comes at least as near to what the layer wrote, with as many weights.
+    each group that head remains, with its queries and keys, whose fit has the smallest error; its value and output maps
+    are replaced, and the other heads are cut. The module's docstring has the objective; each layer is fitted to what
+    the model did before anything was changed. With ``refit`` the output maps of all the layer's heads are fitted as
+    well, to the output of the whole layer: what :func:`refit` finds for the same cut is then one of the solutions
+    tried, so on ``batches``, and without a ridge, merging is at least as close to what the layer wrote, with the same
+    number of weights.
 
-    Returns a frame, one row a group: ``site``, ``kept``, ``gone``; ``missed``, the share of the summed squares of what
-    the group wrote (its mean taken out, where a bias can make up for it) that the merged head does not reproduce; and
-    ``dropped``, that share if the others were cut and nothing was fitted. With ``refit`` both are shares of what the
-    whole layer wrote, the same for all its groups.
+    Returns a frame with a row for each group: ``site``, ``kept``, ``gone``; ``missed``, the fraction of the sum of
+    squares of what the group wrote (centered, where a bias can make up for its mean) that the merged head does not
+    reproduce; and ``dropped``, that fraction if the others were cut and nothing was fitted. With ``refit`` both are
+    fractions of what the whole layer wrote, the same for all its groups.
 
     Raises ``ValueError`` for groups of one, of several layers or that share a head, where query heads share values, and
-    as ``prune``, ``record`` and ``ov`` do for models that cannot be cut, have no maps or bend values; always before
+    as ``prune``, ``record`` and ``ov`` do for models that cannot be cut, have no maps or have no W_OV; always before
     anything is changed.
 
     The fit is reduced-rank regression (Izenman 1975). Merging heads this way is our own experiment; on heads that
@@ -75,102 +76,102 @@ def merge(
     >>> ht.sites(model)["encoder", 1].heads, len(frame.gone[0])
     (3, 1)
     """
-    _check(ridge)
+    _check_ridge(ridge)
     refuse_offloaded(model, "merge")
     refuse_inside(model, "merge()")
-    chosen = _grouped(model, groups)
-    seen = moments(model, batches, {site: [h for group in some for h in group] for site, some in chosen.items()})
-    plans = [merged(seen[site.key], some, refit, ridge) for site, some in chosen.items()]
+    groups_of = _groups_by_site(model, groups)
+    moments_of = moments(model, batches, {site: [h for g in groups for h in g] for site, groups in groups_of.items()})
+    plans = [plan_merge(moments_of[site.key], groups, refit, ridge) for site, groups in groups_of.items()]
     _apply(model, plans)
-    return _told(plans)
+    return _table(plans)
 
 
 def refit(
     model: nn.Module, heads: Heads, batches: Mapping | Iterable[Mapping], *, ridge: float = RIDGE
 ) -> pd.DataFrame:
-    """Cut ``heads`` in place and fit the output maps of the heads that stay, by least squares on ``batches``.
+    """Cut ``heads`` in place and fit the output maps of the remaining heads, by least squares on ``batches``.
 
     ``heads`` as in ``prune``. In each layer the new W_O and bias minimise Σ over tokens ‖ what the layer wrote − what
-    it writes ‖² + ridge · v · ‖ new W_O − old W_O ‖², v as above but of z: linear regression of the whole on the parts
-    that stay, which read and look as before. Returns a frame, one row a layer: ``site``, ``kept`` (heads), ``gone``,
-    ``missed`` and ``dropped`` as in :func:`merge`.
+    it writes ‖² + ridge · v · ‖ new W_O − old W_O ‖², v as above but of z: linear regression of the layer's output on
+    the outputs of the remaining heads, whose maps and values stay the same. Returns a frame with a row for each layer:
+    ``site``, ``kept`` (heads), ``gone``, ``missed`` and ``dropped`` as in :func:`merge`.
 
-    Raises as ``prune`` does, and ``ValueError`` for a layer of which no head would stay.
+    Raises as ``prune`` does, and ``ValueError`` for a layer of which no head would remain.
     """
-    _check(ridge)
-    chosen = {site: some for site, some in select(sites(model), heads).items() if some}
-    if not chosen:
-        raise ValueError('no heads came: refit(model, {("encoder", 2): [0]}, batches)')
+    _check_ridge(ridge)
+    heads_of = {site: numbers for site, numbers in select(sites(model), heads).items() if numbers}
+    if not heads_of:
+        raise ValueError('got no heads; write refit(model, {("encoder", 2): [0]}, batches)')
     refuse_offloaded(model, "refit")
     refuse_inside(model, "refit()")
-    _refuse(model, chosen, "refit")
-    for site, some in chosen.items():
-        if len(some) == site.heads:
+    _check_prunable(model, heads_of, "refit")
+    for site, numbers in heads_of.items():
+        if len(numbers) == site.heads:
             raise ValueError(f"all heads of {site.label} would go, and nothing is left to fit: use prune")
-    seen = moments(model, batches, dict.fromkeys(chosen, ()))
-    plans = [refitted(seen[site.key], {}, some, {}, {}, ridge) for site, some in chosen.items()]
+    moments_of = moments(model, batches, dict.fromkeys(heads_of, ()))
+    plans = [plan_refit(moments_of[site.key], {}, numbers, {}, {}, ridge) for site, numbers in heads_of.items()]
     _apply(model, plans)
-    return _told(plans)
+    return _table(plans)
 
 
-def _check(ridge: float) -> None:
+def _check_ridge(ridge: float) -> None:
     if not 0 <= ridge < float("inf"):
-        raise ValueError(f"the ridge is a number from 0 on, got {ridge!r}")
+        raise ValueError(f"the ridge is a number of at least 0, got {ridge!r}")
 
 
-def _grouped(model: nn.Module, groups: Iterable[Group]) -> dict[Site, list[list[int]]]:
+def _groups_by_site(model: nn.Module, groups: Iterable[Group]) -> dict[Site, list[list[int]]]:
     """Return the groups by site, {site: [[head, ...], ...]}; raise for what cannot be merged."""
-    found = sites(model)
-    listed = [[tuple(head) for head in group] for group in groups]
-    if not listed:
-        raise ValueError('no groups came: merge(model, [(("encoder", 2, 0), ("encoder", 2, 5))], batches)')
-    chosen: dict[Site, list[list[int]]] = {}
-    for group in listed:
-        parts = select(found, group)
-        if len(parts) != 1 or len(group) < 2:
+    model_sites = sites(model)
+    groups = [[tuple(head) for head in group] for group in groups]
+    if not groups:
+        raise ValueError('got no groups; write merge(model, [(("encoder", 2, 0), ("encoder", 2, 5))], batches)')
+    groups_of: dict[Site, list[list[int]]] = {}
+    for group in groups:
+        selected = select(model_sites, group)
+        if len(selected) != 1 or len(group) < 2:
             raise ValueError(f"a group is two or more heads of one layer, got {group}")
-        ((site, some),) = parts.items()
+        ((site, heads),) = selected.items()
         if site.kv_heads != site.heads:
             raise ValueError(
                 f"{site.label}: {site.heads // site.kv_heads} heads share keys and values, so a merged head would have "
                 "no values of its own; refit(model, heads, batches) cuts heads here too"
             )
-        chosen.setdefault(site, []).append(some)
-    select(found, [head for group in listed for head in group])  # raises for a head in two groups
-    _refuse(model, chosen, "merge")
-    for site in chosen:
-        ov(site)  # raises where W_OV is not what a head moves
-    return chosen
+        groups_of.setdefault(site, []).append(heads)
+    select(model_sites, [head for group in groups for head in group])  # raises for a head in two groups
+    _check_prunable(model, groups_of, "merge")
+    for site in groups_of:
+        ov(site)  # raises where what a head moves is not x W_V W_O, as under a norm of the values
+    return groups_of
 
 
-def _refuse(model: nn.Module, chosen: Iterable[Site], what: str) -> None:
-    """Raise before the corpus is run, not after it, where ``prune`` would."""
-    refuse_wrapped(model, [module for site in chosen for module in (*site.module.modules(), site.out)], what)
-    for site in chosen:
+def _check_prunable(model: nn.Module, targets: Iterable[Site], what: str) -> None:
+    """Raise what ``prune`` would raise, before the corpus is run and not after it."""
+    refuse_wrapped(model, [module for site in targets for module in (*site.module.modules(), site.out)], what)
+    for site in targets:
         refuse_uncuttable(site)
 
 
-def _apply(model: nn.Module, plans: Sequence[Plan]) -> None:
-    """Cut the heads that go, then write the fitted weights into those that stay."""
-    prune(model, {plan.site.key: plan.gone for plan in plans})  # raises before anything is changed
-    found = sites(model)
+def _apply(model: nn.Module, plans: Sequence[MergePlan]) -> None:
+    """Cut the removed heads, then write the fitted weights into the remaining ones."""
+    prune(model, {plan.site.key: plan.removed for plan in plans})  # raises before anything is changed
+    pruned_sites = sites(model)
     for plan in plans:
-        site = found[plan.site.key]
-        stay = [h for h in range(plan.site.heads) if h not in plan.gone]
-        for place, head in enumerate(stay):
+        site = pruned_sites[plan.site.key]
+        remaining = [h for h in range(plan.site.heads) if h not in plan.removed]
+        for index, head in enumerate(remaining):  # index: the head's number in the pruned model
             if head in plan.values:
-                _put_value(site, place, plan.values[head])
+                _write_value(site, index, plan.values[head])
             if head in plan.outputs:
-                rows = slice(place * site.value_dim, (place + 1) * site.value_dim)
+                rows = slice(index * site.value_dim, (index + 1) * site.value_dim)
                 _matrix(site.out)[rows] = plan.outputs[head].to(site.out.weight)
         if plan.constant is not None:
-            # a parameter of its own, as those that were cut: the old one may be tied to another layer's
+            # A new parameter: the old one may be tied to the bias of another layer, which must not change.
             bias = site.out.bias
             site.out.bias = nn.Parameter(bias.detach() + plan.constant.to(bias), bias.requires_grad)
-    torch.clear_autocast_cache()  # an autocast region around us may keep a bias as it was
+    torch.clear_autocast_cache()  # an autocast region around the caller may hold copies of the old weights
 
 
-def _put_value(site: Site, head: int, value: Tensor) -> None:
+def _write_value(site: Site, head: int, value: Tensor) -> None:
     rows, matrix, bias = site.v.rows[head], _matrix(site.v.module), getattr(site.v.module, "bias", None)
     matrix[:, rows] = value[: len(matrix)].to(matrix)
     if bias is not None:
@@ -178,16 +179,18 @@ def _put_value(site: Site, head: int, value: Tensor) -> None:
 
 
 def _matrix(module: nn.Module) -> Tensor:
-    """Return a projection's weight as (in, out), to be written into."""
+    """Return a projection's weight as (in, out), a view to write to."""
     return module.weight.data if is_transposed(module) else module.weight.data.T
 
 
-def _told(plans: Sequence[Plan]) -> pd.DataFrame:
+def _table(plans: Sequence[MergePlan]) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
     for plan in plans:
-        for head, some in plan.kept.items():
-            stay = tuple(h for h in range(plan.site.heads) if h not in plan.gone) if head < 0 else head
-            rows.append((plan.site.key, stay, some or plan.gone, plan.lost[head], plan.before[head]))
+        remaining = tuple(h for h in range(plan.site.heads) if h not in plan.removed)
+        for head, absorbed in plan.absorbed.items():
+            kept = remaining if head == WHOLE_LAYER else head
+            gone = absorbed or plan.removed
+            rows.append((plan.site.key, kept, gone, plan.error[head], plan.error_unfitted[head]))
     return pd.DataFrame(rows, columns=["site", "kept", "gone", "missed", "dropped"])

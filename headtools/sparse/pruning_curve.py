@@ -1,7 +1,8 @@
-"""How many heads can go: remove them one after the other in some order, and measure."""
+"""Pruning curves: how good a model still is when its heads are removed one after another by some ranking."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,27 +21,27 @@ from headtools.importance._inputs import frozen
 if TYPE_CHECKING:
     import pandas as pd
 
-Order = HeadScores | Sequence[Head]  # which head goes first, second, ...
+Order = HeadScores | Sequence[Head]  # a ranking: the head that is removed first, second, ...
 Evaluate = Callable[[nn.Module], Any]  # model -> (B,) tensor, (score, low, high), or a number
-SHARES = tuple(tenths / 10 for tenths in range(10, -1, -1))
+FRACTIONS = tuple(tenths / 10 for tenths in range(10, -1, -1))
 
 
-def curve(model: nn.Module, order: Order, evaluate: Evaluate, keep: Iterable[float] = SHARES) -> pd.DataFrame:
-    """Return how good the model is when only the last heads of an order are left: kept, metric, low, high.
+def curve(model: nn.Module, order: Order, evaluate: Evaluate, keep: Iterable[float] = FRACTIONS) -> pd.DataFrame:
+    """Return how good the model is when only the last heads of an order remain: kept, metric, low, high.
 
-    ``order`` is a list of heads, the first to go first, or scores, whose lowest go first. Only heads of the order are
-    removed: scores of the encoder give an encoder curve. Heads go by ``ablate``, which equals cutting them, and the
-    model is left bit for bit as it was; nothing is trained in between.
+    ``order`` is a list of heads, of which the first is removed first, or scores, of which the lowest is. Only heads of
+    the order are removed: scores of the encoder give an encoder curve. Heads are removed by ``ablate``, which equals
+    cutting them, and the model is left bit for bit as it was; nothing is trained in between.
 
-    ``keep`` says how many heads of the order stay: whole numbers are counts, numbers with a point are shares (1 is one
-    head, 1.0 all of them; counts are rounded to the nearest). One row for each, in their sequence.
+    ``keep`` says how many heads of the order remain: integers are counts, floats are fractions (1 is one head, 1.0 all
+    of them), rounded to the nearest count. The frame has a row for each entry, in the same order.
 
     ``evaluate(model)`` is called without gradients and without dropout. It returns a tensor (B,) of one score per
     sentence, whose mean is the metric and whose 95 % bootstrap interval gives ``low`` and ``high``; or (score, low,
-    high) ready made, as :func:`headtools.organism.evaluate.bleu` does; or one number. Bounds of one number, and of
+    high), as :func:`headtools.organism.evaluate.bleu` does; or one number. Bounds of one number, and of
     fewer than five sentences, are missing (NaN).
 
-    Raises ``ValueError`` for counts beyond the order, shares outside [0, 1], an empty ``keep`` or NaN scores,
+    Raises ``ValueError`` for counts beyond the order, fractions outside [0, 1], an empty ``keep`` or NaN scores,
     ``TypeError`` for another kind of score, and as ``ablate`` does for heads that are not there or named twice.
 
     >>> import headtools as ht
@@ -56,12 +57,12 @@ def curve(model: nn.Module, order: Order, evaluate: Evaluate, keep: Iterable[flo
 
 
 def curves(
-    model: nn.Module, orders: Mapping[str, Order], evaluate: Evaluate, keep: Iterable[float] = SHARES
+    model: nn.Module, orders: Mapping[str, Order], evaluate: Evaluate, keep: Iterable[float] = FRACTIONS
 ) -> pd.DataFrame:
     """Return several curves in one frame: order (its name), kept, metric, low, high.
 
-    As :func:`curve`, with {name: order}. The same set of heads, such as none or all of them, is measured only once.
-    Random orders are the baseline to draw beside: ``{f"random {s}": random_order(sites, s) for s in range(5)}``.
+    As :func:`curve`, with {name: order}. A set of heads that occurs several times, such as none or all, is measured
+    once. Random orders are the baseline: ``{f"random {s}": random_order(sites, s) for s in range(5)}``.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -74,43 +75,44 @@ def curves(
     import pandas as pd
 
     refuse_unfit(model)
-    keep, found = list(keep), sites(model)
-    plans: list[tuple[str, int, list[Head]]] = []
+    keep, model_sites = list(keep), sites(model)
+    points: list[tuple[str, int, list[Head]]] = []  # name of the order, number of heads kept, heads removed
     for name, order in orders.items():
         heads = _heads(order)
-        select(found, heads)  # raises for heads that are not there, before anything is measured
-        plans += [(name, kept, heads[: len(heads) - kept]) for kept in _counts(keep, len(heads))]
-    if not plans:
+        select(model_sites, heads)  # raises for heads that are not there, before anything is measured
+        points += [(name, kept, heads[: len(heads) - kept]) for kept in _counts(keep, len(heads))]
+    if not points:
         raise ValueError("nothing to measure: pass an order and at least one number in keep, e.g. keep=[1.0, 0.5, 0.0]")
     measured: dict[frozenset, tuple[float, float, float]] = {}
-    for _, _, gone in plans:
-        key = frozenset(gone)
+    for _, _, removed in points:
+        key = frozenset(removed)
         if key not in measured:
-            with frozen(model), torch.no_grad(), ablate(model, gone):
-                measured[key] = _score(evaluate(model), model)
-    rows = [(name, kept, *measured[frozenset(gone)]) for name, kept, gone in plans]
+            with frozen(model), torch.no_grad(), ablate(model, removed):
+                measured[key] = _metric(evaluate(model), model)
+    rows = [(name, kept, *measured[frozenset(removed)]) for name, kept, removed in points]
     return pd.DataFrame(rows, columns=["order", "kept", "metric", "low", "high"])
 
 
 def random_order(heads: Sites | HeadScores | Iterable[Head], seed: int) -> list[Head]:
-    """Return heads in random order, always the same for a seed: the baseline of every other order.
+    """Return heads in a random order that depends on the seed alone: the baseline for every other order.
 
-    ``heads``: the sites of a model (``sites(model)["encoder"]`` for those of a kind), scores, or a list of heads.
+    ``heads``: the sites of a model (``sites(model)["encoder"]`` for those of one kind), scores, or a list of heads.
 
     >>> random_order([("encoder", 0, 0), ("encoder", 0, 1), ("encoder", 1, 0)], seed=1)
     [('encoder', 0, 1), ('encoder', 1, 0), ('encoder', 0, 0)]
     """
-    some = all_heads(heads) if isinstance(heads, Sites) else [tuple(head) for head in heads]
-    shuffled = torch.randperm(len(some), generator=torch.Generator().manual_seed(seed))
-    return [some[i] for i in shuffled.tolist()]
+    heads = all_heads(heads) if isinstance(heads, Sites) else [tuple(head) for head in heads]
+    shuffled = torch.randperm(len(heads), generator=torch.Generator().manual_seed(seed))
+    return [heads[i] for i in shuffled.tolist()]
 
 
 def greedy_order(model: nn.Module, score: Callable[[nn.Module], HeadScores], step: int = 1) -> list[Head]:
-    """Return the order in which heads go when scores are measured again after every ``step`` heads removed.
+    """Return the order in which heads are removed when scores are measured again after every ``step`` of them.
 
-    ``score(model)`` is called while the heads gone so far are switched off: ``lambda m: gradient(m, batches)``. The
-    lowest of those left go next. That takes heads / step scorings where one order of scores takes a single one, and
-    answers to what one score cannot know: that a head matters more once its backup is gone. The model stays as it was.
+    ``score(model)``, such as ``lambda m: gradient(m, batches)``, is called while the heads removed so far are switched
+    off, and the lowest of the remaining heads are removed next. This takes heads / step measurements where a fixed
+    order takes one, and sees what a single measurement cannot: that a head matters more once its backup is removed.
+    The model stays as it was.
 
     Raises ``ValueError`` for a step below 1.
 
@@ -118,22 +120,22 @@ def greedy_order(model: nn.Module, score: Callable[[nn.Module], HeadScores], ste
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
     >>> scores = HeadScores({("encoder", 0): torch.tensor([0.3, 0.1, 0.4, 0.2])})
-    >>> greedy_order(BertModel(tiny), lambda model: scores)  # always the same scores: their own order
+    >>> greedy_order(BertModel(tiny), lambda model: scores)  # constant scores give their own order
     [('encoder', 0, 1), ('encoder', 0, 3), ('encoder', 0, 0), ('encoder', 0, 2)]
     """
     if step < 1:
-        raise ValueError(f"step is how many heads go between two scorings, 1 or more; got {step}")
-    left, gone = score(model).order(), []
-    while len(left) > step:
-        gone, left = gone + left[:step], left[step:]
-        with ablate(model, gone):
-            again = score(model).order()
-        left = [head for head in again if head in left]
-    return gone + left
+        raise ValueError(f"step is the number of heads removed between two measurements, 1 or more; got {step}")
+    remaining, removed = score(model).order(), []
+    while len(remaining) > step:
+        removed, remaining = removed + remaining[:step], remaining[step:]
+        with ablate(model, removed):
+            rescored = score(model).order()
+        remaining = [head for head in rescored if head in remaining]
+    return removed + remaining
 
 
-def all_heads(found: Sites) -> list[Head]:
-    """Return every head of some sites, layer by layer: the order that empties the model from below.
+def all_heads(model_sites: Sites) -> list[Head]:
+    """Return every head of a model's sites, layer by layer.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -141,53 +143,55 @@ def all_heads(found: Sites) -> list[Head]:
     >>> all_heads(ht.sites(BertModel(tiny)))
     [('encoder', 0, 0), ('encoder', 0, 1), ('encoder', 1, 0), ('encoder', 1, 1)]
     """
-    return [(*site.key, head) for site in found if not site.empty for head in range(site.heads)]
+    return [(*site.key, head) for site in model_sites if not site.empty for head in range(site.heads)]
 
 
 def _heads(order: Order) -> list[Head]:
     if isinstance(order, HeadScores):
         return order.order()
     if isinstance(order, (str, Mapping, Tensor)) or not isinstance(order, Iterable):
-        raise TypeError(f"an order is scores or a list of heads, the first to go first; got {type(order).__name__}")
+        raise TypeError(
+            f"an order is scores or a list of heads, of which the first is removed first; got {type(order).__name__}"
+        )
     return [tuple(head) for head in order]
 
 
 def _counts(keep: list[float], total: int) -> list[int]:
-    """Return how many heads each entry of ``keep`` leaves."""
+    """Return the number of heads that each entry of ``keep`` keeps."""
     counts = []
     for entry in keep:
         try:
-            count = operator.index(entry)  # a whole number, whichever library's
+            count = operator.index(entry)  # an integer of Python, numpy or torch
         except TypeError:
             if not 0 <= entry <= 1:
-                raise ValueError(f"a share lies between 0.0 and 1.0, got {entry!r}; counts have no point") from None
+                raise ValueError(f"a fraction lies between 0.0 and 1.0, got {entry!r}; write counts as int") from None
             count = int(total * entry + 0.5)
         if not 0 <= count <= total:
-            raise ValueError(f"the order names {total} heads, so it cannot keep {entry!r}; shares have a point: 1.0")
+            raise ValueError(f"the order has {total} heads, so it cannot keep {entry!r}; write fractions as float: 1.0")
         counts.append(count)
     return counts
 
 
-def _score(result: Any, model: nn.Module) -> tuple[float, float, float]:
+def _metric(result: Any, model: nn.Module) -> tuple[float, float, float]:
     """Return (metric, low, high) of whatever ``evaluate`` returned."""
     if isinstance(result, Tensor) and result.dim() == 1:
         if not len(result):
             raise ValueError("evaluate returned no scores: shape (0,)")
-        each = result.detach().cpu().double()
-        told = (each.mean().item(), *(end.item() for end in bounds(each)))
+        examples = result.detach().cpu().double()
+        metric = (examples.mean().item(), *(end.item() for end in bounds(examples)))
     elif isinstance(result, tuple) and len(result) == 3:
-        told = tuple(float(part) for part in result)
+        metric = tuple(float(value) for value in result)
     else:
         try:
-            told = (float(result), float("nan"), float("nan"))
+            metric = (float(result), float("nan"), float("nan"))
         except (TypeError, ValueError):
             shape = f" of shape {tuple(result.shape)}" if isinstance(result, Tensor) else ""
             raise TypeError(
                 "evaluate returns a tensor (B,) of scores per sentence, (score, low, high) or one number; got "
                 f"{type(result).__name__}{shape}"
             ) from None
-    if told[0] != told[0]:
+    if math.isnan(metric[0]):
         raise ValueError(
             f"evaluate returned NaN: {unfit_weights(model) or 'leave out the sentences that have no score'}"
         )
-    return told
+    return metric

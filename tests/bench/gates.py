@@ -21,8 +21,8 @@ from torch import nn
 
 import headtools as ht
 from headtools.organism.batches import TrainingBatches
-from headtools.sparse._loop import CLIP, Loop
-from headtools.sparse._training import learning, trained_weights
+from headtools.sparse._trainer import CLIP, Trainer, training_mode
+from headtools.sparse._training_inputs import trained_weights
 
 BOUND = 1.05
 RATE = 1e-5  # of the weights, so low that the model stays what it is
@@ -74,13 +74,13 @@ def plain_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[],
 
 def gated_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
     """One step of ``fit_gates`` with all weights and a gate on every head."""
-    loop = Loop(model, trained_weights(model, "all"), ht.HardConcrete(ht.sites(model)), [0.01], None, SETTINGS)
-    return lambda: loop.step(batch, 0)
+    trainer = Trainer(model, trained_weights(model, "all"), ht.HardConcrete(ht.sites(model)), [0.01], None, SETTINGS)
+    return lambda: trainer.step(batch, 0)
 
 
 def measure(subject: overhead.Subject, rounds: int) -> dict:
     """The row of a step with gates beside the plain one."""
-    with learning(subject.model, list(subject.model.parameters())):
+    with training_mode(subject.model, list(subject.model.parameters())):
         works = {
             UNIT: plain_step(subject.model, subject.batch),
             CONDITION: gated_step(subject.model, subject.batch),

@@ -16,7 +16,7 @@ from headtools.roles import induction
 from headtools.roles.attention_probe import attention_probe
 from headtools.roles.probing import probe
 from headtools.roles.word_states import word_states
-from headtools.sparse.head_similarity import alike
+from headtools.sparse.head_similarity import head_similarity
 from headtools.sparse.pruning_curve import curve
 
 NAN = float("nan")
@@ -55,7 +55,7 @@ MEASURES = {
     "relevance": lambda model: ht.relevance(model, batch()),
     "relevance by cp": lambda model: ht.relevance(model, batch(), rules="cp"),
     "propagate": lambda model: ht.propagate(model, batch()),
-    "alike": lambda model: alike(model, batch(), sites=["encoder"]),
+    "head_similarity": lambda model: head_similarity(model, batch(), sites=["encoder"]),
     "curve": lambda model: curve(
         model, [("encoder", 0, 0), ("encoder", 2, 1)], lambda m: m(**batch()).logits.amax((1, 2)), keep=[2]
     ),

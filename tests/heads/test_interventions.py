@@ -15,7 +15,7 @@ import headtools as ht
 from headtools.heads import _interventions as interventions
 from headtools.heads._attention import EAGER, SDPA
 from headtools.importance._inputs import frozen
-from headtools.sparse._training import learning
+from headtools.sparse._trainer import training_mode
 
 from .reference import assert_same_state, state, untouched
 from .zoo import fresh, logits, run, zoo_model
@@ -266,7 +266,7 @@ def test_another_attention_set_inside_a_context(by):
 def test_training_keeps_other_threads_out():
     model, batch = fresh("bert")
     labelled = batch | {"labels": batch["input_ids"]}
-    with untouched(model), learning(model, [model.bert.pooler.dense.weight] if model.bert.pooler else []):
+    with untouched(model), training_mode(model, [model.bert.pooler.dense.weight] if model.bert.pooler else []):
         assert "inside training" in str(in_thread(lambda: ht.gradient(model, labelled)))
 
 

@@ -124,12 +124,14 @@ def test_gradient_of_the_penalty_vanishes_at_both_ends():
     assert 0 < gates.log_alpha.grad[4] < 1e-4  # small, but not lost in rounding
 
 
-def test_a_gate_is_decided_when_a_lump_has_nearly_all():
+def test_a_gate_is_saturated_when_a_point_mass_has_nearly_all():
     gates = HardConcrete({("encoder", 0): 5})
     some = torch.tensor([[-9.0, -2.0, 0.0, 3.2, 9.0]])  # P(0) of -2 is .77, P(1) of 3.2 is .92
-    assert gates.decided(log_alpha=some).tolist() == [[True, False, False, True, True]]
-    assert gates.decided(0.95, some).tolist() == [[True, False, False, False, True]]
-    assert not gates.decided().any()  # its own start of 2.2
+    assert gates.saturated(log_alpha=some).tolist() == [[True, False, False, True, True]]
+    assert gates.saturated(0.95, some).tolist() == [[True, False, False, False, True]]
+    assert not gates.saturated().any()  # its own start of 2.2
+    with pytest.warns(DeprecationWarning, match="write saturated"):
+        assert not gates.decided().any()
 
 
 def test_gradient_of_a_draw_is_its_slope():
@@ -271,8 +273,8 @@ def test_bad_questions():
     gates, several = HardConcrete(TWO), HardConcrete(TWO, sets=2)
     for question, message in (
         (lambda: gates.sample(per="token"), "batch"),
-        (lambda: gates.sample(per="example"), "how many examples"),
-        (lambda: several.sample(), "how many examples"),
+        (lambda: gates.sample(per="example"), "no number of examples"),
+        (lambda: several.sample(), "no number of examples"),
         (lambda: gates.test_gates("mine"), "voita"),
         (lambda: gates.split(torch.zeros(6)), "7 gates"),
         (several.open_heads, "sets"),

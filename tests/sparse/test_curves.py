@@ -135,7 +135,7 @@ def test_greedy_orders_score_what_is_left(step):
         gone += sorted((head for head in scores if head not in gone), key=lambda head: scores[head])[:step]
     assert order == gone
     assert (order == score(model).order()) == (step == 20)
-    with pytest.raises(ValueError, match="step is how many"):
+    with pytest.raises(ValueError, match="step is the number"):
         greedy_order(model, score, 0)
 
 
@@ -167,9 +167,9 @@ def test_the_model_is_left_as_it_was():
 
 
 REFUSED = [
-    ({"keep": [13]}, ValueError, "names 12 heads, so it cannot keep 13"),
+    ({"keep": [13]}, ValueError, "the order has 12 heads, so it cannot keep 13"),
     ({"keep": [-1]}, ValueError, "cannot keep -1"),
-    ({"keep": [1.5]}, ValueError, "a share lies between"),
+    ({"keep": [1.5]}, ValueError, "a fraction lies between"),
     ({"keep": []}, ValueError, "nothing to measure"),
     ({"evaluate": lambda _m: "good"}, TypeError, "got str"),
     ({"evaluate": lambda _m: torch.zeros(2, 2)}, TypeError, r"got Tensor of shape \(2, 2\)"),

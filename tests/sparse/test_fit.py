@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM
 
 import headtools as ht
-from headtools.sparse import _checkpoint as checkpoint
+from headtools.sparse._trainer import FILE
 from headtools.sparse.fit_gates import fit_gates, recover
 from headtools.sparse.hard_concrete import HardConcrete
 
@@ -291,9 +291,9 @@ def killed(batches, folder, when):
 @pytest.mark.parametrize("when", [0, 2, 3, 7, "saving"])
 def test_killed_and_resumed_ends_the_same(batches, straight, tmp_path, when):
     killed(batches, tmp_path, when)
-    assert (tmp_path / checkpoint.FILE).exists() == (when in (3, 7))
+    assert (tmp_path / FILE).exists() == (when in (3, 7))
     same(fit(batches, checkpoint=tmp_path, **RUN), straight)
-    assert [file.name for file in tmp_path.iterdir() if file.suffix != ".part"] == [checkpoint.FILE]
+    assert [file.name for file in tmp_path.iterdir() if file.suffix != ".part"] == [FILE]
     asked = []
     same(fit(lambda step: asked.append(step), checkpoint=tmp_path, **RUN), straight)
     assert not asked, "a finished run does nothing more"
@@ -359,22 +359,22 @@ def test_recovery(batches, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"penalty": -1}, ValueError, "from 0 on"),
-        ({"penalty": float("nan")}, ValueError, "from 0 on"),
-        ({"penalty": []}, ValueError, "from 0 on"),
+        ({"penalty": -1}, ValueError, "at least 0"),
+        ({"penalty": float("nan")}, ValueError, "at least 0"),
+        ({"penalty": []}, ValueError, "at least 0"),
         ({"penalty": [0.1, 0.2], "weights": "all"}, ValueError, "weights=None"),
         ({"steps": 0}, ValueError, "1 or more"),
-        ({"ramp": 2.0}, ValueError, "ramp is a share"),
-        ({"decay": -0.1}, ValueError, "decay is a share"),
+        ({"ramp": 2.0}, ValueError, "ramp is a fraction"),
+        ({"decay": -0.1}, ValueError, "decay is a fraction"),
         ({"settled": 1.0}, ValueError, "between 0.5 and 1"),
         ({"weights": "encoder"}, ValueError, "no encoder of its own"),
         ({"weights": ["nowhere"]}, ValueError, "no weight starts"),
         ({"sites": "cross"}, KeyError, "cross"),
         ({"per": "token"}, ValueError, "batch"),
         ({"batches": []}, ValueError, "ran out after 0"),
-        ({"batches": ["words"]}, TypeError, "batch 0 is a str"),
-        ({"loss": lambda outputs, batch: loss(outputs, batch)[:2]}, ValueError, "one an example"),
-        ({"loss": lambda outputs, batch: 1.0}, TypeError, "needed"),
+        ({"batches": ["words"]}, TypeError, "got a str as batch 0"),
+        ({"loss": lambda outputs, batch: loss(outputs, batch)[:2]}, ValueError, "one number per example"),
+        ({"loss": lambda outputs, batch: 1.0}, TypeError, "expected a tensor"),
     ],
 )
 def test_bad_arguments(batches, options, error, message):

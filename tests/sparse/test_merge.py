@@ -6,7 +6,7 @@ import torch
 import headtools as ht
 from headtools.geometry.subspaces import ov
 from headtools.sparse._least_squares import moments
-from headtools.sparse.head_similarity import alike, closest
+from headtools.sparse.head_similarity import disjoint_pairs, head_similarity
 from headtools.sparse.merge import merge, refit
 
 from ..heads.batches import VOCAB
@@ -230,9 +230,9 @@ def test_the_fit_sees_the_model_as_it_was():
 # --- pairs ------------------------------------------------------------------------------------------------------------
 
 
-def test_alike_is_what_loops_find():
+def test_similarity_is_what_loops_find():
     model, batch = zoo_model("bert")
-    frame = alike(model, [batch], [("encoder", 1)])
+    frame = head_similarity(model, [batch], [("encoder", 1)])
     assert len(frame) == 6
     with ht.record(model, want="maps") as seen:
         run(model, batch)
@@ -246,16 +246,16 @@ def test_twins_come_first_and_cost_nothing():
     model, _ = fresh("bert")
     site = ht.sites(model)["encoder", 1]
     make_twins(site, 0, 3)
-    frame = alike(model, [many(0)], ["encoder"], ridge=0.0)
+    frame = head_similarity(model, [many(0)], ["encoder"], ridge=0.0)
     top = frame.iloc[0]
     assert (top["first"], top["second"]) == (("encoder", 1, 0), ("encoder", 1, 3))
     assert top.cost < 1e-9 < frame.cost[1]
     assert top.pattern < 1e-6
-    chosen = closest(frame, 6)
+    chosen = disjoint_pairs(frame, 6)
     heads = [head for pair in chosen for head in pair]
     assert len(set(heads)) == 12
-    with pytest.raises(ValueError, match="make 6 pairs that share none, and 7"):
-        closest(frame, 7)
+    with pytest.raises(ValueError, match="got n=7; expected at most 6"):
+        disjoint_pairs(frame, 7)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ PAIR = [(("encoder", 0, 0), ("encoder", 0, 1))]
 @pytest.mark.parametrize(
     ("groups", "kind", "words"),
     [
-        ([], ValueError, "no groups came"),
+        ([], ValueError, "got no groups"),
         ([[("encoder", 0, 0)]], ValueError, "two or more heads of one layer"),
         ([(("encoder", 0, 0), ("encoder", 1, 0))], ValueError, "two or more heads of one layer"),
         ([(("encoder", 0, 0), ("encoder", 0, 0))], ValueError, "named twice"),
@@ -299,9 +299,9 @@ def test_nothing_is_changed_when_the_corpus_is_wrong_or_a_layer_would_go():
             merge(model, PAIR, [])
         with pytest.raises(TypeError, match="a batch is a dict"):
             merge(model, PAIR, ["the dog slept ."])
-        with pytest.raises(ValueError, match="a number from 0 on, got -1"):
+        with pytest.raises(ValueError, match="a number of at least 0, got -1"):
             merge(model, PAIR, batch, ridge=-1)
-        with pytest.raises(ValueError, match="no heads came"):
+        with pytest.raises(ValueError, match="got no heads"):
             refit(model, {}, batch)
         with pytest.raises(ValueError, match=r"all heads of encoder 1 would go"):
             refit(model, {("encoder", 1): range(4)}, batch)
