@@ -16,7 +16,7 @@ from headtools.heads._select import wide
 from headtools.heads._tokens import real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site
-from headtools.importance._inputs import select_sites, each_batch, frozen
+from headtools.importance._inputs import each_batch, frozen, select_sites
 from headtools.sparse._least_squares import moments
 from headtools.sparse._merge_plan import fit_merged
 from headtools.sparse.merge import RIDGE
