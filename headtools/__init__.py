@@ -35,7 +35,7 @@ _WHERE = {
     "Sites": "heads.sites",
     "sites": "heads.sites",
     "gates": "heads.gates",
-    "ablate": "heads.gates",
+    "ablate": "heads.ablate",
     "record": "heads.record",
     "contributions": "heads.record",
     "prune": "heads.prune",

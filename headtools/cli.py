@@ -141,11 +141,11 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
         except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
-            from headtools._engine.processes import ElsewhereError
+            from headtools._engine.processes import OtherProcessError
 
             if isinstance(error, typer.Exit):  # a RuntimeError too
                 raise
-            if not isinstance(error, ElsewhereError):  # that one is printed by the process that failed
+            if not isinstance(error, OtherProcessError):  # that one is printed by the process that failed
                 reason = error.args[0] if isinstance(error, KeyError) and error.args else error
                 print(f"headtools {name}: {reason}", file=sys.stderr)
             raise typer.Exit(1) from None
@@ -265,13 +265,13 @@ class _Subject:
 
     def __init__(self, name: str, corpus: str | None, limit: int) -> None:
         import headtools as ht
-        from headtools._engine.processes import current
+        from headtools._engine.processes import current_process
 
         own = name == "organism"
         self.corpus = corpus or ("organism" if own else "english")
         self.sentences = ht.corpus(self.corpus, limit=limit)
         model, self.tokenizer = ht.load(None if own else name)
-        self.model = model.to(current().device)
+        self.model = model.to(current_process().device)
 
     @property
     def heads(self) -> str:
@@ -317,9 +317,9 @@ def _scores(
 
 
 def _on_device(batches: Sequence[dict]) -> list[dict]:
-    from headtools._engine.processes import current
+    from headtools._engine.processes import current_process
 
-    return [{name: value.to(current().device) for name, value in batch.items()} for batch in batches]
+    return [{name: value.to(current_process().device) for name, value in batch.items()} for batch in batches]
 
 
 @contextmanager
@@ -333,39 +333,41 @@ def _shared_processes() -> Iterator[None]:
 @contextmanager
 def _one_process(name: str) -> Iterator[None]:
     """Refuse to do the same work several times, and write to one file from several processes."""
-    from headtools._engine.processes import launched
+    from headtools._engine.processes import launched_count
 
-    if launched() > 1:
-        raise ValueError(f"{launched()} processes share {' and '.join(SHARED)}; start {name} once, without accelerate")
+    if launched_count() > 1:
+        raise ValueError(
+            f"{launched_count()} processes can share {' and '.join(SHARED)} only; start {name} once, without accelerate"
+        )
     with _shared_processes():
         yield
 
 
 def _announce(text: str) -> None:
     """Print what is going to be measured, once for all processes and apart from the results."""
-    from headtools._engine.processes import current
+    from headtools._engine.processes import current_process
 
-    if current().main:
+    if current_process().main:
         print(text, file=sys.stderr, flush=True)
 
 
 def _say(text: str) -> None:
     """Print a result, once for all processes."""
-    from headtools._engine.processes import current
-    from headtools._engine.progress import say
+    from headtools._engine.processes import current_process
+    from headtools._engine.progress import print_encodable
 
-    if current().main:
-        say(text)
+    if current_process().main:
+        print_encodable(text)
 
 
 def _show(frame: pd.DataFrame, out: Path | None) -> None:
     """Print a table, or write it to a file, once for all processes, and print where it is."""
     import json
 
-    from headtools._engine.processes import current
+    from headtools._engine.processes import current_process
     from headtools._report.page import write
 
-    if not current().main:
+    if not current_process().main:
         return
     if out is None:
         _say(frame.to_string(index=False))

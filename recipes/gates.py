@@ -14,7 +14,7 @@ from scipy.stats import hypergeom
 from torch import nn
 
 import headtools as ht
-from headtools._engine.progress import say
+from headtools._engine.progress import print_encodable
 from headtools.organism.batches import TrainingBatches, batches
 from headtools.organism.evaluate import bleu, token_accuracy
 from headtools.organism.shipped import heads_with_role
@@ -124,7 +124,7 @@ def main(
                 row = gates_kept(model, tokenizer, price, weights=learn, steps=steps, decay=decay, seed=s,
                                  sentences=limit, run=folder)  # fmt: skip
                 results = update(file, lambda old, row=row: {**old, "gates": replace_row(old["gates"], row, _order)})
-    say(markdown(results))
+    print_encodable(markdown(results))
 
 
 def _order(row: dict) -> tuple:

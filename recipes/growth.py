@@ -15,7 +15,7 @@ from torch import nn
 from tqdm import tqdm
 
 import headtools as ht
-from headtools._engine.progress import say
+from headtools._engine.progress import print_encodable
 from headtools.organism import snapshots
 from headtools.organism.evaluate import bleu, token_accuracy
 from headtools.organism.roles_found import best, roles
@@ -128,7 +128,7 @@ def main(
         results = update(file, lambda old, places=places, add=add: reduce(add, places, old))
         tqdm.write(f"{places}: BLEU {entry['bleu'][0]}, hard {entry['hard'][0]}, "
                    f"{entry['with_role']} of {entry['heads_total']} heads with a role")  # fmt: skip
-    say(markdown(results))
+    print_encodable(markdown(results))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import typer
 from torch import nn
 
 import headtools as ht
-from headtools._engine.progress import progress, say
+from headtools._engine.progress import print_encodable, progress
 from headtools.heads.scores import Head
 from headtools.organism.batches import batches
 from headtools.roles.sentence import Sentence
@@ -116,7 +116,7 @@ def main(
                   for a, b, value in pairs[["a", "b", "interaction"]].itertuples(index=False)},
     }  # fmt: skip
     write(results, assets / "worth.json")
-    say(markdown(results))
+    print_encodable(markdown(results))
 
 
 if __name__ == "__main__":

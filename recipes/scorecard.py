@@ -15,7 +15,7 @@ import typer
 from torch import nn
 
 import headtools as ht
-from headtools._engine.progress import say
+from headtools._engine.progress import print_encodable
 from headtools.organism.evaluate import corpus_bleu
 from headtools.organism.roles_found import best, evenness, observe, on_end_mark, roles, strong
 from recipes._results import interval, write
@@ -136,7 +136,7 @@ def main(
 ) -> None:
     """Measure the shipped model, print the tables, and write them to a file if asked."""
     scores = measure(*ht.load(), split, limit)
-    say(markdown(scores))
+    print_encodable(markdown(scores))
     if file:
         write(scores, file)
 

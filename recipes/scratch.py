@@ -14,7 +14,7 @@ import typer
 from torch import nn
 
 import headtools as ht
-from headtools._engine.progress import say
+from headtools._engine.progress import print_encodable
 from headtools.heads.prune import cut_heads
 from headtools.organism.batches import TrainingBatches
 from headtools.organism.shipped import LIVE_GATES, shipped
@@ -113,7 +113,7 @@ def main(
     results = {}
     for row in side_by_side(compare, arguments, jobs):
         results = update(file, lambda old, row=row: {"runs": replace_row(old.get("runs", []), row, _order)})
-    say(markdown(results["runs"]))
+    print_encodable(markdown(results["runs"]))
 
 
 def _order(row: dict) -> tuple:

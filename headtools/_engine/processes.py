@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import torch
 
 Result = TypeVar("Result")
-PATIENCE = timedelta(days=7)  # a process that died is noticed at once; one that is slower than the others may be
-_MARKS = ("WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")  # what launchers leave in the environment
+_TIMEOUT = timedelta(days=7)  # a process that died is noticed at once; one that is slower than the others may be
+_LAUNCHER_VARIABLES = ("WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")  # what launchers leave in the environment
 
 
-class ElsewhereError(RuntimeError):
+class OtherProcessError(RuntimeError):
     """Another process of the same run failed; the message says which, and how."""
 
 
@@ -40,9 +40,9 @@ class Process:
         return self.index == 0
 
     def gather(self, work: Callable[[], Result]) -> list[Result]:
-        """Do some work in every process and return, in each, what it gave in all of them, by process.
+        """Run ``work`` in every process and return, in each of them, all results in the order of the processes.
 
-        Raises what ``work`` raises, and in the other processes ``ElsewhereError``: none waits for one that has failed.
+        Raises what ``work`` raises, and ``OtherProcessError`` in the other processes, so that none waits forever.
         """
         if self.count == 1:
             return [work()]
@@ -59,7 +59,7 @@ class Process:
             raise error
         for index, (_, message) in enumerate(gathered):
             if message is not None:
-                raise ElsewhereError(f"process {index} of {self.count} failed: {message}")
+                raise OtherProcessError(f"process {index} of {self.count} failed: {message}")
         return [result for result, _ in gathered]
 
     def assert_same(self, content: Any, what: str) -> None:
@@ -74,7 +74,7 @@ class Process:
 _CURRENT: ContextVar[Process | None] = ContextVar("headtools_process", default=None)
 
 
-def current() -> Process:
+def current_process() -> Process:
     """Return this process: one of one outside ``sharded()``.
 
     >>> current()
@@ -83,9 +83,9 @@ def current() -> Process:
     return _CURRENT.get() or Process()
 
 
-def launched() -> int:
+def launched_count() -> int:
     """Return how many processes a launcher says it has started; 0 where there was no launcher."""
-    if not any(name in os.environ for name in _MARKS):
+    if not any(name in os.environ for name in _LAUNCHER_VARIABLES):
         return 0
     return int(os.environ.get("WORLD_SIZE", 1))
 
@@ -114,29 +114,29 @@ def sharded() -> Iterator[Process]:
     ...     process.main, process.count
     (True, 1)
     """
-    token = _CURRENT.set(_connected() if launched() else Process())
+    token = _CURRENT.set(_connect() if launched_count() else Process())
     try:
-        yield current()
+        yield current_process()
     finally:
         _CURRENT.reset(token)
 
 
-def _connected() -> Process:
+def _connect() -> Process:
     try:
         from accelerate import PartialState
     except ImportError as error:
         raise RuntimeError(
-            f"a launcher started {launched()} processes, and without accelerate they cannot share the work: "
+            f"a launcher started {launched_count()} processes, and without accelerate they cannot share the work: "
             'pip install "headtools[scale]"'
         ) from error
     here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     cpu_only = here is None or here.type == "mps"  # no messages go between processes from there
     requested = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-    more = {"timeout": PATIENCE} if launched() > 1 else {}
+    more = {"timeout": _TIMEOUT} if launched_count() > 1 else {}
     state = PartialState(cpu=cpu_only or requested, **more)
-    if state.num_processes != launched():
+    if state.num_processes != launched_count():
         raise RuntimeError(
-            f"{launched()} processes were started and {state.num_processes} found each other: start them with "
+            f"{launched_count()} processes were started and {state.num_processes} found each other: start them with "
             "accelerate launch --multi_gpu --num_processes N"
         )
     state.wait_for_everyone()  # or one that is done at once is gone before the others have found it

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sized
 from contextvars import ContextVar
 from typing import Any
 
-VIEW = "application/vnd.jupyter.widget-view+json"
+_WIDGET_MIME_TYPE = "application/vnd.jupyter.widget-view+json"
 
 
 def progress(items: Sized, label: str) -> Iterator[Any]:
@@ -30,20 +30,20 @@ def progress(items: Sized, label: str) -> Iterator[Any]:
 
 
 def _each(items: Any, label: str) -> Iterator[Any]:
-    with Bar(len(items), label) as bar:
+    with ProgressBar(len(items), label) as bar:
         for item in items:
             yield item
             bar.advance()
 
 
-class Bar:
+class ProgressBar:
     """A bar of ``total`` steps: a widget in a notebook, tqdm elsewhere, nothing where ``show`` is false."""
 
     def __init__(self, total: int, label: str, show: bool = True) -> None:
         self.total, self.label, self.show = total, label, show
         self.done = 0
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         self._widget = self._tqdm = None
         if self.show and _has_kernel():
             from IPython.display import display
@@ -53,12 +53,13 @@ class Bar:
             self._widget = IntProgress(value=0, max=self.total, description=self.label, style=style)
             bundle = self._widget._repr_mimebundle_()
             # Without the widget's plain text: a comparison of outputs leaves widgets out, but would miss the text.
-            display({VIEW: (bundle[0] if isinstance(bundle, tuple) else bundle)[VIEW]}, raw=True)
+            data = bundle[0] if isinstance(bundle, tuple) else bundle
+            display({_WIDGET_MIME_TYPE: data[_WIDGET_MIME_TYPE]}, raw=True)
         elif self.show:
             from tqdm import tqdm
 
             self._tqdm = tqdm(total=self.total, desc=self.label, leave=False)
-        self._outer = _BAR.set(self)
+        self._outer = _CURRENT.set(self)
         return self
 
     def advance(self, steps: int = 1) -> None:
@@ -70,7 +71,7 @@ class Bar:
             self._tqdm.update(steps)
 
     def __exit__(self, *_: object) -> None:
-        _BAR.reset(self._outer)
+        _CURRENT.reset(self._outer)
         if self._tqdm is not None:
             self._tqdm.close()
         if self._widget is not None:
@@ -80,17 +81,17 @@ class Bar:
             clear_output()
 
 
-_BAR: ContextVar[Bar | None] = ContextVar("headtools_bar", default=None)
+_CURRENT: ContextVar[ProgressBar | None] = ContextVar("headtools_bar", default=None)
 
 
 def advance(steps: int = 1) -> None:
     """Move the bar of the measure that is being run, from inside it; where there is none, nothing happens."""
-    bar = _BAR.get()
+    bar = _CURRENT.get()
     if bar is not None:
         bar.advance(steps)
 
 
-def say(text: str) -> None:
+def print_encodable(text: str) -> None:
     """Print, with a question mark for what the terminal's letters have no sign for: old ones of Windows have few.
 
     >>> say("the lesser heads")

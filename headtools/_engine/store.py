@@ -44,7 +44,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     'all of it'
     """
     path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
-    part = _beside(path)
+    part = _tmp_path(path)
     with _explained(path):
         try:
             if path.is_dir():
@@ -74,16 +74,16 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     ['new']
     """
     path = Path(path)
-    part = _beside(path)
+    part = _tmp_path(path)
     with _explained(path):
         try:
-            _refuse_taken(path)
+            _check_free(path)
             part.mkdir(parents=True)
             yield part
             for file in part.rglob("*"):
                 if file.is_file():
                     _flush(file)
-            _refuse_taken(path)  # an empty folder would be replaced without a word
+            _check_free(path)  # an empty folder would be replaced without a word
             os.rename(part, path)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -278,7 +278,7 @@ def _difference(name: str, before: Any, now: Any) -> str:
     return f"other {name}" if is_hash else f"{name} {before!r}, not {now!r}"
 
 
-def _beside(path: Path) -> Path:
+def _tmp_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.{uuid4().hex[:12]}.part")
 
 
@@ -288,12 +288,12 @@ def _flush(file: Path) -> None:
         os.fsync(opened.fileno())
 
 
-def _refuse_taken(path: Path) -> None:
+def _check_free(path: Path) -> None:
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, "is there already: name a new folder", str(path))
 
 
-def refusal(error: Exception, path: Path) -> OSError | None:
+def explain_os_error(error: Exception, path: Path) -> OSError | None:
     """Return the error that says why ``path`` was not written, what is there now and what to do; None for another.
 
     >>> print(refusal(RuntimeError("I/O error (os error 28)"), Path("a")).strerror)  # as libraries that save say it
@@ -319,6 +319,6 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (explained := refusal(error, path)) is None:
+        if (explained := explain_os_error(error, path)) is None:
             raise
         raise explained from error

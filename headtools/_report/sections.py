@@ -13,7 +13,7 @@ from headtools._report.subject import Subject, example, losses
 from headtools.geometry._calibration import random_like
 from headtools.geometry.circuits import ov
 from headtools.geometry.subspaces import effective_rank, overlap
-from headtools.heads.bootstrap import FEWEST
+from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.heads.record import record
 from headtools.heads.sites import sites
 from headtools.lesson.plain import escape
@@ -24,7 +24,7 @@ from headtools.sparse.pruning_curve import curves, random_order
 
 TOP = 10  # heads in a table
 SHOWN = 8  # heads whose maps are drawn
-FEW = f"no interval: fewer than {FEWEST} examples"
+FEW = f"no interval: fewer than {MIN_EXAMPLES} examples"
 BY_LOSS = (
     "Importance: mean over examples of |dL/dgate| at gate 1 (Michel et al. 2019, equation 2), without the division by "
     "layer."

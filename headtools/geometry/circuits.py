@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from headtools.geometry._bilinear import output_value_obstacles, query_key_obstacles
 from headtools.geometry.low_rank import Factored
-from headtools.heads._finite import named
+from headtools.heads._checks import check_not_offloaded
+from headtools.heads._finite import heads_label
 from headtools.heads._layout import Projection
-from headtools.heads._select import refuse_offloaded
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, Sites, sites
 
@@ -158,8 +158,8 @@ def _sites(where: nn.Module | Sites | Site) -> list[Site]:
     if not found:
         raise ValueError("all heads are cut here: there are no circuits; pass a model that has heads left")
     for site in found:
-        refuse_offloaded(site.module, "a circuit")
-        refuse_offloaded(site.out, "a circuit")
+        check_not_offloaded(site.module, "a circuit")
+        check_not_offloaded(site.out, "a circuit")
     return found
 
 
@@ -180,8 +180,8 @@ def _finite(site: Site, circuit: Factored, name: str) -> Factored:
     if not all(part.isfinite().all() for part in parts):
         broken = [head for head in range(site.heads) if not all(part[head].isfinite().all() for part in parts)]
         raise ValueError(
-            f"{_who(site)}: {name} is not a number in {named(broken, site.heads)}, because its weights hold NaN or "
-            "infinity: load them again"
+            f"{_who(site)}: {name} is not a number in {heads_label(broken, site.heads)}, because its weights hold NaN "
+            "or infinity: load them again"
         )
     return circuit
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from headtools.geometry._pairs import Levels, products, ratio
 from headtools.geometry.circuits import Circuits, ov, qk
 from headtools.geometry.low_rank import Factored
-from headtools.heads._precision import without_autocast
-from headtools.heads._select import wide
+from headtools.heads._precision import to_float64, without_autocast
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 
@@ -72,7 +71,7 @@ def copying(circuits: Circuits, embedding: Tensor, unembedding: Tensor | None = 
         raise ValueError(f"needed are two tables (V, d), got {tuple(embedding.shape)} and {tuple(unembedding.shape)}")
     if not (embedding.isfinite().all() and unembedding.isfinite().all()):
         raise ValueError("the tables hold NaN or infinity, so they have no eigenvalues: load their weights again")
-    through = wide(unembedding.detach()).mT @ wide(embedding.detach())  # (d, d)
+    through = to_float64(unembedding.detach()).mT @ to_float64(embedding.detach())  # (d, d)
 
     def of_site(circuit: Factored) -> Tensor:
         if circuit.shape[-2:] != (embedding.shape[1], unembedding.shape[1]):
@@ -80,7 +79,7 @@ def copying(circuits: Circuits, embedding: Tensor, unembedding: Tensor | None = 
                 f"W_OV is {tuple(circuit.shape[-2:])} but the tables are {embedding.shape[1]} and "
                 f"{unembedding.shape[1]} wide; pass the model's own, and ov(...) without bias"
             )
-        right, left = wide(circuit.right), wide(circuit.left)
+        right, left = to_float64(circuit.right), to_float64(circuit.left)
         values = torch.linalg.eigvals(right @ through.to(right.device) @ left)
         return ratio(values.sum(-1).real, values.abs().sum(-1)).float()
 

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._even import check_even, even_mask, refuse_sinks, without
-from headtools.heads._interventions import claimed, wished
+from headtools.heads._interventions import claimed, override
 from headtools.heads._layer_config import unwrapped
 from headtools.heads._layout import PRUNED
+from headtools.heads._uniform import check_no_sinks, check_uniform, uniform_mask, zero_heads
 from headtools.heads.sites import Site
 
 EAGER, SDPA = "headtools_eager", "headtools_sdpa"
-KEPT_BIAS = "headtools_pruned"
+PRUNED_BIAS = "headtools_pruned"
 TAPS = "_headtools_taps"  # in the __dict__ of a module that is being recorded: functions called with what it computed
-EVEN = "_headtools_even"  # there, too: the heads of that module that look at everything they may see alike
+_UNIFORM = "_headtools_even"  # there, too: the heads of that module that look at everything they may see alike
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(claimed("record() or ablate()", configs))
         for config in configs:
-            stack.enter_context(_names_ours(config, name))
+            stack.enter_context(_select_function(config, name))
 
         def check(_module: nn.Module, _args: tuple) -> None:
             for name in [config._attn_implementation_internal for config in configs]:
@@ -55,16 +55,16 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
         yield
 
 
-def _names_ours(config: Any, name: str | None) -> AbstractContextManager[None]:
+def _select_function(config: Any, name: str | None) -> AbstractContextManager[None]:
     def write(own: str | None, names: list[str | None]) -> None:
         fused = EAGER not in names and (SDPA in names or own in ("sdpa", SDPA))
         config._attn_implementation_internal = (SDPA if fused else EAGER) if names else own
 
-    return wished(config, "attention", name, lambda: config._attn_implementation, write)
+    return override(config, "attention", name, lambda: config._attn_implementation, write)
 
 
 @contextmanager
-def even_heads(model: nn.Module, chosen: Mapping[Site, list[int]]) -> Iterator[None]:
+def attend_uniformly(model: nn.Module, chosen: Mapping[Site, list[int]]) -> Iterator[None]:
     """Make heads {site: [head, ...]} look at all tokens they may see alike while the context lasts.
 
     Their queries become 0 and so do position biases, so that nothing but the mask tells one key from another, whatever
@@ -72,17 +72,17 @@ def even_heads(model: nn.Module, chosen: Mapping[Site, list[int]]) -> Iterator[N
     """
     with attention_function(model, None), ExitStack() as stack:
         for site, heads in chosen.items():
-            stack.enter_context(_even(site.module, heads))
+            stack.enter_context(_uniform_module(site.module, heads))
         yield
 
 
-def _even(module: nn.Module, heads: list[int]) -> AbstractContextManager[None]:
+def _uniform_module(module: nn.Module, heads: list[int]) -> AbstractContextManager[None]:
     def write(_original: None, several: list[list[int]]) -> None:
-        module.__dict__[EVEN] = sorted({head for heads in several for head in heads})
+        module.__dict__[_UNIFORM] = sorted({head for heads in several for head in heads})
         if not several:
-            del module.__dict__[EVEN]
+            del module.__dict__[_UNIFORM]
 
-    return wished(module, "even heads", heads, lambda: None, write)
+    return override(module, "even heads", heads, lambda: None, write)
 
 
 def _configs(model: nn.Module) -> list:
@@ -107,8 +107,8 @@ def register() -> None:
     AttentionInterface.register(SDPA, _sdpa)
     AttentionMaskInterface.register(EAGER, _eager_mask)
     AttentionMaskInterface.register(SDPA, sdpa_mask)
-    AttentionInterface.register(KEPT_BIAS, _kept_bias)
-    AttentionMaskInterface.register(KEPT_BIAS, _no_mask)
+    AttentionInterface.register(PRUNED_BIAS, _pruned_bias)
+    AttentionMaskInterface.register(PRUNED_BIAS, _no_mask)
 
 
 def _eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
@@ -168,22 +168,22 @@ def _run(
     """Run an attention function and show its taps what it took and gave, and how to run it with even attention."""
 
     def even(heads: list[int]) -> tuple:
-        refuse_sinks(module, kwargs)
-        biases = {name: without(kwargs[name], heads) for name in ("position_bias",) if kwargs.get(name) is not None}
-        seen = even_mask(mask, heads, q.shape[1])
-        result = function(module, without(q, heads), k, v, seen, **(kwargs | biases))
+        check_no_sinks(module, kwargs)
+        biases = {name: zero_heads(kwargs[name], heads) for name in ("position_bias",) if kwargs.get(name) is not None}
+        seen = uniform_mask(mask, heads, q.shape[1])
+        result = function(module, zero_heads(q, heads), k, v, seen, **(kwargs | biases))
         if shows_maps:
-            check_even(module, result[1], heads)
+            check_uniform(module, result[1], heads)
         return result
 
-    heads = module.__dict__.get(EVEN)
+    heads = module.__dict__.get(_UNIFORM)
     result = even(heads) if heads else function(module, q, k, v, mask, **kwargs)
     for tap in module.__dict__.get(TAPS, ()):
         tap(q=q, k=k, v=v, even=even, **({"maps": result[1]} if shows_maps else {}))
     return result
 
 
-def _kept_bias(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
+def _pruned_bias(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
     """Run the model's attention function for a pruned T5 layer, with the position bias of its remaining heads.
 
     One layer makes the bias for all heads of all layers, so it cannot be cut where it is made. The function is looked
@@ -200,6 +200,6 @@ def _kept_bias(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor 
 
 def _no_mask(*_: Any, **__: Any) -> None:
     raise ValueError(
-        f"{KEPT_BIAS!r} names the attention of single pruned layers; got it as a model's own, which has no mask then: "
+        f"got {PRUNED_BIAS!r} as a model's attention, which would have no mask; only single pruned layers use it: "
         'write model.set_attn_implementation("sdpa")'
     )

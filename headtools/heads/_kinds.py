@@ -12,7 +12,7 @@ from torch import nn
 def find_kind(name: str, module: nn.Module) -> str:
     """Return 'cross', 'decoder' (a query may look only at itself and before) or 'encoder' for an attention module.
 
-    Only what the module says of itself is used; ``settled_kind`` adds what is said around it.
+    Only what the module says of itself is used; ``resolve_kind`` adds what is said around it.
     """
     numbered = re.search(r"\.\d+\.", "." + name)
     local = ("." + name)[numbered.end() :] if numbered else name  # the path inside the layer
@@ -24,7 +24,7 @@ def find_kind(name: str, module: nn.Module) -> str:
     return "decoder" if causal is True else "encoder"
 
 
-def settled_kind(root: nn.Module, name: str, module: nn.Module) -> tuple[str, bool]:
+def resolve_kind(root: nn.Module, name: str, module: nn.Module) -> tuple[str, bool]:
     """Return the kind of the attention module ``name`` of a model, and whether that is a guess.
 
     What decides, in this order: what the module says (``find_kind``), the masks that the model around it builds, and
@@ -33,17 +33,17 @@ def settled_kind(root: nn.Module, name: str, module: nn.Module) -> tuple[str, bo
     kind, said = find_kind(name, module), getattr(module, "is_causal", None)
     if kind != "encoder":
         return kind, False
-    causal = causal_by_caller(root, name)
+    causal = causal_by_masks(root, name)
     if causal is None and not isinstance(said, bool):
-        causal = _causal_by_owner(root, name)
+        causal = _causal_by_attribute(root, name)
     if causal is not None:
         return ("decoder" if causal else "encoder"), False
     # transformers' own classes that say nothing are encoders: the decoders among them are known by name
-    known = isinstance(said, bool) or of_transformers(type(module))
+    known = isinstance(said, bool) or is_transformers_class(type(module))
     return "encoder", not known
 
 
-def of_transformers(kind: type) -> bool:
+def is_transformers_class(kind: type) -> bool:
     """Tell a class of transformers, or one made from such a class, from one written elsewhere.
 
     >>> of_transformers(nn.Linear)
@@ -52,13 +52,13 @@ def of_transformers(kind: type) -> bool:
     return any(base.__module__.startswith("transformers.") for base in kind.__mro__)
 
 
-def causal_by_caller(root: nn.Module, name: str) -> bool | None:
+def causal_by_masks(root: nn.Module, name: str) -> bool | None:
     """Tell whether the model around an attention module builds a causal mask for it, and no other; None: neither.
 
     CLIP's text model does so, while its attention modules do not know of it. The nearest owner that builds masks
     decides; what lies above the next model with a configuration of its own is another model's business.
     """
-    for owner in _owners(root, name):
+    for owner in _enclosing_modules(root, name):
         called = _names_in_forward(type(owner))
         if "create_bidirectional_mask" in called:
             return False
@@ -71,13 +71,13 @@ def causal_by_caller(root: nn.Module, name: str) -> bool | None:
     return None
 
 
-def _causal_by_owner(root: nn.Module, name: str) -> bool | None:
+def _causal_by_attribute(root: nn.Module, name: str) -> bool | None:
     """Return what the nearest owner says of itself: ``model.is_causal = True`` is how a user settles the kind."""
-    said = (getattr(owner, "is_causal", None) for owner in _owners(root, name))
+    said = (getattr(owner, "is_causal", None) for owner in _enclosing_modules(root, name))
     return next((value for value in said if isinstance(value, bool)), None)
 
 
-def _owners(root: nn.Module, name: str) -> Iterator[nn.Module]:
+def _enclosing_modules(root: nn.Module, name: str) -> Iterator[nn.Module]:
     """Give the modules around one, the nearest first, the root last."""
     parts = name.split(".")
     for depth in range(len(parts) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""What takes the place of a head's output when the head is switched off: nothing, its mean, or that of other tokens."""
+"""What replaces the output of an ablated head: zeros, its mean, or its outputs at other tokens."""
 
 from __future__ import annotations
 
@@ -9,46 +9,47 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._finite import refuse_unfit
-from headtools.heads._select import check_batch, wide
+from headtools.heads._checks import check_batch
+from headtools.heads._finite import check_weights
+from headtools.heads._precision import to_float64
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site
 
-BY = ("zero", "mean", "resample", "uniform")
+REPLACEMENTS = ("zero", "mean", "resample", "uniform")
 
 
 def check_replacement(replacement: str, sites: Iterable[Site]) -> None:
-    """Raise ``ValueError`` for an unknown way to switch heads off, or one that these sites do not allow."""
-    if replacement not in BY:
+    """Raise ``ValueError`` for an unknown replacement, or one that these sites do not allow."""
+    if replacement not in REPLACEMENTS:
         raise ValueError(f'replacement must be "zero", "mean", "resample" or "uniform", got {replacement!r}')
     for site in sites if replacement == "uniform" else ():
         name = f"{type(site.module).__name__} ({site.label})"
         if not site.interface:
             raise ValueError(
-                f"{name} does not use transformers' AttentionInterface, so it cannot be made to look evenly: "
+                f"{name} does not use transformers' AttentionInterface, so its attention cannot be made uniform: "
                 'use replacement="mean", replacement="resample" or replacement="zero"'
             )
         if getattr(site.module, "sinks", None) is not None:
             raise ValueError(
-                f"{name} has attention sinks: part of every row goes to no token, so no row is even: "
+                f"{name} has attention sinks: part of every row goes to no token, so no row can be uniform: "
                 'use replacement="mean", replacement="resample" or replacement="zero"'
             )
 
 
-def pools_of(
+def replacement_values(
     model: nn.Module, sites: Iterable[Site], replacement: str, reference: Mapping | Iterable[Mapping] | None
 ) -> dict[tuple, Tensor]:
-    """Return what stand-ins are taken from, {key: (rows, heads, value_dim)}, float32; none for even attention.
+    """Return the values that replace heads' outputs, {key: (rows, heads, value_dim)}, float32.
 
-    One row of zeros, one row of means, or z of every real token of the reference batches, from which rows are drawn.
-    Raises ``ValueError`` where a reference is needed and missing or empty.
+    One row of zeros; one row of means; or z of every real token of the reference batches, from which rows are drawn;
+    nothing for uniform attention. Raises ``ValueError`` where a reference is needed and missing or empty.
     """
     sites = list(sites)
     if replacement == "uniform":
         return {}
     if replacement == "zero":
-        return {site.key: torch.zeros(1, site.heads, site.value_dim, device=_place(site)) for site in sites}
+        return {site.key: torch.zeros(1, site.heads, site.value_dim, device=_device(site)) for site in sites}
     if reference is None:
         raise ValueError(
             f'replacement="{replacement}" needs data: write ablate(..., replacement="{replacement}", reference=batch)'
@@ -56,31 +57,32 @@ def pools_of(
     batches = [reference] if isinstance(reference, Mapping) else list(reference)
     if not batches:
         raise ValueError("the reference is empty: pass at least one batch, e.g. reference=tokenizer(sentences, ...)")
-    refuse_unfit(model)
+    check_weights(model)
     parts: dict[tuple, list[Tensor]] = {site.key: [] for site in sites}
-    tokens = dict.fromkeys(parts, 0)
+    n_tokens = dict.fromkeys(parts, 0)
     for batch in batches:
         check_batch(batch)
 
-        def collect(site: Site, seen: Captured, _before: object, batch: Mapping = batch) -> None:
-            real = real_tokens(model, site, batch, seen.z.shape[:2])  # every call, also of a layer that is shared
-            z = seen.z.float()[real].reshape(-1, site.heads, site.value_dim)
-            tokens[site.key] += len(z)
-            parts[site.key].append(z if replacement == "resample" else wide(z).sum(0, keepdim=True))
+        def collect(site: Site, captured: Captured, _previous: object, batch: Mapping = batch) -> None:
+            # (B, T, heads, value_dim) -> (real tokens, heads, value_dim); every call counts, also of a shared layer
+            real = real_tokens(model, site, batch, captured.z.shape[:2])
+            z = captured.z.float()[real].reshape(-1, site.heads, site.value_dim)
+            n_tokens[site.key] += len(z)
+            parts[site.key].append(z if replacement == "resample" else to_float64(z).sum(0, keepdim=True))
 
         with torch.no_grad(), without_dropout(model), record(model, want=("z",), only=list(parts), accumulate=collect):
             model(**model_inputs(model, batch))
-    idle = [site.label for site in sites if not tokens[site.key]]
-    if idle:
-        raise ValueError(f"{', '.join(idle)} did not run on the reference: pass batches that reach all chosen heads")
+    not_run = [site.label for site in sites if not n_tokens[site.key]]
+    if not_run:
+        raise ValueError(f"{', '.join(not_run)} did not run on the reference: pass batches that reach all its heads")
     if replacement == "resample":
         return {key: torch.cat(part) for key, part in parts.items()}
-    return {key: (torch.cat(part).sum(0, keepdim=True) / tokens[key]).float() for key, part in parts.items()}
+    return {key: (torch.cat(part).sum(0, keepdim=True) / n_tokens[key]).float() for key, part in parts.items()}
 
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Run a model as ``eval()`` has it while the context lasts; what was training goes on training.
+    """Run a model in evaluation mode while the context lasts; then each module returns to the mode it had.
 
     >>> layer = nn.Dropout()
     >>> with without_dropout(layer):
@@ -99,25 +101,25 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def generator_of(site: Site, seed: int) -> torch.Generator:
-    """Return where a site's draws come from: the same for a seed, whatever other heads are off, other for each site."""
+def site_generator(site: Site, seed: int) -> torch.Generator:
+    """Return a generator seeded by ``seed`` and the site alone, so that draws do not depend on other ablated heads."""
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {site.label}".encode()))
 
 
-def stand_in(replacement: str, pool: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return what all heads of a site get instead of z (*shape, heads, value_dim): that shape, or one row for all."""
+def draw_replacement(replacement: str, values: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return what replaces z (*shape, head, value_dim) of a site: a tensor of that shape, or one row for all tokens."""
     if replacement != "resample":
-        return pool[0]
-    return pool[torch.randint(len(pool), shape, generator=generator).to(pool.device)]
+        return values[0]
+    return values[torch.randint(len(values), shape, generator=generator).to(values.device)]
 
 
-def put(z: Tensor, some: list[int], replacement: Tensor) -> Tensor:
-    """Return z (..., heads, value_dim) in which some heads have the replacement's values (all heads, fewer rows)."""
-    chosen = replacement[..., some, :].to(z)
-    return z.index_copy(-2, torch.tensor(some, device=z.device), chosen.expand(*z.shape[:-2], *chosen.shape[-2:]))
+def replace_heads(z: Tensor, heads: list[int], replacement: Tensor) -> Tensor:
+    """Return z (..., head, value_dim) with ``heads`` replaced; ``replacement`` has all heads, and broadcasts."""
+    values = replacement[..., heads, :].to(z)
+    return z.index_copy(-2, torch.tensor(heads, device=z.device), values.expand(*z.shape[:-2], *values.shape[-2:]))
 
 
-def _place(site: Site) -> torch.device:
-    """Return where a site's output projection is; a weight that is offloaded until it is needed is nowhere."""
-    weight = next(site.out.parameters(), None)  # a quantised layer may have none
+def _device(site: Site) -> torch.device:
+    """Return the device of a site's output projection; the CPU for an offloaded weight, which has none yet."""
+    weight = next(site.out.parameters(), None)  # a quantised layer may have no parameters
     return torch.device("cpu") if weight is None or weight.is_meta else weight.device

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from headtools.heads.sites import Site
 
-IGNORE = -100  # the label of a token that no loss counts, as everywhere in transformers
-BARRED = -1000.0  # an additive mask of this or less lets nothing through
+IGNORE_INDEX = -100  # the label of a token that no loss counts, as everywhere in transformers
+_MASKED = -1000.0  # an additive mask of this or less lets nothing through
 
 
-def two_sided(model: nn.Module) -> bool:
+def is_encoder_decoder(model: nn.Module) -> bool:
     """Tell whether a model reads one sequence and writes another."""
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
@@ -39,19 +39,19 @@ def real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple[int, 
     """
     shape = tuple(shape)
     everything = torch.ones(shape, dtype=torch.bool)
-    written = two_sided(model) and site.kind != "encoder"
+    written = is_encoder_decoder(model) and site.kind != "encoder"
     name = "decoder_attention_mask" if written else "attention_mask"
     mask, labels = batch.get(name), batch.get("labels")
     if mask is None and written and isinstance(labels, Tensor) and labels.shape == shape:
-        counted = (labels != IGNORE).long()
+        counted = (labels != IGNORE_INDEX).long()
         return counted.flip(1).cumsum(1).flip(1).bool()  # how many are counted from here on
-    readers = _readers(model, site)
+    readers = _input_readers(model, site)
     if mask is None or (readers and getattr(readers[0], "main_input_name", None) == "pixel_values"):
         return everything
     masks = [part for part in mask.values() if part is not None] if isinstance(mask, Mapping) else [mask]
     found = everything.to(masks[0].device) if masks and isinstance(masks[0], Tensor) else everything
     for part in masks:  # one for every kind of layer, where there are several
-        real = real_by(part, shape, readers)
+        real = real_from_mask(part, shape, readers)
         if real is None:
             came = f"of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
             raise ValueError(
@@ -70,28 +70,28 @@ def model_inputs(model: nn.Module, batch: Mapping) -> dict[str, Any]:
     transformers: FSMT's decoder hides what comes later only where there is none.
     """
     given = batch.keys() & {"decoder_input_ids", "decoder_inputs_embeds"}
-    if two_sided(model) and not given and getattr(batch.get("labels"), "dim", lambda: 0)() > 1:
+    if is_encoder_decoder(model) and not given and getattr(batch.get("labels"), "dim", lambda: 0)() > 1:
         return dict(batch)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     own = getattr(model, "get_base_model", lambda: model)()  # of a model with adapters
-    if two_sided(model) and "labels" in batch and "use_cache" in inspect.signature(own.forward).parameters:
+    if is_encoder_decoder(model) and "labels" in batch and "use_cache" in inspect.signature(own.forward).parameters:
         inputs.setdefault("use_cache", False)
     return inputs
 
 
-def _readers(model: nn.Module, site: Site) -> list[nn.Module]:
+def _input_readers(model: nn.Module, site: Site) -> list[nn.Module]:
     """Return the parts of a model around a site that say what they read, the innermost first."""
     parts = site.name.split(".")
     around = [model.get_submodule(".".join(parts[:n])) for n in range(len(parts) - 1, -1, -1)]
     return [module for module in around if hasattr(module, "main_input_name")]
 
 
-def real_by(mask: Any, shape: tuple[int, int], readers: Sequence[nn.Module] = ()) -> Tensor | None:
+def real_from_mask(mask: Any, shape: tuple[int, int], readers: Sequence[nn.Module] = ()) -> Tensor | None:
     """Return which tokens one mask keeps, (B, T) bool, or None where it does not tell.
 
     ``readers`` are parts of a model that may know how many tokens they make of what the mask is for.
 
-    >>> real_by(torch.tensor([[1, 1, 0]]), (1, 3)), real_by(torch.tensor([[1, 0]]), (1, 3))
+    >>> real_from_mask(torch.tensor([[1, 1, 0]]), (1, 3)), real_from_mask(torch.tensor([[1, 0]]), (1, 3))
     (tensor([[ True,  True, False]]), None)
     """
     if not isinstance(mask, Tensor):
@@ -99,7 +99,7 @@ def real_by(mask: Any, shape: tuple[int, int], readers: Sequence[nn.Module] = ()
     if mask.dim() == 2 and mask.shape == shape:
         return mask.bool()
     if mask.dim() == 4:
-        return _of_pairs(_open(mask), shape)
+        return _real_from_pairs(_visible(mask), shape)
     if mask.bool().all():
         return torch.ones(shape, dtype=torch.bool, device=mask.device)
     if mask.dim() == 3 and mask.shape[-1] == shape[1] and mask.numel() == shape[0] * shape[1]:
@@ -112,13 +112,13 @@ def real_by(mask: Any, shape: tuple[int, int], readers: Sequence[nn.Module] = ()
     return None
 
 
-def _open(mask: Tensor) -> Tensor:
+def _visible(mask: Tensor) -> Tensor:
     """Return where a mask (B, heads, T, S), additive if it is of real numbers, lets some head through: (B, T, S)."""
-    through = mask > BARRED if mask.is_floating_point() else mask.bool()
+    through = mask > _MASKED if mask.is_floating_point() else mask.bool()
     return through.any(1)
 
 
-def _of_pairs(through: Tensor, shape: tuple[int, int]) -> Tensor | None:
+def _real_from_pairs(through: Tensor, shape: tuple[int, int]) -> Tensor | None:
     """Return which tokens see something and are seen, (B, T), or None where padding and real tokens look the same."""
     size = (shape[0], shape[1], through.shape[-1])
     if any(mine not in (1, need) for mine, need in zip(through.shape[:2], size[:2], strict=True)):

@@ -1,8 +1,8 @@
 """The weight that a projection applies, whatever stands between its parameters and its result.
 
-An adapter of PEFT adds a matrix of low rank beside the layer; ``weight_norm``, ``spectral_norm`` and
-``torch.nn.utils.prune`` compute the weight from other parameters; a quantised layer keeps whole numbers and scales.
-Code that reads weights asks :func:`weight_of` and :func:`bias_of`; code that changes them first :func:`refuse_wrapped`.
+A PEFT adapter adds a low-rank matrix to the layer's; ``weight_norm``, ``spectral_norm`` and ``torch.nn.utils.prune``
+compute the weight from other parameters; a quantised layer keeps integers and scales. Code that reads weights calls
+:func:`weight_of` and :func:`bias_of`; code that changes them calls :func:`check_plain_weights` first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from headtools.heads._precision import without_autocast
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # 8-bit floats come with scales of their own
-MERGE = "model = model.merge_and_unload()"
+# 8-bit floats are left out: their weights come with scales
+_FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MERGE = "model = model.merge_and_unload()"
 # layers of PEFT, by the end of their module's name, whose merged copy computes what they compute: each has a test
 _MERGEABLE = ("lora.layer", "ia3.layer", "loha.layer", "lokr.layer", "adalora.layer", "oft.layer", "vera.layer")
 
@@ -49,8 +50,8 @@ def weight_of(module: nn.Module) -> Tensor:
             added = added * module.scaling[adapter]
             weight = weight + (added.T if is_transposed(module) else added).to(weight.device)
         return weight
-    refuse_quantised(module, "read its weights")
-    return _tensor(module, "weight")
+    check_not_quantised(module, "read its weights")
+    return _effective_tensor(module, "weight")
 
 
 @without_autocast
@@ -68,7 +69,7 @@ def bias_of(module: nn.Module) -> Tensor | None:
                 added = added * module.scaling[adapter]
                 bias = added if bias is None else bias + added.to(bias.device)
         return bias
-    bias = _tensor(module, "bias") if hasattr(module, "bias") else None
+    bias = _effective_tensor(module, "bias") if hasattr(module, "bias") else None
     return bias() if callable(bias) and not isinstance(bias, Tensor) else bias
 
 
@@ -80,7 +81,7 @@ def shape_of(module: nn.Module) -> tuple[int, int]:
     """
     layer = unwrapped(module)
     weight = layer._parameters.get("weight")
-    if weight is not None and weight.dim() == 2 and weight.dtype in FLOATS:
+    if weight is not None and weight.dim() == 2 and weight.dtype in _FLOAT_DTYPES:
         shape = tuple(weight.shape)
         return shape[::-1] if is_transposed(layer) else shape
     if is_transposed(layer):
@@ -136,10 +137,10 @@ def unused_copies(model: nn.Module) -> set[nn.Module]:
     return unused
 
 
-def refuse_quantised(module: nn.Module, what: str) -> None:
+def check_not_quantised(module: nn.Module, what: str) -> None:
     """Raise ``TypeError`` for a layer that keeps no floating-point weight."""
     layer = unwrapped(module)
-    kind = _quantised(layer)
+    kind = _quantised_as(layer)
     if kind:
         raise TypeError(
             f"{type(layer).__name__} keeps its weights as {kind}; load the model in floating point to {what}. Gates, "
@@ -147,7 +148,7 @@ def refuse_quantised(module: nn.Module, what: str) -> None:
         )
 
 
-def refuse_without_backward(model: nn.Module, what: str) -> None:
+def check_has_backward(model: nn.Module, what: str) -> None:
     """Raise ``TypeError`` for a model with layers of torch.ao: they run forward only and pass no gradient on."""
     for name, module in model.named_modules():
         if type(module).__module__.startswith("torch.ao.") and callable(getattr(module, "weight", None)):
@@ -157,23 +158,23 @@ def refuse_without_backward(model: nn.Module, what: str) -> None:
             )
 
 
-def refuse_wrapped(model: nn.Module, modules: Iterable[nn.Module], what: str) -> None:
+def check_plain_weights(model: nn.Module, modules: Iterable[nn.Module], what: str) -> None:
     """Raise ``ValueError`` where one of ``modules`` does not apply its own weight: to change that would not be enough.
 
     >>> layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
-    >>> refuse_wrapped(nn.Sequential(layer), [layer], "prune")
+    >>> check_plain_weights(nn.Sequential(layer), [layer], "prune")
     Traceback (most recent call last):
     ...
     ValueError: prune changes weights, and the weight of 0 is computed by torch.nn.utils.parametrize; ...
     """
     names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
     for module in dict.fromkeys(modules):
-        found = _wrapping(model, module, names.get(id(module), type(module).__name__))
+        found = _obstacle(model, module, names.get(id(module), type(module).__name__))
         if found:
             raise ValueError(f"{what} changes weights, and {found}")
 
 
-def refuse_wrapped_model(model: nn.Module, what: str) -> None:
+def check_plain_model(model: nn.Module, what: str) -> None:
     """Raise ``ValueError`` for a model whose own weights are not all that it computes with.
 
     Norms of convolutions stay: they belong to the architecture (Wav2Vec 2), and a fresh model has them too.
@@ -181,34 +182,34 @@ def refuse_wrapped_model(model: nn.Module, what: str) -> None:
     if has_adapters(model):
         raise ValueError(
             f"{what} writes the model's own weights, and {type(model).__name__} has adapters of PEFT, which would be "
-            f"lost; {_merging(model)}. To keep the adapters alone, use model.save_pretrained(folder)"
+            f"lost; {_merge_advice(model)}. To keep the adapters alone, use model.save_pretrained(folder)"
         )
     for name, module in model.named_modules():
-        found = _wrapping(model, module, name) if is_projection(module) else None
+        found = _obstacle(model, module, name) if is_projection(module) else None
         if found or any(isinstance(h, BasePruningMethod) for h in module._forward_pre_hooks.values()):
-            found = found or _by_hook(model, module, name)
+            found = found or _hook_obstacle(model, module, name)
             raise ValueError(f"{what} writes plain weights, and {found}")
 
 
-def _wrapping(model: nn.Module, module: nn.Module, name: str) -> str | None:
+def _obstacle(model: nn.Module, module: nn.Module, name: str) -> str | None:
     """Return what stands between a module's parameters and its result, and the line that removes it."""
     place = f'model.get_submodule("{name}")'
     if is_adapter(module) or _is_copied(module):
         kind = type(module).__module__.split(".")[-2] if is_adapter(module) else "modules_to_save"
-        return f"{name} has an adapter of PEFT ({kind}) around it, which would go on as before; {_merging(model)}"
+        return f"{name} has an adapter of PEFT ({kind}) around it, which would go on as before; {_merge_advice(model)}"
     if parametrize.is_parametrized(module):
         lines = "; ".join(
             f'torch.nn.utils.parametrize.remove_parametrizations({place}, "{part}")' for part in module.parametrizations
         )
         parts = " and ".join(module.parametrizations)
         return f"the {parts} of {name} is computed by torch.nn.utils.parametrize; make it a plain one: {lines}"
-    kind = _quantised(module)
+    kind = _quantised_as(module)
     if kind and is_projection(module):
         return f"{name} keeps its weights as {kind}; load the model in floating point"
-    return _by_hook(model, module, name)
+    return _hook_obstacle(model, module, name)
 
 
-def _by_hook(model: nn.Module, module: nn.Module, name: str) -> str | None:
+def _hook_obstacle(model: nn.Module, module: nn.Module, name: str) -> str | None:
     """Return the same for what a hook computes before every run."""
     place = f'model.get_submodule("{name}")'
     for hook in module._forward_pre_hooks.values():
@@ -226,14 +227,14 @@ def _by_hook(model: nn.Module, module: nn.Module, name: str) -> str | None:
     return None
 
 
-def _merging(model: nn.Module) -> str:
+def _merge_advice(model: nn.Module) -> str:
     """Return the advice to merge adapters."""
     if hasattr(model, "merge_and_unload"):
-        return f"merge them first: {MERGE}"
-    return f"merge them first: model = peft.PeftModel.from_pretrained(plain_model, adapter_folder); {MERGE}"
+        return f"merge them first: {_MERGE}"
+    return f"merge them first: model = peft.PeftModel.from_pretrained(plain_model, adapter_folder); {_MERGE}"
 
 
-def _tensor(module: nn.Module, name: str) -> Tensor | None:
+def _effective_tensor(module: nn.Module, name: str) -> Tensor | None:
     """Return a weight or bias as the module's next run uses it: what a hook computes may be out of date until then."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, BasePruningMethod) and hook._tensor_name == name:
@@ -241,15 +242,15 @@ def _tensor(module: nn.Module, name: str) -> Tensor | None:
         if isinstance(hook, WeightNorm) and hook.name == name:
             return hook.compute_weight(module)
         if isinstance(hook, SpectralNorm) and hook.name == name:
-            _refuse_moving(module)
+            _check_not_training(module)
             return hook.compute_weight(module, do_power_iteration=False)
     computed = getattr(module, "parametrizations", {})
     if name in computed and any(isinstance(part, _SpectralNorm) for part in computed[name]):
-        _refuse_moving(module)
+        _check_not_training(module)
     return getattr(module, name)
 
 
-def _refuse_moving(module: nn.Module) -> None:
+def _check_not_training(module: nn.Module) -> None:
     if module.training:
         raise ValueError(
             "in training mode spectral_norm divides by another estimate in every run, so there is no one weight: call "
@@ -257,15 +258,15 @@ def _refuse_moving(module: nn.Module) -> None:
         )
 
 
-def _quantised(layer: nn.Module) -> str | None:
+def _quantised_as(layer: nn.Module) -> str | None:
     """Return as what a layer keeps its weights, where that is no floating-point tensor."""
     if parametrize.is_parametrized(layer, "weight"):
         return None
     weight = getattr(layer, "weight", None)
     if isinstance(weight, Tensor):
-        return None if weight.dtype in FLOATS else str(weight.dtype)
+        return None if weight.dtype in _FLOAT_DTYPES else str(weight.dtype)
     if callable(weight) or isinstance(getattr(layer, "qweight", None), Tensor):
-        return "packed whole numbers"
+        return "packed integers"
     return None
 
 
@@ -295,11 +296,11 @@ def _is_plain_lora(module: nn.Module) -> bool:
 def _lora_in_use(module: nn.Module) -> list[str]:
     """Return the names of the adapters that a LoRA layer adds beside its base in its next run."""
     if module.merged and module.disable_adapters:
-        raise ValueError(f"an adapter is merged and disabled, and would be taken out by the next run: {MERGE}")
+        raise ValueError(f"an adapter is merged and disabled, and would be taken out by the next run: {_MERGE}")
     if module.merged or module.disable_adapters:
         return []
     active = [adapter for adapter in module.active_adapters if adapter in module.lora_A]
-    _refuse_dropout([module.lora_dropout[adapter] for adapter in active])
+    _check_no_dropout([module.lora_dropout[adapter] for adapter in active])
     return active
 
 
@@ -309,14 +310,14 @@ def _merged(module: nn.Module) -> nn.Module:
     variants = {type(variant).__name__ for variant in getattr(module, "lora_variant", {}).values()}
     if not path.endswith(_MERGEABLE) or not variants <= {"DoraLinearVariant"}:
         kind = " ".join([path, type(module).__name__, *sorted(variants)])
-        raise ValueError(f"headtools cannot read weights under an adapter of this kind ({kind}); merge it: {MERGE}")
+        raise ValueError(f"headtools cannot read weights under an adapter of this kind ({kind}); merge it: {_MERGE}")
     if module.disable_adapters and module.merged:
-        raise ValueError(f"an adapter is merged and disabled, and would be taken out by the next run: {MERGE}")
+        raise ValueError(f"an adapter is merged and disabled, and would be taken out by the next run: {_MERGE}")
     if module.merged or module.disable_adapters:
         return module.base_layer
-    refuse_quantised(module, "merge the adapter")
+    check_not_quantised(module, "merge the adapter")
     shares = [getattr(module, name, {}) for name in ("rank_dropout", "module_dropout")]  # of LoHa and LoKr
-    _refuse_dropout(module.modules(), module.training and any(any(share.values()) for share in shares))
+    _check_no_dropout(module.modules(), module.training and any(any(share.values()) for share in shares))
     merged = copy.deepcopy(module)
     try:
         merged.merge()
@@ -325,7 +326,7 @@ def _merged(module: nn.Module) -> nn.Module:
     return merged.base_layer
 
 
-def _refuse_dropout(modules: Iterable[nn.Module], also: bool = False) -> None:
+def _check_no_dropout(modules: Iterable[nn.Module], also: bool = False) -> None:
     if also or any("Dropout" in type(m).__name__ and getattr(m, "p", 0) and m.training for m in modules):
         raise ValueError(
             "in training mode the adapter drops out part of what it reads, so there is no one weight: call model.eval()"

@@ -36,11 +36,11 @@ import torch
 from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
-FEWEST = 5  # examples from which on intervals cover
-MANY = 100  # examples from which on the percentiles of resampled means cover as well as anything, and are simplest
-NARROWEST = 0.25  # of the standard error: the least that a resample's own counts as, so that no bound runs away
-CHUNK = 2**20  # numbers drawn at once
-DRAWN = 2**24  # drawn means held at once
+MIN_EXAMPLES = 5  # with fewer no interval has the coverage it promises
+MANY_EXAMPLES = 100  # from here on the percentile interval covers as well as any other, and is the simplest
+_MIN_ERROR_RATIO = 0.25  # of the standard error: the least that a resample's own counts as, so that no bound runs away
+_DRAWS_PER_CHUNK = 2**20  # numbers drawn at once
+_MAX_MEANS = 2**24  # drawn means held at once
 
 
 def bootstrap(
@@ -77,10 +77,10 @@ def bootstrap(
     >>> low < 0.4 < high
     tensor(True)
     """
-    if values.dim() < 1 or len(values) < FEWEST:
+    if values.dim() < 1 or len(values) < MIN_EXAMPLES:
         raise ValueError(
-            f"an interval needs {FEWEST} examples or more, got values of shape {tuple(values.shape)}: fewer do not "
-            "show how much they vary; give more, one row each, or report the mean alone"
+            f"an interval needs {MIN_EXAMPLES} examples or more, got values of shape {tuple(values.shape)}: fewer do "
+            "not show how much they vary; give more, one row each, or report the mean alone"
         )
     if not values.isfinite().all():
         raise ValueError("the values hold NaN or infinity: leave out the examples that have no value")
@@ -91,8 +91,8 @@ def bootstrap(
     rows = values.detach().cpu().double().flatten(1) if values.dim() > 1 else values.detach().cpu().double()[:, None]
     if statistic is not None:
         return _of_statistic(rows, values.shape[1:], statistic, times, level, seed)
-    ends_of = _percentile if len(rows) >= MANY else _studentised
-    blocks = rows.split(max(1, DRAWN // times), 1)  # of columns, each of which has the same draws
+    ends_of = _percentile if len(rows) >= MANY_EXAMPLES else _studentised
+    blocks = rows.split(max(1, _MAX_MEANS // times), 1)  # of columns, each of which has the same draws
     ends = zip(*(ends_of(block, times, level, seed) for block in blocks), strict=True)
     low, high = (torch.cat(end).view(values.shape[1:]).float() for end in ends)
     return low, high
@@ -106,20 +106,20 @@ def bounds(values: Tensor, least: float | None = None, most: float | None = None
     >>> bounds(torch.tensor([0.0, 1.0]))
     (tensor(nan), tensor(nan))
     """
-    if len(values) < FEWEST:
+    if len(values) < MIN_EXAMPLES:
         nothing = torch.full(values.shape[1:], torch.nan)
         return nothing, nothing
     low, high = bootstrap(values)
     return (low, high) if (least, most) == (None, None) else (low.clamp(least, most), high.clamp(least, most))
 
 
-def draw_counts(examples: int, times: int, seed: int) -> Iterator[Tensor]:
+def resample_counts(examples: int, times: int, seed: int) -> Iterator[Tensor]:
     """Give how often each example is drawn, (draws, examples) float64, in parts that are ``times`` draws together.
 
     The parts keep memory constant; the draws do not depend on where they are cut.
     """
     generator = torch.Generator().manual_seed(seed)
-    together = max(1, CHUNK // examples)
+    together = max(1, _DRAWS_PER_CHUNK // examples)
     for start in range(0, times, together):
         shape = (min(together, times - start), examples)
         draws = torch.randint(examples, shape, generator=generator)
@@ -128,7 +128,7 @@ def draw_counts(examples: int, times: int, seed: int) -> Iterator[Tensor]:
 
 def _percentile(rows: Tensor, times: int, level: float, seed: int) -> tuple[Tensor, Tensor]:
     """Ends of the middle of the resampled means of rows (n, columns)."""
-    means = torch.cat([counts @ rows for counts in draw_counts(len(rows), times, seed)]) / len(rows)
+    means = torch.cat([counts @ rows for counts in resample_counts(len(rows), times, seed)]) / len(rows)
     return percentiles(means.T, level)
 
 
@@ -138,10 +138,10 @@ def _studentised(rows: Tensor, times: int, level: float, seed: int) -> tuple[Ten
     away = rows - mean
     error = (away.square().sum(0) / (n * (n - 1))).sqrt()
     ratios = []
-    for counts in draw_counts(n, times, seed):
+    for counts in resample_counts(n, times, seed):
         moved = counts @ away / n
         own = ((counts @ away.square() / n - moved.square()).clamp_min(0) / (n - 1)).sqrt()
-        ratios.append(moved / torch.maximum(own, NARROWEST * error))
+        ratios.append(moved / torch.maximum(own, _MIN_ERROR_RATIO * error))
     # Where all rows are equal there is no ratio: 0 / 0
     below, above = percentiles(torch.cat(ratios).T.nan_to_num(0.0, 0.0, 0.0), level)
     student = float(stdtrit(n - 1, (1 + level) / 2))
@@ -164,12 +164,12 @@ def _of_statistic(
         return made.detach().cpu().double()
 
     value = of(rows.mean(0, keepdim=True))[0]
-    replicas = torch.cat([of(counts @ rows / len(rows)) for counts in draw_counts(len(rows), times, seed)])
-    low, high = around(value, replicas.movedim(0, -1), len(rows), level)
+    replicas = torch.cat([of(counts @ rows / len(rows)) for counts in resample_counts(len(rows), times, seed)])
+    low, high = interval_around(value, replicas.movedim(0, -1), len(rows), level)
     return low.float(), high.float()
 
 
-def around(value: Tensor, replicas: Tensor, examples: Tensor | int, level: float) -> tuple[Tensor, Tensor]:
+def interval_around(value: Tensor, replicas: Tensor, examples: Tensor | int, level: float) -> tuple[Tensor, Tensor]:
     """Return the ends of an interval round ``value`` (...) by its replicas (..., times), for few examples too.
 
     Each end is the further one of a percentile of the replicas and of Student's t with their standard deviation. The
@@ -181,8 +181,8 @@ def around(value: Tensor, replicas: Tensor, examples: Tensor | int, level: float
     [-1.9, 1.9]
     """
     examples = torch.as_tensor(examples, dtype=torch.double)
-    known = examples >= FEWEST
-    n = examples.clamp_min(FEWEST)
+    known = examples >= MIN_EXAMPLES
+    n = examples.clamp_min(MIN_EXAMPLES)
     student = torch.from_numpy(np.asarray(stdtrit((n - 1).numpy(), (1 + level) / 2)))
     outer = torch.from_numpy(np.asarray(1 - 2 * ndtr(-(student * (n / (n - 1)).sqrt()).numpy())))
     low, high = percentiles(replicas, outer)

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads import _layout as layout
-from headtools.heads._attention import KEPT_BIAS
-from headtools.heads._interventions import refuse_inside
+from headtools.heads._attention import PRUNED_BIAS
+from headtools.heads._checks import check_not_compiled, check_not_offloaded
+from headtools.heads._interventions import check_no_open_context
 from headtools.heads._layer_config import LayerConfig
 from headtools.heads._layout import PRUNED, Projection
-from headtools.heads._select import Heads, refuse_compiled, refuse_offloaded, select
-from headtools.heads._weights import refuse_wrapped
+from headtools.heads._select import Heads, select
+from headtools.heads._weights import check_plain_weights
 from headtools.heads.sites import Site, sites
 
 # what attention modules call their sizes
@@ -69,11 +70,11 @@ def cut_heads(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> int:
     """
     if gqa not in ("ungroup", "error"):
         raise ValueError(f'gqa must be "ungroup" or "error", got {gqa!r}')
-    refuse_compiled(model)
-    refuse_inside(model, "prune()")
-    refuse_offloaded(model, "prune")
+    check_not_compiled(model)
+    check_no_open_context(model, "prune()")
+    check_not_offloaded(model, "prune")
     chosen = select(sites(model), heads)
-    refuse_wrapped(model, [module for site in chosen for module in (*site.module.modules(), site.out)], "prune")
+    check_plain_weights(model, [module for site in chosen for module in (*site.module.modules(), site.out)], "prune")
     _cut(chosen, gqa)
     return sum(map(len, chosen.values()))
 
@@ -120,7 +121,7 @@ def ungrouped(model: nn.Module) -> list[tuple]:
     return [site.key for site in sites(model) if site.module.__dict__.get(PRUNED, {}).get("ungrouped")]
 
 
-def replay_unread(model: nn.Module, heads: Heads, copied: Iterable[Sequence] = ()) -> None:
+def replay_before_loading(model: nn.Module, heads: Heads, copied: Iterable[Sequence] = ()) -> None:
     """Prune as ``replay`` does a model whose weights are still to be read: they may be on the meta device.
 
     ``copied``: what ``ungrouped`` returned of the model that was cut first.
@@ -133,20 +134,20 @@ def replay_unread(model: nn.Module, heads: Heads, copied: Iterable[Sequence] = (
 
 
 def _cut(chosen: Mapping[Site, list[int]], gqa: str) -> None:
-    cuts = [_plan(site, some, gqa) for site, some in chosen.items() if some]  # raises before anything is changed
+    cuts = [_plan_cut(site, some, gqa) for site, some in chosen.items() if some]  # raises before anything is changed
     with torch.no_grad():
         for cut in cuts:
             cut()
 
 
-def _plan(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
+def _plan_cut(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
     """Work out the cut of one site and return the function that makes it; raise where it cannot be made."""
-    refuse_uncuttable(site)
+    check_prunable(site)
     keep = [h for h in range(site.heads) if h not in cut]
     empty = not keep
     keep = keep or [0]  # the silent head
-    query, key, value, kv_heads = _rows(site, keep, gqa)
-    parts = _sliced(site, query, key, value)
+    query, key, value, kv_heads = _remaining_heads(site, keep, gqa)
+    parts = _rows_to_keep(site, query, key, value)
     state = site.module.__dict__.get(PRUNED) or {"removed": (), "physical": site.original}
     after = {
         "kept": () if empty else tuple(site.original[h] for h in keep),
@@ -172,7 +173,7 @@ def _plan(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
     return apply
 
 
-def refuse_uncuttable(site: Site) -> None:
+def check_prunable(site: Site) -> None:
     """Raise where slicing would not be the same as gating."""
     name = f"{type(site.module).__name__} ({site.label})"
     advice = "use ablate(model, heads) instead, which gives the same outputs"
@@ -190,8 +191,11 @@ def refuse_uncuttable(site: Site) -> None:
     for parameter, tensor in site.module.named_parameters():
         known = (
             id(tensor) in ours
-            # a norm inside each head, and not one number a head where heads are as many as a head has features
-            or (tuple(tensor.shape) in ((site.head_dim,), (site.value_dim,)) and not _one_each(parameter, tensor, site))
+            # a norm inside each head; where n_heads == head_dim the shape alone does not tell it from one number a head
+            or (
+                tuple(tensor.shape) in ((site.head_dim,), (site.value_dim,))
+                and not _may_be_one_per_head(parameter, tensor, site)
+            )
             or (parameter == "sinks" and tensor.shape == (site.heads,))
             or parameter.startswith("relative_attention_bias")  # T5's, shared by all layers: sliced when it is used
             or parameter.startswith("LayerNorm")  # ALBERT's, after the output projection
@@ -208,12 +212,12 @@ def refuse_uncuttable(site: Site) -> None:
             raise ValueError(f"{name}: a projection makes more than queries, keys and values: {advice}")
 
 
-def _one_each(parameter: str, tensor: Tensor, site: Site) -> bool:
+def _may_be_one_per_head(parameter: str, tensor: Tensor, site: Site) -> bool:
     """Tell a parameter of the attention module itself that may hold one number for each head."""
     return "." not in parameter and tuple(tensor.shape) == (site.heads,)
 
 
-def _rows(site: Site, keep: list[int], gqa: str) -> tuple[list[int], list[int], list[int], int]:
+def _remaining_heads(site: Site, keep: list[int], gqa: str) -> tuple[list[int], list[int], list[int], int]:
     """Return which query, key and value heads stay, and how many key heads that makes."""
     share = site.heads // site.kv_heads
     if share == 1:
@@ -232,7 +236,7 @@ def _rows(site: Site, keep: list[int], gqa: str) -> tuple[list[int], list[int], 
     return keep, owners, owners, len(keep)
 
 
-def _sliced(site: Site, query: list[int], key: list[int], value: list[int]) -> list[tuple[nn.Module, Tensor]]:
+def _rows_to_keep(site: Site, query: list[int], key: list[int], value: list[int]) -> list[tuple[nn.Module, Tensor]]:
     """Return each projection module with the rows to keep, in the order in which the model's forward reads them."""
     asked: dict[int, tuple[nn.Module, list[tuple[Projection, Tensor]]]] = {}
     for part, some in ((site.q, query), (site.k, key), (site.v, value)):
@@ -241,7 +245,7 @@ def _sliced(site: Site, query: list[int], key: list[int], value: list[int]) -> l
     for module, parts in asked.values():
         if all(torch.equal(p.rows, parts[0][0].rows) for p, _ in parts):
             rows = parts[0][1].flatten()  # one alone, or keys that serve as values
-        elif _by_head(site):
+        elif _is_head_by_head(site):
             rows = torch.stack([r for _, r in parts], 1).flatten()
         else:
             rows = torch.cat([r.flatten() for _, r in parts])
@@ -249,7 +253,7 @@ def _sliced(site: Site, query: list[int], key: list[int], value: list[int]) -> l
     return result
 
 
-def _by_head(site: Site) -> bool:
+def _is_head_by_head(site: Site) -> bool:
     """Tell a fused projection that goes head by head (GPT-NeoX) from one that goes query, key, value."""
     return site.heads > 1 and bool(site.q.rows[1, 0] > site.k.rows[0, 0]) and site.q.module is site.k.module
 
@@ -274,9 +278,9 @@ def _resize(site: Site, heads: int, kv_heads: int) -> None:
     if _shared_bias(module):
         # T5 makes one position bias for all layers and all its heads, so a layer keeps its old numbers and its
         # attention function takes the rows of its remaining heads
-        module.config = LayerConfig(module.config, {"_attn_implementation": KEPT_BIAS})
+        module.config = LayerConfig(module.config, {"_attn_implementation": PRUNED_BIAS})
         return
-    reads = _names(inspect.unwrap(type(module).forward).__code__)
+    reads = _names_read(inspect.unwrap(type(module).forward).__code__)
     sizes = {**dict.fromkeys(QUERY_HEADS, heads), **dict.fromkeys(KEY_HEADS, kv_heads)}
     for name in sizes.keys() & own.keys():
         setattr(module, name, sizes[name])
@@ -293,9 +297,9 @@ def _resize(site: Site, heads: int, kv_heads: int) -> None:
         module.config = LayerConfig(module.config, missing)
 
 
-def _names(code: CodeType) -> set[str]:
+def _names_read(code: CodeType) -> set[str]:
     """Return the names that a function reads, also inside its comprehensions."""
-    return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
+    return set(code.co_names).union(*(_names_read(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
 def _shared_bias(module: nn.Module) -> bool:

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from headtools._renamed import old_arguments
 from headtools.heads._attention import EAGER, TAPS, attention_function
-from headtools.heads._finite import refuse_broken
-from headtools.heads._interventions import listed, on_input
-from headtools.heads._select import holding, refuse_compiled
-from headtools.heads.sites import Site, Sites, Which, sites
+from headtools.heads._checks import check_not_compiled
+from headtools.heads._finite import check_recorded
+from headtools.heads._hooks import append_entry, hook_input, intervention
+from headtools.heads.sites import Site, Sites, SiteSelection, sites
 
-WANT = ("maps", "z", "q", "k", "v")
+_QUANTITIES = ("maps", "z", "q", "k", "v")
 
 
 class Captured:
@@ -40,7 +40,7 @@ class Captured:
         self.__dict__.update(tensors)
 
     def __getattr__(self, name: str) -> Tensor:
-        if name in WANT:
+        if name in _QUANTITIES:
             raise AttributeError(f"{name} of {self._label} was not recorded: use record(model, want=({name!r},))")
         raise AttributeError(name)
 
@@ -80,7 +80,7 @@ def record(
     model: nn.Module,
     want: Iterable[str] = ("maps", "z"),
     accumulate: Callable[[Site, Captured, Any], Any] | None = None,
-    only: Which = None,
+    only: SiteSelection = None,
     grad: bool = False,
     training: bool = False,
 ) -> Iterator[Record]:
@@ -109,21 +109,21 @@ def record(
     (torch.Size([1, 4, 3, 3]), torch.Size([1, 3, 4, 4]))
     """
     want = _check_want(want)
-    refuse_compiled(model)
+    check_not_compiled(model)
     if not training and any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode, so dropout would change what you see: call model.eval() first")
     found = sites(model)
     chosen = found.pick(only)
     inside = [name for name in want if name != "z"]
     if inside:
-        _refuse_without_interface(chosen, inside)
+        _check_interface(chosen, inside)
     result = Record(found, {})
     with ExitStack() as stack:
-        stack.enter_context(holding(model, "record()", chosen))
+        stack.enter_context(intervention(model, "record()", chosen))
         if inside:
             stack.enter_context(attention_function(model, EAGER if "maps" in want else None))
         for site in chosen:
-            stack.enter_context(_tap(model, site, want, accumulate, grad, result.seen))
+            stack.enter_context(_record_site(model, site, want, accumulate, grad, result.seen))
         yield result
 
 
@@ -150,13 +150,13 @@ def contributions(site: Site, z: Tensor) -> Tensor:
 
 def _check_want(want: Iterable[str]) -> tuple[str, ...]:
     want = (want,) if isinstance(want, str) else tuple(want)
-    unknown = [name for name in want if name not in WANT]
+    unknown = [name for name in want if name not in _QUANTITIES]
     if unknown or not want:
-        raise ValueError(f"want must name some of {', '.join(WANT)}; got {want!r}")
+        raise ValueError(f"want must name some of {', '.join(_QUANTITIES)}; got {want!r}")
     return want
 
 
-def _refuse_without_interface(chosen: list[Site], inside: list[str]) -> None:
+def _check_interface(chosen: list[Site], inside: list[str]) -> None:
     for site in chosen:
         if not site.interface:
             raise ValueError(
@@ -167,7 +167,7 @@ def _refuse_without_interface(chosen: list[Site], inside: list[str]) -> None:
 
 
 @contextmanager
-def _tap(
+def _record_site(
     model: nn.Module, site: Site, want: tuple, accumulate: Callable | None, grad: bool, seen: dict
 ) -> Iterator[None]:
     """Collect what one site produces: from the attention function first, then from the output projection."""
@@ -186,7 +186,7 @@ def _tap(
         if accumulate is not None:  # a measure; whoever looks at the tensors themselves sees what they hold
             for name in want:
                 if name in captured.__dict__:
-                    refuse_broken(model, site, name, captured.__dict__[name].detach())
+                    check_recorded(model, site, name, captured.__dict__[name].detach())
         with folding:
             seen[site.key] = captured if accumulate is None else accumulate(site, captured, seen.get(site.key))
 
@@ -205,9 +205,9 @@ def _tap(
         finish()
         return site.join(z) if grad else None  # the model goes on from z, so that z has a gradient
 
-    with listed(site.module, TAPS, from_attention), ExitStack() as stack:
+    with append_entry(site.module, TAPS, from_attention), ExitStack() as stack:
         if last == "z":
-            stack.callback(on_input(site.out, from_output).remove)
+            stack.callback(hook_input(site.out, from_output).remove)
         yield
 
 

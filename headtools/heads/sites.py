@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads import _layout as layout
-from headtools.heads._kinds import find_kind, settled_kind
+from headtools.heads._kinds import find_kind, resolve_kind
 from headtools.heads._layout import Projection
 from headtools.heads._weights import unused_copies, weight_of
 
 KINDS = ("encoder", "decoder", "cross")
-SETTLE = (
+GUESSED_KIND = (
     "its kind is a guess, since nothing says whether a token sees what comes after it; write model.is_causal = True "
     "if it does not, or model.is_causal = False"
 )
-Key = tuple  # (kind, layer), or (stack, kind, layer) where a model has several stacks of one kind
+SiteKey = tuple  # (kind, layer), or (stack, kind, layer) where a model has several stacks of one kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Site:
     guessed: bool = False
 
     @property
-    def key(self) -> Key:
+    def key(self) -> SiteKey:
         """Return what names this site: (kind, layer), with the stack in front where there are several."""
         return (self.stack, self.kind, self.layer) if self.stack else (self.kind, self.layer)
 
@@ -84,7 +84,8 @@ class Site:
         return (z.transpose(0, 1) if self.tokens_first else z).flatten(-2)
 
 
-Which = str | Key | Site | Iterable[str | Key | Site] | None  # what an argument sites= takes: see Sites.pick
+# what the argument sites= of a measure takes: see Sites.pick
+SiteSelection = str | SiteKey | Site | Iterable[str | SiteKey | Site] | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,13 +123,13 @@ class Sites:
             count[site.kind] += 0 if site.empty else site.heads
         return dict(count)
 
-    def __getitem__(self, key: str | Key | Site) -> Site | Sites:
+    def __getitem__(self, key: str | SiteKey | Site) -> Site | Sites:
         if isinstance(key, str):
             found = tuple(s for s in self if key in (s.kind, s.stack))
             if found:
                 return Sites(found)
             raise KeyError(f"no {key!r} attention in this model; it has {self._names()}")
-        key = key.key if isinstance(key, Site) else _checked(key)
+        key = key.key if isinstance(key, Site) else _check_key(key)
         found = [s for s in self if s.key == key or (len(key) == 2 and (s.kind, s.layer) == key)]
         if len(found) == 1:
             return found[0]
@@ -136,7 +137,7 @@ class Sites:
             raise KeyError(f"{key} names {len(found)} sites: add the stack, e.g. {found[0].key}")
         raise KeyError(f"no site {key} in this model; it has {self._names()} (layers count from 0)")
 
-    def pick(self, which: Which) -> list[Site]:
+    def pick(self, which: SiteSelection) -> list[Site]:
         """Return the sites that an argument ``sites=`` names, each once and in the order in which they are named.
 
         ``which``: a kind or stack ("encoder"), a key (("cross", 3)), a site, a list of these, or None for all. A site
@@ -176,42 +177,45 @@ class Sites:
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.append(f"{len(self)} sites, {self.n_heads} heads")
         if self.guessed:
-            lines.append(f"{self.guessed[0].label}{' and others' * (len(self.guessed) > 1)}: {SETTLE}")
+            lines.append(f"{self.guessed[0].label}{' and others' * (len(self.guessed) > 1)}: {GUESSED_KIND}")
         if self.skipped:
             lines.append("not understood: " + ", ".join(self.skipped))
         return "\n".join(lines)
 
 
-def whole_number(value: object) -> int:
-    """Return a whole number as an int, whichever library's it is; raise ``TypeError`` for True, 1.0 or "1".
+def as_int(value: object) -> int:
+    """Return an integer of any library as a Python int; raise ``TypeError`` for True, 1.0 or "1".
 
     >>> import numpy
     >>> whole_number(numpy.int64(3))
     3
     """
     if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"got {value!r}; expected an integer")
     return operator.index(value)
 
 
-def _checked(key: object) -> Key:
+def _check_key(key: object) -> SiteKey:
     """Return a key with its layer as an int; True and 1.0 equal 1, and would quietly name layer 1."""
     *names, layer = key if isinstance(key, (tuple, list)) and len(key) else (key,)
     if isinstance(layer, str):
         return (*names, layer)  # the name of nothing, as the caller will say
     try:
-        return (*names, whole_number(layer))
+        return (*names, as_int(layer))
     except TypeError:
         kind = names or ["encoder"]
         raise TypeError(
-            f"a layer is a whole number, got {layer!r} in {key!r}; write ({', '.join(map(repr, kind))}, 1)"
+            f"a layer is an integer, got {layer!r} in {key!r}; write ({', '.join(map(repr, kind))}, 1)"
         ) from None
 
 
 def _is_key(value: object) -> bool:
     """Tell a key, ("encoder", 0), from a tuple of kinds or keys: it ends in something that is no name."""
-    return isinstance(value, tuple) and len(value) in (2, 3) and isinstance(value[0], str) and not (
-        isinstance(value[-1], (str, tuple, Site))
+    return (
+        isinstance(value, tuple)
+        and len(value) in (2, 3)
+        and isinstance(value[0], str)
+        and not (isinstance(value[-1], (str, tuple, Site)))
     )
 
 
@@ -249,19 +253,19 @@ def sites(model: nn.Module) -> Sites:
             if "attention" in type(module).__name__.lower() or isinstance(module, nn.MultiheadAttention):
                 seen.append(type(module).__name__)
             continue
-        site = _describe(model, name, module, interface)
+        site = _find_site(model, name, module, interface)
         if site is None:
             skipped.append(f"{name} ({type(module).__name__})")
         else:
             found.append(site)
     if not found:
-        raise ValueError(_nothing_found(model, skipped, seen))
+        raise ValueError(_no_sites_message(model, skipped, seen))
     if skipped:
         warnings.warn(f"headtools does not understand {len(skipped)} attention modules: {skipped[0]}", stacklevel=2)
-    return Sites(tuple(_number(model, found)), tuple(skipped))
+    return Sites(tuple(_number_layers(model, found)), tuple(skipped))
 
 
-def _describe(model: nn.Module, name: str, module: nn.Module, interface: bool) -> Site | None:
+def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) -> Site | None:
     """Return the site of one attention module (not numbered yet), or None where its heads cannot be made out."""
     out = layout.find_output(model, name, module)
     if out is None:
@@ -288,14 +292,14 @@ def _latent_dim(module: nn.Module, value_dim: int) -> int:
     return getattr(module, "qk_head_dim", getattr(module, "head_dim", value_dim))
 
 
-def _number(model: nn.Module, found: list[Site]) -> Iterable[Site]:
+def _number_layers(model: nn.Module, found: list[Site]) -> Iterable[Site]:
     """Count layers within each kind and stack, and name the stacks where one kind has several."""
     prefixes = {s.name: _prefix(s.name) for s in found}
     count: Counter = Counter()
     for s in found:
         rivals = {prefixes[o.name] for o in found if o.kind == s.kind}
-        stack = _short(prefixes[s.name], rivals) if len(rivals) > 1 else ""
-        kind, guessed = settled_kind(model, s.name, s.module)
+        stack = _stack_name(prefixes[s.name], rivals) if len(rivals) > 1 else ""
+        kind, guessed = resolve_kind(model, s.name, s.module)
         yield replace(s, stack=stack, kind=kind, layer=count[kind, stack], guessed=guessed)
         count[kind, stack] += 1
 
@@ -307,7 +311,7 @@ def _prefix(name: str) -> str:
     return ".".join(parts[: numbers[0]] if numbers else parts[:-1])
 
 
-def _short(prefix: str, rivals: set[str]) -> str:
+def _stack_name(prefix: str, rivals: set[str]) -> str:
     """Return the first part of ``prefix`` that tells it from its rivals: 'text_model'."""
     parts = prefix.split(".")
     for depth in range(len(parts)):
@@ -318,7 +322,7 @@ def _short(prefix: str, rivals: set[str]) -> str:
     return prefix
 
 
-def _nothing_found(model: nn.Module, skipped: list[str], seen: list[str]) -> str:
+def _no_sites_message(model: nn.Module, skipped: list[str], seen: list[str]) -> str:
     name = type(model).__name__
     if skipped:
         return (

@@ -13,8 +13,8 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._interventions import on_input
-from headtools.heads._select import holding, wide
+from headtools.heads._hooks import hook_input, intervention
+from headtools.heads._precision import to_float64
 from headtools.heads.sites import Site
 
 PER = ("example", "batch")
@@ -47,8 +47,8 @@ def refuse_coupled_slopes(plain: Tensor, weighted: Tensor, weights: Tensor) -> N
     if len(plain) != len(weights):
         return
     share = max(SHARE, 16 * torch.finfo(plain.dtype).eps)
-    plain, weighted = wide(plain), wide(weighted)
-    alike = plain * wide(weights).to(plain.device).view(-1, *[1] * (plain.dim() - 1))
+    plain, weighted = to_float64(plain), to_float64(weighted)
+    alike = plain * to_float64(weights).to(plain.device).view(-1, *[1] * (plain.dim() - 1))
     if ((alike - weighted).abs() > share * torch.maximum(plain.abs().max(), weighted.abs().max())).any():
         raise ValueError(FIX)
 
@@ -77,9 +77,9 @@ def refuse_coupled_losses(
                 rows = order(off, len(z) // len(base)).to(z.device)
                 return z.masked_fill(rows.view(-1, *[1] * (z.dim() - 1)), 0.0)
 
-            with holding(model, "ablation()", sites), ExitStack() as stack:
+            with intervention(model, "ablation()", sites), ExitStack() as stack:
                 for site in sites:
-                    stack.callback(on_input(site.out, _on_z(site, close)).remove)
+                    stack.callback(hook_input(site.out, _on_z(site, close)).remove)
                 moved = (run() - base).abs()
             if (moved[~off] > rounding + SHARE * moved[off].max()).any():
                 return False

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headtools._engine.progress import progress as show_progress
-from headtools.heads._weights import refuse_without_backward
+from headtools.heads._weights import check_has_backward
 from headtools.heads.gates import gates
 from headtools.heads.scores import Head
 from headtools.heads.sites import sites
@@ -50,7 +50,7 @@ def curvature(
 def _of_batch(
     model: nn.Module, batch: Mapping, pairs: Sequence[tuple[Head, Head]], loss: Loss | None, per: str
 ) -> Tensor:
-    refuse_without_backward(model, "a second derivative")
+    check_has_backward(model, "a second derivative")
     found = sites(model)
     with torch.no_grad(), frozen(model):
         rows = len(each_loss(model, batch, loss, per=per))

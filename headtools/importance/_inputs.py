@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._finite import refuse_unfit
+from headtools.heads._checks import check_batch, check_not_compiled
+from headtools.heads._finite import check_weights
 from headtools.heads._interventions import claimed
-from headtools.heads._select import check_batch, refuse_compiled
 from headtools.heads._tokens import model_inputs
-from headtools.heads.sites import Site, Which, sites
+from headtools.heads.sites import Site, SiteSelection, sites
 
 
 @contextmanager
@@ -63,15 +63,15 @@ def _own_weights(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, weight) for name, weight in module._parameters.items() if weight is not None]
 
 
-def select_sites(model: nn.Module, only: Which) -> list[Site]:
+def select_sites(model: nn.Module, only: SiteSelection) -> list[Site]:
     """Return the sites to measure: all, or those of ``only``, a kind ("encoder"), a key (("cross", 3)) or a list.
 
     Sites whose heads are all pruned are left out. Raises ``KeyError`` for an unknown site, ``ValueError`` where no head
     remains and for weights that are NaN, ``RuntimeError`` for a compiled model.
     """
-    refuse_compiled(model)
+    check_not_compiled(model)
     found = sites(model)  # searched for once: on a small model this takes as long as a layer's forward pass
-    refuse_unfit(model, found)
+    check_weights(model, found)
     selected = [site for site in found.pick(only) if not site.empty]
     if not selected:
         raise ValueError(f'sites={only!r} leaves no heads to measure: pass sites=["encoder"], or None for all')

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headtools.heads.bootstrap import FEWEST, bounds
+from headtools.heads.bootstrap import MIN_EXAMPLES, bounds
 from headtools.heads.scores import HeadScores
 
 
@@ -31,9 +31,9 @@ def with_intervals(
     """
     values = {key: site_rows.mean(0).float() for key, site_rows in rows.items()}
     n_rows = min(len(site_rows) for site_rows in rows.values())
-    if n_rows < FEWEST:
+    if n_rows < MIN_EXAMPLES:
         got = f"{n_rows} example{'s' if n_rows > 1 else ''} came"
-        return HeadScores(values, name, notes={"interval": f"none: {got}, {FEWEST} are needed"})
+        return HeadScores(values, name, notes={"interval": f"none: {got}, {MIN_EXAMPLES} are needed"})
     low, high = {}, {}
     # Sites with equally many rows are resampled together: the same draws for all their heads, in one product.
     for size in {len(site_rows) for site_rows in rows.values()}:

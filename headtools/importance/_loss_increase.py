@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from headtools._engine.progress import advance
-from headtools._engine.run import name_of, run
+from headtools._engine.run import function_name, run
 from headtools._engine.store import Part, fingerprint
-from headtools.heads._replacement import check_replacement, pools_of
-from headtools.heads.gates import watched
+from headtools.heads._checks import checked_inputs
+from headtools.heads._replacement import check_replacement, replacement_values
 from headtools.importance._coupling import check_per
 from headtools.importance._inputs import check_all_ran, each_batch, frozen
 from headtools.importance._replay.runs import Runs, Variant, losses
@@ -79,7 +79,7 @@ class _Rises:
         replacement, per = self.how.replacement, self.how.per
         return {
             "heads": [[[site.label, *heads] for site, heads in variant.items()] for variant in self.variants],
-            "loss": name_of(self.how.loss), "by": replacement, "over": per,
+            "loss": function_name(self.how.loss), "by": replacement, "over": per,
             "reference": fingerprint(self.reference) if replacement in ("mean", "resample") else None,
             "seed": self.how.seed if replacement == "resample" else None,
         }  # fmt: skip
@@ -92,7 +92,7 @@ class _Rises:
     def per_batch(self, batch: Mapping) -> Part:
         """Return the losses with all heads (B,) and the rises (B, variants)."""
         how = self.how
-        with frozen(self.model), torch.no_grad(), watched(self.model):
+        with frozen(self.model), torch.no_grad(), checked_inputs(self.model):
             runs = Runs(self.model, batch, how.loss, self.sites, how.replacement, self.pools, how.seed, how.max_rows,
                         self.layouts, how.per)  # fmt: skip
             if not self.checked and len(runs.base) > 1:
@@ -116,7 +116,7 @@ class _Rises:
     @cached_property
     def pools(self) -> dict:
         """What takes the place of heads' outputs; made when the first batch is measured, if any is."""
-        return pools_of(self.model, self.sites, self.how.replacement, self.reference)
+        return replacement_values(self.model, self.sites, self.how.replacement, self.reference)
 
 
 def _by_sites(variants: Iterable[Variant]) -> dict[tuple, list[int]]:

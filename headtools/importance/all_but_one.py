@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from headtools._engine.progress import progress as show_progress
 from headtools._renamed import old_arguments
-from headtools.heads._replacement import check_replacement, pools_of
-from headtools.heads.gates import replaced
+from headtools.heads._replacement import check_replacement, replacement_values
+from headtools.heads.ablate import replace_outputs
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._inputs import frozen, select_sites
@@ -81,7 +81,7 @@ def all_but_one(
         )
     check_replacement(replacement, chosen)
     with frozen(model), torch.no_grad():
-        pools = pools_of(model, chosen, replacement, reference)
+        pools = replacement_values(model, chosen, replacement, reference)
         before = _row(evaluate(model))
         steps = show_progress(variants, "keeping one head") if progress else variants
         changes = [_row(_evaluated(model, variant, evaluate, replacement, pools, seed)) - before for variant in steps]
@@ -92,7 +92,7 @@ def _evaluated(
     model: nn.Module, variant: Variant, evaluate: Evaluate, replacement: str, pools: dict[tuple, Tensor], seed: int
 ) -> Any:
     off: dict[Site, list[int]] = {site: heads for site, heads in variant.items() if heads}
-    with replaced(model, off, replacement, pools, seed):
+    with replace_outputs(model, off, replacement, pools, seed):
         return evaluate(model)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headtools._engine.run import run
 from headtools._engine.store import Part
-from headtools.heads._tokens import model_inputs, real_tokens, two_sided
+from headtools.heads._tokens import is_encoder_decoder, model_inputs, real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
@@ -98,7 +98,7 @@ class _Confidence:
     def _without_excluded(self, site: Site, batch: Mapping, weights: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights that are 0 on excluded keys, and queries without excluded ones."""
         weights = weights.masked_fill(_among(_keys(self.model, site, batch), self.excluded, site, weights), 0.0)
-        decodes = two_sided(self.model) and site.kind != "encoder"
+        decodes = is_encoder_decoder(self.model) and site.kind != "encoder"
         ids = batch.get("decoder_input_ids" if decodes else "input_ids")
         if isinstance(ids, Tensor) and ids.shape == queries.shape:
             queries = queries & ~torch.isin(ids, torch.tensor(self.excluded, device=ids.device)).to(queries.device)
@@ -120,7 +120,7 @@ def _excluded(model: nn.Module, exclude: Iterable[int] | int | None) -> list[int
 
 def _keys(model: nn.Module, site: Site, batch: Mapping) -> Any:
     """Return the ids of the tokens that a site looks at: the decoder's own, or those of the text that is read."""
-    own = two_sided(model) and site.kind == "decoder"
+    own = is_encoder_decoder(model) and site.kind == "decoder"
     return batch.get("decoder_input_ids" if own else "input_ids")
 
 

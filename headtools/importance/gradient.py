@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools._engine.run import name_of
+from headtools._engine.run import function_name
 from headtools._engine.run import run as run_measure
 from headtools._engine.store import Part
 from headtools._renamed import old_arguments
-from headtools.heads._interventions import on_input
-from headtools.heads._select import holding
+from headtools.heads._hooks import hook_input, intervention
 from headtools.heads._tokens import real_tokens
-from headtools.heads._weights import refuse_without_backward
+from headtools.heads._weights import check_has_backward
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._coupling import check_per, refuse_coupled_slopes, trial_weights
@@ -151,7 +150,7 @@ class _Slopes:
     @property
     def settings(self) -> dict[str, Any]:
         """All that determines the slopes."""
-        return {"sites": [site.label for site in self.sites], "loss": name_of(self.loss), "over": self.per}
+        return {"sites": [site.label for site in self.sites], "loss": function_name(self.loss), "over": self.per}
 
     def per_batch(self, batch: dict) -> Part:
         """Return the losses, and of each site slopes (B, H) and tokens (B,)."""
@@ -204,15 +203,15 @@ def _products(
 
     ``check`` makes sure that each example's loss is its own.
     """
-    refuse_without_backward(model, "gradient()")
+    check_has_backward(model, "gradient()")
     products: dict[tuple, Tensor] = {}
     tapped: list[tuple[Site, Tensor]] = []
     with ExitStack() as stack:
         for context in (frozen(model), torch.inference_mode(False), torch.enable_grad()):
             stack.enter_context(context)
-        stack.enter_context(holding(model, "gradient()", chosen))
+        stack.enter_context(intervention(model, "gradient()", chosen))
         for site in chosen:
-            stack.callback(on_input(site.out, _tap(site, products, tapped, per == "position")).remove)
+            stack.callback(hook_input(site.out, _tap(site, products, tapped, per == "position")).remove)
         each = each_loss(model, batch, loss, per=per)
         if not each.requires_grad or not tapped:
             raise ValueError(

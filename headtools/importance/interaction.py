@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from headtools._renamed import old_arguments
-from headtools.heads._finite import refuse_unfit
+from headtools.heads._finite import check_weights
 from headtools.heads._select import select
 from headtools.heads.bootstrap import bounds
 from headtools.heads.scores import Head
@@ -77,7 +77,7 @@ def interaction(
         raise ValueError(
             f'a gate at 0 is replacement="zero": predict=True has nothing to say of replacement="{replacement}"'
         )
-    refuse_unfit(model)
+    check_weights(model)
     chosen = {site.key: site for site in (select_sites(model, sites) if pairs is None else find_sites(model))}
     named = _all_pairs(chosen.values()) if pairs is None else _checked(model, pairs)
     batches = [batches] if isinstance(batches, Mapping) else list(batches)  # gone through twice

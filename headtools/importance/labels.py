@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from headtools._engine.run import run
 from headtools._engine.store import Part
-from headtools.heads._select import device_of
-from headtools.heads._tokens import IGNORE, two_sided
+from headtools.heads._devices import device_of
+from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder
 from headtools.importance._inputs import frozen
 from headtools.importance.loss import continues
 from headtools.roles.sentence import Sentence
@@ -60,7 +60,7 @@ def label(
     size = size if getattr(tokenizer, "pad_token", None) is not None else 1
     parts = [sentences[start : start + size] for start in range(0, len(sentences), size)]
     draw = torch.Generator().manual_seed(seed)
-    given = two_sided(model) and all(getattr(sentence, "target", None) for sentence in sentences)
+    given = is_encoder_decoder(model) and all(getattr(sentence, "target", None) for sentence in sentences)
     if given or predicts(model):
         return [_labelled(model, tokenizer, part, draw) for part in parts]  # drawn in order, or read: no model is run
     return run(_OwnLabels(model, tokenizer, draw), model, parts)
@@ -84,13 +84,13 @@ class _OwnLabels:
 
 def predicts(model: nn.Module) -> bool:
     """Tell whether a model predicts the words of its own input, which are then its labels."""
-    return not two_sided(model) and getattr(model, "get_output_embeddings", lambda: None)() is not None
+    return not is_encoder_decoder(model) and getattr(model, "get_output_embeddings", lambda: None)() is not None
 
 
 def _labelled(model: nn.Module, tokenizer: Any, sentences: Sequence, draw: torch.Generator) -> dict[str, Tensor]:
     batch = _tokens(tokenizer, sentences)
     real = batch["attention_mask"].bool()
-    if two_sided(model):
+    if is_encoder_decoder(model):
         targets = [getattr(sentence, "target", None) for sentence in sentences]
         return batch | {"labels": _translated(tokenizer, targets) if all(targets) else _own_words(model, batch)}
     if not predicts(model):
@@ -99,7 +99,7 @@ def _labelled(model: nn.Module, tokenizer: Any, sentences: Sequence, draw: torch
         if (short := real.sum(1) < 2).any():
             where = short.nonzero().flatten().tolist()
             raise ValueError(f"sentences {where} of a batch have one token: nothing is to be continued; leave them out")
-        return batch | {"labels": batch["input_ids"].masked_fill(~real, IGNORE)}
+        return batch | {"labels": batch["input_ids"].masked_fill(~real, IGNORE_INDEX)}
     return batch | _masked(tokenizer, batch["input_ids"], real, draw)
 
 
@@ -117,7 +117,7 @@ def _translated(tokenizer: Any, targets: Sequence[Sequence[str]]) -> Tensor:
         text_target=[" ".join(words) for words in targets], return_tensors="pt", padding=len(targets) > 1,
         return_attention_mask=True,
     )  # fmt: skip
-    return given["input_ids"].masked_fill(given["attention_mask"] == 0, IGNORE)
+    return given["input_ids"].masked_fill(given["attention_mask"] == 0, IGNORE_INDEX)
 
 
 def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -128,7 +128,7 @@ def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     )[:, 1:].cpu()
     end = model.generation_config.eos_token_id
     ends = torch.isin(written, torch.tensor([] if end is None else end).reshape(-1).to(written))
-    return written.masked_fill((ends.cumsum(1) - ends.long()) > 0, IGNORE)
+    return written.masked_fill((ends.cumsum(1) - ends.long()) > 0, IGNORE_INDEX)
 
 
 def _own_class(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -154,4 +154,4 @@ def _masked(tokenizer: Any, ids: Tensor, real: Tensor, draw: torch.Generator) ->
         raise ValueError(f"sentences {where} of a batch have no word to mask: leave them out")
     luck = torch.rand(ids.shape, generator=draw).masked_fill(~may, 2.0)
     chosen = (luck < MASKED) | (luck == luck.amin(1, keepdim=True))
-    return {"input_ids": ids.masked_fill(chosen, mark), "labels": ids.masked_fill(~chosen, IGNORE)}
+    return {"input_ids": ids.masked_fill(chosen, mark), "labels": ids.masked_fill(~chosen, IGNORE_INDEX)}

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headtools.heads._finite import unfit_weights
-from headtools.heads._kinds import of_transformers
-from headtools.heads._tokens import IGNORE, model_inputs, real_by, two_sided
-from headtools.heads.sites import SETTLE, sites
+from headtools.heads._finite import nonfinite_weights
+from headtools.heads._kinds import is_transformers_class
+from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder, model_inputs, real_from_mask
+from headtools.heads.sites import GUESSED_KIND, sites
 
 Loss = Callable[[Any, Mapping], Tensor] | str  # (outputs, batch) -> (B,), or one of FORMS
 FORMS = ("causal", "aligned")
@@ -60,7 +60,7 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None 
     else:
         shapes = f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}"
         raise ValueError(f"{shapes} are neither a text nor a classification: {_HOW}")
-    counted = labels != IGNORE
+    counted = labels != IGNORE_INDEX
     if continued:
         counted = counted & _told(batch.get("attention_mask"), shape).to(counted)[:, :-1]
     number = counted.sum(1)
@@ -75,7 +75,7 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None 
 def _told(mask: Any, shape: tuple[int, int]) -> Tensor:
     """Return which tokens may predict the next: what padding predicts depends on how much of it there is."""
     if isinstance(mask, Tensor) and mask.dim() == 4:
-        real = real_by(mask, shape)
+        real = real_from_mask(mask, shape)
         if real is None:
             raise ValueError(
                 f"attention_mask of shape {tuple(mask.shape)} does not tell which labels follow padding, and those "
@@ -92,8 +92,8 @@ def _check_classes(labels: Tensor, classes: int) -> None:
     least, most = labels.min().item(), labels.max().item()
     if least < 0 or most >= classes:
         raise ValueError(
-            f"labels from {least} to {most} for {classes} classes, which are 0 to {classes - 1}; labels of {IGNORE} do "
-            f"not count: check them, or {_HOW}"
+            f"labels from {least} to {most} for {classes} classes, which are 0 to {classes - 1}; labels of "
+            f"{IGNORE_INDEX} do not count: check them, or {_HOW}"
         )
 
 
@@ -130,7 +130,7 @@ def each_loss(
         )
     if not each.detach().isfinite().all():
         which = (~each.detach().isfinite()).nonzero().flatten().tolist()
-        why = unfit_weights(model)
+        why = nonfinite_weights(model)
         raise ValueError(
             f"the loss of examples {which} is NaN or infinite: it is no finite number" + (f"; {why}" if why else "")
         )
@@ -142,13 +142,13 @@ def continues(model: nn.Module) -> bool:
 
     Raises ``ValueError`` where that would be a guess.
     """
-    if two_sided(model) or "TokenClassification" in type(model).__name__:
+    if is_encoder_decoder(model) or "TokenClassification" in type(model).__name__:
         return False
     found = sites(model)
     if "decoder" in found.kinds:
         return True
     if found.guessed:
-        raise ValueError(f"{type(model).__name__}, {found.guessed[0].label}: {SETTLE}")
+        raise ValueError(f"{type(model).__name__}, {found.guessed[0].label}: {GUESSED_KIND}")
     return False
 
 
@@ -158,9 +158,9 @@ def moves_labels(model: nn.Module, batch: Mapping) -> bool:
     So they do in transformers, for every model that continues a text. Who writes a model may as well move labels
     himself, so there the labels are compared with the input. Raises ``ValueError`` where that does not tell.
     """
-    if of_transformers(type(model)) and not sites(model).guessed:
+    if is_transformers_class(type(model)) and not sites(model).guessed:
         return continues(model)
-    if two_sided(model):
+    if is_encoder_decoder(model):
         return False
     found, labels = sites(model), batch["labels"]
     causal = True if "decoder" in found.kinds else None if found.guessed else False
@@ -174,7 +174,7 @@ def moves_labels(model: nn.Module, batch: Mapping) -> bool:
         return False
     elif causal is None and texts:
         return False  # other words than those at the same places: filled in, or tags
-    about = f"; {found.guessed[0].label}: {SETTLE}" if causal is None else ""
+    about = f"; {found.guessed[0].label}: {GUESSED_KIND}" if causal is None else ""
     raise ValueError(
         f"nothing says whether the labels of {type(model).__name__} belong to the token at their place or to the one "
         f'before it: pass loss="aligned" or loss="causal"; to relevance, a score{about}'
@@ -189,5 +189,5 @@ def _is_text(name: str, value: Any, labels: Tensor) -> bool:
 
 def _agree(labels: Tensor, text: Tensor) -> bool:
     """Tell whether labels that count are the text's own tokens."""
-    counted = labels != IGNORE
+    counted = labels != IGNORE_INDEX
     return bool(counted.any()) and torch.equal(labels[counted], text.to(labels.device)[counted])

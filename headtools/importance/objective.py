@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._select import device_of
-from headtools.heads._tokens import model_inputs, real_tokens, two_sided
+from headtools.heads._devices import device_of
+from headtools.heads._tokens import is_encoder_decoder, model_inputs, real_tokens
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, sites
 from headtools.importance._inputs import each_batch, frozen
@@ -244,7 +244,7 @@ def writes(model: nn.Module) -> bool:
     >>> writes(model), writes(model.get_encoder())
     (True, False)
     """
-    return two_sided(model) and "decoder" in sites(model).kinds
+    return is_encoder_decoder(model) and "decoder" in sites(model).kinds
 
 
 def _own_kind(model: nn.Module, tokenizer: Any, sentences: Sequence) -> str:

@@ -10,7 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headtools.heads.bootstrap import FEWEST, MANY, around, bootstrap, draw_counts, percentiles
+from headtools.heads.bootstrap import (
+    MANY_EXAMPLES,
+    MIN_EXAMPLES,
+    bootstrap,
+    interval_around,
+    percentiles,
+    resample_counts,
+)
 
 if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
@@ -73,19 +80,21 @@ def paired_bootstrap(
         metric = _bleu(metric)
         tables = [_counts(list(system), list(references), metric) for system in (with_, without)]
         score = partial(_corpus_bleu, metric)
-    if size < FEWEST:
-        raise ValueError(f"two systems need {FEWEST} examples or more, got {size}: fewer do not show how they vary")
+    if size < MIN_EXAMPLES:
+        raise ValueError(
+            f"two systems need {MIN_EXAMPLES} examples or more, got {size}: fewer do not show how they vary"
+        )
     first, second = (score(table.sum(0, keepdims=True), size).item() for table in tables)
     drawn = [
-        score(np.concatenate([counts.numpy() @ table for counts in draw_counts(size, n, seed)]), size)
+        score(np.concatenate([counts.numpy() @ table for counts in resample_counts(size, n, seed)]), size)
         for table in tables
     ]
     difference, apart = second - first, drawn[1] - drawn[0]
     flipped = float(np.mean(apart * np.sign(difference) <= 0))
     if score is _mean:
         low, high = bootstrap(torch.from_numpy(tables[1] - tables[0])[:, 0], times=n, seed=seed)
-    elif size < MANY:
-        low, high = around(torch.tensor(difference).double(), torch.from_numpy(apart), size, LEVEL)
+    elif size < MANY_EXAMPLES:
+        low, high = interval_around(torch.tensor(difference).double(), torch.from_numpy(apart), size, LEVEL)
     else:
         low, high = percentiles(torch.from_numpy(apart), LEVEL)
     return Difference(difference, float(low), float(high), flipped, first, second)

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools._engine.run import name_of
+from headtools._engine.run import function_name
 from headtools._engine.run import run as run_measure
 from headtools._engine.store import Part, fingerprint
 from headtools._renamed import old_arguments
-from headtools.heads._select import refuse_offloaded, wide
+from headtools.heads._checks import check_not_offloaded
+from headtools.heads._precision import to_float64
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._inputs import check_all_ran, each_batch, select_sites
@@ -164,7 +165,7 @@ def propagate(
     >>> round(found.conserved + found.absorbed, 3)
     1.0
     """
-    refuse_offloaded(model, "relevance")
+    check_not_offloaded(model, "relevance")
     measure = _Relevance(model, select_sites(model, sites), score, rules)
     return run_measure(measure, model, each_batch(model, batches), checkpoint=checkpoint)
 
@@ -185,7 +186,7 @@ class _Relevance:
     def settings(self) -> dict[str, Any]:
         """All that determines the relevance."""
         rules = self.rules if isinstance(self.rules, str) else fingerprint(self.rules)
-        return {"rules": rules, "sites": [site.label for site in self.sites], "score": name_of(self.score)}
+        return {"rules": rules, "sites": [site.label for site in self.sites], "score": function_name(self.score)}
 
     def per_batch(self, batch: dict) -> Part:
         """Return one batch's numbers, step after step: whose each is, what it is, and each site's relevance for it."""
@@ -214,7 +215,7 @@ class _Relevance:
         starts = torch.cat([torch.zeros(1), torch.stack([part["size"] for part in parts])[:-1]]).long().cumsum(0)
         owner = torch.cat([start + part["example"] for start, part in zip(starts, parts, strict=True)])
         values, order = torch.cat([part["explained"] for part in parts]), torch.argsort(owner, stable=True)
-        total = wide(values).abs().sum().item()
+        total = to_float64(values).abs().sum().item()
         if not total:
             raise ValueError("all numbers to explain are 0, and nothing cannot be shared: choose another score")
         at_inputs, at_constants = (torch.stack([part["arrived"] for part in parts]).sum(0) / total).tolist()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from headtools._engine.store import refusal, write_bytes
+from headtools._engine.store import explain_os_error, write_bytes
 
 FILE = "my-progress.json"
 VARIABLE = "HEADTOOLS_PROGRESS"
@@ -130,7 +130,7 @@ def _alone(file: Path, seconds: float = 5) -> Iterator[None]:
     except Timeout:
         raise TimeoutError(errno.ETIMEDOUT, "another kernel is still writing it", file.name) from None
     except OSError as error:
-        raise refusal(error, file) from error
+        raise explain_os_error(error, file) from error
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads._layer_config import LayerConfig
-from headtools.heads.prune import replay_unread
+from headtools.heads.prune import replay_before_loading
 from headtools.organism._plain_config import put
 
 CUT = "pruned_heads.json"
@@ -33,7 +33,7 @@ def read(architecture: Any, config: Any, folder: Path, dtype: torch.dtype, heads
 
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
         architecture.__init__(self, *args, **kwargs)
-        replay_unread(self, heads, copied)
+        replay_before_loading(self, heads, copied)
 
     names = {"__init__": build, "__module__": architecture.__module__, "__qualname__": architecture.__qualname__}
     model, report = type(architecture.__name__, (architecture,), names).from_pretrained(

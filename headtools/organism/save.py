@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from headtools._engine.store import atomic_folder, refusal
-from headtools.heads._select import refuse_offloaded
-from headtools.heads._weights import refuse_wrapped_model
+from headtools._engine.store import atomic_folder, explain_os_error
+from headtools.heads._checks import check_not_offloaded
+from headtools.heads._weights import check_plain_model
 from headtools.heads.prune import pruned, ungrouped
 from headtools.organism import _reopened as reopened
 from headtools.organism._checksums import write_checksums
@@ -53,8 +53,8 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> Path:
         raise TypeError(
             f"{type(model).__name__} is no transformers model: keep its state_dict and pruned(model) yourself"
         )
-    refuse_wrapped_model(model, "save")
-    refuse_offloaded(model, "save")
+    check_plain_model(model, "save")
+    check_not_offloaded(model, "save")
     with atomic_folder(folder) as part:
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
@@ -107,7 +107,7 @@ def _try(
             plain = load._model(str(folder), dtype)
         return reopened.first_difference(model, plain) or reopened.same_build(again, plain)
     except Exception as error:  # whatever transformers says of sizes that it does not expect
-        if refusal(error, folder) is not None:
+        if explain_os_error(error, folder) is not None:
             raise
         return reopened.short(error)
 

@@ -15,8 +15,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from headtools.heads._devices import device_of
 from headtools.heads._precision import without_autocast
-from headtools.heads._select import device_of
 from headtools.heads.record import record
 from headtools.roles.controls import untrained as untrained_twin
 from headtools.roles.probing import share

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._interventions import on_input
+from headtools.heads._checks import check_not_compiled
+from headtools.heads._hooks import hook_input, intervention
 from headtools.heads._precision import without_autocast
-from headtools.heads._select import holding, refuse_compiled, select
+from headtools.heads._select import select
 from headtools.heads.sites import Site, sites
 
 
@@ -89,11 +90,11 @@ def erased(model: nn.Module, maps: Mapping[tuple, Erasure]) -> Iterator[None]:
     >>> with erased(model, {("encoder", 5, 1): erasure(torch.randn(50, 16), ["a", "b"] * 25)}):
     ...     pass
     """
-    refuse_compiled(model)
+    check_not_compiled(model)
     found = sites(model)
     keys = {site.key for site in found}
     with ExitStack() as stack:
-        stack.enter_context(holding(model, "erased()", found))
+        stack.enter_context(intervention(model, "erased()", found))
         for key, erase in maps.items():
             if key in keys:
                 site, head, width = found[key], None, found[key].heads * found[key].value_dim
@@ -102,7 +103,7 @@ def erased(model: nn.Module, maps: Mapping[tuple, Erasure]) -> Iterator[None]:
                 width = site.value_dim
             if len(erase.mean) != width:
                 raise ValueError(f"{key} has {width} features, and the erasure was made from {len(erase.mean)}")
-            stack.callback(on_input(site.out, _change(site, head, erase)).remove)
+            stack.callback(hook_input(site.out, _change(site, head, erase)).remove)
         yield
 
 

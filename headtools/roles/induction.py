@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.heads._finite import refuse_unfit, unfit_weights
+from headtools.heads._devices import device_of
+from headtools.heads._finite import check_weights, nonfinite_weights
 from headtools.heads._precision import without_autocast
-from headtools.heads._select import device_of
-from headtools.heads.bootstrap import FEWEST
+from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.roles._segments import ordinary, segments
 
 INDUCTION, PREFIX, COPYING = "induction (TransformerLens)", "prefix matching (Olsson)", "copying (Olsson)"
@@ -163,7 +163,7 @@ def copying(
             "the model with its language-model head, e.g. AutoModelForCausalLM"
         )
     if not head.weight.isfinite().all():
-        raise ValueError(f"the unembedding holds NaN or infinity; {unfit_weights(model)}")
+        raise ValueError(f"the unembedding holds NaN or infinity; {nonfinite_weights(model)}")
     tokens = ordinary(model) if tokens is None else tokens
     found: dict[tuple, list[Tensor]] = {}
     chosen = segments(n, length, 2, tokens, seed=seed)[:, :length].to(_device(model))
@@ -228,9 +228,9 @@ def _needs_decoder(model: nn.Module, longest: int, n: int) -> None:
             f"these scores need a model that reads one sequence from left to right; {type(model).__name__} has "
             f"{' and '.join(kinds)} attention. Pass a decoder-only model, e.g. one of AutoModelForCausalLM"
         )
-    if n < FEWEST:
-        raise ValueError(f"an interval needs {FEWEST} sequences or more, got n={n}: write n=50")
-    refuse_unfit(model)
+    if n < MIN_EXAMPLES:
+        raise ValueError(f"an interval needs {MIN_EXAMPLES} sequences or more, got n={n}: write n=50")
+    check_weights(model)
     room = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if room is not None and longest > room:
         raise ValueError(

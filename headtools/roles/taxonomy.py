@@ -20,15 +20,15 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headtools._engine.processes import current
-from headtools._engine.run import name_of
+from headtools._engine.processes import current_process
+from headtools._engine.run import function_name
 from headtools._engine.run import run as run_measure
 from headtools._engine.store import fingerprint
 from headtools._renamed import old_arguments
-from headtools.heads._select import device_of
-from headtools.heads.bootstrap import FEWEST
+from headtools.heads._devices import device_of
+from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.heads.record import Captured, record
-from headtools.heads.sites import Key, Site, sites
+from headtools.heads.sites import Site, SiteKey, sites
 from headtools.roles._taxonomy.annotation import Words
 from headtools.roles._taxonomy.batch_sums import Running
 from headtools.roles._taxonomy.batches import TOGETHER, Group, drawn_by_batch, prepared
@@ -138,7 +138,7 @@ def taxonomy(
         model, tokenizer, sentences, [site for site in there if site.kind in kinds], names, usual, words, conventions,
         antecedent, translated, batch_size, times, level, seed, shuffle, reference,
         # A group is shared and kept as a whole, so where that matters each batch is one.
-        list(prepared(sentences, batch_size, tokenizer, together=checkpoint is None and current().count == 1)),
+        list(prepared(sentences, batch_size, tokenizer, together=checkpoint is None and current_process().count == 1)),
     )  # fmt: skip
     return run_measure(measure, model, measure.groups, checkpoint=checkpoint)
 
@@ -171,7 +171,7 @@ class _Taxonomy:
         return {
             "sentences": fingerprint(self.sentences), "fitted": fingerprint(self.reference),
             "roles": fingerprint(self.names), "conventions": fingerprint(self.conventions),
-            "words": fingerprint(self.words), "antecedent": name_of(self.antecedent),
+            "words": fingerprint(self.words), "antecedent": function_name(self.antecedent),
             "shuffle": self.seed if self.shuffle else None, "batch_size": self.batch_size,
         }  # fmt: skip
 
@@ -202,7 +202,7 @@ class _Taxonomy:
         drawn = drawn_by_batch(self.sentences, self.batch_size, Draws(self.times, self.seed))
         sums = {kind: (Tally(), Tally()) for kind in self.kinds}
         with_query = dict.fromkeys(self.kinds, 0)  # how many sentences have a query of each role, (R,)
-        runs: dict[Key, int] = {}
+        runs: dict[SiteKey, int] = {}
         for group, part in zip(self.groups, parts, strict=True):
             ends = list(accumulate(len(indices) for _, indices in group))
             for number, (end, (_, indices)) in enumerate(zip(ends, group, strict=True)):
@@ -213,7 +213,7 @@ class _Taxonomy:
                     with_query[kind] = with_query[kind] + (part[f"{kind}|counted"][rows, 0] > 0).sum(0)
                     layers = [site.key for site in self.sites if site.kind == kind]
                     runs |= dict(zip(layers, part[f"{kind}|runs"][number].tolist(), strict=True))
-        columns: dict[Key, Columns] = {}
+        columns: dict[SiteKey, Columns] = {}
         for kind, (scores, counts) in sums.items():
             layers = [(site, runs[site.key]) for site in self.sites if site.kind == kind]
             columns |= table(layers, scores, counts, with_query[kind], self.names[kind], self.usual, self.conventions,
@@ -221,7 +221,7 @@ class _Taxonomy:
         shown = [name for name in COLUMNS if name != "stack" or any(site.stack for site in self.sites)]
         frame = pd.DataFrame({name: np.concatenate([columns[site.key][name] for site in self.sites]) for name in shown})
         if frame.low.isna().any():
-            frame.attrs["interval"] = f"none for roles of which fewer than {FEWEST} sentences have a query"
+            frame.attrs["interval"] = f"none for roles of which fewer than {MIN_EXAMPLES} sentences have a query"
         return frame
 
     @property

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._finite import cause, refuse_unfit
-from headtools.heads._select import Heads, device_of, select
+from headtools.heads._devices import device_of
+from headtools.heads._finite import check_weights, explain_nonfinite
+from headtools.heads._select import Heads, select
 from headtools.heads.record import record
 from headtools.heads.sites import sites
 from headtools.roles.sentence import Sentence
@@ -67,7 +68,7 @@ def word_states(
         raise ValueError(f"of must name some of {', '.join(OF)}; got {of!r}")
     if pieces not in PIECES:
         raise ValueError(f"pieces must be one of {', '.join(PIECES)}; got {pieces!r}")
-    refuse_unfit(model)
+    check_weights(model)
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i].words))  # alike in length: less padding
     wanted = [[True] * len(s.words) for s in sentences] if only is None else [list(map(bool, row)) for row in only]
     _check(sentences, wanted)
@@ -91,7 +92,8 @@ def word_states(
                 if broken:
                     kind = next(iter(sites(model))).kind
                     raise ValueError(
-                        f"the residual stream that {kind} {broken[0]} reads is NaN or infinite; {cause(model)}"
+                        f"the residual stream that {kind} {broken[0]} reads is NaN or infinite; "
+                        f"{explain_nonfinite(model)}"
                     )
             if start == 0:
                 _refuse_much([*(found[key][0] for key in found), *(streams[0] if streams else ())], total)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from headtools._renamed import old_arguments
-from headtools.heads._interventions import refuse_inside
+from headtools.heads._interventions import check_no_open_context
 from headtools.heads.prune import cut_heads
 from headtools.heads.scores import HeadScores
-from headtools.heads.sites import Which
+from headtools.heads.sites import SiteSelection
 from headtools.heads.sites import sites as find_sites
 from headtools.importance.loss import Loss
 from headtools.sparse._trainer import Trainer
@@ -83,7 +83,7 @@ def fit_gates(
     penalty: float | Sequence[float],
     *,
     steps: int = 400,
-    sites: Which = None,
+    sites: SiteSelection = None,
     weights: str | Collection[str] | None = "all",
     loss: Loss | str | None = None,
     per: str = "batch",
@@ -146,7 +146,7 @@ def fit_gates(
     check_gradients(model)
     warn_of_old_loss(loss)
     if in_place:
-        refuse_inside(model, "fit_gates(in_place=True)")
+        check_no_open_context(model, "fit_gates(in_place=True)")
     student = model if weights is None else copy.deepcopy(model)
     trained = trained_weights(student, weights)
     gates = HardConcrete(
@@ -200,7 +200,7 @@ def recover(
     check_gradients(model)
     warn_of_old_loss(loss)
     if in_place:
-        refuse_inside(model, "recover(in_place=True)")
+        check_no_open_context(model, "recover(in_place=True)")
     student = copy.deepcopy(model)
     trained = trained_weights(student, weights)
     settings = {

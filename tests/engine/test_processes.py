@@ -7,7 +7,7 @@ import pytest
 import torch
 from processes import ended, needs_forks, start, together
 
-from headtools._engine.processes import ElsewhereError, Process, current, launched, sharded
+from headtools._engine.processes import OtherProcessError, Process, current_process, launched_count, sharded
 from headtools._engine.run import run
 from headtools._engine.store import Store
 
@@ -33,12 +33,12 @@ def test_without_a_launcher_nothing_happens(monkeypatch):
     for name in ("WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    assert launched() == 0
+    assert launched_count() == 0
     with sharded() as process:
         assert (process.index, process.count, process.main, process.device.type) == (0, 1, True, "cpu")
         assert process.gather(lambda: 3) == [3]
         process.assert_same("this", "batches")
-    assert current().count == 1
+    assert current_process().count == 1
 
 
 def test_three_processes_share_the_batches_and_all_get_the_result(tmp_path):
@@ -47,14 +47,14 @@ def test_three_processes_share_the_batches_and_all_get_the_result(tmp_path):
     def inside():
         with sharded() as process:
             measure = Sums()
-            return run(measure, MODEL, BATCHES), measure.measured, process.main, current().count
+            return run(measure, MODEL, BATCHES), measure.measured, process.main, current_process().count
         return None
 
     results = together(3, inside)
     assert [found for found, *_ in results] == [[0, 3, 6, 9, 12]] * 3
     assert sorted(number for _, measured, *_ in results for number in measured) == [0, 1, 2, 3, 4]
     assert [main for _, _, main, _ in results] == [True, False, False]
-    assert current().count == 1
+    assert current_process().count == 1
 
 
 def test_what_one_process_has_finished_two_go_on_with(tmp_path):
@@ -135,7 +135,7 @@ def test_work_of_all_processes(others):
 
 def test_a_failure_anywhere_is_an_error_everywhere(others):
     others((None, "ValueError: odd"))
-    with pytest.raises(ElsewhereError, match=r"^process 1 of 2 failed: ValueError: odd$"):
+    with pytest.raises(OtherProcessError, match=r"^process 1 of 2 failed: ValueError: odd$"):
         Process(0, 2).gather(lambda: 1)
     told = []
 
@@ -173,7 +173,7 @@ def test_how_many_a_launcher_started(monkeypatch, told, count):
         monkeypatch.delenv(name, raising=False)
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    assert launched() == count
+    assert launched_count() == count
 
 
 class State:
@@ -210,10 +210,10 @@ def test_where_processes_work(monkeypatch, card, use_cpu, cpu):
     with sharded() as process:
         assert (process.index, process.count) == (1, 2)
         assert process.device == torch.device("cpu" if cpu else f"{card}:1")
-        assert current() is process
+        assert current_process() is process
     assert state.asked == {"cpu": cpu, "timeout": timedelta(days=7)}
     assert state.waited == 1
-    assert current().count == 1
+    assert current_process().count == 1
 
 
 def test_one_that_was_launched_alone_waits_for_nobody(monkeypatch):
@@ -231,7 +231,7 @@ def test_processes_that_do_not_find_each_other(monkeypatch):
         sharded(),
     ):
         pass
-    assert current().count == 1
+    assert current_process().count == 1
 
 
 def test_a_launcher_without_accelerate(monkeypatch):

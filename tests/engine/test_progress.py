@@ -61,7 +61,7 @@ def test_the_bar_counts_in_a_kernel(monkeypatch):
     (bar,) = bars
     assert (bar.value, bar.max, bar.description) == (0, 3, "spelling")
     assert bar.style.description_width == "initial", "as wide as its words"
-    assert list(made[0][0]) == [module.VIEW]
+    assert list(made[0][0]) == [module._WIDGET_MIME_TYPE]
     assert made[0][1] is True
     next(steps)
     assert bar.value == 1

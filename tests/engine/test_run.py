@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from headtools._engine.processes import current
+from headtools._engine.processes import current_process
 from headtools._engine.progress import advance
-from headtools._engine.run import name_of, run
+from headtools._engine.run import function_name, run
 
 
 class Sums:
@@ -149,11 +149,11 @@ def test_the_bar_moves_with_batches_and_inside_them(monkeypatch):
 
 
 def test_alone_outside_of_sharded():
-    assert (current().index, current().count, current().main) == (0, 1, True)
-    assert current().gather(lambda: 3) == [3]
+    assert (current_process().index, current_process().count, current_process().main) == (0, 1, True)
+    assert current_process().gather(lambda: 3) == [3]
 
 
 def test_names_of_functions():
-    assert name_of(None) is None
-    assert name_of(torch.sum) == name_of(torch.sum)
-    assert name_of(test_names_of_functions).endswith("test_run.test_names_of_functions")
+    assert function_name(None) is None
+    assert function_name(torch.sum) == function_name(torch.sum)
+    assert function_name(test_names_of_functions).endswith("test_run.test_names_of_functions")

@@ -6,7 +6,7 @@ import transformers as tf
 from torch import nn
 
 import headtools as ht
-from headtools.heads._even import check_even, even_mask
+from headtools.heads._uniform import check_uniform, uniform_mask
 
 from .reference import some_heads, untouched, watch
 from .zoo import BUILDERS, INTERFACE, PADDED, _spread, error, fresh, run, valid, zoo_model
@@ -208,18 +208,18 @@ def test_masks_are_even_in_every_precision(dtype):
     lowest, bias = torch.finfo(dtype).min, torch.tensor([0.5, -3.0, 8.0, 0.0])
     hidden = torch.tensor([[False, False, True, False], [True, True, True, True]])
     mask = bias.to(dtype).expand(1, 3, 2, 4).clone().masked_fill(hidden, lowest)
-    even = even_mask(mask, [0, 2], 3)
+    even = uniform_mask(mask, [0, 2], 3)
     assert torch.equal(even[:, 1], mask[:, 1])
     maps = even[:, [0, 2]].float().softmax(-1)
     assert torch.allclose(maps[:, :, 0], torch.tensor([1.0, 1, 0, 1]) / 3, atol=1e-6)
     assert torch.allclose(maps[:, :, 1], torch.tensor(0.25), atol=1e-6), "a query that sees nothing"
     shared = mask[:, :1]
-    assert torch.equal(even_mask(shared, [1], 2)[:, 0], shared[:, 0])
+    assert torch.equal(uniform_mask(shared, [1], 2)[:, 0], shared[:, 0])
     plain = torch.zeros(1, 1, 2, 4, dtype=dtype).masked_fill(hidden, lowest)
-    assert even_mask(plain, [0], 3) is not None
-    assert torch.equal(even_mask(plain, [0], 3), plain), "made for all heads alike, and left so"
-    assert even_mask(None, [0], 3) is None
-    assert even_mask(hidden, [0], 3) is hidden
+    assert uniform_mask(plain, [0], 3) is not None
+    assert torch.equal(uniform_mask(plain, [0], 3), plain), "made for all heads alike, and left so"
+    assert uniform_mask(None, [0], 3) is None
+    assert uniform_mask(hidden, [0], 3) is hidden
 
 
 class OwnAttention(nn.Module):
@@ -228,9 +228,9 @@ class OwnAttention(nn.Module):
 
 def test_what_an_attention_of_ones_own_adds_is_found_out():
     even, uneven = torch.full((1, 2, 3, 3), 1 / 3), torch.eye(3).expand(1, 2, 3, 3) * 0.5 + 1 / 6
-    check_even(OwnAttention(), even, [0, 1])
-    check_even(OwnAttention(), torch.cat([even[:, :1], uneven[:, :1]], 1), [0])
-    with pytest.raises(ValueError, match=r"OwnAttention does not look evenly .* \(a bias, a sink\)"):
-        check_even(OwnAttention(), uneven, [1])
-    with pytest.raises(ValueError, match="does not look evenly"):
-        check_even(OwnAttention(), even / 2, [0])
+    check_uniform(OwnAttention(), even, [0, 1])
+    check_uniform(OwnAttention(), torch.cat([even[:, :1], uneven[:, :1]], 1), [0])
+    with pytest.raises(ValueError, match=r"OwnAttention is not uniform .* \(a bias, a sink\)"):
+        check_uniform(OwnAttention(), uneven, [1])
+    with pytest.raises(ValueError, match="is not uniform"):
+        check_uniform(OwnAttention(), even / 2, [0])

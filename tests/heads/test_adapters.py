@@ -67,9 +67,7 @@ def test_contributions_and_circuits_count_lora(name):
     circuits, score = ov(model), qk(model, anyway=True) if name == "bert" else None
     for site, other in zip(ht.sites(model), ht.sites(plain), strict=True):
         weight = other.out.weight if name == "gpt2" else other.out.weight.T
-        naive = torch.stack(
-            [seen[site].z[..., h, :] @ part for h, part in enumerate(weight.split(site.value_dim))], 2
-        )
+        naive = torch.stack([seen[site].z[..., h, :] @ part for h, part in enumerate(weight.split(site.value_dim))], 2)
         assert error(ht.contributions(site, seen[site].z), naive) < 1e-4
         share = site.heads // site.kv_heads
         for head in range(site.heads):
@@ -348,14 +346,14 @@ def test_weights_of_quantised_layers_are_refused_by_name(quantised):
     site = ht.sites(model)["encoder", 0]
     z = torch.ones(1, 2, 4, 8)
     for read in (lambda: ov(model), lambda: qk(model), lambda: ht.contributions(site, z)):
-        with pytest.raises(TypeError, match="packed whole numbers; load the model in floating point"):
+        with pytest.raises(TypeError, match="packed integers; load the model in floating point"):
             read()
     for change in (
         lambda: ht.prune(model, {("encoder", 0): [0]}),
         lambda: ht.edit(model, ("encoder", 0, 1), remove=torch.ones(32)).__enter__(),
         lambda: ht.refit(model, {("encoder", 0): [0]}, batch),
     ):
-        with pytest.raises((TypeError, ValueError), match=r"packed whole numbers; load the model in floating point"):
+        with pytest.raises((TypeError, ValueError), match=r"packed integers; load the model in floating point"):
             change()
 
 

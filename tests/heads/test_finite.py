@@ -11,7 +11,7 @@ from headtools.geometry.circuits import ov, qk
 from headtools.geometry.composition import composition
 from headtools.geometry.composition import copying as ov_copying
 from headtools.geometry.subspaces import effective_rank
-from headtools.heads._finite import refuse_broken, refuse_unfit, unfit_weights
+from headtools.heads._finite import check_recorded, check_weights, nonfinite_weights
 from headtools.roles import induction
 from headtools.roles.attention_probe import attention_probe
 from headtools.roles.probing import probe
@@ -124,18 +124,18 @@ def test_other_weights_and_other_causes_are_told_apart():
         ht.relevance(model, {"input_ids": ids})
     model = bert(1.0)
     hurt = model.get_input_embeddings()(torch.tensor([[3, 4, 5]])).detach().index_fill(1, torch.tensor([1]), NAN)
-    with pytest.raises(ValueError, match="no weight of the model is NaN or infinite, so look at the batch"):
+    with pytest.raises(ValueError, match="no weight of the model is NaN or infinite, so check the batch"):
         ht.confidence(model, {"inputs_embeds": hurt}, exclude=[])
-    refuse_broken(model, ht.sites(model)["encoder", 0], "z", torch.full((2, 3, 4, 4), 6e4).half())
-    refuse_broken(model, ht.sites(model)["encoder", 0], "z", torch.full((2, 3, 4, 4), 3e38))
-    assert unfit_weights(model) == ""
+    check_recorded(model, ht.sites(model)["encoder", 0], "z", torch.full((2, 3, 4, 4), 6e4).half())
+    check_recorded(model, ht.sites(model)["encoder", 0], "z", torch.full((2, 3, 4, 4), 3e38))
+    assert nonfinite_weights(model) == ""
 
 
 def test_a_weight_whose_sum_overflows_is_no_matter():
     model = bert(1.0)
     with torch.no_grad():
         model.bert.encoder.layer[1].attention.self.key.weight[:2, 0] = 3e38
-    refuse_unfit(model)
+    check_weights(model)
 
 
 def test_what_does_not_depend_on_it_is_as_right_as_ever():

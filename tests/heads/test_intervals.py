@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from headtools.heads import bootstrap as intervals
-from headtools.heads.bootstrap import around, bootstrap, bounds, percentiles
+from headtools.heads.bootstrap import bootstrap, bounds, interval_around, percentiles
 from headtools.importance._intervals import linearised_ratio
 
 
@@ -119,9 +119,9 @@ def test_draws_do_not_depend_on_how_many_fit_in_memory(monkeypatch):
     values = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     many = torch.randn(140, 3, generator=torch.Generator().manual_seed(0))
     at_once = [*bootstrap(values), *bootstrap(many)]
-    monkeypatch.setattr(intervals, "CHUNK", 1000)
-    assert max(len(part) for part in intervals.draw_counts(40, 1000, 0)) == 25
-    monkeypatch.setattr(intervals, "DRAWN", 2000)
+    monkeypatch.setattr(intervals, "_DRAWS_PER_CHUNK", 1000)
+    assert max(len(part) for part in intervals.resample_counts(40, 1000, 0)) == 25
+    monkeypatch.setattr(intervals, "_MAX_MEANS", 2000)
     for one, other in zip(at_once, [*bootstrap(values), *bootstrap(many)], strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
 
@@ -172,7 +172,7 @@ def test_a_statistic_has_its_own_shape_and_is_checked():
 
 def test_intervals_round_a_score_know_how_many_examples_it_has():
     replicas = torch.randn(3, 2000, generator=torch.Generator().manual_seed(0))
-    low, high = around(torch.zeros(3), replicas, torch.tensor([4, 10, 10**6]), 0.95)
+    low, high = interval_around(torch.zeros(3), replicas, torch.tensor([4, 10, 10**6]), 0.95)
     assert low[0].isnan()
     assert high[0].isnan()
     assert 2.2 < -low[1] < 2.8

@@ -26,10 +26,10 @@ HEADS = {("encoder", 0): [0, 2]}
 @pytest.fixture(autouse=True)
 def nothing_stays_open():
     """No account of any object may outlive the contexts of a test."""
-    claims, accounts = set(interventions._CLAIMS), set(interventions._ACCOUNTS)  # of other tests' open contexts
+    claims, accounts = set(interventions._CLAIMS), set(interventions._OVERRIDES)  # of other tests' open contexts
     yield
     assert set(interventions._CLAIMS) <= claims
-    assert set(interventions._ACCOUNTS) <= accounts
+    assert set(interventions._OVERRIDES) <= accounts
 
 
 def implementation(model):
@@ -159,7 +159,7 @@ def test_pruning_inside_a_context_is_refused():
         lambda: ht.refit(model, {("encoder", 1): [0]}, batch),
         lambda: ht.merge(model, [[("encoder", 1, 0), ("encoder", 1, 1)]], batch),
     ):
-        with untouched(model), ht.ablate(model, HEADS), pytest.raises(RuntimeError, match=r"inside ablate\(\).*end"):
+        with untouched(model), ht.ablate(model, HEADS), pytest.raises(RuntimeError, match=r"ablate\(\) is open.*end"):
             change()
 
 
@@ -315,7 +315,7 @@ def test_an_output_projection_called_by_keyword():
 
 def test_an_output_projection_called_with_nothing():
     layer = nn.Linear(2, 2)
-    handle = interventions.on_input(layer, lambda x: x)
+    handle = interventions.hook_input(layer, lambda x: x)
     with pytest.raises(TypeError, match=r"without an input.*out\(z\)"):
         layer()
     handle.remove()
@@ -336,7 +336,6 @@ def test_a_record_of_two_runs_at_once_does_not_mix_them():
     def run_second():
         with torch.no_grad():
             model(**second)
-
 
     handle = site.out.register_forward_pre_hook(wait)  # between the maps and the outputs of the second's batch
     with ht.record(model, only=[site.key], accumulate=lambda _, seen, before: kept.append((seen.maps, seen.z))):

@@ -7,9 +7,15 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.heads._attention import attention_function, even_heads
-from headtools.heads._replacement import check_replacement, generator_of, pools_of, put, stand_in
-from headtools.heads.gates import replaced
+from headtools.heads._attention import attend_uniformly, attention_function
+from headtools.heads._replacement import (
+    check_replacement,
+    draw_replacement,
+    replace_heads,
+    replacement_values,
+    site_generator,
+)
+from headtools.heads.ablate import replace_outputs
 
 from .homemade import attention
 from .reference import untouched
@@ -83,9 +89,9 @@ def test_even_heads_inside_even_heads():
     sites = ht.sites(model)
     told = [site.module.__dict__ for site in sites]
     name = "_headtools_even"
-    with untouched(model), even_heads(model, {sites["encoder", 0]: [3, 1]}):
+    with untouched(model), attend_uniformly(model, {sites["encoder", 0]: [3, 1]}):
         assert [one.get(name) for one in told] == [[1, 3], None, None]
-        with even_heads(model, {sites["encoder", 0]: [0, 1], sites["encoder", 2]: [2]}):
+        with attend_uniformly(model, {sites["encoder", 0]: [0, 1], sites["encoder", 2]: [2]}):
             assert [one.get(name) for one in told] == [[0, 1, 3], None, [2]]
         assert [one.get(name) for one in told] == [[1, 3], None, None]
 
@@ -116,7 +122,7 @@ def on_meta(name="gpt2"):
 def test_gates_and_stand_ins_come_where_the_outputs_are():
     z = torch.zeros(2, 3, 4, 5, device="meta", dtype=torch.bfloat16)
     for given in (torch.ones(4, 5), torch.ones(2, 3, 4, 5, dtype=torch.float64)):
-        found = put(z, [1, 3], given)
+        found = replace_heads(z, [1, 3], given)
         assert (found.device.type, found.dtype, found.shape) == ("meta", torch.bfloat16, z.shape)
     model, batch = on_meta()
     sites = ht.sites(model)
@@ -138,7 +144,7 @@ def test_nothing_is_there_for_weights_that_are_nowhere():
     """A weight on `meta` is offloaded: it comes to the CPU, or wherever the model runs, when it is needed."""
     model, _ = on_meta()
     sites = list(ht.sites(model))
-    assert {pool.device.type for pool in pools_of(model, sites, "zero", None).values()} == {"cpu"}
+    assert {pool.device.type for pool in replacement_values(model, sites, "zero", None).values()} == {"cpu"}
 
 
 def test_a_model_without_a_configuration_has_one_side():
@@ -148,19 +154,19 @@ def test_a_model_without_a_configuration_has_one_side():
     (site,) = ht.sites(model)
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     assert site.kind == "decoder"
-    assert len(pools_of(model, [site], "resample", {"x": x, "attention_mask": mask})[site.key]) == 8
+    assert len(replacement_values(model, [site], "resample", {"x": x, "attention_mask": mask})[site.key]) == 8
     other = mask[:, :4]  # of another length, and it hides something
     with pytest.raises(ValueError, match="does not tell which of the 5 tokens"):
-        pools_of(model, [site], "resample", {"x": x, "attention_mask": other})
+        replacement_values(model, [site], "resample", {"x": x, "attention_mask": other})
     batch = {"x": x, "attention_mask": torch.ones_like(other)}  # it hides nothing
-    assert len(pools_of(model, [site], "resample", batch)[site.key]) == 10
+    assert len(replacement_values(model, [site], "resample", batch)[site.key]) == 10
 
 
 def test_draws_and_means_stay_with_their_pool():
     site = ht.sites(zoo_model("bert")[0]).all[0]
     pool = torch.zeros(6, 4, 8, device="meta")
     for by, shape in (("resample", (2, 3, 4, 8)), ("mean", (4, 8))):
-        found = stand_in(by, pool, (2, 3), generator_of(site, 0))
+        found = draw_replacement(by, pool, (2, 3), site_generator(site, 0))
         assert (found.device.type, tuple(found.shape)) == ("meta", shape)
 
 
@@ -171,13 +177,13 @@ def test_pools_hold_what_they_say():
     model, batch = zoo_model("bert")
     sites = list(ht.sites(model))
     site, tokens = sites[0], int(batch["attention_mask"].sum())
-    assert pools_of(model, sites, "uniform", None) == {}
-    zero = pools_of(model, sites, "zero", None)
+    assert replacement_values(model, sites, "uniform", None) == {}
+    zero = replacement_values(model, sites, "zero", None)
     assert {key: (tuple(pool.shape), pool.any().item()) for key, pool in zero.items()} == {
         one.key: ((1, 4, 8), False) for one in sites
     }
-    drawn = pools_of(model, [site], "resample", iter([batch, batch]))
-    mean = pools_of(model, [site], "mean", [batch, batch])
+    drawn = replacement_values(model, [site], "resample", iter([batch, batch]))
+    mean = replacement_values(model, [site], "mean", [batch, batch])
     assert list(drawn) == list(mean) == [site.key]
     assert drawn[site.key].shape == (2 * tokens, 4, 8)
     assert mean[site.key].shape == (1, 4, 8)
@@ -200,28 +206,28 @@ class OneOfTwo(nn.Module):
 def test_a_reference_that_a_site_does_not_run_on():
     model = OneOfTwo().eval()
     both, batch = list(ht.sites(model)), {"x": torch.randn(2, 5, 10)}
-    assert pools_of(model, both[:1], "mean", batch)["encoder", 0].shape == (1, 4, 3)
+    assert replacement_values(model, both[:1], "mean", batch)["encoder", 0].shape == (1, 4, 3)
     with pytest.raises(ValueError, match=r"^encoder 1 did not run on the reference: pass batches that reach all"):
-        pools_of(model, both, "mean", batch)
+        replacement_values(model, both, "mean", batch)
     with pytest.raises(ValueError, match=r"^encoder 1 did not run on the reference"):
-        pools_of(model, both[1:], "resample", batch)
+        replacement_values(model, both[1:], "resample", batch)
 
 
 def test_the_seed_is_zero_unless_it_is_told():
     model, batch = zoo_model("bert")
     site = ht.sites(model).all[1]
-    pools = pools_of(model, [site], "resample", batch)
+    pools = replacement_values(model, [site], "resample", batch)
 
     def inside(context):
         with context:
             return run(model, batch)
 
     chosen = {site: [0, 2]}
-    plain = inside(replaced(model, chosen, "resample", pools))
-    assert torch.equal(plain, inside(replaced(model, chosen, "resample", pools, 0)))
+    plain = inside(replace_outputs(model, chosen, "resample", pools))
+    assert torch.equal(plain, inside(replace_outputs(model, chosen, "resample", pools, 0)))
     assert torch.equal(plain, inside(ht.ablate(model, {site.key: [0, 2]}, replacement="resample", reference=batch)))
-    assert not torch.equal(plain, inside(replaced(model, chosen, "resample", pools, 1)))
-    one, two = (torch.rand(3, generator=generator_of(other, 0)) for other in ht.sites(model).all[:2])
+    assert not torch.equal(plain, inside(replace_outputs(model, chosen, "resample", pools, 1)))
+    one, two = (torch.rand(3, generator=site_generator(other, 0)) for other in ht.sites(model).all[:2])
     assert not torch.equal(one, two), "each site has draws of its own"
 
 

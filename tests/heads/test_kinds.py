@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from headtools.heads._kinds import causal_by_caller, find_kind
+from headtools.heads._kinds import causal_by_masks, find_kind
 from headtools.heads._layout import find_output, find_projections, head_width, looks_like_attention
-from headtools.heads.sites import _short
+from headtools.heads.sites import _stack_name
 
 OLDER = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
 
@@ -217,13 +217,13 @@ class Plain(nn.Module):
     ],
 )
 def test_who_builds_the_mask(owner, name, causal):
-    assert causal_by_caller(owner, name) is causal
+    assert causal_by_masks(owner, name) is causal
 
 
 def test_another_model_around_it_does_not_count():
     outer = Causal()
     outer.inner["model"] = Plain(nn.Identity(), switch=True)
-    assert causal_by_caller(outer, "inner.model.inside") is None
+    assert causal_by_masks(outer, "inner.model.inside") is None
 
 
 @pytest.mark.parametrize(
@@ -237,4 +237,4 @@ def test_another_model_around_it_does_not_count():
     ],
 )
 def test_stacks_have_short_names(prefix, rivals, short):
-    assert _short(prefix, {prefix, *rivals}) == short
+    assert _stack_name(prefix, {prefix, *rivals}) == short

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.heads._attention import KEPT_BIAS
+from headtools.heads._attention import PRUNED_BIAS
 from headtools.heads._layer_config import LayerConfig, unwrapped
 
 from .reference import checkpoint, open_gates, some_heads, watch
@@ -116,9 +116,9 @@ def test_a_pruned_t5_names_no_kernel_of_ours():
     model, batch = fresh("t5")
     ht.prune(model, {("encoder", 1): [0], ("decoder", 0): [1, 2], ("cross", 1): [0]})
     assert {part.config._attn_implementation for part in (model, model.encoder, model.decoder)} == {"sdpa"}
-    assert ht.sites(model)["encoder", 1].module.config._attn_implementation == KEPT_BIAS
-    model.set_attn_implementation(KEPT_BIAS)
-    with pytest.raises(ValueError, match=r'got it as a model.s own.*set_attn_implementation\("sdpa"\)'):
+    assert ht.sites(model)["encoder", 1].module.config._attn_implementation == PRUNED_BIAS
+    model.set_attn_implementation(PRUNED_BIAS)
+    with pytest.raises(ValueError, match=r'as a model.s attention.*set_attn_implementation\("sdpa"\)'):
         run(model, batch)
 
 

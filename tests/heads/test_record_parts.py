@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.heads.gates import multiplied
+from headtools.heads.gates import apply_gates
 from headtools.heads.record import Captured, Record
 
 from .reference import state, untouched
@@ -142,9 +142,9 @@ def test_gates_that_vary_and_gates_of_another_type():
         assert torch.equal(found, plain)
     with (
         untouched(model),
-        multiplied(model, {site: rows[:2]}),
-        pytest.raises(ValueError, match="do not fit a run of 3"),
+        apply_gates(model, {site: rows[:2]}),
+        pytest.raises(ValueError, match="in a forward pass of 3"),
     ):
         run(model, batch)
-    with pytest.raises(ValueError, match="the batch is empty"), multiplied(model, {site: gate}):
+    with pytest.raises(ValueError, match="the batch is empty"), apply_gates(model, {site: gate}):
         run(model, {key: value[:0] for key, value in batch.items()})

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.heads._select import device_of, refuse_compiled, refuse_offloaded, select, watch_inputs
+from headtools.heads._checks import check_not_compiled, check_not_offloaded, checked_inputs
+from headtools.heads._devices import device_of
+from headtools.heads._select import select
 
 from .reference import untouched
 from .zoo import fresh, zoo_model
@@ -56,26 +58,26 @@ def test_numbers_from_before_pruning():
     site = sites["encoder", 0]
     assert select(sites, {site.key: [3, 1]}, original=True) == {site: [0, 1]}
     assert select(sites, {site.key: [1]}) == {site: [1]}
-    with pytest.raises(ValueError, match=r"head encoder 0\.2 is not there; left are \[1, 3\]"):
+    with pytest.raises(ValueError, match=r"head encoder 0\.2 is not there; the remaining heads are \[1, 3\]"):
         select(sites, {site.key: [2]}, original=True)
 
 
 def test_a_compiled_part_is_named():
-    refuse_compiled(nn.Linear(2, 2))
+    check_not_compiled(nn.Linear(2, 2))
     whole = nn.Sequential(nn.Linear(2, 2))
     whole[0].compile(backend="eager")
     with pytest.raises(RuntimeError, match=r"^0 was compiled before"):
-        refuse_compiled(whole)
+        check_not_compiled(whole)
     with pytest.raises(RuntimeError, match=r"^the model was compiled before"):
-        refuse_compiled(torch.compile(nn.Linear(2, 2), backend="eager"))
+        check_not_compiled(torch.compile(nn.Linear(2, 2), backend="eager"))
 
 
 def test_offloaded_weights_are_counted():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
-    refuse_offloaded(model, "this")
+    check_not_offloaded(model, "this")
     model[0].to("meta")
-    with pytest.raises(ValueError, match=r"^this reads weights that are not there: 2 are offloaded, 0\.weight among"):
-        refuse_offloaded(model, "this")
+    with pytest.raises(ValueError, match=r"^this reads the model's weights, and 2 .* offloaded, such as 0\.weight"):
+        check_not_offloaded(model, "this")
 
 
 class Hook:
@@ -139,12 +141,10 @@ ROWS = torch.tensor([[1, 1], [0, 0], [0, 1], [0, 0]])
 )
 def test_batches_that_no_model_can_answer(args, kwargs, words):
     model = Echo()
-    with untouched(model):
-        handle = watch_inputs(model)
+    with untouched(model), checked_inputs(model):
         if words is None:
             model(*args, **kwargs)
         else:
             with pytest.raises(ValueError, match=words):
                 model(*args, **kwargs)
-        handle.remove()
     assert model.calls["all"] == (words is None)

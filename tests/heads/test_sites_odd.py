@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.heads.sites import SETTLE
+from headtools.heads.sites import GUESSED_KIND
 
 from .zoo import run, zoo_model
 
@@ -99,7 +99,7 @@ def test_what_is_not_understood_is_told_where_the_user_is():
     assert told[0].filename == __file__
     assert sites.skipped == ("a.1.attn (Attention)", "a.2.attn (Attention)")
     assert repr(sites).splitlines()[-2:] == [
-        f"encoder 0: {SETTLE}",
+        f"encoder 0: {GUESSED_KIND}",
         "not understood: a.1.attn (Attention), a.2.attn (Attention)",
     ]
     assert "not understood" not in repr(ht.sites(tree(attn=good())))

@@ -7,7 +7,7 @@ import torch
 import transformers as tf
 from torch import nn
 
-from headtools.heads._tokens import real_tokens, two_sided
+from headtools.heads._tokens import is_encoder_decoder, real_tokens
 from headtools.importance._inputs import each_batch, select_sites
 from headtools.importance._intervals import linearised_direction, linearised_ratio, with_intervals
 from headtools.importance._lrp.targets import explained
@@ -44,7 +44,7 @@ def test_the_loss_of_a_text(name):
     model, _ = zoo_model(name)
     logits = draw(2, 4, 9)
     assert continues(model) == (name == "gpt2")
-    assert two_sided(model) == (name == "marian")
+    assert is_encoder_decoder(model) == (name == "marian")
     found = label_loss(model, Outputs(logits=logits), {"labels": LABELS})
     assert torch.allclose(found, by_hand(logits, LABELS, name == "gpt2"))
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])

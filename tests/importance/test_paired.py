@@ -7,7 +7,7 @@ import torch
 from sacrebleu.metrics import BLEU, CHRF
 
 import headtools as ht
-from headtools.heads.bootstrap import around
+from headtools.heads.bootstrap import interval_around
 
 WORDS = ["der", "die", "das", "Hund", "Katze", "Vogel", "sieht", "kennt", "sucht", "den", "einen", "."]
 
@@ -40,7 +40,7 @@ def test_draws_are_those_of_whole_sentences():
 
     apart = torch.tensor([score(two, rows) - score(one, rows) for rows in draws], dtype=torch.double)
     found = ht.paired_bootstrap(one, two, right, n=200, seed=3)
-    low, high = around(
+    low, high = interval_around(
         torch.tensor(found.difference).double(), apart, 30, 0.95
     )  # of few sentences percentiles are narrow
     assert (found.low, found.high) == pytest.approx((low.item(), high.item()))

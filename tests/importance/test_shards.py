@@ -104,9 +104,9 @@ def test_an_error_in_one_process_ends_all():
     found = ended(start(3, shared(lambda: ht.gradient(model, batches, loss))))
     said = "ValueError: the loss of examples [0, 1] is NaN or infinite: it is no finite number"
     assert [error.splitlines()[0] for _, error in found] == [
-        f"ElsewhereError: process 1 of 3 failed: {said}",
+        f"OtherProcessError: process 1 of 3 failed: {said}",
         said,
-        f"ElsewhereError: process 1 of 3 failed: {said}",
+        f"OtherProcessError: process 1 of 3 failed: {said}",
     ]
 
 

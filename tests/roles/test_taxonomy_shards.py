@@ -6,7 +6,7 @@ import torch
 from processes import ended, needs_forks, start, together
 
 import headtools as ht
-from headtools._engine.processes import current
+from headtools._engine.processes import current_process
 from headtools.roles import taxonomy as module
 from headtools.roles.conventions import Conventions
 from headtools.roles.taxonomy import taxonomy
@@ -64,7 +64,7 @@ def test_so_they_do_for_all_three_kinds_of_the_organism():
 
 def test_other_sentences_are_seen():
     needs_forks()
-    work = shared(lambda: taxonomy(model("bert"), tokenizer("right"), SAID[current().index :], **GIVEN))
+    work = shared(lambda: taxonomy(model("bert"), tokenizer("right"), SAID[current_process().index :], **GIVEN))
     assert all("different models or batches" in error for _, error in ended(start(2, work)))
 
 
@@ -117,4 +117,4 @@ def test_an_error_in_one_process_ends_all():
             return measured()
 
     errors = [error.splitlines()[0] for _, error in ended(start(2, shared(work)))]
-    assert errors == ["ValueError: too long", "ElsewhereError: process 0 of 2 failed: ValueError: too long"]
+    assert errors == ["ValueError: too long", "OtherProcessError: process 0 of 2 failed: ValueError: too long"]

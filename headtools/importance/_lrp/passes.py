@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._interventions import on_input
-from headtools.heads._select import holding, wide
+from headtools.heads._hooks import hook_input, intervention
+from headtools.heads._precision import to_float64
 from headtools.heads._tokens import model_inputs
-from headtools.heads._weights import refuse_without_backward
+from headtools.heads._weights import check_has_backward
 from headtools.heads.sites import Site, sites
 from headtools.importance._inputs import frozen
 from headtools.importance._lrp.operations import active
@@ -30,15 +30,15 @@ def relevance_of_heads(
     what arrives adds up over examples: rules are linear in what they share, and an example's R is what its own number
     started.
     """
-    refuse_without_backward(model, "relevance()")
+    check_has_backward(model, "relevance()")
     products: dict[tuple, Tensor] = {}
     inputs = {name: _leaf(name, value) for name, value in model_inputs(model, batch).items()}
     with ExitStack() as stack:
         for context in (frozen(model), torch.inference_mode(False), torch.enable_grad()):
             stack.enter_context(context)
-        stack.enter_context(holding(model, "relevance()", chosen))
+        stack.enter_context(intervention(model, "relevance()", chosen))
         for site in chosen:
-            stack.callback(on_input(site.out, _tap(site, products)).remove)
+            stack.callback(hook_input(site.out, _tap(site, products)).remove)
         with rules(which, model, tables) as seen:
             outputs = model(**inputs)
             seen.in_score = True
@@ -130,7 +130,7 @@ def _total(tensor: Tensor, g: Tensor | None) -> float:
     """Return the sum of a tensor's relevance; minus infinity, as in masks, has none."""
     if g is None:
         return 0.0
-    tensor, g = wide(tensor.detach()).flatten(), wide(g).flatten()
+    tensor, g = to_float64(tensor.detach()).flatten(), to_float64(g).flatten()
     total = torch.dot(tensor, g).item()
     if total != total:
         total = (tensor * g).masked_fill(tensor.isinf() & (g == 0), 0.0).sum().item()

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._finite import cause
-from headtools.heads._tokens import IGNORE, two_sided
+from headtools.heads._finite import explain_nonfinite
+from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder
 from headtools.importance.loss import moves_labels
 
 Score = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,) or (B, steps)
@@ -52,7 +52,7 @@ def explained(model: nn.Module, outputs: Any, batch: Mapping, score: Score | Non
     finite = values.detach().isfinite() | ~counted
     if not finite.all():
         rows = (~finite).any(1).nonzero().flatten().tolist()
-        raise ValueError(f"the score of examples {rows} is NaN or infinite; {cause(model)}")
+        raise ValueError(f"the score of examples {rows} is NaN or infinite; {explain_nonfinite(model)}")
     if not counted.any(1).all():
         rows = (~counted.any(1)).nonzero().flatten().tolist()
         raise ValueError(f"examples {rows} have no step to explain: drop them, or pass a score of shape (B,)")
@@ -79,14 +79,14 @@ def _highest(model: nn.Module, outputs: Any) -> Tensor:
 def _counted(model: nn.Module, batch: Mapping, values: Tensor) -> Tensor:
     labels = batch.get("labels")
     if isinstance(labels, Tensor) and labels.shape == values.shape:
-        counted = labels != IGNORE
+        counted = labels != IGNORE_INDEX
         if moves_labels(model, batch):
             counted = torch.cat([counted[:, 1:], counted.new_zeros(len(counted), 1)], 1)
             mask = batch.get("attention_mask")
             if isinstance(mask, Tensor) and mask.shape == counted.shape:  # padding on the left is followed by a word
                 counted = counted & mask.bool().to(counted.device)
         return counted.to(values.device)
-    mask = batch.get("decoder_attention_mask" if two_sided(model) else "attention_mask")
+    mask = batch.get("decoder_attention_mask" if is_encoder_decoder(model) else "attention_mask")
     if isinstance(mask, Tensor) and mask.shape == values.shape:
         return mask.bool().to(values.device)
     return torch.ones_like(values, dtype=torch.bool)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headtools.heads._interventions import first_input, with_first
+from headtools.heads._hooks import first_input, replace_first_input
 from headtools.heads.sites import Site
 from headtools.importance._replay.copies import copies_of
 from headtools.importance._replay.trace import Call, Trace, forward_by
@@ -57,7 +57,7 @@ def _reading(site: Site, edit: Edit) -> Callable:
     def make(own: Callable) -> Callable:
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             z = edit(site.split(first_input(args, kwargs)))
-            args, kwargs = with_first(args, kwargs, site.join(z))
+            args, kwargs = replace_first_input(args, kwargs, site.join(z))
             return own(*args, **kwargs)
 
         return forward

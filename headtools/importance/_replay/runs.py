@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._replacement import generator_of, pools_of, put, stand_in
-from headtools.heads.gates import replaced
+from headtools.heads._replacement import draw_replacement, replace_heads, replacement_values, site_generator
+from headtools.heads.ablate import replace_outputs
 from headtools.heads.sites import Site, sites
 from headtools.importance._coupling import refuse_coupled_losses
 from headtools.importance._replay.copies import axes_by_rows, copies_of, doubtful, form_of
@@ -91,7 +91,7 @@ class Runs:
         refuse_coupled_losses(self.model, lambda: self._losses(self.batch), self.base, ran, least)
 
     def _in_full(self, variant: Variant) -> Tensor:
-        with replaced(self.model, variant, self.replacement, self.pools, self.seed):
+        with replace_outputs(self.model, variant, self.replacement, self.pools, self.seed):
             return self._losses(self.batch)
 
     def _replayed(self, first: Site, variants: Sequence[Variant]) -> Tensor:
@@ -99,15 +99,15 @@ class Runs:
         n = len(variants)
 
         def edit_of(site: Site) -> Callable[[Tensor], Tensor]:
-            generator = generator_of(site, self.seed)
+            generator = site_generator(site, self.seed)
 
             def edit(z: Tensor) -> Tensor:
                 copies = z.unflatten(0, (n, -1))
                 if self.replacement == "uniform":
                     other = self.trace.parts[site.module].even
                 else:
-                    other = stand_in(self.replacement, self.pools[site.key], copies.shape[1:-2], generator)
-                return torch.cat([put(one, variants[i][site], other) for i, one in enumerate(copies)])
+                    other = draw_replacement(self.replacement, self.pools[site.key], copies.shape[1:-2], generator)
+                return torch.cat([replace_heads(one, variants[i][site], other) for i, one in enumerate(copies)])
 
             return edit
 
@@ -195,7 +195,8 @@ class Runs:
         last = {(site.stack, site.kind): site for site in self.named if self.trace.replayable(site)}
         all_heads = {site: list(range(site.heads)) for site in sites(self.model)}
         try:
-            with replaced(self.model, all_heads, "zero", pools_of(self.model, all_heads, "zero", None)):
+            zeros = replacement_values(self.model, all_heads, "zero", None)
+            with replace_outputs(self.model, all_heads, "zero", zeros):
                 self._losses(self.batch)
         except Exception:  # as in ``_unchanged``
             return False

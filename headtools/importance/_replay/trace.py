@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads._attention import TAPS, attention_function
-from headtools.heads._interventions import first_input, listed
+from headtools.heads._hooks import append_entry, first_input
 from headtools.heads.sites import Site
 from headtools.importance._replay.copies import batch_axes, check_alike, copies_of, form_of
 
@@ -191,7 +191,7 @@ def _tapped(site: Site, call: Call) -> Iterator[None]:
     def tap(even: Callable, **_tensors: Tensor) -> None:
         call.even = even(list(range(site.heads)))[0].detach().clone()
 
-    with listed(site.module, TAPS, tap):
+    with append_entry(site.module, TAPS, tap):
         yield
 
 

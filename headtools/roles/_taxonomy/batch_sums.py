@@ -6,7 +6,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from headtools.heads.sites import Key, Site
+from headtools.heads.sites import Site, SiteKey
 from headtools.roles import controls
 from headtools.roles._taxonomy.scores import Part
 
@@ -23,10 +23,10 @@ class Running:
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self.sites = list(sites)
-        self.runs: dict[Key, int] = {}
+        self.runs: dict[SiteKey, int] = {}
         ends = list(accumulate(site.heads for site in sites))
         self._heads = {site.key: slice(end - site.heads, end) for site, end in zip(sites, ends, strict=True)}
-        self._waiting: list[tuple[Key, Tensor]] = []
+        self._waiting: list[tuple[SiteKey, Tensor]] = []
 
     def begin(self, part: Part) -> None:
         """Start a batch."""

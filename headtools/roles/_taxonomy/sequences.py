@@ -9,7 +9,7 @@ from math import log
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._select import device_of
+from headtools.heads._devices import device_of
 from headtools.roles._taxonomy.annotation import Gold, Words, gold
 from headtools.roles._taxonomy.spans import Units, make_units, means, units_of_words
 from headtools.roles.conventions import Conventions

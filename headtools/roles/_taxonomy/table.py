@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headtools.heads.bootstrap import MANY, around, percentiles
-from headtools.heads.sites import Key, Site
+from headtools.heads.bootstrap import MANY_EXAMPLES, interval_around, percentiles
+from headtools.heads.sites import Site, SiteKey
 from headtools.roles._taxonomy.families import OFFSET_BASED, bar, family, span
 from headtools.roles._taxonomy.running_sums import Tally
 from headtools.roles._taxonomy.targets import Antecedent
@@ -22,7 +22,7 @@ Columns = dict[str, np.ndarray]
 def table(
     layers: Sequence[tuple[Site, int]], tally: Tally, counts: Tally, sentences: Tensor, roles: Sequence[str],
     usual: Sequence[Mapping[str, Usual]], conventions: Conventions, level: float, antecedent: Antecedent,
-) -> dict[Key, Columns]:  # fmt: skip
+) -> dict[SiteKey, Columns]:  # fmt: skip
     """Make the rows of each layer, as columns.
 
     ``layers`` are sites with how often each ran. ``tally`` has (R, head) sums of scores, the heads of all layers side
@@ -80,10 +80,10 @@ def _values(
 def _interval(score: Tensor, drawn: Tensor, sentences: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """Ends of the interval of each score (R, head) by its replicas (R, head, times), of so many ``sentences`` (R,)."""
     low, high = percentiles(drawn, level)
-    few = (sentences < MANY).nonzero().flatten()
+    few = (sentences < MANY_EXAMPLES).nonzero().flatten()
     if len(few):
         examples = sentences[few, None].expand(-1, score.shape[1])
-        low[few], high[few] = (end.to(low.dtype) for end in around(score[few], drawn[few], examples, level))
+        low[few], high[few] = (end.to(low.dtype) for end in interval_around(score[few], drawn[few], examples, level))
     return low, high
 
 

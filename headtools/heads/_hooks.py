@@ -1,0 +1,110 @@
+"""Hooks on attention layers: hold a model while an intervention is open, and edit what an output projection reads.
+
+Every intervention on heads' outputs (gates, ablation, patching) is an edit of z, the input of the output projection:
+the one tensor which every attention kernel and every model file computes, and in which the heads lie side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from headtools.heads._checks import checked_inputs
+from headtools.heads._interventions import claimed
+from headtools.heads._torch_compile import guard_hooks
+from headtools.heads.sites import Site
+
+Edit = Callable[[Tensor], Tensor]  # z (..., head, value_dim) -> the same shape
+
+
+@contextmanager
+def intervention(model: nn.Module, context: str, sites: Iterable[Site]) -> Iterator[None]:
+    """Hold a model and some of its sites while a context lasts, and check the model's inputs.
+
+    ``context`` is the context's name, such as "ablate()", for error messages. Raises ``RuntimeError`` where another
+    thread holds the model; see ``_interventions.py``.
+    """
+    modules = (module for site in sites for module in (site.module, site.out))
+    with claimed(context, [model, *modules]), guard_hooks(), checked_inputs(model):
+        yield
+
+
+@contextmanager
+def edit_outputs(model: nn.Module, context: str, edits: Mapping[Site, Edit]) -> Iterator[None]:
+    """Let every site's output projection read the edited z while the context lasts."""
+    with intervention(model, context, edits), ExitStack() as stack:
+        for site, edit in edits.items():
+            stack.callback(hook_input(site.out, _on_flat_input(site, edit)).remove)
+        yield
+
+
+def _on_flat_input(site: Site, edit: Edit) -> Edit:
+    return lambda flat: site.join(edit(site.split(flat)))
+
+
+def hook_input(module: nn.Module, change: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+    """Hook the input of a projection: ``change`` returns a new input, or None to leave it.
+
+    Model files call projections as ``o_proj(x)`` or ``o_proj(input=x)``; both work.
+
+    >>> import torch
+    >>> layer = nn.Linear(1, 1, bias=False)
+    >>> handle = hook_input(layer, lambda x: x * 0)
+    >>> layer(input=torch.ones(1)).item()
+    0.0
+    """
+
+    def hook(_module: nn.Module, args: tuple, kwargs: dict) -> tuple | None:
+        new = change(first_input(args, kwargs))
+        return None if new is None else replace_first_input(args, kwargs, new)
+
+    return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def first_input(args: tuple, kwargs: dict) -> Tensor:
+    """Return the input that a projection was called with, by position or by name.
+
+    >>> first_input((), {"input": 3})
+    3
+    """
+    return args[0] if args else kwargs[_input_name(kwargs)]
+
+
+def replace_first_input(args: tuple, kwargs: dict, new: Tensor) -> tuple[tuple, dict]:
+    """Return the arguments of a projection with another input.
+
+    >>> replace_first_input((1,), {}, 2), replace_first_input((), {"input": 1}, 2)
+    (((2,), {}), ((), {'input': 2}))
+    """
+    return ((new, *args[1:]), kwargs) if args else (args, kwargs | {_input_name(kwargs): new})
+
+
+def _input_name(kwargs: dict) -> str:
+    for name in kwargs:
+        return name  # nn.Linear calls it input, Conv1D calls it x, custom layers differ; it always comes first
+    raise TypeError("the output projection was called without an input; expected out(z) or out(input=z)")
+
+
+@contextmanager
+def append_entry(module: nn.Module, name: str, entry: Any) -> Iterator[None]:
+    """Append ``entry`` to the list ``name`` in a module's ``__dict__`` while the context lasts; leave no empty list.
+
+    >>> layer = nn.Identity()
+    >>> with append_entry(layer, "taps", 5):
+    ...     layer.taps
+    [5]
+    >>> "taps" in vars(layer)
+    False
+    """
+    entries = module.__dict__.setdefault(name, [])
+    entries.append(entry)
+    try:
+        yield
+    finally:
+        entries.remove(entry)
+        if not entries:
+            module.__dict__.pop(name, None)
