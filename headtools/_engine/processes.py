@@ -77,7 +77,7 @@ _CURRENT: ContextVar[Process | None] = ContextVar("headtools_process", default=N
 def current_process() -> Process:
     """Return this process: one of one outside ``sharded()``.
 
-    >>> current()
+    >>> current_process()
     Process(index=0, count=1, device=device(type='cpu'))
     """
     return _CURRENT.get() or Process()

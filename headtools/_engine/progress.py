@@ -94,7 +94,7 @@ def advance(steps: int = 1) -> None:
 def print_encodable(text: str) -> None:
     """Print, with a question mark for what the terminal's letters have no sign for: old ones of Windows have few.
 
-    >>> say("the lesser heads")
+    >>> print_encodable("the lesser heads")
     the lesser heads
     """
     letters = getattr(sys.stdout, "encoding", None) or "utf-8"

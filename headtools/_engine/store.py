@@ -296,7 +296,8 @@ def _check_free(path: Path) -> None:
 def explain_os_error(error: Exception, path: Path) -> OSError | None:
     """Return the error that says why ``path`` was not written, what is there now and what to do; None for another.
 
-    >>> print(refusal(RuntimeError("I/O error (os error 28)"), Path("a")).strerror)  # as libraries that save say it
+    >>> from_rust = RuntimeError("I/O error (os error 28)")  # how safetensors reports a full disk
+    >>> print(explain_os_error(from_rust, Path("a")).strerror)
     No space left on device; the file was not written, there is nothing of it: make room, or name a place on another ...
     """
     if isinstance(error, FileExistsError) and error.filename == str(path):

@@ -46,7 +46,7 @@ def resolve_kind(root: nn.Module, name: str, module: nn.Module) -> tuple[str, bo
 def is_transformers_class(kind: type) -> bool:
     """Tell a class of transformers, or one made from such a class, from one written elsewhere.
 
-    >>> of_transformers(nn.Linear)
+    >>> is_transformers_class(nn.Linear)
     False
     """
     return any(base.__module__.startswith("transformers.") for base in kind.__mro__)

@@ -1,7 +1,7 @@
-"""How far a mean may be from the truth: intervals over examples, by resampling them.
+"""Confidence intervals of means over examples, by bootstrap.
 
-How often a nominal 95 % interval of a mean holds the truth, in %, by simulation (4,000 samples each; "shares" are a
-ratio of sums over sentences of several words):
+How often a nominal 95 % interval of a mean covers the true mean, in %, by simulation (4,000 samples each; "fractions"
+are a ratio of sums over sentences of several words):
 
 ===================== ==== ==== ==== ==== ==== ==== ==== ====
 n                        5    8   10   15   20   30   50  100
@@ -10,21 +10,22 @@ normal, percentile      83   89   90   92   93   93   94   94
 normal, here            97   96   96   96   95   95   95   94
 exponential, perc.      78   84   86   89   90   92   92   94
 exponential, here       93   94   95   95   96   96   96   94
-shares, percentile      81   87   88   91   92   93   94   94
-shares, here            95   95   95   95   95   95   95   94
+fractions, percentile   81   87   88   91   92   93   94   94
+fractions, here         95   95   95   95   95   95   95   94
 lognormal, perc.        72   78   80   83   85   87   89   91
 lognormal, here         89   90   92   92   93   94   94   91
 0 or 1, rate .3, here   83   94   97   99   97   98   98   96
 0 or 1, rate .1, here   42   56   65   80   87   95   98   95
 ===================== ==== ==== ==== ==== ==== ==== ==== ====
 
-Of a rank correlation of two measures of 48 heads, each a mean over 32 sentences of the organism, intervals hold what 32
-sentences give (.6 for ablation and gradient, on average) in 93 to 98 % of cases, and what 800 give (.9) hardly ever.
+For a rank correlation of two measures of 48 heads, each a mean over 32 sentences of the organism, the interval covers
+the mean correlation of samples of 32 sentences (.6 for ablation and gradient) in 93 to 98 % of cases, and that of 800
+sentences (.9) hardly ever.
 
-So intervals are given from ``FEWEST`` examples on, and no method makes up for what a sample does not show: of events
-that are rarer than one example in n, such as a single sentence that costs more than all others together, an interval
-knows nothing. Equal examples give an interval without width, which says that they are equal, not that the mean is sure:
-of ten numbers that are 0 or 1 with rate .1, 35 % of samples are all 0, and it is their intervals that miss.
+So intervals start at ``MIN_EXAMPLES`` examples, and no method makes up for what a sample does not contain: about events
+rarer than one example in n, such as a single sentence that costs more than all others together, an interval says
+nothing. Equal examples give an interval of width 0, which says that they are equal, not that the mean is certain: of
+samples of ten numbers that are 0 or 1 with rate .1, 35 % are all 0, and their intervals miss the mean.
 """
 
 from __future__ import annotations
@@ -174,10 +175,10 @@ def interval_around(value: Tensor, replicas: Tensor, examples: Tensor | int, lev
 
     Each end is the further one of a percentile of the replicas and of Student's t with their standard deviation. The
     percentiles are those of a higher level, as far out as t is from the normal distribution. ``examples`` are how many
-    are resampled, a number or (...); fewer than ``FEWEST`` give NaN. Replicas that are NaN are left out.
+    are resampled, a number or (...); fewer than ``MIN_EXAMPLES`` give NaN. Replicas that are NaN are left out.
 
     >>> replicas = torch.linspace(-2, 2, 1001)
-    >>> [round(float(end), 2) for end in around(torch.tensor(0.0), replicas, 1000, 0.9)]
+    >>> [round(float(end), 2) for end in interval_around(torch.tensor(0.0), replicas, 1000, 0.9)]
     [-1.9, 1.9]
     """
     examples = torch.as_tensor(examples, dtype=torch.double)

@@ -187,7 +187,7 @@ def as_int(value: object) -> int:
     """Return an integer of any library as a Python int; raise ``TypeError`` for True, 1.0 or "1".
 
     >>> import numpy
-    >>> whole_number(numpy.int64(3))
+    >>> as_int(numpy.int64(3))
     3
     """
     if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool):

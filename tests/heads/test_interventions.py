@@ -14,6 +14,7 @@ from torch import nn
 import headtools as ht
 from headtools.heads import _interventions as interventions
 from headtools.heads._attention import EAGER, SDPA
+from headtools.heads._hooks import hook_input
 from headtools.importance._inputs import frozen
 from headtools.sparse._trainer import training_mode
 
@@ -315,7 +316,7 @@ def test_an_output_projection_called_by_keyword():
 
 def test_an_output_projection_called_with_nothing():
     layer = nn.Linear(2, 2)
-    handle = interventions.hook_input(layer, lambda x: x)
+    handle = hook_input(layer, lambda x: x)
     with pytest.raises(TypeError, match=r"without an input.*out\(z\)"):
         layer()
     handle.remove()

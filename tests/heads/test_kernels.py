@@ -237,7 +237,7 @@ def test_every_way_is_allowed_where_it_can_be(by):
     odd = [site for name in ("bloom", "gpt_oss") for site in ht.sites(zoo_model(name)[0])]
     if by != "uniform":
         check_replacement(by, odd)
-    with pytest.raises(ValueError, match="by must be"):
+    with pytest.raises(ValueError, match="replacement must be"):
         check_replacement(by + "s", [])
 
 

@@ -148,7 +148,7 @@ def test_gates_for_another_batch(shape):
     model, batch = zoo_model("bert")
     with (
         untouched(model),
-        pytest.raises(ValueError, match=r"do not fit a run of 3 rows and 7 tokens"),
+        pytest.raises(ValueError, match=r"in a forward pass of 3 rows and 7 tokens"),
         ht.gates(model, {("encoder", 0): torch.ones(shape)}),
     ):
         run(model, batch)
@@ -180,7 +180,7 @@ def test_a_model_inside_data_parallel(name):
         lambda: ht.fit_gates(wrapped, batch, 1.0, steps=1, progress=False),
         lambda: ht.recover(wrapped, batch, steps=1, progress=False),
     ):
-        with untouched(model), pytest.raises(TypeError, match=r"DataParallel is no model.*model\.module"):
+        with untouched(model), pytest.raises(TypeError, match=r"got a DataParallel.*expected the model inside: model\.module"):
             use()
     with ht.ablate(wrapped.module, {key: [0]}):
         gradient(wrapped.module, batch)
