@@ -21,8 +21,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._interventions import on_input
-from headtools.heads._select import wide
+from headtools.heads._hooks import hook_input
+from headtools.heads._precision import to_float64
 from headtools.heads._tokens import real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site
@@ -96,10 +96,10 @@ def moments(
     current_batch: Mapping = {}
 
     def accumulate(site: Site, captured: Captured, total: list | None) -> list:
-        y = wide(layer_inputs.pop(site.key))  # (B, S, d_in)
+        y = to_float64(layer_inputs.pop(site.key))  # (B, S, d_in)
         if getattr(site.v.module, "bias", None) is not None:
             y = torch.cat([y, y.new_ones(*y.shape[:2], 1)], -1)
-        maps, z = wide(captured.maps), wide(captured.z)  # (B, head, T, S), (B, T, head, value_dim)
+        maps, z = to_float64(captured.maps), to_float64(captured.z)  # (B, head, T, S), (B, T, head, value_dim)
         mixtures = [maps[:, head] @ y for head in heads_of[site.key]]
         features = torch.cat([*mixtures, z.flatten(-2)], -1)  # (B, T, f)
         real = real_tokens(model, site, current_batch, features.shape[:2]).to(features.device)
@@ -110,7 +110,7 @@ def moments(
     with ExitStack() as stack:
         stack.enter_context(frozen(model))
         for site in inputs_of:
-            hook = on_input(site.v.module, lambda y, key=site.key: layer_inputs.__setitem__(key, y.detach()))
+            hook = hook_input(site.v.module, lambda y, key=site.key: layer_inputs.__setitem__(key, y.detach()))
             stack.callback(hook.remove)
         totals = stack.enter_context(record(model, ("maps", "z"), accumulate=accumulate, only=list(heads_of)))
         for batch in each_batch(model, batches):

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from headtools._engine.progress import progress as show_progress
 from headtools._engine.store import fingerprint
-from headtools.heads._finite import refuse_unfit, unfit_weights
+from headtools.heads._checks import check_not_compiled
+from headtools.heads._finite import check_weights, nonfinite_weights
 from headtools.heads._interventions import claimed
-from headtools.heads._select import refuse_compiled
-from headtools.heads.gates import multiplied
+from headtools.heads.gates import apply_gates
 from headtools.heads.sites import sites
 from headtools.importance.loss import Loss
 from headtools.sparse._checkpoint import load_training, missing_weight, read_training, save_training
@@ -66,8 +66,8 @@ class Trainer:
         self.model, self.trained, self.gates, self.loss, self.settings = model, trained, gates, loss, settings
         self.device = next(model.parameters()).device
         self.penalties = torch.tensor(penalties, device=self.device)
-        refuse_compiled(model)
-        refuse_unfit(model)
+        check_not_compiled(model)
+        check_weights(model)
         all_weights_learn = len(trained) == len(list(model.parameters()))
         if trained and not (gates is None and all_weights_learn):  # a model in eval mode checkpoints nothing
             check_checkpointing(model)
@@ -127,13 +127,13 @@ class Trainer:
                 for gate in values.values() if step == 0 else ():
                     # The hook also runs for a gradient of 0: what counts is that the loss depends on the gate.
                     gate.register_hook(lambda _gradient: gates_with_gradient.append(True))
-            with multiplied(self.model, values):
+            with apply_gates(self.model, values):
                 losses = task_loss(self.model, repeat_batch(batch, sets) if sets > 1 else batch, self.loss, sets)
                 total = losses.sum()
                 if self.gates is not None:  # Voita et al. 2019, eq. 9: the loss + lambda times the expected L0 norm
                     total = total + penalty_factor * (self.penalties * self.gates.expected_l0()).sum()
                 if not torch.isfinite(total):
-                    reason = unfit_weights(self.model)
+                    reason = nonfinite_weights(self.model)
                     raise FloatingPointError(
                         f"the loss is {total.item()} at step {step}: lower the rates"
                         + (f", or load the model again, because {reason}" if reason else "")

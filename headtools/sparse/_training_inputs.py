@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._weights import refuse_without_backward
+from headtools.heads._weights import check_has_backward
 from headtools.importance.loss import Loss, each_loss
 
 Batches = Callable[[int], Mapping] | Mapping | Iterable[Mapping]
@@ -75,7 +75,7 @@ def check_gradients(model: nn.Module) -> None:
             f"training needs gradients, and torch.{off}() switches them off here: call this outside of it, or inside "
             + ("torch.inference_mode(False)" if off == "inference_mode" else "torch.enable_grad()")
         )
-    refuse_without_backward(model, "training")
+    check_has_backward(model, "training")
     without = next((name for name, parameter in model.named_parameters() if parameter.is_inference()), None)
     if without is not None:
         raise RuntimeError(

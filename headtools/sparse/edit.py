@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from headtools.geometry.circuits import ov
 from headtools.geometry.subspaces import SIDES
-from headtools.heads._interventions import claimed, wished
-from headtools.heads._select import refuse_offloaded, select, wide
-from headtools.heads._weights import is_transposed, refuse_quantised, refuse_wrapped
+from headtools.heads._checks import check_not_offloaded
+from headtools.heads._interventions import claimed, override
+from headtools.heads._precision import to_float64
+from headtools.heads._select import select
+from headtools.heads._weights import check_not_quantised, check_plain_weights, is_transposed
 from headtools.heads.sites import Site, sites
 
 
@@ -57,7 +59,7 @@ def edit(
     >>> torch.allclose(after[:3], before[1:], atol=1e-6), after[3].item() < 1e-6
     (True, True)
     """
-    refuse_offloaded(model, "edit")
+    check_not_offloaded(model, "edit")
     ((site, (head_index,)),) = select(sites(model), [head]).items()
     if side not in SIDES:
         raise ValueError(f'side must be "read" or "write", got {side!r}')
@@ -77,7 +79,7 @@ def edit(
     def write(original: Tensor, bases: list[Tensor]) -> None:
         _write(weight, dim, index, _projected(original if dim == 0 else original.T, bases), original)
 
-    with claimed("edit()", [module, weight], copyable=True), wished(weight, slot, basis, read, write):
+    with claimed("edit()", [module, weight], copyable=True), override(weight, slot, basis, read, write):
         yield
 
 
@@ -85,7 +87,7 @@ def _projected(original: Tensor, bases: list[Tensor]) -> Tensor | None:
     """Return a head's weights (value_dim, d) with the directions of all edits projected out; None without edits."""
     if not bases:
         return None
-    rows = wide(original)
+    rows = to_float64(original)
     for basis in bases:
         basis = basis.to(rows)
         rows = rows - (rows @ basis) @ basis.T  # W (I - V V')
@@ -119,8 +121,8 @@ def _head_weight(model: nn.Module, site: Site, head: int, side: str) -> tuple[nn
                 'change all; use side="write", where each head has its own weights'
             )
         module, index, dim = site.v.module, site.v.rows[head], 0
-    refuse_quantised(module, "edit it")
-    refuse_wrapped(model, [module], "edit")
+    check_not_quantised(module, "edit it")
+    check_plain_weights(model, [module], "edit")
     weight = module.weight
     names = [name for name, other in model.named_parameters(remove_duplicate=False) if other is weight]
     if len(names) > 1:

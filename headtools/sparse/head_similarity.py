@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headtools._renamed import old_name
 from headtools.geometry.circuits import ov
 from headtools.geometry.subspaces import cosine
-from headtools.heads._select import wide
+from headtools.heads._precision import to_float64
 from headtools.heads._tokens import real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site
@@ -104,7 +104,7 @@ def _map_distances(model: nn.Module, batches: list[Mapping], layers: list[Site])
         maps = maps[real_tokens(model, site, current_batch, maps.shape[:2]).to(maps.device)]  # (n, head, key)
         # One head at a time against all: (n, H, H, key) at once would need H times the memory of the maps.
         distance = torch.stack([(maps - maps[:, h : h + 1]).abs().sum((0, 2)) / 2 for h in range(site.heads)])
-        sums = [wide(distance), len(maps)]
+        sums = [to_float64(distance), len(maps)]
         return sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
 
     keys = [site.key for site in layers]

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from headtools.geometry.circuits import ov
-from headtools.heads._interventions import refuse_inside
-from headtools.heads._select import Heads, refuse_offloaded, select
-from headtools.heads._weights import is_transposed, refuse_wrapped
-from headtools.heads.prune import prune, refuse_uncuttable
+from headtools.heads._checks import check_not_offloaded
+from headtools.heads._interventions import check_no_open_context
+from headtools.heads._select import Heads, select
+from headtools.heads._weights import check_plain_weights, is_transposed
+from headtools.heads.prune import check_prunable, prune
 from headtools.heads.sites import Site, sites
 from headtools.sparse._least_squares import moments
 from headtools.sparse._merge_plan import WHOLE_LAYER, MergePlan, plan_merge, plan_refit
@@ -77,8 +78,8 @@ def merge(
     (3, 1)
     """
     _check_ridge(ridge)
-    refuse_offloaded(model, "merge")
-    refuse_inside(model, "merge()")
+    check_not_offloaded(model, "merge")
+    check_no_open_context(model, "merge()")
     groups_of = _groups_by_site(model, groups)
     moments_of = moments(model, batches, {site: [h for g in groups for h in g] for site, groups in groups_of.items()})
     plans = [plan_merge(moments_of[site.key], groups, refit, ridge) for site, groups in groups_of.items()]
@@ -102,8 +103,8 @@ def refit(
     heads_of = {site: numbers for site, numbers in select(sites(model), heads).items() if numbers}
     if not heads_of:
         raise ValueError('got no heads; write refit(model, {("encoder", 2): [0]}, batches)')
-    refuse_offloaded(model, "refit")
-    refuse_inside(model, "refit()")
+    check_not_offloaded(model, "refit")
+    check_no_open_context(model, "refit()")
     _check_prunable(model, heads_of, "refit")
     for site, numbers in heads_of.items():
         if len(numbers) == site.heads:
@@ -146,9 +147,9 @@ def _groups_by_site(model: nn.Module, groups: Iterable[Group]) -> dict[Site, lis
 
 def _check_prunable(model: nn.Module, targets: Iterable[Site], what: str) -> None:
     """Raise what ``prune`` would raise, before the corpus is run and not after it."""
-    refuse_wrapped(model, [module for site in targets for module in (*site.module.modules(), site.out)], what)
+    check_plain_weights(model, [module for site in targets for module in (*site.module.modules(), site.out)], what)
     for site in targets:
-        refuse_uncuttable(site)
+        check_prunable(site)
 
 
 def _apply(model: nn.Module, plans: Sequence[MergePlan]) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._finite import refuse_unfit, unfit_weights
+from headtools.heads._finite import check_weights, nonfinite_weights
 from headtools.heads._select import select
+from headtools.heads.ablate import ablate
 from headtools.heads.bootstrap import bounds
-from headtools.heads.gates import ablate
 from headtools.heads.scores import Head, HeadScores
 from headtools.heads.sites import Sites, sites
 from headtools.importance._inputs import frozen
@@ -74,7 +74,7 @@ def curves(
     """
     import pandas as pd
 
-    refuse_unfit(model)
+    check_weights(model)
     keep, model_sites = list(keep), sites(model)
     points: list[tuple[str, int, list[Head]]] = []  # name of the order, number of heads kept, heads removed
     for name, order in orders.items():
@@ -192,6 +192,6 @@ def _metric(result: Any, model: nn.Module) -> tuple[float, float, float]:
             ) from None
     if math.isnan(metric[0]):
         raise ValueError(
-            f"evaluate returned NaN: {unfit_weights(model) or 'leave out the sentences that have no score'}"
+            f"evaluate returned NaN: {nonfinite_weights(model) or 'leave out the sentences that have no score'}"
         )
     return metric
