@@ -162,7 +162,7 @@ def test_a_copy_made_inside_keeps_the_edit_and_cuts_wait_for_its_end():
             lambda: ht.recover(model, [labelled], steps=1, in_place=True, progress=False),
             lambda: ht.fit_gates(model, [labelled], 0.1, steps=1, in_place=True, progress=False),
         ):
-            with untouched(model), pytest.raises(RuntimeError, match=r"inside edit\(\).*end the context first"):
+            with untouched(model), pytest.raises(RuntimeError, match=r"edit\(\) is open.*end the context first"):
                 cut()
     assert torch.equal(run(kept, batch), inside)
     assert not torch.equal(run(model, batch), inside)
