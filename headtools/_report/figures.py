@@ -1,4 +1,4 @@
-"""The pictures of a report, each as the HTML of a ``<figure>``."""
+"""The figures of a report, each as the HTML of a ``<figure>``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from headtools.roles.head_functions import NONE, holders
 if TYPE_CHECKING:
     import pandas as pd
 
-WIDE = 4  # maps beside one another
+MAPS_PER_ROW = 4
 
 
-def say(head: Head) -> str:
-    """Name a head as the course does.
+def head_name(head: Head) -> str:
+    """Write a head's name.
 
-    >>> say(("encoder", 2, 5))
+    >>> head_name(("encoder", 2, 5))
     'encoder 2.5'
     """
     return f"{' '.join(map(str, head[:-2]))} {head[-2]}.{head[-1]}"
@@ -32,104 +32,107 @@ def say(head: Head) -> str:
 def roles(frame: pd.DataFrame, kind: str, claim: str) -> str:
     """Draw the role map of one kind of attention."""
     heads = holders(frame)
-    high, wide = heads.layer.nunique(), heads["head"].max() + 1
-    fig, ax = subplots(figsize=(max(4.0, 0.45 * wide + 1), 0.42 * high + 1.6))
+    n_layers, n_heads = heads.layer.nunique(), heads["head"].max() + 1
+    fig, ax = subplots(figsize=(max(4.0, 0.45 * n_heads + 1), 0.42 * n_layers + 1.6))
     role_map(ax, frame, kind=kind)
-    held = heads[heads.function != NONE]
-    by_layer = ", ".join(f"layer {layer}: {n}" for layer, n in held.groupby("layer").size().items()) or "none anywhere"
-    alt = f"A grid of {high} layers by {wide} heads, coloured where a head has a function. Coloured cells: {by_layer}."
+    counts = heads[heads.function != NONE].groupby("layer").size()
+    by_layer = ", ".join(f"layer {layer}: {n}" for layer, n in counts.items()) or "none anywhere"
+    alt = (
+        f"A grid of {n_layers} layers by {n_heads} heads, coloured where a head has a function. "
+        f"Coloured cells: {by_layer}."
+    )
     return figure(fig, claim=claim, alt=alt).html
 
 
 def grids(scores: HeadScores, claim: str, label: str) -> list[str]:
-    """Draw one grid of layers by heads for every kind of attention, on one scale from 0."""
+    """Draw a grid of layers by heads for each kind of attention, all on one scale from 0."""
     top = float(scores.flat().max()) or 1.0
-    groups: dict[tuple, list[tuple]] = {}
+    keys_of: dict[tuple, list[tuple]] = {}
     for key in scores.values:
-        groups.setdefault(key[:-1], []).append(key)
-    drawn = []
-    for group, keys in groups.items():
-        rows = [scores.values[key].detach().float().cpu().clamp(min=0).numpy() for key in keys]
-        wide = max(map(len, rows))
-        fig, ax = subplots(figsize=(max(4.0, 0.4 * wide + 1.8), 0.36 * len(rows) + 1.1))
-        # A layer from which heads were cut is shorter; what is not there stays white.
-        table = np.ma.masked_all((len(rows), wide))
-        for place, row in enumerate(rows):
-            table[place, : len(row)] = row
-        image = ax.imshow(table, vmin=0, vmax=top, aspect="auto", cmap="cividis")
-        ax.set(xlabel="head", ylabel="layer", xticks=range(0, wide, max(1, wide // 16)))
+        keys_of.setdefault(key[:-1], []).append(key)
+    grids = []
+    for kind, keys in keys_of.items():
+        layers = [scores.values[key].detach().float().cpu().clamp(min=0).numpy() for key in keys]
+        n_heads = max(map(len, layers))
+        fig, ax = subplots(figsize=(max(4.0, 0.4 * n_heads + 1.8), 0.36 * len(layers) + 1.1))
+        # Masked, so that the missing cells of a layer from which heads were cut stay white.
+        grid = np.ma.masked_all((len(layers), n_heads))
+        for row, values in enumerate(layers):
+            grid[row, : len(values)] = values
+        image = ax.imshow(grid, vmin=0, vmax=top, aspect="auto", cmap="cividis")
+        ax.set(xlabel="head", ylabel="layer", xticks=range(0, n_heads, max(1, n_heads // 16)))
         ax.set_yticks(range(len(keys)), [str(key[-1]) for key in keys])
         ax.figure.colorbar(image, label=label)
-        most = int(np.argmax([row.max() for row in rows]))
+        best = int(np.argmax([values.max() for values in layers]))
+        name = " ".join(kind)
         alt = (
-            f"A grid of {' '.join(group)} heads, {len(rows)} layers by up to {wide} heads, shaded from 0 to {top:.3g}. "
-            f"The highest of this kind is head {int(rows[most].argmax())} of layer {keys[most][-1]}."
+            f"A grid of {name} heads, {len(layers)} layers by up to {n_heads} heads, shaded from 0 to {top:.3g}. "
+            f"The highest of this kind is head {int(layers[best].argmax())} of layer {keys[best][-1]}."
         )
-        drawn.append(
-            figure(fig, claim=claim if not drawn else f"The same for the {' '.join(group)} heads.", alt=alt).html
-        )
-    return drawn
+        grids.append(figure(fig, claim=f"The same for the {name} heads." if grids else claim, alt=alt).html)
+    return grids
 
 
 def pruning(frame: pd.DataFrame, claim: str, metric: str = "loss (nats)") -> str:
     """Draw the loss, or another ``metric``, against the number of heads kept, by gradient and in random order."""
     fig, ax = subplots(figsize=(6.4, 3.4))
-    found = frame[frame.order == "gradient"]
-    ax.plot(found.kept, found.metric, marker="o", label="least important first")
-    ax.fill_between(found.kept, found.low, found.high, alpha=0.2)
-    blind = frame[frame.order != "gradient"].groupby("kept").metric
-    if len(blind):
-        ax.plot(blind.mean().index, blind.mean(), marker="s", label="random order, mean")
-        ax.fill_between(blind.mean().index, blind.min(), blind.max(), alpha=0.2)
+    curve = frame[frame.order == "gradient"]
+    ax.plot(curve.kept, curve.metric, marker="o", label="least important first")
+    ax.fill_between(curve.kept, curve.low, curve.high, alpha=0.2)
+    random = frame[frame.order != "gradient"].groupby("kept").metric
+    if len(random):
+        ax.plot(random.mean().index, random.mean(), marker="s", label="random order, mean")
+        ax.fill_between(random.mean().index, random.min(), random.max(), alpha=0.2)
     ax.set(xlabel="heads kept", ylabel=metric, ylim=(0, None))
     ax.legend()
-    bands = "the band is " if found.low.isna().all() else "bands are 95 % intervals, and "
+    bands = "the band is " if curve.low.isna().all() else "bands are 95 % intervals, and "
     alt = (
-        f"{metric[0].upper()}{metric[1:]} against heads kept, from {found.metric.iloc[0]:.2f} with all "
-        f"{found.kept.iloc[0]} heads to {found.metric.iloc[-1]:.2f} with none; {bands}the range of the random orders."
+        f"{metric[0].upper()}{metric[1:]} against heads kept, from {curve.metric.iloc[0]:.2f} with all "
+        f"{curve.kept.iloc[0]} heads to {curve.metric.iloc[-1]:.2f} with none; {bands}the range of the random orders."
     )
     return figure(fig, claim=claim, alt=alt).html
 
 
 def maps(
-    found: Mapping[Head, Tensor], why: Mapping[Head, str], queries: Sequence[str] | None, keys: Sequence[str] | None
+    head_maps: Mapping[Head, Tensor],
+    reasons: Mapping[Head, str],
+    decoder_tokens: Sequence[str] | None,
+    input_tokens: Sequence[str] | None,
 ) -> str:
-    """Draw one map a head; ``queries`` are the decoder's tokens where it has its own, ``keys`` those that are read."""
-    high = -(-len(found) // WIDE)
-    fig, grid = subplots(
-        high, min(WIDE, len(found)), figsize=(2.9 * min(WIDE, len(found)) + 0.8, 2.9 * high), squeeze=False
-    )
-    for place, ax in enumerate(grid.flat):
-        if place >= len(found):
-            ax.set_axis_off()
-            continue
-        head = list(found)[place]
-        table = found[head]
-        rows, columns = (_fit(side, size) for side, size in zip(_sides(head, queries, keys), table.shape, strict=True))
-        heatmap(ax, table, rows=rows, columns=columns, values=False, bar=False, row_label="", column_label="")
-        ax.set_title(f"{say(head)}: {why[head]}", fontsize=9)
+    """Draw one map (query, key) for each head, with the reason why it is shown in its title."""
+    n_columns = min(MAPS_PER_ROW, len(head_maps))
+    n_rows = -(-len(head_maps) // MAPS_PER_ROW)
+    fig, grid = subplots(n_rows, n_columns, figsize=(2.9 * n_columns + 0.8, 2.9 * n_rows), squeeze=False)
+    for ax in grid.flat[len(head_maps) :]:
+        ax.set_axis_off()
+    descriptions = []
+    for ax, (head, weights) in zip(grid.flat, head_maps.items(), strict=False):
+        tokens = _queries_and_keys(head, decoder_tokens, input_tokens)
+        rows, columns = (_if_fitting(side, size) for side, size in zip(tokens, weights.shape, strict=True))
+        heatmap(ax, weights, rows=rows, columns=columns, values=False, bar=False, row_label="", column_label="")
+        ax.set_title(f"{head_name(head)}: {reasons[head]}", fontsize=9)
+        descriptions.append(_description(head_name(head), weights, rows, columns))
     fig.colorbar(grid[0, 0].images[0], ax=list(grid.flat), label="attention", shrink=0.8)
-    claim = f"Attention of {len(found)} heads on one example: query down, key across."
-    alt = "; ".join(_told(say(head), table, _sides(head, queries, keys)) for head, table in found.items()) + "."
-    return figure(fig, claim=claim, alt=alt).html
+    claim = f"Attention of {len(head_maps)} heads on one example: query down, key across."
+    return figure(fig, claim=claim, alt="; ".join(descriptions) + ".").html
 
 
-def _sides(head: Head, queries: Any, keys: Any) -> tuple[Any, Any]:
-    if queries is None or head[-3] == "encoder":
-        return keys, keys
-    return queries, queries if head[-3] == "decoder" else keys
+def _queries_and_keys(head: Head, decoder_tokens: Any, input_tokens: Any) -> tuple[Any, Any]:
+    """Return the tokens of a head's queries and of its keys; ``decoder_tokens`` is None where there is one stack."""
+    kind = head[-3]
+    if decoder_tokens is None or kind == "encoder":
+        return input_tokens, input_tokens
+    return decoder_tokens, decoder_tokens if kind == "decoder" else input_tokens
 
 
-def _fit(tokens: Sequence[str] | None, size: int) -> Sequence[str] | None:
-    """The tokens, if there is one for each row or column; models may add or drop some."""
+def _if_fitting(tokens: Sequence[str] | None, size: int) -> Sequence[str] | None:
+    """Return the tokens if there is one for each row or column; models may add or drop some."""
     return tokens if tokens is not None and len(tokens) == size else None
 
 
-def _told(name: str, table: Tensor, sides: tuple[Any, Any]) -> str:
-    """Where a head's largest weight lies, in words."""
-    query, key = divmod(int(table.argmax()), table.shape[1])
-    names = [
-        str(side[at]) if _fit(side, size) else f"place {at}"
-        for side, size, at in zip(sides, table.shape, (query, key), strict=True)
-    ]
-    return f"{name} is strongest from {names[0]} to {names[1]} ({float(table.max()):.2f})"
+def _description(name: str, weights: Tensor, rows: Sequence[str] | None, columns: Sequence[str] | None) -> str:
+    """Say where a head's largest weight lies."""
+    query, key = divmod(int(weights.argmax()), weights.shape[1])
+    query_name = str(rows[query]) if rows else f"position {query}"
+    key_name = str(columns[key]) if columns else f"position {key}"
+    return f"{name} is strongest from {query_name} to {key_name} ({float(weights.max()):.2f})"

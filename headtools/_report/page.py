@@ -1,4 +1,8 @@
-"""One self-contained HTML page: a title, sections with figures, tables and notes; nothing is fetched from anywhere."""
+"""One self-contained HTML page: a title, and sections with figures, tables and notes.
+
+Requirements: everything that comes from data is escaped, since tokens may contain markup; and the page loads nothing,
+which its Content-Security-Policy enforces even for markup that escaping might miss.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +34,9 @@ th:first-child,td:first-child{text-align:left}caption{text-align:left;color:var(
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: ``title``, ``html`` (made of parts that are escaped already), ``missing``: why it is not there.
+    """A section of a page: its ``title``, and its ``html`` (escaped already) or the reason why it is ``missing``.
 
-    ``name`` is what links lead to.
+    ``name`` is the anchor that links point to.
     """
 
     name: str
@@ -41,13 +45,13 @@ class Section:
     missing: str = ""
 
     def to_html(self) -> str:
-        """Write the section, or the reason why there is none."""
-        inside = self.html or f'<p class="missing"><b>Not measured.</b> {escape(self.missing)}</p>'
-        return f'<section id="{escape(self.name)}"><h2>{escape(self.title)}</h2>{inside}</section>'
+        """Return the section, or the reason why there is none, as HTML."""
+        content = self.html or f'<p class="missing"><b>Not measured.</b> {escape(self.missing)}</p>'
+        return f'<section id="{escape(self.name)}"><h2>{escape(self.title)}</h2>{content}</section>'
 
 
 def paragraph(text: str, note: bool = False) -> str:
-    """Write a paragraph of plain text.
+    """Return a paragraph of plain text as HTML.
 
     >>> paragraph("a < b")
     '<p>a &lt; b</p>'
@@ -56,7 +60,7 @@ def paragraph(text: str, note: bool = False) -> str:
 
 
 def table(frame: pd.DataFrame, caption: str) -> str:
-    """Write a frame as a table; numbers with a point get three digits after it, everything else is escaped.
+    """Return a frame as an HTML table; floats have three decimals, everything else is escaped.
 
     >>> import pandas as pd
     >>> "<td>&lt;s&gt;</td><td>0.250</td>" in table(pd.DataFrame({"token": ["<s>"], "share": [0.25]}), "shares")
@@ -74,7 +78,7 @@ def table(frame: pd.DataFrame, caption: str) -> str:
 
 
 def page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Write a whole page: ``lead`` is plain text below the title.
+    """Return the page as HTML; ``lead`` is plain text below the title.
 
     >>> "<script" in page("<script>", "", [])
     False
@@ -91,13 +95,13 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
 
 
 def write(text: str, path: str | Path) -> Path:
-    """Write a page to a file, whole or not at all, and return where it is.
+    """Write a page to a file, atomically, and return its path.
 
-    Raises ``FileNotFoundError`` where the folder is not there.
+    Raises ``FileNotFoundError`` where the folder does not exist.
     """
     path = Path(path)
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is no folder: make it first, mkdir -p {path.parent}")
+        raise FileNotFoundError(f"{path.parent} is not a folder: make it first, mkdir -p {path.parent}")
     return write_bytes(path, text.encode("utf-8"))
 
 

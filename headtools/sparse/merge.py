@@ -105,7 +105,7 @@ def refit(
         raise ValueError('got no heads; write refit(model, {("encoder", 2): [0]}, batches)')
     check_not_offloaded(model, "refit")
     check_no_open_context(model, "refit()")
-    _check_prunable(model, heads_of, "refit")
+    _check_all_prunable(model, heads_of, "refit")
     for site, numbers in heads_of.items():
         if len(numbers) == site.heads:
             raise ValueError(f"all heads of {site.label} would go, and nothing is left to fit: use prune")
@@ -139,13 +139,13 @@ def _groups_by_site(model: nn.Module, groups: Iterable[Group]) -> dict[Site, lis
             )
         groups_of.setdefault(site, []).append(heads)
     select(model_sites, [head for group in groups for head in group])  # raises for a head in two groups
-    _check_prunable(model, groups_of, "merge")
+    _check_all_prunable(model, groups_of, "merge")
     for site in groups_of:
         ov(site)  # raises where what a head moves is not x W_V W_O, as under a norm of the values
     return groups_of
 
 
-def _check_prunable(model: nn.Module, targets: Iterable[Site], what: str) -> None:
+def _check_all_prunable(model: nn.Module, targets: Iterable[Site], what: str) -> None:
     """Raise what ``prune`` would raise, before the corpus is run and not after it."""
     check_plain_weights(model, [module for site in targets for module in (*site.module.modules(), site.out)], what)
     for site in targets:
