@@ -62,7 +62,7 @@ def encoder_attention(model: nn.Module, kind: str) -> Iterator[None]:
         yield
         return
     heads = {site.key: list(range(site.heads)) for site in ht.sites(model)["encoder"]}
-    with ht.ablate(model, heads, by="zero" if kind == "none" else "uniform"):
+    with ht.ablate(model, heads, replacement="zero" if kind == "none" else "uniform"):
         yield
 
 

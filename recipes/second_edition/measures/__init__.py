@@ -1,0 +1,12 @@
+"""The numbers of the second edition's card, one module a table: ``python -m recipes.second_edition.measure TABLE``
+
+    scores        BLEU on every split, accuracy by what a word needs to know, hard as a grid of length and depth
+    roles         what encoder heads look at, by the first edition's rule and by a stricter one, beside untrained twins
+    coreference   heads beside four surface rules, also by the role of the antecedent
+    cross         how well cross heads align
+    pruning       curves of encoder, decoder and cross heads, by gradient and at random
+    layers        whole layers off, and pairs of heads that stand in for each other
+
+Each module has ``measure(model, tokenizer, limit)``, which returns what JSON can hold, and ``markdown(results)``, which
+turns the results of all measured models into the card's tables.
+"""
