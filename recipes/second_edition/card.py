@@ -1,7 +1,7 @@
 """Write the tables of the card from the results: ``python -m recipes.second_edition.card``
 
 In README.md each table stands between two comments, ``<!-- roles -->`` and ``<!-- end of roles -->``; what is between
-them is written here, from ``results/roles.json``. No number in the card is typed by hand.
+them is written here, from ``results/roles.json`` (``goals`` from all results). No number of theirs is typed by hand.
 """
 
 import importlib
@@ -29,7 +29,9 @@ def rendered(text: str, results: Path = RESULTS) -> str:
 
     def table(match: re.Match) -> str:
         name = match[1]
-        found = read(results / f"{name}.json")
+        files = [results / f"{name}.json"] if name != "goals" else sorted(results.glob("*.json"))
+        found = {file.stem: read(file) for file in files if file.exists()}
+        found = found if name == "goals" else found.get(name)
         how = importlib.import_module(f"recipes.second_edition.measures.{name}")
         return f"<!-- {name} -->\n\n{how.markdown(found) if found else MISSING}\n\n<!-- end of {name} -->"
 

@@ -13,7 +13,7 @@ from recipes.second_edition import card, measure
 from recipes.second_edition._training_model import TrainingModel
 from recipes.second_edition.batches import word_ids
 from recipes.second_edition.language import corpus
-from recipes.second_edition.measures import controls, coreference, cross, layers, pruning, roles, scores
+from recipes.second_edition.measures import controls, coreference, cross, goals, layers, pruning, roles, scores
 from recipes.second_edition.measures._words import by_sentence, losses, right_words, share
 
 
@@ -131,16 +131,23 @@ def test_cross_and_pruning(untrained, monkeypatch):
 
 
 def test_layers(untrained):
-    found = layers.measure(*untrained, limit=3, top=2)
+    found = layers.measure(*untrained, limit=5, top=2)
     assert [len(falls) for falls in found["off"].values()] == [6, 6, 6]
     assert len(found["pairs"]["encoder"]) == 1
     assert "layers 0 and 1" in rendered(layers, found)
 
 
-def test_the_command_keeps_results_by_name_and_writes_the_card(untrained, tmp_path, capsys):
+def test_the_command_keeps_results_by_name_and_writes_the_card(untrained, tmp_path, capsys, monkeypatch):
     publish(untrained[0], tmp_path / "model", word_ids())
     readme = tmp_path / "README.md"
     readme.write_text("before\n\n<!-- controls -->\nold\n<!-- end of controls -->\n\nafter\n")
+    shown = dict.fromkeys(controls.SHOWN, 0.5)
+
+    def loss(model, _tokenizer, limit):
+        mean = losses(model, corpus("test", limit)).mean().item()
+        return {"test": [mean] * 3, "hard": [mean] * 3, "phenomena": shown}
+
+    monkeypatch.setattr(controls, "measure", loss)
     for name, attention in (("b", "learned"), ("a", "none")):
         measure.main(["controls"], tmp_path / "model", name, attention, 5, tmp_path / "results", readme)
     found = read(tmp_path / "results" / "controls.json")
@@ -154,6 +161,27 @@ def test_the_command_keeps_results_by_name_and_writes_the_card(untrained, tmp_pa
     assert "| run |" in capsys.readouterr().out
     with pytest.raises(ValueError, match="no table 'bleu'"):
         measure.module("bleu")
+
+
+def test_goals_are_judged_by_the_results():
+    heads = {"0.1": ["offset -1"], "1.2": ["offset +1", "det up", "amod up", "nsubj up", "obj up", "advmod up"]}
+    best = [{"role": "name", "head": "2.0", "score": 0.7, "holds": True}]
+    row = {"name": "first fitting", "all": 0.6, "head": "3.3"}
+    found = {
+        "scores": {"seed 1": {"splits": {"test": {"bleu": [95.0, 94.0, 96.0]}}}},
+        "roles": {"seed 1": {"heads": heads, "best": best}},
+        "coreference": {"seed 1": {"rules": [row], "heads": [row | {"all": 0.75}]}},
+        "cross": {"seed 1": {"errors": {"0.0": 0.0, "0.1": 0.2, "0.2": 0.6}}},
+        "pruning": {"seed 1": {"kinds": {kind: {"bleu": [[90, 0, 0], [after, 0, 0]]} for kind, after in
+                                         (("cross", 60), ("encoder", 50))}}},
+    }  # fmt: skip
+    text = goals.markdown(found)
+    said = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines()[2:])
+    verdicts = [said[goal].split(":")[0] for goal in goals.GOALS]
+    yes, no = "**yes**", "**no**"
+    assert verdicts == [yes, yes, yes, yes, yes, no, no, yes, no, yes, "–"]
+    assert "cross 30.0, encoder 40.0" in text
+    assert "5 (head 1.2)" in text
 
 
 def test_the_card_says_what_the_results_say():

@@ -6,7 +6,9 @@
     cross         how well cross heads align
     pruning       curves of encoder, decoder and cross heads, by gradient and at random
     layers        whole layers off, and pairs of heads that stand in for each other
+    controls      what models learned that were trained without something
+    goals         what all this was to show, and how far it does; written from the other tables
 
-Each module has ``measure(model, tokenizer, limit)``, which returns what JSON can hold, and ``markdown(results)``, which
-turns the results of all measured models into the card's tables.
+Each module but the last has ``measure(model, tokenizer, limit)``, which returns what JSON can hold; ``markdown`` turns
+the results of all measured models into the card's tables.
 """

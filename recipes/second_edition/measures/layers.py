@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.heads.bootstrap import bounds
 from headtools.heads.scores import Head
-from headtools.importance._intervals import of_ratio
+from recipes._results import interval
 from recipes.second_edition.batches import batches
 from recipes.second_edition.language import corpus
-from recipes.second_edition.measures._words import losses, right_words, table
+from recipes.second_edition.measures._words import by_sentence, losses, right_words, table
 
 SENTENCES, SCORED_ON, TOP = 120, 1_600, 12
 TIMES, LEAST = 3.0, 0.02
@@ -50,8 +49,8 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, top: 
             joint = cost(a, b)
             excess = joint - TIMES * (one[a] + one[b])  # above 0 in the mean: a backup pair
             numbers = [round(x.mean().item(), 4) for x in (one[a], one[b], joint)]
-            low, high = bounds(of_ratio(excess[:, None].double(), torch.ones(len(excess), dtype=torch.double)))
-            rows.append([f"{a[1]}.{a[2]}", f"{b[1]}.{b[2]}", *numbers, round(low.item(), 4), round(high.item(), 4)])
+            ends = interval(by_sentence(excess, test))[1:]
+            rows.append([f"{a[1]}.{a[2]}", f"{b[1]}.{b[2]}", *numbers, *ends])
         pairs[kind] = rows
     return {"sentences": len(test), "accuracy": round(whole, 4), "off": off, "below": below, "pairs": pairs}
 
@@ -84,6 +83,7 @@ def markdown(results: dict[str, dict]) -> str:
         "Fall of word accuracy with all heads of a layer off:",
         table(["model", "heads", *(f"layer {i}" for i in range(6))], rows),
         f"Several encoder layers off: {lower}.",
-        f"Backup pairs among the {TOP} heads of greatest importance ({'; '.join(counts)}), the costliest four of each:",
+        f"Backup pairs among the {TOP} heads of greatest importance ({'; '.join(counts)}), the costliest four of each, "
+        "with intervals over sentences:",
         table(header, pairs),
     ])  # fmt: skip

@@ -1,0 +1,132 @@
+"""What the second edition was built to show, and how far each model shows it, from the results of all tables."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from recipes.second_edition.measures._words import table
+from recipes.second_edition.measures.coreference import RULES
+from recipes.second_edition.measures.cross import APART
+from recipes.second_edition.measures.layers import backups
+from recipes.second_edition.measures.pruning import TRANSLATED
+from recipes.second_edition.measures.roles import family
+
+Results = Mapping[str, Mapping[str, dict]]  # of each table, of each model
+Verdict = tuple[str, bool]  # what was found, and whether that is enough
+RELATIONS = ("nsubj", "obj", "amod", "advmod")
+OPEN = (
+    "Hard Concrete gates: at most 12 of 48 encoder heads within 2 BLEU",
+    "encoder heads pruned first by gates over all kinds",
+    "survivors by function over a sweep, drift of roles when few heads are left, death by layer in the decoder",
+    "gate rates compared",
+)
+
+
+def positions(one: dict) -> Verdict:
+    """Heads with an offset."""
+    heads = [head for head, some in one["roles"]["heads"].items() if any(family(r) == "position" for r in some)]
+    return f"{len(heads)} ({', '.join(heads)})", len(heads) >= 2
+
+
+def relations(one: dict) -> Verdict:
+    """Relations that a head has a role for, in one direction at least."""
+    held = {role for some in one["roles"]["heads"].values() for role in some if family(role) == "relation"}
+    missing = [r for r in RELATIONS if not {f"{r} up", f"{r} down"} & held]
+    return f"{', '.join(sorted(held))}" + (f"; not {', '.join(missing)}" if missing else ""), not missing
+
+
+def rare(one: dict) -> Verdict:
+    """The head that looks at the name."""
+    row = next(row for row in one["roles"]["best"] if row["role"] == "name")
+    return f"{row['head']}: {row['score']:.2f}", row["holds"]
+
+
+def idle(one: dict) -> Verdict:
+    """Heads without a role."""
+    n = 48 - len(one["roles"]["heads"])
+    return f"{n} of 48", n >= 24
+
+
+def spread(one: dict) -> Verdict:
+    """Layers with a role."""
+    layers = sorted({head.split(".")[0] for head in one["roles"]["heads"]})
+    return ", ".join(layers), len(layers) >= 4
+
+
+def crowd(one: dict) -> Verdict:
+    """Relations on the head that has most."""
+    counts = {h: sum(family(r) == "relation" for r in some) for h, some in one["roles"]["heads"].items()}
+    head = max(counts, key=counts.get, default=None)
+    return f"{counts.get(head, 0)} (head {head})", counts.get(head, 0) <= 4
+
+
+def quality(one: dict) -> Verdict:
+    """BLEU on test sentences."""
+    bleu, low, high = one["scores"]["splits"]["test"]["bleu"]
+    return f"{bleu:.1f} ({low:.1f}–{high:.1f})", bleu >= 90
+
+
+def different(one: dict) -> Verdict:
+    """Cross heads that do not align."""
+    errors = one["cross"]["errors"].values()
+    apart = sum(e > APART for e in errors)
+    return f"{apart} of {len(errors)}", 3 * apart >= len(errors)
+
+
+def cross_first(one: dict) -> Verdict:
+    """BLEU lost with 70 % of the cross heads off, beside as many encoder heads."""
+    lost = {}
+    for kind in ("cross", "encoder"):
+        whole, part = one["pruning"]["kinds"][kind]["bleu"]
+        lost[kind] = whole[0] - part[0]
+    return f"cross {lost['cross']:.1f}, encoder {lost['encoder']:.1f}", lost["cross"] > lost["encoder"]
+
+
+def antecedents(one: dict) -> Verdict:
+    """The best head against the best of the four surface rules."""
+    rule = max((row for row in one["coreference"]["rules"] if row["name"] in RULES), key=lambda row: row["all"])
+    head = one["coreference"]["heads"][0]
+    gap = 100 * (head["all"] - rule["all"])
+    return f"{head['all']:.3f} (head {head['head']}), {rule['name']} {rule['all']:.3f}: {gap:+.1f}", gap >= 10
+
+
+def stand_ins(one: dict) -> Verdict:
+    """Backup pairs in the encoder."""
+    found = backups(one["layers"]["pairs"]["encoder"])
+    shown = f"; {found[0][0]} and {found[0][1]}: {found[0][4]:.2f} nats together" if found else ""
+    return f"{len(found)} of {len(one['layers']['pairs']['encoder'])}{shown}", bool(found)
+
+
+GOALS: dict[str, Callable[[dict], Verdict]] = {
+    "BLEU 90 on test sentences": quality,
+    "two heads with an offset or more": positions,
+    f"relations with a head, among them {', '.join(RELATIONS)}": relations,
+    "a head for the rarest word, the name": rare,
+    "half of the encoder heads without a role": idle,
+    "roles in four layers or more": spread,
+    "no head with more than four relations": crowd,
+    "a third of the cross heads or more do not align": different,
+    f"with {TRANSLATED} of 48 heads left, cross-attention loses more BLEU than the encoder": cross_first,
+    "coreference: the best single head ten points above the best surface rule": antecedents,
+    "a backup pair in the encoder": stand_ins,
+}
+
+
+def cells(found: Results, model: str) -> Iterator[str]:
+    """What a model shows of each goal; a dash where it was not measured."""
+    one = {name: rows[model] for name, rows in found.items() if model in rows}
+    for goal in GOALS.values():
+        try:
+            said, enough = goal(one)
+        except KeyError:
+            yield "–"
+        else:
+            yield f"{'**yes**' if enough else '**no**'}: {said}"
+
+
+def markdown(found: Results) -> str:
+    """One row a goal, one column a model with scores, then what is not measured."""
+    models = list(found.get("scores", {}))
+    columns = [list(cells(found, model)) for model in models]
+    rows = [[goal, *(column[i] for column in columns)] for i, goal in enumerate(GOALS)]
+    rows += [[goal, *("not measured yet" for _ in models)] for goal in OPEN]
+    rows.append(["three seeds at full length", *("" for _ in models[1:]), f"{len(models)} measured"][: 1 + len(models)])
+    return table(["goal", *models], rows)
