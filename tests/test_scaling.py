@@ -15,7 +15,7 @@ import torch
 import transformers as tf
 
 import headtools as ht
-from headtools.importance._replay.runs import Runs, losses
+from headtools.importance._replay.ablated_losses import AblatedLosses, losses
 from headtools.roles.conventions import VOITA
 from headtools.roles.taxonomy import _names
 
@@ -93,11 +93,13 @@ def for_ablation(make: type, layers: int, dtype: torch.dtype) -> float:
     """Bytes that an ablation keeps of a batch, by token and feature."""
     model = tiny(make, layers, dtype)
     with torch.no_grad():
-        runs = Runs(model, BATCH, None, list(ht.sites(model)), "zero", {}, 0, 64, {"replaying": True, "axes": None})
-        assert torch.equal(runs.base, losses(model, BATCH, None))
+        runs = AblatedLosses(
+            model, BATCH, None, list(ht.sites(model)), "zero", {}, 0, 64, {"replaying": True, "axes": None}
+        )
+        assert torch.equal(runs.full_model, losses(model, BATCH, None))
     kept = {}
     for call in [*runs.trace.parts.values(), *runs.trace.outs.values()]:
-        for tensor in (call.read, *(call.output if isinstance(call.output, tuple) else [call.output])):
+        for tensor in (call.projection_input, *(call.output if isinstance(call.output, tuple) else [call.output])):
             if isinstance(tensor, torch.Tensor):
                 kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     return sum(kept.values()) / BATCH["input_ids"].numel() / 128

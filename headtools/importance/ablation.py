@@ -1,19 +1,35 @@
-"""Importance by ablation: how much the loss of an example rises without a head."""
+"""Importance by ablation: how much the loss of an example rises without a head.
+
+``_LossIncrease`` is the measure, for any sets of heads: ``ablation`` has one head in each, ``all_but_one`` and
+``interaction`` have others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from headtools._engine.progress import advance
+from headtools._engine.run import function_name, run
+from headtools._engine.store import Part, fingerprint
 from headtools._renamed import old_arguments
+from headtools.heads._checks import checked_inputs
+from headtools.heads._replacement import check_replacement, replacement_values
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance._inputs import select_sites
+from headtools.importance._coupling import check_per
+from headtools.importance._inputs import check_all_ran, each_batch, frozen, select_sites
 from headtools.importance._intervals import with_intervals
-from headtools.importance._loss_increase import Batches, How, rises_without
-from headtools.importance.loss import Loss
+from headtools.importance._replay.ablated_losses import AblatedLosses, HeadSet, losses
+from headtools.importance.loss import Loss, of_labels
+
+Batches = Mapping | Iterable[Mapping]
 
 
 @old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress")
@@ -32,31 +48,32 @@ def ablation(
 ) -> HeadScores:
     """Return how much the loss rises without each head: the mean over examples of loss without it minus loss with it.
 
-    One head is off at a time (Michel et al. 2019, arXiv:1905.10650, section 3.2); a negative value says that the model
+    One head is off at a time (Michel et al. 2019, arXiv:1905.10650, section 3.2); a negative value means that the model
     does better without it. ``loss(outputs, batch)`` returns one number per example, (B,), that depends on this example
-    alone; without it the labels' cross-entropy in nats is taken (``label_loss``). ``low`` and ``high`` bound each value
-    by 95 % bootstrap over examples, where there are five or more; both losses are of the same examples: a paired one.
+    alone; without it the labels' cross-entropy in nats is taken (``label_loss``). ``low`` and ``high`` are the ends of
+    a 95 % bootstrap interval over examples, where there are five or more. It is paired: both losses are of the same
+    example.
 
-    - ``batches``: dicts of what the model takes, labels included. ``sites``: kinds or layers, ``["encoder"]``.
+    - ``batches``: dicts of the model's arguments, with labels. ``sites``: kinds or layers, ``["encoder"]``.
     - ``replacement``: what takes the place of a head's output, as in ``ablate``. "mean" and "resample" take it from
       ``reference``, or from ``batches`` where none is given; draws start from ``seed`` in every batch.
-    - ``max_rows``: how many rows go through the model at once. Where several copies of a batch fit, several heads are
-      measured in one run; scores stay the same, memory grows. A ``loss`` with labels of its own, instead of those of
-      ``batch``, cannot be taken of copies: heads then go one by one.
-    - ``checkpoint``: a folder in which the numbers of every batch are kept; the same call goes on from there.
+    - ``max_rows``: how many rows may go through the model at once. Where several copies of a batch fit, several heads
+      are measured in one run; scores stay the same, memory grows. A ``loss`` that brings labels of its own, instead of
+      those of ``batch``, cannot be computed on copies: heads then go one by one.
+    - ``checkpoint``: a folder in which the results of every batch are stored; the same call resumes from there.
     - ``progress``: show a progress bar.
     - ``per``: "example", or "batch" for a loss that couples examples, such as a contrastive one, which compares each
       with all others: the rise of the batch's loss (the mean of what ``loss`` returns, or the one number that it
-      returns) with a head off for all examples alike. A row is then a batch, all weigh the same, bounds are by
-      bootstrap over batches, and batches are not copied. The number depends on how examples were put together.
+      returns) with a head off for all examples alike. A row is then a batch, all weigh the same, the bootstrap is
+      over batches, and batches are not copied. The number depends on how the examples were batched.
 
-    Exact, like a loop over heads with ``ablate``, in half of its time: what comes before a head is computed once a
-    batch and kept, so a batch's activations must fit in memory. The model is run without dropout and left as it was.
+    Exact, like a loop over heads with ``ablate``, in half of its time: what comes before a head is computed once per
+    batch and stored, so a batch's activations must fit in memory. The model is run without dropout and left unchanged.
 
-    Raises ``ValueError`` for an unknown ``replacement``, a loss of another shape or NaN, one of an example that depends
-    on other examples (looked for once, in the first batch of several), sites that no batch reaches, and a
-    ``checkpoint`` of something else; as ``label_loss`` and ``ablate`` do; ``KeyError`` for unknown sites,
-    ``RuntimeError`` for a compiled model.
+    Raises ``ValueError`` for an unknown ``replacement``, a loss of another shape or NaN, a loss of one example that
+    depends on other examples (checked in the first batch of several), sites that no batch runs, and a ``checkpoint`` of
+    another run; as ``label_loss`` and ``ablate`` do; ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled
+    model.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM
@@ -66,11 +83,11 @@ def ablation(
     >>> scores.name, len(scores), scores.values["encoder", 1].shape
     ('ablation', 8, torch.Size([4]))
     """
-    rows = ablation_losses(
+    increases = ablation_losses(
         model, batches, loss, replacement, sites, max_rows, reference, seed, checkpoint, progress, per
     )
     name = "ablation" if per == "example" else "ablation per batch"
-    return with_intervals(rows, name if replacement == "zero" else f"{name} by {replacement}")
+    return with_intervals(increases, name if replacement == "zero" else f"{name} by {replacement}")
 
 
 @old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress")
@@ -90,25 +107,131 @@ def ablation_losses(
     """Return how much every example's loss rises without each head: {(kind, layer): (n, H) float64 tensor}.
 
     Examples come in the order of the batches; with ``per="batch"`` rows are batches. ``ablation`` is their mean; here
-    they are for those who want their spread, their correlations or a paired comparison. Arguments and errors are those
+    are its rows, for their variance, their correlations or a paired comparison. Arguments and errors are those
     of ``ablation``.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    >>> found = ablation_losses(BertForMaskedLM(tiny), {"input_ids": ids, "labels": ids}, sites=[("encoder", 1)])
-    >>> {key: rise.shape for key, rise in found.items()}
+    >>> increases = ablation_losses(BertForMaskedLM(tiny), {"input_ids": ids, "labels": ids}, sites=[("encoder", 1)])
+    >>> {key: increase.shape for key, increase in increases.items()}
     {('encoder', 1): torch.Size([2, 4])}
     """
-    chosen = select_sites(model, sites)
-    variants = [{site: [head]} for site in chosen for head in range(site.heads)]
-    how = How(loss, replacement, max_rows, reference, seed, checkpoint, progress, per)
-    rises = rises_without(model, batches, variants, how)
-    return by_site(rises, chosen)
+    measured_sites = select_sites(model, sites)
+    single_heads = [{site: [head]} for site in measured_sites for head in range(site.heads)]
+    options = AblationOptions(loss, replacement, max_rows, reference, seed, checkpoint, progress, per)
+    return split_by_site(loss_increase(model, batches, single_heads, options), measured_sites)
 
 
-def by_site(rises: Tensor, chosen: Sequence[Site]) -> dict[tuple, Tensor]:
+@dataclass(frozen=True)
+class AblationOptions:
+    """How heads are switched off and losses measured; the fields are arguments of ``ablation``."""
+
+    loss: Loss | None = None
+    replacement: str = "zero"
+    max_rows: int = 64
+    reference: Batches | None = None
+    seed: int = 0
+    checkpoint: str | Path | None = None
+    progress: bool = True
+    per: str = "example"
+
+
+def loss_increase(model: nn.Module, batches: Batches, head_sets: Sequence[HeadSet], options: AblationOptions) -> Tensor:
+    """Return how much every example's loss rises without each set of heads: (n, len(head_sets)), float64, on the CPU.
+
+    A set names the heads that are off together, {site: [head, ...]}. With ``per="batch"`` the rows are batches. For a
+    batch that does not run a site, the increase is 0 there. Errors are those of ``ablation``.
+    """
+    if options.max_rows < 1:
+        raise ValueError(f"max_rows must be 1 or more, got {options.max_rows}: 64 rows at once is a good number")
+    check_per(options.per)
+    batches = list(each_batch(model, batches))
+    measure = _LossIncrease(model, head_sets, options, batches if options.reference is None else options.reference)
+    label = "switching heads off" if options.progress else ""
+    return run(measure, model, batches, checkpoint=options.checkpoint, label=label, steps=len(measure.groups))
+
+
+@dataclass
+class _LossIncrease:
+    """Each example's loss without some heads minus its loss with all of them."""
+
+    model: nn.Module
+    head_sets: Sequence[HeadSet]
+    options: AblationOptions
+    reference: Batches
+
+    def __post_init__(self) -> None:
+        self.sites = list({site: None for heads in self.head_sets for site in heads})
+        check_replacement(self.options.replacement, self.sites)
+        if not isinstance(self.reference, Mapping):
+            self.reference = list(self.reference)
+        self.groups = _group_by_sites(self.head_sets)
+        self.cache: dict = {}  # what one batch has shown about the model, for the next
+        # The loss of labels couples no examples, and a loss per batch may.
+        self.coupling_checked = of_labels(self.options.loss) or self.options.per == "batch"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that determines the increases."""
+        options, replacement = self.options, self.options.replacement
+        return {
+            "heads": [[[site.label, *some] for site, some in heads.items()] for heads in self.head_sets],
+            "loss": function_name(options.loss), "replacement": replacement, "per": options.per,
+            "reference": fingerprint(self.reference) if replacement in ("mean", "resample") else None,
+            "seed": options.seed if replacement == "resample" else None,
+        }  # fmt: skip
+
+    def check(self, batch: Mapping) -> Part:
+        """Return the losses with all heads, which take one pass."""
+        with frozen(self.model):
+            return {"losses": losses(self.model, batch, self.options.loss, per=self.options.per)}
+
+    def per_batch(self, batch: Mapping) -> Part:
+        """Return the losses with all heads (B,) and their increases (B, head_sets)."""
+        options = self.options
+        with frozen(self.model), torch.no_grad(), checked_inputs(self.model):
+            ablated = AblatedLosses(
+                self.model, batch, options.loss, self.sites, options.replacement, self.replacement_values,
+                options.seed, options.max_rows, self.cache, options.per,
+            )  # fmt: skip
+            if not self.coupling_checked and len(ablated.full_model) > 1:
+                ablated.check_uncoupled()
+                self.coupling_checked = True
+            increase = torch.zeros(len(ablated.full_model), len(self.head_sets), dtype=torch.float64)
+            for columns in self.groups:
+                head_sets = [
+                    {site: heads for site, heads in self.head_sets[column].items() if ablated.ran(site)}
+                    for column in columns
+                ]
+                if head_sets[0]:
+                    increase[:, columns] = (ablated.without(head_sets) - ablated.full_model).T
+                advance()
+        ran = torch.tensor([ablated.ran(site) for site in self.sites])
+        return {"losses": ablated.full_model, "increase": increase, "ran": ran}
+
+    def finish(self, parts: Iterable[Part]) -> Tensor:
+        """Return the increases of all examples, in their order."""
+        parts = list(parts)
+        check_all_ran(parts, self.sites, "{} did not run on any batch")
+        return torch.cat([part["increase"] for part in parts])
+
+    @cached_property
+    def replacement_values(self) -> dict:
+        """What takes the place of heads' outputs; computed with the first batch, and not if all batches are stored."""
+        return replacement_values(self.model, self.sites, self.options.replacement, self.reference)
+
+
+def _group_by_sites(head_sets: Iterable[HeadSet]) -> list[list[int]]:
+    """Return which sets are of the same sites, so that they can run together: lists of their indices."""
+    groups: dict[tuple, list[int]] = {}
+    for index, heads in enumerate(head_sets):
+        groups.setdefault(tuple(site.key for site in heads), []).append(index)
+    return list(groups.values())
+
+
+def split_by_site(columns: Tensor, sites: Sequence[Site]) -> dict[tuple, Tensor]:
     """Return columns (n, heads of all sites) as {(kind, layer): (n, H)}."""
-    parts = rises.split([site.heads for site in chosen], dim=1)
-    return {site.key: part for site, part in zip(chosen, parts, strict=True)}
+    parts = columns.split([site.heads for site in sites], dim=1)
+    return {site.key: part for site, part in zip(sites, parts, strict=True)}

@@ -1,4 +1,4 @@
-"""One head a layer: what is lost when a layer keeps a single one of its heads."""
+"""All heads of a layer but one: what is lost when a single head remains."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from headtools._renamed import old_arguments
 from headtools.heads._replacement import check_replacement, replacement_values
 from headtools.heads.ablate import replace_outputs
 from headtools.heads.scores import HeadScores
-from headtools.heads.sites import Site
 from headtools.importance._inputs import frozen, select_sites
 from headtools.importance._intervals import with_intervals
-from headtools.importance._loss_increase import Batches, How, rises_without
-from headtools.importance._replay.runs import Variant
-from headtools.importance.ablation import by_site
+from headtools.importance._replay.ablated_losses import HeadSet
+from headtools.importance.ablation import AblationOptions, Batches, loss_increase, split_by_site
 from headtools.importance.loss import Loss
 
 Evaluate = Callable[[nn.Module], Any]  # model -> (B,) tensor, (score, low, high), or a number
@@ -40,16 +38,17 @@ def all_but_one(
     progress: bool = True,
     per: str = "example",
 ) -> HeadScores:
-    """Return what changes when each head is the only one left in its layer, all other layers being whole.
+    """Return what changes when each head is the only one left in its layer, all other layers being complete.
 
-    One layer at a time (Michel et al. 2019, arXiv:1905.10650, section 3.3). With ``batches`` the value is the mean rise
-    of the loss, its bounds and the other arguments being those of ``ablation``: the lowest of a layer is its best head.
+    One layer at a time (Michel et al. 2019, arXiv:1905.10650, section 3.3). With ``batches`` the value is the mean
+    increase of the loss; bounds and the other arguments are those of ``ablation``. The head with a layer's lowest value
+    is its best one.
 
-    With ``evaluate`` instead, ``evaluate(model)`` is asked once for the whole model and once for each head, without
-    gradients or dropout, and the value is the change of what it returns: a tensor (B,) of one number per example (the
+    With ``evaluate`` instead, ``evaluate(model)`` is called once with all heads and once for each head, without
+    gradients or dropout, and the value is the change of its result: a tensor (B,) of one number per example (the
     difference of the means, with paired bounds), a number, or (score, low, high) as for ``curve`` (no bounds). A layer
-    that has only one head changes by 0. Choosing the best head and telling its score on the same examples is
-    optimistic: choose on some, tell on others.
+    with a single head changes by 0. Selecting the best head and reporting its score on the same examples is optimistic:
+    select on some, report on others.
 
     Raises ``ValueError`` for both or none of ``batches`` and ``evaluate``, and as ``ablation`` does.
 
@@ -61,49 +60,50 @@ def all_but_one(
     """
     if (batches is None) == (evaluate is None):
         raise ValueError("pass either batches, for the loss, or evaluate=lambda model: ..., for another measure")
-    chosen = select_sites(model, sites)
-    variants = [{site: [h for h in range(site.heads) if h != kept]} for site in chosen for kept in range(site.heads)]
+    measured_sites = select_sites(model, sites)
+    head_sets = [
+        {site: [head for head in range(site.heads) if head != remaining]}
+        for site in measured_sites
+        for remaining in range(site.heads)
+    ]
     name = "keep one" if replacement == "zero" else f"keep one, others by {replacement}"
     if evaluate is None:
-        many = [number for number, variant in enumerate(variants) if next(iter(variant.values()))]
-        if not many:
+        nonempty = [index for index, heads in enumerate(head_sets) if any(heads.values())]
+        if not nonempty:
             raise ValueError("every layer has one head only: there is nothing to switch off")
-        how = How(loss, replacement, max_rows, reference, seed, checkpoint, progress, per)
-        found = rises_without(model, batches, [variants[number] for number in many], how)
-        rises = found.new_zeros(len(found), len(variants))
-        rises[:, many] = found
-        return with_intervals(by_site(rises, chosen), name)
+        options = AblationOptions(loss, replacement, max_rows, reference, seed, checkpoint, progress, per)
+        measured = loss_increase(model, batches, [head_sets[index] for index in nonempty], options)
+        increase = measured.new_zeros(len(measured), len(head_sets))
+        increase[:, nonempty] = measured
+        return with_intervals(split_by_site(increase, measured_sites), name)
     if checkpoint is not None:
-        raise ValueError("checkpoint keeps losses of batches, and evaluate has none: leave checkpoint out")
+        raise ValueError("a checkpoint stores losses of batches, and evaluate has none: leave checkpoint out")
     if replacement in ("mean", "resample") and reference is None:
         raise ValueError(
             f'replacement="{replacement}" needs data: all_but_one(..., replacement="{replacement}", reference=batches)'
         )
-    check_replacement(replacement, chosen)
+    check_replacement(replacement, measured_sites)
+
+    def evaluate_without(heads: HeadSet) -> Tensor:
+        with replace_outputs(model, {site: off for site, off in heads.items() if off}, replacement, values, seed):
+            return _as_row(evaluate(model))
+
     with frozen(model), torch.no_grad():
-        pools = replacement_values(model, chosen, replacement, reference)
-        before = _row(evaluate(model))
-        steps = show_progress(variants, "keeping one head") if progress else variants
-        changes = [_row(_evaluated(model, variant, evaluate, replacement, pools, seed)) - before for variant in steps]
-    return with_intervals(by_site(torch.stack(changes, 1), chosen), name)
+        values = replacement_values(model, measured_sites, replacement, reference)
+        full_model = _as_row(evaluate(model))
+        steps = show_progress(head_sets, "keeping one head") if progress else head_sets
+        changes = [evaluate_without(heads) - full_model for heads in steps]
+    return with_intervals(split_by_site(torch.stack(changes, 1), measured_sites), name)
 
 
-def _evaluated(
-    model: nn.Module, variant: Variant, evaluate: Evaluate, replacement: str, pools: dict[tuple, Tensor], seed: int
-) -> Any:
-    off: dict[Site, list[int]] = {site: heads for site, heads in variant.items() if heads}
-    with replace_outputs(model, off, replacement, pools, seed):
-        return evaluate(model)
-
-
-def _row(measured: Any) -> Tensor:
-    """Return what an evaluation gave as one number per example, or as a single number: (B,) or (1,), float64."""
-    if isinstance(measured, tuple) and len(measured) == 3:
-        measured = measured[0]
-    row = torch.as_tensor(measured).detach().cpu().double()
+def _as_row(result: Any) -> Tensor:
+    """Return the result of an evaluation as one number per example, or as a single number: (B,) or (1,), float64."""
+    if isinstance(result, tuple) and len(result) == 3:
+        result = result[0]
+    row = torch.as_tensor(result).detach().cpu().double()
     row = row[None] if row.dim() == 0 else row
     if row.dim() != 1 or not len(row) or not row.isfinite().all():
         raise ValueError(
-            f"evaluate(model) returns a tensor (B,), a number or (score, low, high), all finite; got {measured!r}"
+            f"evaluate(model) must return a tensor (B,), a number or (score, low, high), all finite; got {result!r}"
         )
     return row

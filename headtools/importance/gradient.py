@@ -26,7 +26,7 @@ from headtools.heads._tokens import real_tokens
 from headtools.heads._weights import check_has_backward
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance._coupling import check_per, refuse_coupled_slopes, trial_weights
+from headtools.importance._coupling import check_per, check_uncoupled_gradients, trial_weights
 from headtools.importance._inputs import check_all_ran, each_batch, frozen, select_sites
 from headtools.importance._intervals import linearised_direction, linearised_ratio, with_intervals
 from headtools.importance.loss import Loss, each_loss, of_labels
@@ -223,7 +223,7 @@ def _products(
         found = torch.autograd.grad(each.sum(), every, allow_unused=True)  # of the sum: each example keeps its own
         for z, slope in zip(every, found, strict=True):
             if id(z) in weighted:
-                refuse_coupled_slopes(slope, weighted[id(z)], trial_weights(each))
+                check_uncoupled_gradients(slope, weighted[id(z)], trial_weights(each))
         return products, each.detach().cpu().double()
 
 

@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.importance._replay.runs import losses
+from headtools.importance._replay.ablated_losses import losses
 
 BOUND = 0.52
 TOLERANCE = 1e-4  # of the greatest rise

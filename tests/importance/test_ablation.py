@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.importance._replay import runs as suffix
+from headtools.importance._replay.ablated_losses import AblatedLosses
 from headtools.importance.ablation import ablation, ablation_losses
 from headtools.importance.loss import label_loss
 
@@ -57,14 +57,14 @@ def close(found, wanted, tolerance=1e-5):
 def runs(monkeypatch):
     """What became of every batch: was it replayed, and in how many copies at once."""
     seen = []
-    plain = suffix.Runs.__init__
+    plain = AblatedLosses.__init__
 
     def watched(self, *args):
         plain(self, *args)
-        sites = [site for site in self.named if self.trace.replayable(site)]
-        seen.append((self.known["replaying"] and len(sites) == len(self.named), self.copies))
+        sites = [site for site in self.ablated_sites if self.trace.replayable(site)]
+        seen.append((self.cache["replaying"] and len(sites) == len(self.ablated_sites), self.n_copies))
 
-    monkeypatch.setattr(suffix.Runs, "__init__", watched)
+    monkeypatch.setattr(AblatedLosses, "__init__", watched)
     return seen
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.importance._curvature import curvature
-from headtools.importance._replay.runs import losses
+from headtools.importance._replay.ablated_losses import losses
+from headtools.importance.interaction import curvature
 
 from ..heads.reference import untouched
 from ..heads.zoo import fresh, zoo_model
@@ -151,13 +151,13 @@ def test_a_prediction_stands_beside():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"pairs": []}, ValueError, "no pairs came"),
+        ({"pairs": []}, ValueError, "got no pairs"),
         ({"pairs": [(("encoder", 0, 1), ("encoder", 0, 1))]}, ValueError, "twice: name another"),
         ({"pairs": [(("encoder", 0, 1),)]}, TypeError, "a pair is two heads"),
         ({"pairs": [(("encoder", 0, 1), ("encoder", 9, 1))]}, KeyError, "no site"),
         ({"pairs": [(("encoder", 0, 1), ("encoder", 1, 9))]}, IndexError, "heads 0..3"),
         ({"pairs": [*pairs_of("bert"), pairs_of("bert")[0][::-1]]}, ValueError, "given twice"),
-        ({"predict": True, "replacement": "mean"}, ValueError, "predict=True has nothing to say"),
+        ({"predict": True, "replacement": "mean"}, ValueError, "predict=True differentiates by gates"),
         ({"batches": []}, ValueError, "got no batches"),
         ({"predict": True, "loss": lambda o, b: scored(o, b).detach()}, ValueError, "depends on no head of the pairs"),
     ],

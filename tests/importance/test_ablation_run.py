@@ -12,7 +12,7 @@ import torch
 
 import headtools as ht
 from headtools._engine import run
-from headtools.importance._replay import runs as suffix
+from headtools.importance._replay.ablated_losses import AblatedLosses
 
 from ..heads.zoo import zoo_model
 from .test_ablation import quietly, scored
@@ -27,13 +27,13 @@ def batches():
 
 def counted(monkeypatch):
     seen = []
-    plain = suffix.Runs.__init__
+    plain = AblatedLosses.__init__
 
     def watched(self, *args):
         plain(self, *args)
-        seen.append(len(self.base))
+        seen.append(len(self.full_model))
 
-    monkeypatch.setattr(suffix.Runs, "__init__", watched)
+    monkeypatch.setattr(AblatedLosses, "__init__", watched)
     return seen
 
 
@@ -72,7 +72,7 @@ def test_what_is_stored_is_what_comes_back(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"replacement": "mean"}, "by 'zero', not 'mean'"),
+        ({"replacement": "mean"}, "replacement 'zero', not 'mean'"),
         ({"sites": [("encoder", 1)]}, "heads "),
         ({"loss": lambda outputs, batch: scored(outputs, batch)}, "loss 'tests"),
         ({"batches": "fewer"}, "other batches"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from headtools.importance._replay.copies import axes_by_rows, batch_axes, check_alike, copies_of, doubtful, form_of
+from headtools.importance._replay.copies import ambiguous, axes_by_rows, batch_axes, check_alike, copies_of, form_of
 
 Pair = namedtuple("Pair", "a b")
 ONES = torch.ones
@@ -102,9 +102,9 @@ def test_alike_but_for_rounding(one, two, alike):
 def test_which_tensors_may_have_as_many_rows_by_chance():
     sure = {"input_ids": ONES(3, 7), "labels": ONES(3), "pixel_values": ONES(3, 3, 4, 4), "position_ids": ONES(1, 7),
             "use_cache": False, "nothing": None, "w": ONES(4), "parts": [ONES(2)]}  # fmt: skip
-    assert not doubtful(sure, 3)
+    assert not ambiguous(sure, 3)
     for more in ({"w": ONES(3)}, {"parts": [ONES(2), {"x": ONES(3)}]}, {"position_ids": ONES(3, 3, 7)}):
-        assert doubtful(sure | more, 3)
+        assert ambiguous(sure | more, 3)
     assert axes_by_rows(sure | {"w": ONES(3), "parts": (ONES(3), 1)}, 3, sure=True) == {
         "input_ids": 0, "labels": 0, "pixel_values": 0, "position_ids": None, "use_cache": None, "nothing": None,
         "w": None, "parts": [None, None]}  # fmt: skip

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import headtools as ht
-from headtools.importance._curvature import curvature
 from headtools.importance.ablation import ablation, ablation_losses
 from headtools.importance.all_but_one import all_but_one
 from headtools.importance.gradient import gate_gradients, gradient
+from headtools.importance.interaction import curvature
 
 from ..heads.zoo import fresh, logits, zoo_model
 from .test_gradient import close, labelled
@@ -223,5 +223,5 @@ def test_the_labels_of_a_batch():
 @pytest.mark.parametrize("measure", sorted(set(MEASURES) - {"per position", "gradient"}))
 def test_other_ways_to_put_examples_together_are_refused(measure):
     model, batch = zoo_model("bert")
-    with pytest.raises(ValueError, match="per is \"example\" or \"batch\", got 'token'"):
+    with pytest.raises(ValueError, match='per is "example" or "batch", got \'token\''):
         MEASURES[measure](model, batch, info_nce, per="token")

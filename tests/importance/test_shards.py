@@ -10,7 +10,7 @@ import torch
 from processes import ended, needs_forks, start, together
 
 import headtools as ht
-from headtools.importance import _loss_increase as rises_module
+from headtools.importance import ablation as ablation_module
 from headtools.importance import gradient as gradient_module
 
 from ..heads.zoo import zoo_model
@@ -153,7 +153,7 @@ def test_a_launcher_without_accelerate_is_told(monkeypatch):
 
 def slowly(folder: Path, wanted: int, pause: float):
     """Make every process wait before each batch once `wanted` files are there, so that it can be killed on the way."""
-    own = rises_module.Runs
+    own = ablation_module.AblatedLosses
 
     class Waiting(own):
         def __init__(self, *given):
@@ -161,7 +161,7 @@ def slowly(folder: Path, wanted: int, pause: float):
                 time.sleep(pause)
             super().__init__(*given)
 
-    rises_module.Runs = Waiting
+    ablation_module.AblatedLosses = Waiting
 
 
 @pytest.mark.parametrize("killed", [0, 1])
@@ -186,8 +186,10 @@ def test_a_process_that_is_killed_takes_nothing_with_it(tmp_path, killed, monkey
     assert 3 <= len(before) < 7
     (tmp_path / "000006.safetensors.1.part").write_bytes(b"half of a fi")
 
-    ran, own = [], rises_module.Runs.__init__
-    monkeypatch.setattr(rises_module.Runs, "__init__", lambda self, *given: ran.append(1) or own(self, *given))
+    ran, own = [], ablation_module.AblatedLosses.__init__
+    monkeypatch.setattr(
+        ablation_module.AblatedLosses, "__init__", lambda self, *given: ran.append(1) or own(self, *given)
+    )
     measured = lambda: plain(ht.ablation(model, batches, checkpoint=tmp_path, progress=False))  # noqa: E731
     again = together(2, shared(lambda: (measured(), len(ran))))
     assert sum(count for _, (_, count) in again) == 7 - len(before), "what was kept is not run again"

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What transformers' models take, with the numbers of axes at which the first one holds the examples
-OF_EXAMPLES = {
+# Arguments of transformers' models whose first axis holds the examples, with the numbers of axes for which it does
+EXAMPLES_FIRST = {
     "input_ids": (2,), "attention_mask": (2,), "token_type_ids": (2,), "position_ids": (2,), "labels": (1, 2, 3),
     "decoder_input_ids": (2,), "decoder_attention_mask": (2,), "inputs_embeds": (3,), "decoder_inputs_embeds": (3,),
     "pixel_values": (4,), "input_features": (3,), "input_values": (2,),
@@ -21,9 +21,9 @@ OF_EXAMPLES = {
 
 
 def batch_axes(one: Any, two: Any) -> Any:
-    """Return along which axis the examples lie, from what one batch gave and what the same batch twice gave.
+    """Return along which axis the examples lie, from the outputs for a batch and for the same batch twice.
 
-    A number for a tensor, None for one that has no examples (or no tensor at all), and a list or dict of these for
+    An index for a tensor, None for one without examples and for what is not a tensor, and a list or dict of these for
     several. Raises ``ValueError`` where sizes differ in another way than by a factor of 2 along one axis.
 
     >>> batch_axes((torch.ones(3, 7), torch.ones(1, 7)), (torch.ones(6, 7), torch.ones(1, 7)))
@@ -48,7 +48,7 @@ def batch_axes(one: Any, two: Any) -> Any:
 def copies_of(value: Any, axes: Any, times: int) -> Any:
     """Return ``times`` copies of tensors along their axes (``batch_axes``), in the same tuple, list or dict.
 
-    Tensors are always new, so that a model that changes them in place does no harm; all else is passed on as it is.
+    Tensors are always new, so that a model may change them in place; all else is passed on as it is.
 
     >>> copies_of((torch.tensor([1, 2]), None), [0, None], 2)
     (tensor([1, 2, 1, 2]), None)
@@ -84,9 +84,9 @@ def check_alike(one: Any, two: Any) -> None:
 
 
 def axes_by_rows(value: Any, rows: int, sure: bool = False) -> Any:
-    """Return along which axes a batch seems to hold its examples: the first of every tensor with ``rows`` rows.
+    """Return along which axes a batch probably holds its examples: the first of every tensor with ``rows`` rows.
 
-    With ``sure``, tensors of which transformers does not say so (``doubtful``) are taken for shared ones.
+    With ``sure``, tensors that are ``ambiguous`` are taken to be shared by all examples.
 
     >>> axes_by_rows({"input_ids": torch.ones(2, 1), "weights": torch.ones(2)}, 2)
     {'input_ids': 0, 'weights': 0}
@@ -97,7 +97,7 @@ def axes_by_rows(value: Any, rows: int, sure: bool = False) -> Any:
         return 0 if value.dim() and value.shape[0] == rows else None
     if isinstance(value, Mapping):
         return {
-            name: _none(part) if sure and doubtful({name: part}, rows) else axes_by_rows(part, rows)
+            name: _shared_axes(part) if sure and ambiguous({name: part}, rows) else axes_by_rows(part, rows)
             for name, part in value.items()
         }
     if isinstance(value, (tuple, list)):
@@ -105,23 +105,23 @@ def axes_by_rows(value: Any, rows: int, sure: bool = False) -> Any:
     return None
 
 
-def doubtful(batch: Mapping, rows: int) -> bool:
-    """Tell whether some tensor has as many rows as there are examples and yet need not have one for each.
+def ambiguous(batch: Mapping, rows: int) -> bool:
+    """Tell whether some tensor has as many rows as there are examples without being known to have one for each.
 
-    >>> doubtful({"labels": torch.ones(3), "scale": torch.ones(5)}, 3), doubtful({"scale": torch.ones(3)}, 3)
+    >>> ambiguous({"labels": torch.ones(3), "scale": torch.ones(5)}, 3), ambiguous({"scale": torch.ones(3)}, 3)
     (False, True)
     """
     return any(
-        axes_by_rows(value, rows) not in (None, _none(value))
-        and not (isinstance(value, Tensor) and value.dim() in OF_EXAMPLES.get(name, ()))
+        axes_by_rows(value, rows) not in (None, _shared_axes(value))
+        and not (isinstance(value, Tensor) and value.dim() in EXAMPLES_FIRST.get(name, ()))
         for name, value in batch.items()
     )
 
 
 def form_of(value: Any, axes: Any, rows: int) -> Any:
-    """Return what must be the same in two batches for their examples to lie along the same axes.
+    """Return what must be equal in two batches for their examples to lie along the same axes.
 
-    For a tensor, how many rows it has for each of the examples, ``rows``, or where it is shared, how long it is.
+    For a tensor, its number of rows for each of the ``rows`` examples, or where all examples share it, its length.
 
     >>> form_of(torch.ones(6, 2), 0, 3) == form_of(torch.ones(4, 9), 0, 2), form_of(torch.ones(6, 2), None, 3)
     (True, ('shared', 2, 6))
@@ -137,8 +137,8 @@ def form_of(value: Any, axes: Any, rows: int) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else type(value).__name__
 
 
-def _none(value: Any) -> Any:
-    """Return axes of something that all examples share."""
+def _shared_axes(value: Any) -> Any:
+    """Return the axes (``batch_axes``) of values that all examples share: None for every tensor."""
     if isinstance(value, Mapping):
-        return {name: _none(part) for name, part in value.items()}
-    return [_none(part) for part in value] if isinstance(value, (tuple, list)) else None
+        return {name: _shared_axes(part) for name, part in value.items()}
+    return [_shared_axes(part) for part in value] if isinstance(value, (tuple, list)) else None

@@ -1,7 +1,8 @@
-"""Enter a run in the middle: what came before an attention layer returns what it returned when it was traced.
+"""Enter a run in the middle: what runs before an attention layer returns its output from the trace.
 
-A part that has finished before the layer starts does not depend on that layer's heads, so in a run without one of them
-it need not be computed again. Embeddings, masks, final layers and the loss run as always.
+A part that has ended before the layer starts does not depend on that layer's heads, so in a run without one of them it
+need not be computed again. Of the layer itself only the output projection runs: its input z is in the trace, and only
+there do heads differ. Embeddings, masks, later layers and the loss run as always.
 """
 
 from __future__ import annotations
@@ -22,38 +23,39 @@ Edit = Callable[[Tensor], Tensor]  # z (B, T, head, value_dim) -> the same shape
 
 @contextmanager
 def replaying(trace: Trace, site: Site, times: int, edits: Mapping[Site, Edit]) -> Iterator[None]:
-    """Let a run on ``times`` copies of the batch begin at ``site``; its z, and that of later sites, goes through edits.
+    """Let a run on ``times`` copies of the batch begin at ``site``; edits change its z and that of later sites.
 
     Raises ``KeyError`` for a site that the trace does not know.
     """
-    begin = trace.parts[site.module].start
+    site_start = trace.parts[site.module].start
     with ExitStack() as stack:
         for part, call in trace.parts.items():
-            if call.times == 1 and call.end < begin:
-                stack.enter_context(forward_by(part, _returning(call, times)))
+            if call.times == 1 and call.end < site_start:
+                stack.enter_context(forward_by(part, _return_traced(call, times)))
         for edited, edit in edits.items():
-            stack.enter_context(forward_by(edited.out, _reading(edited, edit)))
+            stack.enter_context(forward_by(edited.out, _edit_input(edited, edit)))
         call, project = trace.parts[site.module], site.out.forward
-        if not call.inside:
-            stack.enter_context(forward_by(site.module, _returning(call, times)))
-        elif call.place is not None:
+        if not call.projects_inside:  # the projection runs later, on the traced output of the layer
+            stack.enter_context(forward_by(site.module, _return_traced(call, times)))
+        elif call.output_index is not None:
 
             def attention(_own: Callable) -> Callable:
                 def forward(*_args: Any, **_kwargs: Any) -> Any:
-                    made = project(copies_of(call.read, call.read_axis, times))
-                    return _with(call, times, made)
+                    projected = project(copies_of(call.projection_input, call.projection_axis, times))
+                    return _with_projected(call, times, projected)
 
                 return forward
 
             stack.enter_context(forward_by(site.module, attention))
+        # else the layer changes the projection's output before it returns it, and runs as always
         yield
 
 
-def _returning(call: Call, times: int) -> Callable:
+def _return_traced(call: Call, times: int) -> Callable:
     return lambda _own: lambda *_args, **_kwargs: copies_of(call.output, call.axes, times)
 
 
-def _reading(site: Site, edit: Edit) -> Callable:
+def _edit_input(site: Site, edit: Edit) -> Callable:
     def make(own: Callable) -> Callable:
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             z = edit(site.split(first_input(args, kwargs)))
@@ -65,10 +67,10 @@ def _reading(site: Site, edit: Edit) -> Callable:
     return make
 
 
-def _with(call: Call, times: int, made: Tensor) -> Any:
-    """Return what an attention layer returned, with another output of its projection."""
-    if call.place == ():
-        return made
-    parts = list(copies_of(call.output, call.axes, times))
-    parts[call.place] = made
-    return type(call.output)(parts)
+def _with_projected(call: Call, times: int, projected: Tensor) -> Any:
+    """Return the traced output of an attention layer, with another output of its projection."""
+    if call.output_index == ():
+        return projected
+    values = list(copies_of(call.output, call.axes, times))
+    values[call.output_index] = projected
+    return type(call.output)(values)

@@ -1,7 +1,8 @@
-"""One run of a model, kept so that it can be entered in the middle: what each part returned, and when.
+"""One recorded run of a model, which can be entered in the middle: what each part returned, and when.
 
-The parts are attention layers and the blocks around them, also those of layers whose heads are of no interest.
-``entry.py`` uses what is kept.
+The parts are attention layers and the blocks around them, also those of layers in which no head is ablated. Only parts
+that ran exactly once can be replayed: a second call (of a shared layer, say) would return what the first one did.
+``entry.py`` replays what is recorded here.
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ from headtools.importance._replay.copies import batch_axes, check_alike, copies_
 
 @dataclass
 class Call:
-    """What a part did: ``times`` it ran, the moments it started and ended, and a copy of what it returned.
+    """What a part did: the number of ``times`` it ran, when it started and ended, and a copy of its output.
 
-    Of an attention layer also ``read``, what its output projection took, and ``place``, where among the things the
-    layer returned the projection's output stands: an index, () for the only thing, None where it does not (or where the
-    projection ran after the layer had returned, then ``inside`` is false). ``axes`` tells where examples are.
+    Of an attention layer also ``projection_input``, what its output projection read, with its axis of examples, and
+    ``uniform``, what its heads would give with uniform attention. ``output_index`` says where in the layer's output the
+    projection's output is: an index, () where it is the only one, None where it is not there. Where the projection runs
+    after the layer has returned, ``projects_inside`` is false. ``axes`` tells where ``output`` holds the examples.
     """
 
     times: int = 0
     start: int = -1
     end: int = -1
     output: Any = None
-    inside: bool = False
-    place: int | tuple | None = None
-    read: Tensor | None = None
-    even: Tensor | None = None
     axes: Any = None
-    read_axis: int | None = None
+    projects_inside: bool = False
+    output_index: int | tuple | None = None
+    projection_input: Tensor | None = None
+    projection_axis: int | None = None
+    uniform: Tensor | None = None
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Trace:
     outs: dict[nn.Module, Call] = field(default_factory=dict)
 
     def calls(self, site: Site) -> int:
-        """Return how often a site's heads ran: 1 is what can be replayed, 0 says that the run never came there."""
+        """Return how often a site's heads ran: once can be replayed, 0 means that the run left the site out."""
         return self.outs[site.out].times
 
     def replayable(self, site: Site) -> bool:
@@ -60,43 +62,46 @@ class Trace:
     def locate(self, doubled: Trace) -> dict[nn.Module, tuple]:
         """Find the axes of examples by comparison with a run of the batch twice; return them for ``take_axes``.
 
-        Raises ``ValueError`` where what was kept, twice along these axes, is not what the other run kept.
+        Raises ``ValueError`` where this trace, twice along these axes, is not the other trace.
         """
-        found = {}
+        axes_of = {}
         for part, call in self.parts.items():
             if call.times == 1:
-                pairs = ((call.output, doubled.parts[part].output), (call.read, doubled.parts[part].read))
-                found[part] = tuple(batch_axes(one, two) for one, two in pairs)
-                for (one, two), axes in zip(pairs, found[part], strict=True):
-                    check_alike(copies_of(one, axes, 2), two)
-        self.take_axes(found)
-        return found
+                double = doubled.parts[part]
+                pairs = ((call.output, double.output), (call.projection_input, double.projection_input))
+                axes_of[part] = tuple(batch_axes(once, twice) for once, twice in pairs)
+                for (once, twice), axes in zip(pairs, axes_of[part], strict=True):
+                    check_alike(copies_of(once, axes, 2), twice)
+        self.take_axes(axes_of)
+        return axes_of
 
-    def form(self, found: dict[nn.Module, tuple], rows: int) -> dict[nn.Module, tuple]:
-        """Return the form (``form_of``) of all that was kept; ``KeyError`` for a part without axes."""
-        return {
-            part: (form_of(call.output, found[part][0], rows), form_of(call.read, found[part][1], rows))
-            for part, call in self.parts.items()
-            if call.times == 1
-        }
+    def form(self, axes_of: dict[nn.Module, tuple], n_examples: int) -> dict[nn.Module, tuple]:
+        """Return the form (``form_of``) of the whole trace; ``KeyError`` for a part without axes."""
+        forms = {}
+        for part, call in self.parts.items():
+            if call.times == 1:
+                axes, projection_axis = axes_of[part]
+                projection_form = form_of(call.projection_input, projection_axis, n_examples)
+                forms[part] = form_of(call.output, axes, n_examples), projection_form
+        return forms
 
-    def take_axes(self, found: dict[nn.Module, tuple]) -> bool:
+    def take_axes(self, axes_of: dict[nn.Module, tuple]) -> bool:
         """Take over the axes found for another batch; tell whether they are those of all parts that ran."""
-        for part, (axes, read_axis) in found.items():
-            self.parts[part].axes, self.parts[part].read_axis = axes, read_axis
-        return found.keys() >= {part for part, call in self.parts.items() if call.times == 1}
+        for part, (axes, projection_axis) in axes_of.items():
+            self.parts[part].axes, self.parts[part].projection_axis = axes, projection_axis
+        return axes_of.keys() >= {part for part, call in self.parts.items() if call.times == 1}
 
 
 def traced(
-    model: nn.Module, run: Callable[[], Tensor], sites: Iterable[Site], even: Collection[Site] = ()
+    model: nn.Module, run: Callable[[], Tensor], sites: Iterable[Site], uniform: Collection[Site] = ()
 ) -> tuple[Trace, Tensor]:
-    """Return what happened in ``run()``, which runs the model once, and what it returned; ``sites`` are all it has.
+    """Return the trace of ``run()``, which runs the model once, and its result; ``sites`` are all sites of the model.
 
-    The calls of sites in ``even`` also keep what their heads would give with even attention, (B, T, H, value_dim).
+    Of sites in ``uniform`` the heads' outputs under uniform attention, (B, T, H, value_dim), are recorded, too.
     """
     trace, clock = Trace(), count()
     with ExitStack() as stack:
-        if even:
+        if uniform:
             stack.enter_context(attention_function(model, None))
         for site in sites:
             part = trace.parts.setdefault(site.module, Call())
@@ -106,20 +111,20 @@ def traced(
                 stack.enter_context(forward_by(block, _watch(trace.parts.setdefault(block, Call()), clock)))
             stack.enter_context(forward_by(site.module, _watch(part, clock, out)))
             stack.enter_context(forward_by(site.out, _watch_out(out, part, clock)))
-            if site in even:
+            if site in uniform:
                 stack.enter_context(_tapped(site, part))
         result = run()
     for call in [*trace.parts.values(), *trace.outs.values()]:
         if call.times != 1:  # nothing to replay
-            call.output = call.read = call.even = None
+            call.output = call.projection_input = call.uniform = None
     return trace, result
 
 
 @contextmanager
 def forward_by(module: nn.Module, make: Callable[[Callable], Callable]) -> Iterator[None]:
-    """Give one module the forward that ``make(its own)`` returns; what it had comes back, whatever happens.
+    """Give one module the forward ``make(its own forward)``; its own comes back, whatever happens.
 
-    Hooks stay where they are: they see what goes into the new forward and what comes out.
+    Hooks stay in place: they see the input and the output of the new forward.
 
     >>> layer = nn.Identity()
     >>> with forward_by(layer, lambda own: lambda x: own(x) + 1):
@@ -128,19 +133,22 @@ def forward_by(module: nn.Module, make: Callable[[Callable], Callable]) -> Itera
     >>> layer(torch.tensor(1)), "forward" in vars(layer)
     (tensor(1), False)
     """
-    had, before = "forward" in module.__dict__, module.__dict__.get("forward")
+    overridden, previous = "forward" in module.__dict__, module.__dict__.get("forward")
     module.__dict__["forward"] = make(module.forward)
     try:
         yield
     finally:
-        if had:
-            module.__dict__["forward"] = before
+        if overridden:
+            module.__dict__["forward"] = previous
         else:
             del module.__dict__["forward"]
 
 
 def _block(model: nn.Module, site: Site) -> nn.Module | None:
-    """Return the layer around a site that holds its output projection too: one of a list of layers, or None."""
+    """Return the block around a site, which also holds its output projection, or None.
+
+    Transformers' blocks are ``GradientCheckpointingLayer``; in other models a block is an entry of a list of layers.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     parts = site.name.split(".")
@@ -159,9 +167,9 @@ def _watch(call: Call, clock: Iterator[int], out: Call | None = None) -> Callabl
             output = own(*args, **kwargs)
             call.end = next(clock)
             if call.times == 1:
-                call.output = _kept(output)
+                call.output = _copied(output)
             if out is not None and out.start > call.start:
-                call.inside, call.place = True, _place(output, out.output)
+                call.projects_inside, call.output_index = True, _index_in(output, out.output)
                 out.output = None
             return output
 
@@ -174,10 +182,10 @@ def _watch_out(out: Call, part: Call, clock: Iterator[int]) -> Callable:
     def make(own: Callable) -> Callable:
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             out.times, out.start = out.times + 1, next(clock)
-            made = own(*args, **kwargs)
-            if part.times and part.end < 0:  # inside the attention layer, which will tell what became of it
-                part.read, out.output = first_input(args, kwargs).detach().clone(), made
-            return made
+            projected = own(*args, **kwargs)
+            if part.times and part.end < 0:  # the attention layer has not returned: ``_watch`` looks for its index
+                part.projection_input, out.output = first_input(args, kwargs).detach().clone(), projected
+            return projected
 
         return forward
 
@@ -186,26 +194,26 @@ def _watch_out(out: Call, part: Call, clock: Iterator[int]) -> Callable:
 
 @contextmanager
 def _tapped(site: Site, call: Call) -> Iterator[None]:
-    """Keep what a site's heads would give with even attention."""
+    """Record what a site's heads would give with uniform attention."""
 
     def tap(even: Callable, **_tensors: Tensor) -> None:
-        call.even = even(list(range(site.heads)))[0].detach().clone()
+        call.uniform = even(list(range(site.heads)))[0].detach().clone()
 
     with append_entry(site.module, TAPS, tap):
         yield
 
 
-def _kept(value: Any) -> Any:
-    """Return copies of all tensors, which nothing that the model does later can change."""
+def _copied(value: Any) -> Any:
+    """Return copies of all tensors: a model may change its own in place later."""
     return copies_of(value, None, 1)
 
 
-def _place(output: Any, projected: Tensor) -> int | tuple | None:
-    """Return where in the output of an attention layer its projection's output stands, unchanged."""
-    several = output if isinstance(output, (tuple, list)) else [output]
-    for number, part in enumerate(several):
-        if part is projected or (
-            isinstance(part, Tensor) and part.shape == projected.shape and torch.equal(part, projected)
+def _index_in(output: Any, projected: Tensor) -> int | tuple | None:
+    """Return the index at which an attention layer's output has that of its projection, unchanged; see ``Call``."""
+    values = output if isinstance(output, (tuple, list)) else [output]
+    for index, value in enumerate(values):
+        if value is projected or (
+            isinstance(value, Tensor) and value.shape == projected.shape and torch.equal(value, projected)
         ):
-            return number if several is output else ()
+            return index if values is output else ()
     return None
