@@ -12,7 +12,7 @@ from headtools.heads.scores import Head, HeadScores
 from headtools.lesson.draw import heatmap, subplots
 from headtools.lesson.figure import figure
 from headtools.lesson.role_map import role_map
-from headtools.roles.head_functions import NONE, holders
+from headtools.roles.head_functions import NONE, head_functions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,7 @@ def head_name(head: Head) -> str:
 
 def roles(frame: pd.DataFrame, kind: str, claim: str) -> str:
     """Draw the role map of one kind of attention."""
-    heads = holders(frame)
+    heads = head_functions(frame)
     n_layers, n_heads = heads.layer.nunique(), heads["head"].max() + 1
     fig, ax = subplots(figsize=(max(4.0, 0.45 * n_heads + 1), 0.42 * n_layers + 1.6))
     role_map(ax, frame, kind=kind)

@@ -21,7 +21,7 @@ from headtools.heads.record import record
 from headtools.heads.sites import sites
 from headtools.lesson.plain import escape
 from headtools.roles.conventions import VOITA
-from headtools.roles.head_functions import NONE, holders
+from headtools.roles.head_functions import NONE, head_functions
 from headtools.roles.taxonomy import taxonomy
 from headtools.sparse.pruning_curve import curves, random_order
 
@@ -51,7 +51,7 @@ def roles(subject: Subject) -> str:
     frame = taxonomy(subject.model, subject.tokenizer, test, fitted, **options)
     # The control: the same verdicts on maps whose rows are shuffled, so what holds there holds by chance.
     control = taxonomy(subject.model, subject.tokenizer, test, fitted, shuffle=True, **options)
-    heads, control_heads = holders(frame), holders(control)
+    heads, control_heads = head_functions(frame), head_functions(control)
     subject.tables["roles"] = frame
     columns = _kind_columns(heads)
     role_maps = []
@@ -198,9 +198,9 @@ def conventions(subject: Subject) -> str:
     lines = [
         "A head's output is what the output projection reads; a head that is off has this output at 0, and the "
         "projection's bias stays.",
-        f"Roles: at the level of {VOITA.level}s; special tokens are neither keys nor queries in argmax scores; the "
+        f"Roles: at the level of {VOITA.granularity}s; special tokens are neither keys nor queries in argmax scores; the "
         f"lower end of the 95 % interval must be {VOITA.margin:.2f} above the best fixed offset for a relation, 0.9 "
-        f"for a position, on {VOITA.fewest} queries or more. Verdicts are not corrected for multiple testing: compare "
+        f"for a position, on {VOITA.min_queries} queries or more. Verdicts are not corrected for multiple testing: compare "
         "their number with that of shuffled maps.",
         f"Measured on {subject.corpus_text}. Geometry is of the weights; the maps are of one {subject.unit}.",
         BY_OUTPUT if subject.uses_output_change else f"{BY_LOSS} Loss: {subject.measure_text}.",

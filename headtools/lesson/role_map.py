@@ -9,7 +9,7 @@ import numpy as np
 
 from headtools.lesson.draw import subplots
 from headtools.lesson.figure import OKABE_ITO
-from headtools.roles.head_functions import LETTERS, NONE, holders
+from headtools.roles.head_functions import LETTERS, NONE, head_functions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +42,7 @@ def role_map(ax: Axes, frame: pd.DataFrame, *, kind: str = "encoder", legend: bo
     """
     from matplotlib.patches import Patch
 
-    heads = holders(frame[frame.kind == kind])
+    heads = head_functions(frame[frame.kind == kind])
     if heads.empty:
         raise ValueError(f"no {kind} heads in this frame; it has {', '.join(frame.kind.unique())}")
     for row in heads.itertuples():

@@ -213,9 +213,7 @@ def _looks(
         return to_words(seen.maps, words)
 
     for start in range(0, len(sentences), batch_size):
-        batch, words = align(
-            tokenizer, sentences[start : start + batch_size], device=device_of(model)
-        )
+        batch, words = align(tokenizer, sentences[start : start + batch_size], device=device_of(model))
         with record(model, want="maps", accumulate=fold) as found:
             reader(**batch)
         maps = torch.cat([found[key] for key in found], 1).permute(0, 2, 3, 1).cpu()  # (B, query, key, head)

@@ -1,47 +1,54 @@
-"""The choices that a role score hangs on, each with its default: :class:`Conventions`, and those of two papers."""
+"""The choices that a role score depends on, each with its default: :class:`Conventions`, and those of two papers."""
 
+import warnings
 from dataclasses import dataclass
+from typing import Any
 
-LEVELS = ("word", "token")
+from headtools._renamed import old_arguments
+
+GRANULARITIES = ("word", "token")
 EDGES = ("drop", "count")
-WRITES = ("writes", "reads")
+CROSS = ("writes", "reads")
+# Names in the last release, which still work.
+_OLD_NAMES = {"level": "granularity", "common": "n_frequent", "shortest": "min_length", "fewest": "min_queries"}
 
 
 @dataclass(frozen=True)
 class Conventions:
-    """How looks and weights are counted. The defaults are Voita's et al. (2019), at the level of words.
+    """How argmax attention and weights are counted. The defaults are those of Voita et al. (2019), for words.
 
-    level                 'word': weights to the pieces of a word are summed, those from them averaged (Clark et al.
-                          2019, section 4.1); 'token': every token for itself, a word being queried by its first token
-                          and found at any of its tokens
-    specials_as_keys      whether a look may land on a token that is no word (EOS token, [CLS], [SEP], start mark).
-                          Weights, entropies and distances always count them, since they are part of the row
-    specials_as_queries   whether the looks of such tokens count
-    self_as_key           whether a look may land on the query itself; Clark's probe forbids it
-    renormalise           whether the weights of the words, and so confidence, are divided by what the row leaves the
-                          keys of a look, where specials are no keys (TransformerLens divides); what an even spread
-                          scores is then counted among those keys too. Entropy and distance stay those of the row
-    edges                 'drop': a query that cannot see its partner (no next word, or in a decoder a later word) is
+    granularity           'word': weights to the pieces of a word are summed, those from them averaged (Clark et al.
+                          2019, section 4.1); 'token': every token is counted by itself, and a relation goes from the
+                          first token of a word to any token of the other
+    specials_as_keys      whether the argmax is also taken over tokens that are not words (BOS and EOS tokens, [CLS],
+                          [SEP]). Weights, entropies and distances always include them, since they are part of the row
+    specials_as_queries   whether such tokens are counted as queries
+    self_as_key           whether the argmax is also taken over the query itself; Clark's probe forbids it
+    renormalise           whether the weights of the words, and so confidence, are divided by the sum of the row over
+                          the keys of the argmax, where special tokens are no such keys (TransformerLens divides);
+                          uniform attention is then counted over those keys too. Entropy and distance stay those of the
+                          full row
+    edges                 'drop': a query that cannot see its target (no next word, or in a decoder a later word) is
                           not counted; 'count': it is a miss
-    cross                 'writes': a target word asks from the position that writes it; 'reads': from the position
+    cross                 'writes': a target word queries from the position that writes it; 'reads': from the position
                           that reads it, one later
     span                  offsets from -span to span are scored
-    common                a sentence counts for the rarest word only if this many words or more are more frequent.
-                          Words of equal frequency are rarest together: a look at any of them is a hit, for the
-                          baseline too. Where they are more than half of the sentence, it does not count
-    shortest              words (or tokens) a sentence needs for content similarity and for a map class
+    n_frequent            a sentence counts for the rarest word only if it has a word to which so many words or more
+                          are more frequent. Words of equal frequency are rarest together: each of them is a hit, for
+                          the baseline too. Where they are more than half of the sentence, it does not count
+    min_length            words (or tokens) a sentence needs for content similarity and for a map class
     margin                how far above its baseline a relation, a mention or an alignment must be
-    fewest                looks without which no role holds
+    min_queries           queries without which no role holds
 
     Padding is never a key and never a query; there is no choice.
 
-    Raises ValueError for a value that is none of those named.
+    Raises ValueError for a value that is not allowed.
 
-    >>> Conventions(level="word").self_as_key, CLARK.self_as_key
+    >>> Conventions(granularity="word").self_as_key, CLARK.self_as_key
     (True, False)
     """
 
-    level: str = "word"
+    granularity: str = "word"
     specials_as_keys: bool = False
     specials_as_queries: bool = False
     self_as_key: bool = True
@@ -49,19 +56,28 @@ class Conventions:
     edges: str = "drop"
     cross: str = "writes"
     span: int = 5
-    common: int = 500
-    shortest: int = 4
+    n_frequent: int = 500
+    min_length: int = 4
     margin: float = 0.1
-    fewest: int = 50
+    min_queries: int = 50
 
     def __post_init__(self) -> None:
-        for name, allowed in (("level", LEVELS), ("edges", EDGES), ("cross", WRITES)):
+        for name, allowed in (("granularity", GRANULARITIES), ("edges", EDGES), ("cross", CROSS)):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r}; there is {' and '.join(map(repr, allowed))}")
-        for name, least in (("span", 1), ("common", 0), ("shortest", 3), ("margin", 0), ("fewest", 1)):
+                raise ValueError(f"got {name}={getattr(self, name)!r}; expected {' or '.join(map(repr, allowed))}")
+        for name, least in (("span", 1), ("n_frequent", 0), ("min_length", 3), ("margin", 0), ("min_queries", 1)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}; it must be {least} or more")
+                raise ValueError(f"got {name}={getattr(self, name)}; expected {least} or more")
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OLD_NAMES:
+            raise AttributeError(f"'Conventions' object has no attribute {name!r}")
+        new_name = _OLD_NAMES[name]
+        warnings.warn(f"Conventions.{name} is now Conventions.{new_name}", DeprecationWarning, stacklevel=2)
+        return getattr(self, new_name)
 
 
+Conventions.__init__.__name__ = "Conventions"  # the name in the warning
+Conventions.__init__ = old_arguments(**_OLD_NAMES)(Conventions.__init__)
 VOITA = Conventions()
 CLARK = Conventions(self_as_key=False)

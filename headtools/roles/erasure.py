@@ -99,7 +99,7 @@ def erased(model: nn.Module, maps: Mapping[tuple, Erasure]) -> Iterator[None]:
             if key in keys:
                 site, head, width = found[key], None, found[key].heads * found[key].value_dim
             else:
-                (site, (head,)), = select(found, [key]).items()
+                ((site, (head,)),) = select(found, [key]).items()
                 width = site.value_dim
             if len(erase.mean) != width:
                 raise ValueError(f"{key} has {width} features, and the erasure was made from {len(erase.mean)}")

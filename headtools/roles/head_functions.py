@@ -1,20 +1,24 @@
 """Which head has which function: the verdicts of a taxonomy, one row a head."""
 
+import warnings
+from typing import Any
+
 import pandas as pd
 
-from headtools.roles._taxonomy.families import family
+from headtools.roles._taxonomy.annotation import SPECIAL_TOKENS
+from headtools.roles._taxonomy.roles import family
 
-# The function of a head, the letter that stands for it on a map, and the roles that give it, the first coming first.
+# The function of a head and the letter that stands for it on a map; a head with several has the first as its own.
 LETTERS = {"positional": "P", "syntactic": "S", "rare": "R", "coreference": "C", "alignment": "A", "self": "O",
            "mark": "E"}  # fmt: skip
 NONE = "none"
-_MARKS = ("bos", "eos", "cls", "sep", "punctuation", "first")
+_MARKS = (*SPECIAL_TOKENS, "punctuation", "first")
 
 
 def function(role: str) -> str | None:
     """The function that a role gives its head; None for roles that are no function, such as entropy.
 
-    A *mark* head rests on a start or end mark, on punctuation or on the first unit; ``self`` looks at the query.
+    A *mark* head attends to a special token, to punctuation or to the first word; ``self`` to the query itself.
 
     >>> function("offset -1"), function("offset +0"), function("nsubj up"), function("eos"), function("entropy")
     ('positional', 'self', 'syntactic', 'mark', None)
@@ -23,11 +27,10 @@ def function(role: str) -> str | None:
         return "self"
     if role in _MARKS:
         return "mark"
-    found = family(role)
-    return found if found in LETTERS else None
+    return family(role) if family(role) in LETTERS else None
 
 
-def holders(frame: pd.DataFrame) -> pd.DataFrame:
+def head_functions(frame: pd.DataFrame) -> pd.DataFrame:
     """One row a head, in the order of ``frame``, which :func:`~headtools.roles.taxonomy.taxonomy` made.
 
     Columns: ``kind``, ``layer``, ``head`` (and ``stack`` where there are several); ``function``, the first of its
@@ -36,17 +39,25 @@ def holders(frame: pd.DataFrame) -> pd.DataFrame:
 
     >>> frame = pd.DataFrame({"kind": "encoder", "layer": 0, "head": [0, 0, 1], "role": ["eos", "obj up", "eos"],
     ...                       "score": [0.75, 0.9, 0.2], "holds": [True, True, False]})
-    >>> holders(frame)[["head", "function", "letters", "roles"]].values.tolist()
+    >>> head_functions(frame)[["head", "function", "letters", "roles"]].values.tolist()
     [[0, 'syntactic', 'SE', 'obj up, eos'], [1, 'none', '', '']]
     """
     if "holds" not in frame:
-        raise ValueError(f"columns {list(frame)} came, 'holds' is needed; make the frame with taxonomy(model, ...)")
-    by = [name for name in ("stack", "kind", "layer", "head") if name in frame]
+        raise ValueError(f"got the columns {list(frame)}; expected 'holds': make the frame with taxonomy(model, ...)")
+    head_columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]
     rows = []
-    for head, some in frame.groupby(by, sort=False):
-        held = some[some.holds].sort_values("score", ascending=False, kind="stable").role
+    for head, verdicts in frame.groupby(head_columns, sort=False):
+        held = verdicts[verdicts.holds].sort_values("score", ascending=False, kind="stable").role
         held = [role for role in held if function(role)]
         functions = [name for name in LETTERS if name in {function(role) for role in held}]
-        rows.append((*head, functions[0] if functions else NONE, "".join(LETTERS[name] for name in functions),
-                     ", ".join(held)))  # fmt: skip
-    return pd.DataFrame(rows, columns=[*by, "function", "letters", "roles"])
+        letters = "".join(LETTERS[name] for name in functions)
+        rows.append((*head, functions[0] if functions else NONE, letters, ", ".join(held)))
+    return pd.DataFrame(rows, columns=[*head_columns, "function", "letters", "roles"])
+
+
+def __getattr__(name: str) -> Any:
+    if name == "holders":
+        warnings.warn("head_functions.holders() is now head_functions.head_functions()", DeprecationWarning,
+                      stacklevel=2)  # fmt: skip
+        return head_functions
+    raise AttributeError(f"module 'headtools.roles.head_functions' has no attribute {name!r}")

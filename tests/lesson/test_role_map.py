@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex
 
 from headtools.lesson.role_map import COLOURS, beside_baselines, role_map
-from headtools.roles.head_functions import LETTERS, NONE, holders
+from headtools.roles.head_functions import LETTERS, NONE, head_functions
 
 ROWS = [
     ("encoder", 0, 0, "eos", 0.9, True),
@@ -28,8 +28,8 @@ def frame():
     return pd.DataFrame(ROWS, columns=["kind", "layer", "head", "role", "score", "holds"])
 
 
-def test_holders_name_functions_in_order(frame):
-    found = holders(frame)
+def test_functions_are_named_in_order(frame):
+    found = head_functions(frame)
     assert found.values.tolist() == [
         ["encoder", 0, 0, "syntactic", "SE", "eos, obj up"],
         ["encoder", 0, 1, "none", "", ""],
@@ -37,8 +37,8 @@ def test_holders_name_functions_in_order(frame):
         ["encoder", 1, 1, "positional", "P", "offset +1"],
         ["decoder", 0, 0, "coreference", "C", "coreference"],
     ]
-    with pytest.raises(ValueError, match="'holds' is needed"):
-        holders(frame.drop(columns="holds"))
+    with pytest.raises(ValueError, match="expected 'holds'"):
+        head_functions(frame.drop(columns="holds"))
 
 
 def test_the_map_has_a_cell_a_head_and_its_letters(frame):
@@ -72,3 +72,9 @@ def test_scores_that_do_not_hold_have_another_marker():
     plt.close(fig)
     with pytest.raises(ValueError, match="3 rows, 1 rivals"):
         beside_baselines(rows, [0.5], ["a", "b", "c"])
+
+
+def test_the_former_name_warns():
+    with pytest.warns(DeprecationWarning, match=r"now head_functions\.head_functions"):
+        from headtools.roles.head_functions import holders
+    assert holders is head_functions

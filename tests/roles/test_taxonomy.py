@@ -19,11 +19,11 @@ from transformers import (
 
 import headtools as ht
 from headtools.organism import roles_found
-from headtools.roles._taxonomy.plan import looks
-from headtools.roles._taxonomy.running_sums import Draws, Tally
-from headtools.roles._taxonomy.sequences import count_words, word_sides
+from headtools.roles._taxonomy.annotation import count_words
+from headtools.roles._taxonomy.running_sums import ResampleCounts, RunningSums
+from headtools.roles._taxonomy.sequences import make_word_sequences
 from headtools.roles._taxonomy.table import table
-from headtools.roles._taxonomy.targets import looked_at
+from headtools.roles._taxonomy.targets import argmax_targets, targets_of_sentence
 from headtools.roles.baselines import best_offsets, offset_baselines
 from headtools.roles.controls import shuffled, untrained
 from headtools.roles.conventions import CLARK, Conventions
@@ -146,9 +146,11 @@ def test_batches_and_padding_do_not_matter(bert, size):
         assert (whole[column] - parts[column]).abs().max() < 1e-5, column
 
 
-def test_tokens_are_another_level(bert):
-    words, tokens = (taxonomy(bert, wordpieces(), SAID, times=20, roles="self", conventions=Conventions(level=level))
-                     for level in ("word", "token"))  # fmt: skip
+def test_tokens_are_another_granularity(bert):
+    words, tokens = (
+        taxonomy(bert, wordpieces(), SAID, times=20, roles="self", conventions=Conventions(granularity=granularity))
+        for granularity in ("word", "token")
+    )
     assert set(words.n) == {16}
     assert set(tokens.n) == {18}  # played and playing are two tokens each
 
@@ -301,7 +303,7 @@ def test_intervals_cover_where_few_sentences_have_the_role():
     for seed in range(100):
         looks = torch.randint(1, 15, (12,), generator=generator) * (torch.arange(12) < 8)
         right = looks * torch.rand(12, generator=generator)
-        sums, counts, drawn = Tally(), Tally(), Draws(300, seed)(12)
+        sums, counts, drawn = RunningSums(), RunningSums(), ResampleCounts(300, seed)(12)
         counted = torch.stack([looks.float(), torch.zeros(12), torch.zeros(12)], 1)[..., None]
         sums.add(right[:, None, None], drawn)
         counts.add(counted, drawn)
@@ -315,7 +317,7 @@ def test_intervals_cover_where_few_sentences_have_the_role():
 def test_controls_hold_next_to_nothing(organism):
     model, tokenizer, test, validation = organism
     kinds = ["positional", "syntactic", "rare", "coreference"]
-    given = {"kinds": "encoder", "roles": kinds, "conventions": Conventions(common=0), "times": 200}
+    given = {"kinds": "encoder", "roles": kinds, "conventions": Conventions(n_frequent=0), "times": 200}
     assert taxonomy(model, tokenizer, test, validation, **given).holds.sum() >= 10
     assert taxonomy(model, tokenizer, test, validation, shuffle=True, **given).holds.sum() == 0
     assert taxonomy(untrained(model), tokenizer, test, validation, **given).holds.sum() == 0
@@ -341,32 +343,33 @@ def test_an_untrained_twin_leaves_the_random_state_alone(gpt):
         untrained(torch.nn.Linear(2, 2))
 
 
-def test_the_rarest_word_is_looked_at_from_everywhere():
+def test_the_rarest_word_is_the_target_of_every_query():
     rank = {"the": 0, "saw": 1, "dog": 2, "it": 3}
     places = {i: [i] for i in range(5)}
-    found = looked_at(SAID[2], places, 5, Conventions(common=3), rank | {".": 4})
+    found = targets_of_sentence(SAID[2], places, 5, Conventions(n_frequent=3), rank | {".": 4})
     assert found["rarest"] == [(q, (4,)) for q in range(5)]
     assert found["two rarest"] == [(q, (3, 4)) for q in range(5)]
     assert found["rarest other"] == [(0, (4,)), (1, (4,)), (2, (4,)), (3, (4,)), (4, (3,))]
-    assert "rarest" not in looked_at(SAID[2], places, 5, Conventions(common=5), rank | {".": 4})
+    assert "rarest" not in targets_of_sentence(SAID[2], places, 5, Conventions(n_frequent=5), rank | {".": 4})
 
 
 def test_words_equally_rare_are_rarest_together():
     rank = {"the": 0, "saw": 3, "dog": 3, "it": 1, ".": 1}  # "it saw the dog ."
     said = replace(SAID[2], words=("it", "saw", "the", "dog", "."))
     places = {i: [i] for i in range(5)}
-    found = looked_at(said, places, 5, Conventions(common=3), rank)
+    found = targets_of_sentence(said, places, 5, Conventions(n_frequent=3), rank)
     assert found["rarest"] == found["two rarest"] == [(q, (1, 3)) for q in range(5)]
     assert found["rarest other"] == [(0, (1, 3)), (1, (3,)), (2, (1, 3)), (3, (1,)), (4, (1, 3))]
-    found = looked_at(said, places, 5, Conventions(common=3), rank | {"dog": 4})
+    found = targets_of_sentence(said, places, 5, Conventions(n_frequent=3), rank | {"dog": 4})
     assert found["rarest"] == [(q, (3,)) for q in range(5)]
     assert found["two rarest"] == [(q, (1, 3)) for q in range(5)]
     assert found["rarest other"] == [(q, (1 if q == 3 else 3,)) for q in range(5)]
-    found = looked_at(said, places, 5, Conventions(common=1), rank | {"dog": 4, "saw": 1})
+    found = targets_of_sentence(said, places, 5, Conventions(n_frequent=1), rank | {"dog": 4, "saw": 1})
     assert found["two rarest"] == [(q, (0, 1, 3, 4)) for q in range(5)]
     assert found["rarest other"][3] == (3, (0, 1, 4))
-    assert "rarest" not in looked_at(said, places, 5, Conventions(common=1), rank | {"it": 3}), "more than half"
-    assert "rarest" not in looked_at(said, places, 5, Conventions(common=4), rank)
+    found = targets_of_sentence(said, places, 5, Conventions(n_frequent=1), rank | {"it": 3})
+    assert "rarest" not in found, "more than half of the words would be"
+    assert "rarest" not in targets_of_sentence(said, places, 5, Conventions(n_frequent=4), rank)
 
 
 def test_the_alphabet_decides_nothing():
@@ -377,14 +380,15 @@ def test_the_alphabet_decides_nothing():
     rare = ["rarest", "two rarest", "rarest other"]
     words = count_words(wordpieces(), SAID, frequency)
     others = count_words(wordpieces(), SAID, {renamed[word]: n for word, n in frequency.items()})
-    place = {role: i for i, role in enumerate(rare)}
-    for common in (0, 1, 3, 5):
+    role_index = {role: i for i, role in enumerate(rare)}
+    for n_frequent in (0, 1, 3, 5):
         found = []
-        for known, names in ((words, {}), (others, renamed)):
+        for vocabulary, names in ((words, {}), (others, renamed)):
             said = [replace(s, words=tuple(names.get(w, w) for w in s.words)) for s in SAID]
-            side = word_sides(said, ["encoder"], known, False)["encoder"]
-            found.append(looks(side, place, Conventions(common=common)))
-        by_query = [sorted(zip(f.role[f.owner], f.row[f.owner], f.query[f.owner], f.key, strict=True)) for f in found]
+            sequences = make_word_sequences(said, ["encoder"], vocabulary, False)["encoder"]
+            found.append(argmax_targets(sequences, role_index, Conventions(n_frequent=n_frequent)))
+        by_query = [sorted(zip(f.role[f.owner], f.sentence[f.owner], f.query[f.owner], f.key, strict=True))
+                    for f in found]  # fmt: skip
         assert by_query[0] == by_query[1]
 
 
@@ -398,20 +402,20 @@ def test_case_does_not_make_a_word_rare(bert):
                 low = word.lower()
                 n, total = frequency.get(low, 0), sum(frequency.values()) + 7
                 assert words.rank_of(word) == sum(other > n for other in frequency.values())
-                assert words.rare(word) == pytest.approx(math.log(total / (n + 1)))
+                assert words.rarity_of(word) == pytest.approx(math.log(total / (n + 1)))
     both = count_words(wordpieces(), SAID, {"May": 5, "may": 9, "MAY": 1})
     assert [both.rank_of(word) for word in ("may", "May", "MAY", "mAy", "June")] == [0, 1, 2, 0, 3]
     frames = []
     for change in (str, str.upper):
         counts = {change(word): n for word, n in frequency.items()}
         frames.append(taxonomy(bert, wordpieces(), SAID, times=20, roles=["rarity", "rare"], frequency=counts,
-                               conventions=Conventions(common=0)))  # fmt: skip
+                               conventions=Conventions(n_frequent=0)))  # fmt: skip
     pd.testing.assert_frame_equal(*frames)
 
 
 @pytest.mark.parametrize("share", [0.01, -1, float("nan"), 2.5])
 def test_a_share_is_no_count(bert, share):
-    with pytest.raises(ValueError, match=r"frequency\['dog'\] is .* whole number"):
+    with pytest.raises(ValueError, match=r"frequency\['dog'\] = .* whole number"):
         taxonomy(bert, wordpieces(), SAID, frequency={"the": 3, "dog": share})
 
 
@@ -435,9 +439,9 @@ def test_bad_input_is_refused(bert, organism):
     tokenizer = wordpieces()
     with pytest.raises(ValueError, match="two or more"):
         taxonomy(bert, tokenizer, SAID[:1])
-    with pytest.raises(ValueError, match=r"level=95 and times=500 came: level is a probability, such as 0\.95"):
-        taxonomy(bert, tokenizer, SAID, level=95)
-    with pytest.raises(ValueError, match=r"level=0\.95 and times=0 came"):
+    with pytest.raises(ValueError, match=r"confidence_level=95 and times=500; expected a probability, such as 0\.95"):
+        taxonomy(bert, tokenizer, SAID, confidence_level=95)
+    with pytest.raises(ValueError, match=r"got confidence_level=0\.95 and times=0"):
         taxonomy(bert, tokenizer, SAID, times=0)
     with pytest.raises(ValueError, match="no role or family 'positonal'"):
         taxonomy(bert, tokenizer, SAID, roles=["positonal"])
@@ -447,8 +451,18 @@ def test_bad_input_is_refused(bert, organism):
         taxonomy(organism[0], organism[1], ht.corpus("english", limit=2), kinds=["cross"])
     with pytest.raises(ValueError, match="name nothing"):
         taxonomy(bert, tokenizer, SAID, roles=["alignment"])
-    with pytest.raises(ValueError, match="level='sentence'"):
-        Conventions(level="sentence")
+    with pytest.raises(ValueError, match="got granularity='sentence'; expected 'word' or 'token'"):
+        Conventions(granularity="sentence")
+
+
+def test_former_names_of_conventions_warn():
+    with pytest.warns(DeprecationWarning, match=r"Conventions\(common=...\) is now Conventions\(n_frequent=...\)"):
+        conventions = Conventions(common=3)
+    assert conventions == Conventions(n_frequent=3)
+    with pytest.warns(DeprecationWarning, match="Conventions.fewest is now Conventions.min_queries"):
+        assert conventions.fewest == conventions.min_queries
+    with pytest.raises(AttributeError, match="no attribute 'least'"):
+        conventions.least  # noqa: B018
 
 
 def test_every_row_is_complete(organism):
@@ -483,13 +497,13 @@ def test_a_layer_that_runs_three_times_is_the_mean_of_them():
 
 
 def test_maps_of_something_else_are_refused(bert):
-    from headtools.roles._taxonomy.plan import Plan
-    from headtools.roles._taxonomy.sequences import count_words, make_sides
+    from headtools.roles._taxonomy.scores import GroupScorer
+    from headtools.roles._taxonomy.sequences import make_sequences
     from headtools.roles._taxonomy.targets import nearest_nominal
     from headtools.roles.conventions import VOITA
 
-    words = count_words(wordpieces(), SAID, None)
-    _, sides = make_sides(bert, wordpieces(), SAID, ["encoder"], VOITA, words, False)
-    plan = Plan(sides["encoder"], ["self"], VOITA, [{}] * 3, nearest_nominal)
+    vocabulary = count_words(wordpieces(), SAID, None)
+    _, sequences = make_sequences(bert, wordpieces(), SAID, ["encoder"], VOITA, vocabulary, False)
+    scorer = GroupScorer(sequences["encoder"], ["self"], VOITA, [{}] * 3, nearest_nominal)
     with pytest.raises(ValueError, match="kinds="):
-        plan.part(0, 3).measure(torch.rand(3, 4, 5, 5))
+        scorer.batch(0, 3).sums(torch.rand(3, 4, 5, 5))

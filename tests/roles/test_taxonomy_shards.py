@@ -13,7 +13,7 @@ from headtools.roles.taxonomy import taxonomy
 
 from .test_taxonomy_streaming import NUMBERS, SAID, assert_same, model, tokenizer
 
-GIVEN = {"frequency": {"the": 9}, "conventions": Conventions(common=1, span=2), "times": 80, "batch_size": 2}
+GIVEN = {"frequency": {"the": 9}, "conventions": Conventions(n_frequent=1, span=2), "times": 80, "batch_size": 2}
 
 
 def measured(**more) -> pd.DataFrame:
@@ -84,7 +84,7 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
     assert (again.score == alone.score).all(), "more or fewer draws need no run of the model"
     for change, what in (({"shuffle": True}, "shuffle None, not 0"), ({"batch_size": 3}, "batch_size 2, not 3"),
                          ({"roles": ["positional"]}, "other roles"),
-                         ({"frequency": {"dog": 3}}, "other words")):  # fmt: skip
+                         ({"frequency": {"dog": 3}}, "other word counts")):  # fmt: skip
         with pytest.raises(ValueError, match=f"holds another run.*{what}"):
             measured(checkpoint=tmp_path, **change)
     other = model("bert")

@@ -9,12 +9,10 @@ import torch
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
 import headtools as ht
-from headtools.roles._taxonomy import batch_sums as running
-from headtools.roles._taxonomy import batches
-from headtools.roles._taxonomy.batch_sums import Running
-from headtools.roles._taxonomy.batches import TOGETHER as WINDOW
-from headtools.roles._taxonomy.batches import prepared
-from headtools.roles._taxonomy.running_sums import TOGETHER, Draws, Tally
+from headtools.roles._taxonomy import batches, scores
+from headtools.roles._taxonomy.batches import WINDOW, group_batches
+from headtools.roles._taxonomy.running_sums import BUFFER, ResampleCounts, RunningSums
+from headtools.roles._taxonomy.scores import RunningScores
 from headtools.roles.conventions import Conventions
 from headtools.roles.sentence import Sentence
 from headtools.roles.taxonomy import taxonomy
@@ -73,7 +71,7 @@ def assert_same(one: pd.DataFrame, two: pd.DataFrame) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_neither_batches_nor_padding_change_anything(name: str):
-    given = {"frequency": SIZE, "conventions": Conventions(common=1, span=2), "times": 100}
+    given = {"frequency": SIZE, "conventions": Conventions(n_frequent=1, span=2), "times": 100}
     whole = taxonomy(model(name), tokenizer("right"), SAID, batch_size=5, **given)
     assert {"positional", "syntactic", "weight", "rare", "statistic", "content", "map"} <= set(whole.family)
     for side, size in (("left", 5), ("left", 2), ("right", 1), ("right", 3)):
@@ -82,7 +80,7 @@ def test_neither_batches_nor_padding_change_anything(name: str):
 
 def test_nor_do_they_for_all_three_kinds_of_the_organism():
     organism, own = ht.load()
-    given = {"times": 60, "frequency": {"the": 9, ".": 8}, "conventions": Conventions(common=0)}
+    given = {"times": 60, "frequency": {"the": 9, ".": 8}, "conventions": Conventions(n_frequent=0)}
     test, validation = (ht.corpus("organism", split, limit=13) for split in ("test", "validation"))
     whole = taxonomy(organism, own, test, validation, batch_size=13, **given)
     assert set(whole.kind) == {"encoder", "decoder", "cross"}
@@ -100,7 +98,7 @@ def test_map_classes_that_hang_on_a_tie_do_not_hang_on_padding():
 
 def test_layers_measured_one_by_one_are_the_same(monkeypatch: pytest.MonkeyPatch):
     together = taxonomy(model("bert"), tokenizer("right"), SAID, times=50)
-    monkeypatch.setattr(running, "CELLS", 1)
+    monkeypatch.setattr(scores, "MIN_CELLS", 1)
     assert_same(together, taxonomy(model("bert"), tokenizer("right"), SAID, times=50))
 
 
@@ -111,18 +109,18 @@ def held(sentences: list[Sentence], monkeypatch: pytest.MonkeyPatch) -> tuple[in
     """
     seen, done = [], []
 
-    class Watched(Running):
+    class Watched(RunningScores):
         def finish(self) -> dict[str, torch.Tensor]:
             numbers = super().finish()
             done.append(len(numbers["sums"]))
-            if sum(done) > len(sentences) - TOGETHER:
+            if sum(done) > len(sentences) - BUFFER:
                 gc.collect()
                 alive = gc.get_objects()
                 storages = [some.untyped_storage() for some in alive if type(some) is torch.Tensor]
                 seen.append((sum({some.data_ptr(): some.nbytes() for some in storages}.values()), len(alive)))
             return numbers
 
-    monkeypatch.setattr("headtools.roles.taxonomy.Running", Watched)
+    monkeypatch.setattr("headtools.roles.taxonomy.RunningScores", Watched)
     gc.collect()
     gc.freeze()  # what is there already is not listed again
     try:
@@ -141,20 +139,20 @@ def test_memory_does_not_grow_with_the_corpus(monkeypatch: pytest.MonkeyPatch):
     assert more - objects < 4 * batches_added  # of a batch, its number and the indices of its sentences
 
 
-def test_what_a_tally_holds():
-    draws, tally = Draws(30, 0), Tally()
+def test_what_running_sums_hold():
+    resample_counts, sums = ResampleCounts(30, 0), RunningSums()
     for size in (1, 40, 200, 3, 7):
-        tally.add(torch.rand(size, 6, 4), draws(size))
-        assert sum(len(some) for some, _ in tally._waiting) < TOGETHER
-    assert tally.replicas.shape == (30, 6, 4)
-    assert tally.replicas.untyped_storage().nbytes() == 30 * 6 * 4 * 4
-    assert tally.total.shape == (6, 4)
+        sums.add(torch.rand(size, 6, 4), resample_counts(size))
+        assert sum(len(values) for values, _ in sums._buffer) < BUFFER
+    assert sums.replicas.shape == (30, 6, 4)
+    assert sums.replicas.untyped_storage().nbytes() == 30 * 6 * 4 * 4
+    assert sums.total.shape == (6, 4)
 
 
 def test_a_sentences_draws_do_not_depend_on_the_batch():
-    whole, parts = Draws(25, 7), Draws(25, 7)
+    whole, parts = ResampleCounts(25, 7), ResampleCounts(25, 7)
     assert torch.equal(whole(12), torch.cat([parts(n) for n in (1, 5, 2, 4)], 1))
-    drawn = Draws(200, 0)(300)
+    drawn = ResampleCounts(200, 0)(300)
     assert float(drawn.mean()) == pytest.approx(1, abs=0.02)
     assert float(drawn.var()) == pytest.approx(1, abs=0.02)
 
@@ -168,10 +166,10 @@ def test_a_decoder_that_sees_nothing_is_counted_as_a_miss():
 
 def test_a_layer_that_does_not_run_is_told():
     site = SimpleNamespace(key=("encoder", 0), heads=2, label="encoder 0")
-    sums = Running([site])
-    sums.begin(SimpleNamespace(counted=torch.zeros(3, 3, 2)))
+    running = RunningScores([site])
+    running.begin(SimpleNamespace(counts=torch.zeros(3, 3, 2)))
     with pytest.raises(RuntimeError, match="encoder 0 did not run"):
-        sums.finish()
+        running.finish()
 
 
 def test_without_a_token_to_pad_with_batches_of_equal_lengths_run():
@@ -185,14 +183,16 @@ def test_without_a_token_to_pad_with_batches_of_equal_lengths_run():
 def test_batches_are_prepared_together_as_long_as_they_are_small(monkeypatch: pytest.MonkeyPatch):
     groups = {}
     for cells in (1, 50, 10**6):
-        monkeypatch.setattr(batches, "CELLS", cells)
-        groups[cells] = [[i for _, indices in some for i in indices] for some in prepared(SAID, 1, tokenizer("right"))]
+        monkeypatch.setattr(batches, "MAX_CELLS", cells)
+        groups[cells] = [
+            [i for _, indices in some for i in indices] for some in group_batches(SAID, 1, tokenizer("right"))
+        ]
     lengths = [len(s.words) for s in SAID]
     order = sorted(range(len(SAID)), key=lambda n: lengths[n])
     assert groups[1] == [[n] for n in order]
     assert groups[10**6] == [order]
     for some in groups[50]:
         assert len(some) == 1 or len(some) * max(lengths[n] for n in some) ** 2 <= 50
-    monkeypatch.setattr(batches, "TOGETHER", 2)
-    assert all(len(some) <= 2 for some in prepared(SAID, 1, tokenizer("right")))
-    assert all(len(some) == 1 for some in prepared(SAID, 1, tokenizer("right"), together=False))
+    monkeypatch.setattr(batches, "WINDOW", 2)
+    assert all(len(some) <= 2 for some in group_batches(SAID, 1, tokenizer("right")))
+    assert all(len(some) == 1 for some in group_batches(SAID, 1, tokenizer("right"), together=False))

@@ -1,167 +1,208 @@
-"""The annotation of a batch as arrays: the words of all its sentences behind each other, and the units of each word."""
+"""The annotation of a batch as arrays, and what is known of the words of a corpus.
 
+The sentences of a batch follow one another: its N words are numbered from 0 through the batch, and what is known of
+them are arrays (N,). All sentences are then handled by a few array operations, without a loop over words.
+"""
+
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import log
 
 import numpy as np
 
-from headtools.roles._taxonomy.spans import Units
 from headtools.roles.sentence import Sentence
 
 Array = np.ndarray
 NOMINAL = ("NOUN", "PROPN", "PRON")
-_SKIPPED = ("root", "punct")
+SPECIAL_TOKENS = ("bos", "eos", "cls", "sep")
+_NO_RELATION = ("root", "punct")
 
 
 @dataclass(frozen=True)
-class Words:
-    """What is known of the words of a language: ``rank`` by frequency from 0, ``rarity`` in nats, token ``marks``.
+class Vocabulary:
+    """What is known of the words of a corpus, and the ids of the special tokens.
 
-    Words of equal frequency have equal ranks: how many words are more frequent. A word that was not counted as it is
-    written, but in another case, is taken for the one that ``other_case`` names, {word.casefold(): word}.
+    rank             for each word, how many words are more frequent: words of equal frequency have equal ranks
+    rarity           for each word, minus the logarithm of its fraction of all words counted, in nats
+    unknown_rarity   rarity of a word that was not counted
+    special_tokens   {'eos': token id, ...}
+    other_case       {word.casefold(): word}: a word that was counted in another case only is taken for that one
     """
 
     rank: Mapping[str, int]
     rarity: Mapping[str, float]
-    unknown: float
-    marks: Mapping[str, int]
+    unknown_rarity: float
+    special_tokens: Mapping[str, int]
     other_case: Mapping[str, str] = field(default_factory=dict)
 
     def rank_of(self, word: str) -> int:
-        """How many words are more frequent; for a word that is not known, how many are known."""
+        """How many words are more frequent; for a word that was not counted, how many were counted."""
         return self.rank.get(self._counted(word), len(self.rank))
 
-    def rare(self, word: str) -> float:
-        """How rare a word is: minus the logarithm of its share of all words counted, in nats."""
-        return self.rarity.get(self._counted(word), self.unknown)
+    def rarity_of(self, word: str) -> float:
+        """How rare a word is, in nats."""
+        return self.rarity.get(self._counted(word), self.unknown_rarity)
 
     def _counted(self, word: str) -> str:
         return word if word in self.rank else self.other_case.get(word.casefold(), word)
 
 
-@dataclass(frozen=True)
-class Gold:
-    """What is known of the N words of B sentences. Words are numbered through the batch, from 0.
+def count_words(tokenizer: object, reference: Sequence[Sentence], frequency: Mapping[str, int] | None) -> Vocabulary:
+    """Count the words of ``reference`` (or take the counts of ``frequency``), and find the special tokens.
 
-    start         (B,) number of each sentence's first word
-    row, place    (N,) sentence of each word, and which of its words it is, from 0
-    head          (N,) number of the word's head; -1 for roots, punctuation and words without one
-    relation      (N,) which of ``relations`` it has to its head
-    coreference   (N,) as in :class:`Sentence`: counted from 1 within the sentence, 0 for none
-    nominal       (N,) whether it is a noun, a name or a pronoun
-    point         (N,) whether it is punctuation
-    form          (N,) equal for equal words, in the order of the alphabet
-    rank, rarity  (N,) rank by frequency, equal for equal frequencies, and rarity in nats; words that ``Words`` does not
-                  rank stand behind all others
-    ranked        how many words ``Words`` ranks
+    Raises ValueError for a frequency that is not a count.
+
+    >>> from types import SimpleNamespace
+    >>> vocabulary = count_words(SimpleNamespace(), [], {"the": 9, "dog": 2, "cat": 2})
+    >>> [vocabulary.rank_of(word) for word in ("The", "dog", "cat", "gnu")]
+    [0, 1, 1, 3]
+    """
+    counts = dict(Counter(chain.from_iterable(s.words for s in reference)) if frequency is None else frequency)
+    _check_counts(counts)
+    total = sum(counts.values()) + len(counts) + 1  # add-one smoothing: one more of each word, and one unknown word
+    by_frequency = sorted((word for word in counts if counts[word]), key=lambda word: -counts[word])
+    frequencies = [counts[word] for word in by_frequency]
+    first_rank = {n: rank for rank, n in reversed([*enumerate(frequencies)])}  # equal frequencies have equal ranks
+    special_tokens: dict[str, int] = {}
+    for name in SPECIAL_TOKENS:
+        token = getattr(tokenizer, f"{name}_token_id", None)
+        if token is not None and token not in special_tokens.values():  # RoBERTa's BOS token is also its [CLS]
+            special_tokens[name] = token
+    rarity = {word: log(total / (n + 1)) for word, n in counts.items()}
+    other_case = {word.casefold(): word for word in reversed(by_frequency)}  # of several the most frequent
+    rank = {word: first_rank[counts[word]] for word in by_frequency}
+    return Vocabulary(rank, rarity, log(total), special_tokens, other_case)
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """What is known of the N words of B sentences.
+
+    first_word       (B,) index of each sentence's first word
+    sentence         (N,) sentence of each word
+    position         (N,) position of the word in its sentence, from 0
+    head             (N,) index of the word's syntactic head; -1 for roots, punctuation and words without a head
+    relation         (N,) relation of the word to its head, an index into ``relations``
+    coreference      (N,) as in :class:`Sentence`: counted from 1 within the sentence, 0 for none
+    is_nominal       (N,) whether it is a noun, a name or a pronoun
+    is_punctuation   (N,)
+    form             (N,) equal for equal words, in alphabetical order
+    rank, rarity     (N,) as in :class:`Vocabulary`; a word without a rank has a higher one than all others
+    n_ranked         how many words the vocabulary ranks
     """
 
-    start: Array
-    row: Array
-    place: Array
+    first_word: Array
+    sentence: Array
+    position: Array
     head: Array
     relation: Array
     relations: tuple[str, ...]
     coreference: Array
-    nominal: Array
-    point: Array
+    is_nominal: Array
+    is_punctuation: Array
     form: Array
     rank: Array
     rarity: Array
-    ranked: int
+    n_ranked: int
 
     @property
-    def sentences(self) -> int:
+    def n_sentences(self) -> int:
         """How many sentences there are."""
-        return len(self.start)
+        return len(self.first_word)
 
 
-def gold(sentences: Sequence[Sentence], words: Words) -> Gold:
+def annotate(sentences: Sequence[Sentence], vocabulary: Vocabulary) -> Annotation:
     """Put the annotation of sentences into arrays.
 
-    Raises ValueError for a sentence without words, with more or less annotation than words, or a head that is none.
+    Raises ValueError for a sentence without words, with more or less annotation than words, or with a head that is
+    not one of its words.
 
     >>> slept = Sentence(("it", "slept"), (2, 0), ("nsubj", "root"), ("PRON", "VERB"), (0, 0))
-    >>> found = gold([slept, slept], Words({}, {}, 0.0, {}))
-    >>> found.head.tolist(), found.place.tolist(), found.nominal.tolist()
+    >>> annotation = annotate([slept, slept], Vocabulary({}, {}, 0.0, {}))
+    >>> annotation.head.tolist(), annotation.position.tolist(), annotation.is_nominal.tolist()
     ([1, -1, 3, -1], [0, 1, 0, 1], [True, False, True, False])
     """
     for i, s in enumerate(sentences):
         if not s.words or not len(s.words) == len(s.heads) == len(s.relations) == len(s.upos) == len(s.coreference):
-            raise ValueError(f"sentence {i} has {len(s.words)} words, and heads, relations, upos, coreference for "
-                             f"{[*map(len, (s.heads, s.relations, s.upos, s.coreference))]}; give one each, or "
-                             "leave it out")  # fmt: skip
+            lengths = [len(values) for values in (s.heads, s.relations, s.upos, s.coreference)]
+            raise ValueError(
+                f"sentence {i} has {len(s.words)} words, and heads, relations, upos and coreference of {lengths}; "
+                "expected at least one word, and one of each for every word; correct the sentence or leave it out"
+            )
     length = np.array([len(s.words) for s in sentences])
-    row, place = spread(length)
-    start = np.cumsum(length) - length
-    head = _numbers(s.heads for s in sentences)
-    _refuse_heads(sentences, head, row, length)
-    names, relation = _codes(chain.from_iterable(s.relations for s in sentences))
-    no_relation = np.array([name in _SKIPPED for name in names], dtype=bool)[relation]
-    written = list(chain.from_iterable(s.words for s in sentences))
-    forms = sorted(set(written))
-    number = {word: i for i, word in enumerate(forms)}
-    form = np.array([number[word] for word in written])
-    tags, tag = _codes(chain.from_iterable(s.upos for s in sentences))
-    point, nominal = (np.array([test(t) for t in tags], dtype=bool)[tag]
-                      for test in (lambda t: t == "PUNCT", lambda t: t in NOMINAL))  # fmt: skip
-    unknown = np.array([t in ("_", "") for t in tags], dtype=bool)[tag]
-    if unknown.any():  # a word without a part of speech is punctuation if it has no letter and no digit
-        point = point | unknown & np.array([not any(c.isalnum() for c in word) for word in forms], dtype=bool)[form]
-    return Gold(
-        start, row, place, np.where((head == 0) | no_relation, -1, start[row] + head - 1), relation, tuple(names),
-        _numbers(s.coreference for s in sentences), nominal, point, form,
-        np.array([words.rank_of(word) for word in forms])[form],
-        np.array([words.rare(word) for word in forms])[form], len(words.rank),
-    )  # fmt: skip
+    sentence, position = ragged_index(length)
+    first_word = np.cumsum(length) - length
+    head = _flatten(s.heads for s in sentences)
+    _check_heads(sentences, head, sentence, length)
+    # What depends on a word's form, relation or tag alone is looked up once for each different one.
+    relations, relation = _encode(chain.from_iterable(s.relations for s in sentences))
+    no_relation = np.array([name in _NO_RELATION for name in relations], dtype=bool)[relation]
+    words = list(chain.from_iterable(s.words for s in sentences))
+    forms = sorted(set(words))
+    form_index = {word: i for i, word in enumerate(forms)}
+    form = np.array([form_index[word] for word in words])
+    tags, tag = _encode(chain.from_iterable(s.upos for s in sentences))
+    is_punctuation = np.array([t == "PUNCT" for t in tags], dtype=bool)[tag]
+    is_nominal = np.array([t in NOMINAL for t in tags], dtype=bool)[tag]
+    untagged = np.array([t in ("_", "") for t in tags], dtype=bool)[tag]
+    if untagged.any():  # a word without a part of speech is punctuation if it has no letter and no digit
+        no_letter = np.array([not any(c.isalnum() for c in word) for word in forms], dtype=bool)[form]
+        is_punctuation = is_punctuation | untagged & no_letter
+    return Annotation(
+        first_word=first_word,
+        sentence=sentence,
+        position=position,
+        head=np.where((head == 0) | no_relation, -1, first_word[sentence] + head - 1),
+        relation=relation,
+        relations=tuple(relations),
+        coreference=_flatten(s.coreference for s in sentences),
+        is_nominal=is_nominal,
+        is_punctuation=is_punctuation,
+        form=form,
+        rank=np.array([vocabulary.rank_of(word) for word in forms])[form],
+        rarity=np.array([vocabulary.rarity_of(word) for word in forms])[form],
+        n_ranked=len(vocabulary.rank),
+    )
 
 
-def spread(counts: Array) -> tuple[Array, Array]:
-    """For things with ``counts`` parts each, behind each other: the thing of each part, and its number there.
+def ragged_index(lengths: Array) -> tuple[Array, Array]:
+    """For lists of the given lengths, one after the other: which list each item is in, and its position there.
 
-    >>> [some.tolist() for some in spread(np.array([2, 0, 3]))]
+    >>> [index.tolist() for index in ragged_index(np.array([2, 0, 3]))]
     [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
     """
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    return owner, np.arange(len(owner)) - (np.cumsum(lengths) - lengths)[owner]
 
 
-class Places:
-    """Which units stand for which word: ``first`` (N,), -1 for none, and with :meth:`of` all of them."""
-
-    def __init__(self, gold: Gold, units: Units) -> None:
-        word = units.word.numpy()
-        row, unit = np.nonzero(word >= 0)
-        self.word = gold.start[row] + word[row, unit]
-        order = np.argsort(self.word, kind="stable")
-        self.row, self.unit, self.word = row[order], unit[order], self.word[order]
-        self.count = np.bincount(self.word, minlength=len(gold.row))
-        self.begin = np.cumsum(self.count) - self.count
-        self.first = np.where(self.count > 0, np.append(self.unit, -1)[self.begin], -1)
-
-    def of(self, words: Array) -> tuple[Array, Array]:
-        """All units of each of some words: which of them it is, and the unit."""
-        owner, part = spread(self.count[words])
-        return owner, self.unit[self.begin[words][owner] + part]
+def _flatten(lists: Iterable[Sequence[int]]) -> Array:
+    return np.fromiter(chain.from_iterable(lists), dtype=np.int64)
 
 
-def _numbers(of_each: Iterable[Sequence[int]]) -> Array:
-    return np.fromiter(chain.from_iterable(of_each), dtype=np.int64)
+def _encode(names: Iterable[str]) -> tuple[list[str], Array]:
+    """The different names, in order of first occurrence, and the index of each name among them."""
+    index_of: dict[str, int] = {}
+    index = [index_of.setdefault(name, len(index_of)) for name in names]
+    return list(index_of), np.array(index, dtype=np.int64)
 
 
-def _codes(names: Iterable[str]) -> tuple[list[str], Array]:
-    """Names as numbers: those there are, in order, and which each is."""
-    known: dict[str, int] = {}
-    code = [known.setdefault(name, len(known)) for name in names]
-    return list(known), np.array(code, dtype=np.int64)
+def _check_counts(counts: Mapping[str, float]) -> None:
+    for word, n in counts.items():
+        if not (n >= 0 and n % 1 == 0):
+            raise ValueError(
+                f"got frequency[{word!r}] = {n!r}; expected how often the word occurs, a whole number from 0: write "
+                "frequency=Counter(words), or multiply fractions by the size of their corpus"
+            )
 
 
-def _refuse_heads(sentences: Sequence[Sentence], head: Array, row: Array, length: Array) -> None:
-    wrong = np.flatnonzero((head < 0) | (head > length[row]))
+def _check_heads(sentences: Sequence[Sentence], head: Array, sentence: Array, length: Array) -> None:
+    wrong = np.flatnonzero((head < 0) | (head > length[sentence]))
     if len(wrong):
-        at = int(wrong[0])
+        word = int(wrong[0])
+        text = str(sentences[sentence[word]])[:80]
         raise ValueError(
-            f"a head is word {head[at]} of a sentence of {length[row[at]]} words: {str(sentences[row[at]])[:80]!r}; "
-            "heads count from 1, and 0 is the root"
+            f"got word {head[word]} as a head in a sentence of {length[sentence[word]]} words: {text!r}; expected 1 to "
+            f"{length[sentence[word]]}, or 0 for the root"
         )

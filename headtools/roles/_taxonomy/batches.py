@@ -1,65 +1,69 @@
-"""A corpus as batches: which sentences run together, and for how many batches everything is prepared at once."""
+"""A corpus as batches: which sentences run together, and which batches are prepared together.
+
+Sentences of similar length go together, which leaves little padding, but only within windows of the corpus, so that
+it can be read as a stream.
+"""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from headtools.roles._taxonomy.running_sums import Draws
+from headtools.roles._taxonomy.running_sums import ResampleCounts
 from headtools.roles.sentence import Sentence
 
-TOGETHER = 256  # sentences that are sorted by length at once, and from which offsets are counted at once
-CELLS = 2**18  # of maps between words: batches are prepared together that have no more of them
-Group = list[tuple[int, list[int]]]  # batches that are prepared together: (number of the batch, its sentences)
+WINDOW = 256  # sentences that are sorted by length together, and at most prepared together
+MAX_CELLS = 2**18  # of maps between words: at most so many in batches that are prepared together
+Group = list[tuple[int, list[int]]]  # batches that are prepared together: (index of the batch, of its sentences)
 
 
-def batches(sentences: Sequence[Sentence], size: int) -> Iterator[list[int]]:
-    """Give the sentences of each batch, by index.
-
-    Of every few hundred sentences those of like length go together, which leaves little padding.
-    """
-    for window in _windows(len(sentences), size):
+def batches(sentences: Sequence[Sentence], batch_size: int) -> Iterator[list[int]]:
+    """Yield the indices of the sentences of each batch."""
+    for window in _windows(len(sentences), batch_size):
         order = sorted(window, key=lambda i: len(sentences[i].words))
-        yield from (order[start : start + size] for start in range(0, len(order), size))
+        yield from (order[start : start + batch_size] for start in range(0, len(order), batch_size))
 
 
-def drawn_by_batch(sentences: Sequence[Sentence], size: int, draws: Draws) -> Iterator[Tensor]:
-    """Give the draws of each batch's sentences, (times, B); a sentence's draws depend on its index alone."""
-    drawn, window = torch.empty(0), range(0)
-    windows = _windows(len(sentences), size)
-    for indices in batches(sentences, size):
+def resample_counts_by_batch(
+    sentences: Sequence[Sentence], batch_size: int, resample_counts: ResampleCounts
+) -> Iterator[Tensor]:
+    """Yield how often each sentence of a batch is drawn, (times, B); it depends on the sentence's index alone."""
+    counts, window = torch.empty(0), range(0)
+    windows = _windows(len(sentences), batch_size)
+    for indices in batches(sentences, batch_size):
         if indices[0] not in window:
             window = next(windows)
-            drawn = draws(len(window))
-        yield drawn[:, torch.tensor(indices) - window.start]
+            counts = resample_counts(len(window))
+        yield counts[:, torch.tensor(indices) - window.start]
 
 
-def prepared(
-    sentences: Sequence[Sentence], size: int, tokenizer: object, together: bool = True
+def group_batches(
+    sentences: Sequence[Sentence], batch_size: int, tokenizer: object, together: bool = True
 ) -> Iterator[Group]:
-    """Put neighbouring batches together, for what costs a small model more by the batch than by the sentence.
+    """Group consecutive batches whose tokens and targets are made at once: with a small model that costs most.
 
-    Each batch alone where there is no token to pad with, so that those of equal lengths run without, and where
-    ``together`` is false.
+    Each group is one batch where the tokenizer has no padding token, so that batches of sentences of equal length run
+    without, and where ``together`` is false.
 
-    >>> some = [Sentence(("so",), (0,), ("root",), ("ADV",), (0,))] * 4
-    >>> list(prepared(some, 1, None))
+    >>> sentences = [Sentence(("so",), (0,), ("root",), ("ADV",), (0,))] * 4
+    >>> list(group_batches(sentences, 1, None))
     [[(0, [0])], [(1, [1])], [(2, [2])], [(3, [3])]]
     """
     group: Group = []
-    rows = longest = 0
+    n_sentences = max_length = 0
     together = together and getattr(tokenizer, "pad_token", None) is not None
-    for number, indices in enumerate(batches(sentences, size)):
-        rows, longest = rows + len(indices), max(longest, *(len(sentences[i].words) for i in indices))
-        many = rows > TOGETHER or rows * longest**2 > CELLS
-        if group and (many or not together):
+    for batch_index, indices in enumerate(batches(sentences, batch_size)):
+        length = max(len(sentences[i].words) for i in indices)
+        n_sentences, max_length = n_sentences + len(indices), max(max_length, length)
+        too_large = n_sentences > WINDOW or n_sentences * max_length**2 > MAX_CELLS
+        if group and (too_large or not together):
             yield group
-            group, rows, longest = [], len(indices), max(len(sentences[i].words) for i in indices)
-        group.append((number, indices))
+            group, n_sentences, max_length = [], len(indices), length
+        group.append((batch_index, indices))
     if group:
         yield group
 
 
-def _windows(n: int, size: int) -> Iterator[range]:
-    width = max(TOGETHER, size)
+def _windows(n: int, batch_size: int) -> Iterator[range]:
+    width = max(WINDOW, batch_size)
     return (range(first, min(first + width, n)) for first in range(0, n, width))

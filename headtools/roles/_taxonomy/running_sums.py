@@ -1,12 +1,13 @@
-"""Sums of a corpus that goes by once, with as many resampled sums, for intervals in constant memory.
+"""Sums over a corpus that is read once, with as many resampled sums, for intervals in constant memory.
 
 Every sentence counts in the totals once, and in each of the ``times`` replicas as often as a draw from the Poisson
 distribution with mean 1 says. With many sentences that is the bootstrap (Hanley and MacGibbon 2006; the percentile
-interval is Efron's, 1979), and no sentence has to be kept. A sentence's draws depend on the seed and on its number
-alone, so that the intervals are the same whatever the size of the batches.
+interval is Efron's, 1979), and no sentence has to be kept.
 
-What is held at any time, for R roles and H heads: ``times`` + 2 x R x H numbers, and those of the last sentences,
-fewer than ``TOGETHER`` and a batch. Kept sums would be R x H numbers a sentence: more, from ``times`` sentences on.
+Required: a sentence's draws depend on the seed and on its index alone, so that the intervals are the same whatever the
+size of the batches. Memory, for R roles and H heads, is ``times`` + 2 x R x H numbers, and those of the last sentences,
+fewer than ``BUFFER`` and a batch. The sums of single sentences would be R x H numbers each: more, from ``times``
+sentences on.
 """
 
 import torch
@@ -14,53 +15,54 @@ from torch import Tensor
 
 from headtools.heads._precision import without_autocast
 
-TOGETHER = 64  # sentences whose draws go into the replicas by one product: one by one the replicas' memory is the cost
+# Sentences that go into the replicas by one product: one by one, the time would go into reading the replicas' memory.
+BUFFER = 64
 
 
-class Draws:
-    """How often each of the next sentences is drawn: ``draws(B)`` gives (times, B), float32, from one seed."""
+class ResampleCounts:
+    """How often each of the next sentences is drawn: ``resample_counts(B)`` gives (times, B), float32, from a seed."""
 
     def __init__(self, times: int, seed: int) -> None:
         self.times = times
         self._generator = torch.Generator().manual_seed(seed)
 
-    def __call__(self, sentences: int) -> Tensor:
-        """Draw for the next ``sentences`` sentences."""
-        # Sentence by sentence: the first ones get the same draws, however many are drawn at once.
-        return torch.poisson(torch.ones(sentences, self.times), generator=self._generator).T
+    def __call__(self, n_sentences: int) -> Tensor:
+        """Draw for the next ``n_sentences`` sentences."""
+        # Sentences are the rows here, so that the first ones get the same draws however many are drawn at once.
+        return torch.poisson(torch.ones(n_sentences, self.times), generator=self._generator).T
 
 
-class Tally:
-    """Running totals (...), float64, and replicas (times, ...), float32, of what each sentence adds."""
+class RunningSums:
+    """Totals (...), float64, and replicas (times, ...), float32, of values that each sentence adds."""
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
-        self._replicas: Tensor | None = None
-        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._replicas: Tensor | None = None  # (values, times), the values flattened
+        self._buffer: list[tuple[Tensor, Tensor]] = []
 
-    def add(self, values: Tensor, draws: Tensor) -> "Tally":
-        """Add sentences: values (B, ...) and draws (times, B)."""
+    def add(self, values: Tensor, resample_counts: Tensor) -> "RunningSums":
+        """Add sentences: values (B, ...) and resample counts (times, B)."""
         values = values.detach().to("cpu", torch.float32)
         total = values.double().sum(0)
         self.total = total if self.total is None else self.total + total
-        self._waiting.append((values.flatten(1), draws))
-        if sum(len(some) for some, _ in self._waiting) >= TOGETHER:
-            self._fold()
+        self._buffer.append((values.flatten(1), resample_counts))
+        if sum(len(buffered) for buffered, _ in self._buffer) >= BUFFER:
+            self._flush()
         return self
 
     @property
     def replicas(self) -> Tensor:
-        """The resampled sums so far; in memory those of one number lie side by side, as intervals want them."""
-        self._fold()
+        """The resampled sums so far; in memory those of one value are contiguous, as intervals want them."""
+        self._flush()
         return self._replicas.view(*self.total.shape, -1).movedim(-1, 0)
 
     @without_autocast
-    def _fold(self) -> None:
-        if not self._waiting:
+    def _flush(self) -> None:
+        if not self._buffer:
             return
-        values, draws = (torch.cat(some, n) for n, some in enumerate(zip(*self._waiting, strict=True)))
-        self._waiting.clear()
+        values, counts = (torch.cat(parts, axis) for axis, parts in enumerate(zip(*self._buffer, strict=True)))
+        self._buffer.clear()
         if self._replicas is None:
-            self._replicas = values.T @ draws.T
+            self._replicas = values.T @ counts.T
         else:
-            self._replicas.addmm_(values.T, draws.T)  # in place: the replicas are by far the largest thing here
+            self._replicas.addmm_(values.T, counts.T)  # in place: the replicas are by far the largest tensor here

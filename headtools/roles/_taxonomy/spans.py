@@ -1,8 +1,8 @@
-"""What attention is counted between: words with the marks around them, or single tokens.
+"""Spans: what attention is scored between, words and single special tokens (or all single tokens).
 
 >>> words = torch.tensor([[-1, 0, 1, 1, -1]])  # [CLS] the play ##ing [SEP]
->>> units = make_units(words, torch.ones(1, 5), torch.tensor([[7, 1, 2, 3, 8]]), level="word")
->>> units.of_token, units.word
+>>> spans = make_spans(words, torch.ones(1, 5), torch.tensor([[7, 1, 2, 3, 8]]), granularity="word")
+>>> spans.of_token, spans.word
 (tensor([[0, 1, 2, 2, 3]]), tensor([[-1,  0,  1, -1]]))
 """
 
@@ -16,89 +16,92 @@ from headtools.heads._precision import without_autocast
 
 
 @dataclass(frozen=True)
-class Units:
-    """The units of a batch, numbered from 0 in each sentence; B sentences, T tokens, U units at most.
+class Spans:
+    """The spans of a batch, numbered from 0 in each sentence: B sentences of at most T tokens and U spans.
 
-    of_token   (B, T) unit of each token, -1 for padding
-    word       (B, U) number of the unit's word, from 0; -1 for marks and where there is no unit
-    real       (B, U) whether there is such a unit
-    mark       (B, U) token id of a unit that is no word, else -1
+    of_token        (B, T) span of each token, -1 for padding
+    word            (B, U) word that the span is, from 0; -1 for special tokens and where there is no span
+    exists          (B, U) whether there is such a span
+    special_token   (B, U) token id of a span that is not a word, else -1
     """
 
     of_token: Tensor
     word: Tensor
-    real: Tensor
-    mark: Tensor
+    exists: Tensor
+    special_token: Tensor
 
-    def part(self, first: int, last: int) -> "Units":
-        """Those of some sentences, as narrow as these are: padding stands behind the text."""
-        tokens = int((self.of_token[first:last] >= 0).any(0).sum())
-        units = int(self.real[first:last].any(0).sum())
-        of_units = (some[first:last, :units] for some in (self.word, self.real, self.mark))
-        return Units(self.of_token[first:last, :tokens], *of_units)
+    def slice(self, first: int, last: int) -> "Spans":
+        """Those of some sentences, cut to the longest of them: padding is on the right."""
+        n_tokens = int((self.of_token[first:last] >= 0).any(0).sum())
+        n_spans = int(self.exists[first:last].any(0).sum())
+        word, exists, special = (x[first:last, :n_spans] for x in (self.word, self.exists, self.special_token))
+        return Spans(self.of_token[first:last, :n_tokens], word, exists, special)
 
 
-def make_units(words: Tensor, mask: Tensor, ids: Tensor, level: str) -> Units:
-    """Group tokens into units: ``words`` (B, T) as ``align`` gives them, ``mask`` and ``ids`` the batch's (B, T).
+def make_spans(words: Tensor, mask: Tensor, ids: Tensor, granularity: str) -> Spans:
+    """Group tokens into spans: ``words`` (B, T) as ``align`` gives them, ``mask`` and ``ids`` (B, T) the batch's.
 
-    At level 'word' neighbouring tokens of one word are one unit, and every mark is one; at level 'token' every token.
+    With granularity 'word' neighbouring tokens of one word are one span, and so is every special token; with 'token'
+    every token is one.
     """
     mask = mask.bool()
-    before = torch.cat([torch.full_like(words[:, :1], -2), words[:, :-1]], 1)
-    opens = mask & ((words != before) | (words < 0)) if level == "word" else mask
-    of_token = torch.where(mask, opens.cumsum(1) - 1, -1)
+    previous = torch.cat([torch.full_like(words[:, :1], -2), words[:, :-1]], 1)
+    starts_span = mask & ((words != previous) | (words < 0)) if granularity == "word" else mask
+    of_token = torch.where(mask, starts_span.cumsum(1) - 1, -1)
     shape = len(words), int(of_token.max()) + 1
-    place = of_token.clamp_min(0)
-    blank = torch.full(shape, -1, dtype=torch.long, device=words.device)
-    # Padding is sent to unit 0 with the value -1, and the maximum keeps what is really there.
-    word = blank.scatter_reduce(1, place, torch.where(mask, words, -1), "amax")
-    mark = blank.scatter_reduce(1, place, torch.where(mask & (words < 0), ids, -1), "amax")
-    real = torch.arange(shape[1], device=words.device) <= of_token.amax(1, keepdim=True)
-    return Units(of_token, word, real, mark)
+    index = of_token.clamp_min(0)
+    empty = torch.full(shape, -1, dtype=torch.long, device=words.device)
+    # Padding is scattered to span 0 with the value -1, and amax keeps what is really there.
+    word = empty.scatter_reduce(1, index, torch.where(mask, words, -1), "amax")
+    special_token = empty.scatter_reduce(1, index, torch.where(mask & (words < 0), ids, -1), "amax")
+    exists = torch.arange(shape[1], device=words.device) <= of_token.amax(1, keepdim=True)
+    return Spans(of_token, word, exists, special_token)
 
 
-def units_of_words(lengths: Sequence[int]) -> Units:
-    """The units of sentences of nothing but words, each of one token: ``lengths`` tells how many words each has."""
-    place = torch.arange(max(lengths)).expand(len(lengths), -1)
-    real = place < torch.tensor(lengths)[:, None]
-    word = torch.where(real, place, -1)
-    return Units(word, word, real, torch.full_like(word, -1))
+def spans_of_words(lengths: Sequence[int]) -> Spans:
+    """The spans of sentences of so many words each, every word one token, without special tokens."""
+    position = torch.arange(max(lengths)).expand(len(lengths), -1)
+    exists = position < torch.tensor(lengths)[:, None]
+    word = torch.where(exists, position, -1)
+    return Spans(word, word, exists, torch.full_like(word, -1))
 
 
 @without_autocast
-def between(maps: Tensor, queries: Units, keys: Units) -> Tensor:
-    """Maps between units: (B, head, T, S) of tokens to (B, head, U, V), summed into a unit, averaged from it.
+def maps_between_spans(maps: Tensor, queries: Spans, keys: Spans) -> Tensor:
+    """Maps between tokens (B, head, T, S) to maps between spans (B, head, U, V).
 
-    Rows and columns where there is no unit are 0.
+    Attention to a span is the sum over its tokens, attention from a span the mean over its tokens (Clark et al. 2019,
+    section 4.1), so that rows still sum to 1. Rows and columns where there is no span are 0.
 
-    >>> units = make_units(torch.tensor([[0, 0, 1]]), torch.ones(1, 3), torch.zeros(1, 3, dtype=torch.long), "word")
-    >>> between(torch.tensor([[[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.25, 0.25, 0.5]]]]), units, units)
+    >>> spans = make_spans(torch.tensor([[0, 0, 1]]), torch.ones(1, 3), torch.zeros(1, 3, dtype=torch.long), "word")
+    >>> maps_between_spans(torch.tensor([[[[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.25, 0.25, 0.5]]]]), spans, spans)
     tensor([[[[0.7500, 0.2500],
               [0.5000, 0.5000]]]])
     """
-    if _plain(queries) and _plain(keys):  # one token a unit and padding behind: nothing to sum
-        cut = maps[:, :, : queries.real.shape[1], : keys.real.shape[1]]
-        return cut * queries.real[:, None, :, None] * keys.real[:, None, None]
-    to, fro = _members(keys, maps), _members(queries, maps)
-    fro = fro / fro.sum(1, keepdim=True).clamp_min(1)
-    return fro.transpose(1, 2)[:, None] @ (maps.float() @ to[:, None])
+    if _one_token_each(queries) and _one_token_each(keys):  # nothing to sum: masking is enough
+        cropped = maps[:, :, : queries.exists.shape[1], : keys.exists.shape[1]]
+        return cropped * queries.exists[:, None, :, None] * keys.exists[:, None, None]
+    to_span, from_span = _membership(keys, maps), _membership(queries, maps)
+    from_span = from_span / from_span.sum(1, keepdim=True).clamp_min(1)
+    return from_span.transpose(1, 2)[:, None] @ (maps.float() @ to_span[:, None])
 
 
 @without_autocast
-def means(vectors: Tensor, units: Units) -> Tensor:
-    """Mean of the tokens' vectors (B, T, d) in each unit: (B, U, d); 0 where there is no unit."""
-    if _plain(units):
-        return vectors[:, : units.real.shape[1]].float() * units.real[:, :, None]
-    member = _members(units, vectors)
+def span_means(vectors: Tensor, spans: Spans) -> Tensor:
+    """Mean of the tokens' vectors (B, T, d) in each span: (B, U, d); 0 where there is no span."""
+    if _one_token_each(spans):
+        return vectors[:, : spans.exists.shape[1]].float() * spans.exists[:, :, None]
+    member = _membership(spans, vectors)
     return (member / member.sum(1, keepdim=True).clamp_min(1)).transpose(1, 2) @ vectors.float()
 
 
-def _plain(units: Units) -> bool:
-    tokens = torch.arange(units.of_token.shape[1], device=units.of_token.device)
-    return bool(((units.of_token == tokens) | (units.of_token < 0)).all())
+def _one_token_each(spans: Spans) -> bool:
+    """Whether every span is one token, and padding is on the right."""
+    tokens = torch.arange(spans.of_token.shape[1], device=spans.of_token.device)
+    return bool(((spans.of_token == tokens) | (spans.of_token < 0)).all())
 
 
-def _members(units: Units, like: Tensor) -> Tensor:
-    """Which token belongs to which unit, as 0 and 1: (B, T, U)."""
-    numbers = torch.arange(units.real.shape[1], device=units.of_token.device)
-    return (units.of_token[:, :, None] == numbers).float().to(like.device)
+def _membership(spans: Spans, like: Tensor) -> Tensor:
+    """Which token belongs to which span, as 0 and 1: (B, T, U)."""
+    index = torch.arange(spans.exists.shape[1], device=spans.of_token.device)
+    return (spans.of_token[:, :, None] == index).float().to(like.device)
