@@ -198,10 +198,10 @@ def conventions(subject: Subject) -> str:
     lines = [
         "A head's output is what the output projection reads; a head that is off has this output at 0, and the "
         "projection's bias stays.",
-        f"Roles: at the level of {VOITA.granularity}s; special tokens are neither keys nor queries in argmax scores; the "
-        f"lower end of the 95 % interval must be {VOITA.margin:.2f} above the best fixed offset for a relation, 0.9 "
-        f"for a position, on {VOITA.min_queries} queries or more. Verdicts are not corrected for multiple testing: compare "
-        "their number with that of shuffled maps.",
+        f"Roles: at the level of {VOITA.granularity}s; special tokens are neither keys nor queries in argmax scores; "
+        f"the lower end of the 95 % interval must be {VOITA.margin:.2f} above the best fixed offset for a relation, "
+        f"0.9 for a position, on {VOITA.min_queries} queries or more. Verdicts are not corrected for multiple testing: "
+        "compare their number with that of shuffled maps.",
         f"Measured on {subject.corpus_text}. Geometry is of the weights; the maps are of one {subject.unit}.",
         BY_OUTPUT if subject.uses_output_change else f"{BY_LOSS} Loss: {subject.measure_text}.",
         "Effective rank: exp of the entropy of the singular values (Roy and Vetterli 2007).",

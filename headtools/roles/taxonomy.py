@@ -94,8 +94,8 @@ def taxonomy(
     mention stands for. ``shuffle`` permutes each row's weights at random among the keys: the random-head control; the
     untrained one is ``taxonomy(untrained(model), ...)``. Intervals come from ``times`` bootstrap replicas over
     sentences, drawn from ``seed``. They are percentiles where 100 sentences or more have a query of the role, wider
-    than that where fewer have (``headtools.heads.bootstrap.around``), and NaN where fewer than five have: no role
-    holds there, and ``frame.attrs["interval"]`` says so.
+    than that where fewer have (``headtools.heads.bootstrap.interval_around``), and NaN where fewer than five have: no
+    role holds there, and ``frame.attrs["interval"]`` says so.
 
     Memory does not grow with the corpus (``_taxonomy/running_sums.py`` says what is kept). Scores and intervals depend
     neither on ``batch_size`` nor on the side the tokenizer pads, but for rounding, which decides between equal weights;
