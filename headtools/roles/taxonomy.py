@@ -59,7 +59,7 @@ from headtools.roles.sentence import Sentence
 
 
 @torch.no_grad()
-@old_arguments(run="checkpoint", level="confidence_level")
+@old_arguments(run="checkpoint")
 def taxonomy(
     model: nn.Module,
     tokenizer: object,
@@ -73,7 +73,7 @@ def taxonomy(
     antecedent: Antecedent = nearest_nominal,
     shuffle: bool = False,
     times: int = 500,
-    confidence_level: float = 0.95,
+    level: float = 0.95,
     batch_size: int = 32,
     seed: int = 0,
     checkpoint: str | Path | None = None,
@@ -106,7 +106,7 @@ def taxonomy(
     Columns: ``stack`` (where a model has several), ``kind``, ``layer``, ``head``, ``family``, ``role``; ``score``, a
     fraction of queries, a mean weight or a mean (entropy and rarity in nats, distance in words or tokens);
     ``baseline``, the score of the rule named in ``against``, on the same queries; ``chance``, of a random key or of
-    uniform attention (coreference: a random earlier noun); ``low`` and ``high``, the ``confidence_level`` interval of
+    uniform attention (coreference: a random earlier noun); ``low`` and ``high``, the ``level`` interval of
     the score; ``gap_low`` and ``gap_high``, the paired interval of score - baseline; ``n``, queries counted (sentences
     for content and map classes; a layer that runs several times, as ALBERT's, counts each); ``holds``, whether the head
     has the role: the *lower end* reaches the role's threshold, above both baseline and chance where the threshold is a
@@ -115,16 +115,16 @@ def taxonomy(
 
     With hundreds of heads and roles some lower ends pass by chance: run the controls and count theirs.
 
-    Raises ValueError for fewer than two sentences, a ``confidence_level`` outside (0, 1), no ``times``, an unknown role
-    or kind, targets that are missing, maps that are NaN, and a ``checkpoint`` of something else.
+    Raises ValueError for fewer than two sentences, a ``level`` outside (0, 1), no ``times``, an unknown role or
+    kind, targets that are missing, maps that are NaN, and a ``checkpoint`` of something else.
 
     After Voita et al. 2019 (arXiv:1905.09418), sections 4 and 5; Clark et al. 2019 (arXiv:1906.04341), sections 3 and
     4; Kovaleva et al. 2019 (arXiv:1908.08593), section 4.1; Vig and Belinkov 2019 (arXiv:1906.04284), section 4.
     """
-    if not 0 < confidence_level < 1 or times < 1:
+    if not 0 < level < 1 or times < 1:
         raise ValueError(
-            f"got confidence_level={confidence_level} and times={times}; expected a probability, such as 0.95, and how "
-            "often sentences are resampled, such as 500"
+            f"got level={level} and times={times}; expected a probability, such as 0.95, and how often "
+            " sentences are resampled, such as 500"
         )
     sentences = list(sentences)
     if len(sentences) < 2:
@@ -162,7 +162,7 @@ def taxonomy(
         translated=translated,
         batch_size=batch_size,
         times=times,
-        confidence_level=confidence_level,
+        level=level,
         seed=seed,
         shuffle=shuffle,
         reference=reference,
@@ -187,7 +187,7 @@ class _Taxonomy:
     translated: bool
     batch_size: int
     times: int
-    confidence_level: float
+    level: float
     seed: int
     shuffle: bool
     reference: Sequence[Sentence]
@@ -249,7 +249,7 @@ class _Taxonomy:
         for kind, (sums, counts) in totals.items():
             layers = [(site, n_runs[site.key]) for site in self.sites if site.kind == kind]
             columns |= table(layers, sums, counts, n_sentences[kind], self.roles[kind], self.best_offsets,
-                             self.conventions, self.confidence_level, self.antecedent)  # fmt: skip
+                             self.conventions, self.level, self.antecedent)  # fmt: skip
         names = [name for name in COLUMNS if name != "stack" or any(site.stack for site in self.sites)]
         frame = pd.DataFrame({name: np.concatenate([columns[site.key][name] for site in self.sites]) for name in names})
         if frame.low.isna().any():

@@ -439,9 +439,9 @@ def test_bad_input_is_refused(bert, organism):
     tokenizer = wordpieces()
     with pytest.raises(ValueError, match="two or more"):
         taxonomy(bert, tokenizer, SAID[:1])
-    with pytest.raises(ValueError, match=r"confidence_level=95 and times=500; expected a probability, such as 0\.95"):
-        taxonomy(bert, tokenizer, SAID, confidence_level=95)
-    with pytest.raises(ValueError, match=r"got confidence_level=0\.95 and times=0"):
+    with pytest.raises(ValueError, match=r"level=95 and times=500; expected a probability, such as 0\.95"):
+        taxonomy(bert, tokenizer, SAID, level=95)
+    with pytest.raises(ValueError, match=r"got level=0\.95 and times=0"):
         taxonomy(bert, tokenizer, SAID, times=0)
     with pytest.raises(ValueError, match="no role or family 'positonal'"):
         taxonomy(bert, tokenizer, SAID, roles=["positonal"])

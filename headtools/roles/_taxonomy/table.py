@@ -22,7 +22,7 @@ Columns = dict[str, np.ndarray]
 def table(
     layers: Sequence[tuple[Site, int]], sums: RunningSums, counts: RunningSums, n_sentences: Tensor,
     roles: Sequence[str], best_offsets: Sequence[Mapping[str, BestOffsets]], conventions: Conventions,
-    confidence_level: float, antecedent: Antecedent,
+    level: float, antecedent: Antecedent,
 ) -> dict[SiteKey, Columns]:  # fmt: skip
     """Make the rows of each layer, as columns.
 
@@ -30,7 +30,7 @@ def table(
     by side, ``counts`` (3, R) sums of n, baseline and chance, ``n_sentences`` (R,) how many have a query of the role.
     """
     n, baseline, chance = counts.total
-    values, holds = _scores(sums, counts, n_sentences, roles, conventions, confidence_level)
+    values, holds = _scores(sums, counts, n_sentences, roles, conventions, level)
     values |= {"baseline": (baseline / n)[:, None], "chance": (chance / n)[:, None]}
     with_query = [i for i in range(len(roles)) if n[i]]
     names = [roles[i] for i in with_query]
@@ -55,7 +55,7 @@ def table(
 
 def _scores(
     sums: RunningSums, counts: RunningSums, n_sentences: Tensor, roles: Sequence[str], conventions: Conventions,
-    confidence_level: float,
+    level: float,
 ) -> tuple[dict[str, Tensor], Tensor]:  # fmt: skip
     """Scores and intervals of all roles and heads, (R, head), and whether the lower end reaches the threshold."""
     n, baseline, chance = counts.total
@@ -65,12 +65,12 @@ def _scores(
     resampled = resampled_sums / resampled_n[:, None]  # NaN where nothing was drawn
     score = sums.total / n[:, None]
     least, greatest = torch.tensor([score_range(role) for role in roles])[..., None].unbind(1)
-    ends = _interval(score, resampled, n_sentences, confidence_level)
+    ends = _interval(score, resampled, n_sentences, level)
     low, high = (end.clamp(least, greatest) for end in ends)
     # The difference is resampled as a pair: score and baseline of the same sentences.
     gap = score - (baseline / n)[:, None]
     resampled_gap = resampled - (resampled_baseline / resampled_n)[:, None]
-    gap_low, gap_high = _interval(gap, resampled_gap, n_sentences, confidence_level)
+    gap_low, gap_high = _interval(gap, resampled_gap, n_sentences, level)
     thresholds = [threshold(role, conventions) for role in roles]
     scale, minimum = (torch.tensor([getattr(t, name) for t in thresholds])[:, None] for name in ("scale", "minimum"))
     reached = torch.where(scale == 0, low, gap_low)
@@ -80,18 +80,18 @@ def _scores(
         better = torch.where((baseline >= chance)[:, None], resampled_baseline, resampled_chance) / resampled_n
         margin = score - scale * (torch.maximum(baseline, chance) / n)[:, None]
         resampled_margin = resampled[other] - (scale * better)[other, None]
-        reached[other] = _interval(margin[other], resampled_margin, n_sentences[other], confidence_level)[0]
+        reached[other] = _interval(margin[other], resampled_margin, n_sentences[other], level)[0]
     values = {"score": score, "low": low, "high": high, "gap_low": gap_low, "gap_high": gap_high}
     return values, reached >= minimum - 1e-6
 
 
-def _interval(score: Tensor, resampled: Tensor, n_sentences: Tensor, confidence_level: float) -> tuple[Tensor, Tensor]:
+def _interval(score: Tensor, resampled: Tensor, n_sentences: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """Ends of the interval of each score (R, head) by its replicas (R, head, times), of ``n_sentences`` (R,)."""
-    low, high = percentiles(resampled, confidence_level)
+    low, high = percentiles(resampled, level)
     few = (n_sentences < MANY_EXAMPLES).nonzero().flatten()
     if len(few):  # percentiles are too narrow there
         n_examples = n_sentences[few, None].expand(-1, score.shape[1])
-        ends = interval_around(score[few], resampled[few], n_examples, confidence_level)
+        ends = interval_around(score[few], resampled[few], n_examples, level)
         low[few], high[few] = (end.to(low.dtype) for end in ends)
     return low, high
 
