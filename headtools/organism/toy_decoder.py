@@ -1,12 +1,12 @@
 """A decoder small enough to grow while you watch: attention alone, and a language of repeats.
 
-The language has no words, only 64 symbols drawn at random. From a random place on, a random number of them repeats to
-the end. So the first half of a sequence cannot be predicted and the second half can, by whoever finds the place where
-the present symbol stood before and copies what came after it: induction. It takes two layers of attention and nothing
-else (Elhage et al. 2021; Olsson et al. 2022, arXiv:2209.11895). Length and offset are random because of a repeat that
-is always 24 symbols back one learns to look 24 places back, whatever stands there.
+The language has no words, only 64 symbols drawn at random. From a random position on, a random number of them repeats
+to the end. So the first half of a sequence cannot be predicted, and the second half can, by whoever finds the position
+where the present symbol stood before and copies what came after it: induction. It takes two layers of attention and
+nothing else (Elhage et al. 2021; Olsson et al. 2022, arXiv:2209.11895). Length and offset are random because from a
+repeat that is always 24 symbols back a model learns to attend 24 positions back, whatever stands there.
 
->>> model = Sprout()
+>>> model = ToyDecoder()
 >>> history = train(model, steps=2, every=1)
 >>> list(history.columns), len(history)
 (['step', 'loss', 'unpredictable'], 3)
@@ -26,7 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from headtools._engine.progress import progress
 
 SYMBOLS, LENGTH = 64, 48
-SHORTEST, LONGEST, LATEST = 6, 24, 12  # of a segment that repeats: its length, and the last place where it may begin
+SHORTEST, LONGEST, LATEST = 6, 24, 12  # of a segment that repeats: its length, and the last position where it may begin
 
 
 def eager_attention_forward(
@@ -51,9 +51,9 @@ class Attention(nn.Module):
         self.num_heads, self.head_dim, self.config = heads, width // heads, config
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(width, width, bias=False) for _ in range(4))
 
-    def forward(self, x: Tensor, place: Tensor, mask: Tensor) -> Tensor:
-        """Return what the layer adds: x (B, T, width), place (T, width), mask (1, 1, T, T) -> (B, T, width)."""
-        parts = self.q_proj(x + place), self.k_proj(x + place), self.v_proj(x)
+    def forward(self, x: Tensor, position: Tensor, mask: Tensor) -> Tensor:
+        """Return what the layer adds: x (B, T, width), position (T, width), mask (1, 1, T, T) -> (B, T, width)."""
+        parts = self.q_proj(x + position), self.k_proj(x + position), self.v_proj(x)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
         # through transformers' registry, so that ht.record can see the maps
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         return self.out_proj(z.flatten(-2))
 
 
-class Sprout(nn.Module):
+class ToyDecoder(nn.Module):
     """A decoder of attention layers alone: no MLP, no bias, a norm before each layer and before the logits.
 
     ``model(ids)``: (B, T) symbols -> (B, T, symbols) logits of the next one, T at most ``length``. All functions of
@@ -83,7 +83,7 @@ class Sprout(nn.Module):
         self.config = PreTrainedConfig(attn_implementation="eager", max_position_embeddings=length)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.symbol, self.place = nn.Embedding(symbols, width), nn.Embedding(length, width)
+            self.symbol, self.position = nn.Embedding(symbols, width), nn.Embedding(length, width)
             self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
             self.layers = nn.ModuleList(Attention(width, heads, self.config) for _ in range(layers))
             self.last_norm, self.unembed = nn.LayerNorm(width), nn.Linear(width, symbols, bias=False)
@@ -92,13 +92,15 @@ class Sprout(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return the logits of the symbol after each: (B, T) -> (B, T, symbols). Raises ValueError for too many."""
         length = input_ids.shape[1]
-        if length > self.place.num_embeddings:
-            raise ValueError(f"{length} symbols came and there are {self.place.num_embeddings} places: pass fewer")
-        place = self.place.weight[:length]
+        if length > self.position.num_embeddings:
+            raise ValueError(
+                f"{length} symbols do not fit; there are {self.position.num_embeddings} positions: pass fewer"
+            )
+        position = self.position.weight[:length]
         mask = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()[None, None]
         x = self.symbol(input_ids)
         for norm, attention in zip(self.norms, self.layers, strict=True):
-            x = x + attention(norm(x), place, mask)
+            x = x + attention(norm(x), position, mask)
         return self.unembed(self.last_norm(x))
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -113,21 +115,21 @@ class Sprout(nn.Module):
 def repeats(n: int, generator: torch.Generator, symbols: int = SYMBOLS, length: int = LENGTH) -> tuple[Tensor, Tensor]:
     """Draw ``n`` sequences of the language: symbols (n, length), and which of them can be predicted (n, length).
 
-    Sequence i is random up to a place a, and from there a random segment of P symbols again and again, with P from
-    6 to 24 and a from 0 to 11. From place a + P + 1 on a symbol can be predicted; the first of the second copy cannot,
-    because nothing says that the copy begins.
+    Sequence i is random up to a position a, and from there a random segment of P symbols again and again, with P
+    from 6 to 24 and a from 0 to 11. From position a + P + 1 on a symbol can be predicted; the first of the second copy
+    cannot, because nothing says that the copy begins.
 
     >>> ids, known = repeats(2, torch.Generator().manual_seed(0))
     >>> period = int((~known[0]).sum()) - 1  # a + P
     >>> bool(known[0, period + 1 :].all())
     True
     """
-    place = torch.arange(length)
+    position = torch.arange(length)
     period = torch.randint(SHORTEST, LONGEST + 1, (n, 1), generator=generator)
     begin = torch.randint(LATEST, (n, 1), generator=generator)
     ids = torch.randint(symbols, (n, length), generator=generator)
-    source = torch.where(place >= begin, (place - begin) % period + begin, place)
-    return ids.gather(1, source), place > begin + period
+    source = torch.where(position >= begin, (position - begin) % period + begin, position)
+    return ids.gather(1, source), position > begin + period
 
 
 def losses(model: nn.Module, ids: Tensor) -> Tensor:
@@ -145,7 +147,7 @@ def train(
     every: int = 25,
     watch: Callable[[nn.Module], Mapping[str, float]] | None = None,
 ) -> pd.DataFrame:
-    """Train a Sprout in place, and return how it went: one row for each look, at step 0 and ``every`` so many steps.
+    """Train a ToyDecoder in place and return its history: one row at step 0 and after every ``every`` steps.
 
     AdamW at a constant ``rate``, ``batch`` fresh sequences a step, all symbols in the loss, gradients clipped at 1.
     Columns: ``step``; ``loss`` of the symbols that can be predicted and of the ``unpredictable`` ones, means in nats

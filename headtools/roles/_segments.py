@@ -34,8 +34,8 @@ def segments(
 def ordinary(model: nn.Module) -> list[int]:
     """Return the ids that the model embeds, without the special ones that its configuration names.
 
-    >>> from headtools.organism.toy_decoder import Sprout
-    >>> ordinary(Sprout()) == list(range(64))
+    >>> from headtools.organism.toy_decoder import ToyDecoder
+    >>> ordinary(ToyDecoder()) == list(range(64))
     True
     """
     config, size = getattr(model, "config", None), model.get_input_embeddings().num_embeddings

@@ -114,8 +114,8 @@ def scores(
     Raises ``ValueError`` for a model that is no decoder by itself (the two sides of a translator read two sequences),
     for a ``length`` that its positions do not hold, and for fewer than five sequences.
 
-    >>> from headtools.organism.toy_decoder import Sprout
-    >>> frame = scores(Sprout(), n=5, length=12)
+    >>> from headtools.organism.toy_decoder import ToyDecoder
+    >>> frame = scores(ToyDecoder(), n=5, length=12)
     >>> list(frame.columns)
     ['kind', 'layer', 'head', 'role', 'score', 'chance', 'low', 'high', 'n']
     """

@@ -69,8 +69,8 @@ def test_is_the_same_inside_autocast(function):
 
 
 def test_copying_multiplies_in_full_precision():
-    from headtools.organism.toy_decoder import Sprout
+    from headtools.organism.toy_decoder import ToyDecoder
 
-    model = Sprout().double()
+    model = ToyDecoder().double()
     plain, inside = both(lambda: induction.copying(model, n=5, length=8))
     assert plain.equals(inside)

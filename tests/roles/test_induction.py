@@ -15,7 +15,7 @@ from transformers import (
 )
 
 import headtools as ht
-from headtools.organism.toy_decoder import Sprout
+from headtools.organism.toy_decoder import ToyDecoder
 from headtools.roles import induction as looking
 
 GPT2 = GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
@@ -132,8 +132,8 @@ def test_chance_is_what_an_even_head_scores():
 
 
 def copier(sign):
-    """A Sprout whose first head writes what it reads, up to the sign, into the unembedding of the same symbol."""
-    model = Sprout(layers=1, heads=1, width=16, symbols=16, length=48)
+    """A ToyDecoder whose first head writes what it reads, up to the sign, into the unembedding of the same symbol."""
+    model = ToyDecoder(layers=1, heads=1, width=16, symbols=16, length=48)
     with torch.no_grad():
         model.symbol.weight.copy_(torch.eye(16))
         model.unembed.weight.copy_(torch.eye(16))

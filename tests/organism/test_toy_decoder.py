@@ -5,7 +5,7 @@ import torch
 
 import headtools as ht
 from headtools.organism import toy_decoder as sprout
-from headtools.organism.toy_decoder import Sprout, losses, repeats, train
+from headtools.organism.toy_decoder import ToyDecoder, losses, repeats, train
 
 
 def some_ids(n=4, seed=0):
@@ -13,13 +13,13 @@ def some_ids(n=4, seed=0):
 
 
 def test_its_heads_are_found():
-    sites = ht.sites(Sprout(layers=3, heads=2))
+    sites = ht.sites(ToyDecoder(layers=3, heads=2))
     assert sites.kinds == {"decoder": 6}
     assert sites["decoder", 2].head_dim == 32
 
 
 def test_recording_changes_nothing_and_sees_what_attention_is():
-    model, ids = Sprout(), some_ids()
+    model, ids = ToyDecoder(), some_ids()
     plain = model(ids)
     for want in ("z", ("q", "k", "v"), ("maps", "z", "q", "k", "v")):
         with ht.record(model, want=want) as r:
@@ -33,16 +33,16 @@ def test_recording_changes_nothing_and_sees_what_attention_is():
 
 
 def test_no_symbol_sees_what_comes_after_it():
-    model, ids = Sprout(), some_ids()
+    model, ids = ToyDecoder(), some_ids()
     other = ids.clone()
     other[:, 30:] = (other[:, 30:] + 1) % 64
     assert torch.equal(model(ids)[:, :30], model(other)[:, :30])
     assert not torch.equal(model(ids)[:, 30:], model(other)[:, 30:])
 
 
-def test_places_are_read_by_queries_and_keys_alone():
+def test_positions_are_read_by_queries_and_keys_alone():
     """With even attention in the one layer, where a symbol stands leaves no trace."""
-    model = Sprout(layers=1)
+    model = ToyDecoder(layers=1)
     with torch.no_grad():
         model.layers[0].q_proj.weight.zero_()
     ids = torch.tensor([[3, 5, 7, 9]])
@@ -51,7 +51,7 @@ def test_places_are_read_by_queries_and_keys_alone():
 
 
 def test_ablated_gated_and_pruned_agree():
-    model, ids = Sprout(), some_ids()
+    model, ids = ToyDecoder(), some_ids()
     heads = {("decoder", 0): [1, 2], ("decoder", 1): [0]}
     plain = model(ids)
     with ht.ablate(model, heads):
@@ -79,7 +79,7 @@ def test_the_language_repeats_where_it_says():
 
 
 def test_losses_are_those_of_the_next_symbol():
-    model, ids = Sprout(), some_ids()
+    model, ids = ToyDecoder(), some_ids()
     loss = losses(model, ids)
     assert loss.shape == (4, 47)
     log = model(ids).log_softmax(-1)
@@ -90,7 +90,7 @@ def test_training_is_the_same_twice_and_watched():
     def watch(model):
         return {"norm": model.unembed.weight.norm().item()}
 
-    one, two, other = Sprout(), Sprout(), Sprout(seed=1)
+    one, two, other = ToyDecoder(), ToyDecoder(), ToyDecoder(seed=1)
     assert not torch.equal(one.unembed.weight, other.unembed.weight)
     history = train(one, steps=4, every=2, watch=watch)
     assert history.equals(train(two, steps=4, every=2, watch=watch))
@@ -106,22 +106,22 @@ def test_training_is_the_same_twice_and_watched():
 def test_building_leaves_the_random_state_alone():
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    Sprout(seed=7)
+    ToyDecoder(seed=7)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_one_layer_learns_in_a_few_steps_that_symbols_come_again():
-    model = Sprout(layers=1)
+    model = ToyDecoder(layers=1)
     history = train(model, steps=40, every=40)
     assert history.loss.iloc[-1] < history.loss.iloc[0] - 0.15
     assert history.unpredictable.iloc[-1] > 4
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="49 symbols came and there are 48 places"):
-        Sprout()(torch.zeros(1, 49, dtype=torch.long))
+    with pytest.raises(ValueError, match="49 symbols do not fit; there are 48 positions"):
+        ToyDecoder()(torch.zeros(1, 49, dtype=torch.long))
     with pytest.raises(ValueError, match="width=64 and heads=5"):
-        Sprout(heads=5)
+        ToyDecoder(heads=5)
     with pytest.raises(ValueError, match="steps >= 1"):
-        train(Sprout(), steps=0)
+        train(ToyDecoder(), steps=0)
     assert sprout.SYMBOLS == 64
