@@ -37,8 +37,10 @@ bench: environment-test ## measure what everything costs, on one thread   (ARGS=
 organism: environment ## train the shipped model again, from nothing   (SEED=2, SIZE=half, SIZE=double)
 	$(LAB) -m recipes.train $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size $(SIZE)) $(ARGS)
 
-results: environment ## measure a table of the shipped model again   (TABLE=sweep ARGS="--jobs 2"; without TABLE: the list)
-	$(if $(TABLE),$(ONE_THREAD) $(LAB) -m recipes.$(TABLE) $(ARGS),@$(LAB) -c "import recipes; print(recipes.__doc__)")
+results: environment ## measure a table of the shipped model again, or a real model   (TABLE=sweep ARGS="--jobs 2"; MODEL=smollm2; the list)
+	$(if $(MODEL),$(LAB) -m pip install --quiet --constraint constraints.txt 'gguf>=0.17' && \
+		$(LAB) -m recipes.real_models $(MODEL) && $(ONE_THREAD) $(LAB) -m recipes.measure_real --model $(MODEL) $(ARGS))
+	$(if $(MODEL),,$(if $(TABLE),$(ONE_THREAD) $(LAB) -m recipes.$(TABLE) $(ARGS),@$(LAB) -c "import recipes; print(recipes.__doc__)"))
 
 notebooks: environment-test ## run all notebooks and keep their outputs
 	$(ONE_THREAD) $(TEST) tools/execute_notebooks.py $(ARGS)

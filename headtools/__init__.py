@@ -2,9 +2,11 @@
 
 The map of the package, in the order in which the course uses it::
 
-    heads/       find, see, switch and cut heads    sites, gates, ablate, patch, record, contributions, prune, pruned,
-                                                    replay, HeadScores, bootstrap, progress, sharded
-    roles/       what a head looks at, and carries  corpus, Sentence, align, to_words, taxonomy, probe, untrained
+    heads/       find, see, switch and cut heads    sites, gates, ablate, patch, window, record, contributions, prune,
+                                                    pruned, replay, HeadScores, bootstrap, progress, sharded
+    roles/       what a head looks at, and carries  corpus, Sentence, natural_text, text_batches, align,
+                                                    to_words, taxonomy, probe, untrained, induction_scores,
+                                                    attention_sinks
     geometry/    what weights can read and write    from headtools import geometry: ov, qk, effective_rank, overlap,
                                                     principal_angles, composition, copying
     importance/  what a head is worth               gradient, gate_gradients, confidence, ablation, ablation_losses,
@@ -12,7 +14,8 @@ The map of the package, in the order in which the course uses it::
                                                     save_scores, load_scores, relevance, propagate, rules, Rules
     sparse/      how many heads can go              HardConcrete, fit_gates, recover, curve, curves, random_order,
                                                     greedy_order, merge, refit, edit
-    organism/    the shipped model                  load, save, translate, card; organism.shipped: its tables
+    organism/    the shipped model                  load, save, translate, card; organism.shipped: its tables;
+                                                    shipped_real: tables of real models
     lesson/      what the notebooks show and ask    figure, measured, predict, ledger, plot (a module of drawings),
                                                     explore, attention_view, check
     _report/     one page on any model              report
@@ -42,12 +45,17 @@ _WHERE = {
     "pruned": "heads.prune",
     "replay": "heads.prune",
     "patch": "heads.patch",
+    "window": "heads.window",
     "HeadScores": "heads.scores",
     "bootstrap": "heads.bootstrap",
     "progress": "_engine.progress",
     "sharded": "_engine.processes",
     "Sentence": "roles.sentence",
     "corpus": "roles.corpus",
+    "natural_text": "roles.plain_text",
+    "text_batches": "roles.plain_text",
+    "induction_scores": "roles.causal_heads",
+    "attention_sinks": "roles.causal_heads",
     "align": "roles.word_alignment",
     "to_words": "roles.word_alignment",
     "taxonomy": "roles.taxonomy",
@@ -81,6 +89,7 @@ _WHERE = {
     "card": "organism.model_card",
     "load": "organism.load",
     "save": "organism.save",
+    "shipped_real": "organism.real_models",
     "translate": "organism.load",
     "figure": "lesson.figure",
     "claim": "lesson.figure",

@@ -20,6 +20,7 @@ from headtools.heads._interventions import claimed, override
 from headtools.heads._layer_config import unwrapped
 from headtools.heads._layout import PRUNED
 from headtools.heads._uniform import check_no_sinks, check_uniform, uniform_mask, zero_heads
+from headtools.heads._window import WINDOW, windowed
 from headtools.heads.sites import Site
 
 EAGER, SDPA = "headtools_eager", "headtools_sdpa"
@@ -166,6 +167,9 @@ def _run(
     shows_maps: bool,
 ) -> tuple:  # fmt: skip
     """Run an attention function and show its taps what it took and gave, and how to run it with even attention."""
+
+    if windows := module.__dict__.get(WINDOW):
+        mask = windowed(mask, windows, q, k)
 
     def even(heads: list[int]) -> tuple:
         check_no_sinks(module, kwargs)

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from headtools._engine.progress import say
 from headtools.organism import snapshots
 from headtools.organism._checksums import ASSETS, CHECKSUMS, listed, verify
 from headtools.organism._reopened import CUT, read_pruned, short
+from headtools.organism.real_models import REAL, locate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -35,15 +37,17 @@ def load(
     ``PreTrainedTokenizerFast``), a folder that ``save_pretrained`` or, for a pruned model,
     ``headtools.save`` wrote, or a name on the Hugging Face Hub. The
     model's class is the one its ``config.json`` names under ``architectures``, or plain ``AutoModel`` where it names
-    none. The tokenizer is None for a folder without one, as is usual for models of images and sound.
+    none. The tokenizer is None for a folder without one, as is usual for models of images and sound. ``"smollm2"`` and
+    ``"minilm"`` are real models that :mod:`headtools.organism.real_models` finds on this machine; which it found is
+    printed.
 
     ``step`` gives the organism after that many of 9,000 training steps, from weights stored in half precision (of a
     second run of its training: see :mod:`headtools.organism.snapshots`, whose ``steps()`` lists them).
 
     Weights are read from safetensors only, and code that comes with a model is never run.
 
-    Raises FileNotFoundError for a folder or file that is not there, ValueError for a damaged, altered or incomplete
-    model, ConnectionError where the Hub cannot be reached or does not have the name.
+    Raises FileNotFoundError for a folder, file or real model that is not there, ValueError for a damaged, altered or
+    incomplete model, ConnectionError where the Hub cannot be reached or does not have the name.
     """
     if step is not None and name is not None:
         raise ValueError(f"step={step} of {str(name)!r}: only the organism has snapshots; write load(step={step})")
@@ -51,6 +55,10 @@ def load(
         return _from_folder(ASSETS, dtype) if step is None else _snapshot(step, dtype)
     folder = Path(name).expanduser()
     if folder.is_dir():
+        return _from_folder(folder, dtype)
+    if name in REAL:
+        folder, which = locate(name)
+        say(which)
         return _from_folder(folder, dtype)
     if isinstance(name, Path) or folder.exists() or name.startswith((".", "/", "~")) or _PATH.search(name):
         came = "a file" if folder.exists() else "nothing"

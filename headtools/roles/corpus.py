@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from headtools.roles.conllu import SUFFIXES, read
+from headtools.roles.plain_text import TEXT_SUFFIXES, read_paragraphs
 from headtools.roles.sentence import Sentence
 
 NAMES = ("organism", "english")
@@ -18,14 +19,17 @@ _DOCUMENT = 10
 _SPLITS = ("train", "train", "validation", "test")
 
 
-def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> list[Sentence]:
-    """Sentences of a corpus, in order, always the same ones.
+def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> list[Sentence] | list[str]:
+    """Sentences of a corpus, in order, always the same ones; of plain text, its paragraphs.
 
     ``name`` is ``"organism"``, ``"english"`` (320 sentences written for this project, in Universal Dependencies) or
     the path of a ``.conllu`` file. ``split`` chooses among the organism's train, validation, test and hard, and among
     the English train (160), validation (80), test (80) and all; a treebank file is one split by itself and takes no
     other value. ``limit`` is the greatest number of sentences; None means all of a file, and of the organism 1,000
     (20,000 for train).
+
+    A ``.txt`` or ``.md`` file gives its paragraphs, which empty lines part, as strings: without annotation, and spaced
+    as they are written. ``text_batches`` makes batches of them for a language model.
 
     Any treebank of Universal Dependencies can be read, in CoNLL-U or CoNLL-U Plus (``.conllup``, with a comment
     ``# global.columns``). The words are those with whole numbers: of a contracted form (``3-4 don't``) its parts, and
@@ -52,8 +56,12 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
         return _english(split)[:limit]
 
     path = Path(name)
+    if path.suffix in TEXT_SUFFIXES:
+        return read_paragraphs(path, limit)
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"no corpus {str(name)!r}: there is {', '.join(NAMES)}, or the path of a .conllu file")
+        raise ValueError(
+            f"no corpus {str(name)!r}: there is {', '.join(NAMES)}, or the path of a .conllu file or of a .txt file"
+        )
     if split != "test":
         raise ValueError(f"split={split!r} of {path}: a treebank file is one split; give the file of that split")
     return list(islice(read(path), limit))

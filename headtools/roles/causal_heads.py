@@ -1,0 +1,221 @@
+"""Heads of language models that read from left to right: what looks back, and what rests on the first token.
+
+Heads that look back are found on random tokens that repeat (:func:`induction_scores`): previous-token, duplicate-token
+and induction heads, prefix matching and copying (Olsson et al. 2022, arXiv:2209.11895).
+
+In large models most heads give much of their weight to the first token, whatever it is: it is an *attention sink*
+(Xiao et al. 2024, arXiv:2309.17453; Gu et al. 2025, arXiv:2410.10781). Softmax must spread a weight of 1 even where a
+head has found nothing, and the first token is the one that every query sees. So a score of .4 may be a weak head, or a
+strong one that rests most of the time. Scores therefore come twice: as they are, and with the first key left out and
+the rest of each row scaled to sum to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+import headtools as ht
+from headtools.heads._checks import check_batch
+from headtools.heads._tokens import model_inputs, real_tokens
+from headtools.heads.bootstrap import FEWEST
+from headtools.roles._segments import ordinary, segments
+from headtools.roles.induction import (
+    INDUCTION,
+    PREFIX,
+    _evenly,
+    _frame,
+    _measure,
+    _needs_decoder,
+    copying,
+    duplicate_token,
+    induction,
+    prefix_matching,
+    previous_token,
+)
+
+SINK = "attention sink"
+
+
+def attention_sink(maps: Tensor, queries: Tensor | None = None) -> Tensor:
+    """Return the mean weight on the first token: maps (B, head, query, key) -> (B, head).
+
+    The first query sees nothing else and is left out. ``queries`` (B, T) bool leaves out others, such as padding; the
+    first token of a row is then its first real one.
+
+    Raises ``ValueError`` for a row of fewer than two tokens.
+
+    >>> maps = torch.tensor([[[[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.7, 0.1, 0.2]]]])
+    >>> attention_sink(maps)
+    tensor([[0.8000]])
+    """
+    queries = torch.ones(len(maps), maps.shape[2], dtype=torch.bool) if queries is None else queries
+    queries = queries.to(maps.device)
+    counted, first = _after_the_first(queries)
+    weight = maps.gather(-1, first[:, None, None, None].expand(*maps.shape[:3], 1))[..., 0]
+    return (weight * counted[:, None]).sum(-1) / counted.sum(-1)[:, None]
+
+
+def without_sink(maps: Tensor) -> Tensor:
+    """Return maps (B, head, query, key) with the first key left out and the rest of each row scaled to sum to 1.
+
+    Rows that had nothing but the first key stay 0, as does the first query's.
+
+    >>> without_sink(torch.tensor([[[[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.6, 0.1, 0.3]]]]))
+    tensor([[[[0.0000, 0.0000, 0.0000],
+              [0.0000, 1.0000, 0.0000],
+              [0.0000, 0.2500, 0.7500]]]])
+    """
+    others = torch.cat([torch.zeros_like(maps[..., :1]), maps[..., 1:]], -1)
+    return others / others.sum(-1, keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
+
+
+def induction_scores(
+    model: nn.Module,
+    *,
+    n: int = 50,
+    length: int = 25,
+    repeats: int = 4,
+    tokens: Sequence[int] | None = None,
+    start: int | None = None,
+    seed: int = 0,
+    batch_size: int = 25,
+) -> pd.DataFrame:
+    """Score every head of a causal language model on random tokens that repeat: a row for each head and role.
+
+    Roles: ``previous-token``, ``duplicate-token``, ``induction (TransformerLens)``, ``prefix matching (Olsson)`` and
+    ``copying (Olsson)``, as :mod:`headtools.roles.induction` defines them. ``n`` segments of ``length`` tokens are
+    drawn from ``tokens`` (all ordinary ones); each stands twice, for prefix matching ``repeats`` times, after the token
+    ``start`` if one is given.
+
+    Columns: ``kind``, ``layer``, ``head``, ``role``; ``score`` with ``low`` and ``high``, a 95 % bootstrap interval
+    over sequences; ``without_sink``, the score with the first token left out of the maps (missing for copying, which
+    reads no map); ``chance``, what attention spread evenly over the tokens so far would score; ``n``, sequences.
+
+    Raises ``ValueError`` for a model that is not causal, lengths that its positions do not hold, and fewer than five
+    sequences.
+
+    >>> from headtools.organism.toy_decoder import Sprout
+    >>> frame = induction_scores(Sprout(), n=5, length=12)
+    >>> frame.role.nunique(), len(frame)
+    (5, 40)
+    """
+    _needs_decoder(model, max(2 * length, repeats * length) + (start is not None), n)
+    tokens = ordinary(model) if tokens is None else tokens
+    twice = segments(n, length, 2, tokens, start=start, seed=seed)
+    many = segments(n, length, repeats, tokens, start=start, seed=seed)
+    shift = 0 if start is None else 1
+
+    def of_segment(maps: Tensor, _ids: Tensor) -> Tensor:
+        return induction(maps[..., shift:, shift:], length)
+
+    looks = {"previous-token": lambda maps, ids: previous_token(maps), "duplicate-token": duplicate_token,
+             INDUCTION: of_segment}  # fmt: skip
+    frames = []
+    for sequences, measures in ((twice, looks), (many, {PREFIX: prefix_matching})):
+        both = measures | {
+            (role, SINK): lambda maps, ids, measure=measure: measure(without_sink(maps), ids)
+            for role, measure in measures.items()
+        }
+        found = _measure(model, sequences, both, batch_size)
+        chance = {role: _evenly(measure, sequences[:1]) for role, measure in measures.items()}
+        frame = _frame({key: value for key, value in found.items() if key[1] in measures}, chance)
+        alone = {(key[0], key[1][0]): value.mean(0) for key, value in found.items() if key[1] not in measures}
+        frames.append(frame.assign(without_sink=[_of_row(alone, row) for row in frame.to_dict("records")]))
+    frames.append(copying(model, n=n, length=length, tokens=tokens, seed=seed, batch_size=batch_size))
+    frame = pd.concat(frames, ignore_index=True)
+    where = [name for name in ("stack", "kind", "layer", "head") if name in frame]
+    frame = frame.sort_values(where, kind="stable", ignore_index=True)
+    return frame[[*where, "role", "score", "low", "high", "without_sink", "chance", "n"]]
+
+
+def _of_row(alone: Mapping[tuple, Tensor], row: Mapping) -> float:
+    key = tuple(row[name] for name in ("stack", "kind", "layer") if name in row)
+    return alone[key, row["role"]][row["head"]].item()
+
+
+@torch.no_grad()
+def attention_sinks(
+    model: nn.Module, batches: Mapping | Iterable[Mapping], *, start: int | None = None
+) -> pd.DataFrame:
+    """Return every decoder head's mean weight on the first token of texts: a row for each head.
+
+    ``batches``: dicts of what the model takes, one or several; labels are left alone. ``start`` puts this token before
+    every row, so that it is the first one; left out, the texts are read as they are. The first query, which sees
+    nothing else, and padding are left out. The mean is over texts, each weighing the same.
+
+    Columns: ``kind``, ``layer``, ``head``, ``role``; ``score`` with ``low`` and ``high``, a 95 % bootstrap interval
+    over texts (missing below five); ``chance``, what attention spread evenly over the tokens so far would give; ``n``.
+
+    Raises ``ValueError`` for a model without decoder attention, a text of a single token, and as ``record`` does.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=9, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
+    ...                                      num_attention_heads=4)).eval()
+    >>> attention_sinks(model, {"input_ids": torch.tensor([[1, 2, 3]] * 5)}).columns.tolist()
+    ['kind', 'layer', 'head', 'role', 'score', 'low', 'high', 'chance', 'n']
+    """
+    found: dict[tuple, list[Tensor]] = {}
+    chance: list[Tensor] = []
+    sites = [site for site in ht.sites(model) if site.kind == "decoder"]
+    if not sites:
+        raise ValueError(
+            f"{type(model).__name__} has {' and '.join(ht.sites(model).kinds)} attention; an attention sink is the "
+            "first token that a causal model reads: pass one of AutoModelForCausalLM"
+        )
+    for batch in [batches] if isinstance(batches, Mapping) else batches:
+        check_batch(batch)
+        given = {name: value for name, value in batch.items() if name != "labels"}
+        given = _started(given, start) if start is not None else given
+
+        def accumulate(site: ht.Site, captured: object, _before: object, given: Mapping = given) -> None:
+            queries = real_tokens(model, site, given, (len(captured.maps), captured.maps.shape[2]))
+            if site.key == sites[0].key:
+                counted, _ = _after_the_first(queries)
+                seen = queries.long().cumsum(-1).clamp_min(1)
+                chance.append(((counted / seen).sum(-1) / counted.sum(-1)).cpu())
+            found.setdefault((site.key, SINK), []).append(attention_sink(captured.maps, queries).cpu())
+
+        with ht.record(model, want="maps", accumulate=accumulate, only=["decoder"]):
+            model(**model_inputs(model, given))
+    if not found:
+        raise ValueError("no batches came: pass at least one dict with input_ids")
+    even, rows = torch.cat(chance).mean().item(), []
+    for (key, role), parts in found.items():
+        weights = torch.cat(parts)
+        missing = torch.full(weights.shape[1:], torch.nan)
+        low, high = ht.bootstrap(weights) if len(weights) >= FEWEST else (missing, missing)
+        stack = {"stack": key[0]} if len(key) == 3 else {}
+        rows += [
+            {**stack, "kind": key[-2], "layer": key[-1], "head": head, "role": role, "score": score,
+             "low": low[head].item(), "high": high[head].item(), "chance": even, "n": len(weights)}
+            for head, score in enumerate(weights.mean(0).tolist())
+        ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _after_the_first(queries: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the real queries (B, T) after the first one, and where that is (B,)."""
+    if bool((queries.sum(-1) < 2).any()):
+        short = (queries.sum(-1) < 2).nonzero().flatten().tolist()
+        raise ValueError(
+            f"rows {short} have fewer than two tokens: a first token needs one that looks at it; drop them"
+        )
+    first = queries.long().argmax(-1)
+    return queries & (torch.arange(queries.shape[1], device=queries.device) > first[:, None]), first
+
+
+def _started(batch: Mapping[str, Tensor], start: int) -> dict[str, Tensor]:
+    """Return a batch with one more token before the first real one of every row, padding on either side."""
+    ids = batch["input_ids"]
+    mask = batch.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask
+    ids, mask = torch.cat([ids[:, :1], ids], 1), torch.cat([torch.zeros_like(mask[:, :1]), mask], 1)
+    before = mask.argmax(-1) - 1  # where the first real token had its neighbour
+    rows = torch.arange(len(ids), device=ids.device)
+    ids, mask = ids.clone(), mask.clone()
+    ids[rows, before], mask[rows, before] = start, 1
+    return {"input_ids": ids, "attention_mask": mask}

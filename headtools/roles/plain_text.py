@@ -1,0 +1,174 @@
+"""Plain text for language models: paragraphs of a file, and batches of them, one text a row or packed into chunks.
+
+A treebank's words joined by spaces are not what a language model has read: ``the harbour .`` has a space too many, and
+the loss says so. :func:`natural_text` gives the sentences of a treebank as they were written.
+
+>>> natural_text("english", limit=1)
+['The last train to Leeds had already left when we arrived at the station.']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TEXT_SUFFIXES = (".txt", ".md")
+IGNORE = -100
+_DOCUMENT, _SPLITS = 10, ("train", "train", "validation", "test")  # of the English sentences, as in corpus.py
+_COMMENT = "# text = "
+
+
+def read_paragraphs(path: Path, limit: int | None = None) -> list[str]:
+    """Return the paragraphs of a text file, which empty lines part, spaced as they are written.
+
+    Raises ``FileNotFoundError`` for a file that is not there, ``ValueError`` for one that is not UTF-8 or is empty.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there; corpus() needs the path of a text file")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}); save the file as UTF-8") from error
+    blocks, lines = [], []
+    for line in [*text.splitlines(), ""]:
+        if line.strip():
+            lines.append(line)
+        elif lines:
+            blocks.append("\n".join(lines))
+            lines = []
+    if not blocks:
+        raise ValueError(f"{path} holds no text")
+    return blocks[:limit]
+
+
+def natural_text(name: str | Path = "english", split: str = "test", limit: int | None = None) -> list[str]:
+    """Return the sentences of ``corpus(name, split, limit)`` as they were written, from a treebank's ``# text`` lines.
+
+    ``name`` is ``"english"`` or the path of a ``.conllu`` file, ``split`` one of the English splits, or ``"all"``.
+
+    Raises ``ValueError`` for a treebank without such lines, and for an unknown split.
+    """
+    from headtools.roles.corpus import ENGLISH
+
+    path = ENGLISH if name == "english" else Path(name)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    texts = [line.removeprefix(_COMMENT) for line in lines if line.startswith(_COMMENT)]
+    if not texts:
+        raise ValueError(f'{path} has no "{_COMMENT}" lines; got a file without its texts')
+    if name == "english" and split != "all":
+        if split not in _SPLITS:
+            raise ValueError(f"got split={split!r}; expected one of {', '.join(dict.fromkeys(_SPLITS))}, all")
+        texts = [text for i, text in enumerate(texts) if _SPLITS[i // _DOCUMENT % len(_SPLITS)] == split]
+    return texts[:limit]
+
+
+class TextBatches(list):
+    """Batches, and what became of the texts: how many rows and tokens there are, and what was left out.
+
+    rows      texts or chunks, in all batches together
+    tokens    tokens that are no padding, the start token included
+    padding   the share of the batches' places that are padding
+    skipped   texts of fewer than two tokens (nothing to predict) or, in packed chunks, tokens of the last, short one
+    start     the token before every row, or None
+    """
+
+    def __init__(self, batches: Iterable[dict[str, Tensor]], skipped: int, start: int | None) -> None:
+        super().__init__(batches)
+        masks = [batch["attention_mask"] for batch in self]
+        self.rows = sum(len(mask) for mask in masks)
+        self.tokens = sum(int(mask.sum()) for mask in masks)
+        self.padding = 1 - self.tokens / sum(mask.numel() for mask in masks)
+        self.skipped, self.start = skipped, start
+
+    def __repr__(self) -> str:
+        start = "no start token" if self.start is None else f"start token {self.start}"
+        return (
+            f"<TextBatches: {len(self)} batches, {self.rows} rows, {self.tokens} tokens, {self.padding:.0%} padding, "
+            f"{start}, {self.skipped} skipped>"
+        )
+
+
+def text_batches(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    length: int | None = None,
+    start: int | None = None,
+    size: int = 8,
+    between: str = "\n\n",
+    shortest: int = 2,
+    longest: int | None = None,
+) -> TextBatches:
+    """Return texts as batches that a causal language model can be measured on: input_ids, attention_mask, labels.
+
+    Without ``length`` a row is a text; rows are sorted by their number of tokens, so that little is padding (of the
+    English sentences 2 % in batches of 8 instead of 30). Padding stands on the right, whatever side the tokenizer pads.
+    Texts of fewer than ``shortest`` or more than ``longest`` tokens are left out and counted. With ``length`` the texts
+    are joined by ``between`` and the row of tokens is cut into chunks of ``length``: packed, without padding. What is
+    left at the end is counted as skipped.
+
+    ``start`` is a token put before every row, such as ``tokenizer.bos_token_id``; None puts none. The tokenizer's own
+    special tokens are never added. Labels repeat the tokens, as transformers wants them; -100 at padding and for the
+    start token. ``size`` rows make a batch.
+
+    Raises ``TypeError`` for a single string and for texts that are not strings, ``ValueError`` for no texts, or for
+    texts that give no row.
+
+    >>> from headtools.organism.load import load
+    >>> text_batches(load()[1], ["the dog slept .", "it slept .", "it"])
+    <TextBatches: 1 batches, 2 rows, 7 tokens, 12% padding, no start token, 1 skipped>
+    """
+    texts = _checked(texts)
+    given = {"add_special_tokens": False, "verbose": False}
+    if length is not None:
+        if length < 2:
+            raise ValueError(f"got length={length}; expected 2 tokens or more, of which one is predicted")
+        ids = tokenizer(between.join(texts), **given).input_ids
+        own = length - (start is not None)
+        rows = [ids[i : i + own] for i in range(0, len(ids) - own + 1, own)]
+        skipped = len(ids) - own * len(rows)
+    else:
+        every = tokenizer(list(texts), **given).input_ids
+        least = max(shortest, 2 - (start is not None))  # a row needs a token that is predicted
+        rows = sorted((row for row in every if least <= len(row) <= (longest or len(row))), key=len)
+        skipped = len(every) - len(rows)
+    if not rows:
+        what = f"a chunk of {length} tokens" if length else f"a text of {shortest} to {longest or 'more'} tokens"
+        raise ValueError(f"got {len(texts)} texts, none of which gives {what}: pass more text")
+    parts = [rows[i : i + size] for i in range(0, len(rows), size)]
+    return TextBatches((_batch(part, start) for part in parts), skipped, start)
+
+
+def _checked(texts: Any) -> Sequence[str]:
+    if isinstance(texts, str):
+        raise TypeError(f"got one string; expected a list of them: write [{texts[:40]!r}]")
+    texts = list(texts)
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(
+                f"texts[{i}] is a {type(text).__name__}; expected strings: of a treebank write "
+                'natural_text("english"), of a file corpus("file.txt")'
+            )
+    if not texts:
+        raise ValueError('got no texts; write text_batches(tokenizer, corpus("file.txt"))')
+    return texts
+
+
+def _batch(rows: Sequence[Sequence[int]], start: int | None) -> dict[str, Tensor]:
+    before = [] if start is None else [start]
+    width = max(map(len, rows)) + len(before)
+    ids, mask, labels = [], [], []
+    for row in rows:
+        padding = width - len(before) - len(row)
+        ids.append([*before, *row, *[row[-1]] * padding])  # masked, so that any token will do
+        mask.append([1] * (width - padding) + [0] * padding)
+        labels.append([IGNORE] * len(before) + [*row] + [IGNORE] * padding)
+    names = ("input_ids", "attention_mask", "labels")
+    return {name: torch.tensor(value) for name, value in zip(names, (ids, mask, labels), strict=True)}

@@ -1,0 +1,311 @@
+"""What the course says, measured on a real model. ``python -m recipes.measure_real --model smollm2``
+
+Tables, of a causal language model with every size in its "about":
+
+    model       what the model is, and how many heads, parameters and bytes of cache it has
+    heads       each head: previous-token, duplicate-token and induction scores, prefix matching, copying, each with the
+                first token left out as well; weight on the first token; gradient, signed gradient and leave-one-out
+    agreement   Spearman's correlation of |gradient|, signed gradient and leave-one-out, with intervals
+    induction   the strongest induction heads off or windowed, on random tokens that repeat, against random heads of
+                the same layers
+    streaming   all heads see only the first and the most recent tokens, or the most recent alone
+    curve       heads off in the order of a ranking, of chance, and of the ranking without the induction heads, on
+                English and on repeated tokens
+
+Loss is in nats a token. English is the course's own corpus, as it is written: rankings are made on its validation
+split, curves on its test split. One thread. Result: ``real/NAME.json`` among the organism's assets, which
+``headtools.shipped_real`` reads. With ``--quick`` everything is small, to see that it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import torch
+import typer
+from torch import Tensor, nn
+
+import headtools as ht
+from headtools._engine.progress import say
+from headtools.heads._tokens import model_inputs
+from headtools.heads.scores import Head, HeadScores
+from headtools.organism.real_models import REAL, RESULTS, locate
+from headtools.roles._segments import ordinary, segments
+from headtools.roles.causal_heads import attention_sinks, induction_scores
+from headtools.roles.induction import COPYING, INDUCTION, PREFIX
+from headtools.roles.plain_text import TextBatches, natural_text, text_batches
+from recipes._results import interval, write
+
+SIZES = {
+    "induction sequences": 20, "segment": 25, "repeated": 8, "repeated segment": 40, "random sets": 5,
+    "sink texts": 40, "ranking texts": 32, "leave-one-out texts": 16, "curve texts": 40, "curve random orders": 3,
+    "chunks": 6, "chunk": 128,
+}  # fmt: skip
+QUICK = dict.fromkeys(SIZES, 5) | {"segment": 6, "repeated segment": 6, "chunk": 16, "random sets": 1,
+                                   "curve random orders": 1}  # fmt: skip
+SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the heads that are off
+STRONGEST = 5  # induction heads that are switched off
+SPARED = 30  # induction heads that no cut of the third ranking takes
+SCORES = {"previous-token": "previous_token", "duplicate-token": "duplicate_token", INDUCTION: "induction",
+          PREFIX: "prefix_matching", COPYING: "copying"}  # fmt: skip
+
+
+@torch.no_grad()
+def losses(model: nn.Module, batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return each row's loss in nats a token (B,): over the whole of it, its first half and its second."""
+    found: dict[str, list[Tensor]] = {"whole": [], "first": [], "second": []}
+    for batch in batches:
+        logits = model(**model_inputs(model, batch)).logits[:, :-1].float()
+        labels = batch["labels"][:, 1:]
+        each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
+        counted = labels != -100
+        half = each.shape[1] // 2  # from here on tokens of the second half are predicted
+        for part, piece in (("whole", slice(None)), ("first", slice(half)), ("second", slice(half, None))):
+            found[part].append(each[:, piece].sum(1) / counted[:, piece].sum(1).clamp_min(1))
+    return {part: torch.cat(rows) for part, rows in found.items()}
+
+
+def repeated_tokens(model: nn.Module, n: int, length: int, seed: int = 1) -> list[dict[str, Tensor]]:
+    """Return random tokens twice, (n, 2 * length), as one batch; only the second copy can be predicted."""
+    ids = segments(n, length, 2, ordinary(model), seed=seed)
+    return [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}]
+
+
+def heads_table(
+    model: nn.Module, english: TextBatches, start: int | None, sizes: dict[str, int]
+) -> tuple[pd.DataFrame, HeadScores]:
+    """Return what each head looks at, and the scores for induction."""
+    looks = induction_scores(model, n=sizes["induction sequences"], length=sizes["segment"], batch_size=10)
+    keys = ["kind", "layer", "head"]
+    wide = looks.pivot(index=keys, columns="role", values="score")[list(SCORES)].rename(columns=SCORES)
+    alone = looks.pivot(index=keys, columns="role", values="without_sink")[list(SCORES)[:-1]]
+    alone = alone.rename(columns={role: f"{name}_without_sink" for role, name in SCORES.items()})
+    sinks = {"sink": attention_sinks(model, english)}
+    if start is not None:
+        sinks["sink_start"] = attention_sinks(model, english, start=start)
+    columns = [wide, alone]
+    for name, frame in sinks.items():
+        frame = frame.set_index(keys)
+        columns.append(frame[["score", "low", "high"]].set_axis([name, f"{name}_low", f"{name}_high"], axis=1))
+    table = pd.concat(columns, axis=1).reset_index()
+    values = {site.key: torch.tensor(wide.induction[site.key].to_numpy()) for site in ht.sites(model)}
+    chance = looks.groupby("role").chance.first().rename(SCORES).round(4).to_dict()
+    table.attrs = {"chance": chance | {name: round(frame.chance[0], 4) for name, frame in sinks.items()}}
+    return table, HeadScores(values, "induction")
+
+
+def rank_correlation(a: Tensor, b: Tensor, size_of_b: bool = False) -> list[float]:
+    """Return Spearman's correlation of two measures' means over texts (n, heads), with a 95 % interval over texts.
+
+    With ``size_of_b`` the means of the second one lose their sign.
+    """
+
+    def spearman(means: Tensor) -> Tensor:
+        left, right = means.split(a.shape[1], -1)
+        left, right = _ranks(left), _ranks(right.abs() if size_of_b else right)
+        return torch.nn.functional.cosine_similarity(left, right, -1)[..., None]
+
+    both = torch.cat([a, b], 1).double()
+    low, high = ht.bootstrap(both, statistic=spearman)
+    return [round(max(-1.0, min(1.0, float(x))), 3) for x in (spearman(both.mean(0)[None])[0, 0], low, high)]
+
+
+def _ranks(values: Tensor) -> Tensor:
+    ranks = values.argsort(-1).argsort(-1).double()
+    return ranks - ranks.mean(-1, keepdim=True)
+
+
+def agreement(slopes: dict[tuple, Tensor], rises: dict[tuple, Tensor]) -> list[dict[str, Any]]:
+    """Return how far the measures name the same heads: |gradient|, minus the signed gradient, |leave-one-out|.
+
+    A head's signed slope is what the loss gains with more of it, so its negative is compared with what it costs to lose
+    the head. The absolute value of a leave-one-out is that of its mean: how far the loss moves, whichever way.
+    """
+    slope, rise = (torch.cat(list(rows.values()), 1).cpu().double() for rows in (slopes, rises))
+    pairs = {
+        ("|gradient|", "leave-one-out"): (slope.abs(), rise),
+        ("|gradient|", "|leave-one-out|"): (slope.abs(), rise, True),
+        ("minus signed gradient", "leave-one-out"): (-slope, rise),
+    }
+    rows = []
+    for (first, second), measures in pairs.items():
+        value, low, high = rank_correlation(*measures)
+        rows.append({"a": first, "b": second, "spearman": value, "low": low, "high": high})
+    return rows
+
+
+def compared(name: str, now: Tensor, before: Tensor, **more: Any) -> dict[str, Any]:
+    """Return a row: the mean loss, and by how much it rose, row by row, each with a 95 % interval."""
+    loss, low, high = interval(now)
+    rise, rise_low, rise_high = interval(now - before)
+    return {"name": name, **more, "loss": loss, "low": low, "high": high, "rise": rise, "rise_low": rise_low,
+            "rise_high": rise_high}  # fmt: skip
+
+
+def without_induction(
+    model: nn.Module, strongest: Sequence[Head], repeated: list[dict], sets: int
+) -> list[dict[str, Any]]:
+    """Return the loss on both halves of repeated tokens without some heads, and with them in a window."""
+    by_layer: dict[tuple, int] = {}
+    for head in strongest:
+        by_layer[head[:-1]] = by_layer.get(head[:-1], 0) + 1
+    sites, generator = ht.sites(model), torch.Generator().manual_seed(0)
+    some = f"{len(strongest)} induction heads"
+    contexts = {"all heads on": nullcontext(), f"{some} off": ht.ablate(model, strongest),
+                f"{some} windowed": ht.window(model, strongest, first=4, recent=8)}  # fmt: skip
+    for number in range(sets):
+        drawn = []
+        for key, count in by_layer.items():
+            others = [h for h in range(sites[key].heads) if (*key, h) not in strongest]
+            drawn += [(*key, others[i]) for i in torch.randperm(len(others), generator=generator)[:count].tolist()]
+        contexts[f"other heads of these layers off, set {number}"] = ht.ablate(model, drawn)
+    rows, before = [], None
+    for name, context in contexts.items():
+        with context:
+            now = losses(model, repeated)
+        before = before or now
+        rows += [compared(name, now[half], before[half], half=half) for half in ("first", "second")]
+    return rows
+
+
+def streaming(model: nn.Module, chunks: TextBatches) -> list[dict[str, Any]]:
+    """Return the loss on long chunks when all heads see only so many tokens, with and without the first four."""
+    every = [(*site.key, head) for site in ht.sites(model) for head in range(site.heads)]
+    rows, before = [], None
+    for name, first, recent in (("all tokens", 0, 0), ("first 4 and recent 28", 4, 28), ("recent 32", 0, 32)):
+        context = nullcontext() if not recent else ht.window(model, every, first=first, recent=recent)
+        with context:
+            now = losses(model, chunks)["second"]
+        before = now if before is None else before
+        rows.append(compared(name, now, before, first=first, recent=recent))
+    return rows
+
+
+def curve(
+    model: nn.Module, orders: dict[str, Sequence[Head]], texts: dict[str, Sequence[dict]], total: int
+) -> list[dict[str, Any]]:
+    """Return the loss on each kind of text with growing shares of the heads off: a row for each order and share."""
+    rows, before = [], {name: losses(model, batches) for name, batches in texts.items()}
+    measured: dict[tuple, Tensor] = {}
+    for order, heads in orders.items():
+        for share in SHARES:
+            off = list(heads[: round(share * total)])
+            if len(off) < round(share * total):
+                continue  # more than may be cut
+            for text, batches in texts.items():
+                part = "second" if text == "repeated" else "whole"
+                key = (text, frozenset(off))
+                if key not in measured:
+                    with ht.ablate(model, off):
+                        measured[key] = losses(model, batches)[part]
+                rows.append(compared(order, measured[key], before[text][part], text=text, off=len(off), share=share))
+            say(f"{order}: {len(off)} heads off")
+    return rows
+
+
+def measure(name: str, sizes: dict[str, int]) -> dict[str, Any]:
+    """Measure all tables of a model."""
+    folder, which = locate(name)
+    model, tokenizer = ht.load(name)
+    began, sites = time.process_time(), ht.sites(model)
+    tables: dict[str, Any] = {}
+
+    def keep(table: str, rows: Any, about: str) -> None:
+        rows = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
+        tables[table] = {"about": about, "rows": [_rounded(row) for row in rows]}
+        say(f"{table}: {len(rows)} rows, {time.process_time() - began:.0f} s of CPU time so far")
+
+    first = sites.all[0]
+    keep("model", [{
+        "model": REAL[name].hub, "layers": len(sites), "heads": sites.n_heads, "heads_a_layer": first.heads,
+        "key_value_heads": first.kv_heads, "head_dim": first.head_dim,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "cache_bytes_a_token": sum(2 * site.kv_heads * site.head_dim * 2 for site in sites),
+    }], "the model; its key-value cache in half precision")  # fmt: skip
+
+    texts = {"sink": natural_text("english", "test", sizes["sink texts"])}
+    sink_batches = text_batches(tokenizer, texts["sink"])
+    start = tokenizer.bos_token_id
+    table, by_induction = heads_table(model, sink_batches, start, sizes)
+
+    validation = natural_text("english", "validation")
+    ranking = ht.gradient(model, text_batches(tokenizer, validation[: sizes["ranking texts"]]))
+    loo = text_batches(tokenizer, validation[: sizes["leave-one-out texts"]])
+    slopes = ht.gate_gradients(model, loo)
+    rises = ht.ablation_losses(model, loo, progress=False, max_rows=16)
+    keys = [(row.layer, row.head) for row in table.itertuples()]
+    for column, values in (
+        ("gradient", {key: value.abs().mean(0) for key, value in slopes.items()}),
+        ("signed_gradient", {key: value.mean(0) for key, value in slopes.items()}),
+        ("leave_one_out", {key: value.mean(0) for key, value in rises.items()}),
+        ("ranking_gradient", ranking.values),
+    ):
+        table[column] = [values["decoder", layer][head].item() for layer, head in keys]
+    keep("heads", table, f"every head. Looking back: {sizes['induction sequences']} sequences of random tokens, "
+         f"segments of {sizes['segment']}, twice (prefix matching: four times); *_without_sink: the first token left "
+         f"out. sink: mean weight on the first token of {sink_batches.rows} English sentences ({sink_batches.tokens} "
+         f"tokens); sink_start: with {tokenizer.bos_token!r} before them. gradient, signed_gradient, leave_one_out: "
+         f"nats, {loo.rows} sentences ({loo.tokens} tokens); ranking_gradient: {sizes['ranking texts']} sentences. "
+         f"Chance: {table.attrs['chance']}")  # fmt: skip
+    keep("agreement", agreement(slopes, rises), f"Spearman over {sites.n_heads} heads, 95 % intervals over {loo.rows} "
+         "English sentences")  # fmt: skip
+
+    repeated = repeated_tokens(model, sizes["repeated"], sizes["repeated segment"])
+    about_repeated = f"{sizes['repeated']} sequences of {sizes['repeated segment']} random tokens, twice"
+    strongest = by_induction.top(STRONGEST)
+    keep("induction", without_induction(model, strongest, repeated, sizes["random sets"]),
+         f"{about_repeated}. Off or windowed (first 4, recent 8): {strongest}")  # fmt: skip
+
+    chunks = text_batches(tokenizer, natural_text("english", "all"), length=sizes["chunk"], between=" ", size=2)
+    chunks = TextBatches(chunks[: -(-sizes["chunks"] // 2)], 0, None)
+    keep("streaming", streaming(model, chunks), f"{chunks.rows} chunks of {sizes['chunk']} tokens of English, packed, "
+         "no start token; loss of the second half")  # fmt: skip
+
+    english = text_batches(tokenizer, natural_text("english", "test", sizes["curve texts"]))
+    order, spared = ranking.order(), set(by_induction.top(min(SPARED, sites.n_heads // 2)))
+    orders = {"gradient": order, "gradient, induction heads spared": [head for head in order if head not in spared]}
+    orders |= {f"random {seed}": ht.random_order(sites, seed) for seed in range(sizes["curve random orders"])}
+    keep("curve", curve(model, orders, {"English": english, "repeated": repeated}, sites.n_heads),
+         f"English: {english.rows} sentences of the test split ({english.tokens} tokens), ranked on "
+         f"{sizes['ranking texts']} of the validation split; repeated: the second copy of {about_repeated}; "
+         f"{len(spared)} heads with the highest induction scores are spared; rise: against all heads on, with a 95 % "
+         "interval over sentences or sequences")  # fmt: skip
+
+    source = folder / "source.json"
+    return {
+        "about": {
+            "model": which, "source": json.loads(source.read_text("utf-8")) if source.exists() else REAL[name].hub,
+            "command": f"make results MODEL={name}", "recipe": "measure_real", "dtype": str(model.dtype), "threads": 1,
+            "torch": torch.__version__, "cpu_seconds": round(time.process_time() - began), "sizes": sizes,
+        },
+        "tables": tables,
+    }  # fmt: skip
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()}
+
+
+def main(
+    model: Annotated[str, typer.Option(help=" or ".join(REAL))] = "smollm2",
+    quick: Annotated[bool, typer.Option("--quick", help="everything small, to see that it runs")] = False,
+    out: Annotated[Path | None, typer.Option(help="the file to write")] = None,
+) -> None:
+    """Measure, keep, and print the main numbers."""
+    torch.set_num_threads(1)
+    results = measure(model, QUICK if quick else SIZES)
+    file = out or RESULTS / f"{model}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write(results, file, "name")
+    for table in ("agreement", "induction", "streaming"):
+        say(pd.DataFrame(results["tables"][table]["rows"]).to_string(index=False))
+
+
+if __name__ == "__main__":
+    typer.run(main)

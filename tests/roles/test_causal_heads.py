@@ -1,0 +1,117 @@
+"""Scores of causal models against loops over single sequences; attention sinks with padding and a start token."""
+
+import pytest
+import torch
+
+import headtools as ht
+from headtools.organism.toy_decoder import Sprout
+from headtools.roles import induction
+from headtools.roles._segments import ordinary, segments
+from headtools.roles.causal_heads import attention_sink, attention_sinks, induction_scores, without_sink
+
+from .tiny_llama import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_llama()
+
+
+def maps_of(model, ids, mask=None):
+    """Maps of every layer, (layer, B, head, T, T)."""
+    with torch.no_grad(), ht.record(model, want="maps") as seen:
+        model(input_ids=ids, attention_mask=mask)
+    return torch.stack([seen[site].maps for site in ht.sites(model)])
+
+
+def test_scores_are_those_of_the_single_measures(model):
+    frame = induction_scores(model, n=6, length=7, repeats=3, seed=3, batch_size=4)
+    plain = induction.scores(model, n=6, length=7, repeats=3, seed=3)
+    copying = induction.copying(model, n=6, length=7, seed=3)
+    for row in (*plain.itertuples(), *copying.itertuples()):
+        same = frame[(frame.layer == row.layer) & (frame["head"] == row.head) & (frame.role == row.role)]
+        assert len(same) == 1
+        assert same.score.item() == pytest.approx(row.score, abs=1e-6)
+        assert same.chance.item() == pytest.approx(row.chance, abs=1e-6)
+
+
+def test_without_the_sink(model):
+    """The first key out, rows scaled: token by token."""
+    frame = induction_scores(model, n=6, length=7, seed=3).set_index(["layer", "head", "role"]).without_sink
+    ids = segments(6, 7, 2, ordinary(model), seed=3)
+    maps = maps_of(model, ids)
+    for layer, head in ((0, 1), (1, 4)):
+        weights, previous, matching = maps[layer, :, head], [], []
+        for row in weights:
+            previous += [(row[t, t - 1] / row[t, 1 : t + 1].sum()).item() if t > 1 else 0.0 for t in range(1, 14)]
+            matching += [(row[t, t - 6] / row[t, 1 : t + 1].sum()).item() for t in range(7, 14)]
+        assert frame[layer, head, "previous-token"] == pytest.approx(sum(previous) / len(previous), abs=1e-5)
+        assert frame[layer, head, induction.INDUCTION] == pytest.approx(sum(matching) / len(matching), abs=1e-5)
+    assert frame.xs(induction.COPYING, level="role").isna().all()
+
+
+def test_a_start_token_moves_no_score_of_a_model_without_positions():
+    """A head's score for the token before is over one query more; the toy decoder's induction stays a diagonal."""
+    torch.manual_seed(0)
+    model = Sprout()
+    frame = induction_scores(model, n=5, length=6, tokens=range(1, 64), start=0)
+    ids = segments(5, 6, 2, range(1, 64), start=0)
+    score = frame[frame.role == induction.INDUCTION].score.to_numpy().reshape(2, -1)
+    maps = maps_of_toy(model, ids)
+    for layer in range(2):
+        for head in range(maps.shape[2]):
+            expected = torch.stack([maps[layer, :, head, t, t - 5] for t in range(7, 13)]).mean()
+            assert score[layer, head] == pytest.approx(expected.item(), abs=1e-5)
+
+
+def maps_of_toy(model, ids):
+    with torch.no_grad(), ht.record(model, want="maps") as seen:
+        model(ids)
+    return torch.stack([seen[site].maps for site in ht.sites(model)])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("start", [None, 0])
+def test_sinks_leave_padding_out(model, side, start):
+    rows = [[5, 6, 7, 8, 9], [11, 12, 13], [14, 15], [20, 21, 22, 23], [30, 31, 32]]
+    width = max(map(len, rows))
+    ids, mask = torch.full((5, width), 1), torch.zeros(5, width, dtype=torch.long)
+    for i, row in enumerate(rows):
+        place = slice(len(row)) if side == "right" else slice(width - len(row), None)
+        ids[i, place], mask[i, place] = torch.tensor(row), 1
+    frame = attention_sinks(model, {"input_ids": ids, "attention_mask": mask}, start=start)
+    each, chance = [], []
+    for row in rows:
+        row = row if start is None else [start, *row]
+        maps = maps_of(model, torch.tensor([row]))[:, 0]
+        each.append(maps[:, :, 1:, 0].mean(-1))
+        chance.append(sum(1 / (t + 1) for t in range(1, len(row))) / (len(row) - 1))
+    expected = torch.stack(each).mean(0).flatten()
+    assert torch.allclose(torch.tensor(frame.score.to_numpy()).float(), expected, atol=1e-5)
+    assert frame.chance[0] == pytest.approx(sum(chance) / 5, abs=1e-6)
+    assert ((frame.low <= frame.score) & (frame.score <= frame.high)).all()
+
+
+def test_few_texts_have_no_interval(model):
+    frame = attention_sinks(model, [{"input_ids": torch.tensor([[5, 6, 7]])}])
+    assert frame.low.isna().all()
+    assert set(frame.n) == {1}
+
+
+def test_maps_without_the_sink():
+    maps = torch.tensor([[[[1.0, 0, 0], [0.5, 0.5, 0], [0.5, 0.125, 0.375]]]])
+    assert without_sink(maps)[0, 0].tolist() == [[0, 0, 0], [0, 1, 0], [0, 0.25, 0.75]]
+    assert attention_sink(maps).item() == 0.5
+    padded = torch.tensor([[False, True, True]])
+    assert attention_sink(maps, padded).item() == pytest.approx(0.125)
+
+
+def test_what_is_refused(model):
+    with pytest.raises(ValueError, match="rows \\[1\\] have fewer than two tokens"):
+        attention_sinks(model, {"input_ids": torch.ones(2, 3, dtype=torch.long),
+                                "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])})  # fmt: skip
+    with pytest.raises(ValueError, match="no batches came"):
+        attention_sinks(model, [])
+    bert, _ = ht.load()
+    with pytest.raises(ValueError, match="from left to right"):
+        induction_scores(bert)

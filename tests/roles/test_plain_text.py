@@ -1,0 +1,102 @@
+"""Plain text: paragraphs, sentences as written, batches of texts and packed chunks."""
+
+import pytest
+import torch
+
+import headtools as ht
+from headtools.roles.plain_text import natural_text, text_batches
+
+from .tiny_llama import byte_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_tokenizer()
+
+
+def test_the_english_sentences_are_those_of_the_corpus():
+    for split in ("train", "validation", "test", "all"):
+        texts, sentences = natural_text("english", split), ht.corpus("english", split)
+        assert len(texts) == len(sentences)
+        for text, sentence in zip(texts, sentences, strict=True):
+            assert text.replace(" ", "") == "".join(sentence.words).replace(" ", "")
+    assert any(" ." not in text for text in texts)
+
+
+def test_paragraphs_of_a_file(tmp_path):
+    file = tmp_path / "book.txt"
+    file.write_bytes("\ufeffFirst  line,\nsecond line.\n\n \nAnother…\n".encode())
+    assert ht.corpus(file) == ["First  line,\nsecond line.", "Another…"]
+    assert ht.corpus(str(file), limit=1) == ["First  line,\nsecond line."]
+    with pytest.raises(FileNotFoundError, match="is not there"):
+        ht.corpus(tmp_path / "none.txt")
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        ht.corpus(file)
+    file.write_text("\n \n")
+    with pytest.raises(ValueError, match="holds no text"):
+        ht.corpus(file)
+
+
+@pytest.mark.parametrize("start", [None, 0])
+def test_rows_are_sorted_and_carry_their_own_labels(tokenizer, start):
+    texts = natural_text("english", "test", 30)
+    batches = text_batches(tokenizer, [*texts, "a", ""], start=start, size=8)
+    assert batches.skipped == 2
+    rows = []
+    for batch in batches:
+        for ids, mask, labels in zip(*batch.values(), strict=True):
+            real = ids[mask.bool()].tolist()
+            if start is not None:
+                assert real[0] == start
+                assert labels[0] == -100
+            counted = labels != -100
+            assert torch.equal(labels[counted], ids[counted])
+            assert int(counted.sum()) == len(real) - (start is not None)
+            assert not mask[len(real) :].any(), "padding on the right"
+            rows.append(real[start is not None :])
+    lengths = [len(row) for row in rows]
+    assert lengths == sorted(lengths)
+    assert sorted(rows) == sorted(tokenizer(text).input_ids for text in texts)
+    assert batches.rows == len(rows)
+    assert batches.padding < 0.2
+    assert batches.tokens == sum(lengths) + len(rows) * (start is not None)
+
+
+@pytest.mark.parametrize("start", [None, 0])
+def test_chunks_are_the_text_in_order(tokenizer, start):
+    texts = natural_text("english", "test", 10)
+    batches = text_batches(tokenizer, texts, length=16, start=start, size=3, between=" ")
+    ids = torch.cat([batch["input_ids"] for batch in batches])
+    assert ids.shape[1] == 16
+    assert batches.padding == 0
+    own = ids if start is None else ids[:, 1:]
+    joined = tokenizer(" ".join(texts)).input_ids
+    assert own.flatten().tolist() == joined[: own.numel()]
+    assert batches.skipped == len(joined) - own.numel() < own.shape[1]
+
+
+def test_a_causal_model_is_measured_on_them(tokenizer):
+    from .tiny_llama import tiny_llama
+
+    model, batches = tiny_llama(), text_batches(tokenizer, natural_text("english", "test", 6), size=2)
+    together = ht.gradient(model, batches)
+    alone = ht.gradient(model, text_batches(tokenizer, natural_text("english", "test", 6), size=1))
+    assert torch.allclose(together.flat(), alone.flat(), rtol=1e-4)
+
+
+def test_what_is_refused(tokenizer):
+    with pytest.raises(TypeError, match="got one string"):
+        text_batches(tokenizer, "one text")
+    with pytest.raises(TypeError, match=r"texts\[0\] is a Sentence"):
+        text_batches(tokenizer, ht.corpus("english", limit=1))
+    with pytest.raises(ValueError, match="got no texts"):
+        text_batches(tokenizer, [])
+    with pytest.raises(ValueError, match="none of which gives a chunk of 400 tokens"):
+        text_batches(tokenizer, ["short"], length=400)
+    with pytest.raises(ValueError, match="none of which gives a text of 2 to 3 tokens"):
+        text_batches(tokenizer, ["much too long for this"], longest=3)
+    with pytest.raises(ValueError, match="got length=1"):
+        text_batches(tokenizer, ["text"], length=1)
+    with pytest.raises(ValueError, match="got split='dev'"):
+        natural_text("english", "dev")
