@@ -32,7 +32,7 @@ import typer
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools._engine.progress import say
+from headtools._engine.progress import print_encodable
 from headtools.heads._tokens import model_inputs
 from headtools.heads.scores import Head, HeadScores
 from headtools.organism.real_models import REAL, RESULTS, locate
@@ -205,7 +205,7 @@ def curve(
                     with ht.ablate(model, off):
                         measured[key] = losses(model, batches)[part]
                 rows.append(compared(order, measured[key], before[text][part], text=text, off=len(off), share=share))
-            say(f"{order}: {len(off)} heads off")
+            print_encodable(f"{order}: {len(off)} heads off")
     return rows
 
 
@@ -219,7 +219,7 @@ def measure(name: str, sizes: dict[str, int]) -> dict[str, Any]:
     def keep(table: str, rows: Any, about: str) -> None:
         rows = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
         tables[table] = {"about": about, "rows": [_rounded(row) for row in rows]}
-        say(f"{table}: {len(rows)} rows, {time.process_time() - began:.0f} s of CPU time so far")
+        print_encodable(f"{table}: {len(rows)} rows, {time.process_time() - began:.0f} s of CPU time so far")
 
     first = sites.all[0]
     keep("model", [{
@@ -304,7 +304,7 @@ def main(
     file.parent.mkdir(parents=True, exist_ok=True)
     write(results, file, "name")
     for table in ("agreement", "induction", "streaming"):
-        say(pd.DataFrame(results["tables"][table]["rows"]).to_string(index=False))
+        print_encodable(pd.DataFrame(results["tables"][table]["rows"]).to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headtools._engine.progress import say
+from headtools._engine.progress import print_encodable
 from headtools.organism import snapshots
 from headtools.organism._checksums import ASSETS, CHECKSUMS, listed, verify
 from headtools.organism._reopened import CUT, read_pruned, short
@@ -58,7 +58,7 @@ def load(
         return _from_folder(folder, dtype)
     if name in REAL:
         folder, which = locate(name)
-        say(which)
+        print_encodable(which)
         return _from_folder(folder, dtype)
     if isinstance(name, Path) or folder.exists() or name.startswith((".", "/", "~")) or _PATH.search(name):
         came = "a file" if folder.exists() else "nothing"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import headtools as ht
 from headtools.heads._checks import check_batch
 from headtools.heads._tokens import model_inputs, real_tokens
-from headtools.heads.bootstrap import FEWEST
+from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.roles._segments import ordinary, segments
 from headtools.roles.induction import (
     INDUCTION,
@@ -187,7 +187,7 @@ def attention_sinks(
     for (key, role), parts in found.items():
         weights = torch.cat(parts)
         missing = torch.full(weights.shape[1:], torch.nan)
-        low, high = ht.bootstrap(weights) if len(weights) >= FEWEST else (missing, missing)
+        low, high = ht.bootstrap(weights) if len(weights) >= MIN_EXAMPLES else (missing, missing)
         stack = {"stack": key[0]} if len(key) == 3 else {}
         rows += [
             {**stack, "kind": key[-2], "layer": key[-1], "head": head, "role": role, "score": score,
