@@ -13,8 +13,7 @@ import torch
 from headtools._report import figures
 from headtools._report.page import paragraph, table
 from headtools._report.subject import Subject, example, losses
-from headtools.geometry._calibration import random_like
-from headtools.geometry.circuits import ov
+from headtools.geometry.circuits import ov, random_like
 from headtools.geometry.subspaces import effective_rank, overlap
 from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.heads.record import record

@@ -1,7 +1,11 @@
-"""What heads can read and write, from their weights alone: ranks, overlaps, composition, copying, and what is chance.
+"""What heads can read and write, from their weights alone: ranks, overlaps, composition, copying, beside chance.
 
-    circuits     W_OV and W_QK of every head: ov(), qk()        low_rank  products of thin matrices: Factored
-    subspaces    effective rank, principal angles, overlap      composition  composition, copying
+    circuits      W_OV and W_QK of every head: ov(), qk(); heads of random factors: random_like()
+    low_rank      matrices kept as products of thin ones: Factored
+    subspaces     effective_rank(), overlap(), principal_angles(), cosine()
+    composition   composition() of two heads along the residual stream, copying() of tokens
+
+Chance is what random_like() gives, and what an untrained() model has.
 
 >>> from headtools import geometry
 >>> import headtools as ht
@@ -9,24 +13,14 @@
 >>> geometry.effective_rank(geometry.ov(model))["encoder", 0, 0] < 16
 True
 
-Weights say what a head could do. Where it looks and whether that is worth anything, only maps and interventions say.
+Weights say what a head could do. What it attends to and whether that matters, only maps and interventions say.
 """
 
-from headtools.geometry.subspaces import (
-    Circuits,
-    Factored,
-    Levels,
-    composition,
-    copying,
-    cosine,
-    effective_rank,
-    ov,
-    overlap,
-    principal_angles,
-    qk,
-    random_like,
-    untrained,
-)
+from headtools.geometry.circuits import Circuits, ov, qk, random_like
+from headtools.geometry.composition import composition, copying
+from headtools.geometry.low_rank import Factored, Levels
+from headtools.geometry.subspaces import cosine, effective_rank, overlap, principal_angles
+from headtools.roles.controls import untrained
 
 __all__ = ["Circuits", "Factored", "Levels", "composition", "copying", "cosine", "effective_rank", "ov", "overlap",
            "principal_angles", "qk", "random_like", "untrained"]  # fmt: skip

@@ -1,8 +1,8 @@
-"""The two circuits of every head, as factored matrices: ``ov`` and ``qk``.
+"""The two circuits of every head, as factored matrices: ``ov`` and ``qk``; ``random_like`` for chance.
 
 Elhage et al. 2021: what a head does is fixed by two products of its weights. W_QK = W_Q W_Kᵀ says which key a query
-looks at, W_OV = W_V W_O what is moved from there. The factors alone say nothing: (W_V M, M⁻¹ W_O) is the same head for
-every invertible M, so only products are scored.
+attends to, W_OV = W_V W_O what is moved from there. The factors alone mean nothing: (W_V M, M⁻¹ W_O) is the same head
+for every invertible M, so only products are scored.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor, nn
 
-from headtools.geometry._bilinear import output_value_obstacles, query_key_obstacles
+from headtools.geometry._obstacles import output_value_obstacles, query_key_obstacles
 from headtools.geometry.low_rank import Factored
 from headtools.heads._checks import check_not_offloaded
 from headtools.heads._finite import heads_label
@@ -66,24 +67,24 @@ class Circuits:
                 f"sites differ in width (d_in, rank, d_out): {sorted(widths)}; take those of one kind, e.g. "
                 f'{self.name}(sites(model)["encoder"]), or one site at a time'
             )
-        parts = list(self.values.values())
-        return Factored(torch.cat([p.left for p in parts]), torch.cat([p.right for p in parts]))
+        by_site = list(self.values.values())
+        return Factored(torch.cat([w.left for w in by_site]), torch.cat([w.right for w in by_site]))
 
     def score(self, function: Callable[[Factored], Tensor], name: str) -> HeadScores:
-        """Return the numbers (heads,) that ``function`` gives for each site's circuits, as scores."""
+        """Return what ``function`` gives for each site's circuits, (heads,), as scores."""
         return HeadScores({key: function(value) for key, value in self.values.items()}, name=name)
 
 
 def ov(where: nn.Module | Sites | Site, *, bias: bool = False) -> Circuits:
-    """Return every head's W_OV = W_V W_O, (heads, d_in, d_model): what it moves, were it to look at one token.
+    """Return every head's W_OV = W_V W_O, (heads, d_in, d_model): what it moves from a token that it attends to fully.
 
     ``where``: a model, ``sites(model)["encoder"]`` or a single site. Rows are multiplied from the left: a head's
     output is A Y W_OV, with A its map and Y (S, d_in) what the attention layer reads (after the layer normalisation,
     in models that have one before the attention). Query heads that share values each have a copy.
 
     Biases: a value bias b_V adds the constant b_V W_O to every token, since a row of A sums to 1. It is left out;
-    with ``bias`` it is one more row of ``left`` (d_in + 1), to be met by a 1 at the end of Y's rows. The output
-    projection's own bias belongs to the layer and is never in. Weights are copied as float32 (float64 stays) and
+    with ``bias`` it is one more row of ``left`` (d_in + 1), for a 1 at the end of Y's rows. The output projection's own
+    bias belongs to the layer and is never included. Weights are copied as float32 (float64 stays) and
     carry no gradient; memory is O(d_model²) a layer, the size of the weights.
 
     Raises ``ValueError`` where W_OV would not be what the head moves: latent or normalised values (DeepSeek), a norm
@@ -96,13 +97,13 @@ def ov(where: nn.Module | Sites | Site, *, bias: bool = False) -> Circuits:
     """
     values = {}
     for site in _sites(where):
-        found = output_value_obstacles(site)
-        if found:
+        obstacles = output_value_obstacles(site)
+        if obstacles:
             raise ValueError(
-                f"{_who(site)}: W_OV is not what its heads move, because {'; '.join(found)}. Look at what they write "
-                f'instead: with record(model, want="z") as r: model(**batch); contributions(site, r[{site.key}].z)'
+                f"{_describe(site)}: W_OV is not what its heads move, because {'; '.join(obstacles)}. Look at their "
+                f'output: with record(model, want="z") as r: model(**batch); contributions(site, r[{site.key}].z)'
             )
-        values[site.key] = _finite(site, Factored(_inputs(site.v, site, bias), _plain(site.w_o)), "W_OV")
+        values[site.key] = _check_finite(site, Factored(_projection(site.v, site, bias), _copy(site.w_o)), "W_OV")
     return Circuits(values, "ov")
 
 
@@ -113,15 +114,15 @@ def qk(where: nn.Module | Sites | Site, *, bias: bool = False, anyway: bool = Fa
     something else): nothing in this module depends on the scale. Query heads that share keys each have a copy.
 
     Biases: a key bias adds the same to all scores of a row, which the softmax ignores. A query bias does not cancel:
-    it adds b_Q W_Kᵀ yᵀ, a liking for certain keys whatever the query. Both are left out; with ``bias`` left and right
-    have one more row or column for a 1 at the end of x and of y, and the scores are complete.
+    it adds b_Q W_Kᵀ yᵀ, a preference for certain keys whatever the query. Both are left out; with ``bias`` left and
+    right have one more row or column for a 1 at the end of x and of y, and the scores are complete.
 
     Raises ``ValueError`` for weights that hold NaN or infinity, and where no one matrix gives the scores: RoPE rotates
-    queries and keys by their positions, q/k normalisation divides by lengths, a soft cap bends the result, latent keys
-    are normalised (DeepSeek). ``anyway`` gives the product all the same, with a warning; under RoPE alone it is right
+    queries and keys by their positions, q/k normalisation divides by lengths, a soft cap is not linear, latent keys are
+    normalised (DeepSeek). ``anyway`` gives the product all the same, with a warning; under RoPE alone it is right
     for a token and itself, where the two rotations cancel. Warns (``UserWarning``) where positions add a term of their
     own (ALiBi, T5, DeBERTa): there W_QK is what content contributes. The reasons are read from the attention module's
-    code; ``ov`` is not concerned.
+    code; none of them affects ``ov``.
 
     >>> from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
     >>> shape = dict(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -132,64 +133,87 @@ def qk(where: nn.Module | Sites | Site, *, bias: bool = False, anyway: bool = Fa
     ...
     ValueError: LlamaAttention (decoder 0): no W_QK gives its scores, because queries and keys are rotated ...
     """
-    values, added = {}, {}
+    values, warn_about = {}, {}
     for site in _sites(where):
-        spoil, add = query_key_obstacles(site)
-        if spoil and not (anyway and site.q is not None):
+        obstacles, additions = query_key_obstacles(site)
+        if obstacles and not (anyway and site.q is not None):
             raise ValueError(
-                f"{_who(site)}: no W_QK gives its scores, because {'; '.join(spoil)}. Look at the queries and keys "
-                f'themselves: with record(model, want=("q", "k")) as r: model(**batch). ov() is not concerned'
+                f"{_describe(site)}: no W_QK gives its scores, because {'; '.join(obstacles)}. Look at the queries and "
+                f'keys themselves: with record(model, want=("q", "k")) as r: model(**batch). ov() is not affected'
                 + ("" if site.q is None else "; qk(..., anyway=True) gives the bare product of the weights")
             )
-        for reason in spoil + add:
-            added.setdefault(reason, _who(site))
-        key = _inputs(site.k, site, bias)
-        values[site.key] = _finite(site, Factored(_inputs(site.q, site, bias), key.mT), "W_QK")
-    for reason, who in added.items():
-        warnings.warn(f"W_QK is not the whole score in {who}: {reason}", stacklevel=2)
+        for reason in obstacles + additions:  # one warning a reason, with the first layer that has it
+            warn_about.setdefault(reason, _describe(site))
+        key = _projection(site.k, site, bias)
+        values[site.key] = _check_finite(site, Factored(_projection(site.q, site, bias), key.mT), "W_QK")
+    for reason, layer in warn_about.items():
+        warnings.warn(f"W_QK is not the whole score in {layer}: {reason}", stacklevel=2)
     return Circuits(values, "qk")
 
 
+@overload
+def random_like(of: Circuits, seed: int = 0) -> Circuits: ...
+@overload
+def random_like(of: Factored, seed: int = 0) -> Factored: ...
+def random_like(of: Circuits | Factored, seed: int = 0) -> Circuits | Factored:
+    """Return heads of the same shapes with independent Gaussian factors: the chance level of every score here.
+
+    >>> random_like(Factored(torch.ones(5, 8, 2), torch.ones(5, 2, 8)), seed=1)
+    <Factored 5 of 8 x 8 of rank 2>
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def random_factors(like: Factored) -> Factored:
+        factors = (
+            torch.randn(f.shape, generator=generator, dtype=f.dtype).to(f.device) for f in (like.left, like.right)
+        )
+        return Factored(*factors)
+
+    if isinstance(of, Circuits):
+        return Circuits({key: random_factors(value) for key, value in of.values.items()}, of.name)
+    return random_factors(of)
+
+
 def _sites(where: nn.Module | Sites | Site) -> list[Site]:
-    """Return the sites meant that have heads left."""
+    """Return the sites of ``where`` that have heads left."""
     if isinstance(where, Site):
         where = Sites((where,))
-    found = [s for s in (where if isinstance(where, Sites) else sites(where)) if not s.empty]
-    if not found:
+    with_heads = [s for s in (where if isinstance(where, Sites) else sites(where)) if not s.empty]
+    if not with_heads:
         raise ValueError("all heads are cut here: there are no circuits; pass a model that has heads left")
-    for site in found:
+    for site in with_heads:
         check_not_offloaded(site.module, "a circuit")
         check_not_offloaded(site.out, "a circuit")
-    return found
+    return with_heads
 
 
-def _inputs(projection: Projection, site: Site, bias: bool) -> Tensor:
-    """Return the projection as (heads, d_in, width), with the bias as one more row where asked."""
+def _projection(projection: Projection, site: Site, bias: bool) -> Tensor:
+    """Return the projection's weight as (heads, d_in, width), with ``bias`` its bias as one more row."""
     weight = projection.weight().mT
     if bias:
         offset = projection.bias()
         offset = weight.new_zeros(len(weight), weight.shape[-1]) if offset is None else offset
         weight = torch.cat([weight, offset[:, None]], 1)
-    # query heads in a row share one key and value head
-    return _plain(weight).repeat_interleave(site.heads // len(weight), 0)
+    # Grouped-query attention: consecutive query heads share one key and value head.
+    return _copy(weight).repeat_interleave(site.heads // len(weight), 0)
 
 
-def _finite(site: Site, circuit: Factored, name: str) -> Factored:
+def _check_finite(site: Site, circuit: Factored, name: str) -> Factored:
     """Return the circuit; raise ``ValueError`` for one that holds NaN or infinity, and name the heads."""
-    parts = (circuit.left, circuit.right)
-    if not all(part.isfinite().all() for part in parts):
-        broken = [head for head in range(site.heads) if not all(part[head].isfinite().all() for part in parts)]
+    factors = (circuit.left, circuit.right)
+    if not all(factor.isfinite().all() for factor in factors):
+        broken = [head for head in range(site.heads) if not all(factor[head].isfinite().all() for factor in factors)]
         raise ValueError(
-            f"{_who(site)}: {name} is not a number in {heads_label(broken, site.heads)}, because its weights hold NaN "
-            "or infinity: load them again"
+            f"{_describe(site)}: {name} is not a number in {heads_label(broken, site.heads)}, because its weights hold "
+            "NaN or infinity: load them again"
         )
     return circuit
 
 
-def _plain(weight: Tensor) -> Tensor:
-    """Return a copy free of gradients, in float32 or float64."""
+def _copy(weight: Tensor) -> Tensor:
+    """Return a copy without gradient, in float32 or float64."""
     return weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
 
 
-def _who(site: Site) -> str:
+def _describe(site: Site) -> str:
     return f"{type(site.module).__name__} ({site.label})"

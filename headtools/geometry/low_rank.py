@@ -1,8 +1,14 @@
-"""A matrix that is known as a product of two thin ones, and what can be had from it without multiplying them out."""
+"""Matrices of low rank, kept as products of two thin ones: what can be computed without multiplying them out.
+
+With d the width of a matrix and r its rank, the product is never formed where r will do: left = Q₁R₁ and rightᵀ = Q₂R₂
+have orthonormal columns in Q₁ and Q₂, so the small matrix R₁R₂ᵀ has the singular values of left @ right.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,14 +18,14 @@ from headtools.heads._precision import without_autocast
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Factored:
-    """One matrix ``left @ right`` of low rank, or several side by side, never multiplied out unless you ask.
+    """One matrix ``left @ right`` of low rank, or several along leading axes; multiplied out by :meth:`matrix` only.
 
     ``left``: (..., d_in, r), ``right``: (..., r, d_out); rows are multiplied from the left, ``x @ left @ right``, so
-    what is read is a matter of ``left`` and what is written a matter of ``right``. With d the larger width, products,
+    ``left`` determines what is read and ``right`` what is written. With d the larger width, products,
     norms and singular values cost O(d r²) and O(d r) memory a matrix, where the full matrix would cost O(d³) and
     O(d²).
 
-    Raises ``ValueError`` for factors that do not fit, ``TypeError`` for what is no floating-point tensor.
+    Raises ``ValueError`` for factors that do not fit, ``TypeError`` for factors that are not floating-point tensors.
 
     >>> one = Factored(torch.tensor([[3.0], [4.0]]), torch.tensor([[0.0, 2.0]]))
     >>> one
@@ -34,10 +40,10 @@ class Factored:
     def __post_init__(self) -> None:
         for name, factor in (("left", self.left), ("right", self.right)):
             if not isinstance(factor, Tensor) or not factor.is_floating_point():
-                raise TypeError(f"{name} must be a floating-point tensor, got {_say(factor)}")
+                raise TypeError(f"{name} must be a floating-point tensor, got {_describe(factor)}")
         a, b = tuple(self.left.shape), tuple(self.right.shape)
         if len(a) < 2 or len(a) != len(b) or a[:-2] != b[:-2] or a[-1] != b[-2] or 0 in a + b:
-            raise ValueError(f"needed are left (..., d_in, r) and right (..., r, d_out), got {a} and {b}")
+            raise ValueError(f"got left {a} and right {b}; expected (..., d_in, r) and (..., r, d_out)")
 
     @property
     def shape(self) -> torch.Size:
@@ -55,7 +61,7 @@ class Factored:
         return Factored(self.right.mT, self.left.mT)
 
     def __getitem__(self, index: object) -> Factored:
-        """Return some of the matrices, by an index of the leading axes."""
+        """Return one or more of the matrices, by an index of the leading axes."""
         if self.left.dim() == 2:
             raise IndexError("this is one matrix, not several: there is no leading axis to index; use .matrix()")
         return Factored(self.left[index], self.right[index])
@@ -68,19 +74,19 @@ class Factored:
 
     @without_autocast
     def __matmul__(self, other: Factored) -> Factored:
-        """Return the product of two, factored again: first this one, then ``other``."""
+        """Return the product, factored again: first this matrix is applied, then ``other``."""
         if not isinstance(other, Factored):
             return NotImplemented
         if self.shape[-1] != other.shape[-2]:
             raise ValueError(f"{tuple(self.shape)} @ {tuple(other.shape)}: the inner widths differ")
         middle = self.right @ other.left  # (r, r'), the one product over the full width
-        if self.left.shape[-1] <= other.left.shape[-1]:
-            return Factored(*_aligned(self.left, middle @ other.right))
-        return Factored(*_aligned(self.left @ middle, other.right))
+        if self.left.shape[-1] <= other.left.shape[-1]:  # the product's rank is at most the smaller of the two
+            return Factored(*_broadcast(self.left, middle @ other.right))
+        return Factored(*_broadcast(self.left @ middle, other.right))
 
     def __repr__(self) -> str:
-        several = "".join(f"{n} of " for n in self.shape[:-2])
-        return f"<Factored {several}{self.shape[-2]} x {self.shape[-1]} of rank {self.width}>"
+        counts = "".join(f"{n} of " for n in self.shape[:-2])
+        return f"<Factored {counts}{self.shape[-2]} x {self.shape[-1]} of rank {self.width}>"
 
     @without_autocast
     def apply(self, x: Tensor) -> Tensor:
@@ -99,10 +105,11 @@ class Factored:
 
     @without_autocast
     def svd(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return U (..., d_in, k), the singular values (..., k) falling, and V (..., d_out, k): matrix = U diag(s) Vᵀ.
+        """Return U (..., d_in, k), the singular values (..., k) and V (..., d_out, k): matrix = U diag(s) Vᵀ.
 
         Rows are multiplied from the left, so **the columns of U are what is read and those of V what is written**:
-        ``x @ matrix`` has s times the part of x along U's column, put along V's. k is ``width``.
+        ``x @ matrix`` takes the component of x along a column of U, times s, and writes it along V's. k is ``width``;
+        singular values descend.
 
         left = Q₁R₁ and rightᵀ = Q₂R₂ cost O(d r²); then only the r x r matrix R₁R₂ᵀ is decomposed.
 
@@ -116,7 +123,7 @@ class Factored:
         return q1 @ u, s, q2 @ vt.mT
 
     def singular_values(self) -> Tensor:
-        """Return the singular values (..., k), falling, in O(d r²)."""
+        """Return the singular values (..., k) in descending order, in O(d r²)."""
         return torch.linalg.svdvals(self._core())
 
     def norm(self) -> Tensor:
@@ -130,11 +137,31 @@ class Factored:
         return r1 @ r2.mT
 
 
-def _aligned(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Give both factors the same leading axes, as broadcasting would."""
+class Levels(NamedTuple):
+    """Scores of pairs of heads, ``values`` (n_a, n_b), and ``chance``, what random heads of these widths give."""
+
+    values: Tensor
+    chance: float
+
+
+@without_autocast
+def pairwise_products(a: Tensor, b: Tensor) -> Tensor:
+    """Return a_i @ b_j for all pairs, (n_a, n_b, r_a, r_b), of a (n_a, r_a, d) and b (n_b, d, r_b)."""
+    # One product of (n_a r_a, d) and (d, n_b r_b) in place of n_a n_b small ones.
+    stacked = a.flatten(0, 1) @ b.movedim(0, 1).flatten(1)
+    return stacked.unflatten(1, (b.shape[0], b.shape[2])).unflatten(0, a.shape[:2]).transpose(1, 2)
+
+
+def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Return numerator / denominator, and 0 where both are 0."""
+    return numerator / denominator.where(denominator > 0, torch.full_like(denominator, math.inf))
+
+
+def _broadcast(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both factors with the same leading axes."""
     lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     return left.expand(*lead, *left.shape[-2:]), right.expand(*lead, *right.shape[-2:])
 
 
-def _say(value: object) -> str:
+def _describe(value: object) -> str:
     return f"a {value.dtype} tensor" if isinstance(value, Tensor) else type(value).__name__

@@ -1,12 +1,6 @@
-"""What heads can read and write, from their weights alone: ranks, overlaps, composition, copying, and what is chance.
+"""Subspaces that heads read and write: effective rank, overlap, principal angles, cosine.
 
-    >>> from headtools import geometry
-    >>> from headtools.organism.load import load
-    >>> model, _ = load()
-    >>> geometry.effective_rank(geometry.ov(model))["encoder", 0, 0] < 16
-    True
-
-Weights say what a head could do. Where it looks and whether that is worth anything, only maps and interventions say.
+Only bases of subspaces are compared: the factors of a head are not unique (``circuits.py``), its subspaces are.
 """
 
 from __future__ import annotations
@@ -16,16 +10,9 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from headtools.geometry._calibration import random_like
-from headtools.geometry._pairs import Levels, products, ratio
-from headtools.geometry.circuits import Circuits, ov, qk
-from headtools.geometry.composition import composition, copying
-from headtools.geometry.low_rank import Factored
+from headtools.geometry.circuits import Circuits
+from headtools.geometry.low_rank import Factored, Levels, divide_or_zero, pairwise_products
 from headtools.heads.scores import HeadScores
-from headtools.roles.controls import untrained
-
-__all__ = ["Circuits", "Factored", "Levels", "composition", "copying", "cosine", "effective_rank", "ov", "overlap",
-           "principal_angles", "qk", "random_like", "untrained"]  # fmt: skip
 
 SIDES = ("read", "write")
 
@@ -35,7 +22,7 @@ def effective_rank(of: Circuits) -> HeadScores: ...
 @overload
 def effective_rank(of: Factored | Tensor) -> Tensor: ...
 def effective_rank(of: Circuits | Factored | Tensor) -> HeadScores | Tensor:
-    """Return exp of the entropy of the singular values scaled to sum 1: how many directions a matrix really uses.
+    """Return exp of the entropy of the singular values scaled to sum 1: how many directions a matrix uses.
 
     ``of``: circuits (one score a head), a Factored (..., d, d) or matrices (..., n, m), the result then (...). Between
     1 and the rank, the same for any multiple of the matrix and any gauge of its factors; a zero matrix, which has no
@@ -53,21 +40,21 @@ def effective_rank(of: Circuits | Factored | Tensor) -> HeadScores | Tensor:
         raise ValueError("the matrix holds NaN or infinity, so it has no rank: look at how it was loaded")
     values = torch.linalg.svdvals(of) if isinstance(of, Tensor) else of.singular_values()
     total = values.sum(-1, keepdim=True)
-    share = values / total.where(total > 0, torch.ones_like(total))
-    entropy = torch.special.entr(share).sum(-1)  # entr(0) = 0: zero singular values drop out
+    p = values / total.where(total > 0, torch.ones_like(total))
+    entropy = torch.special.entr(p).sum(-1)  # −Σ p log p; entr(0) = 0, so zero singular values do not count
     return entropy.exp().where(total.squeeze(-1) > 0, torch.zeros_like(entropy))
 
 
 def overlap(a: Circuits | Factored, b: Circuits | Factored | None = None, side: str = "write") -> Levels:
-    """Return how much the subspaces that heads write to (or read from) agree, in [0, 1], and the chance level.
+    """Return how much the subspaces that heads write to (or read from) overlap, in [0, 1], and the chance level.
 
-    ``a`` (n_a, d, d) and ``b`` (n_b, d, d); left out, a with itself. ``side``: "write" takes the space of what comes
-    out, "read" of what is looked at on the left side. For a head of W_QK, "read" is what queries and "write" what
+    ``a`` (n_a, d, d) and ``b`` (n_b, d, d); left out, a with itself. ``side``: "write" takes the subspace of the
+    output, "read" that of the input. For a head of W_QK, "read" is what queries and "write" what
     keys are read from. The value for two heads is the mean of cos² over their principal angles, ‖V_aᵀV_b‖² / r, and
     does not change with the bases; where the ranks differ r is the smaller; a head that is 0 overlaps nothing. Chance
     is the larger width over d: d_head/d, which is 1/H in most models. Björck and Golub 1973 for the angles.
 
-    Says nothing about how strongly each direction is used (``cosine`` does) nor where the heads look: two heads with
+    Says nothing about how strongly each direction is used (``cosine`` does) nor where the heads attend: two heads with
     one W_OV and different maps are different heads. All pairs cost O(n_a n_b d r²), for two layers one product of
     d x d matrices. Raises ``ValueError`` for heads of different width d or another ``side``.
 
@@ -75,13 +62,14 @@ def overlap(a: Circuits | Factored, b: Circuits | Factored | None = None, side: 
     >>> overlap(axes, Factored(torch.eye(4)[:, 1:3], torch.eye(4)[1:3]))
     Levels(values=tensor([[0.5000]]), chance=0.5)
     """
-    first, second = _bases(a, side), _bases(a if b is None else b, side)
-    _same_width(first, second)
-    shared = products(first.mT, second).square().sum((-1, -2))
-    ranks = [basis.square().sum((-1, -2)).round() for basis in (first, second)]  # columns of length 1, or 0
-    least = torch.minimum(ranks[0][:, None], ranks[1][None]).clamp(min=1)
-    chance = min(1.0, max(first.shape[-1], second.shape[-1]) / first.shape[-2])
-    return Levels((shared / least).clamp(0, 1), chance)
+    bases_a, bases_b = _bases(a, side), _bases(a if b is None else b, side)
+    _check_width(bases_a, bases_b)
+    # The singular values of V_aᵀ V_b are the cosines of the principal angles; the sum of their squares is its norm².
+    cos_squared = pairwise_products(bases_a.mT, bases_b).square().sum((-1, -2))
+    ranks = [basis.square().sum((-1, -2)).round() for basis in (bases_a, bases_b)]  # columns have length 1, or 0
+    n_angles = torch.minimum(ranks[0][:, None], ranks[1][None]).clamp(min=1)
+    chance = min(1.0, max(bases_a.shape[-1], bases_b.shape[-1]) / bases_a.shape[-2])
+    return Levels((cos_squared / n_angles).clamp(0, 1), chance)
 
 
 def principal_angles(a: Circuits | Factored, b: Circuits | Factored | None = None, side: str = "write") -> Tensor:
@@ -94,48 +82,52 @@ def principal_angles(a: Circuits | Factored, b: Circuits | Factored | None = Non
     >>> principal_angles(axes, Factored(torch.eye(4)[:, 1:3], torch.eye(4)[1:3])).rad2deg().round().tolist()
     [[[0.0, 90.0]]]
     """
-    first, second = _bases(a, side), _bases(a if b is None else b, side)
-    _same_width(first, second)
-    return torch.linalg.svdvals(products(first.mT, second)).clamp(max=1).acos()
+    bases_a, bases_b = _bases(a, side), _bases(a if b is None else b, side)
+    _check_width(bases_a, bases_b)
+    return torch.linalg.svdvals(pairwise_products(bases_a.mT, bases_b)).clamp(max=1).acos()
 
 
 def cosine(a: Circuits | Factored, b: Circuits | Factored | None = None) -> Levels:
-    """Return the cosine of heads' matrices taken as vectors, (n_a, n_b) in [-1, 1]: alike in what they map to what.
+    """Return the cosine of heads' matrices taken as vectors, (n_a, n_b) in [-1, 1]: whether they are the same map.
 
     ⟨W_a, W_b⟩ / (‖W_a‖ ‖W_b‖), with W never multiplied out: all pairs cost O(n_a n_b d r²). Chance has mean 0;
-    ``chance`` is the spread 1/√(d_in d_out) of random heads. A head that is 0 has cosine 0 with all.
+    ``chance`` is the standard deviation for random heads, 1/√(d_in d_out). A head that is 0 has cosine 0 with all.
 
     >>> one = Factored(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0, 1.0]]))
     >>> cosine(one, Factored(-2 * one.left, one.right)).values
     tensor([[-1.]])
     """
-    first, second = _several(a), _several(a if b is None else b)
+    first, second = _stacked(a), _stacked(a if b is None else b)
     if first.shape[1:] != second.shape[1:]:
-        raise ValueError(f"heads map {tuple(first.shape[1:])} and {tuple(second.shape[1:])}: needed are alike shapes")
-    inner = (products(first.left.mT, second.left) * products(first.right, second.right.mT)).sum((-1, -2))
-    sizes = first.norm()[:, None] * second.norm()[None]
-    return Levels(ratio(inner, sizes).clamp(-1, 1), (first.shape[-2] * first.shape[-1]) ** -0.5)
+        raise ValueError(
+            f"got matrices of {tuple(first.shape[1:])} and {tuple(second.shape[1:])}; expected equal shapes"
+        )
+    # ⟨L₁R₁, L₂R₂⟩ = tr(R₁ᵀ L₁ᵀ L₂ R₂) = ⟨L₁ᵀ L₂, R₁ R₂ᵀ⟩, an inner product of two r x r matrices.
+    inner = pairwise_products(first.left.mT, second.left) * pairwise_products(first.right, second.right.mT)
+    norms = first.norm()[:, None] * second.norm()[None]
+    values = divide_or_zero(inner.sum((-1, -2)), norms).clamp(-1, 1)
+    return Levels(values, (first.shape[-2] * first.shape[-1]) ** -0.5)
 
 
-def _several(of: Circuits | Factored) -> Factored:
+def _stacked(of: Circuits | Factored) -> Factored:
     """Return (n, d_in, d_out) from circuits, or from one matrix or several."""
     of = of.stack() if isinstance(of, Circuits) else of
     if of.left.dim() == 2:
         return Factored(of.left[None], of.right[None])
     if of.left.dim() != 3:
-        raise ValueError(f"needed is (n, d_in, d_out), got {tuple(of.shape)}")
+        raise ValueError(f"got {tuple(of.shape)}; expected (n, d_in, d_out)")
     return of
 
 
 def _bases(of: Circuits | Factored, side: str) -> Tensor:
-    """Return orthonormal bases of what heads read or write, (n, d, r); columns of directions not used are 0."""
+    """Return orthonormal bases of what heads read or write, (n, d, r); columns beyond a head's rank are 0."""
     if side not in SIDES:
         raise ValueError(f'side must be "read" or "write", got {side!r}')
-    u, s, v = _several(of).svd()
-    least = s[:, :1] * max(u.shape[-2], v.shape[-2]) * torch.finfo(s.dtype).eps
-    return (u if side == "read" else v) * (s > least)[:, None]
+    u, s, v = _stacked(of).svd()
+    tolerance = s[:, :1] * max(u.shape[-2], v.shape[-2]) * torch.finfo(s.dtype).eps
+    return (u if side == "read" else v) * (s > tolerance)[:, None]
 
 
-def _same_width(a: Tensor, b: Tensor) -> None:
+def _check_width(a: Tensor, b: Tensor) -> None:
     if a.shape[-2] != b.shape[-2]:
-        raise ValueError(f"heads live in widths {a.shape[-2]} and {b.shape[-2]}: subspaces of one space are needed")
+        raise ValueError(f"got heads in spaces of widths {a.shape[-2]} and {b.shape[-2]}; expected one space")

@@ -9,7 +9,7 @@ from torch import nn
 
 import headtools as ht
 from headtools import geometry
-from headtools.geometry._bilinear import output_value_obstacles, query_key_obstacles
+from headtools.geometry._obstacles import output_value_obstacles, query_key_obstacles
 from headtools.heads.sites import sites
 
 from ..heads.zoo import ALL, INTERFACE, fresh, zoo_model

@@ -84,9 +84,9 @@ def test_open_paths(earlier, later, into):
         (("cross", 0), ("decoder", 0), "key", "side by side"),
         (("encoder", 0), ("decoder", 1), "key", "as the keys and values of cross-attention"),
         (("encoder", 0), ("cross", 1), "query", "as the keys and values of cross-attention"),
-        (("decoder", 0), ("cross", 0), "value", 'into="query" is open'),
+        (("decoder", 0), ("cross", 0), "value", 'write into="query"'),
         (("decoder", 0), ("encoder", 1), "key", "cannot feed"),
-        (("encoder", 0), ("encoder", 1), "output", 'into must be "query", "key" or "value"'),
+        (("encoder", 0), ("encoder", 1), "output", "got into='output'; expected"),
     ],
 )
 def test_closed_paths(earlier, later, into, says):
@@ -127,7 +127,7 @@ def test_copying_by_hand():
     assert got.tolist() == pytest.approx([1, -1, 0, 0], abs=1e-6)  # copies, suppresses, moves elsewhere, silent
     with pytest.raises(ValueError, match="tables are 5 and 5 wide"):
         geometry.copying(Circuits({("decoder", 0): heads}, "ov"), torch.ones(3, 5))
-    with pytest.raises(ValueError, match="two tables"):
+    with pytest.raises(ValueError, match="expected two tables"):
         geometry.copying(Circuits({("decoder", 0): heads}, "ov"), torch.ones(3, 4), torch.ones(2, 4))
 
 

@@ -83,10 +83,10 @@ def test_no_matrix_of_full_size_is_built():
 @pytest.mark.parametrize(
     ("left", "right", "error", "says"),
     [
-        (torch.ones(3, 2), torch.ones(3, 2), ValueError, r"needed are left .*\(3, 2\) and \(3, 2\)"),
-        (torch.ones(2, 3, 2), torch.ones(2, 3), ValueError, "needed are left"),
-        (torch.ones(1, 3, 2), torch.ones(2, 2, 3), ValueError, "needed are left"),
-        (torch.ones(3, 0), torch.ones(0, 3), ValueError, "needed are left"),
+        (torch.ones(3, 2), torch.ones(3, 2), ValueError, r"got left \(3, 2\) and right \(3, 2\)"),
+        (torch.ones(2, 3, 2), torch.ones(2, 3), ValueError, r"expected \(\.\.\., d_in, r\)"),
+        (torch.ones(1, 3, 2), torch.ones(2, 2, 3), ValueError, r"expected \(\.\.\., d_in, r\)"),
+        (torch.ones(3, 0), torch.ones(0, 3), ValueError, r"expected \(\.\.\., d_in, r\)"),
         (torch.ones(3, 2).long(), torch.ones(2, 3), TypeError, "left must be a floating-point tensor, got a"),
         (torch.ones(3, 2), [[1.0]], TypeError, "right must be a floating-point tensor, got list"),
     ],
@@ -222,7 +222,7 @@ def test_chance_levels_are_what_random_heads_give():
 def test_what_cannot_be_compared():
     with pytest.raises(ValueError, match=r"side must be \"read\" or \"write\", got 'up'"):
         geometry.overlap(heads(1), side="up")
-    with pytest.raises(ValueError, match="widths 12 and 9"):
+    with pytest.raises(ValueError, match="widths 12 and 9; expected one space"):
         geometry.overlap(heads(1), heads(1, 12, 3, 9))
-    with pytest.raises(ValueError, match="alike shapes"):
+    with pytest.raises(ValueError, match="expected equal shapes"):
         geometry.cosine(heads(1), heads(1, 12, 3, 9))

@@ -13,7 +13,7 @@ import torch.nn.utils.prune
 from torch import nn
 
 import headtools as ht
-from headtools.geometry.subspaces import ov, qk
+from headtools.geometry.circuits import ov, qk
 from headtools.heads._weights import bias_of, shape_of, weight_of
 
 from .reference import untouched

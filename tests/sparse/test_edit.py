@@ -7,7 +7,7 @@ import torch
 import transformers as tf
 
 import headtools as ht
-from headtools.geometry.subspaces import ov
+from headtools.geometry.circuits import ov
 
 from ..heads.reference import assert_same_state, output_matrix, state, untouched
 from ..heads.zoo import MECHANISMS, fresh, run, valid, zoo_model

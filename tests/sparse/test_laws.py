@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import headtools as ht
-from headtools.geometry.subspaces import ov
+from headtools.geometry.circuits import ov
 from headtools.importance.loss import label_loss
 
 from ..heads.reference import untouched

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.geometry.subspaces import ov
+from headtools.geometry.circuits import ov
 from headtools.sparse._least_squares import moments
 from headtools.sparse.head_similarity import disjoint_pairs, head_similarity
 from headtools.sparse.merge import merge, refit

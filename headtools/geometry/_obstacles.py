@@ -1,0 +1,109 @@
+"""What comes between a head's weights and its scores, so that W_QK or W_OV would not describe the head.
+
+Required: an architecture that the package has never seen must be refused if it does something to queries, keys, values
+or scores that a product of weights cannot express. So nothing is looked up by class. An attention module's code, its
+children and its attributes are searched for names; nothing is run. A name too many is an error message with a way
+out; a name too few would be a wrong number.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from torch import nn
+
+from headtools.heads._layout import width_out
+from headtools.heads.sites import Site
+
+_ROTARY = re.compile(r"rotary|rotate|(^|_)rope(_|$)|rotation", re.I)
+# Attributes that are False in a layer without rotary positions (Llama 4 and SmolLM 3 have both sorts of layers).
+_ROTARY_SWITCHES = ("use_rope", "use_rotary", "use_rotary_embeddings", "rotary", "apply_rope")
+_CAP = re.compile(r"(attn|attention|logits?).*cap|soft_?cap|cap_logits", re.I)
+_POSITION = re.compile(
+    r"alibi|relative|position_bias|rel_(pos|att|emb|shift|logits)|(^|_)rpe(_|$)|pos_(bias|proj)|distance_emb|r_r_bias",
+    re.I,
+)
+_NORM = r"(layer_?norm|norm|ln)"
+_QK_NORM = re.compile(rf"^(q|k|qk|query|key)s?_?{_NORM}|^{_NORM}_?(q|k|qk|query|key)$", re.I)
+_V_NORM = re.compile(rf"^(v|value)s?_?{_NORM}|^{_NORM}_?(v|value)$", re.I)
+_Z_NORM = re.compile(r"sub_?(layer_?)?norm|group_?norm|inner_attn_ln|attn_ln|^[go]_norm|^norm$", re.I)
+_GATE = re.compile(r"^(\w_|attn_|out(put)?_)?(gate|g)(_proj|_per_head)?$", re.I)
+_QK_CONV, _V_CONV = re.compile(r"^[qk]_?s?conv", re.I), re.compile(r"^v_?s?conv", re.I)
+
+
+def query_key_obstacles(site: Site) -> tuple[list[str], list[str]]:
+    """Return why a site's scores are not the bilinear form x W_QK yᵀ, and what is added to that form.
+
+    The first list has reasons of which one is enough: rotated or normalised queries and keys, capped scores, latent
+    keys. The second has terms that depend on positions and are added, so that W_QK is the part of the score that
+    depends on content.
+    """
+    module, obstacles, additions = site.module, [], []
+    names = _names_used(module)
+    if site.q is None or site.k is None:
+        obstacles.append("keys come out of a normalised latent")
+    if any(_ROTARY.search(n) for n in names) and not any(getattr(module, s, None) is False for s in _ROTARY_SWITCHES):
+        obstacles.append("queries and keys are rotated by their positions (RoPE)")
+    if _child(module, _QK_NORM) or "normalize" in names:
+        obstacles.append("queries and keys are normalised, each by its own length")
+    if _child(module, _QK_CONV):
+        obstacles.append("queries or keys are mixed with those of neighbouring tokens by a convolution")
+    if _capped(module, names):
+        obstacles.append("scores go through a soft cap, c tanh(score / c)")
+    # T5's cross-attention has the argument too, but is given a bias of zeros.
+    if site.kind != "cross" and any(_POSITION.search(n) for n in names | _arguments(module)):
+        additions.append("a term of relative positions is added to the scores (ALiBi, T5, DeBERTa)")
+    return obstacles, additions
+
+
+def output_value_obstacles(site: Site) -> list[str]:
+    """Return why a site's heads do not write A Y W_OV: latent or normalised values, a norm or gate on z."""
+    module, obstacles = site.module, []
+    if site.v is None:
+        obstacles.append("values come out of a normalised latent")
+    elif _child(module, _V_NORM):
+        obstacles.append("values are normalised, each by its own length")
+    if _child(module, _V_CONV):
+        obstacles.append("values are mixed with those of neighbouring tokens by a convolution")
+    if _child(module, _Z_NORM):
+        obstacles.append("the heads' outputs are normalised before the output projection")
+    # Qwen 3.5 projects a gate beside the query, by a matrix of twice the width; a fused q, k, v matrix can be as wide.
+    doubled = site.q is not None and width_out(site.q.module) == 2 * site.heads * site.head_dim
+    if _child(module, _GATE) or (doubled and site.q.module is not site.k.module):
+        obstacles.append("each token gates the heads' outputs")
+    return obstacles
+
+
+def _names_used(module: nn.Module) -> set[str]:
+    """Return the names in the code of a module's forward, and in that of its own methods that forward calls."""
+    module_class = type(module)
+    names = _code_names(module_class.forward)
+    for name in list(names):
+        method = inspect.getattr_static(module_class, name, None)
+        if inspect.isfunction(method) and method is not module_class.forward:
+            names |= _code_names(method)
+    return names
+
+
+def _code_names(function: object) -> set[str]:
+    return set(getattr(getattr(inspect.unwrap(function), "__code__", None), "co_names", ()))
+
+
+def _arguments(module: nn.Module) -> set[str]:
+    return set(inspect.signature(inspect.unwrap(type(module).forward)).parameters)
+
+
+def _child(module: nn.Module, pattern: re.Pattern) -> bool:
+    """Return whether a child module that is not an identity has a name that matches."""
+    return any(pattern.search(name) and not isinstance(child, nn.Identity) for name, child in module.named_children())
+
+
+def _capped(module: nn.Module, names: set[str]) -> bool:
+    """Return whether a soft cap is used and set: Gemma 3 uses the name of one, and its value is None."""
+    used = [name for name in names if _CAP.search(name)]
+    if not used:
+        return False
+    owners = (module, getattr(module, "config", None))
+    values = [getattr(owner, name) for owner in owners for name in used if hasattr(owner, name)]
+    return any(values) if values else True
