@@ -1,4 +1,12 @@
-"""The loss of each example: one that is given, or the cross-entropy of its labels."""
+"""The loss of each example: the user's, or the cross-entropy of its labels.
+
+Requirements:
+
+1. Every loss is per example, (B,), and an example weighs the same however many tokens it has; the losses that models
+   return are means over all tokens of a batch.
+2. Where a label belongs (at its token, or one token further on, as in a causal language model) is known for models of
+   transformers and inferred for others; where it would be a guess, it is refused.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +24,23 @@ from headtools.heads.sites import GUESSED_KIND, sites
 
 Loss = Callable[[Any, Mapping], Tensor] | str  # (outputs, batch) -> (B,), or one of FORMS
 FORMS = ("causal", "aligned")
-_HOW = "pass loss=lambda outputs, batch: ..., one number per example, (B,)"
+_FIX = "pass loss=lambda outputs, batch: ..., one number per example, (B,)"
 
 
 def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None = None) -> Tensor:
     """Return each example's cross-entropy in nats, (B,): of its label, or the mean over its labelled tokens.
 
-    ``outputs.logits`` (B, T, V) with ``batch["labels"]`` (B, T) is a translation, a filled-in text or, where the model
-    sees only what comes before, a continuation (labels then stand one token further on, as transformers has it). Labels
-    of -100 do not count, nor does the first token after padding on the left: nothing stands before it. Logits (B, C)
-    with labels (B,) are a classification. The mean is over each example's own tokens, so an example weighs the same
-    however long it is.
+    ``outputs.logits`` (B, T, V) with ``batch["labels"]`` (B, T) is a translation, a text with masked tokens or, for a
+    causal model, a continuation (the label of a token is then predicted by the token before it, as in transformers).
+    Labels of -100 do not count, nor does the first token after padding on the left, which has no token before it.
+    Logits (B, C) with labels (B,) are a classification. The mean is over each example's own tokens, so an example
+    weighs the same however long it is.
 
-    ``form`` says which token a label (B, T) belongs to: "causal", the one before its place, which is to predict it, or
-    "aligned", the one at its place. Left out, models of transformers have "causal" if they have decoder attention
-    (``sites``) and no encoder, as they do themselves; a classifier of tokens has "aligned". For a model written
-    elsewhere the labels tell: those that repeat the input are "causal" if the model is, and those that are moved
-    already are "aligned". What neither tells is refused.
+    ``form`` says which token's logits a label (B, T) belongs to: "causal", those of the token before it, or "aligned",
+    those at its own position. By default it is "causal" for models of transformers with decoder attention (``sites``)
+    and no encoder, as in transformers itself, and "aligned" for all others, token classifiers among them. For models
+    written elsewhere the labels decide: labels equal to the input are "causal" if the model is, and labels that are
+    shifted already are "aligned". Where neither decides, the batch is refused.
 
     Raises ``ValueError`` for outputs or labels of another form, and for an example without a label.
 
@@ -45,60 +53,61 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None 
         raise ValueError(f'a loss is loss(outputs, batch) -> (B,), "causal" or "aligned"; got {form!r}')
     logits, labels = getattr(outputs, "logits", None), batch.get("labels")
     if not isinstance(labels, Tensor):
-        raise ValueError(f'the batch has no "labels", so it has no loss of its own: add them, or {_HOW}')
+        raise ValueError(f'the batch has no "labels", so it has no loss: add them, or {_FIX}')
     if not isinstance(logits, Tensor) or labels.is_floating_point():
-        what = "no logits" if not isinstance(logits, Tensor) else "labels that are no classes"
-        raise ValueError(f"{type(model).__name__} came with {what}: {_HOW}")
+        got = "no logits" if not isinstance(logits, Tensor) else "labels that are not classes"
+        raise ValueError(f"{type(model).__name__}: got {got}: {_FIX}")
     labels = labels.to(logits.device).long()
-    continued, shape = False, labels.shape
+    causal, shape = False, labels.shape
     if logits.dim() == 2 and labels.shape == logits.shape[:1]:
         logits, labels = logits[:, None], labels[:, None]
     elif logits.dim() == 3 and labels.shape == logits.shape[:2]:
-        continued = moves_labels(model, batch) if form is None else form == "causal"
-        if continued:
+        causal = labels_need_shift(model, batch) if form is None else form == "causal"
+        if causal:
             logits, labels = logits[:, :-1], labels[:, 1:]
     else:
         shapes = f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}"
-        raise ValueError(f"{shapes} are neither a text nor a classification: {_HOW}")
+        raise ValueError(f"{shapes} are neither a text nor a classification: {_FIX}")
     counted = labels != IGNORE_INDEX
-    if continued:
-        counted = counted & _told(batch.get("attention_mask"), shape).to(counted)[:, :-1]
-    number = counted.sum(1)
-    if not number.all():
-        raise ValueError(f"examples {(number == 0).nonzero().flatten().tolist()} of a batch have no label: drop them")
+    if causal:
+        counted = counted & _can_predict(batch.get("attention_mask"), shape).to(counted)[:, :-1]
+    n_labels = counted.sum(1)
+    if not n_labels.all():
+        raise ValueError(f"examples {(n_labels == 0).nonzero().flatten().tolist()} of a batch have no label: drop them")
     _check_classes(labels[counted], logits.shape[-1])
-    wide = logits[counted].to(torch.promote_types(logits.dtype, torch.float32))
-    each = F.cross_entropy(wide, labels[counted], reduction="none")
-    return each.new_zeros(len(labels)).index_add(0, counted.nonzero()[:, 0], each) / number
+    # Only labelled positions go through the softmax, in float32 or wider: (n, V) -> (n,), then summed by example.
+    upcast = logits[counted].to(torch.promote_types(logits.dtype, torch.float32))
+    token_losses = F.cross_entropy(upcast, labels[counted], reduction="none")
+    return token_losses.new_zeros(len(labels)).index_add(0, counted.nonzero()[:, 0], token_losses) / n_labels
 
 
-def _told(mask: Any, shape: tuple[int, int]) -> Tensor:
-    """Return which tokens may predict the next: what padding predicts depends on how much of it there is."""
+def _can_predict(mask: Any, shape: tuple[int, int]) -> Tensor:
+    """Return which tokens may predict the next: not padding, whose prediction depends on the length of the batch."""
     if isinstance(mask, Tensor) and mask.dim() == 4:
         real = real_from_mask(mask, shape)
         if real is None:
             raise ValueError(
                 f"attention_mask of shape {tuple(mask.shape)} does not tell which labels follow padding, and those "
-                f"have no loss: pass one of shape {tuple(shape)}, or {_HOW}"
+                f"have no loss: pass one of shape {tuple(shape)}, or {_FIX}"
             )
         return real
-    fits = isinstance(mask, Tensor) and mask.shape == shape
-    return mask.bool() if fits else torch.ones(shape, dtype=torch.bool)
+    has_shape = isinstance(mask, Tensor) and mask.shape == shape
+    return mask.bool() if has_shape else torch.ones(shape, dtype=torch.bool)
 
 
 def _check_classes(labels: Tensor, classes: int) -> None:
     if classes == 1:
-        raise ValueError(f"the examples have one logit for each, which is a number and no class: {_HOW}")
-    least, most = labels.min().item(), labels.max().item()
-    if least < 0 or most >= classes:
+        raise ValueError(f"the model has one logit per example, which is a regression and not a classification: {_FIX}")
+    lowest, highest = labels.min().item(), labels.max().item()
+    if lowest < 0 or highest >= classes:
         raise ValueError(
-            f"labels from {least} to {most} for {classes} classes, which are 0 to {classes - 1}; labels of "
-            f"{IGNORE_INDEX} do not count: check them, or {_HOW}"
+            f"labels from {lowest} to {highest} for {classes} classes, which are 0 to {classes - 1}; labels of "
+            f"{IGNORE_INDEX} do not count: check them, or {_FIX}"
         )
 
 
 def of_labels(loss: Loss | None) -> bool:
-    """Tell whether a loss is the labels' cross-entropy, which couples no examples, rather than one of the user's own.
+    """Tell whether a loss is the labels' cross-entropy, which couples no examples, and not one of the user's.
 
     >>> of_labels(None), of_labels("causal"), of_labels(lambda outputs, batch: outputs.loss)
     (True, True, False)
@@ -107,38 +116,42 @@ def of_labels(loss: Loss | None) -> bool:
 
 
 def each_loss(
-    model: nn.Module, batch: Mapping, loss: Loss | None, rows: int | None = None, per: str = "example"
+    model: nn.Module, batch: Mapping, loss: Loss | None, n_examples: int | None = None, per: str = "example"
 ) -> Tensor:
     """Return the loss of each example, (B,); ``label_loss`` where no other is given, or the name of its form.
 
     With ``per="batch"`` that of the batch, (1,): the mean over its examples, or the one number that ``loss`` returns.
 
-    Raises ``ValueError`` for a loss of another shape, one for other than ``rows`` examples, and NaN or infinity.
+    Raises ``ValueError`` for a loss of another shape or another number of examples than ``n_examples``, and for NaN or
+    infinity.
     """
     if of_labels(loss):
-        each = label_loss(model, model(**model_inputs(model, batch)), batch, loss)
+        losses = label_loss(model, model(**model_inputs(model, batch)), batch, loss)
     else:
-        each = loss(model(**batch), batch)
-    if per == "batch" and isinstance(each, Tensor) and each.dim() < 2 and each.is_floating_point() and each.numel():
-        each = each.mean()[None]
-    if not isinstance(each, Tensor) or each.dim() != 1 or not each.is_floating_point() or rows not in (None, len(each)):
-        what = f"a tensor of shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+        losses = loss(model(**batch), batch)
+    is_float = isinstance(losses, Tensor) and losses.is_floating_point()
+    if per == "batch" and is_float and losses.dim() < 2 and losses.numel():
+        losses = losses.mean()[None]
+    if not is_float or losses.dim() != 1 or n_examples not in (None, len(losses)):
+        expected = f"({'B' if n_examples is None else n_examples},)"
+        got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
-            f"the loss must be one number per example, shape ({'B' if rows is None else rows},), got {what}: take "
+            f"the loss must be one number per example, shape {expected}, got {got}: take "
             "means over tokens only, for instance cross_entropy(..., reduction='none').mean(1); or, for a loss of the "
             'whole batch, such as a contrastive one, write per="batch"'
         )
-    if not each.detach().isfinite().all():
-        which = (~each.detach().isfinite()).nonzero().flatten().tolist()
-        why = nonfinite_weights(model)
+    if not losses.detach().isfinite().all():
+        indices = (~losses.detach().isfinite()).nonzero().flatten().tolist()
+        cause = nonfinite_weights(model)
         raise ValueError(
-            f"the loss of examples {which} is NaN or infinite: it is no finite number" + (f"; {why}" if why else "")
+            f"the loss of examples {indices} is NaN or infinite: it is no finite number"
+            + (f"; {cause}" if cause else "")
         )
-    return each
+    return losses
 
 
-def continues(model: nn.Module) -> bool:
-    """Tell whether a model predicts the next token of its own input, so that labels stand one token further on.
+def predicts_next_token(model: nn.Module) -> bool:
+    """Tell whether a model predicts the next token of its own input, as causal language models do.
 
     Raises ``ValueError`` where that would be a guess.
     """
@@ -152,42 +165,42 @@ def continues(model: nn.Module) -> bool:
     return False
 
 
-def moves_labels(model: nn.Module, batch: Mapping) -> bool:
-    """Tell whether the labels (B, T) of a batch belong to the token before their place.
+def labels_need_shift(model: nn.Module, batch: Mapping) -> bool:
+    """Tell whether the labels (B, T) of a batch are to be compared with the logits of the token before them.
 
-    So they do in transformers, for every model that continues a text. Who writes a model may as well move labels
-    himself, so there the labels are compared with the input. Raises ``ValueError`` where that does not tell.
+    In transformers they are for every causal language model. The author of another model may shift labels when making
+    batches, so its labels are compared with the input. Raises ``ValueError`` where that does not decide.
     """
-    if is_transformers_class(type(model)) and not sites(model).guessed:
-        return continues(model)
-    if is_encoder_decoder(model):
+    if is_encoder_decoder(model):  # whose decoder input is shifted, not its labels
         return False
     found, labels = sites(model), batch["labels"]
+    if is_transformers_class(type(model)) and not found.guessed:
+        return "decoder" in found.kinds and "TokenClassification" not in type(model).__name__
     causal = True if "decoder" in found.kinds else None if found.guessed else False
-    texts = [value for name, value in batch.items() if _is_text(name, value, labels)]
+    inputs = [value for name, value in batch.items() if _is_token_ids(name, value, labels)]
     if causal is False:
         return False
-    if any(_agree(labels, text) for text in texts):
+    if any(_equal_where_counted(labels, ids) for ids in inputs):  # labels repeat the input
         if causal:
             return True
-    elif any(_agree(labels[:, :-1], text[:, 1:]) for text in texts):
-        return False
-    elif causal is None and texts:
-        return False  # other words than those at the same places: filled in, or tags
+    elif any(_equal_where_counted(labels[:, :-1], ids[:, 1:]) for ids in inputs):
+        return False  # labels are shifted already
+    elif causal is None and inputs:
+        return False  # labels are other tokens than the input's: masked ones, or tags
     about = f"; {found.guessed[0].label}: {GUESSED_KIND}" if causal is None else ""
     raise ValueError(
-        f"nothing says whether the labels of {type(model).__name__} belong to the token at their place or to the one "
-        f'before it: pass loss="aligned" or loss="causal"; to relevance, a score{about}'
+        f"nothing says whether the labels of {type(model).__name__} belong to the token at their position or to the "
+        f'one before it: pass loss="aligned" or loss="causal"; to relevance, a score{about}'
     )
 
 
-def _is_text(name: str, value: Any, labels: Tensor) -> bool:
-    """Tell token ids of a batch, as many as there are labels, from masks, types and positions."""
-    other = name == "labels" or any(part in name for part in ("mask", "type", "position"))
-    return not other and isinstance(value, Tensor) and (value.shape, value.dtype) == (labels.shape, labels.dtype)
+def _is_token_ids(name: str, value: Any, labels: Tensor) -> bool:
+    """Tell whether an entry of a batch is token ids, one per label, and not a mask, types or positions."""
+    is_other = name == "labels" or any(word in name for word in ("mask", "type", "position"))
+    return not is_other and isinstance(value, Tensor) and (value.shape, value.dtype) == (labels.shape, labels.dtype)
 
 
-def _agree(labels: Tensor, text: Tensor) -> bool:
-    """Tell whether labels that count are the text's own tokens."""
+def _equal_where_counted(labels: Tensor, ids: Tensor) -> bool:
+    """Tell whether the labels that count, of which there is at least one, equal the token ids."""
     counted = labels != IGNORE_INDEX
-    return bool(counted.any()) and torch.equal(labels[counted], text.to(labels.device)[counted])
+    return bool(counted.any()) and torch.equal(labels[counted], ids.to(labels.device)[counted])

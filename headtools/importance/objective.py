@@ -1,4 +1,7 @@
-"""What heads are weighed by: the loss a model was trained with or, where it has none, the change of its output."""
+"""What importance is measured by: the loss a model was trained with or, without one, the change of its output.
+
+``objective`` chooses for a model, ``output_change`` and ``output_projection`` are losses that need no labels.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from headtools.heads.sites import Site, sites
 from headtools.importance._inputs import each_batch, frozen
 from headtools.importance.ablation import ablation
 from headtools.importance.gradient import gradient
-from headtools.importance.labels import label, predicts
-from headtools.importance.loss import Loss, continues
+from headtools.importance.labels import label, predicts_own_input, tokenize
+from headtools.importance.loss import Loss, predicts_next_token
 
 OBJECTIVES = {
     "lm": "cross-entropy of the next token",
@@ -27,7 +30,7 @@ OBJECTIVES = {
     "class": "cross-entropy of the class the model itself chooses",
     "output": "change of the model's output",
 }
-# What tells an example from another; other tensors of a batch may be shared by all its examples.
+# The inputs that identify an example; other tensors of a batch may be shared by all its examples.
 _INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_values", "input_features", "token_type_ids",
            "attention_mask", "decoder_input_ids", "decoder_attention_mask")  # fmt: skip
 
@@ -35,12 +38,12 @@ _INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_values", "input_
 def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Loss:
     """Return a loss that needs no labels: how far the output moves from that of the model as it is now.
 
-    For each example the Euclidean distance between the output and the unchanged model's, over the unchanged output's
-    length, (B,): 0.1 is a change by a tenth. The output is ``last_hidden_state`` or, of a model with a head, its
-    ``logits`` less their mean, which no probability depends on; tokens that are padding do not count.
+    For each example the Euclidean distance between the output and the unchanged model's, divided by the norm of the
+    latter, (B,): 0.1 is a change by a tenth. The output is ``last_hidden_state`` or, of a model with a head, its
+    ``logits`` minus their mean, on which no probability depends; tokens that are padding do not count.
 
-    ``batches`` are run once here, and the loss takes examples of these only. It is for ``ablation`` and ``curve``:
-    where nothing is changed it is at its least, 0, and has no slope, so ``gradient`` needs ``output_projection``.
+    ``batches`` are run once here, and the loss takes only examples of these. It is for ``ablation`` and ``curve``: for
+    the unchanged model it is at its minimum, 0, and has no slope, so ``gradient`` needs ``output_projection``.
 
     Raises ``ValueError`` for a model with no such output; the loss does for another example, and for a gradient.
 
@@ -52,13 +55,13 @@ def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Los
     >>> bool((scores.flat() > 0).all())
     True
     """
-    site, originals = _last(model), {}
+    site, originals = _last_site(model), {}
     with frozen(model), torch.no_grad():
         for batch in each_batch(model, batches):
             output = _output(model(**model_inputs(model, batch)))
             for key, original in zip(_keys(batch, len(output)), output.float().cpu(), strict=True):
-                known = originals.setdefault(key, original)
-                if not torch.allclose(known, original, rtol=1e-2, atol=1e-3 * original.abs().max().item()):
+                first = originals.setdefault(key, original)
+                if not torch.allclose(first, original, rtol=1e-2, atol=1e-3 * original.abs().max().item()):
                     raise ValueError(
                         f"two examples with the same {', '.join(n for n in _INPUTS if n in batch)} have different "
                         "outputs, so they cannot be told apart: leave one of them out"
@@ -72,14 +75,14 @@ def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Los
                 "gradient, or measure with ablation"
             )
         try:
-            known = torch.stack([originals[key] for key in _keys(batch, len(output))]).to(output.device)
+            original = torch.stack([originals[key] for key in _keys(batch, len(output))]).to(output.device)
         except KeyError:
             raise ValueError(
-                "an example came whose unchanged output is not known: make the loss with "
+                "got an example whose unchanged output is not known: make the loss with "
                 "output_change(model, batches), of the same batches"
             ) from None
         counted = _counted(model, site, batch, output)
-        return _length((output.float() - known) * counted) / _length(known * counted)
+        return _norm((output.float() - original) * counted) / _norm(original * counted)
 
     return loss
 
@@ -87,13 +90,13 @@ def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Los
 def output_projection(model: nn.Module, seed: int = 0) -> Loss:
     """Return a loss for ``gradient`` whose mean absolute slope is, to first order, what ``output_change`` measures.
 
-    It projects the output of each example on a random direction, drawn anew for each batch from ``seed`` and the
-    batch's content. The slope of a projection on normal numbers is normal itself, and its mean absolute value is the
-    length of the output's own derivative times sqrt(2 / pi), which is divided out. So the unit is that of
-    ``output_change``: 0.1 says that a head turned off would, if all were linear, move the output by a tenth.
+    It projects the output y of each example on a random direction u ~ N(0, 1), drawn for each batch from ``seed`` and
+    the batch's content. The slope u . dy/dgate is then normal, too, with mean absolute value |dy/dgate| sqrt(2 / pi),
+    and this factor is divided out. So the unit is that of ``output_change``: 0.1 means that a head turned off would, if
+    all were linear, move the output by a tenth.
 
-    The single example's number is noise; the mean over examples is not. On the shipped model's encoder, without its
-    decoder, its ranks agree with leaving heads out at Spearman .99 on 100 sentences, .96 on 8.
+    A single example's number is mostly noise; the mean over examples is not. On the shipped model's encoder, without
+    its decoder, its ranks agree with those of ablation at Spearman .99 on 100 sentences, .96 on 8.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -104,66 +107,66 @@ def output_projection(model: nn.Module, seed: int = 0) -> Loss:
     True
     """
 
-    site = _last(model)
+    site = _last_site(model)
 
     def loss(outputs: Any, batch: Mapping) -> Tensor:
         output = _output(outputs)
         content = zlib.crc32(b"".join(_keys(batch, len(output))))
-        # of the seed torch takes the lower 32 bits; an odd factor keeps the directions of two seeds apart
+        # torch uses the lower 32 bits of a seed; an odd factor keeps the directions of two seeds apart
         generator = torch.Generator().manual_seed((content + 7919 * seed) % 2**32)
         directions = torch.randn(output.shape, generator=generator).to(output.device)
         counted = _counted(model, site, batch, output)
         projected = (output.float() * directions * counted).flatten(1).sum(1)
-        return projected * math.sqrt(math.pi / 2) / _length(output.detach().float() * counted)
+        return projected * math.sqrt(math.pi / 2) / _norm(output.detach().float() * counted)
 
     return loss
 
 
 def _output(outputs: Any) -> Tensor:
-    """Return what a model gives, with the examples first."""
+    """Return a model's output, (B, ...)."""
     hidden, logits = getattr(outputs, "last_hidden_state", None), getattr(outputs, "logits", None)
     if isinstance(hidden, Tensor):
         return hidden
     if isinstance(logits, Tensor):
         return logits - logits.mean(-1, keepdim=True)
     raise ValueError(
-        f"{type(outputs).__name__} came from the model, and last_hidden_state or logits are needed to measure how its "
-        "output changes: pass loss=lambda outputs, batch: ..., one number per example, (B,)"
+        f"the model returned {type(outputs).__name__}; expected last_hidden_state or logits, to measure how its output "
+        "changes: pass loss=lambda outputs, batch: ..., one number per example, (B,)"
     )
 
 
-def _last(model: nn.Module) -> Site:
-    """Return the last site of the part whose tokens the output belongs to."""
+def _last_site(model: nn.Module) -> Site:
+    """Return the last site whose tokens are those of the output."""
     return [site for site in sites(model) if site.kind != "cross"][-1]
 
 
 def _counted(model: nn.Module, site: Site, batch: Mapping, output: Tensor) -> Tensor:
-    """Return 1 where an output belongs to a real token and 0 where to padding, with the output's dimensions."""
-    if output.dim() < 3:  # one for each example, such as a class's logits
+    """Return 1 where an output belongs to a real token and 0 where to padding, broadcastable to the output."""
+    if output.dim() < 3:  # one output per example, such as a classifier's logits
         return torch.ones_like(output)
     real = real_tokens(model, site, batch, output.shape[:2]).to(output)
     return real.reshape(*real.shape, *[1] * (output.dim() - 2))
 
 
-def _length(each: Tensor) -> Tensor:
-    return each.flatten(1).norm(dim=1)
+def _norm(outputs: Tensor) -> Tensor:
+    return outputs.flatten(1).norm(dim=1)  # (B, ...) -> (B,)
 
 
 def _keys(batch: Mapping, size: int) -> Iterator[bytes]:
-    """Give one key for each example of a batch: its input, byte by byte, and how long it is."""
+    """Give one key for each example of a batch: the shapes and bytes of its inputs."""
     inputs = [batch[name].detach().cpu() for name in _INPUTS if isinstance(batch.get(name), Tensor)]
     inputs = [value for value in inputs if len(value) == size]
-    for row in range(size):
-        parts = [value[row] for value in inputs]
+    for index in range(size):
+        tensors = [value[index] for value in inputs]
         yield b"".join(
-            str(tuple(part.shape)).encode() + part.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            for part in parts
+            str(tuple(tensor.shape)).encode() + tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            for tensor in tensors
         )
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What the heads of one model are weighed by: ``name``, one of ``OBJECTIVES``, and how sentences are prepared."""
+    """What the importance of a model's heads is measured by: ``name``, one of ``OBJECTIVES``, and its batches."""
 
     model: nn.Module
     tokenizer: Any
@@ -172,26 +175,26 @@ class Objective:
 
     @property
     def description(self) -> str:
-        """What it is, in words, for tables and messages."""
+        """The objective in words, for tables and messages."""
         if self.name == "lm" and writes(self.model):
             return "cross-entropy of the translation's tokens"
         return OBJECTIVES[self.name]
 
     def batches(self, sentences: Sequence) -> list[dict[str, Tensor]]:
-        """Return sentences as the batches it is measured on."""
+        """Return sentences as batches for this objective."""
         if self.name == "output" and not writes(self.model):
             return unlabelled(self.tokenizer, sentences)
         return label(self.model, self.tokenizer, sentences, seed=self.seed)
 
     def gradient(self, batches: Sequence[Mapping], **options: Any) -> HeadScores:
-        """Measure the heads by one backward pass; options are those of ``headtools.gradient``."""
+        """Measure importance by gradient; options are those of ``headtools.gradient``."""
         if self.name != "output":
             return gradient(self.model, batches, **options)
         scores = gradient(self.model, batches, output_projection(self.model, self.seed), **options)
         return replace(scores, name="output change by gradient")
 
     def ablation(self, batches: Sequence[Mapping], **options: Any) -> HeadScores:
-        """Measure the heads by leaving each out; options are those of ``headtools.ablation``."""
+        """Measure importance by ablation; options are those of ``headtools.ablation``."""
         if self.name != "output":
             return ablation(self.model, batches, **options)
         scores = ablation(self.model, batches, output_change(self.model, batches), **options)
@@ -205,10 +208,10 @@ class Objective:
 def objective(
     model: nn.Module, tokenizer: Any, sentences: Sequence, name: str | None = None, seed: int = 0
 ) -> Objective:
-    """Return what to weigh the heads of a model by: its own kind of loss, or ``name``, one of ``OBJECTIVES``.
+    """Return what to measure the importance of a model's heads by: its own loss, or ``name``, one of ``OBJECTIVES``.
 
-    A model that reads and writes, or continues a text, has "lm"; one that fills in "mlm"; a classifier of texts
-    "class"; a model without logits, such as a bare encoder, is weighed by "output". Every model may be.
+    An encoder-decoder and a causal language model have "lm", a masked language model "mlm", a text classifier "class";
+    a model without logits, such as a bare encoder, has "output", which every other model can have, too.
 
     Raises ``ValueError`` for a loss that the model cannot have, with the reason, and ``TypeError`` without a tokenizer.
 
@@ -225,8 +228,8 @@ def objective(
     own = _own_kind(model, tokenizer, sentences)
     if own == "output" and writes(model):
         raise ValueError(
-            f"{type(model).__name__} reads and writes and came without its head, so nothing says what its decoder is "
-            "to read: load it with its head (AutoModelForSeq2SeqLM)"
+            f"{type(model).__name__} is an encoder-decoder without its head, so it has no labels for its decoder to "
+            "read: load it with its head (AutoModelForSeq2SeqLM)"
         )
     if name not in (None, "output", own):
         raise ValueError(
@@ -248,23 +251,23 @@ def writes(model: nn.Module) -> bool:
 
 
 def _own_kind(model: nn.Module, tokenizer: Any, sentences: Sequence) -> str:
-    """Tell the kind of loss that a model was made for."""
+    """Return the objective that a model was trained with, or "output"."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if writes(model):
         return "output" if head is None else "lm"
-    if predicts(model):
-        return "lm" if continues(model) else "mlm"
+    if predicts_own_input(model):
+        return "lm" if predicts_next_token(model) else "mlm"
     with frozen(model), torch.no_grad():
         batch = unlabelled(tokenizer, sentences[:1])[0]
         device = device_of(model)
-        logits = getattr(model(**{part: value.to(device) for part, value in batch.items()}), "logits", None)
+        logits = getattr(model(**{name: value.to(device) for name, value in batch.items()}), "logits", None)
     return "class" if isinstance(logits, Tensor) and logits.dim() == 2 else "output"
 
 
 def unlabelled(tokenizer: Any, sentences: Sequence, size: int = 32) -> list[dict[str, Tensor]]:
     """Return sentences as batches of tokens, for what needs no labels; ``size`` of them make a batch.
 
-    Texts longer than the tokenizer allows are cut. Raises ``TypeError`` without a tokenizer.
+    Texts longer than the tokenizer allows are truncated. Raises ``TypeError`` without a tokenizer.
 
     >>> import headtools as ht
     >>> [sorted(batch) for batch in unlabelled(ht.load()[1], ht.corpus("organism", limit=3), size=2)]
@@ -273,10 +276,4 @@ def unlabelled(tokenizer: Any, sentences: Sequence, size: int = 32) -> list[dict
     if tokenizer is None:
         raise TypeError("sentences need the model's tokenizer, got None: save it in the model's folder")
     size = size if getattr(tokenizer, "pad_token", None) is not None else 1
-    batches = []
-    for start in range(0, len(sentences), size):
-        texts = [" ".join(getattr(sentence, "words", sentence)) for sentence in sentences[start : start + size]]
-        tokens = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1, return_attention_mask=True,
-                           truncation=tokenizer.model_max_length < 10**9)  # fmt: skip
-        batches.append({name: value for name, value in tokens.items() if name != "special_tokens_mask"})
-    return batches
+    return [tokenize(tokenizer, sentences[start : start + size]) for start in range(0, len(sentences), size)]

@@ -359,7 +359,7 @@ def rows_of_nan(outputs, _batch):
 WRONG_LOSSES = [
     (lambda o, b: first_token(o, b).mean(), "one number per example"),
     (lambda o, b: first_token(o, b).tolist(), "one number per example"),
-    (lambda o, b: first_token(o, b).detach(), "does not depend on any chosen head"),
+    (lambda o, b: first_token(o, b).detach(), "does not depend on any selected head"),
     (lambda o, b: first_token(o, b)[:2], "its rows are not the examples"),
     (rows_of_nan, r"loss of examples \[1\] is NaN"),
 ]
@@ -389,7 +389,7 @@ def test_bad_input_is_refused():
     nothing[1] = -100
     with pytest.raises(ValueError, match=r"examples \[1\] of a batch have no label"):
         gradient(model, batch | {"labels": nothing})
-    with pytest.raises(ValueError, match="labels that are no classes"):
+    with pytest.raises(ValueError, match="labels that are not classes"):
         gradient(model, batch | {"labels": nothing.float()})
     with pytest.raises(ValueError, match="neither a text nor a classification"):
         gradient(model, batch | {"labels": nothing[:, :3]})

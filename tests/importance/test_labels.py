@@ -87,11 +87,11 @@ def test_batches_have_the_size_that_was_asked_for():
     ("kind", "tokenizer", "sentences", "error", "words"),
     [
         ("fills in", None, SENTENCES, TypeError, "need the model's tokenizer"),
-        ("fills in", TOKENIZER, [], ValueError, "no sentences came"),
+        ("fills in", TOKENIZER, [], ValueError, "got no sentences"),
         ("fills in", a_tokenizer(mask_token=None), SENTENCES, ValueError, "no mask token"),
-        ("fills in", TOKENIZER, [("sea",), ("</s>",)], ValueError, r"sentences \[1\] of a batch have no word"),
+        ("fills in", TOKENIZER, [("sea",), ("</s>",)], ValueError, r"sentences \[1\] of a batch have no token to mask"),
         ("continues", TOKENIZER, [("sea",), ()], ValueError, r"sentences \[1\] of a batch have one token"),
-        ("neither", TOKENIZER, SENTENCES, ValueError, "predicts no words and no class"),
+        ("neither", TOKENIZER, SENTENCES, ValueError, "predicts neither tokens nor a class"),
     ],
 )
 def test_what_cannot_be_labelled_is_told(kind, tokenizer, sentences, error, words):

@@ -11,7 +11,7 @@ from headtools.heads._tokens import is_encoder_decoder, real_tokens
 from headtools.importance._inputs import each_batch, select_sites
 from headtools.importance._intervals import linearised_direction, linearised_ratio, with_intervals
 from headtools.importance._lrp.targets import explained
-from headtools.importance.loss import continues, each_loss, label_loss
+from headtools.importance.loss import each_loss, label_loss, predicts_next_token
 
 from ..heads.zoo import zoo_model
 
@@ -43,7 +43,7 @@ LABELS = torch.tensor([[1, 2, -100, 3], [-100, 4, 0, -100]])
 def test_the_loss_of_a_text(name):
     model, _ = zoo_model(name)
     logits = draw(2, 4, 9)
-    assert continues(model) == (name == "gpt2")
+    assert predicts_next_token(model) == (name == "gpt2")
     assert is_encoder_decoder(model) == (name == "marian")
     found = label_loss(model, Outputs(logits=logits), {"labels": LABELS})
     assert torch.allclose(found, by_hand(logits, LABELS, name == "gpt2"))
@@ -56,7 +56,7 @@ def test_the_loss_of_a_text(name):
 
 def test_tokens_that_are_classified_stand_where_they_are():
     judge = tf.GPT2ForTokenClassification(tf.GPT2Config(**TINY))
-    assert not continues(judge)
+    assert not predicts_next_token(judge)
     logits = draw(2, 4, 9)
     assert torch.allclose(label_loss(judge, Outputs(logits=logits), {"labels": LABELS}), by_hand(logits, LABELS, False))
 
@@ -72,10 +72,10 @@ def test_half_precision_is_widened_and_a_class_is_one_token():
 @pytest.mark.parametrize(
     ("outputs", "batch", "words"),
     [
-        (Outputs(logits=draw(2, 4, 9)), {}, 'no "labels", so it has no loss of its own'),
+        (Outputs(logits=draw(2, 4, 9)), {}, 'no "labels", so it has no loss'),
         (Outputs(logits=draw(2, 4, 9)), {"labels": [[1]]}, 'no "labels"'),
-        (Outputs(), {"labels": LABELS}, "came with no logits: pass"),
-        (Outputs(logits=draw(2, 4, 9)), {"labels": LABELS.float()}, "came with labels that are no classes"),
+        (Outputs(), {"labels": LABELS}, "got no logits: pass"),
+        (Outputs(logits=draw(2, 4, 9)), {"labels": LABELS.float()}, "got labels that are not classes"),
         (
             Outputs(logits=draw(2, 4, 9)),
             {"labels": LABELS[:, :3]},
@@ -266,7 +266,7 @@ def test_labels_of_any_whole_type_are_classes():
 @pytest.mark.parametrize(
     ("logits", "labels", "words"),
     [
-        (draw(2, 1), torch.tensor([0, 0]), "one logit for each, which is a number and no class"),
+        (draw(2, 1), torch.tensor([0, 0]), "one logit per example, which is a regression"),
         (draw(2, 9), torch.tensor([1, 9]), r"labels from 1 to 9 for 9 classes, which are 0 to 8"),
         (draw(2, 4, 9), torch.tensor([[1, 2, -1, 3]] * 2), r"labels from -1 to 3 for 9 classes"),
     ],

@@ -96,7 +96,7 @@ def test_what_output_change_refuses(model, batches):
         "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "image_size": 4,
         "patch_size": 2}))  # fmt: skip
     pair = {"input_ids": torch.tensor([[1, 49]]), "pixel_values": torch.ones(1, 3, 4, 4)}
-    with pytest.raises(ValueError, match="last_hidden_state or logits are needed"):
+    with pytest.raises(ValueError, match="expected last_hidden_state or logits"):
         output_change(clip.eval(), pair)
 
 

@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_draws():
         ((["a", "b"], ["a"]), ValueError, "the same examples, got 2 and 1"),
         ((["a"], ["a"], ["a"]), ValueError, "need 5 examples or more, got 1"),
         ((torch.rand(4), torch.rand(4)), ValueError, "need 5 examples or more, got 4"),
-        ((["a", "b"], ["a", "b"]), ValueError, "BLEU needs the right translations"),
+        ((["a", "b"], ["a", "b"]), ValueError, "BLEU needs reference translations"),
         ((["a", "b"], ["a", "b"], ["a"]), ValueError, "references has 1 sentences for 2"),
         ((["a", "b"], ["a", "b"], "ab"), TypeError, "references must be a list"),
         ((["a", "b"], ["a", 3], ["a", "b"]), TypeError, "without must be a list"),

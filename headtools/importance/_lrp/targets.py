@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headtools.heads._finite import explain_nonfinite
 from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder
-from headtools.importance.loss import moves_labels
+from headtools.importance.loss import labels_need_shift
 
 Score = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,) or (B, steps)
 
@@ -80,7 +80,7 @@ def _counted(model: nn.Module, batch: Mapping, values: Tensor) -> Tensor:
     labels = batch.get("labels")
     if isinstance(labels, Tensor) and labels.shape == values.shape:
         counted = labels != IGNORE_INDEX
-        if moves_labels(model, batch):
+        if labels_need_shift(model, batch):
             counted = torch.cat([counted[:, 1:], counted.new_zeros(len(counted), 1)], 1)
             mask = batch.get("attention_mask")
             if isinstance(mask, Tensor) and mask.shape == counted.shape:  # padding on the left is followed by a word
