@@ -36,7 +36,7 @@ from headtools._engine.progress import print_encodable
 from headtools.heads._tokens import model_inputs
 from headtools.heads.scores import Head, HeadScores
 from headtools.organism.real_models import REAL, RESULTS, locate
-from headtools.roles._segments import ordinary, segments
+from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.causal_heads import attention_sinks, induction_scores
 from headtools.roles.induction import COPYING, INDUCTION, PREFIX
 from headtools.roles.plain_text import TextBatches, natural_text, text_batches
@@ -73,7 +73,7 @@ def losses(model: nn.Module, batches: Sequence[dict[str, Tensor]]) -> dict[str, 
 
 def repeated_tokens(model: nn.Module, n: int, length: int, seed: int = 1) -> list[dict[str, Tensor]]:
     """Return random tokens twice, (n, 2 * length), as one batch; only the second copy can be predicted."""
-    ids = segments(n, length, 2, ordinary(model), seed=seed)
+    ids = segments(n, length, 2, ordinary_tokens(model), seed=seed)
     return [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}]
 
 

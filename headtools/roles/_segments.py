@@ -1,4 +1,4 @@
-"""Random segments that repeat: input without grammar, in which a head can do nothing but look back."""
+"""Random segments that repeat: input without grammar or frequent pairs, in which only repetition can be used."""
 
 from __future__ import annotations
 
@@ -13,29 +13,34 @@ def segments(
 ) -> Tensor:
     """Draw ``n`` random segments of different tokens, each repeated: (n, length * repeats), one more with ``start``.
 
-    ``tokens`` are the ids to draw from, without replacement within a segment, so that a copy has one place in each.
+    ``tokens`` are the ids to draw from, without replacement within a segment: each token is at one position in it.
 
     Raises ``ValueError`` for fewer tokens than ``length``, and for sizes that repeat nothing.
 
     >>> segments(1, 3, 2, range(10, 13), start=0)
     tensor([[ 0, 12, 10, 11, 12, 10, 11]])
     """
-    pool = torch.as_tensor(list(tokens))
+    vocabulary = torch.as_tensor(list(tokens))
     if n < 1 or length < 2 or repeats < 2:
-        raise ValueError(f"needed n >= 1, length >= 2 and repeats >= 2; got {n}, {length} and {repeats}")
-    if len(pool) < length:
-        raise ValueError(f"{length} different tokens are needed, {len(pool)} may be drawn: pass length={len(pool)}")
+        raise ValueError(
+            f"got n={n}, length={length} and repeats={repeats}; expected n >= 1, length >= 2, repeats >= 2"
+        )
+    if len(vocabulary) < length:
+        raise ValueError(
+            f"got {len(vocabulary)} tokens to draw from; expected {length} or more different ones: write "
+            f"length={len(vocabulary)}"
+        )
     generator = torch.Generator().manual_seed(seed)
-    picked = torch.rand(n, len(pool), generator=generator).argsort(-1)[:, :length]
-    ids = pool[picked].repeat(1, repeats)
+    index = torch.rand(n, len(vocabulary), generator=generator).argsort(-1)[:, :length]  # a permutation a row, cut off
+    ids = vocabulary[index].repeat(1, repeats)
     return ids if start is None else torch.cat([torch.full((n, 1), start), ids], 1)
 
 
-def ordinary(model: nn.Module) -> list[int]:
-    """Return the ids that the model embeds, without the special ones that its configuration names.
+def ordinary_tokens(model: nn.Module) -> list[int]:
+    """Return the ids that the model embeds, without the special tokens that its configuration names.
 
     >>> from headtools.organism.toy_decoder import ToyDecoder
-    >>> ordinary(ToyDecoder()) == list(range(64))
+    >>> ordinary_tokens(ToyDecoder()) == list(range(64))
     True
     """
     config, size = getattr(model, "config", None), model.get_input_embeddings().num_embeddings

@@ -22,14 +22,14 @@ import headtools as ht
 from headtools.heads._checks import check_batch
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.bootstrap import MIN_EXAMPLES
-from headtools.roles._segments import ordinary, segments
+from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.induction import (
     INDUCTION,
     PREFIX,
-    _evenly,
-    _frame,
-    _measure,
-    _needs_decoder,
+    _check_decoder,
+    _score_heads,
+    _scores_frame,
+    _uniform_score,
     copying,
     duplicate_token,
     induction,
@@ -98,13 +98,13 @@ def induction_scores(
     Raises ``ValueError`` for a model that is not causal, lengths that its positions do not hold, and fewer than five
     sequences.
 
-    >>> from headtools.organism.toy_decoder import Sprout
-    >>> frame = induction_scores(Sprout(), n=5, length=12)
+    >>> from headtools.organism.toy_decoder import ToyDecoder
+    >>> frame = induction_scores(ToyDecoder(), n=5, length=12)
     >>> frame.role.nunique(), len(frame)
     (5, 40)
     """
-    _needs_decoder(model, max(2 * length, repeats * length) + (start is not None), n)
-    tokens = ordinary(model) if tokens is None else tokens
+    _check_decoder(model, max(2 * length, repeats * length) + (start is not None), n)
+    tokens = ordinary_tokens(model) if tokens is None else tokens
     twice = segments(n, length, 2, tokens, start=start, seed=seed)
     many = segments(n, length, repeats, tokens, start=start, seed=seed)
     shift = 0 if start is None else 1
@@ -120,9 +120,9 @@ def induction_scores(
             (role, SINK): lambda maps, ids, measure=measure: measure(without_sink(maps), ids)
             for role, measure in measures.items()
         }
-        found = _measure(model, sequences, both, batch_size)
-        chance = {role: _evenly(measure, sequences[:1]) for role, measure in measures.items()}
-        frame = _frame({key: value for key, value in found.items() if key[1] in measures}, chance)
+        found = _score_heads(model, sequences, both, batch_size)
+        chance = {role: _uniform_score(measure, sequences[:1]) for role, measure in measures.items()}
+        frame = _scores_frame({key: value for key, value in found.items() if key[1] in measures}, chance)
         alone = {(key[0], key[1][0]): value.mean(0) for key, value in found.items() if key[1] not in measures}
         frames.append(frame.assign(without_sink=[_of_row(alone, row) for row in frame.to_dict("records")]))
     frames.append(copying(model, n=n, length=length, tokens=tokens, seed=seed, batch_size=batch_size))

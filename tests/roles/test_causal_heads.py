@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.organism.toy_decoder import Sprout
+from headtools.organism.toy_decoder import ToyDecoder
 from headtools.roles import induction
-from headtools.roles._segments import ordinary, segments
+from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.causal_heads import attention_sink, attention_sinks, induction_scores, without_sink
 
 from .tiny_llama import tiny_llama
@@ -38,7 +38,7 @@ def test_scores_are_those_of_the_single_measures(model):
 def test_without_the_sink(model):
     """The first key out, rows scaled: token by token."""
     frame = induction_scores(model, n=6, length=7, seed=3).set_index(["layer", "head", "role"]).without_sink
-    ids = segments(6, 7, 2, ordinary(model), seed=3)
+    ids = segments(6, 7, 2, ordinary_tokens(model), seed=3)
     maps = maps_of(model, ids)
     for layer, head in ((0, 1), (1, 4)):
         weights, previous, matching = maps[layer, :, head], [], []
@@ -53,7 +53,7 @@ def test_without_the_sink(model):
 def test_a_start_token_moves_no_score_of_a_model_without_positions():
     """A head's score for the token before is over one query more; the toy decoder's induction stays a diagonal."""
     torch.manual_seed(0)
-    model = Sprout()
+    model = ToyDecoder()
     frame = induction_scores(model, n=5, length=6, tokens=range(1, 64), start=0)
     ids = segments(5, 6, 2, range(1, 64), start=0)
     score = frame[frame.role == induction.INDUCTION].score.to_numpy().reshape(2, -1)

@@ -197,11 +197,11 @@ def test_refusals():
             with pytest.raises(ValueError, match=f"from left to right; .*{said}.*AutoModelForCausalLM"):
                 score(model)
     small = decoder(GPT2)
-    with pytest.raises(ValueError, match="100 tokens are needed but GPT2LMHeadModel has 64 positions: pass a smaller"):
+    with pytest.raises(ValueError, match="of 100 tokens; GPT2LMHeadModel has 64 positions: write a smaller"):
         looking.scores(small)
-    with pytest.raises(ValueError, match="5 sequences or more, got n=1: write n=50"):
+    with pytest.raises(ValueError, match="got n=1; an interval needs 5 sequences or more: write n=50"):
         looking.scores(small, n=1, length=5)
-    with pytest.raises(ValueError, match="12 different tokens are needed, 7 may be drawn: pass length=7"):
+    with pytest.raises(ValueError, match=r"got 7 tokens to draw from; expected 12 or more .*: write length=7"):
         looking.scores(small, length=12, tokens=range(7))
     with pytest.raises(ValueError, match="no unembedding"):
         looking.copying(small.transformer, length=5)
@@ -211,5 +211,5 @@ def test_refusals():
         looking.previous_token(torch.ones(1, 1, 1, 1))
     with pytest.raises(ValueError, match="no token twice"):
         looking.prefix_matching(random_maps(1, 1, 3), torch.tensor([[1, 2, 3]]))
-    with pytest.raises(ValueError, match="repeats >= 2"):
+    with pytest.raises(ValueError, match="and repeats=1; expected"):
         looking.segments(2, 5, 1, range(9))
