@@ -3,15 +3,17 @@
 The map of the package, in the order in which the course uses it::
 
     heads/       find, see, switch and cut heads    sites, gates, ablate, patch, window, record, contributions, prune,
-                                                    pruned, replay, HeadScores, bootstrap, progress, sharded
+                                                    pruned, replay, group_scores, model_size, cache_size, cache_costs,
+                                                    HeadScores, bootstrap, progress, sharded
     roles/       what a head looks at, and carries  corpus, Sentence, natural_text, text_batches, align,
                                                     to_words, taxonomy, probe, untrained, induction_scores,
-                                                    attention_sinks
+                                                    attention_sinks, token_labels
     geometry/    what weights can read and write    from headtools import geometry: ov, qk, effective_rank, overlap,
                                                     principal_angles, composition, copying
     importance/  what a head is worth               gradient, gate_gradients, confidence, ablation, ablation_losses,
                                                     all_but_one, interaction, paired_bootstrap,
-                                                    save_scores, load_scores, relevance, propagate, rules, Rules
+                                                    save_scores, load_scores, relevance, propagate, rules, Rules,
+                                                    direct_logit_attribution
     sparse/      how many heads can go              HardConcrete, fit_gates, recover, curve, curves, random_order,
                                                     greedy_order, merge, refit, edit
     organism/    the shipped model                  load, save, translate, card; organism.shipped: its tables;
@@ -44,6 +46,10 @@ _WHERE = {
     "prune": "heads.prune",
     "pruned": "heads.prune",
     "replay": "heads.prune",
+    "group_scores": "heads.groups",
+    "model_size": "heads.groups",
+    "cache_size": "heads.groups",
+    "cache_costs": "heads.groups",
     "patch": "heads.patch",
     "window": "heads.window",
     "HeadScores": "heads.scores",
@@ -56,6 +62,7 @@ _WHERE = {
     "text_batches": "roles.plain_text",
     "induction_scores": "roles.causal_heads",
     "attention_sinks": "roles.causal_heads",
+    "token_labels": "roles.token_labels",
     "align": "roles.word_alignment",
     "to_words": "roles.word_alignment",
     "taxonomy": "roles.taxonomy",
@@ -74,6 +81,7 @@ _WHERE = {
     "load_scores": "importance.saved_scores",
     "relevance": "importance.relevance",
     "propagate": "importance.relevance",
+    "direct_logit_attribution": "importance.logit_attribution",
     "rules": "importance._lrp.rules",
     "Rules": "importance._lrp.rule_set",
     "HardConcrete": "sparse.hard_concrete",

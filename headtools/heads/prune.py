@@ -21,6 +21,7 @@ from headtools.heads._layer_config import LayerConfig
 from headtools.heads._layout import PRUNED, Projection
 from headtools.heads._select import Heads, select
 from headtools.heads._weights import check_plain_weights
+from headtools.heads.groups import query_heads, spared
 from headtools.heads.sites import Site, sites
 
 # what attention modules call their sizes
@@ -30,7 +31,9 @@ _WIDTHS = ("all_head_size", "split_size", "embed_dim", "inner_dim", "q_dim")
 _KEY_WIDTHS = ("kv_dim",)
 
 
-def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
+def prune(
+    model: nn.Module, heads: Heads, gqa: str = "ungroup", *, spare: Heads | None = None, groups: bool = False
+) -> None:
     """Remove ``heads`` from ``model`` in place, by slicing its weights.
 
     ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...], numbered as ``sites(model)`` has them now. Where
@@ -38,6 +41,11 @@ def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
     keys and values (``gqa="ungroup"``: the same function, a bigger cache) or is refused (``gqa="error"``). When all
     heads of a layer go, one silent head is left, since models cannot run with none. Parameters are replaced: make
     optimizers and compile after pruning.
+
+    ``spare`` names heads that stay even if ``heads`` has them: a ranking holds for the corpus it was measured on, and
+    may be blind to heads that other texts need (induction heads, say). With ``groups`` the numbers in ``heads`` are
+    those of key-value heads, and each goes with all query heads that read it, so that weights and cache both shrink
+    (``group_scores`` ranks them, ``model_size`` tells what a cut bought); a group with a spared query head stays.
 
     Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there, named twice or cut before, and
     ``ValueError`` for attention that cannot be sliced, always before anything is changed: latent keys and values
@@ -53,14 +61,16 @@ def prune(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> None:
     >>> ht.sites(model)["encoder", 0].heads, ht.pruned(model)
     (2, [('encoder', 0, 1), ('encoder', 0, 2)])
     """
-    if not cut_heads(model, heads, gqa):
+    if not cut_heads(model, heads, gqa, spare=spare, groups=groups):
         raise ValueError(
             'no heads came, so nothing was cut: prune(model, {("encoder", 2): [0, 5]}); where there may be none, write '
             "if heads: prune(model, heads)"
         )
 
 
-def cut_heads(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> int:
+def cut_heads(
+    model: nn.Module, heads: Heads, gqa: str = "ungroup", *, spare: Heads | None = None, groups: bool = False
+) -> int:
     """Do what ``prune`` does, of heads that may be none, as at the first point of a curve; return how many are cut.
 
     >>> from transformers import BertConfig, BertModel
@@ -73,7 +83,8 @@ def cut_heads(model: nn.Module, heads: Heads, gqa: str = "ungroup") -> int:
     check_not_compiled(model)
     check_no_open_context(model, "prune()")
     check_not_offloaded(model, "prune")
-    chosen = select(sites(model), heads)
+    chosen = select(sites(model), query_heads(model, heads) if groups else heads)
+    chosen = spared(chosen, select(sites(model), spare or []), groups)
     check_plain_weights(model, [module for site in chosen for module in (*site.module.modules(), site.out)], "prune")
     _cut(chosen, gqa)
     return sum(map(len, chosen.values()))

@@ -45,7 +45,7 @@ def label(
     Inside ``sharded()`` the processes share the runs that the model's own labels take, and all get all batches.
 
     Raises ``ValueError`` for no sentences, one too short to have a label, and a model that predicts neither tokens nor
-    classes; ``TypeError`` without a tokenizer.
+    classes; ``TypeError`` without a tokenizer and for a sentence that is a plain string.
 
     >>> import headtools as ht
     >>> model, tokenizer = ht.load()
@@ -55,9 +55,12 @@ def label(
     """
     if tokenizer is None:
         raise TypeError("sentences need the model's tokenizer, got None: pass tokenizer=, or batches of your own")
+    _check_words(sentences)
     if not sentences:
         raise ValueError('got no sentences: pass corpus("organism"), or the path of a treebank')
     size = size if getattr(tokenizer, "pad_token", None) is not None else 1
+    if predicts_own_input(model) and predicts_next_token(model):
+        _check_lengths(tokenizer, sentences)
     batches = [sentences[start : start + size] for start in range(0, len(sentences), size)]
     generator = torch.Generator().manual_seed(seed)
     has_targets = is_encoder_decoder(model) and all(getattr(sentence, "target", None) for sentence in sentences)
@@ -83,6 +86,32 @@ class _OwnLabels:
         return list(parts)
 
 
+def _check_words(sentences: Any) -> None:
+    """Refuse strings, which would be taken for sequences of letters."""
+    if isinstance(sentences, str | Sentence):
+        raise TypeError("got one sentence; expected a list of them: write label(model, tokenizer, [sentence])")
+    for i, sentence in enumerate(sentences):
+        if isinstance(sentence, str):
+            raise TypeError(
+                f"sentences[{i}] is a string; expected its words: write {sentence[:40]!r}.split(), or "
+                "text_batches(tokenizer, texts) for texts of a causal model"
+            )
+
+
+def _check_lengths(tokenizer: Any, sentences: Sequence) -> None:
+    """Refuse sentences of one token, after which nothing is predicted, by their place in the list."""
+    short = [i for i, text in enumerate(map(_text, sentences)) if len(tokenizer(text, verbose=False).input_ids) < 2]
+    if short:
+        raise ValueError(
+            f"sentences {short[:10]} have fewer than two tokens ({_text(sentences[short[0]])!r}), so nothing is "
+            "predicted in them: leave them out, or write text_batches(tokenizer, texts), which skips and counts them"
+        )
+
+
+def _text(sentence: Sentence | Sequence[str]) -> str:
+    return " ".join(getattr(sentence, "words", sentence))
+
+
 def predicts_own_input(model: nn.Module) -> bool:
     """Tell whether a model predicts the tokens of its own input, which are then its labels."""
     return not is_encoder_decoder(model) and getattr(model, "get_output_embeddings", lambda: None)() is not None
@@ -99,16 +128,13 @@ def _with_labels(
     if not predicts_own_input(model):
         return batch | {"labels": _own_class(model, batch)}
     if predicts_next_token(model):
-        if (short := real.sum(1) < 2).any():
-            indices = short.nonzero().flatten().tolist()
-            raise ValueError(f"sentences {indices} of a batch have one token, and no next one: leave them out")
         return batch | {"labels": batch["input_ids"].masked_fill(~real, IGNORE_INDEX)}
     return batch | _masked(tokenizer, batch["input_ids"], real, generator)
 
 
 def tokenize(tokenizer: Any, sentences: Sequence) -> dict[str, Tensor]:
     """Return sentences as one batch of ``input_ids``, ``attention_mask`` and whatever else the model reads."""
-    texts = [" ".join(getattr(sentence, "words", sentence)) for sentence in sentences]
+    texts = [_text(sentence) for sentence in sentences]
     has_limit = tokenizer.model_max_length < 10**9  # transformers writes 10**30 for "none"
     encoding = tokenizer(
         texts, return_tensors="pt", padding=len(texts) > 1, truncation=has_limit, return_attention_mask=True

@@ -90,7 +90,7 @@ def test_batches_have_the_size_that_was_asked_for():
         ("fills in", TOKENIZER, [], ValueError, "got no sentences"),
         ("fills in", a_tokenizer(mask_token=None), SENTENCES, ValueError, "no mask token"),
         ("fills in", TOKENIZER, [("sea",), ("</s>",)], ValueError, r"sentences \[1\] of a batch have no token to mask"),
-        ("continues", TOKENIZER, [("sea",), ()], ValueError, r"sentences \[1\] of a batch have one token"),
+        ("continues", TOKENIZER, [("sea",), ()], ValueError, r"sentences \[1\] have fewer than two tokens"),
         ("neither", TOKENIZER, SENTENCES, ValueError, "predicts neither tokens nor a class"),
     ],
 )
@@ -154,3 +154,10 @@ def test_texts_longer_than_the_tokenizer_allows_are_cut():
     assert batch["input_ids"].shape == (1, 3)
     (batch,) = ht.label(model("continues"), TOKENIZER, [SENTENCES[2]])
     assert batch["input_ids"].shape == (1, 6)
+
+
+@pytest.mark.parametrize("sentences", ["the dog slept .", ["the dog slept ."]])
+def test_strings_are_refused_before_they_are_taken_for_letters(sentences):
+    model, tokenizer = ht.load()
+    with pytest.raises(TypeError, match=r"got one sentence|is a string; expected"):
+        ht.label(model, tokenizer, sentences)

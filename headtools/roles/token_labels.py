@@ -1,0 +1,79 @@
+"""Tokens as people read them: no Ġ, ▁ or ##, no half of a character."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
+CONTINUED = "·"  # before a piece that continues a word
+PIECES = "##"  # what WordPiece writes there
+
+
+def token_labels(
+    tokenizer: PreTrainedTokenizerBase, ids: Iterable[int] | torch.Tensor, *, continued: str = CONTINUED
+) -> list[str]:
+    """Return a label for each token id: its text, with ``continued`` before a piece that continues a word.
+
+    Byte-level tokenizers write a space as Ġ, SentencePiece as ▁, and WordPiece marks what continues a word with ##.
+    Here a word is its letters, and what continues one begins with a dot. Line ends show as ↵. Where a character of
+    several bytes is split over tokens, the first of them shows it and the others show the dot alone. A token that is
+    only a space shows as ␣.
+
+    Raises ``TypeError`` for a tokenizer or ids of another kind.
+
+    >>> from headtools.organism.load import load
+    >>> tokenizer = load()[1]
+    >>> token_labels(tokenizer, tokenizer("the dog slept .").input_ids)
+    ['the', 'dog', 'slept', '.', '</s>']
+    """
+    ids = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
+    if not all(isinstance(i, int) for i in ids):
+        raise TypeError(f"got ids like {ids[:1]}; expected the ids of one text: token_labels(tokenizer, ids[0])")
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    special = set(tokenizer.all_special_ids)
+    marked = _marked(tokenizer)
+    labels, before = [], ""
+    for place, (i, piece) in enumerate(zip(ids, pieces, strict=True)):
+        if i in special or marked is None:
+            labels.append(piece.translate(VISIBLE))
+            before = ""
+            continue
+        starts = not piece.startswith(PIECES) if marked == PIECES else piece.startswith(marked)
+        text = piece.removeprefix(PIECES) if marked == PIECES else tokenizer.decode([i]).lstrip(" ")
+        if marked != PIECES and "\ufffd" in text:  # a part of a character: show it where it begins
+            text, before = _character(tokenizer, ids, place, before)
+        else:
+            before = ""
+        if not text:
+            labels.append("␣" if starts and not piece.strip(marked) else continued)
+            continue
+        spaced = bool(labels) and (labels[-1] == "␣" or labels[-1].endswith((" ", "↵", "⇥")))
+        first = place == 0 or starts or spaced or not text[0].isalnum()
+        labels.append((text if first else continued + text).translate(VISIBLE))
+    return labels
+
+
+def _marked(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return how a tokenizer marks where words begin or go on: Ġ, ▁, ##, or None."""
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer("a a aaaaaaaaaaaaaaaa", add_special_tokens=False).input_ids)
+    for mark in ("Ġ", "▁", PIECES):
+        if any(piece.startswith(mark) for piece in pieces):
+            return mark
+    return None
+
+
+def _character(tokenizer: PreTrainedTokenizerBase, ids: list[int], place: int, before: str) -> tuple[str, str]:
+    """Return the character that begins with this token, and what is shown of it so far."""
+    if before:
+        return "", before[1:]
+    for end in range(place + 2, min(place + 5, len(ids) + 1)):
+        text = tokenizer.decode(ids[place:end]).lstrip(" ")
+        if "\ufffd" not in text:
+            return text[:1], " " * (end - place - 1)
+    return "�", ""

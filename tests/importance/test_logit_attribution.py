@@ -1,0 +1,91 @@
+"""Direct logit attribution: parts that add up, heads as a run with a frozen scale has them, models that are refused."""
+
+import pytest
+import torch
+
+import headtools as ht
+
+from ..heads.zoo import zoo_model
+
+SUMS = ("gpt2", "llama", "qwen3", "gpt_neox", "phi3", "gpt_oss", "opt")
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_the_parts_add_up_to_the_models_own_logit(name):
+    model, batch = zoo_model(name)
+    with torch.no_grad():
+        logits = model(**batch).logits
+    last = batch["attention_mask"].sum(1) - 1
+    rows = torch.arange(len(last))
+    tokens = torch.arange(3, 3 + len(last))
+    found = ht.direct_logit_attribution(model, batch, tokens)
+    assert torch.allclose(found.logit, logits[rows, last, tokens], atol=1e-4)
+    total = sum(part.sum(1) for part in found.heads.values()) + found.rest
+    assert torch.allclose(total, found.logit, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_head_of_the_last_layer_without_its_path_through_the_feed_forward(name):
+    """Only the direct path of a head changes: its output is taken off the stream in front of the final norm."""
+    model, batch = zoo_model(name)
+    site = list(ht.sites(model))[-1]
+    final = model.transformer.ln_f if name == "gpt2" else model.model.norm
+    tokens, other = torch.tensor([5] * len(batch["input_ids"])), torch.tensor([9] * len(batch["input_ids"]))
+    found = ht.direct_logit_attribution(model, batch, tokens, other)
+    with torch.no_grad(), ht.record(model, want="z") as seen:
+        model(**batch)
+    written = ht.contributions(site, seen[site].z)
+    head, taken = 1, []
+
+    def scaled(_module, given):
+        x = given[0]
+        taken.append(x)
+        kept = x - written[..., head, :]
+        if name == "gpt2":
+            centred = x - x.mean(-1, keepdim=True)
+            scale = (centred.pow(2).mean(-1, keepdim=True) + final.eps).sqrt()
+            return (kept - kept.mean(-1, keepdim=True)) / scale * final.weight + final.bias
+        scale = (x.pow(2).mean(-1, keepdim=True) + final.variance_epsilon).sqrt()
+        return kept / scale * final.weight
+
+    handle = final.register_forward_hook(lambda module, given, _output: scaled(module, given))
+    try:
+        with torch.no_grad():
+            logits = model(**batch).logits
+    finally:
+        handle.remove()
+    last = batch["attention_mask"].sum(1) - 1
+    rows = torch.arange(len(last))
+    without = logits[rows, last, tokens] - logits[rows, last, other]
+    assert torch.allclose(found.logit - without, found.heads[site.key][:, head], atol=1e-4)
+
+
+def test_a_position_and_a_side_of_padding():
+    model, batch = zoo_model("llama", "left")
+    texts = [ids[mask.bool()][None] for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
+    together = ht.direct_logit_attribution(model, batch, [4] * len(texts))
+    for row, ids in enumerate(texts):
+        alone = ht.direct_logit_attribution(model, {"input_ids": ids}, [4])
+        assert torch.allclose(alone.heads["decoder", 1][0], together.heads["decoder", 1][row], atol=1e-4)
+    ids = texts[0]
+    early = ht.direct_logit_attribution(model, {"input_ids": ids}, [4], positions=[1])
+    short = ht.direct_logit_attribution(model, {"input_ids": ids[:, :2]}, [4])
+    assert torch.allclose(early.heads["decoder", 0], short.heads["decoder", 0], atol=1e-4)
+    assert len(early.scores) == 18
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("bert_decoder", "does not"), ("gemma2", "norms what its attention writes"), ("bert", "encoder attention"),
+     ("marian", "encoder and")],
+)  # fmt: skip
+def test_streams_that_are_no_sum_are_refused(name, message):
+    model, batch = zoo_model(name)
+    with pytest.raises(ValueError, match=message):
+        ht.direct_logit_attribution(model, batch, [4] * len(next(iter(batch.values()))))
+
+
+def test_tokens_of_another_number_are_refused():
+    model, batch = zoo_model("llama")
+    with pytest.raises(ValueError, match="expected one id for each"):
+        ht.direct_logit_attribution(model, batch, [4])
