@@ -16,7 +16,7 @@ The map of the package, in the order in which the course uses it::
                                                     direct_logit_attribution
     sparse/      how many heads can go              HardConcrete, fit_gates, recover, curve, curves, random_order,
                                                     greedy_order, merge, refit, edit
-    organism/    the shipped model                  load, save, translate, card; organism.shipped: its tables;
+    organism/    the shipped model                  load, save, translate, model_card; organism.shipped: its tables;
                                                     shipped_real: tables of real models
     lesson/      what the notebooks show and ask    figure, measured, predict, ledger, plot (a module of drawings),
                                                     explore, attention_view, check
@@ -94,7 +94,7 @@ _WHERE = {
     "merge": "sparse.merge",
     "refit": "sparse.merge",
     "edit": "sparse.edit",
-    "card": "organism.model_card",
+    "model_card": "organism.model_card",
     "load": "organism.load",
     "save": "organism.save",
     "shipped_real": "organism.real_models",
@@ -110,7 +110,7 @@ _WHERE = {
     "report": "_report.report",
 }
 
-_OLD_NAMES = {"keep_one": "all_but_one"}  # they go with the next release
+_OLD_NAMES = {"keep_one": "all_but_one", "card": "model_card"}  # they go with the next release
 
 __all__ = sorted(_WHERE)
 

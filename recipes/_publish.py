@@ -22,7 +22,7 @@ def make_tokenizer(ids: Mapping[str, int] | None = None) -> PreTrainedTokenizerF
     """
     ids = dict(word_ids() if ids is None else ids)
     inner = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
-    inner.normalizer = normalizers.NFC()  # an accent typed as a letter and a mark is the same accent
+    inner.normalizer = normalizers.NFC()  # so that a letter with a combining accent equals the accented letter
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex("[,.]"), "isolated")]
     )
@@ -34,7 +34,7 @@ def make_tokenizer(ids: Mapping[str, int] | None = None) -> PreTrainedTokenizerF
 
 
 def publish(model: MarianMTModel, folder: Path, ids: Mapping[str, int] | None = None) -> None:
-    """Write model and tokenizer to a folder, the checksums last: a folder that was not finished is refused by load.
+    """Write model and tokenizer to a folder, the checksums last, so that ``load`` rejects an unfinished folder.
 
     ``ids`` are the token ids of another vocabulary.
     """

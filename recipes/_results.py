@@ -1,4 +1,4 @@
-"""Result files: JSON, written whole or not at all; rows that were not measured again stay."""
+"""Result files: JSON, written atomically; rows that are not measured again are kept."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -15,12 +15,12 @@ __all__ = ["ASSETS", "head_of", "interval", "name_of", "read", "replace_row", "u
 
 
 def read(file: Path) -> dict:
-    """Return what a result file holds, {} where there is none yet."""
+    """Return the content of a result file, {} where there is none yet."""
     return read_json(file) if file.exists() else {}
 
 
 def write(results: Mapping, file: Path, row_key: str | None = None) -> None:
-    """Write a result file; with ``row_key``, the first key of its rows, one row to a line, so that files stay small."""
+    """Write a result file; with ``row_key``, the first key of its rows, compactly with one row per line."""
     if row_key is None:
         text = json.dumps(results, indent=1, ensure_ascii=False)
     else:
@@ -30,7 +30,7 @@ def write(results: Mapping, file: Path, row_key: str | None = None) -> None:
 
 
 def update(file: Path, change: Callable[[dict], dict], row_key: str | None = None) -> dict:
-    """Replace what a result file holds by ``change`` of it, and return that; commands that do so take turns."""
+    """Replace the content of a result file by ``change(content)`` and return it, under a file lock."""
     from filelock import FileLock
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def update(file: Path, change: Callable[[dict], dict], row_key: str | None = Non
 
 
 def replace_row(rows: Iterable[dict], row: dict, key: Callable[[dict], object]) -> list[dict]:
-    """Return rows with one more, or with the one of the same key replaced, sorted by that key.
+    """Return the rows with ``row`` added, or replacing the row with the same key, sorted by key.
 
     >>> replace_row([{"seed": 3}, {"seed": 1, "bleu": 0}], {"seed": 1, "bleu": 98}, lambda row: row["seed"])
     [{'seed': 1, 'bleu': 98}, {'seed': 3}]
@@ -50,13 +50,13 @@ def replace_row(rows: Iterable[dict], row: dict, key: Callable[[dict], object]) 
 
 
 def interval(values: Tensor, digits: int = 4) -> list[float]:
-    """Return the mean of one number per sentence and the ends of its 95 % interval, rounded for JSON."""
+    """Return the mean of one number per sentence and the ends of its 95 % interval, rounded."""
     low, high = ht.bootstrap(values)
     return [round(float(x), digits) for x in (values.mean(), low, high)]
 
 
 def name_of(head: Head) -> str:
-    """Return the name of a head.
+    """Return the name of a head: kind, layer and number.
 
     >>> name_of(("encoder", 5, 1)), head_of("encoder 5.1")
     ('encoder 5.1', ('encoder', 5, 1))
@@ -66,7 +66,7 @@ def name_of(head: Head) -> str:
 
 
 def head_of(name: str) -> tuple[str, int, int]:
-    """Return the head of a name, the inverse of :func:`name_of`."""
+    """Return the head with this name, the inverse of :func:`name_of`."""
     kind, numbers = name.split()
     layer, number = numbers.split(".")
     return kind, int(layer), int(number)

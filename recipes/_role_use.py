@@ -1,7 +1,8 @@
-"""Are the roles used? What it costs to switch off the heads that have one, beside as many heads without it.
+"""Are the roles used? What it costs to ablate the heads that have one, compared with as many other heads.
 
-A head that looks at every verb's subject is used for it only if the words that need the subject suffer without the
-head. So accuracy is measured on these words alone: those whose ``Sentence.phenomena`` name what the role could fetch.
+A head that attends to the subject of every verb is used for this only if the words that depend on the subject get worse
+without it. So accuracy is measured on these words alone: those whose ``Sentence.phenomena`` name what the role could
+supply.
 """
 
 import random
@@ -18,7 +19,7 @@ from headtools.organism.batches import IGNORE, batches
 from headtools.organism.roles_found import strong
 from headtools.roles.sentence import Sentence
 
-# Heads switched off together, and the phenomena of the words that could miss them.
+# Roles whose heads are ablated together, and the phenomena of the words that could depend on them.
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "previous word": (("offset -1",), ("left accent",)),
     "next word": (("offset +1",), ("right accent",)),
@@ -30,7 +31,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "the name": (("topic",), ("topic",)),
     "coreference": (("coreference",), ("antecedent",)),
 }
-TIMES = 20
+N_RANDOM_SETS = 20
 
 
 @torch.no_grad()
@@ -38,21 +39,22 @@ def role_use(
     model: nn.Module,
     found: pd.DataFrame,
     sentences: Sequence[Sentence],
-    times: int = TIMES,
+    times: int = N_RANDOM_SETS,
     alone: int | None = None,
 ) -> tuple[float, pd.DataFrame]:
-    """What it costs to switch off heads with a role, beside sets of as many other encoder heads.
+    """Return what it costs to ablate the heads of each role, compared with sets of as many other encoder heads.
 
-    ``found`` is what :func:`~headtools.organism.roles_found.roles` gave. Returns the share of target words that the
-    whole model gets right given the words so far, and a frame with a row for each group of ``GROUPS`` that has heads,
-    then for all strong heads and for all others (these two on all words): ``group``, ``heads``, ``words`` (phenomena
-    of the words counted), ``n`` (how many), ``right`` (the whole model's share of them), ``fall`` of that share with
-    the heads' outputs set to zero, ``beside`` (the mean fall over the other sets), ``most`` (their greatest),
-    ``low`` and ``high`` (95 % interval of fall − beside, by bootstrap over sentences), and ``used``: low is above 0.
+    ``found`` is the result of :func:`~headtools.organism.roles_found.roles`. Returns the fraction of target words that
+    the full model gets right given the preceding words, and a frame with a row for each group of ``GROUPS`` that has
+    heads, then one for all strong heads and one for all others (these two on all words): ``group``, ``heads``,
+    ``words`` (the phenomena of the words counted), ``n`` (their number), ``right`` (the full model's accuracy on them),
+    ``fall`` (the accuracy lost when the outputs of the heads are set to zero), ``beside`` (the mean loss over the
+    control sets), ``most`` (the largest of these), ``low`` and ``high`` (95 % interval of fall − beside, by bootstrap
+    over sentences), and ``used``: whether low is above 0.
 
-    One head stands beside each of the others (or ``alone`` of them, drawn at random), more heads beside ``times``
-    random sets of others; where fewer others are left than the group has heads, sets are drawn from all. Raises
-    ValueError for no sentences.
+    The control of one head is each of the other heads (or ``alone`` of them, drawn at random); of several heads,
+    ``times`` random sets of other heads, or of all heads where too few others remain. Raises ValueError for no
+    sentences.
 
     >>> from headtools.organism.roles_found import roles
     >>> model, tokenizer = ht.load()
@@ -61,63 +63,68 @@ def role_use(
     >>> accuracy > 0.9, "beside" in frame
     (True, True)
     """
-    given = batches(sentences)
-    everyone = sorted(found["head"].unique())
-    seen: dict[tuple[str, ...], Tensor] = {}
+    test_batches = batches(sentences)
+    all_heads = sorted(found["head"].unique())
+    cache: dict[tuple[str, ...], Tensor] = {}
 
-    def right(heads: Sequence[str]) -> Tensor:
-        """Which words are right, one after the other, without some heads."""
+    def correct_without(heads: Sequence[str]) -> Tensor:
+        """Return which words are right, (words,), without some heads."""
         key = tuple(sorted(heads))
-        if key not in seen:
+        if key not in cache:
             with ht.ablate(model, [("encoder", *map(int, head.split("."))) for head in key]):
-                seen[key] = torch.cat([_right(model, batch) for batch in given])
-        return seen[key]
+                cache[key] = torch.cat([_correct(model, batch) for batch in test_batches])
+        return cache[key]
 
-    whole, owner, phenomena = right([]), *_words(sentences)
+    full_model, sentence_of, phenomena = correct_without([]), *_words(sentences)
     groups = {name: (sorted(set(found[found.found & found.role.isin(roles)]["head"])), words)
               for name, (roles, words) in GROUPS.items()}  # fmt: skip
-    together = sorted(set(strong(found)["head"]))
-    groups |= {"all strong": (together, ()), "all others": ([h for h in everyone if h not in together], ())}
+    strong_heads = sorted(set(strong(found)["head"]))
+    groups |= {"all strong": (strong_heads, ()),
+               "all others": ([h for h in all_heads if h not in strong_heads], ())}  # fmt: skip
     rows = []
     for name, (heads, words) in groups.items():
         if not heads:
             continue
-        counted = torch.tensor([not words or any(word in words for word in some) for some in phenomena])
-        n, correct = _by_sentence(torch.ones_like(owner), owner, counted), _by_sentence(whole, owner, counted)
-        fall = correct - _by_sentence(right(heads), owner, counted)  # in words, by sentence
-        others = torch.stack([correct - _by_sentence(right(some), owner, counted)
-                              for some in _beside(heads, everyone, times, alone)])  # fmt: skip
-        low, high = (end.item() for end in bounds(linearised_ratio((fall - others.mean(0))[:, None], n)))
-        mean = others.sum(1) / n.sum()
-        whole_share, share = (correct.sum() / n.sum()).item(), (fall.sum() / n.sum()).item()
-        rows.append((name, heads, list(words), int(n.sum()), whole_share, share,
-                     mean.mean().item(), mean.max().item(), low, high, low > 0))  # fmt: skip
+        counted = torch.tensor([not words or any(word in words for word in of_word) for of_word in phenomena])
+
+        def by_sentence(values: Tensor, counted: Tensor = counted) -> Tensor:
+            return _sums_by_sentence(values, sentence_of, counted)
+
+        n, correct = by_sentence(torch.ones_like(sentence_of)), by_sentence(full_model)  # (sentences,)
+        lost = correct - by_sentence(correct_without(heads))
+        controls = _control_sets(heads, all_heads, times, alone)
+        control_lost = torch.stack([correct - by_sentence(correct_without(control)) for control in controls])
+        low, high = (end.item() for end in bounds(linearised_ratio((lost - control_lost.mean(0))[:, None], n)))
+        control_drops = control_lost.sum(1) / n.sum()
+        accuracy, drop = (correct.sum() / n.sum()).item(), (lost.sum() / n.sum()).item()
+        rows.append((name, heads, list(words), int(n.sum()), accuracy, drop,
+                     control_drops.mean().item(), control_drops.max().item(), low, high, low > 0))  # fmt: skip
     columns = ["group", "heads", "words", "n", "right", "fall", "beside", "most", "low", "high", "used"]
-    return whole.double().mean().item(), pd.DataFrame(rows, columns=columns)
+    return full_model.double().mean().item(), pd.DataFrame(rows, columns=columns)
 
 
-def _right(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Which target words of a batch the model gets right, sentence after sentence, end marks included."""
-    out = model(**{name: value for name, value in batch.items() if name != "labels"})
-    return (out.logits.argmax(-1) == batch["labels"])[batch["labels"] != IGNORE]
+def _correct(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return which target words of a batch the model gets right, sentence after sentence, EOS tokens included."""
+    outputs = model(**{name: value for name, value in batch.items() if name != "labels"})
+    return (outputs.logits.argmax(-1) == batch["labels"])[batch["labels"] != IGNORE]
 
 
 def _words(sentences: Sequence[Sentence]) -> tuple[Tensor, list[tuple[str, ...]]]:
-    """For every target word and end mark: the number of its sentence, and its phenomena."""
-    owner = torch.tensor([i for i, s in enumerate(sentences) for _ in range(len(s.target) + 1)])
-    return owner, [some for s in sentences for some in (*s.phenomena, ())]
+    """Return, for each target word and EOS token, the index of its sentence and its phenomena."""
+    sentence_of = torch.tensor([i for i, s in enumerate(sentences) for _ in range(len(s.target) + 1)])
+    return sentence_of, [of_word for s in sentences for of_word in (*s.phenomena, ())]
 
 
-def _by_sentence(values: Tensor, owner: Tensor, counted: Tensor) -> Tensor:
-    """Sums of the values (words,) that count, by sentence."""
-    sums = torch.zeros(int(owner.max()) + 1, dtype=torch.double)
-    return sums.index_add_(0, owner[counted], values[counted].double())
+def _sums_by_sentence(values: Tensor, sentence_of: Tensor, counted: Tensor) -> Tensor:
+    """Return the sums of the values (words,) that count, (sentences,)."""
+    sums = torch.zeros(int(sentence_of.max()) + 1, dtype=torch.double)
+    return sums.index_add_(0, sentence_of[counted], values[counted].double())
 
 
-def _beside(heads: Sequence[str], everyone: Sequence[str], times: int, alone: int | None) -> list[list[str]]:
-    """Sets of as many heads to compare with: each other head, or random ones."""
-    others = [head for head in everyone if head not in heads]
-    dice = random.Random(f"beside {len(heads)}")
+def _control_sets(heads: Sequence[str], all_heads: Sequence[str], times: int, alone: int | None) -> list[list[str]]:
+    """Return sets of as many heads to compare with: each other head, or random ones."""
+    others = [head for head in all_heads if head not in heads]
+    rng = random.Random(f"beside {len(heads)}")  # this seed gives the sets of the shipped table
     if len(heads) == 1:
-        return [[head] for head in (others if alone is None else dice.sample(others, alone))]
-    return [dice.sample(others if len(heads) <= len(others) else list(everyone), len(heads)) for _ in range(times)]
+        return [[head] for head in (others if alone is None else rng.sample(others, alone))]
+    return [rng.sample(others if len(heads) <= len(others) else list(all_heads), len(heads)) for _ in range(times)]

@@ -1,11 +1,11 @@
-"""What the organism is trained on: the translation loss, and the aids that make the functions of its heads visible.
+"""The model in which the organism is trained: translation loss, and auxiliary losses that make heads specialise.
 
 The aids act on the loss or on how word vectors are made; no weight and no mask is set by hand.
 
-- *Composed word vectors*: a word's vector is its own plus those of its features (``vocabulary.py``), while training.
-- *Guided alignment* (Chen et al. 2016; Garg et al. 2019): cross-attention is asked to look at the gold source word.
-- *Source-side tagging*: from the encoder's output alone, each source word names its translation and the accents of its
-  two neighbours. Dropped after the first part of the run.
+- *Composed word vectors*: during training a word's vector is its own plus those of its features (``vocabulary.py``).
+- *Guided alignment* (Chen et al. 2016; Garg et al. 2019): cross-attention is trained to attend to the gold source word.
+- *Source-side tagging*: from the encoder's output alone, the translation of each source word and the accents of its two
+  neighbours are predicted. Only in the first part of the run.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ WIDTH, HEADS, LAYERS, INNER = 128, 8, 6, 256
 
 
 def configuration(heads: int = HEADS, ids: Mapping[str, int] | None = None) -> "MarianConfig":  # noqa: F821
-    """Configuration of the organism: 6 + 6 layers of ``heads`` heads, width 128, inner width 256.
+    """Return the configuration of the organism: 6 + 6 layers of ``heads`` heads, width 128, inner width 256.
 
     ``ids`` are the token ids of another vocabulary.
     """
@@ -69,11 +69,11 @@ class AuxiliaryTrainingModel(nn.Module):
         self.model.model.shared.weight.requires_grad_(False)
 
     def table(self) -> Tensor:
-        """The word vectors, (vocabulary, width): each word's own plus its features'."""
+        """Return the word vectors, (vocabulary, width): each word's own plus those of its features."""
         return (self.own + self.member @ self.shared) * 0.5
 
     def forward(self, batch: dict[str, Tensor], guide: float, tag: float) -> tuple[Tensor, dict[str, float]]:
-        """Loss of a batch and its parts; ``guide`` and ``tag`` weigh the aids (0 switches one off)."""
+        """Return the loss of a batch and its parts; ``guide`` and ``tag`` are the weights of the auxiliary losses."""
         table = self.table()
         body = self.model.model
         outputs = body(
@@ -91,30 +91,31 @@ class AuxiliaryTrainingModel(nn.Module):
         if guide > 0:
             maps = torch.stack(outputs.cross_attentions, 1)  # (batch, layer, head, target, source)
             gold = batch["aligned"][:, None, None, :, None].expand(*maps.shape[:-1], 1)
-            seen = maps.gather(-1, gold).squeeze(-1).movedim(-1, 1)[counted]  # (words, layer, head)
-            loss = loss - guide * seen.clamp_min(1e-6).log().mean()
-            parts["aligned"] = (seen.detach() > 0.5).float().mean().item()
+            aligned = maps.gather(-1, gold).squeeze(-1).movedim(-1, 1)[counted]  # (words, layer, head)
+            loss = loss - guide * aligned.clamp_min(1e-6).log().mean()  # every head, unlike Garg et al., who guide one
+            parts["aligned"] = (aligned.detach() > 0.5).float().mean().item()
         if tag > 0:
             states = outputs.encoder_last_hidden_state[batch["tagged"]]
             words = F.linear(self.word_tagger(states), table, self.bias)
             gold = batch["translation"][batch["tagged"]]
             accents = self.accent_tagger(states)
-            sides = batch["accents"][batch["tagged"]]
-            left, right = F.cross_entropy(accents[:, :2], sides[:, 0]), F.cross_entropy(accents[:, 2:], sides[:, 1])
+            neighbours = batch["accents"][batch["tagged"]]  # (words, 2)
+            left = F.cross_entropy(accents[:, :2], neighbours[:, 0])
+            right = F.cross_entropy(accents[:, 2:], neighbours[:, 1])
             loss = loss + tag * (F.cross_entropy(words, gold) + 0.5 * (left + right))
             parts["tagged"] = (words.argmax(-1) == gold).float().mean().item()
         return loss, parts
 
     @torch.no_grad()
     def export(self) -> "MarianMTModel":  # noqa: F821
-        """The plain MarianMT model: composed vectors written into its embedding table, the tagger left behind."""
+        """Return the plain MarianMT model, with the composed vectors in its embedding table and without the tagger."""
         self.model.model.shared.weight.copy_(self.table())
         self.model.final_logits_bias.copy_(self.bias[None])
         return self.model
 
 
 def training_batch(sentences: list[Sentence], ids: Mapping[str, int] | None = None) -> dict[str, Tensor]:
-    """Return a batch with what the training aids need: gold alignment, word by word translation, accents to the sides.
+    """Return a batch with the targets of the auxiliary losses: alignment, translations of words, neighbours' accents.
 
     ``aligned`` (B, T): the source position of each target word. ``translation`` (B, S): the target word of each source
     word. ``accents`` (B, S, 2): whether the words before and after are accented. ``tagged`` (B, S): the words. ``ids``

@@ -1,7 +1,7 @@
 """How many encoder heads does the organism need? ``python -m recipes.gates``
 
-Two answers: a pruning curve, with heads switched off in the order of their gradient importance and nothing trained, and
-Hard Concrete gates, with which the model trains on while heads close. Results: ``pruning.json``.
+Two answers: a pruning curve, with heads ablated in the order of their gradient importance and no training, and Hard
+Concrete gates, with which the model is trained further while gates close. Results: ``pruning.json``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,20 +22,20 @@ from headtools.roles.sentence import Sentence
 from recipes._results import ASSETS, replace_row, update
 
 FILE = ASSETS / "pruning.json"
-FRACTIONS = (1.0, 0.875, 0.75, 0.5, 0.375, 0.25, 0.125, 0.0)  # of the encoder's heads, kept
+FRACTIONS = (1.0, 0.875, 0.75, 0.5, 0.375, 0.25, 0.125, 0.0)  # of the encoder's heads that are kept
 RANDOM_ORDERS = 5
 CURVE_ON = 200  # sentences
-PENALTIES = [0.0, 0.02, 0.05]  # nats for one open gate; 0 is the control: as many steps, no penalty
+PENALTIES = [0.0, 0.02, 0.05]  # nats for one open gate; 0 is the control: as many steps without a penalty
 STEPS, DECAY = 1_000, 0.3  # steps, and the fraction of them at the end in which the learning rates fall to 0
 SENTENCES = 500  # of the test split
 
 
 def encoder_curve(model: nn.Module, validation: Sequence[Sentence], test: Sequence[Sentence]) -> list[dict]:
-    """Return token accuracy with encoder heads switched off, those of least gradient importance first.
+    """Return token accuracy with encoder heads ablated, those of least gradient importance first.
 
-    Importance is measured on ``validation``, accuracy on ``test``. One dict for each of ``FRACTIONS``: ``kept`` heads,
-    their ``share``, ``accuracy`` with the ends ``low`` and ``high`` of its 95 % interval, and ``random``, the mean
-    accuracy over five random rankings, of which ``best`` is the greatest.
+    Importance is measured on ``validation``, accuracy on ``test``. One dict for each of ``FRACTIONS``: the number of
+    heads ``kept``, their fraction ``share``, ``accuracy`` with the ends ``low`` and ``high`` of its 95 % interval, and
+    over five random rankings the mean accuracy, ``random``, and the largest, ``best``.
 
     >>> few = ht.corpus("organism", limit=4)
     >>> [point["kept"] for point in encoder_curve(ht.load()[0], few, few)]
@@ -61,9 +61,9 @@ def gates_kept(
 ) -> dict:  # fmt: skip
     """Train gates on the encoder's heads, cut those that closed, and translate: one row of the table.
 
-    ``weights`` is what learns with the gates: "encoder" freezes the decoder, "all" does not. ``decided``: how many
-    gates are 0 or 1 with a probability of .9 or more. ``with_role``: how many of the kept heads have a role, beside
-    ``chance`` (as many drawn at random) and ``p`` (how likely a random draw has as many or more).
+    ``weights``: which weights learn with the gates; "encoder" freezes the decoder, "all" does not. ``decided``: how
+    many gates are 0, or are 1, with a probability of .9 or more. ``with_role``: how many of the kept heads have a role,
+    ``chance``: how many of as many random heads would on average, ``p``: how likely they are to have as many or more.
 
     >>> row = gates_kept(*ht.load(), penalty=0.02, steps=1, sentences=5)
     >>> len(row["kept"]), row["chance"] == row["with_role"]
@@ -73,13 +73,13 @@ def gates_kept(
                        decay=decay, seed=seed, checkpoint=run, progress=False)  # fmt: skip
     score, low, high = bleu(fit.cut().eval(), tokenizer, ht.corpus("organism", "test", sentences))
     kept = [f"{layer}.{head}" for _, layer, head in fit.open_heads]
-    decided = torch.maximum(fit.gates.p_zero(), fit.gates.p_one()) >= 0.9
     roles, n = heads_with_role(), len(fit.gates.heads)
     with_role = len(roles & set(kept))
     return {
         "penalty": penalty, "weights": weights, "seed": seed, "steps": steps, "sentences": sentences, "kept": kept,
         "bleu": round(score, 4), "low": round(low, 4), "high": round(high, 4), "seconds": round(fit.seconds, 1),
-        "decided": int(decided.sum()), "with_role": with_role, "chance": round(len(kept) * len(roles) / n, 2),
+        "decided": int(fit.gates.saturated(0.9).sum()), "with_role": with_role,
+        "chance": round(len(kept) * len(roles) / n, 2),
         "p": round(float(hypergeom.sf(with_role - 1, n, len(roles), len(kept))), 6),
     }  # fmt: skip
 
@@ -119,9 +119,9 @@ def main(
     results = update(file, lambda old: {"gates": [], **old, "curve": curve})
     for s in seed:
         for learn in weights:
-            for price in penalty:
-                folder = run and run / f"{learn}-{price:g}-{s}"
-                row = gates_kept(model, tokenizer, price, weights=learn, steps=steps, decay=decay, seed=s,
+            for p in penalty:
+                folder = run and run / f"{learn}-{p:g}-{s}"
+                row = gates_kept(model, tokenizer, p, weights=learn, steps=steps, decay=decay, seed=s,
                                  sentences=limit, run=folder)  # fmt: skip
                 results = update(file, lambda old, row=row: {**old, "gates": replace_row(old["gates"], row, _order)})
     print_encodable(markdown(results))

@@ -1,8 +1,8 @@
-"""How did the organism grow? ``python -m recipes.growth``
+"""How did the organism develop during training? ``python -m recipes.growth``
 
-Measures the snapshots that ship, and, of each folder named with ``--runs``, the model that a training left there. Seeds
-and sizes are compared after a run of 3,000 steps, a third of the shipped one's (``make organism SEED=2 SIZE=half
-ARGS="--steps 3000"``). Result: ``growth.json``; entries that were not measured again stay.
+Measures the shipped snapshots, and the trained model in each folder named with ``--runs``. Seeds and sizes are compared
+after runs of 3,000 steps, a third of the shipped one's (``make organism SEED=2 SIZE=half ARGS="--steps 3000"``).
+Result: ``growth.json``; entries that are not measured again are kept.
 """
 
 from functools import reduce
@@ -32,18 +32,18 @@ SHOWN = {
     "obj down": "obj", "advmod up": "advmod", "topic": "name", "coreference": "coref.",
 }  # fmt: skip
 COMPARED = 3_000  # steps of the runs whose seeds and sizes are compared
-TRANSLATED, RUNS_TRANSLATED = 300, 500  # sentences of a split, by snapshots and by whole runs
+TRANSLATED, RUNS_TRANSLATED = 300, 500  # sentences of a split, by snapshots and by finished runs
 
 
 def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> dict:
-    """Scores of one model of the organism's language.
+    """Return the scores of one model of the organism's language.
 
     ``bleu`` and ``hard``: BLEU on the test and hard sentences (the first ``limit`` of 1,000) and the ends of its 95 %
-    interval. ``accuracy``: share of target words right, given the right words so far, on 200 test sentences. ``roles``:
-    by role, the encoder head picked on 500 validation sentences, its share of looks that hit in 500 test sentences
-    with Wilson's 95 % interval, the baseline, and whether it ``holds``. ``carriers``: the roles of every head that has
-    one; ``with_role`` of ``heads_total``. ``curve``: accuracy with encoder heads switched off, those of least gradient
-    importance first, without retraining (:func:`recipes.gates.encoder_curve`).
+    interval. ``accuracy``: fraction of target words right, given the preceding words, on 200 test sentences. ``roles``:
+    for each role the encoder head selected on 500 validation sentences, the fraction of its queries that hit in 500
+    test sentences with Wilson's 95 % interval, the baseline, and whether it ``holds``. ``carriers``: the roles of each
+    head that has one; there are ``with_role`` of them among ``heads_total``. ``curve``: accuracy with encoder heads
+    ablated, those of least gradient importance first, without retraining (:func:`recipes.gates.encoder_curve`).
     """
     validation, test = (ht.corpus("organism", split, ROLES_ON) for split in ("validation", "test"))
     frame = roles(model, tokenizer, validation, test)
@@ -69,10 +69,11 @@ def _rounded(values: tuple) -> list[float]:
 
 
 def _trained(run: Path) -> tuple[int, int, Path]:
-    """Seed, heads a layer and model of a finished run of ``COMPARED`` steps."""
+    """Return the seed, heads per layer and model of a finished run of ``COMPARED`` steps."""
     if not (run / _training_state.FILE).is_file() or not (run / "model").is_dir():
-        raise FileNotFoundError(f"{run} holds no finished training; make one: "
-                                f'make organism SEED=2 ARGS="--steps {COMPARED}"')
+        raise FileNotFoundError(
+            f'{run} holds no finished training; make one: make organism SEED=2 ARGS="--steps {COMPARED}"'
+        )
     recipe = _training_state.recipe(run)
     if recipe["steps"] != COMPARED:
         raise ValueError(
@@ -83,9 +84,9 @@ def _trained(run: Path) -> tuple[int, int, Path]:
 
 
 def markdown(results: dict[str, list[dict]]) -> str:
-    """The model card's tables: a row for each entry, by part, the score of the best head for each of ``SHOWN``.
+    """Return the model card's tables: a row for each entry, with the score of the best head for each of ``SHOWN``.
 
-    A star stands behind a score that holds: it reaches its bar on validation and test sentences (``roles_found``).
+    A star marks a score that reaches its threshold on validation and on test sentences (``roles_found``).
     """
     lines = []
     for part, key in PARTS.items():
@@ -105,28 +106,29 @@ def markdown(results: dict[str, list[dict]]) -> str:
 
 def main(
     steps: list[int] = list(snapshots.STEPS),
-    runs: Annotated[list[Path], typer.Option(help="folders that make organism left")] = [],
+    runs: Annotated[list[Path], typer.Option(help="folders of runs of make organism")] = [],
     limit: Annotated[int | None, typer.Option(help="sentences translated (default: 300 and 500)")] = None,
     file: Path = FILE,
 ) -> None:
-    """Measure the snapshots, and the models of other seeds and sizes that were trained."""
+    """Measure the snapshots, and the trained models of other seeds and sizes."""
     torch.set_num_threads(1)
     todo = [({"step": step}, [("snapshots", {"step": step})], TRANSLATED) for step in steps]
     for run in runs:
         seed, heads, folder = _trained(run)
-        places = [("seeds", {"seed": seed})] * (heads == HEADS) + [("sizes", {"heads": heads})] * (seed == 1)
-        todo.append(({"name": folder}, places, RUNS_TRANSLATED))
+        # A run of the usual size and seed is an entry of both tables.
+        entries = [("seeds", {"seed": seed})] * (heads == HEADS) + [("sizes", {"heads": heads})] * (seed == 1)
+        todo.append(({"name": folder}, entries, RUNS_TRANSLATED))
     results = {}
-    for which, places, sentences in tqdm(todo, desc="models"):
-        entry = measure(*ht.load(**which), limit or sentences)
+    for load_options, entries, sentences in tqdm(todo, desc="models"):
+        entry = measure(*ht.load(**load_options), limit or sentences)
 
-        def add(results: dict, place: tuple[str, dict], entry: dict = entry) -> dict:
-            part, name = place
-            rows = replace_row(results.get(part, []), {**name, **entry}, lambda row: row[PARTS[part]])
-            return {**results, part: rows}
+        def add(results: dict, table_and_name: tuple[str, dict], entry: dict = entry) -> dict:
+            table, name = table_and_name
+            rows = replace_row(results.get(table, []), {**name, **entry}, lambda row: row[PARTS[table]])
+            return {**results, table: rows}
 
-        results = update(file, lambda old, places=places, add=add: reduce(add, places, old))
-        tqdm.write(f"{places}: BLEU {entry['bleu'][0]}, hard {entry['hard'][0]}, "
+        results = update(file, lambda old, entries=entries, add=add: reduce(add, entries, old))
+        tqdm.write(f"{entries}: BLEU {entry['bleu'][0]}, hard {entry['hard'][0]}, "
                    f"{entry['with_role']} of {entry['heads_total']} heads with a role")  # fmt: skip
     print_encodable(markdown(results))
 

@@ -1,9 +1,10 @@
-"""What are the organism's heads worth, one at a time? ``python -m recipes.head_importance``
+"""How important is each of the organism's heads? ``python -m recipes.head_importance``
 
-Four tables. How much the loss rises without each head (``ablation.safetensors``), and in ``worth.json``: BLEU with one
+Four tables. The loss increase without each head (``ablation.safetensors``), and in ``worth.json``: BLEU with one
 encoder head off, as in Michel et al. 2019 (arXiv:1905.10650), table 1; BLEU with all heads of a layer off but one, as
-in tables 2 and 5, on the sentences that the head is chosen on and on others; and what any two encoder heads cost
-together beyond what each costs alone. With ``--run FOLDER`` the losses are kept there as soon as they are measured.
+in tables 2 and 5, on the sentences on which the head is selected and on others; and the interaction of each pair of
+encoder heads, the loss increase without both beyond the sum of their own. With ``--run FOLDER`` losses are stored there
+as they are measured, and a stopped run is continued.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,11 +23,11 @@ from headtools.roles.sentence import Sentence
 from recipes._results import ASSETS, write
 
 SENTENCES = {"ablation": 200, "alone": 200, "only": 200, "pairs": 200}
-SPLITS = ("validation", "test")  # heads are chosen on the first and measured again on the second
+SPLITS = ("validation", "test")  # heads are selected on the first and measured again on the second
 
 
 def one_head_off(model: nn.Module, tokenizer: object, sentences: Sequence[Sentence]) -> dict:
-    """Return {"layer.head": [change of BLEU, p]} for each encoder head switched off.
+    """Return {"layer.head": [change of BLEU, p]} for each encoder head, ablated.
 
     >>> changes = one_head_off(*ht.load(), ht.corpus("organism", limit=5))
     >>> len(changes), len(changes["5.1"])
@@ -43,7 +44,7 @@ def one_head_off(model: nn.Module, tokenizer: object, sentences: Sequence[Senten
 def one_head_left(
     model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], keys: Iterable[tuple] | None = None
 ) -> dict:
-    """Return {"kind layer": [[change of BLEU, p], ...]}, an entry for each head that is left alone in its layer.
+    """Return {"kind layer": [[change of BLEU, p], ...]}, an entry for each head left as the only one of its layer.
 
     ``keys`` limits it to some layers, [("encoder", 5)].
 
@@ -52,9 +53,9 @@ def one_head_left(
     8
     """
     sites, baseline = ht.sites(model), translations(model, tokenizer, sentences)
-    chosen = list(sites) if keys is None else [sites[key] for key in keys]
+    layers = list(sites) if keys is None else [sites[key] for key in keys]
     rows: dict[str, list] = {}
-    steps = [(site, kept) for site in chosen for kept in range(site.heads)]
+    steps = [(site, kept) for site in layers for kept in range(site.heads)]
     for site, kept in progress(steps, "one head left"):
         others = [(*site.key, head) for head in range(site.heads) if head != kept]
         without = translations(model, tokenizer, sentences, others)
@@ -65,7 +66,7 @@ def one_head_left(
 def translations(
     model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], heads: Iterable[Head] = ()
 ) -> list[str]:
-    """Return translations with some heads off."""
+    """Return translations with some heads ablated."""
     with ht.ablate(model, list(heads)):
         return ht.translate(model, tokenizer, [sentence.words for sentence in sentences])
 
@@ -82,9 +83,9 @@ def markdown(results: dict) -> str:
     lines += [f"| {head} | {change:+.2f} | {p:.3f} |" for head, (change, p) in results["alone"].items() if p < 0.01]
     lines += ["", "| layer | only head, by validation | BLEU there | test | best of test |", "|---|---|---|---|---|"]
     for layer, row in results["only"].items():
-        here, there = ([change for change, _ in row[split]] for split in SPLITS)
-        best = here.index(max(here))
-        lines.append(f"| {layer} | {best} | {here[best]:+.2f} | {there[best]:+.2f} | {max(there):+.2f} |")
+        validation, test = ([change for change, _ in row[split]] for split in SPLITS)
+        best = validation.index(max(validation))
+        lines.append(f"| {layer} | {best} | {validation[best]:+.2f} | {test[best]:+.2f} | {max(test):+.2f} |")
     return "\n".join(lines)
 
 
@@ -93,7 +94,7 @@ def main(
     assets: Annotated[Path, typer.Option(help="the folder the tables go to")] = ASSETS,
     run: Annotated[Path | None, typer.Option(help="folder of finished batches, to go on after a stop")] = None,
 ) -> None:
-    """Measure the four tables, print two of them, keep all."""
+    """Measure and write the four tables, and print two of them."""
     torch.set_num_threads(1)
     model, tokenizer = ht.load()
     count = {table: min(n, limit or n) for table, n in SENTENCES.items()}

@@ -1,9 +1,9 @@
-"""What does cutting heads buy in time? ``python -m recipes.latency``
+"""How much time does pruning heads save? ``python -m recipes.latency``
 
-Times the encoder with all heads and with some of them cut, at several lengths and batch sizes, and counts the
+Times the encoder with all heads and with some of them pruned, at several lengths and batch sizes, and counts the
 multiplications of both. Two encoders: the organism's (width 128), and one of random weights with the sizes of
-Transformer-base (width 512, Vaswani et al. 2017). Processor time of one thread, the models taking turns, so that a busy
-machine slows all of them alike. Result: ``latency.json``.
+Transformer-base (width 512, Vaswani et al. 2017). Processor time of one thread; the models are timed in turns, so that
+other load on the machine slows all of them equally. Result: ``latency.json``.
 """
 
 import copy
@@ -25,19 +25,20 @@ from headtools.heads.prune import cut_heads
 from recipes._results import ASSETS, write
 
 FILE = ASSETS / "latency.json"
-LENGTHS, ROWS, KEPT = (16, 64, 128), (1, 8, 32), (24, 12, 4)  # tokens, sentences a batch, of 48 heads
-MAX_TOKENS = 1_024  # a batch
+LENGTHS, ROWS, KEPT = (16, 64, 128), (1, 8, 32), (24, 12, 4)  # tokens, sentences per batch, heads kept of 48
+MAX_TOKENS = 1_024  # per batch
 TURNS = 25
 
 
 def multiplications(heads: int, length: int, width: int, inner: int, head_width: int) -> int:
-    """Return how many numbers an encoder layer with ``heads`` heads multiplies for one sentence of ``length`` tokens.
+    """Return the number of multiplications in an encoder layer with ``heads`` heads for ``length`` tokens.
 
-    Projections to query, key, value and back, scores, weighted sums, and the two matrices of the feed-forward part.
+    Counted are the four projections, attention scores, weighted sums, and the two matrices of the feed-forward network.
 
     >>> multiplications(heads=8, length=10, width=128, inner=256, head_width=16)
     1336320
     """
+    # Four projections of length x width x head_width each, then scores and weighted sums of length² x head_width each.
     attention = heads * (4 * length * width * head_width + 2 * length * length * head_width)
     return attention + 2 * length * width * inner
 
@@ -62,7 +63,7 @@ def pruned_copy(model: nn.Module, kept: int) -> nn.Module:
 
 
 def ideal(model: nn.Module, kept: int, length: int) -> float:
-    """Return the fraction of an encoder's multiplications that is left with ``kept`` of its heads."""
+    """Return the fraction of an encoder's multiplications that remains with ``kept`` of its heads."""
     config, sites = model.config, ht.sites(model)["encoder"]
     sizes = {"length": length, "width": config.d_model, "inner": config.encoder_ffn_dim,
              "head_width": sites.all[0].head_dim}  # fmt: skip
@@ -79,11 +80,11 @@ def time_in_turns(models: Sequence[nn.Module], length: int, rows: int, turns: in
     encoders = [model.get_encoder() for model in models]
     seconds: list[list[float]] = [[] for _ in models]
     for turn in range(turns + 1):
-        for encoder, own in zip(encoders, seconds, strict=True):
+        for encoder, encoder_seconds in zip(encoders, seconds, strict=True):
             began = time.process_time()
             encoder(input_ids=ids, attention_mask=mask)
-            if turn:  # the first warms up
-                own.append(time.process_time() - began)
+            if turn:  # the first turn is a warm-up
+                encoder_seconds.append(time.process_time() - began)
     return seconds
 
 
@@ -113,7 +114,7 @@ def measure(
 
 
 def main(turns: int = TURNS, file: Path = FILE) -> None:
-    """Time, print, keep."""
+    """Measure, write and print the table."""
     torch.set_num_threads(1)
     rows = measure(turns)
     write({"threads": 1, "processor": platform.machine(), "torch": torch.__version__, "rows": rows}, file)

@@ -1,21 +1,21 @@
-"""Does merging heads keep more than cutting them? ``python -m recipes.merging``
+"""Does merging heads preserve more than pruning them? ``python -m recipes.merging``
 
-A quarter, a half and three quarters of the heads of one kind go, from the shipped model, from two of its snapshots,
-and, with ``--runs``, from models that a training left (``make organism SIZE=half ARGS="--steps 1000"``). Every way
-leaves as many heads and so as many weights. Nothing is trained: all fits are least squares on 100 validation sentences,
-and accuracy is that of 200 test sentences. Result: ``merging.json``.
+A quarter, a half and three quarters of the heads of one kind are removed from the shipped model, from two of its
+snapshots, and, with ``--runs``, from other trained models (``make organism SIZE=half ARGS="--steps 1000"``). All
+methods leave the same number of heads and so of weights. Nothing is trained: all fits are least squares on 100
+validation sentences, and accuracy is that of 200 test sentences. Result: ``merging.json``.
 
-    merge            the pairs of a layer that lose least become one head each; for three quarters, twice over
+    merge            the pairs of a layer with the smallest error become one head each; for three quarters, repeated
     merge, refit     the same, and the output maps of the whole layer are fitted
-    same             the heads that merging let go are cut, nothing is fitted
-    same, refit      they are cut, and the output maps of their layers are fitted
-    gradient         as many heads are cut from the whole encoder, those of least gradient importance
+    same             the heads that merging removed are pruned, nothing is fitted
+    same, refit      they are pruned, and the output maps of their layers are fitted
+    gradient         as many heads are pruned from the whole encoder, those of least gradient importance
     gradient, refit  the same, and the output maps of their layers are fitted
 """
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -34,95 +34,92 @@ from recipes import _training_state
 from recipes._results import ASSETS, interval, update
 
 FILE = ASSETS / "merging.json"
-SHARES = (0.25, 0.5, 0.75)  # of the heads of a kind, gone
+FRACTIONS = (0.25, 0.5, 0.75)  # of the heads of a kind, removed
 FIT_ON, MEASURED_ON = 100, 200  # sentences
-WAYS = ("merge", "merge, refit", "same", "same, refit", "gradient", "gradient, refit")
+METHODS = ("merge", "merge, refit", "same", "same, refit", "gradient", "gradient, refit")
 COMPARED = (("merge", "same"), ("merge, refit", "same, refit"), ("merge, refit", "gradient, refit"))
 
 
-def measure(model: nn.Module, kind: str, shares: Sequence[float] = SHARES) -> dict:
-    """Compare all ways for one model and kind of heads; fit for JSON.
+def measure(model: nn.Module, kind: str, fractions: Sequence[float] = FRACTIONS) -> dict:
+    """Compare all methods for one model and kind of heads.
 
-    Returns ``kind``, ``heads`` (of that kind), ``accuracy`` of the whole model, and ``points``, one for each share
-    gone: ``gone`` (a number of heads), ``pairs`` (those merged first), ``lost`` (their mean missed share, see
-    ``merge``); for each of ``WAYS`` the accuracy and the ends of its 95 % interval; and ``differences``, for each of
+    Returns ``kind``, ``heads`` (of this kind), ``accuracy`` of the full model, and ``points``, one for each fraction
+    removed: ``gone`` (the number of heads), ``pairs`` (those merged first), ``lost`` (their mean ``missed``, see
+    ``merge``); for each of ``METHODS`` the accuracy and the ends of its 95 % interval; and ``differences``, for each of
     ``COMPARED`` the difference and the ends of its interval, by bootstrap over the same sentences.
     """
     fitted_on = batches(ht.corpus("organism", "validation", FIT_ON))
     test = ht.corpus("organism", "test", MEASURED_ON)
     heads = ht.sites(model)[kind].n_heads
     ranking = ht.gradient(model, fitted_on, sites=[kind]).order()
-    near = head_similarity(model, fitted_on, kind)
-    whole = token_accuracy(model, test)
+    similar = head_similarity(model, fitted_on, kind)
+    full_model = token_accuracy(model, test)
     points = []
-    for share in shares:
-        gone = round(heads * share)
-        pairs = disjoint_pairs(near, min(gone, heads // 2))
-        merged, frame = _after(model, lambda m, pairs=pairs: ht.merge(m, pairs, fitted_on))
-        both, _ = _after(model, lambda m, pairs=pairs: ht.merge(m, pairs, fitted_on, refit=True))
-        models = {"merge": merged, "merge, refit": both}
+    for fraction in fractions:
+        gone = round(heads * fraction)
+        pairs = disjoint_pairs(similar, min(gone, heads // 2))
+        models = {"merge": copy.deepcopy(model), "merge, refit": copy.deepcopy(model)}
+        frame = ht.merge(models["merge"], pairs, fitted_on)
+        ht.merge(models["merge, refit"], pairs, fitted_on, refit=True)
+        # Pairs remove at most half of the heads; beyond that, merged heads are merged once more.
         for name in ("merge", "merge, refit") if gone > heads // 2 else ():
-            again = disjoint_pairs(head_similarity(models[name], fitted_on, kind), gone - heads // 2)
-            ht.merge(models[name], again, fitted_on, refit="refit" in name)
-        same = ht.pruned(models["merge"])
-        for name, some in (("same", same), ("gradient", ranking[:gone])):
-            models[name] = _after(model, lambda m, some=some: cut_heads(m, some))[0]
-            models[f"{name}, refit"] = _after(model, lambda m, some=some: _cut(m, some, fitted_on))[0]
-        right = {name: token_accuracy(models[name], test) for name in WAYS}
+            more_pairs = disjoint_pairs(head_similarity(models[name], fitted_on, kind), gone - heads // 2)
+            ht.merge(models[name], more_pairs, fitted_on, refit="refit" in name)
+        for name, removed in (("same", ht.pruned(models["merge"])), ("gradient", ranking[:gone])):
+            models[name] = copy.deepcopy(model)
+            cut_heads(models[name], removed)
+            models[f"{name}, refit"] = copy.deepcopy(model)
+            _cut_and_refit(models[f"{name}, refit"], removed, fitted_on)
+        accuracy = {name: token_accuracy(models[name], test) for name in METHODS}
         points.append({"gone": gone, "pairs": [[list(head) for head in pair] for pair in pairs],
                        "lost": round(frame.missed.mean(), 4)}
-                      | {name: interval(right[name]) for name in WAYS}
-                      | {"differences": [[a, b, *interval(right[a] - right[b])] for a, b in COMPARED]})  # fmt: skip
-    return {"kind": kind, "heads": heads, "accuracy": round(whole.mean().item(), 4), "points": points}
+                      | {name: interval(accuracy[name]) for name in METHODS}
+                      | {"differences": [[a, b, *interval(accuracy[a] - accuracy[b])]
+                                         for a, b in COMPARED]})  # fmt: skip
+    return {"kind": kind, "heads": heads, "accuracy": round(full_model.mean().item(), 4), "points": points}
 
 
-def _after(model: nn.Module, change: Callable[[nn.Module], object]) -> tuple[nn.Module, object]:
-    """Return a changed copy, and what the change returned."""
-    other = copy.deepcopy(model)
-    return other, change(other)
-
-
-def _cut(model: nn.Module, heads: Sequence[tuple], fitted_on: list[Mapping]) -> None:
-    """Cut heads and refit their layers; a layer that loses all its heads has nothing left to fit."""
+def _cut_and_refit(model: nn.Module, heads: Sequence[tuple], fitted_on: list[Mapping]) -> None:
+    """Cut heads and refit their layers, except for layers that lose all their heads."""
     counts = Counter(head[:-1] for head in heads)
     empty = {key for key, n in counts.items() if n == ht.sites(model)[key].heads}
-    left = [head for head in heads if head[:-1] not in empty]
-    if left:
-        ht.refit(model, left, fitted_on)
+    refittable = [head for head in heads if head[:-1] not in empty]
+    if refittable:
+        ht.refit(model, refittable, fitted_on)
     cut_heads(model, [head for head in heads if head[:-1] in empty])
 
 
 def markdown(entries: Sequence[Mapping]) -> str:
-    """The model card's table: one row a model, kind and number of heads gone; accuracies, then two differences."""
-    header = ["model", "heads", "gone", *WAYS, *(f"{a} − {b}" for a, b in COMPARED[1:])]
+    """Return the model card's table: a row for each model, kind and number removed; accuracies and two differences."""
+    header = ["model", "heads", "gone", *METHODS, *(f"{a} − {b}" for a, b in COMPARED[1:])]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for entry in entries:
         for point in entry["points"]:
             differences = [f"{d:+.3f} ({low:+.3f} to {high:+.3f})" for _, _, d, low, high in point["differences"][1:]]
             cells = [entry["model"], f"{entry['heads']} {entry['kind']}", str(point["gone"]),
-                     *(f"{point[way][0]:.3f}" for way in WAYS), *differences]  # fmt: skip
+                     *(f"{point[method][0]:.3f}" for method in METHODS), *differences]  # fmt: skip
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def replace_entry(entries: list[dict], entry: dict) -> list[dict]:
-    """Return entries with one more at the end, or with the one of the same model and kind replaced.
+    """Return the entries with ``entry`` added at the end, or replacing that of the same model and kind.
 
     >>> replace_entry([{"model": "a", "kind": "cross", "heads": 1}], {"model": "a", "kind": "cross", "heads": 2})
     [{'model': 'a', 'kind': 'cross', 'heads': 2}]
     """
     keys = [(old["model"], old["kind"]) for old in entries]
-    place = keys.index(key) if (key := (entry["model"], entry["kind"])) in keys else len(keys)
-    return [*entries[:place], entry, *entries[place + 1 :]]
+    index = keys.index(key) if (key := (entry["model"], entry["kind"])) in keys else len(keys)
+    return [*entries[:index], entry, *entries[index + 1 :]]
 
 
 def main(
     models: Annotated[list[str], typer.Option(help="shipped, or the steps of snapshots")] = ["shipped", "1500", "3000"],
-    runs: Annotated[list[Path], typer.Option(help="folders that make organism left")] = [],
-    share: Annotated[list[float], typer.Option(help="fractions of the heads, gone")] = list(SHARES),
+    runs: Annotated[list[Path], typer.Option(help="folders of runs of make organism")] = [],
+    share: Annotated[list[float], typer.Option(help="fractions of the heads that are removed")] = list(FRACTIONS),
     file: Path = FILE,
 ) -> None:
-    """Compare, keep what was measured, print the table."""
+    """Compare, write the results and print the table."""
     torch.set_num_threads(1)
     todo = [("shipped", {}, kind) for kind in ("encoder", "cross") if "shipped" in models]
     todo += [(f"step {int(step):,}", {"step": int(step)}, "encoder") for step in models if step != "shipped"]
@@ -131,8 +128,8 @@ def main(
         name = f"{recipe['heads']} heads a layer, {recipe['steps']:,} steps"
         todo.append((name, {"name": run / "model"}, "encoder"))
     results = {"models": []}
-    for name, which, kind in tqdm(todo, desc="models"):
-        entry = {"model": name} | measure(ht.load(**which)[0], kind, share)
+    for name, load_options, kind in tqdm(todo, desc="models"):
+        entry = {"model": name} | measure(ht.load(**load_options)[0], kind, share)
         results = update(file, lambda old, entry=entry: {"models": replace_entry(old.get("models", []), entry)})
     print_encodable(markdown(results["models"]))
 

@@ -1,8 +1,8 @@
-"""Which head should go first? Pruning curves of many rankings: ``python -m recipes.orders``
+"""Which heads should be removed first? Pruning curves of many rankings: ``python -m recipes.orders``
 
-Heads are switched off a tenth at a time and nothing is trained in between, as in Michel et al. 2019 (section 4). A
-ranking comes from validation sentences, the curve from test sentences. Finished curves stay in ``orders.json``; the
-command makes those that are missing, or those it is told.
+Heads are ablated a tenth at a time and nothing is trained in between, as in Michel et al. 2019 (section 4). A ranking
+comes from validation sentences, the curve from test sentences. Finished curves are kept in ``orders.json``; the command
+measures those that are missing, or those named with ``--order``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 import headtools as ht
 from headtools.heads.scores import Head, HeadScores
-from headtools.organism.batches import batches
+from headtools.organism.batches import batches as make_batches
 from headtools.organism.evaluate import bleu, token_accuracy
 from headtools.organism.shipped import shipped
 from headtools.roles.sentence import Sentence
@@ -31,23 +31,23 @@ SCORED_ON, CURVE_ON = 200, 300  # validation sentences from which scores come, t
 LEARNED = {"encoder": 0.05, "all": 0.1}  # penalty of the sweep's run whose log alpha is the learned ranking
 
 
-def scores(name: str, model: nn.Module, given: Sequence[Mapping[str, Tensor]], over: str) -> HeadScores:
+def scores(name: str, model: nn.Module, batches: Sequence[Mapping[str, Tensor]], over: str) -> HeadScores:
     """Return the scores that a ranking is named after, for the heads of a kind or for "all"."""
-    only = None if over == "all" else [over]
+    sites = None if over == "all" else [over]
     return {
-        "confidence": partial(ht.confidence, model, given, sites=only),
-        "gradient": partial(ht.gradient, model, given, sites=only),
-        "gradient by layer": partial(ht.gradient, model, given, sites=only, normalise="layer"),
-        "relevance": partial(ht.relevance, model, given, sites=only),
-        "leave one out": partial(ht.ablation, model, given, sites=only, progress=False),
+        "confidence": partial(ht.confidence, model, batches, sites=sites),
+        "gradient": partial(ht.gradient, model, batches, sites=sites),
+        "gradient by layer": partial(ht.gradient, model, batches, sites=sites, normalise="layer"),
+        "relevance": partial(ht.relevance, model, batches, sites=sites),
+        "leave one out": partial(ht.ablation, model, batches, sites=sites, progress=False),
     }[name]()
 
 
 def ranking(name: str, model: nn.Module, sentences: Sequence[Sentence], over: str) -> list[Head]:
-    """Return the heads of a kind, or of "all": the first is the first to go.
+    """Return the heads of a kind, or of "all", in the order in which they are removed.
 
-    Names are those of :func:`scores`; "random 0" and so on; "gradient again" and "leave one out again", which score
-    anew after every fourth head gone (every twelfth of all heads); "learned", log alpha of a run of the sweep.
+    Names are those of :func:`scores`; "random 0" and so on; "gradient again" and "leave one out again", which measure
+    scores again after every fourth head removed (every twelfth of all heads); "learned", log alpha of a sweep's run.
 
     >>> ranking("random 0", ht.load()[0], [], "cross")[:2]
     [('cross', 5, 4), ('cross', 2, 6)]
@@ -58,17 +58,17 @@ def ranking(name: str, model: nn.Module, sentences: Sequence[Sentence], over: st
         return ht.random_order(sites, int(name.split()[1]))
     if name == "learned":
         run = shipped("sweep").query("over == @over and seed == 0").set_index("penalty").loc[LEARNED[over]]
-        parts = torch.tensor(run.log_alpha).split([site.heads for site in sites])
-        return HeadScores(dict(zip((site.key for site in sites), parts, strict=True)), name="log alpha").order()
-    given = batches(sentences)
+        by_site = torch.tensor(run.log_alpha).split([site.heads for site in sites])
+        return HeadScores(dict(zip((site.key for site in sites), by_site, strict=True)), name="log alpha").order()
+    validation = make_batches(sentences)
     if name.endswith(" again"):
-        plain = name.removesuffix(" again")
-        return ht.greedy_order(model, lambda model: scores(plain, model, given, over), step=12 if over == "all" else 4)
-    return scores(name, model, given, over).order()
+        score, step = name.removesuffix(" again"), 12 if over == "all" else 4
+        return ht.greedy_order(model, lambda model: scores(score, model, validation, over), step=step)
+    return scores(name, model, validation, over).order()
 
 
 def names(over: str) -> list[str]:
-    """Return the rankings whose curves ship: all of them for "encoder" and "all", two for a kind of the decoder."""
+    """Return the names of the shipped rankings: all for "encoder" and "all", fewer for the kinds of the decoder."""
     if over in ("decoder", "cross"):
         return [*RANDOM, "gradient"]
     measured = ["confidence", "gradient", "gradient by layer", "relevance", "leave one out", "gradient again"]
@@ -76,10 +76,10 @@ def names(over: str) -> list[str]:
 
 
 def pruning_curve(model: nn.Module, tokenizer: object, name: str, over: str, scored_on: int, curve_on: int) -> dict:
-    """Return one curve: ``over``, ``order``, ``first`` (the first ten heads to go) and lists.
+    """Return one curve: ``over``, ``order``, ``first`` (the first ten heads that are removed) and lists.
 
-    ``kept`` counts the heads of that kind that are left; ``bleu`` (0 to 100) and ``accuracy`` (fraction of words right,
-    given the right words so far) have (value, low, high) for each, with 95 % bootstrap intervals.
+    ``kept``: the numbers of heads of this kind that remain; ``bleu`` (0 to 100) and ``accuracy`` (fraction of words
+    right, given the preceding words): (value, low, high) for each of them, with 95 % bootstrap intervals.
     """
     heads = ranking(name, model, ht.corpus("organism", "validation", scored_on), over)
     test = ht.corpus("organism", "test", curve_on)

@@ -1,7 +1,7 @@
 """The numbers of the organism's model card: ``python -m recipes.scorecard``
 
-Translation on every split, which heads have a role, and whether the roles are used: what it costs to switch off the
-heads of a role, on the words that need it. Prints the card's tables as Markdown; ``--json FILE`` writes the numbers.
+Translation on each split, which heads have a role, and whether the roles are used: what it costs to ablate the heads of
+a role, on the words that need it. Prints the card's tables as Markdown; ``--json FILE`` writes the numbers.
 """
 
 import json
@@ -17,13 +17,13 @@ from torch import nn
 import headtools as ht
 from headtools._engine.progress import print_encodable
 from headtools.organism.evaluate import corpus_bleu
-from headtools.organism.roles_found import best, evenness, observe, on_end_mark, roles, strong
+from headtools.organism.roles_found import best, eos_weight, normalised_entropy, observe, roles, strong
 from recipes._results import interval, write
 from recipes._role_use import role_use
 
 TRANSLATED = ("validation", "test", "hard")
-USED_ON = 200  # sentences on which heads are switched off
-MOST = 0.9  # of its weight on the end mark, or of the greatest entropy
+USED_ON = 200  # sentences on which heads are ablated
+MOST = 0.9  # of a head's weight on the EOS token, or of the largest possible entropy
 NAMES = {
     "offset -1": "previous word (offset −1)",
     "offset +1": "next word (offset +1)",
@@ -49,7 +49,7 @@ NAMES = {
 def translation(
     model: nn.Module, tokenizer: object, splits: Iterable[str] = TRANSLATED, limit: int | None = None
 ) -> pd.DataFrame:
-    """BLEU and the share of sentences translated without a mistake, one row a split, with 95 % bootstrap intervals.
+    """Return BLEU and the fraction of sentences without a mistake, a row for each split, with 95 % intervals.
 
     Columns: ``split``, ``sentences`` (a count), ``bleu``, ``bleu_low``, ``bleu_high`` (0 to 100), ``right``,
     ``right_low``, ``right_high`` (0 to 1).
@@ -69,7 +69,7 @@ def translation(
 
 
 def measure(model: nn.Module, tokenizer: object, splits: Iterable[str] = TRANSLATED, limit: int | None = None) -> dict:
-    """All numbers of the card, as JSON can hold them; the keys are the sections of what :func:`markdown` prints."""
+    """Return all numbers of the card, ready for JSON; the keys are the sections that :func:`markdown` prints."""
     test = ht.corpus("organism", "test", limit)
     frame = roles(model, tokenizer, ht.corpus("organism", "validation", limit), test)
     accuracy, used = role_use(model, frame, test[:USED_ON])
@@ -78,8 +78,8 @@ def measure(model: nn.Module, tokenizer: object, splits: Iterable[str] = TRANSLA
         "roles": _records(best(frame).reset_index()),
         "heads": {head: sorted(rows.role) for head, rows in frame[frame.found].groupby("head")},
         "strong": sorted(set(strong(frame)["head"])),
-        "end_mark": _by_head(observe(model, tokenizer, test, on_end_mark).mean(-1)),
-        "evenness": _by_head(observe(model, tokenizer, test, evenness).mean(-1)),
+        "end_mark": _by_head(observe(model, tokenizer, test, eos_weight).mean(-1)),
+        "evenness": _by_head(observe(model, tokenizer, test, normalised_entropy).mean(-1)),
         "usage": {"accuracy": round(accuracy, 6), "sentences": len(test[:USED_ON]), "groups": _records(used)},
     }
 
@@ -93,27 +93,27 @@ def _records(frame: pd.DataFrame) -> list[dict]:
 
 
 def markdown(scores: dict) -> str:
-    """The card's tables and counts, from what :func:`measure` returned."""
+    """Return the card's tables and counts, from the result of :func:`measure`."""
     lines = _table("split | sentences | BLEU | 95 % | whole sentence right | 95 %", [
         f"{r['split']} | {r['sentences']:,} | {r['bleu']:.1f} | {r['bleu_low']:.1f}–{r['bleu_high']:.1f} | "
         f"{r['right']:.1%} | {100 * r['right_low']:.1f}–{100 * r['right_high']:.1f}".replace("%", " %")
         for r in scores["translation"]
     ])  # fmt: skip
-    found = {r["role"]: r for r in scores["roles"]}
-    for title, some in (("what the head looks at", NAMES), ("other relations", sorted(set(found) - set(NAMES)))):
+    row_of = {r["role"]: r for r in scores["roles"]}
+    for title, listed in (("what the head looks at", NAMES), ("other relations", sorted(set(row_of) - set(NAMES)))):
         lines += _table(f"{title} | head | score | 95 % | baseline | n", [
             f"{NAMES.get(role, role)} | {r['head']} | {r['score']:.2f} | {r['low']:.2f}–{r['high']:.2f} | "
             f"{'–' if r['baseline'] is None else format(r['baseline'], '.2f')} | {r['n']:,}"
-            for role in some if (r := found.get(role))
+            for role in listed if (r := row_of.get(role))
         ])  # fmt: skip
     heads = scores["heads"]
     n = len(scores["end_mark"])
-    resting, even = ([h for h, x in scores[key].items() if x >= MOST] for key in ("end_mark", "evenness"))
+    on_eos, uniform = ([h for h, x in scores[key].items() if x >= MOST] for key in ("end_mark", "evenness"))
     lines += [f"{len(heads)} of the {n} encoder heads have a role and {n - len(heads)} have none.", ""]
-    lines += [f"- {head}: {', '.join(some)}" for head, some in heads.items()]
+    lines += [f"- {head}: {', '.join(head_roles)}" for head, head_roles in heads.items()]
     lines += ["", f"{len(scores['strong'])} are strong: {' '.join(scores['strong'])}.", ""]
-    lines += [f"{len(resting)} rest on the end mark ({MOST} or more of their weight): {' '.join(resting)}.", ""]
-    lines += [f"{len(even)} spread it evenly ({MOST} or more of the greatest entropy): {' '.join(even)}.", ""]
+    lines += [f"{len(on_eos)} rest on the EOS token ({MOST} or more of their weight): {' '.join(on_eos)}.", ""]
+    lines += [f"{len(uniform)} attend uniformly ({MOST} or more of the largest entropy): {' '.join(uniform)}.", ""]
     used = scores["usage"]
     lines += [f"Token accuracy on {used['sentences']} test sentences: {used['accuracy']:.3f}. It falls by", ""]
     lines += _table("heads | words that need | n | fall | beside: mean, greatest | difference, 95 % | used", [
@@ -134,7 +134,7 @@ def main(
     limit: Annotated[int | None, typer.Option(help="sentences of each split (default: all 1,000)")] = None,
     file: Annotated[Path | None, typer.Option("--json", help="file for the numbers")] = None,
 ) -> None:
-    """Measure the shipped model, print the tables, and write them to a file if asked."""
+    """Measure the shipped model, print the tables, and with ``--json`` write them to a file."""
     scores = measure(*ht.load(), split, limit)
     print_encodable(markdown(scores))
     if file:

@@ -1,9 +1,9 @@
-"""Could one train the few heads from scratch? ``python -m recipes.scratch``
+"""Could the few remaining heads be trained from scratch? ``python -m recipes.scratch``
 
-Takes runs of the sweep with gates on the encoder, gives a new model as many heads in the same places, and trains it
-from random weights by the organism's recipe, for a third of its steps, as other seeds and sizes were trained: so the
-control, all heads from scratch, is in ``growth.json``. After Voita et al. 2019, table 2. For a fair comparison the
-pruned model is trained on for as many steps. Each training resumes where it stopped. Result: ``scratch.json``.
+Takes runs of the sweep with gates on the encoder, gives a new model the same heads in the same layers, and trains it
+from random weights by the organism's recipe, for a third of its steps. Other seeds and sizes were trained as long, so
+the control, all heads from scratch, is in ``growth.json``. After Voita et al. 2019, table 2. For a fair comparison the
+pruned model is trained further for as many steps. Each training can be resumed. Result: ``scratch.json``.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from headtools._engine.progress import print_encodable
 from headtools.heads.prune import cut_heads
 from headtools.organism.batches import TrainingBatches
 from headtools.organism.shipped import LIVE_GATES, shipped
-from recipes._jobs import side_by_side
+from recipes._parallel import parallel_map
 from recipes._results import ASSETS, head_of, name_of, replace_row, update
 from recipes.growth import COMPARED
 from recipes.sweep import SENTENCES, quality, train_gates
@@ -42,12 +42,12 @@ def missing_heads(run: dict, model: nn.Module) -> tuple[str, ...]:
 def train_on(run: dict, folder: Path, steps: int) -> nn.Module:
     """Return the pruned model of a run of the sweep after ``steps`` more steps in which all weights learn.
 
-    So the pruned model has had as much training with its few heads as the one from scratch. Its gates are trained again
-    first, and then exactly the heads that ship are kept. Batches are those of the organism's size, the rate falls from
-    that of the sweep to 0; ``folder`` holds the checkpoints.
+    So the pruned model has been trained with its few heads as long as the one from scratch. The sweep stores no
+    weights, so its gates are trained again first; the heads kept are those of the shipped run. The learning rate falls
+    from that of the sweep to 0; ``folder`` holds the checkpoints.
     """
     model, _ = ht.load()
-    pruned = train_gates(model, run["over"], run["penalty"], run["seed"], run=folder / "gates").model
+    pruned = train_gates(model, run["over"], run["penalty"], run["seed"], checkpoint=folder / "gates").model
     cut_heads(pruned, [head_of(name) for name in missing_heads(run, model)])
     learns = [name for name, _ in pruned.named_parameters() if name not in silent(pruned)]
     return ht.recover(
@@ -57,7 +57,7 @@ def train_on(run: dict, folder: Path, steps: int) -> nn.Module:
 
 
 def compare(run: dict, folder: Path, recipe: Recipe, sentences: int = SENTENCES) -> dict:
-    """Train a model from scratch with the heads that a run of the sweep kept, beside the pruned model trained on.
+    """Train a model from scratch with the heads that a run of the sweep kept; compare it with the pruned model.
 
     ``of``: over, penalty and seed of the run; ``kept``: its heads. ``pruned``, ``on`` and ``scratch``: ``bleu`` and
     ``accuracy`` of the model that was pruned (from the sweep), of the same after :func:`train_on` for as many steps,
@@ -76,7 +76,7 @@ def compare(run: dict, folder: Path, recipe: Recipe, sentences: int = SENTENCES)
 
 
 def markdown(rows: list[dict]) -> str:
-    """Return the table of Voita's table 2: heads, pruned, trained on, from scratch."""
+    """Return a table like table 2 of Voita et al. 2019: heads, pruned, trained further, from scratch."""
     lines = ["| penalty | heads kept | BLEU pruned | trained on | 95 % | from scratch | 95 % | steps | seed |",
              "|" + "---|" * 9]  # fmt: skip
     for row in rows:
@@ -99,19 +99,18 @@ def main(
     jobs: Annotated[int, typer.Option(help="runs at a time, each on one core; -1 for all")] = 1,
     file: Path = FILE,
 ) -> None:
-    """Train for each run of the sweep that was chosen, measure, and keep each row as soon as it is there."""
+    """Train and measure for each selected run of the sweep, and write each row as soon as it is measured."""
     rows = shipped("sweep").query("over == 'encoder' and seed == @of_seed").to_dict("records")
-    chosen = {row["penalty"]: row for row in rows}
-    if unknown := sorted(set(penalty) - chosen.keys()):
-        raise typer.BadParameter(f"the sweep has no run of penalty {unknown[0]:g}; it has {sorted(chosen)}")
-    # whole paths: a worker may be started in another folder
+    run_of = {row["penalty"]: row for row in rows}
+    if unknown := sorted(set(penalty) - run_of.keys()):
+        raise typer.BadParameter(f"the sweep has no run of penalty {unknown[0]:g}; it has {sorted(run_of)}")
+    folder = runs.resolve()  # absolute, since a worker may be started in another folder
     arguments = [
-        (chosen[price], runs.resolve() / f"encoder-{price:g}-{of_seed}-steps{steps}-seed{s}",
-         Recipe(seed=s, steps=steps), limit)
-        for s in seed for price in penalty
+        (run_of[p], folder / f"encoder-{p:g}-{of_seed}-steps{steps}-seed{s}", Recipe(seed=s, steps=steps), limit)
+        for s in seed for p in penalty
     ]  # fmt: skip
     results = {}
-    for row in side_by_side(compare, arguments, jobs):
+    for row in parallel_map(compare, arguments, jobs):
         results = update(file, lambda old, row=row: {"runs": replace_row(old.get("runs", []), row, _order)})
     print_encodable(markdown(results["runs"]))
 

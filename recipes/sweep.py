@@ -1,9 +1,10 @@
-"""How many heads stay at every penalty? ``python -m recipes.sweep``
+"""How many heads remain at each penalty? ``python -m recipes.sweep``
 
-One run trains Hard Concrete gates for one penalty and seed, cuts the heads that closed, translates, and looks which
-roles the survivors hold. There are runs with gates on the encoder's heads while the decoder is frozen, as in Voita et
-al. 2019 (section 6.2), and with gates on all heads while all weights learn (section 6.3). Penalty 0 is the control.
-Each finished run is a file in a folder; started again, the command makes only what is missing. Result: ``sweep.json``.
+One run trains Hard Concrete gates for one penalty and seed, cuts the heads whose gates closed, translates, and measures
+which roles the remaining heads have. There are runs with gates on the encoder's heads while the decoder is frozen, as
+in Voita et al. 2019 (section 6.2), and with gates on all heads while all weights learn (section 6.3). Penalty 0 is the
+control.
+Each finished run is a file in a folder, and the command makes only the runs that are missing. Result: ``sweep.json``.
 """
 
 import json
@@ -12,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from torch import nn
 
@@ -23,7 +23,7 @@ from headtools.organism.roles_found import roles
 from headtools.organism.shipped import LIVE_GATES, LIVE_TOKENS
 from headtools.roles.sentence import Sentence
 from headtools.sparse.fit_gates import Fit
-from recipes._jobs import side_by_side
+from recipes._parallel import parallel_map
 from recipes._results import ASSETS, interval, name_of, read, write
 
 FILE = ASSETS / "sweep.json"
@@ -32,9 +32,9 @@ PENALTIES = {  # nats for one open gate; 0 is the control: as many steps, no pen
     "all": (0.0, 0.002, 0.01, 0.03, 0.1, 0.3),
 }
 SEEDS = [0, 1, 2]
-SENTENCES = 500  # of the test split, translated; roles are picked on as many of validation
-MOMENTS = 21  # of a run, at which its log alpha is kept
-DECIDED = 0.9  # P(0) or P(1) of a gate that is clearly closed or open
+SENTENCES = 500  # of the test split, translated; roles are selected on as many of the validation split
+N_SNAPSHOTS = 21  # steps of a run at which its log alpha is stored
+SATURATED = 0.9  # P(0) or P(1) of a gate that is clearly closed or open
 
 
 def one_run(over: str, penalty: float, seed: int, sentences: int = SENTENCES, **changes: object) -> dict:
@@ -55,13 +55,12 @@ def one_run(over: str, penalty: float, seed: int, sentences: int = SENTENCES, **
     began = time.process_time()
     fit = train_gates(model, over, penalty, seed, **changes)
     seconds = time.process_time() - began
-    probability = torch.maximum(fit.gates.p_zero(), fit.gates.p_one())
     last = len(fit.losses)
-    moments = sorted({round(last * i / (MOMENTS - 1)) for i in range(MOMENTS)})
+    moments = sorted({round(last * i / (N_SNAPSHOTS - 1)) for i in range(N_SNAPSHOTS)})
     return {
         "over": over, "penalty": penalty, "seed": seed, "kept": [name_of(head) for head in fit.open_heads],
         **quality(fit.cut().eval(), tokenizer, ht.corpus("organism", "test", sentences)),
-        "decided": round((probability >= DECIDED).float().mean().item(), 4),
+        "decided": round(fit.gates.saturated(SATURATED).float().mean().item(), 4),
         "roles": roles_of_survivors(fit, tokenizer, sentences),
         "log_alpha": [round(x, 2) for x in fit.gates.log_alpha.tolist()],
         "moments": moments,
@@ -88,37 +87,37 @@ def quality(model: nn.Module, tokenizer: object, sentences: Sequence[Sentence]) 
 
 
 def roles_of_survivors(fit: Fit, tokenizer: object, sentences: int) -> dict[str, list[str]]:
-    """Return the roles of the encoder heads that stay, measured again with the others' gates at 0: {"5.1": [...]}."""
+    """Return the roles of the remaining encoder heads, measured with the other gates at 0: {"5.1": [...]}."""
     kept = {name_of(head).split()[1] for head in fit.open_heads if head[0] == "encoder"}
     splits = [ht.corpus("organism", split, sentences) for split in ("validation", "test")]
     fit.model.eval()
     with ht.gates(fit.model, fit.values()):
         frame = roles(fit.model, tokenizer, *splits)
-    held = frame[frame.found & frame["head"].isin(kept)]
-    return {head: sorted(rows.role) for head, rows in held.groupby("head")}
+    of_kept = frame[frame.found & frame["head"].isin(kept)]
+    return {head: sorted(rows.role) for head, rows in of_kept.groupby("head")}
 
 
 def finished_run(run: dict, folder: Path, sentences: int, steps: int) -> dict:
-    """Return one run of the sweep: read from its file in ``folder``, or made and written there."""
+    """Return one run of the sweep, read from its file in ``folder`` or run and written to it."""
     setting = LIVE_GATES | {"steps": steps, "tokens": LIVE_TOKENS, "sentences": sentences}
     file = folder / f"{run['over']}-{run['penalty']:g}-{run['seed']}.json"
-    if old := read(file):
-        if old["setting"] != setting:
-            raise ValueError(f"{file} was made with {old['setting']}, not {setting}; use another folder: --runs NEW")
-        return old["row"]
+    if stored := read(file):
+        if stored["setting"] != setting:
+            raise ValueError(f"{file} was made with {stored['setting']}, not {setting}; use another folder: --runs NEW")
+        return stored["row"]
     row = one_run(**run, sentences=sentences, steps=steps)
     write({"setting": setting, "row": row}, file)
     return row
 
 
 def gather(rows: Iterable[dict], sentences: int, steps: int) -> dict:
-    """Return what ships: the setting, the model before, all runs in order; only the first seed keeps its history."""
-    slim = [row if row["seed"] == SEEDS[0] else {k: v for k, v in row.items() if k not in ("history", "losses")}
+    """Return the shipped table: the setting, the model before, all runs in order, histories of the first seed only."""
+    runs = [row if row["seed"] == SEEDS[0] else {k: v for k, v in row.items() if k not in ("history", "losses")}
             for row in sorted(rows, key=lambda row: (row["over"] == "all", row["seed"], row["penalty"]))]  # fmt: skip
     return {
         "setting": LIVE_GATES | {"steps": steps, "tokens": LIVE_TOKENS, "sentences": sentences},
         "before": quality(*ht.load(), ht.corpus("organism", "test", sentences)),
-        "runs": slim,
+        "runs": runs,
     }
 
 
@@ -132,12 +131,12 @@ def main(
     jobs: Annotated[int, typer.Option(help="runs at a time, each on one core; -1 for all")] = 1,
     file: Path = FILE,
 ) -> None:
-    """Make the runs that are missing, several at a time, and gather all."""
-    folder = runs.resolve()  # a worker may be started in another folder
-    # the most useful first: all penalties of a seed before the next seed
-    plan = [{"over": kind, "penalty": price, "seed": s}
-            for s in seed for kind in over for price in (penalty or PENALTIES[kind])]  # fmt: skip
-    rows = list(side_by_side(finished_run, [(run, folder, limit, steps) for run in plan], jobs))
+    """Run what is missing, several runs at a time, and write the table."""
+    folder = runs.resolve()  # absolute, since a worker may be started in another folder
+    # All penalties of one seed before the next seed, so that a run that is stopped early has a complete curve.
+    plan = [{"over": kind, "penalty": p, "seed": s}
+            for s in seed for kind in over for p in (penalty or PENALTIES[kind])]  # fmt: skip
+    rows = list(parallel_map(finished_run, [(run, folder, limit, steps) for run in plan], jobs))
     write(gather(rows, limit, steps), file, row_key="over")
     print(json.dumps([{key: row[key] for key in ("over", "penalty", "seed", "bleu")} | {"kept": len(row["kept"])}
                       for row in rows], indent=1))  # fmt: skip

@@ -1,8 +1,9 @@
 """Train the organism: ``python -m recipes.train`` (``make organism``).
 
-Started again on the same folder, it goes on from the last checkpoint and ends at the same weights, bit for bit on the
-same machine and thread count. ``--size half`` and ``--size double`` train the same language and width with 4 and 16
-heads a layer. The finished model goes to ``RUN/model``, the shipped recipe's model and snapshots also to the package.
+Started again on the same folder, it continues from the last checkpoint and ends at the same weights, bit for bit on the
+same machine with the same number of threads. ``--size half`` and ``--size double`` train the same language and width
+with 4 and 16 heads per layer. The finished model goes to ``RUN/model``, the shipped recipe's model and snapshots also
+to the package.
 """
 
 import json
@@ -30,7 +31,7 @@ from recipes._publish import publish, publish_snapshots
 from recipes._results import ASSETS, head_of
 from recipes._training_model import HEADS, AuxiliaryTrainingModel, training_batch
 
-# Heads a layer; the width stays, so that all sizes have the same number of weights.
+# Heads per layer; the model's width is the same, so all sizes have the same number of weights.
 SIZES = {"half": HEADS // 2, "whole": HEADS, "double": HEADS * 2}
 
 
@@ -43,10 +44,10 @@ class Recipe:
     tokens: int = 1_024
     rate: float = 1.2e-3
     warmup: int = 400
-    flat: float = 0.35  # share of the run before the rate falls along a cosine
-    short: float = 0.10  # share of the run with short sentences only
+    flat: float = 0.35  # fraction of the run before the learning rate falls along a cosine
+    short: float = 0.10  # fraction of the run with short sentences only
     tag: float = 0.5  # weight of source-side tagging ...
-    tag_until: float = 0.5  # ... for this share of the run
+    tag_until: float = 0.5  # ... for this fraction of the run
     guide: float = 1.0  # weight of guided alignment ...
     guide_late: float = 0.2  # ... and after tagging has stopped
     heads: int = HEADS
@@ -56,18 +57,19 @@ class Recipe:
     validate_on: int = 256  # sentences
 
     def rate_at(self, step: int) -> float:
-        """Learning rate of a step: linear warm-up, flat, then a cosine to a fiftieth."""
+        """Return the learning rate of a step: linear warm-up, constant, then a cosine down to a fiftieth."""
         flat = self.flat * self.steps
-        down = max(0.0, (step - flat) / max(1.0, self.steps - flat))
-        return self.rate * min(1.0, (step + 1) / self.warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * down)))
+        decayed = max(0.0, (step - flat) / max(1.0, self.steps - flat))  # fraction of the decay that is done
+        cosine = 0.5 * (1 + math.cos(math.pi * decayed))
+        return self.rate * min(1.0, (step + 1) / self.warmup) * (0.02 + 0.98 * cosine)
 
 
 def cut(model: nn.Module, without: Collection[str]) -> None:
-    """Cut heads ("encoder 5.1") from a model that is yet to be trained, in place.
+    """Cut heads ("encoder 5.1") from an untrained model, in place.
 
-    A layer that loses all of them keeps a silent head for its shapes, whose weights are frozen, so that it stays silent
-    when the rest learns. Raises ``ValueError`` for heads of cross-attention, which guided alignment needs all, and as
-    ``prune`` does.
+    A layer that loses all its heads keeps a silent one, so that its weights have a shape; their weights are frozen, so
+    that it stays silent when the rest learns. Raises ``ValueError`` for heads of cross-attention, all of which guided
+    alignment needs, and as ``prune`` does.
 
     >>> model = AuxiliaryTrainingModel().model
     >>> cut(model, [f"encoder 2.{head}" for head in range(8)])
@@ -77,33 +79,36 @@ def cut(model: nn.Module, without: Collection[str]) -> None:
     if not without:
         return
     heads = [head_of(name) for name in without]
-    if crossing := [name for name, head in zip(without, heads, strict=True) if head[0] == "cross"]:
-        raise ValueError(f"guided alignment trains every cross head, so {crossing[0]} cannot be cut before training")
+    if cross := [name for name, head in zip(without, heads, strict=True) if head[0] == "cross"]:
+        raise ValueError(f"guided alignment trains every cross head, so {cross[0]} cannot be cut before training")
     ht.prune(model, heads)
     for name in silent(model):
         model.get_parameter(name).requires_grad_(False)
 
 
 def silent(model: nn.Module) -> set[str]:
-    """Return the names of parameters that belong to silent heads, and so must not learn."""
+    """Return the names of the parameters of silent heads, which must not learn.
+
+    The bias of the output projection is not among them: it belongs to the layer.
+    """
     empty = {id(site.module) for site in ht.sites(model) if site.empty}
     return {
-        f"{place}.{name}"
-        for place, module in model.named_modules() if id(module) in empty
+        f"{prefix}.{name}"
+        for prefix, module in model.named_modules() if id(module) in empty
         for name, _ in module.named_parameters() if name != "out_proj.bias"
     }  # fmt: skip
 
 
 @torch.no_grad()
 def validate(training_model: AuxiliaryTrainingModel, n: int) -> dict[str, float]:
-    """Return loss and token accuracy on the first ``n`` validation sentences, given the right words so far."""
-    drawn = sorted(islice(sentences("validation"), n), key=lambda sentence: len(sentence.words))
-    parts = [training_model(training_batch(drawn[i : i + 32]), 1.0, 0.5)[1] for i in range(0, n, 32)]
+    """Return loss and token accuracy on the first ``n`` validation sentences, given the preceding words."""
+    by_length = sorted(islice(sentences("validation"), n), key=lambda sentence: len(sentence.words))
+    parts = [training_model(training_batch(by_length[i : i + 32]), 1.0, 0.5)[1] for i in range(0, n, 32)]
     return {key: round(sum(part[key] for part in parts) / len(parts), 4) for key in parts[0]}
 
 
 def keep_snapshot(model: MarianMTModel, step: int, folder: Path) -> None:
-    """Write a model's weights to ``folder`` in half precision; tied weights once."""
+    """Write a model's weights to ``folder`` in half precision, without the tied ones."""
     weights = {name: w.half().contiguous() for name, w in model.state_dict().items() if name not in snapshots.DERIVED}
     write_bytes(snapshots.path(step, folder), save(weights, metadata={"step": str(step)}))
 
@@ -111,9 +116,9 @@ def keep_snapshot(model: MarianMTModel, step: int, folder: Path) -> None:
 def train(
     recipe: Recipe, run: Path, stop: int | None = None, progress: bool = True, keep: Collection[int] = ()
 ) -> AuxiliaryTrainingModel:
-    """Train by a recipe in the folder ``run``, going on from its checkpoint; ``stop`` ends early.
+    """Train by a recipe in the folder ``run``, continuing from its checkpoint; ``stop`` is the last step, if given.
 
-    After the steps in ``keep`` the weights are put into ``run/snapshots``, in half precision. Raises ValueError if
+    After the steps in ``keep`` the weights are written to ``run/snapshots``, in half precision. Raises ValueError if
     ``run`` holds a run of another recipe.
     """
     torch.manual_seed(recipe.seed)
@@ -123,11 +128,11 @@ def train(
         [p for p in training_model.parameters() if p.requires_grad], lr=recipe.rate, betas=(0.9, 0.98),
         weight_decay=0.01,
     )  # fmt: skip
-    settings = asdict(recipe) | {"without": list(recipe.without)}  # as JSON gives it back
+    settings = asdict(recipe) | {"without": list(recipe.without)}  # as it is read back from JSON
     state = {"step": 0, "chunk": 0, "within": 0, "short": recipe.short > 0, "recipe": settings, "log": []}
     saved = _training_state.restore(run, training_model, optimizer)
     if saved:
-        if {"without": []} | saved["recipe"] != settings:
+        if {"without": []} | saved["recipe"] != settings:  # runs of earlier versions have no "without"
             raise ValueError(f"{run} holds a run of another recipe; use another folder: --run elsewhere")
         state = saved
 
@@ -175,7 +180,7 @@ def main(
     assets: Annotated[Path | None, typer.Option(help="where the shipped recipe's model goes")] = None,
     threads: Annotated[int, typer.Option(help="the shipped model was trained with one")] = 1,
 ) -> None:
-    """Train the organism, or go on training it."""
+    """Train the organism, or continue its training."""
     torch.set_num_threads(threads)
     recipe = Recipe(seed=seed, steps=steps, heads=SIZES[size])
     run = run or Path(f"organism-run-seed{recipe.seed}-heads{recipe.heads}-steps{recipe.steps}")

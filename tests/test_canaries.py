@@ -184,16 +184,16 @@ def test_no_configuration_gives_each_layer_its_own_number_of_heads(config, archi
         return
     assert len({site.heads for site in ht.sites(model)}) == 1, (
         f"{architecture.__name__} now builds layers with head counts of their own from per_layer_config: let "
-        "organism/_plain_config.py write that into config.json for pruned models of such architectures (today it "
+        "organism/_pruned_config.py write that into config.json for pruned models of such architectures (today it "
         "refuses layers that differ), so that from_pretrained opens it without headtools; tell it in save's docstring"
     )
 
 
 def test_from_pretrained_builds_the_class_it_is_called_on():
-    """Two facts on which headtools/organism/reopened.py reads a pruned model."""
+    """Two facts on which headtools/organism/_read_pruned.py reads a pruned model."""
     source = inspect.getsource(tf.PreTrainedModel.from_pretrained)
     assert "model = cls(config, " in source, (
-        "from_pretrained no longer builds the class that it is called on: reopened.read() gives it one that prunes "
+        "from_pretrained no longer builds the class that it is called on: _read_pruned.read() gives it one that prunes "
         "itself as soon as it is built, so look for another way to cut a model before its weights are read"
     )
     assert "save_original_format" in inspect.signature(tf.PreTrainedModel.save_pretrained).parameters, (

@@ -104,7 +104,7 @@ def test_lines_that_end_as_on_windows(tmp_path):
     checksums.write_checksums(tmp_path / "b", ["a.json"])
     told = tmp_path / "b" / checksums.CHECKSUMS
     told.write_bytes(told.read_bytes().replace(b"\n", b"\r\n"))
-    checksums.verify(tmp_path / "b", "a.json", checksums.listed(tmp_path / "b")["a.json"])
+    checksums.verify(tmp_path / "b", "a.json", checksums.read_checksums(tmp_path / "b")["a.json"])
     english = Path(ht.__file__).parent / "roles" / "assets" / "english.conllu"
     (tmp_path / "c.conllu").write_bytes(b"\xef\xbb\xbf" + english.read_bytes().replace(b"\n", b"\r\n"))
     assert ht.corpus(tmp_path / "c.conllu") == ht.corpus("english", "all")
@@ -112,5 +112,5 @@ def test_lines_that_end_as_on_windows(tmp_path):
 
 @pytest.mark.parametrize("name", [r"C:\no\no", r"models\no", "C:no", r"\\server\no", "a/b/no", "./no", "/no"])
 def test_a_path_is_no_name_on_the_hub(name):
-    with pytest.raises(FileNotFoundError, match="nothing is there; needed: a folder with"):
+    with pytest.raises(FileNotFoundError, match="nothing is there; expected a folder with"):
         ht.load(name)

@@ -1,4 +1,4 @@
-"""Checksums of a folder's files, by which a damaged or changed model is refused before it is read."""
+"""Checksums of a folder's files, so that a damaged or changed model is rejected before it is loaded."""
 
 import hashlib
 import json
@@ -9,9 +9,9 @@ from headtools._engine.store import write_bytes
 
 ASSETS = Path(__file__).parent / "assets"  # the shipped model and its measured tables
 CHECKSUMS = "checksums.json"
-REMEDY = (
-    "write the folder again (what ships: git checkout, pip install --force-reinstall or make organism), or, where the "
-    f"change is your own, delete {CHECKSUMS}"
+_REMEDY = (
+    "write the folder again (the shipped one: git checkout, pip install --force-reinstall or make organism), or, where "
+    f"the change is your own, delete {CHECKSUMS}"
 )
 
 
@@ -21,26 +21,26 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def listed(folder: Path) -> dict[str, str]:
-    """Return the checksums that a folder lists for its files, by name; ``ValueError`` where its list is damaged."""
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Return the checksums listed in a folder, {file name: checksum}; ``ValueError`` where the list is damaged."""
     try:
-        sums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
-        if not isinstance(sums, dict) or not all(isinstance(value, str) for value in sums.values()):
-            raise ValueError("no list of names and sums")
+        checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        if not isinstance(checksums, dict) or not all(isinstance(value, str) for value in checksums.values()):
+            raise ValueError("it is not a list of names and checksums")
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{folder / CHECKSUMS} is damaged ({error}); {REMEDY}") from error
-    return sums
+        raise ValueError(f"{folder / CHECKSUMS} is damaged ({error}); {_REMEDY}") from error
+    return checksums
 
 
 def verify(folder: Path, file: str, expected: str | None) -> None:
-    """Compare a file of a folder with its checksum; ``FileNotFoundError`` or ``ValueError`` where it is another."""
+    """Raise ``FileNotFoundError`` for a missing file, ``ValueError`` for one whose checksum is not ``expected``."""
     if not (folder / file).is_file():
-        raise FileNotFoundError(f"{folder / file} is missing, though {CHECKSUMS} names it; {REMEDY}")
+        raise FileNotFoundError(f"{folder / file} is missing, though {CHECKSUMS} names it; {_REMEDY}")
     if checksum(folder / file) != expected:
-        raise ValueError(f"{folder / file} is not the file that {CHECKSUMS} describes (SHA-256 differs); {REMEDY}")
+        raise ValueError(f"{folder / file} is not the file that {CHECKSUMS} describes (SHA-256 differs); {_REMEDY}")
 
 
 def write_checksums(folder: Path, names: Iterable[str]) -> None:
-    """Write the list of checksums of some files of a folder into it."""
-    sums = {name: checksum(folder / name) for name in names}
-    write_bytes(folder / CHECKSUMS, (json.dumps(sums, indent=1) + "\n").encode("utf-8"))
+    """Write a list of the checksums of these files into their folder."""
+    checksums = {name: checksum(folder / name) for name in names}
+    write_bytes(folder / CHECKSUMS, (json.dumps(checksums, indent=1) + "\n").encode("utf-8"))

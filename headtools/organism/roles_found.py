@@ -1,15 +1,20 @@
-"""Which words the organism's encoder heads look at, and which heads have a role by that measure.
+"""Which words the organism's encoder heads attend to, and which heads have a role by that measure.
 
-A *look* is where a head's weight is greatest, EOS token left out. A role is a set of pairs of words (who should look
-at whom); a head's score is the share of those looks that hit. Roles are named
+For each word as a query, the argmax key is the word with the largest weight, the EOS token left out. A role is a set of
+pairs of words, (query, key); a head's score is the fraction of these queries whose argmax key is the right one. Roles
+are named
 
     offset -1, offset +1    the neighbours (and offset -2, offset +2)
     det up, obj down        from a word up to its syntactic head, or from the head down to the word, by relation
     coreference             from a pronoun to the noun it stands for
     name, topic             from any word, or from an ambiguous word, to the name, the rarest word of its sentence
 
-After Voita et al. 2019 (arXiv:1905.09418), section 5: a head with an offset hits it nine times in ten, a head with a
-relation hits it ten points more often than a look at the relation's most frequent offset would. The name's bar is 0.6.
+After Voita et al. 2019 (arXiv:1905.09418), section 5: a head has a positional role if 90 % of its queries hit the
+offset, and a syntactic one if it hits the relation ten points more often than its most frequent offset does. The
+threshold for the name is 0.6.
+
+``headtools.taxonomy`` measures roles on any model. This module knows the organism's grammar, so its baseline for
+coreference is the nearest noun that fits the pronoun; the shipped tables were measured with it.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,20 +30,20 @@ from headtools.organism.lexicon import ADJECTIVES, ADVERBS, NOUNS, PREPOSITIONS,
 from headtools.roles.sentence import Sentence
 
 OFFSETS = (-2, -1, 1, 2)
-MARGIN, FEWEST, STRONG = 0.1, 50, 0.9
-_BARS = {**{f"offset {k:+d}": 0.9 for k in OFFSETS}, "name": 0.6, "topic": 0.6}  # others: MARGIN above the baseline
+MARGIN, MIN_QUERIES, STRONG = 0.1, 50, 0.9
+_THRESHOLDS = {**{f"offset {k:+d}": 0.9 for k in OFFSETS}, "name": 0.6, "topic": 0.6}  # others: baseline + MARGIN
 
-_BY_TOPIC = {w for words in (ADJECTIVES, ADVERBS, VERBS, PREPOSITIONS) for w, x in words.items() if len(x.roots) > 1}
+_AMBIGUOUS = {w for words in (ADJECTIVES, ADVERBS, VERBS, PREPOSITIONS) for w, x in words.items() if len(x.roots) > 1}
 _SHE, _IT, _THEY = ("she", "her"), ("it",), ("they", "them")
 _PRONOUNS = {noun.word: _SHE if noun.kind == "person" else _IT for noun in NOUNS.values()}
 _PRONOUNS |= {noun.plural: _THEY for noun in NOUNS.values()}
 
 
 def pairs(sentence: Sentence) -> dict[str, list[tuple[int, int]]]:
-    """Who should look at whom: for each role, (query, key) pairs of words, counted from 0.
+    """Return for each role its pairs of words, (query, key), with positions from 0.
 
     >>> words = Sentence(("it", "slept"), (2, 0), ("nsubj", "root"), ("PRON", "VERB"), (0, 0))
-    >>> {role: some for role, some in pairs(words).items() if some}
+    >>> {role: of_role for role, of_role in pairs(words).items() if of_role}
     {'offset -1': [(1, 0)], 'offset +1': [(0, 1)], 'nsubj up': [(0, 1)], 'nsubj down': [(1, 0)]}
     """
     n = len(sentence.words)
@@ -50,17 +55,17 @@ def pairs(sentence: Sentence) -> dict[str, list[tuple[int, int]]]:
     out["coreference"] = [(i, noun - 1) for i, noun in enumerate(sentence.coreference) if noun]
     names = [i for i, upos in enumerate(sentence.upos) if upos == "PROPN"]
     out["name"] = [(i, name) for name in names for i in range(n)]
-    out["topic"] = [(i, name) for i, name in out["name"] if plain(sentence.words[i]) in _BY_TOPIC]
+    out["topic"] = [(i, name) for i, name in out["name"] if plain(sentence.words[i]) in _AMBIGUOUS]
     return out
 
 
 def nearest_fitting(sentence: Sentence, pronoun: int) -> int | None:
-    """Place of the nearest noun before a pronoun that fits it in number and kind, from 0; None where there is none.
+    """Return the position of the nearest noun before a pronoun that fits it in number and kind, or None.
 
-    >>> told = Sentence(tuple("the nurse met the dog and it slept .".split()), (2, 3, 0, 5, 3, 8, 8, 3, 3),
-    ...                 tuple("det nsubj root det obj cc nsubj conj punct".split()),
-    ...                 tuple("DET NOUN VERB DET NOUN CCONJ PRON VERB PUNCT".split()), (0, 0, 0, 0, 0, 0, 5, 0, 0))
-    >>> nearest_fitting(told, 6)
+    >>> sentence = Sentence(tuple("the nurse met the dog and it slept .".split()), (2, 3, 0, 5, 3, 8, 8, 3, 3),
+    ...                     tuple("det nsubj root det obj cc nsubj conj punct".split()),
+    ...                     tuple("DET NOUN VERB DET NOUN CCONJ PRON VERB PUNCT".split()), (0, 0, 0, 0, 0, 0, 5, 0, 0))
+    >>> nearest_fitting(sentence, 6)
     4
     """
     for i in range(pronoun - 1, -1, -1):
@@ -79,93 +84,101 @@ def observe(
     measure: Callable[[Tensor, Tensor], Tensor],
     batch_size: int = 50,
 ) -> Tensor:
-    """One number for every encoder head and word: (layer, head, word), the words of all sentences one after the other.
+    """Return one number for each encoder head and word, (layer, head, word), with the words of all sentences in a row.
 
-    ``measure(maps, words)`` gets the maps (B, head, query, key) of one layer and batch, and which of the tokens are
-    words and neither EOS token nor padding (B, key); it returns (B, head, query). Raises ValueError for no sentences.
+    ``measure(maps, words)`` gets the maps (B, head, query, key) of one layer and batch, and a mask (B, key) of the
+    tokens that are words, neither EOS token nor padding; it returns (B, head, query). Raises ValueError for no
+    sentences.
 
     >>> model, tokenizer = ht.load()
-    >>> observe(model, tokenizer, ht.corpus("organism", limit=1), on_end_mark).shape
+    >>> observe(model, tokenizer, ht.corpus("organism", limit=1), eos_weight).shape
     torch.Size([6, 8, 19])
     """
     if not sentences:
-        raise ValueError("no sentences came; write observe(model, tokenizer, corpus('organism', limit=100), looks)")
+        raise ValueError(
+            "got no sentences; write observe(model, tokenizer, corpus('organism', limit=100), argmax_keys)"
+        )
     words = torch.tensor([])
 
-    def fold(_site: ht.Site, seen: object, before: list[Tensor] | None) -> list[Tensor]:
-        return [*(before or []), measure(seen.maps, words).transpose(0, 1)[:, words]]
+    def accumulate(_site: ht.Site, captured: object, previous: list[Tensor] | None) -> list[Tensor]:
+        return [*(previous or []), measure(captured.maps, words).transpose(0, 1)[:, words]]  # (head, word)
 
-    with ht.record(model, want="maps", accumulate=fold, only=["encoder"]) as found:
+    with ht.record(model, want="maps", accumulate=accumulate, only=["encoder"]) as values:
         for start in range(0, len(sentences), batch_size):
-            chosen = sentences[start : start + batch_size]
-            batch = tokenizer([str(s) for s in chosen], return_tensors="pt", padding=True).to(model.device)
-            lengths = torch.tensor([len(s.words) for s in chosen], device=model.device)
+            group = sentences[start : start + batch_size]
+            batch = tokenizer([str(s) for s in group], return_tensors="pt", padding=True).to(model.device)
+            lengths = torch.tensor([len(s.words) for s in group], device=model.device)
             words = torch.arange(batch.input_ids.shape[1], device=model.device) < lengths[:, None]
             model.get_encoder()(**batch)
-    return torch.stack([torch.cat(found[site], dim=-1).cpu() for site in ht.sites(model)["encoder"]])
+    return torch.stack([torch.cat(values[site], dim=-1).cpu() for site in ht.sites(model)["encoder"]])
 
 
-def looks(maps: Tensor, words: Tensor) -> Tensor:
-    """The word with the greatest weight, from 0: maps (B, head, query, key) and words (B, key) to (B, head, query)."""
+def argmax_keys(maps: Tensor, words: Tensor) -> Tensor:
+    """Return the position of the word with the largest weight: maps (B, head, query, key) -> (B, head, query)."""
     return maps.masked_fill(~words[:, None, None], -1.0).argmax(-1)
 
 
-def on_end_mark(maps: Tensor, words: Tensor) -> Tensor:
-    """Weight on the EOS token, which no word needs: maps (B, head, query, key), words (B, key) to (B, head, query)."""
-    end = words.sum(-1)[:, None, None, None].expand(*maps.shape[:-1], 1)
-    return maps.gather(-1, end).squeeze(-1)
+def eos_weight(maps: Tensor, words: Tensor) -> Tensor:
+    """Return the weight on the EOS token: maps (B, head, query, key), words (B, key) -> (B, head, query)."""
+    eos = words.sum(-1)[:, None, None, None].expand(*maps.shape[:-1], 1)
+    return maps.gather(-1, eos).squeeze(-1)
 
 
-def evenness(maps: Tensor, words: Tensor) -> Tensor:
-    """Entropy of the weights over words and EOS token, as a share of the greatest it could be: (B, head, query).
+def normalised_entropy(maps: Tensor, words: Tensor) -> Tensor:
+    """Return the entropy of the weights over words and EOS token, divided by its maximum: (B, head, query).
 
-    >>> evenness(torch.full((1, 1, 4, 4), 0.25), torch.tensor([[True, True, True, False]])).unique()
+    >>> normalised_entropy(torch.full((1, 1, 4, 4), 0.25), torch.tensor([[True, True, True, False]])).unique()
     tensor([1.])
     """
     return torch.special.entr(maps).sum(-1) / (words.sum(-1) + 1.0).log()[:, None, None]
 
 
-def wilson(share: pd.Series, n: pd.Series, level: float = 0.95) -> tuple[pd.Series, pd.Series]:
-    """Ends of Wilson's interval of a share of ``n`` trials (Wilson 1927); it stays inside 0 and 1.
+def wilson(fraction: pd.Series, n: pd.Series, confidence_level: float = 0.95) -> tuple[pd.Series, pd.Series]:
+    """Return the ends of Wilson's interval for a fraction of ``n`` trials (Wilson 1927); it stays within 0 and 1.
 
     >>> low, high = wilson(0.5, 100)
     >>> round(float(low), 3), round(float(high), 3)
     (0.404, 0.596)
     """
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    middle, scale = share + z * z / (2 * n), 1 + z * z / n
-    half = z * (share * (1 - share) / n + z * z / (4 * n * n)) ** 0.5
-    return np.clip((middle - half) / scale, 0, 1), np.clip((middle + half) / scale, 0, 1)  # rounding may step over
+    z = NormalDist().inv_cdf((1 + confidence_level) / 2)
+    center, scale = fraction + z * z / (2 * n), 1 + z * z / n
+    half = z * (fraction * (1 - fraction) / n + z * z / (4 * n * n)) ** 0.5
+    # Clipped, since rounding can put an end just outside 0 or 1.
+    return np.clip((center - half) / scale, 0, 1), np.clip((center + half) / scale, 0, 1)
 
 
-def _table(sentences: Sequence[Sentence]) -> pd.DataFrame:
-    """One row a pair: role, word (number in the whole corpus), key, offset and the offset a simple rule would guess."""
+def _pair_table(sentences: Sequence[Sentence]) -> pd.DataFrame:
+    """Return a row for each pair: role, query (a word's index in the corpus), key, offset, and the offset by a rule.
+
+    Only coreference has such a rule; elsewhere ``rule_offset`` is None.
+    """
     rows, start = [], 0
     for s in sentences:
-        for role, some in pairs(s).items():
-            rows += [(role, start + q, k, k - q, _guess(s, q) if role == "coreference" else None) for q, k in some]
+        for role, of_role in pairs(s).items():
+            rows += [(role, start + q, k, k - q, _rule_offset(s, q) if role == "coreference" else None)
+                     for q, k in of_role]  # fmt: skip
         start += len(s.words)
-    return pd.DataFrame(rows, columns=["role", "word", "key", "offset", "guess"])
+    return pd.DataFrame(rows, columns=["role", "word", "key", "offset", "rule_offset"])
 
 
-def _guess(sentence: Sentence, pronoun: int) -> int:
-    place = nearest_fitting(sentence, pronoun)
-    return 0 if place is None else place - pronoun
+def _rule_offset(sentence: Sentence, pronoun: int) -> int:
+    noun = nearest_fitting(sentence, pronoun)
+    return 0 if noun is None else noun - pronoun
 
 
 def _baseline(pairs: pd.DataFrame, fitted: pd.DataFrame) -> pd.Series:
-    """Share of pairs, by role, that the guess hits: the offset most frequent in ``fitted``, or the noun that fits."""
-    usual = fitted.groupby("role").offset.agg(lambda offset: offset.mode()[0])
-    guess = pairs.guess.astype(float).fillna(pairs.role.map(usual))
-    return (pairs.offset == guess).groupby(pairs.role).mean()
+    """Return the fraction of pairs, by role, that the baseline hits: the best offset in ``fitted``, or the rule's."""
+    best_offset = fitted.groupby("role").offset.agg(lambda offset: offset.mode()[0])
+    baseline_offset = pairs.rule_offset.astype(float).fillna(pairs.role.map(best_offset))
+    return (pairs.offset == baseline_offset).groupby(pairs.role).mean()
 
 
 def _scores(model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], pairs: pd.DataFrame) -> pd.Series:
-    """Share of looks that hit, by role and head."""
-    seen = observe(model, tokenizer, sentences, looks)
-    heads = pd.Index([f"{layer}.{head}" for layer in range(len(seen)) for head in range(seen.shape[1])], name="head")
-    hit = (seen.flatten(0, 1)[:, torch.tensor(pairs.word)] == torch.tensor(pairs.key)).T
-    return pd.DataFrame(hit.numpy(), columns=heads).groupby(pairs.role).mean().stack()
+    """Return the fraction of queries whose argmax key is the pair's, by role and head."""
+    keys = observe(model, tokenizer, sentences, argmax_keys)  # (layer, head, word)
+    heads = pd.Index([f"{layer}.{head}" for layer in range(len(keys)) for head in range(keys.shape[1])], name="head")
+    hits = (keys.flatten(0, 1)[:, torch.tensor(pairs.word)] == torch.tensor(pairs.key)).T  # (pair, head)
+    return pd.DataFrame(hits.numpy(), columns=heads).groupby(pairs.role).mean().stack()
 
 
 def roles(
@@ -174,13 +187,14 @@ def roles(
     validation: Sequence[Sentence] | None = None,
     test: Sequence[Sentence] | None = None,
 ) -> pd.DataFrame:
-    """Score every encoder head for every role: one row for each pair of them.
+    """Score each encoder head for each role: a frame with a row for each combination.
 
-    Columns: ``role``, ``head`` ('5.1'); ``validation`` and ``score``, the shares of looks that hit in the validation
-    and the test sentences (by default all 1,000 each); ``low`` and ``high``, Wilson's 95 % interval of ``score``;
-    ``baseline``, the share in the test sentences of the offset most frequent in validation, for coreference that of
-    the nearest noun that fits, and none for offsets; ``n``, test looks; ``found``, whether the head has the role:
-    reaches its bar in the validation and again in the test sentences, in 50 looks of each or more.
+    Columns: ``role``, ``head`` ('5.1'); ``validation`` and ``score``, the fractions of queries that hit in the
+    validation and the test sentences (by default all 1,000 each); ``low`` and ``high``, Wilson's 95 % interval of
+    ``score``; ``baseline``, what the offset most frequent in validation hits in the test sentences, for coreference
+    what the nearest noun that fits hits, and none for offsets; ``n``, the number of queries in the test sentences;
+    ``found``, whether the head has the role: whether it reaches the threshold in the validation sentences and again in
+    the test sentences, on at least 50 queries of each.
 
     Raises ValueError for no sentences.
 
@@ -191,26 +205,26 @@ def roles(
     """
     validation = ht.corpus("organism", "validation") if validation is None else validation
     test = ht.corpus("organism", "test") if test is None else test
-    fitted, measured = _table(validation), _table(test)
+    fitted, tested = _pair_table(validation), _pair_table(test)
     frame = _scores(model, tokenizer, validation, fitted).rename("validation").to_frame()
-    frame = frame.join(_scores(model, tokenizer, test, measured).rename("score"), how="inner").reset_index()
-    n = measured.groupby("role").size()
+    frame = frame.join(_scores(model, tokenizer, test, tested).rename("score"), how="inner").reset_index()
+    n = tested.groupby("role").size()
     frame["low"], frame["high"] = wilson(frame.score, frame.role.map(n))
-    frame["baseline"], frame["n"] = frame.role.map(_baseline(measured, fitted)), frame.role.map(n)
-    absolute = frame.role.map(_BARS)
-    often = frame.role.map(fitted.groupby("role").size()).clip(upper=frame.n) >= FEWEST
-    reached = frame.validation >= absolute.fillna(frame.role.map(_baseline(fitted, fitted)) + MARGIN)
-    kept = frame.score >= absolute.fillna(frame.baseline + MARGIN)
-    frame["found"] = often & reached & kept
+    frame["baseline"], frame["n"] = frame.role.map(_baseline(tested, fitted)), frame.role.map(n)
+    fixed = frame.role.map(_THRESHOLDS)  # NaN for roles whose threshold follows from the baseline
+    frequent = frame.role.map(fitted.groupby("role").size()).clip(upper=frame.n) >= MIN_QUERIES
+    passes_validation = frame.validation >= fixed.fillna(frame.role.map(_baseline(fitted, fitted)) + MARGIN)
+    passes_test = frame.score >= fixed.fillna(frame.baseline + MARGIN)
+    frame["found"] = frequent & passes_validation & passes_test
     frame["baseline"] = frame.baseline.mask(frame.role.str.startswith("offset"))
     return frame
 
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of :func:`roles` with the head that does best in the validation sentences, one a role, by role."""
+    """Return the rows of :func:`roles` with the best head of each role in the validation sentences, by role."""
     return frame.loc[frame.groupby("role").validation.idxmax()].set_index("role")
 
 
 def strong(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of :func:`roles` in which a head has the role and hits it nine times in ten in the validation set."""
+    """Return the rows of :func:`roles` in which a head has the role with a validation score of 0.9 or more."""
     return frame[frame.found & (frame.validation >= STRONG)]

@@ -1,10 +1,11 @@
-"""A decoder small enough to grow while you watch: attention alone, and a language of repeats.
+"""An attention-only decoder, small enough to train in a lesson, and a language of repeats.
 
-The language has no words, only 64 symbols drawn at random. From a random position on, a random number of them repeats
-to the end. So the first half of a sequence cannot be predicted, and the second half can, by whoever finds the position
-where the present symbol stood before and copies what came after it: induction. It takes two layers of attention and
-nothing else (Elhage et al. 2021; Olsson et al. 2022, arXiv:2209.11895). Length and offset are random because from a
-repeat that is always 24 symbols back a model learns to attend 24 positions back, whatever stands there.
+The language has no words, only 64 symbols drawn at random. From a random position on, a segment of random length is
+repeated to the end. So the first half of a sequence cannot be predicted, and the second half can, by finding the
+position where the current symbol occurred before and copying the symbol after it: induction. This takes two layers of
+attention and nothing else (Elhage et al. 2021; Olsson et al. 2022, arXiv:2209.11895). Start and length of the segment
+are random because, if the repeat were always 24 symbols back, a model would learn to attend 24 positions back, whatever
+symbol is there.
 
 >>> model = ToyDecoder()
 >>> history = train(model, steps=2, every=1)
@@ -24,17 +25,20 @@ from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headtools._engine.progress import progress
+from headtools._renamed import old_name
 
 SYMBOLS, LENGTH = 64, 48
-SHORTEST, LONGEST, LATEST = 6, 24, 12  # of a segment that repeats: its length, and the last position where it may begin
+MIN_PERIOD, MAX_PERIOD = 6, 24  # length of the segment that repeats
+N_STARTS = 12  # positions, from 0 on, at which it may start
 
 
 def eager_attention_forward(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **_unused: object
 ) -> tuple[Tensor, Tensor]:
-    """Attend: q, k, v (B, head, T, head_dim), mask (1, 1, T, T) true where looking is allowed -> (output, maps).
+    """Return (output, maps) of scaled dot-product attention.
 
-    A function of this name is where headtools looks for a model's own attention; output is (B, T, head, head_dim).
+    q, k and v are (B, head, T, head_dim), mask is (1, 1, T, T) and true where a query may attend, output is
+    (B, T, head, head_dim). By convention, headtools finds a model's own attention under this name.
     """
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     maps = scores.masked_fill(~mask, -torch.inf).softmax(-1)
@@ -42,7 +46,7 @@ def eager_attention_forward(
 
 
 class Attention(nn.Module):
-    """One layer of heads that look back. Queries and keys read where a symbol stands; what is moved does not."""
+    """One layer of causal heads. Positions are added to what queries and keys read, but not to what values read."""
 
     is_causal = True
 
@@ -53,19 +57,19 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, position: Tensor, mask: Tensor) -> Tensor:
         """Return what the layer adds: x (B, T, width), position (T, width), mask (1, 1, T, T) -> (B, T, width)."""
-        parts = self.q_proj(x + position), self.k_proj(x + position), self.v_proj(x)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
-        # through transformers' registry, so that ht.record can see the maps
+        projections = self.q_proj(x + position), self.k_proj(x + position), self.v_proj(x)
+        q, k, v = (projection.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for projection in projections)
+        # Called through transformers' registry, which is where ht.record captures the maps.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         z, _maps = attend(self, q, k, v, mask)
         return self.out_proj(z.flatten(-2))
 
 
 class ToyDecoder(nn.Module):
-    """A decoder of attention layers alone: no MLP, no bias, a norm before each layer and before the logits.
+    """An attention-only decoder: no MLP, no biases, a layer norm before each layer and before the logits.
 
-    ``model(ids)``: (B, T) symbols -> (B, T, symbols) logits of the next one, T at most ``length``. All functions of
-    headtools that take a model take this one; its heads are ("decoder", layer, head).
+    ``model(ids)``: symbols (B, T) -> logits of the next one (B, T, symbols), T at most ``length``. It works with every
+    function of headtools that takes a model; its heads are ("decoder", layer, head).
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class ToyDecoder(nn.Module):
     ) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(f"the width must be a multiple of the heads, got width={width} and heads={heads}")
+            raise ValueError(f"got width={width} and heads={heads}; expected a width that is a multiple of heads")
         self.config = PreTrainedConfig(attn_implementation="eager", max_position_embeddings=length)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -90,12 +94,11 @@ class ToyDecoder(nn.Module):
         self.eval()
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Return the logits of the symbol after each: (B, T) -> (B, T, symbols). Raises ValueError for too many."""
+        """Return the logits of the next symbol, (B, T) -> (B, T, symbols); ValueError for too many symbols."""
         length = input_ids.shape[1]
         if length > self.position.num_embeddings:
-            raise ValueError(
-                f"{length} symbols do not fit; there are {self.position.num_embeddings} positions: pass fewer"
-            )
+            limit = self.position.num_embeddings
+            raise ValueError(f"got {length} symbols; expected at most {limit}: write ToyDecoder(length={length})")
         position = self.position.weight[:length]
         mask = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()[None, None]
         x = self.symbol(input_ids)
@@ -104,36 +107,39 @@ class ToyDecoder(nn.Module):
         return self.unembed(self.last_norm(x))
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """Return the symbols' embedding, by the name that transformers' models give it."""
+        """Return the embedding of symbols; transformers' models have a method of this name."""
         return self.symbol
 
     def get_output_embeddings(self) -> nn.Linear:
-        """Return the unembedding, by the name that transformers' models give it."""
+        """Return the unembedding; transformers' models have a method of this name."""
         return self.unembed
 
 
+Sprout = old_name("Sprout", ToyDecoder)
+
+
 def repeats(n: int, generator: torch.Generator, symbols: int = SYMBOLS, length: int = LENGTH) -> tuple[Tensor, Tensor]:
-    """Draw ``n`` sequences of the language: symbols (n, length), and which of them can be predicted (n, length).
+    """Sample ``n`` sequences: symbols (n, length), and a mask of those that can be predicted (n, length).
 
-    Sequence i is random up to a position a, and from there a random segment of P symbols again and again, with P
-    from 6 to 24 and a from 0 to 11. From position a + P + 1 on a symbol can be predicted; the first of the second copy
-    cannot, because nothing says that the copy begins.
+    A sequence is random up to a position a; from there a random segment of P symbols is repeated to the end, with P
+    from 6 to 24 and a from 0 to 11. From position a + P + 1 on symbols can be predicted; the first of the second copy
+    cannot, because nothing shows yet that the copy begins.
 
-    >>> ids, known = repeats(2, torch.Generator().manual_seed(0))
-    >>> period = int((~known[0]).sum()) - 1  # a + P
-    >>> bool(known[0, period + 1 :].all())
+    >>> ids, predictable = repeats(2, torch.Generator().manual_seed(0))
+    >>> period = int((~predictable[0]).sum()) - 1  # a + P
+    >>> bool(predictable[0, period + 1 :].all())
     True
     """
     position = torch.arange(length)
-    period = torch.randint(SHORTEST, LONGEST + 1, (n, 1), generator=generator)
-    begin = torch.randint(LATEST, (n, 1), generator=generator)
+    period = torch.randint(MIN_PERIOD, MAX_PERIOD + 1, (n, 1), generator=generator)
+    start = torch.randint(N_STARTS, (n, 1), generator=generator)
     ids = torch.randint(symbols, (n, length), generator=generator)
-    source = torch.where(position >= begin, (position - begin) % period + begin, position)
-    return ids.gather(1, source), position > begin + period
+    source = torch.where(position >= start, (position - start) % period + start, position)
+    return ids.gather(1, source), position > start + period
 
 
 def losses(model: nn.Module, ids: Tensor) -> Tensor:
-    """Return the loss of every symbol but the first, in nats: ids (B, T) -> (B, T - 1)."""
+    """Return the loss of each symbol but the first, in nats: ids (B, T) -> (B, T - 1)."""
     return cross_entropy(model(ids)[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
 
 
@@ -147,34 +153,34 @@ def train(
     every: int = 25,
     watch: Callable[[nn.Module], Mapping[str, float]] | None = None,
 ) -> pd.DataFrame:
-    """Train a ToyDecoder in place and return its history: one row at step 0 and after every ``every`` steps.
+    """Train a ToyDecoder in place and return a frame of its evaluations, at step 0 and after each ``every`` steps.
 
-    AdamW at a constant ``rate``, ``batch`` fresh sequences a step, all symbols in the loss, gradients clipped at 1.
-    Columns: ``step``; ``loss`` of the symbols that can be predicted and of the ``unpredictable`` ones, means in nats
-    over 64 sequences that training never shows; and whatever ``watch(model)`` returns, as a dict, at each look. The
-    same seed and thread count give the same model.
+    AdamW with a constant learning ``rate``, ``batch`` new sequences in each step, all symbols in the loss, gradients
+    clipped to a norm of 1. Columns: ``step``; ``loss`` of the symbols that can be predicted and of the
+    ``unpredictable`` ones, means in nats over 64 held-out sequences; and the items of the dict that ``watch(model)``
+    returns. The same seed and number of threads give the same model.
 
     Raises ``ValueError`` for fewer than one step.
     """
     if steps < 1 or every < 1:
-        raise ValueError(f"needed steps >= 1 and every >= 1, got {steps} and {every}")
-    draw, rows = torch.Generator().manual_seed(seed), []
-    ids, known = repeats(64, torch.Generator().manual_seed(2**31 + seed))
+        raise ValueError(f"got steps={steps} and every={every}; expected both to be at least 1")
+    generator, rows = torch.Generator().manual_seed(seed), []
+    ids, predictable = repeats(64, torch.Generator().manual_seed(2**31 + seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
 
-    def look(step: int) -> None:
+    def evaluate(step: int) -> None:
         with torch.no_grad():
-            loss, can = losses(model, ids), known[:, 1:]
-        rows.append({"step": step, "loss": loss[can].mean().item(), "unpredictable": loss[~can].mean().item(),
+            loss, mask = losses(model, ids), predictable[:, 1:]
+        rows.append({"step": step, "loss": loss[mask].mean().item(), "unpredictable": loss[~mask].mean().item(),
                      **(watch(model) if watch else {})})  # fmt: skip
 
-    look(0)
+    evaluate(0)
     for step in progress(range(1, steps + 1), "training"):
-        loss = losses(model, repeats(batch, draw)[0]).mean()
+        loss = losses(model, repeats(batch, generator)[0]).mean()
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % every == 0:
-            look(step)
+            evaluate(step)
     return pd.DataFrame(rows)

@@ -87,7 +87,7 @@ def test_counts_in_the_card():
     assert f"{words[len(strong)].capitalize()} of the {len(heads)} are strong" in text
     assert f"{words[len(last)]} of those sit in the last two layers" in text
     resting = [head for head, weight in SCORES["end_mark"].items() if weight >= scorecard.MOST]
-    assert f"{words[len(resting)].capitalize()} of the eight heads in layer 0 rest on the end mark" in text
+    assert f"{words[len(resting)].capitalize()} of the eight heads in layer 0 rest on the EOS token" in text
     assert all(head.startswith("0.") for head in resting)
     middle = [x for head, x in SCORES["evenness"].items() if head[0] in "123"]
     even = sum(x >= scorecard.MOST for x in middle)
@@ -164,7 +164,7 @@ def test_bleu_measured_again(organism):
 
 
 def test_switching_off_measured_again(organism, found, monkeypatch):
-    monkeypatch.setattr(_role_use, "_beside", lambda heads, everyone, times, alone: [["0.0"], ["1.1"]])
+    monkeypatch.setattr(_role_use, "_control_sets", lambda heads, all_heads, times, alone: [["0.0"], ["1.1"]])
     accuracy, frame = _role_use.role_use(organism[0], found, ht.corpus("organism", "test", limit=60))
     assert accuracy == pytest.approx(SCORES["usage"]["accuracy"], abs=0.01)
     told = {row["group"]: row for row in SCORES["usage"]["groups"]}
@@ -182,7 +182,7 @@ def test_usage_by_hand(monkeypatch):
              ("0.0", "0.1"): [0] * 7}  # fmt: skip
     off = []
     monkeypatch.setattr(_role_use, "batches", lambda sentences: [{}])
-    monkeypatch.setattr(_role_use, "_right", lambda model, batch: torch.tensor(right[tuple(off)]).bool())
+    monkeypatch.setattr(_role_use, "_correct", lambda model, batch: torch.tensor(right[tuple(off)]).bool())
 
     @contextmanager
     def ablate(model, heads):

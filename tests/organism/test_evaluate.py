@@ -47,7 +47,7 @@ def test_bad_input_is_refused():
         token_accuracy(model, ht.corpus("organism", limit=2), size=0)
     with pytest.raises(ValueError, match="sentence 0 has no translation"):
         token_accuracy(model, ht.corpus("english", limit=2))
-    with pytest.raises(ValueError, match="a list of sentences is needed"):
+    with pytest.raises(ValueError, match="expected a list of sentences"):
         bleu(*ht.load(), [])
 
 

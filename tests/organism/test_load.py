@@ -53,7 +53,7 @@ def test_tokenizer_round_trip_without_unknown_words(organism):
     for sentence in corpus("organism", limit=100):
         for words in (sentence.words, sentence.target):
             ids = tokenizer(" ".join(words)).input_ids
-            assert len(ids) == len(words) + 1, "one token a word, and the end mark"
+            assert len(ids) == len(words) + 1, "one token for each word, and the EOS token"
             assert ids[-1] == tokenizer.eos_token_id
             assert tokenizer.unk_token_id not in ids
             assert tokenizer.decode(ids, skip_special_tokens=True) == " ".join(words)

@@ -18,8 +18,8 @@ def organism():
 def test_looks_are_the_greatest_weights_word_by_word(organism):
     model, tokenizer = organism
     sentences = ht.corpus("organism", "test", limit=7)  # of several lengths, in batches of 3
-    seen = roles_found.observe(model, tokenizer, sentences, roles_found.looks, batch_size=3)
-    end = roles_found.observe(model, tokenizer, sentences, roles_found.on_end_mark, batch_size=3)
+    seen = roles_found.observe(model, tokenizer, sentences, roles_found.argmax_keys, batch_size=3)
+    end = roles_found.observe(model, tokenizer, sentences, roles_found.eos_weight, batch_size=3)
     start = 0
     for sentence in sentences:
         n = len(sentence.words)
@@ -35,12 +35,12 @@ def test_looks_are_the_greatest_weights_word_by_word(organism):
 def test_evenness_of_one_look_is_none():
     one = torch.zeros(1, 1, 3, 3)
     one[..., 1] = 1.0
-    assert roles_found.evenness(one, torch.tensor([[True, True, False]])).tolist() == [[[0.0, 0.0, 0.0]]]
+    assert roles_found.normalised_entropy(one, torch.tensor([[True, True, False]])).tolist() == [[[0.0, 0.0, 0.0]]]
 
 
 def test_no_sentences(organism):
-    with pytest.raises(ValueError, match="no sentences came"):
-        roles_found.observe(*organism, [], roles_found.looks)
+    with pytest.raises(ValueError, match="got no sentences"):
+        roles_found.observe(*organism, [], roles_found.argmax_keys)
 
 
 def test_pairs_leave_out_marks_and_roots():

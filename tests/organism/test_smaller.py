@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 
 import headtools as ht
 from headtools.organism._checksums import CHECKSUMS
-from headtools.organism._reopened import CUT
+from headtools.organism._read_pruned import PRUNED_HEADS
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "vocab_size": 30}
 IDS = torch.arange(1, 9).view(2, 4)
@@ -53,18 +53,18 @@ def test_refusals(tmp_path):
     folder = ht.save(model, tmp_path / "one")
     with pytest.raises(FileExistsError, match="name a new folder"):
         ht.save(model, folder)
-    with pytest.raises(TypeError, match="no transformers model"):
+    with pytest.raises(TypeError, match="not a transformers model"):
         ht.save(torch.nn.Linear(1, 1), tmp_path / "two")
     assert not (tmp_path / "two").exists()
-    (folder / CUT).write_text("[]")
+    (folder / PRUNED_HEADS).write_text("[]")
     with pytest.raises(ValueError, match=r"pruned_heads\.json is not the file .*your own, delete checksums\.json"):
         ht.load(folder)
     (folder / CHECKSUMS).unlink()
     for text in ("[]", '[["encoder", 0, 9]]', '[["encoder", 0, 1], ["encoder", 0, 1]]', "{", '[["nothing", 0, 1]]'):
-        (folder / CUT).write_text(text)
+        (folder / PRUNED_HEADS).write_text(text)
         with pytest.raises(ValueError, match="write it again"):
             ht.load(folder)
-    (folder / CUT).write_text(json.dumps([["encoder", 0, 1]]))
+    (folder / PRUNED_HEADS).write_text(json.dumps([["encoder", 0, 1]]))
     ht.load(folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-40])

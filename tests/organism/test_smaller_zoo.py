@@ -9,8 +9,8 @@ import torch
 import transformers as tf
 
 import headtools as ht
-from headtools.organism import _reopened as reopened
-from headtools.organism._reopened import CUT
+from headtools.organism import _read_pruned as reader
+from headtools.organism._read_pruned import PRUNED_HEADS
 from headtools.organism.save import how_to_open, opens_without_headtools
 
 from ..heads.reference import some_heads
@@ -83,9 +83,9 @@ def test_an_auto_class_opens_it_too(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("bert", "BertConfig has no settings from which bert.encoder.layer.0.attention.self.query.weight gets"),
+        ("bert", "BertConfig has no settings that give bert.encoder.layer.0.attention.self.query.weight"),
         ("gpt2", "GPT2Config has no settings"),
-        ("t5", "T5Config has no settings from which .*relative_attention_bias"),
+        ("t5", "T5Config has no settings that give .*relative_attention_bias"),
         ("marian", "MarianConfig has no settings"),
         ("encoder_decoder", "read a configuration that EncoderDecoderConfig does not hold"),
     ],
@@ -104,7 +104,7 @@ def test_layers_cut_differently_are_not_for_transformers_alone(tmp_path):
     ht.prune(model, {("decoder", 0): [0, 3]})
     folder = ht.save(model, tmp_path / "smaller")
     assert opens_without_headtools(folder) == (
-        False, "its layers have different numbers of heads, and config.json can tell one only"
+        False, "its layers have different numbers of heads, and config.json can state only one"
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="mismatch"):
         tf.AutoModelForCausalLM.from_pretrained(folder)
@@ -165,7 +165,7 @@ def test_shards_and_folders_of_earlier_versions(tmp_path):
     ht.prune(model, {("decoder", 0): [1]})
     model.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
-    (tmp_path / "shards" / CUT).write_text(json.dumps(ht.pruned(model)))
+    (tmp_path / "shards" / PRUNED_HEADS).write_text(json.dumps(ht.pruned(model)))
     again, _ = ht.load(tmp_path / "shards")
     assert torch.equal(run(again, batch), run(eager(model), batch))
     assert not opens_without_headtools(tmp_path / "shards")[0]
@@ -174,7 +174,7 @@ def test_shards_and_folders_of_earlier_versions(tmp_path):
 def test_what_does_not_come_back_is_not_written(tmp_path, monkeypatch):
     model, _ = fresh("bert")
     ht.prune(model, {("encoder", 0): [1]})
-    read = reopened.read
+    read = reader.read
 
     def damaged(*given):
         again = read(*given)
@@ -182,7 +182,7 @@ def test_what_does_not_come_back_is_not_written(tmp_path, monkeypatch):
             again.bert.encoder.layer[2].attention.self.value.bias[3] += 1
         return again
 
-    monkeypatch.setattr(reopened, "read", damaged)
+    monkeypatch.setattr(reader, "read", damaged)
     with pytest.raises(ValueError, match=r"bert\.encoder\.layer\.2\.attention\.self\.value\.bias differs.*replay\("):
         ht.save(model, tmp_path / "smaller")
     assert not list(tmp_path.iterdir())
@@ -249,23 +249,23 @@ def test_how_to_open_it_is_said(tmp_path):
 
 def test_what_differs_is_named():
     one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False)
-    assert reopened.first_difference(two, two) is None
-    assert reopened.first_difference(one, torch.nn.Linear(3, 2)) == "weight has shape (2, 3) instead of (2, 2)"
+    assert reader.first_difference(two, two) is None
+    assert reader.first_difference(one, torch.nn.Linear(3, 2)) == "weight has shape (2, 3) instead of (2, 2)"
     two.weight = one.weight
-    assert reopened.first_difference(one, two) == "bias is not there"
-    assert reopened.first_difference(two, one) == "bias is one too many"
+    assert reader.first_difference(one, two) == "bias is missing"
+    assert reader.first_difference(two, one) == "bias is unexpected"
     with torch.no_grad():
         one.weight[0, 0] = float("nan")
-    assert reopened.first_difference(one, copy.deepcopy(one)) is None, "NaN is NaN"
+    assert reader.first_difference(one, copy.deepcopy(one)) is None, "NaN is NaN"
 
 
 def test_a_build_that_differs_is_named():
     model, _ = fresh("llama")
     other = copy.deepcopy(model)
-    assert reopened.same_build(model, other) is None
+    assert reader.same_build(model, other) is None
     other.model.layers[1].self_attn.scaling = 0.5
-    assert reopened.same_build(model, other).startswith("model.layers.1.self_attn.scaling is 0.5 instead of 0.35")
+    assert reader.same_build(model, other).startswith("model.layers.1.self_attn.scaling is 0.5 instead of 0.35")
     other = copy.deepcopy(model)
     other.model.rotary_emb.inv_freq[0] += 1
-    assert reopened.same_build(model, other) == "model.rotary_emb.inv_freq differs"
-    assert "instead of" in reopened.same_build(model, model.model)
+    assert reader.same_build(model, other) == "model.rotary_emb.inv_freq differs"
+    assert "instead of" in reader.same_build(model, model.model)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.organism import toy_decoder as sprout
+from headtools.organism import toy_decoder
 from headtools.organism.toy_decoder import ToyDecoder, losses, repeats, train
 
 
@@ -40,7 +40,7 @@ def test_no_symbol_sees_what_comes_after_it():
     assert not torch.equal(model(ids)[:, 30:], model(other)[:, 30:])
 
 
-def test_positions_are_read_by_queries_and_keys_alone():
+def test_places_are_read_by_queries_and_keys_alone():
     """With even attention in the one layer, where a symbol stands leaves no trace."""
     model = ToyDecoder(layers=1)
     with torch.no_grad():
@@ -118,10 +118,10 @@ def test_one_layer_learns_in_a_few_steps_that_symbols_come_again():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="49 symbols do not fit; there are 48 positions"):
+    with pytest.raises(ValueError, match="got 49 symbols; expected at most 48"):
         ToyDecoder()(torch.zeros(1, 49, dtype=torch.long))
     with pytest.raises(ValueError, match="width=64 and heads=5"):
         ToyDecoder(heads=5)
-    with pytest.raises(ValueError, match="steps >= 1"):
+    with pytest.raises(ValueError, match="at least 1"):
         train(ToyDecoder(), steps=0)
-    assert sprout.SYMBOLS == 64
+    assert toy_decoder.SYMBOLS == 64

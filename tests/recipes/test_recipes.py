@@ -13,7 +13,7 @@ import headtools as ht
 from headtools.organism import shipped as tables
 from headtools.organism.evaluate import bleu, token_accuracy
 from recipes import gates, growth, head_importance, latency, merging, orders, scorecard, scratch, sweep
-from recipes._jobs import side_by_side
+from recipes._parallel import parallel_map
 from recipes._results import read, replace_row, update
 from recipes.train import Recipe
 
@@ -136,8 +136,8 @@ def test_head_importance(assets, monkeypatch, capsys):
 
     pairs, real = [(("encoder", 0, 1), ("encoder", 2, 3))], ht.interaction
     monkeypatch.setattr(head_importance, "translations", fake)
-    monkeypatch.setattr(head_importance.ht, "interaction", lambda *args, sites, run: real(*args, pairs, progress=False),
-                        raising=False)  # fmt: skip
+    one_pair = lambda *args, sites, checkpoint: real(*args, pairs, progress=False)  # noqa: E731
+    monkeypatch.setattr(head_importance.ht, "interaction", one_pair, raising=False)
     head_importance.main(limit=5, assets=assets)
     assert tables.shipped("pairs").values.tolist()[0][:2] == ["0.1", "2.3"]
     assert tables.shipped("one head off").attrs["bleu"] == {"validation": 100, "test": 100}
@@ -221,5 +221,5 @@ def test_a_row_takes_its_place():
     assert [(r["weights"], r["seed"], r["new"]) for r in rows] == [("encoder", 0, 3), ("encoder", 1, 1), ("all", 0, 0)]
 
 
-def test_side_by_side_keeps_the_order():
-    assert list(side_by_side(pow, [(2, 3), (3, 2)], jobs=2)) == [8, 9]
+def test_parallel_map_keeps_the_order():
+    assert list(parallel_map(pow, [(2, 3), (3, 2)], jobs=2)) == [8, 9]
