@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headtools.organism.lexicon import NOUNS, plain
-from headtools.organism.roles_found import looks, observe, wilson
+from headtools.organism.roles_found import argmax_keys, observe, wilson
 from headtools.roles.sentence import Sentence
 from recipes.second_edition.language import corpus
 from recipes.second_edition.measures._words import right_words, share, table
@@ -122,7 +122,8 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
         found = pronouns(some)
         words = torch.tensor([start + p.place for _, start, p in found])
         gold = torch.tensor([p.noun for _, _, p in found])
-        seen[split] = found, gold, observe(model, tokenizer, some, looks)[:, :, words].flatten(0, 1)  # (head, pronoun)
+        keys = observe(model, tokenizer, some, argmax_keys)[:, :, words].flatten(0, 1)  # (head, pronoun)
+        seen[split] = found, gold, keys
     given = {split: [p for _, _, p in found] for split, (found, _, _) in seen.items()}
     cells = sorted({p.cell for p in given["test"]})
     masks = {split: {cell: torch.tensor([p.cell == cell for p in some]) for cell in cells}

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import MarianMTModel
 
-from headtools.organism.roles_found import best, evenness, observe, on_end_mark, roles, wilson
+from headtools.organism.roles_found import best, eos_weight, normalised_entropy, observe, roles, wilson
 from recipes.scorecard import NAMES
 from recipes.second_edition._training_model import TrainingModel
 from recipes.second_edition.language import corpus
@@ -81,7 +81,7 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
         other = roles(untrained(1_000 + seed), tokenizer, *splits)
         twins.append({"first rule": counted(other, other.found), "stricter rule": counted(other, strict(other))})
     rest = {name: observe(model, tokenizer, splits[1], how).mean(-1) for name, how in
-            (("end", on_end_mark), ("even", evenness))}  # fmt: skip
+            (("end", eos_weight), ("even", normalised_entropy))}  # fmt: skip
     return {
         "sentences": n, "looked at": len(frame), "best": rows, "heads": {h: sorted(heads[h]) for h in sorted(heads)},
         "first rule": counted(frame, frame.found), "stricter rule": counted(frame, holds), "untrained": twins,
