@@ -12,7 +12,7 @@ ROOMS = ("_engine", "heads", "roles", "geometry", "importance", "sparse", "organ
 PACKAGE = Path(ht.__file__).parent
 # The organism's language is data, like a treebank: read when it is asked for, inside a function.
 # roles/__init__.py has the former name of geometry for one release.
-ASKED_FOR = {("roles/corpus.py", "headtools.organism.language"), ("roles/_tasks.py", "headtools.organism"),
+ASKED_FOR = {("roles/corpus.py", "headtools.organism.language"), ("roles/tasks.py", "headtools.organism"),
              ("roles/__init__.py", "headtools.geometry")}  # fmt: skip
 
 

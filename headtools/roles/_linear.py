@@ -1,9 +1,9 @@
-"""Two linear probes behind one form: a closed-form discriminant for many places at once, and logistic regression.
+"""Two linear probes with one interface: a closed-form discriminant for many places at once, and logistic regression.
 
-Both get x (place, word, features), the same words read at many places; ``y`` (word,) the numbers of their labels, the
-first ``len(fold)`` of them for fitting; and ``fold`` the part of the cross-validation that each of those is in. Both
-choose how strongly to hold the probe back by cross-validation, place by place, and give predictions for the words that
-are left: (place, tested).
+Both take x (place, word, features), vectors of the same words read at many places in a model; ``y`` (word,) the indices
+of their labels, the first ``len(fold)`` of them for fitting; and ``fold`` the cross-validation fold of each of those.
+Both choose the strength of regularisation by cross-validation, for each place by itself, and return the labels that
+they predict for the other words, those for testing: (place, test word).
 """
 
 import warnings
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headtools.heads._precision import without_autocast
 
-# Share of the identity in the discriminant's covariance, and scikit-learn's C, the most held back first.
+# Weight of the identity in the discriminant's covariance, and scikit-learn's C: the strongest regularisation first.
 SHRINKAGES = (0.3, 0.03, 0.003)
 STRENGTHS = (0.001, 0.03, 1.0)
 
@@ -25,31 +25,31 @@ def discriminant(x: Tensor, y: Tensor, fold: Tensor, shrinkages: Sequence[float]
     """Fisher's linear discriminant: labels are Gaussians with one covariance, shrunk towards the identity.
 
     A word gets the label with the greatest μᵀ Σ⁻¹ x − ½ μᵀ Σ⁻¹ μ + log π, with Σ the covariance within labels of
-    standardised features, shrunk to (1 − s) Σ + s I (Hastie, Tibshirani & Friedman 2009, equations 4.10 and 4.14). All
-    it needs are sums of each part of the cross-validation, so a hundred places cost little more than one.
+    standardised features, shrunk to (1 − s) Σ + s I (Hastie, Tibshirani & Friedman 2009, equations 4.10 and 4.14). It
+    needs only sums over each fold, so a hundred places cost little more than one.
 
     >>> x = torch.tensor([[[-1.0], [1.0], [-1.1], [1.1], [-0.9], [2.0]]])
     >>> discriminant(x, torch.tensor([0, 1, 0, 1, 0, 0]), torch.tensor([0, 0, 1, 1]))
     tensor([[0, 1]])
     """
-    fitted, n_labels = len(fold), int(y.max()) + 1
-    x = standard(x, fitted)
-    known, hot = x[:, :fitted], torch.nn.functional.one_hot(y[:fitted], n_labels).to(x.dtype)
-    parts = [fold == f for f in fold.unique()]
-    sums = [_sums(known[:, part], hot[part]) for part in parts]
-    whole = tuple(torch.stack(each).sum(0) for each in zip(*sums, strict=True))
+    n_fit, n_labels = len(fold), int(y.max()) + 1
+    x = standardise(x, n_fit)
+    x_fit, one_hot = x[:, :n_fit], torch.nn.functional.one_hot(y[:n_fit], n_labels).to(x.dtype)
+    folds = [fold == f for f in fold.unique()]
+    by_fold = [_sufficient_statistics(x_fit[:, held_out], one_hot[held_out]) for held_out in folds]
+    total = tuple(torch.stack(sums).sum(0) for sums in zip(*by_fold, strict=True))
     hits = torch.zeros(len(shrinkages), len(x))
     if len(shrinkages) > 1:
-        for part, inside in zip(parts, sums, strict=True):
-            rest = tuple(a - b for a, b in zip(whole, inside, strict=True))
+        for held_out, own in zip(folds, by_fold, strict=True):
+            others = tuple(a - b for a, b in zip(total, own, strict=True))  # the statistics of all other folds
             for i, shrinkage in enumerate(shrinkages):
-                told = _answer(known[:, part], _rule(*rest, shrinkage))
-                hits[i] += (told == y[:fitted][part]).sum(-1)
-    best = hits.argmax(0)  # the first of equals holds the probe back most
-    out = torch.empty(len(x), x.shape[1] - fitted, dtype=torch.long)
+                predicted = _predict(x_fit[:, held_out], _fit(*others, shrinkage))
+                hits[i] += (predicted == y[:n_fit][held_out]).sum(-1)
+    best = hits.argmax(0)  # (place,); of equals the first, which is regularised most
+    out = torch.empty(len(x), x.shape[1] - n_fit, dtype=torch.long)
     for i in best.unique().tolist():
-        some = best == i
-        out[some] = _answer(x[some, fitted:], _rule(whole[0], whole[1][some], whole[2][some], shrinkages[i]))
+        places = best == i
+        out[places] = _predict(x[places, n_fit:], _fit(total[0], total[1][places], total[2][places], shrinkages[i]))
     return out
 
 
@@ -58,69 +58,71 @@ def logistic(x: Tensor, y: Tensor, fold: Tensor, strengths: Sequence[float] = ST
 
     Raises ImportError without scikit-learn.
     """
-    regression = _regression()
-    fitted = len(fold)
-    table, y, fold = standard(x, fitted).numpy(), y.numpy(), fold.numpy()
+    regression = _import_regression()
+    n_fit = len(fold)
+    vectors, y, fold = standardise(x, n_fit).numpy(), y.numpy(), fold.numpy()
+    y_fit = y[:n_fit]
     out = []
-    for one in table:
-        known, told = one[:fitted], y[:fitted]
+    for x_place in vectors:
+        x_fit = x_place[:n_fit]
         hits = np.zeros(len(strengths))
         for f in np.unique(fold) if len(strengths) > 1 else ():
-            inside = fold != f
-            for i, fit in enumerate(_path(regression, strengths, known[inside], told[inside])):
-                hits[i] += (fit.predict(known[~inside]) == told[~inside]).sum()
-        *_, fit = _path(regression, [strengths[int(hits.argmax())]], known, told)
-        out.append(torch.from_numpy(fit.predict(one[fitted:])))
+            held_out = fold == f
+            for i, fitted in enumerate(_fit_path(regression, strengths, x_fit[~held_out], y_fit[~held_out])):
+                hits[i] += (fitted.predict(x_fit[held_out]) == y_fit[held_out]).sum()
+        *_, fitted = _fit_path(regression, [strengths[int(hits.argmax())]], x_fit, y_fit)
+        out.append(torch.from_numpy(fitted.predict(x_place[n_fit:])))
     return torch.stack(out)
 
 
 SOLVERS = {"discriminant": discriminant, "logistic": logistic}
 
 
-def standard(x: Tensor, fitted: int) -> Tensor:
-    """Features with mean 0 and variance 1 over the words for fitting; one that never changes becomes 0.
+def standardise(x: Tensor, n_fit: int) -> Tensor:
+    """Features with mean 0 and variance 1 over the first ``n_fit`` words; one that is constant there becomes 0.
 
-    >>> standard(torch.tensor([[[1.0, 5.0], [3.0, 5.0], [5.0, 9.0]]]), fitted=2)
+    >>> standardise(torch.tensor([[[1.0, 5.0], [3.0, 5.0], [5.0, 9.0]]]), n_fit=2)
     tensor([[[-1.,  0.],
              [ 1.,  0.],
              [ 3.,  0.]]])
     """
-    mean = x[:, :fitted].mean(1, keepdim=True)
-    spread = x[:, :fitted].std(1, keepdim=True, correction=0)
-    moves = spread > 1e-6 * mean.abs()
-    return torch.where(moves, (x - mean) / torch.where(moves, spread, 1.0), 0.0)
+    mean = x[:, :n_fit].mean(1, keepdim=True)
+    deviation = x[:, :n_fit].std(1, keepdim=True, correction=0)
+    varies = deviation > 1e-6 * mean.abs()
+    return torch.where(varies, (x - mean) / torch.where(varies, deviation, 1.0), 0.0)
 
 
-def _sums(x: Tensor, hot: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Words of each label (label,), sums of their vectors (place, label, features), products (place, f, f)."""
-    return hot.sum(0).double(), (hot.T @ x).double(), (x.transpose(1, 2) @ x).double()
+def _sufficient_statistics(x: Tensor, one_hot: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Words of each label (label,), sums of their vectors (place, label, features), products xᵀx (place, f, f)."""
+    return one_hot.sum(0).double(), (one_hot.T @ x).double(), (x.transpose(1, 2) @ x).double()
 
 
-def _rule(count: Tensor, total: Tensor, products: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
+def _fit(count: Tensor, total: Tensor, products: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
     """Weights (place, features, label) and biases (place, 1, label) of the discriminant."""
     mean = total / count.clamp_min(1)[:, None]
     within = (products - total.transpose(1, 2) @ mean) / count.sum()
-    eye = torch.eye(within.shape[-1], dtype=within.dtype)
-    weights = torch.linalg.solve((1 - shrinkage) * within + shrinkage * eye, mean.transpose(1, 2))
+    identity = torch.eye(within.shape[-1], dtype=within.dtype)
+    weights = torch.linalg.solve((1 - shrinkage) * within + shrinkage * identity, mean.transpose(1, 2))  # Σ⁻¹ μ
     bias = (count / count.sum()).log() - (mean * weights.transpose(1, 2)).sum(-1) / 2  # −∞ for a label without words
     return weights.float(), bias[:, None].float()
 
 
-def _answer(x: Tensor, rule: tuple[Tensor, Tensor]) -> Tensor:
-    return (x @ rule[0] + rule[1]).argmax(-1)
+def _predict(x: Tensor, fitted: tuple[Tensor, Tensor]) -> Tensor:
+    weights, bias = fitted
+    return (x @ weights + bias).argmax(-1)
 
 
-def _path(regression: type, strengths: Sequence[float], x: np.ndarray, y: np.ndarray) -> Iterator:
-    """Probes from the most held back to the freest, each starting where the one before it ended."""
-    one = regression(solver="lbfgs", max_iter=500, tol=1e-3, warm_start=True)
+def _fit_path(regression: type, strengths: Sequence[float], x: np.ndarray, y: np.ndarray) -> Iterator:
+    """Yield the regression fitted with each strength, each time from the weights of the previous one."""
+    model = regression(solver="lbfgs", max_iter=500, tol=1e-3, warm_start=True)
     for strength in strengths:
-        one.set_params(C=strength)
+        model.set_params(C=strength)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a path that has not quite converged; its accuracy tells
-            yield one.fit(x, y)
+            warnings.simplefilter("ignore")  # that it has not converged; cross-validation judges it by its accuracy
+            yield model.fit(x, y)
 
 
-def _regression() -> type:
+def _import_regression() -> type:
     """scikit-learn's logistic regression, imported when it is needed."""
     try:
         from sklearn.linear_model import LogisticRegression

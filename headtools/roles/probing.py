@@ -1,7 +1,7 @@
-"""Linear probes: what can be read off a head's output, a layer's, or the residual stream, and what that is worth.
+"""Linear probes: which labels can be decoded from a head's output, a layer's, or the residual stream.
 
 A probe is a linear classifier from vectors to labels. Its accuracy alone says little: a word's part of speech can be
-read off nearly any vector that tells words apart. So each accuracy stands beside
+decoded from nearly any vector that distinguishes words. So each accuracy is given beside
 
 - the *control task*: random labels, one for each word type; accuracy less control is *selectivity* (Hewitt & Liang
   2019, arXiv:1909.03368),
@@ -9,7 +9,7 @@ read off nearly any vector that tells words apart. So each accuracy stands besid
 - the *majority*: the most frequent label of all,
 - the same probe on a twin of the model that was never trained.
 
-A probe that succeeds shows that something is there for a linear reader. Whether the model reads it, only an
+A probe that succeeds shows that a linear classifier can find the label. Whether the model uses it, only an
 intervention shows: see ``ablate``, ``gates`` and ``headtools.roles.erasure``.
 """
 
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from headtools.heads._select import Heads
 from headtools.heads.bootstrap import bounds
 from headtools.roles._linear import SOLVERS
-from headtools.roles._tasks import Task, control, labels, lookup, name_of
 from headtools.roles.controls import untrained as untrained_twin
 from headtools.roles.sentence import Sentence
+from headtools.roles.tasks import Task, control, labels, lookup, name_of
 from headtools.roles.word_states import Place, word_states
 
 COLUMNS = (
@@ -52,26 +52,26 @@ def probe(
     seed: int = 0,
     batch_size: int = 32,
 ) -> pd.DataFrame:
-    """Fit a linear probe on every place of a model for every task, and test it on other sentences.
+    """Fit a linear probe at every place of a model for every task, and test it on other sentences.
 
-    ``tasks`` are names or functions (:func:`headtools.roles._tasks.labels`), ``of``, ``heads`` and ``pieces`` what is
-    read of each word (``headtools.roles.word_states``, where the memory is told). With ``untrained`` the
+    ``tasks`` are names or functions (:func:`headtools.roles.tasks.labels`), ``of``, ``heads`` and ``pieces`` what is
+    read of each word (``headtools.roles.word_states``, which says how much memory that takes). With ``untrained`` the
     model's untrained twin is probed as well. ``solver`` is "logistic", scikit-learn's multinomial regression, or
-    "discriminant", Fisher's linear discriminant in closed form, which takes all places at once and is the one for grids
-    of heads (:mod:`headtools.roles._linear`). Features have mean 0 and variance 1 over the fitting words. How strongly
-    a probe is held back (``strengths``, in the solver's own unit, the most held back first) is chosen for each place
-    by cross-validation in ``folds`` parts of ``train``, each sentence in one part alone; ``test`` has no say in it.
-    The control task is fitted the same way, ``draws`` times with other random labels, and its mean given.
+    "discriminant", Fisher's linear discriminant in closed form, which takes all places at once and suits grids
+    of heads (:mod:`headtools.roles._linear`). Features have mean 0 and variance 1 over the fitting words. The strength
+    of regularisation (``strengths``, in the solver's own unit, the strongest first) is chosen for each place by
+    cross-validation in ``folds`` folds of ``train``, each sentence in one fold only; ``test`` does not affect it. The
+    control task is fitted the same way, ``draws`` times with other random labels, and the mean is reported.
 
     Returns a frame with a row for each model, place and task: ``model`` trained or untrained; ``of`` head, layer or
     residual; ``kind``, ``layer`` and ``head`` (none for layers and the stream); ``task``; ``accuracy`` on the ``n``
     words of ``test``, with a 95 % bootstrap interval over sentences, ``low`` to ``high`` (NaN for fewer than five);
-    ``control`` accuracy and ``selectivity`` with its interval, which holds the drawn control labels fixed; ``lookup``
-    and ``majority``, the two baselines without a model. All are shares from 0 to 1. The residual stream of layer l is
-    what layer l reads.
+    ``control`` accuracy and ``selectivity`` with its interval, for the control labels that were drawn; ``lookup``
+    and ``majority``, the two baselines without a model. All are fractions from 0 to 1. The residual stream of layer l
+    is what layer l reads.
 
     Raises ImportError for "logistic" without scikit-learn, and ValueError for an unknown solver, a sentence in both
-    train and test, a task with fewer than two labels, or labels too rare to be in every part of the cross-validation.
+    train and test, a task with fewer than two labels, or labels too rare to be in every fold of the cross-validation.
 
     >>> import headtools as ht
     >>> few = [ht.corpus("organism", split, limit=40) for split in ("validation", "test")]
@@ -82,124 +82,143 @@ def probe(
     tasks = [tasks] if isinstance(tasks, str) or callable(tasks) else list(tasks)
     _check(train, test, tasks, folds, solver, draws)
     sentences = [*train, *test]
-    answers = {name_of(task): [labels(s, task) for s in sentences] for task in tasks}
-    by_sentence = zip(*answers.values(), strict=True)
-    only = [[any(x is not None for x in word) for word in zip(*rows, strict=True)] for rows in by_sentence]
-    asked = {
-        name: _Asked(name, sentences, rows, only, len(train), folds, [seed * 1000 + d for d in range(draws)])
-        for name, rows in answers.items()
-    }
+    labels_of = {name_of(task): [labels(s, task) for s in sentences] for task in tasks}
+    # Vectors are read of the words that some task labels: for each sentence, which of its words.
+    by_sentence = zip(*labels_of.values(), strict=True)
+    only = [[any(label is not None for label in of_word) for of_word in zip(*of_tasks, strict=True)]
+            for of_tasks in by_sentence]  # fmt: skip
+    control_seeds = [seed * 1000 + draw for draw in range(draws)]
+    labelled = [
+        _LabelledWords(name, sentences, of_sentences, only, len(train), folds, control_seeds)
+        for name, of_sentences in labels_of.items()
+    ]
     models = {"trained": model} | ({"untrained": untrained_twin(model, seed)} if untrained else {})
     rows = []
-    for label, one in models.items():
+    for model_name, probed in models.items():
         states = word_states(
-            one, tokenizer, sentences, of, heads=heads, pieces=pieces, only=only, batch_size=batch_size
+            probed, tokenizer, sentences, of, heads=heads, pieces=pieces, only=only, batch_size=batch_size
         )
-        for task in asked.values():
-            right, luck = (task.right(states, y, solver, strengths) for y in ([task.answers], task.controls))
-            rows += _rows(label, states, task, right, luck)
+        for task in labelled:
+            correct = task.correct(states, [task.labels], solver, strengths)
+            control_correct = task.correct(states, task.control_labels, solver, strengths)
+            rows += _rows(model_name, states, task, correct, control_correct)
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"head": "Int64"})
 
 
-class _Asked:
-    """One task's words, in the order of the sentences: labels, control labels, sentences, parts of the validation."""
+class _LabelledWords:
+    """The words that a task labels, in the order of the sentences, with their labels, control labels and folds.
+
+    index            (N,) where their vectors are among those of all words that are read
+    n_fit            how many are for fitting; the others are for testing
+    fold             (n_fit,) cross-validation fold of each
+    sentence         (N - n_fit,) sentence of each word for testing
+    lookup, majority accuracy of the two baselines without a model
+    """
 
     def __init__(
         self,
         name: str,
         sentences: Sequence[Sentence],
-        rows: list[Sequence[str | None]],
+        labels_of_sentences: list[Sequence[str | None]],
         only: list[list[bool]],
         n_train: int,
         folds: int,
-        seeds: list[int],
+        control_seeds: list[int],
     ) -> None:
-        triples = [
-            (i, word, None if label is None else str(label), read)
-            for i, (s, row, kept) in enumerate(zip(sentences, rows, only, strict=True))
-            for word, label, read in zip(s.words, row, kept, strict=True)
+        words_read = [
+            (i, word, label)
+            for i, (s, of_sentence, read) in enumerate(zip(sentences, labels_of_sentences, only, strict=True))
+            for word, label, is_read in zip(s.words, of_sentence, read, strict=True)
+            if is_read
         ]
-        kept = [t for t in triples if t[3]]
-        self.words = torch.tensor([k for k, t in enumerate(kept) if t[2] is not None])  # among the words that are read
-        asked = [t for t in triples if t[2] is not None]
-        self.name, self.fitted = name, sum(t[0] < n_train for t in asked)
-        if not 0 < self.fitted < len(asked):
+        self.index = torch.tensor([k for k, (_, _, label) in enumerate(words_read) if label is not None])
+        labelled = [(i, word, str(label)) for i, word, label in words_read if label is not None]
+        self.name, self.n_fit = name, sum(i < n_train for i, _, _ in labelled)
+        if not 0 < self.n_fit < len(labelled):
             raise ValueError(
-                f"task {name!r} asks about {self.fitted} words of train and {len(asked) - self.fitted} of test; "
-                "needed: some of both"
+                f"task {name!r} labels {self.n_fit} words of train and {len(labelled) - self.n_fit} of test; "
+                "expected words of both"
             )
-        words, self.answers = [t[1] for t in asked], [t[2] for t in asked]
-        self.controls = [control(words, self.answers, self.fitted, seed) for seed in seeds]
-        sentence = np.array([t[0] for t in asked])
-        self.sentence = np.unique(sentence[self.fitted :], return_inverse=True)[1]  # of each word of test
-        self.fold = torch.from_numpy(np.unique(sentence[: self.fitted], return_inverse=True)[1] % folds)
-        known, truth = np.array(self.answers[: self.fitted]), np.array(self.answers[self.fitted :])
-        values, counts = np.unique(known, return_counts=True)
+        words, self.labels = [word for _, word, _ in labelled], [label for _, _, label in labelled]
+        self.control_labels = [control(words, self.labels, self.n_fit, seed) for seed in control_seeds]
+        sentence = np.array([i for i, _, _ in labelled])
+        self.sentence = np.unique(sentence[self.n_fit :], return_inverse=True)[1]
+        self.fold = torch.from_numpy(np.unique(sentence[: self.n_fit], return_inverse=True)[1] % folds)
+        y_fit, y_test = np.array(self.labels[: self.n_fit]), np.array(self.labels[self.n_fit :])
+        values, counts = np.unique(y_fit, return_counts=True)
         if len(values) < 2:
-            raise ValueError(f"task {name!r} has only the label {str(values[0])!r} in train; needed: two or more")
-        for part in range(folds):
-            if len(set(known[(self.fold != part).numpy()])) < 2 or not (self.fold == part).any():
-                found = dict(zip(values.tolist(), counts.tolist(), strict=True))
+            raise ValueError(f"task {name!r} has only the label {str(values[0])!r} in train; expected two or more")
+        for fold in range(folds):
+            held_out = (self.fold == fold).numpy()
+            if len(set(y_fit[~held_out])) < 2 or not held_out.any():
+                frequencies = dict(zip(values.tolist(), counts.tolist(), strict=True))
                 raise ValueError(
-                    f"task {name!r} has the labels {found} in train, too few to cut it in {folds} parts with two "
-                    "labels in what is left of each; give more sentences"
+                    f"task {name!r} has the labels {frequencies} in train; without each of {folds} folds two labels "
+                    "must remain: give more sentences"
                 )
-        self.majority = float((truth == values[counts.argmax()]).mean())
-        self.lookup = float((truth == np.array(lookup(words[: self.fitted], known, words[self.fitted :]))).mean())
+        self.majority = float((y_test == values[counts.argmax()]).mean())
+        self.lookup = float((y_test == np.array(lookup(words[: self.n_fit], y_fit, words[self.n_fit :]))).mean())
 
-    def right(self, states: dict[Place, Tensor], answers: list[list[str]], solver: str, strengths: object) -> Tensor:
-        """Share of the given answers that a probe fitted to each gets right, of every word of test: (word, place)."""
+    def correct(
+        self, states: dict[Place, Tensor], labellings: list[list[str]], solver: str, strengths: Sequence[float] | None
+    ) -> Tensor:
+        """Fit a probe to each labelling; how many of them are right on every word for testing, as a fraction.
+
+        Returns (word, place).
+        """
         out = torch.zeros(len(self.sentence), len(states))
-        for width in {x.shape[1] for x in states.values()}:
+        for width in {x.shape[1] for x in states.values()}:  # places of equal width are solved together
             places = [i for i, x in enumerate(states.values()) if x.shape[1] == width]
-            x = torch.stack([one for one in states.values() if one.shape[1] == width])[:, self.words]
-            for given in answers:
-                y = torch.from_numpy(np.unique(given, return_inverse=True)[1])
-                told = SOLVERS[solver](x, y, self.fold, *([strengths] if strengths else []))
-                out[:, places] += (told == y[self.fitted :]).float().T / len(answers)
+            x = torch.stack([vectors for vectors in states.values() if vectors.shape[1] == width])[:, self.index]
+            for labelling in labellings:
+                y = torch.from_numpy(np.unique(labelling, return_inverse=True)[1])
+                predicted = SOLVERS[solver](x, y, self.fold, *([strengths] if strengths else []))
+                out[:, places] += (predicted == y[self.n_fit :]).float().T / len(labellings)
         return out
 
 
-def _rows(label: str, states: dict[Place, Tensor], task: _Asked, right: Tensor, luck: Tensor) -> list[tuple]:
-    """Rows of the frame; ``right`` and ``luck`` (word, place) are what the probes and their controls got right."""
-    accuracy, low, high = share(right, task.sentence)
-    selectivity, less, more = share(right - luck, task.sentence)
-    columns = zip(accuracy, low, high, luck.double().mean(0), selectivity, less, more, strict=True)
+def _rows(
+    model_name: str, states: dict[Place, Tensor], task: _LabelledWords, correct: Tensor, control_correct: Tensor
+) -> list[tuple]:
+    """Rows of the frame; ``correct`` and ``control_correct`` (word, place) are 1 where a probe was right."""
+    accuracy, low, high = share(correct, task.sentence)
+    selectivity, selectivity_low, selectivity_high = share(correct - control_correct, task.sentence)
+    control_accuracy = control_correct.double().mean(0)
+    columns = zip(accuracy, low, high, control_accuracy, selectivity, selectivity_low, selectivity_high, strict=True)
     return [
-        (label, *place, task.name, *map(float, numbers), task.lookup, task.majority, len(right))
+        (model_name, *place, task.name, *map(float, numbers), task.lookup, task.majority, len(correct))
         for place, numbers in zip(states, columns, strict=True)
     ]
 
 
 def share(right: Tensor, sentence: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Share of words that are right, with the ends of its 95 % bootstrap interval over sentences.
+    """Fraction of words that are right, with the ends of its 95 % bootstrap interval over sentences.
 
-    ``right`` (word, ...) are numbers, 1 for right, and ``sentence`` tells for each word the number of its sentence,
-    from 0. Sentences are drawn, not words, since words of one sentence are not independent. The share is a ratio of
-    two sums; its interval is that of the linearised ratio, the mean over sentences of share + (right − share · words) /
-    mean words. It stays between the least and the most that a word can be, 0 or -1 and 1; it is NaN for fewer than
-    five sentences.
+    ``right`` (word, ...) are numbers, 1 for right, and ``sentence`` the sentence of each word, from 0. Sentences are
+    resampled, not words, since words of one sentence are not independent. The fraction is a ratio of two sums; its
+    interval is that of the linearised ratio, the mean over sentences of fraction + (right − fraction · words) / mean
+    words. It is clamped to the range of a word's numbers, 0 or -1 to 1; it is NaN for fewer than five sentences.
 
     >>> mean, low, high = share(torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]), [0, 0, 1, 2, 3, 4])
     >>> mean.item(), bool(low < mean < high)
     (0.5, True)
     """
-    number = torch.as_tensor(np.asarray(sentence)).long()
-    words = torch.bincount(number).double()
-    sums = torch.zeros(len(words), *right.shape[1:], dtype=torch.double).index_add_(0, number, right.double())
-    mean = sums.sum(0) / words.sum()
-    count = words.view(-1, *[1] * (sums.dim() - 1))
-    low, high = bounds(mean + (sums - mean * count) / words.mean(), -1.0 if (right < 0).any() else 0.0, 1.0)
+    index = torch.as_tensor(np.asarray(sentence)).long()
+    n_words = torch.bincount(index).double()
+    sums = torch.zeros(len(n_words), *right.shape[1:], dtype=torch.double).index_add_(0, index, right.double())
+    mean = sums.sum(0) / n_words.sum()
+    linearised = mean + (sums - mean * n_words.view(-1, *[1] * (sums.dim() - 1))) / n_words.mean()
+    low, high = bounds(linearised, -1.0 if (right < 0).any() else 0.0, 1.0)
     return mean, low, high
 
 
 def _check(
     train: Sequence[Sentence], test: Sequence[Sentence], tasks: list[Task], folds: int, solver: str, draws: int
 ) -> None:
-    """Refuse what would make the test easier than it is, or leave nothing to test."""
-    for name, given in (("train", train), ("test", test)):
-        if len(given) < 2:
-            raise ValueError(f"{name} has {len(given)} sentences; needed: two or more, e.g. ht.corpus('organism')")
+    """Raise ValueError for what would make the test easier than it is, or leave nothing to test."""
+    for name, sentences in (("train", train), ("test", test)):
+        if len(sentences) < 2:
+            raise ValueError(f"{name} has {len(sentences)} sentences; expected two or more, e.g. ht.corpus('organism')")
     both = {s.words for s in train} & {s.words for s in test}
     if both:
         raise ValueError(
@@ -208,10 +227,10 @@ def _check(
         )
     names = [name_of(task) for task in tasks]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"the tasks are {names}; needed: one or more, each with a name of its own")
+        raise ValueError(f"got tasks={names}; expected one or more, each with a name of its own")
     if not 2 <= folds <= len(train):
-        raise ValueError(f"folds={folds} of {len(train)} sentences; needed: from 2 to the number of sentences")
+        raise ValueError(f"got folds={folds} of {len(train)} sentences; expected 2 up to the number of sentences")
     if solver not in SOLVERS:
-        raise ValueError(f"solver={solver!r}; needed: {' or '.join(SOLVERS)}")
+        raise ValueError(f"got solver={solver!r}; expected {' or '.join(SOLVERS)}")
     if draws < 1:
-        raise ValueError(f"draws={draws}; needed: 1 or more random control tasks")
+        raise ValueError(f"got draws={draws}; expected 1 or more random control tasks")

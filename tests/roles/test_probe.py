@@ -8,11 +8,11 @@ import torch
 import transformers as tf
 
 import headtools as ht
-from headtools.roles._linear import discriminant, logistic, standard
-from headtools.roles._tasks import control, labels, lookup, name_of
+from headtools.roles._linear import discriminant, logistic, standardise
 from headtools.roles.controls import untrained
 from headtools.roles.probing import COLUMNS, probe, share
 from headtools.roles.sentence import Sentence
+from headtools.roles.tasks import control, labels, lookup, name_of
 from headtools.roles.word_states import Place, word_states
 
 MODEL, TOKENIZER = ht.load()
@@ -40,7 +40,7 @@ def test_the_discriminant_is_scikit_learns():
 def test_logistic_is_scikit_learns_and_both_solvers_agree():
     linear_model = pytest.importorskip("sklearn.linear_model")
     x, y, fold = blobs()
-    scaled = standard(x, 200)[0].numpy()
+    scaled = standardise(x, 200)[0].numpy()
     theirs = linear_model.LogisticRegression(C=0.03, tol=1e-6).fit(scaled[:200], y[:200]).predict(scaled[200:])
     told = logistic(x, y, fold, [0.03])
     assert (told[0].numpy() == theirs).mean() > 0.99
@@ -63,7 +63,7 @@ def test_cross_validation_holds_back_where_features_are_noise():
 def test_features_that_never_change_say_nothing():
     x = torch.full((1, 8, 2), 7.0)
     x[0, :, 1] = torch.arange(8) % 2
-    assert standard(x, 6)[0, :, 0].abs().max() == 0
+    assert standardise(x, 6)[0, :, 0].abs().max() == 0
     assert discriminant(x, torch.arange(8) % 2, torch.arange(6) // 2).tolist() == [[0, 1]]
 
 
@@ -240,20 +240,20 @@ def test_no_test_sentence_has_a_say_in_the_fit():
 
 
 def test_random_labels_are_not_found():
-    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, _Dice(), of=["residual"], solver="discriminant")
+    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, _RandomLabels(), of=["residual"], solver="discriminant")
     assert frame.accuracy.between(0.4, 0.6).all(), frame.accuracy
 
 
-class _Dice:
+class _RandomLabels:
     """Labels that have nothing to do with the words."""
 
-    __name__ = "dice"
+    __name__ = "random"
 
     def __init__(self):
-        self.draw = np.random.default_rng(0)
+        self.rng = np.random.default_rng(0)
 
     def __call__(self, sentence):
-        return self.draw.integers(0, 2, len(sentence.words)).astype(str)
+        return self.rng.integers(0, 2, len(sentence.words)).astype(str)
 
 
 @pytest.mark.parametrize(
@@ -267,8 +267,11 @@ class _Dice:
         ({"solver": "magic"}, "logistic"),
         ({"draws": 0}, "draws=0"),
         ({"tasks": lambda s: ["x"] * len(s.words)}, "only the label 'x'"),
-        ({"tasks": lambda s: [None] * len(s.words)}, "asks about 0 words of train"),
-        ({"tasks": lambda s: ["y" if s is TRAIN[0] else "x"] * len(s.words)}, "too few to cut it in 3 parts"),
+        ({"tasks": lambda s: [None] * len(s.words)}, "labels 0 words of train"),
+        (
+            {"tasks": lambda s: ["y" if s is TRAIN[0] else "x"] * len(s.words)},
+            "without each of 3 folds two labels must remain",
+        ),
     ],
 )
 def test_probe_refuses(changes, message):
