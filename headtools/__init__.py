@@ -15,7 +15,7 @@ The map of the package, in the order in which the course uses it::
                                                     save_scores, load_scores, relevance, propagate, rules, Rules,
                                                     direct_logit_attribution
     sparse/      how many heads can go              HardConcrete, fit_gates, recover, curve, curves, random_order,
-                                                    greedy_order, merge, refit, edit
+                                                    greedy_order, cut_cost, repeated_tokens, merge, refit, edit
     organism/    the shipped model                  load, save, translate, model_card; organism.shipped: its tables;
                                                     shipped_real: tables of real models
     lesson/      what the notebooks show and ask    figure, measured, predict, ledger, plot (a module of drawings),
@@ -90,6 +90,8 @@ _WHERE = {
     "curve": "sparse.pruning_curve",
     "curves": "sparse.pruning_curve",
     "random_order": "sparse.pruning_curve",
+    "cut_cost": "sparse.cut_cost",
+    "repeated_tokens": "sparse.cut_cost",
     "greedy_order": "sparse.pruning_curve",
     "merge": "sparse.merge",
     "refit": "sparse.merge",

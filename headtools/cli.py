@@ -239,10 +239,19 @@ def prune(
     seed: Seed = 0,
     loss: Loss = None,
     kind: Annotated[Kind | None, Option(help="Cut only heads of this kind.")] = None,
+    check: Annotated[
+        str | None,
+        Option(metavar="FILE", help="A second corpus to check the cut on (default: repeated random tokens, for a model "
+                                    "that continues texts)."),
+    ] = None,
+    spare_induction: Annotated[
+        int, Option(metavar="N", min=0, help="Keep the N heads with the highest induction scores.")
+    ] = 0,
 ) -> None:
     """Cut the least important heads and save the smaller model.
 
-    Importance is that of the command importance, by gradient.
+    Importance is that of the command importance, by gradient, and holds for its corpus: what the cut costs there and on
+    a second corpus is printed.
     """
     if out.exists():
         raise FileExistsError(f"--out {out} is there already: name a new folder")
@@ -253,11 +262,51 @@ def prune(
 
         subject = _Subject(model, corpus, limit)
         scores = _scores("prune", subject, Method.gradient, loss, seed, {"sites": kind and kind.value})
-        cut = scores.order()[: len(scores) - round(keep * len(scores))]
+        spare = _strongest_induction(subject.model, spare_induction)
+        cut = [head for head in scores.order() if head not in spare][: len(scores) - round(keep * len(scores))]
+        _check_cut(subject, cut, check, limit, loss, seed)
         cut_heads(subject.model, cut)
         ht.save(subject.model, out, subject.tokenizer)
         left = f"{len(scores) - len(cut)} of {len(scores)} heads left"
         _say(f"{out}: {left}; {how_to_open(out)}")
+
+
+def _strongest_induction(model: Any, n: int) -> set[tuple]:
+    """Return the heads with the highest induction scores, which a cut is to spare."""
+    if not n:
+        return set()
+    import headtools as ht
+    from headtools.roles.induction import INDUCTION
+
+    frame = ht.induction_scores(model)
+    frame = frame[frame.role == INDUCTION].sort_values("score", ascending=False, kind="stable").head(n)
+    return set(zip(frame["kind"], frame["layer"], frame["head"], strict=True))
+
+
+def _check_cut(
+    subject: _Subject, cut: Sequence[tuple], check: str | None, limit: int, loss: LossName | None, seed: int
+) -> None:
+    """Print what a cut costs where it was chosen and on a second corpus, and warn where these differ clearly."""
+    import headtools as ht
+    from headtools.heads.sites import sites
+    from headtools.sparse.cut_cost import cut_cost, repeated_tokens, warning_of
+
+    objective = subject.objective(loss, seed)
+    sentences = {subject.corpus: subject.sentences}
+    if check is not None:
+        sentences[check] = ht.corpus(check, limit=limit)
+    corpora = {name: _on_device(objective.batches(some)) for name, some in sentences.items()}
+    losses = {name: objective.loss(batches) for name, batches in corpora.items()}
+    if check is None and objective.name == "lm" and set(sites(subject.model).kinds) == {"decoder"}:
+        corpora["repeated random tokens"] = _on_device([repeated_tokens(subject.model)])
+    if len(corpora) < 2 or not cut:
+        return
+    frame = cut_cost(subject.model, cut, corpora, losses)
+    for row in frame.itertuples():
+        _say(f"{row.corpus}: loss {row.loss:.2f}, without {len(cut)} heads {row.rise:+.2f} "
+             f"[{row.low:+.2f}, {row.high:+.2f}]")  # fmt: skip
+    if text := warning_of(frame):
+        _announce(f"warning: {text}. Heads that look back can be kept: --spare-induction N")
 
 
 class _Subject:

@@ -202,6 +202,21 @@ def test_relevance_needs_logits_and_says_so(folders, capsys):
     assert "BertModel has no logits" in capsys.readouterr().err
 
 
+def test_a_cut_of_a_causal_model_is_checked_on_repeated_tokens(folders, tmp_path, capsys):
+    words = ["prune", str(folders["llama"]), *FEW, "--keep", "0.5", "--spare-induction", "2"]
+    assert main([*words, "--out", str(tmp_path / "smaller")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"english: loss \d\.\d\d, without 4 heads [+-]\d\.\d\d \[.*\]", said[0])
+    assert said[1].startswith("repeated random tokens: loss ")
+    model, _ = ht.load(folders["llama"])
+    frame = ht.induction_scores(model)
+    strongest = frame[frame.role == "induction (TransformerLens)"].nlargest(2, "score")
+    kept = {("decoder", row.layer, row.head) for row in strongest.itertuples()}
+    assert not kept & set(ht.pruned(ht.load(tmp_path / "smaller")[0]))
+    assert main([*words, "--check", "organism", "--out", str(tmp_path / "other")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("organism: loss ")
+
+
 def test_prune_then_report(tmp_path, capsys):
     smaller = tmp_path / "smaller"
     assert main(["prune", "organism", *FEW, "--keep", "0.75", "--kind", "encoder", "--out", str(smaller)]) == 0
