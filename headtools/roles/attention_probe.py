@@ -1,9 +1,9 @@
-"""Clark's attention probe: where is a word's syntactic head, to judge by all attention maps together?
+"""Clark's attention probe: which word is the syntactic head of a word, by all attention maps together?
 
-The probe gives each map two weights, one for looks from the candidate to the word and one for looks back, and the
-candidate with the greatest sum is taken for the head (Clark et al. 2019, arXiv:1906.04341, section 5, equation without
-a number): p(i | j) ∝ exp Σ_k (w_k A^k_ij + u_k A^k_ji), i the candidate, j the word, k all heads. Its score, the share
-of words whose head is right (UAS, unlabelled attachment score), stands beside rules that need no model.
+The probe has two weights for each map, one for attention from the candidate to the word and one for the other
+direction, and the candidate with the greatest sum is predicted (Clark et al. 2019, arXiv:1906.04341, section 5,
+unnumbered equation): p(i | j) ∝ exp Σ_k (w_k A^k_ij + u_k A^k_ji), i the candidate, j the word, k all heads. Its score,
+the fraction of words whose head is right (UAS, unlabelled attachment score), is given beside rules without a model.
 """
 
 from collections import Counter
@@ -25,21 +25,21 @@ from headtools.roles.word_alignment import align, to_words
 
 PENALTIES = (1e-2, 1e-3, 1e-4)
 METHODS = ("attention", "untrained", "distance", "offset by upos", "best offset", "right-branching")
-FARTHEST = 10  # words; beyond, the distance probe tells only before from after
-MOST_BYTES = 2 * 2**30
+MAX_DISTANCE = 10  # words; beyond, the distance probe distinguishes only before from after
+MAX_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionProbe:
-    """What came of it.
+    """Scores and weights of the attention probe.
 
-    scores     frame, one row a method: ``method``, ``uas``, ``low``, ``high`` (shares, 95 % bootstrap interval over
+    scores     frame, one row a method: ``method``, ``uas``, ``low``, ``high`` (fractions, 95 % bootstrap interval over
                sentences), ``n`` words of test
     weights    frame, one row a head of the trained model: ``kind``, ``layer``, ``head``, ``down`` (w: the weight of
-               looks from the candidate to the word) and ``up`` (u: of looks from the word to the candidate);
-               ``pull``, the greater of |w| and |u| times the standard deviation of its looks over the pairs of train:
-               a head whose maps hardly differ needs a great weight to say a little
-    penalty    what each probe was held back with, by method
+               attention from the candidate to the word) and ``up`` (u: from the word to the candidate); ``pull``, the
+               greater of |w| and |u| times the standard deviation of that attention over the pairs of train: a head
+               whose maps hardly vary needs a large weight for a small effect
+    penalty    the L2 penalty of each probe, by method
     """
 
     scores: pd.DataFrame
@@ -59,12 +59,12 @@ def attention_probe(
     seed: int = 0,
     batch_size: int = 32,
 ) -> AttentionProbe:
-    """Fit the attention probe on some sentences, and score it on others beside the rules.
+    """Fit the attention probe on the sentences of ``train``, and score it on those of ``test`` beside the rules.
 
-    Asked about is every word but roots and punctuation; the candidates are all other words of its sentence. Maps are
-    brought from tokens to words as Clark et al. do (``headtools.to_words``). Of an encoder-decoder
-    the encoder is read. The weights minimise the mean of −log p plus penalty / 2 times their squares, with the penalty
-    of ``penalties`` (the most held back first) that does best in cross-validation by sentence in ``train``. Methods:
+    The head of every word but roots and punctuation is predicted; the candidates are all other words of its sentence.
+    Maps of tokens become maps of words as in Clark et al. (``headtools.to_words``). Of an encoder-decoder the encoder
+    is read. The weights minimise the mean of −log p plus penalty / 2 times their squares, with the penalty of
+    ``penalties`` (the greatest first) that does best in cross-validation by sentence in ``train``. Methods:
 
     "attention"        the probe
     "untrained"        the probe on the model's untrained twin (with ``untrained``)
@@ -73,7 +73,7 @@ def attention_probe(
     "best offset"      the candidate at the offset most frequent of all
     "right-branching"  the next word
 
-    A rule that points out of the sentence is wrong. Takes 8 bytes a head and pair of words, 1.5 MB for ten sentences
+    A rule that points outside the sentence is wrong. Takes 8 bytes a head and pair of words, 1.5 MB for ten sentences
     of 20 words and 48 heads; beyond 2 GiB it is refused. Raises ValueError for that, and for a sentence in both
     train and test.
 
@@ -85,34 +85,34 @@ def attention_probe(
     """
     if {s.words for s in train} & {s.words for s in test}:
         raise ValueError("sentences are in train and in test; use two splits, e.g. corpus(name, 'train') and 'test'")
-    fit, asked = _Pairs(train, "train"), _Pairs(test, "test")
-    scores = {
-        "right-branching": asked.at(np.full(len(asked.word), 1)),
-        "best offset": asked.at(np.full(len(asked.word), _mode(fit.gold - fit.word))),
-        "offset by upos": asked.at(_offsets(fit, asked)),
+    train_pairs, test_pairs = _Pairs(train, "train"), _Pairs(test, "test")
+    n_test = len(test_pairs.word)
+    correct = {
+        "right-branching": test_pairs.head_at(np.full(n_test, 1)),
+        "best offset": test_pairs.head_at(np.full(n_test, _mode(train_pairs.head - train_pairs.word))),
+        "offset by upos": test_pairs.head_at(_offsets_by_upos(train_pairs, test_pairs)),
     }
-    inputs = {"distance": (_distances(fit), _distances(asked))}
-    names: list[tuple] = []
+    features = {"distance": (_distance_features(train_pairs), _distance_features(test_pairs))}
     models = {"attention": model} | ({"untrained": untrained_twin(model, seed)} if untrained else {})
-    for name, one in models.items():
-        heads, x = _looks(one, tokenizer, train, fit, batch_size)
-        inputs[name] = x, _looks(one, tokenizer, test, asked, batch_size)[1]
-        names = names or heads
+    for method, probed in models.items():
+        heads, x_train = _attention_features(probed, tokenizer, train, train_pairs, batch_size)
+        _, x_test = _attention_features(probed, tokenizer, test, test_pairs, batch_size)
+        features[method] = x_train, x_test
     weights, penalty = {}, {}
-    for name, (x, z) in inputs.items():
-        penalty[name] = _choose(fit, x, penalties, folds)
-        weights[name] = fit.solve(x, penalty[name])
-        scores[name] = asked.best(_product(z, weights[name])) == asked.place
-    rows = [
-        (name, *(float(v) for v in share(torch.as_tensor(scores[name]).double(), asked.sentence)), len(asked.word))
-        for name in METHODS
-        if name in scores
-    ]
-    both = weights["attention"].view(2, -1)
-    pull = (both * inputs["attention"][0].std(0).view(2, -1)).abs().amax(0)
+    for method, (x_train, x_test) in features.items():
+        penalty[method] = _select_penalty(train_pairs, x_train, penalties, folds)
+        weights[method] = train_pairs.fit(x_train, penalty[method])
+        correct[method] = test_pairs.argmax(_product(x_test, weights[method])) == test_pairs.head_candidate
+    rows = []
+    for method in METHODS:
+        if method in correct:
+            uas = share(torch.as_tensor(correct[method]).double(), test_pairs.sentence)
+            rows.append((method, *map(float, uas), n_test))
+    down_up = weights["attention"].view(2, -1)  # w and u of each head
+    pull = (down_up * features["attention"][0].std(0).view(2, -1)).abs().amax(0)
     return AttentionProbe(
         pd.DataFrame(rows, columns=["method", "uas", "low", "high", "n"]),
-        pd.DataFrame([(*h, w, u) for h, w, u in zip(names, *both.tolist(), strict=True)],
+        pd.DataFrame([(*head, w, u) for head, w, u in zip(heads, *down_up.tolist(), strict=True)],
                      columns=["kind", "layer", "head", "down", "up"]).assign(pull=pull.numpy()),
         penalty,
     )  # fmt: skip
@@ -124,124 +124,132 @@ def _product(x: Tensor, weights: Tensor) -> Tensor:
 
 
 class _Pairs:
-    """The words asked about and their candidates, flat: pair p asks whether ``candidate[p]`` heads word ``row[p]``."""
+    """The N words whose heads are predicted, and P pairs of such a word with a candidate, which is any other word.
+
+    word, head, length, upos   (N,) the word and its head, positions in a sentence of this length; part of speech
+    sentence_index             (N,) the word's sentence
+    sentence                   (N,) the same, counting only sentences with such words
+    row, column                (P,) the pair's word, and which of its candidates
+    candidate                  (P,) position of the candidate
+    head_candidate             (N,) which of the candidates is the head
+    """
 
     def __init__(self, sentences: Sequence[Sentence], name: str) -> None:
-        asked = [
+        predicted = [
             (i, j, s.heads[j] - 1, len(s.words), s.upos[j])
             for i, s in enumerate(sentences)
             for j in range(len(s.words))
             if s.heads[j] and s.relations[j] != "punct"
         ]
-        if len({a[0] for a in asked}) < 2:
-            raise ValueError(f"{name} has {len(asked)} words with a head; needed: two sentences with some, or more")
-        number, self.word, self.gold, length, upos = map(np.array, zip(*asked, strict=True))
-        self.whole = number  # the sentence of each word asked about, among all
-        self.sentence, self.length, self.upos = np.unique(number, return_inverse=True)[1], length, upos
-        self.row = torch.from_numpy(np.repeat(np.arange(len(asked)), length - 1))
-        # candidates in order, the word itself left out: its place is what comes behind it, one lower
-        column = np.concatenate([np.arange(n - 1) for n in length])
+        if len({i for i, *_ in predicted}) < 2:
+            raise ValueError(f"{name} has {len(predicted)} words with a head; expected some in two sentences or more")
+        self.sentence_index, self.word, self.head, self.length, self.upos = map(np.array, zip(*predicted, strict=True))
+        self.sentence = np.unique(self.sentence_index, return_inverse=True)[1]
+        self.row = torch.from_numpy(np.repeat(np.arange(len(predicted)), self.length - 1))
+        # Candidates are in the order of the sentence without the word itself: words after it are one column earlier.
+        column = np.concatenate([np.arange(n - 1) for n in self.length])
         self.column = torch.from_numpy(column)
         self.candidate = column + (column >= self.word[self.row])
-        self.place = torch.from_numpy(self.gold - (self.gold > self.word))
+        self.head_candidate = torch.from_numpy(self.head - (self.head > self.word))
 
-    def at(self, offset: np.ndarray) -> np.ndarray:
-        """Which words have their head at the given offsets."""
-        return self.word + offset == self.gold
+    def head_at(self, offset: np.ndarray) -> np.ndarray:
+        """Which words have their head at the given offsets, (N,)."""
+        return self.word + offset == self.head
 
-    def table(self, flat: Tensor) -> Tensor:
-        """One row a word, one column a candidate, −∞ where there is none."""
+    def logits(self, by_pair: Tensor) -> Tensor:
+        """Numbers by pair (P,) as one row a word and one column a candidate, −∞ where there is none."""
         out = torch.full((len(self.word), int(self.length.max()) - 1), -torch.inf)
-        out[self.row, self.column] = flat
+        out[self.row, self.column] = by_pair
         return out
 
-    def best(self, flat: Tensor) -> Tensor:
-        """Place of each word's best candidate."""
-        return self.table(flat).argmax(1)
+    def argmax(self, by_pair: Tensor) -> Tensor:
+        """Which of its candidates is each word's best, (N,)."""
+        return self.logits(by_pair).argmax(1)
 
-    def loss(self, flat: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean of −log p of the gold candidates of some words, and its derivative by the logits of all pairs."""
-        log = self.table(flat).log_softmax(1)
-        gold = log.gather(1, self.place[:, None])[:, 0]
-        slope = log.exp()
-        slope[torch.arange(len(slope)), self.place] -= 1
-        slope = (slope * rows[:, None] / rows.sum())[self.row, self.column]
-        return -(gold * rows).sum() / rows.sum(), slope
+    def loss(self, by_pair: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean of −log p of the heads of the ``words`` (N,) of weight 1, and its gradient by the logits, (P,)."""
+        log_p = self.logits(by_pair).log_softmax(1)
+        head_log_p = log_p.gather(1, self.head_candidate[:, None])[:, 0]
+        gradient = log_p.exp()  # of −log softmax: p − 1 for the head, p for the others
+        gradient[torch.arange(len(gradient)), self.head_candidate] -= 1
+        gradient = (gradient * words[:, None] / words.sum())[self.row, self.column]
+        return -(head_log_p * words).sum() / words.sum(), gradient
 
     @without_autocast
-    def solve(self, x: Tensor, penalty: float, rows: Tensor | None = None, start: Tensor | None = None) -> Tensor:
-        """Weights (features,) of the probe on x (pair, features), fitted to some of the words (None: to all)."""
-        rows = torch.ones(len(self.word)) if rows is None else rows.float()
+    def fit(self, x: Tensor, penalty: float, words: Tensor | None = None, start: Tensor | None = None) -> Tensor:
+        """Weights (features,) of the probe on x (pair, features), fitted to the ``words`` of a mask (None: to all)."""
+        words = torch.ones(len(self.word)) if words is None else words.float()
         weights = torch.zeros(x.shape[1]) if start is None else start.clone()
         solver = torch.optim.LBFGS([weights], max_iter=60, history_size=20, line_search_fn="strong_wolfe",
                                    tolerance_grad=1e-5, tolerance_change=1e-7)  # fmt: skip
 
         def closure() -> Tensor:
-            loss, slope = self.loss(x @ weights, rows)
-            weights.grad = slope @ x + penalty * weights
+            loss, gradient = self.loss(x @ weights, words)
+            weights.grad = gradient @ x + penalty * weights
             return loss + penalty / 2 * weights.square().sum()
 
         solver.step(closure)
         return weights
 
 
-def _choose(fit: _Pairs, x: Tensor, penalties: Sequence[float], folds: int) -> float:
-    """The penalty that finds most heads in the parts of ``fit`` left out, each sentence in one part."""
+def _select_penalty(pairs: _Pairs, x: Tensor, penalties: Sequence[float], folds: int) -> float:
+    """The penalty that predicts most heads in the held-out folds, each sentence in one fold."""
     if len(penalties) == 1:
         return penalties[0]
-    part = torch.from_numpy(fit.sentence % folds)
+    fold = torch.from_numpy(pairs.sentence % folds)
     hits = np.zeros(len(penalties))
-    for fold in part.unique():
-        weights, out = None, part == fold
-        for i, penalty in enumerate(penalties):
-            weights = fit.solve(x, penalty, ~out, weights)
-            hits[i] += int((fit.best(_product(x, weights)) == fit.place)[out].sum())
+    for f in fold.unique():
+        weights, held_out = None, fold == f
+        for i, penalty in enumerate(penalties):  # each fit starts from the weights of the previous, stronger penalty
+            weights = pairs.fit(x, penalty, ~held_out, weights)
+            hits[i] += int((pairs.argmax(_product(x, weights)) == pairs.head_candidate)[held_out].sum())
     return penalties[int(hits.argmax())]
 
 
 @torch.no_grad()
-def _looks(
+def _attention_features(
     model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], pairs: _Pairs, batch_size: int
 ) -> tuple[list[tuple], Tensor]:
-    """Names of the heads, and the features of the pairs: (pair, 2 · heads), looks down first, then looks up."""
+    """The heads, and the features of the pairs: (pair, 2 · heads), attention down first, then up."""
     reader = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
-    words, batches, heads = torch.tensor([]), [], []
-    row_sentence = torch.from_numpy(pairs.whole)[pairs.row]
+    words, features, heads = torch.tensor([]), [], []
+    pair_sentence = torch.from_numpy(pairs.sentence_index)[pairs.row]
     word, candidate = torch.from_numpy(pairs.word)[pairs.row], torch.from_numpy(pairs.candidate)
 
-    def fold(_site: object, seen: object, _before: object) -> Tensor:
-        return to_words(seen.maps, words)
+    def maps_of_words(_site: object, captured: object, _previous: object) -> Tensor:
+        return to_words(captured.maps, words)  # of the batch that runs
 
     for start in range(0, len(sentences), batch_size):
         batch, words = align(tokenizer, sentences[start : start + batch_size], device=device_of(model))
-        with record(model, want="maps", accumulate=fold) as found:
+        with record(model, want="maps", accumulate=maps_of_words) as recorded:
             reader(**batch)
-        maps = torch.cat([found[key] for key in found], 1).permute(0, 2, 3, 1).cpu()  # (B, query, key, head)
-        heads = [(" ".join(key[:-1]), key[-1], h) for key in found for h in range(found[key].shape[1])]
-        if len(pairs.row) * len(heads) * 8 > MOST_BYTES:
+        maps = torch.cat([recorded[key] for key in recorded], 1).permute(0, 2, 3, 1).cpu()  # (B, query, key, head)
+        heads = [(" ".join(key[:-1]), key[-1], head) for key in recorded for head in range(recorded[key].shape[1])]
+        if len(pairs.row) * len(heads) * 8 > MAX_BYTES:
             raise ValueError(
-                f"{len(pairs.row):,} pairs of words and {len(heads)} heads take over {MOST_BYTES / 2**30:.0f} GiB; "
+                f"{len(pairs.row):,} pairs of words and {len(heads)} heads take over {MAX_BYTES / 2**30:.0f} GiB; "
                 "give fewer sentences"
             )
-        here = (row_sentence >= start) & (row_sentence < start + batch_size)
-        b, i, j = row_sentence[here] - start, candidate[here], word[here]
-        batches.append(torch.cat([maps[b, i, j], maps[b, j, i]], -1))
-    return heads, torch.cat(batches)
+        in_batch = (pair_sentence >= start) & (pair_sentence < start + batch_size)
+        b, i, j = pair_sentence[in_batch] - start, candidate[in_batch], word[in_batch]
+        features.append(torch.cat([maps[b, i, j], maps[b, j, i]], -1))  # A_ij and A_ji, in the letters of the equation
+    return heads, torch.cat(features)
 
 
-def _distances(pairs: _Pairs) -> Tensor:
-    """One feature for each distance from word to candidate: (pair, 2 · FARTHEST + 1)."""
+def _distance_features(pairs: _Pairs) -> Tensor:
+    """One feature for each distance from word to candidate, 0 or 1: (pair, 2 · MAX_DISTANCE + 1)."""
     distance = pairs.candidate - pairs.word[pairs.row]
-    return torch.eye(2 * FARTHEST + 1)[np.clip(distance, -FARTHEST, FARTHEST) + FARTHEST]
+    return torch.eye(2 * MAX_DISTANCE + 1)[np.clip(distance, -MAX_DISTANCE, MAX_DISTANCE) + MAX_DISTANCE]
 
 
-def _offsets(fit: _Pairs, asked: _Pairs) -> np.ndarray:
-    """For each word asked about, the offset of the head most frequent for its part of speech."""
-    usual = {upos: _mode((fit.gold - fit.word)[fit.upos == upos]) for upos in np.unique(fit.upos)}
-    every = _mode(fit.gold - fit.word)
-    return np.array([usual.get(upos, every) for upos in asked.upos])
+def _offsets_by_upos(train: _Pairs, test: _Pairs) -> np.ndarray:
+    """For each word of ``test``, the offset of the head that is most frequent for its part of speech in ``train``."""
+    offset = train.head - train.word
+    by_upos = {upos: _mode(offset[train.upos == upos]) for upos in np.unique(train.upos)}
+    overall = _mode(offset)
+    return np.array([by_upos.get(upos, overall) for upos in test.upos])
 
 
 def _mode(values: np.ndarray) -> int:
-    """The most frequent value; of equals, the first met."""
+    """The most frequent value; of equally frequent ones, that which occurs first."""
     return Counter(values.tolist()).most_common(1)[0][0]

@@ -1,8 +1,8 @@
-"""Take out of a head's output what a linear probe could find, and nothing more: ``erasure`` and ``erased``.
+"""Remove from a head's output what a linear probe could find, and nothing more: ``erasure`` and ``erased``.
 
-A probe finds what is present. To see whether it is used, remove it and watch the model, beside removing as many
-directions at random (after Elazar et al. 2021, arXiv:2006.00995, who call it amnesic probing). What is removed here is
-the smallest change after which no linear probe beats the majority on the words it was made from (Belrose et al. 2023,
+A probe finds what is present. To see whether it is used, remove it and compare the model's behaviour with that after
+removing as many random directions (amnesic probing, Elazar et al. 2021, arXiv:2006.00995). The map is LEACE, the
+smallest change after which no linear probe beats the majority on the words it was made from (Belrose et al. 2023,
 arXiv:2306.03819, who prove it).
 """
 
@@ -35,13 +35,14 @@ class Erasure:
 
 
 def erasure(x: Tensor, labels: Sequence[str], *, random: bool = False, seed: int = 0) -> Erasure:
-    """Make the map that takes a label out of vectors: x (n, d) and n labels.
+    """Return the map that erases a label from vectors: x (n, d) and n labels.
 
-    With W = Σ^(−½) the whitening of x and P the projection on the directions in which, whitened, the means of the
-    labels differ, it is z − (z − mean) W P W⁻¹: at most one direction fewer than there are labels. With ``random`` as
-    many directions are drawn with ``seed`` from all that x has, equally likely when whitened: what to compare with.
+    With W = Σ^(−½) the whitening of x and P the projection on the directions in which the whitened means of the labels
+    differ, it is z − (z − mean) W P W⁻¹, of rank one less than the number of labels at most. With ``random`` as many
+    random directions are drawn with ``seed``, uniformly in the whitened space: the control.
 
-    Raises ValueError for labels and vectors of unlike number, fewer than two labels, or vectors that are all the same.
+    Raises ValueError where labels and vectors differ in number, for fewer than two labels, and for vectors that are all
+    equal.
 
     >>> x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 0.0], [2.0, 1.0]])
     >>> take = erasure(x, ["a", "a", "b", "b"])
@@ -51,39 +52,41 @@ def erasure(x: Tensor, labels: Sequence[str], *, random: bool = False, seed: int
     names = sorted(set(labels))
     if x.dim() != 2 or len(x) != len(labels) or len(names) < 2:
         raise ValueError(
-            f"x of shape {tuple(x.shape)} came with {len(labels)} labels, {len(names)} of them different; needed: x "
-            "(n, features), n labels, two or more different ones"
+            f"got x of shape {tuple(x.shape)} with {len(labels)} labels, {len(names)} of them different; expected x "
+            "(n, features) and n labels, two or more different ones"
         )
     x = x.detach().cpu().double()
     mean = x.mean(0)
-    size, axes = torch.linalg.eigh((x - mean).T @ (x - mean) / len(x))
-    kept = size > 1e-10 * size[-1]
-    if not size[-1] > 0:
-        raise ValueError("all vectors are the same, so there is nothing to take out of them")
-    axes, root = axes[:, kept], size[kept].sqrt()
-    whiten, back = axes / root, (axes * root).T  # (d, r) and (r, d)
-    number = torch.tensor([names.index(label) for label in labels])
-    hot = torch.nn.functional.one_hot(number, len(names)).double()
-    between = whiten.T @ (x - mean).T @ (hot - hot.mean(0)) / len(x)  # (r, label): where whitened means differ
-    left, strength, _ = torch.linalg.svd(between, full_matrices=False)
-    found = left[:, strength > 1e-9]
-    rank = found.shape[1]
+    # Σ = V diag(λ) Vᵀ, without the directions in which x does not vary (as in a head that is narrower than d).
+    eigenvalues, eigenvectors = torch.linalg.eigh((x - mean).T @ (x - mean) / len(x))
+    varies = eigenvalues > 1e-10 * eigenvalues[-1]
+    if not eigenvalues[-1] > 0:
+        raise ValueError("all vectors are equal, so there is nothing to erase")
+    eigenvectors, deviation = eigenvectors[:, varies], eigenvalues[varies].sqrt()
+    whiten, unwhiten = eigenvectors / deviation, (eigenvectors * deviation).T  # W (d, r) and W⁻¹ (r, d)
+    index = torch.tensor([names.index(label) for label in labels])
+    one_hot = torch.nn.functional.one_hot(index, len(names)).double()
+    # The whitened cross-covariance of vectors and labels, (r, label); its columns span what P projects on.
+    covariance = whiten.T @ (x - mean).T @ (one_hot - one_hot.mean(0)) / len(x)
+    left, singular_values, _ = torch.linalg.svd(covariance, full_matrices=False)
+    directions = left[:, singular_values > 1e-9]
+    rank = directions.shape[1]
     if random:
-        draw = torch.Generator().manual_seed(seed)
-        found = torch.linalg.qr(torch.randn(len(root), rank, generator=draw, dtype=torch.double)).Q
-    return Erasure(mean, whiten @ found @ found.T @ back, rank)
+        generator = torch.Generator().manual_seed(seed)
+        directions = torch.linalg.qr(torch.randn(len(deviation), rank, generator=generator, dtype=torch.double)).Q
+    return Erasure(mean, whiten @ directions @ directions.T @ unwhiten, rank)
 
 
 @contextmanager
 def erased(model: nn.Module, maps: Mapping[tuple, Erasure]) -> Iterator[None]:
-    """Put every token's z through an erasure while the context lasts.
+    """Apply an erasure to every token's z while the context lasts.
 
-    ``maps``: {("encoder", 5, 1): erasure of one head, (value_dim,) vectors}, or {("encoder", 5): erasure of a whole
-    layer's heads side by side}. The model is left as it was, bit for bit. With ``record``, ``gates`` and ``ablate``
+    ``maps``: {("encoder", 5, 1): erasure of one head, of (value_dim,) vectors}, or {("encoder", 5): erasure of the
+    concatenated heads of a layer}. The model is left as it was, bit for bit. With ``record``, ``gates`` and ``ablate``
     hooks run in the order of entry.
 
-    Raises KeyError or IndexError for a head or layer that is not there, ValueError for an erasure of another width,
-    and RuntimeError for a model compiled before.
+    Raises KeyError or IndexError for a head or layer that does not exist, ValueError for an erasure of another width,
+    and RuntimeError for a model that is compiled already.
 
     >>> import headtools as ht
     >>> model, _ = ht.load()
@@ -91,29 +94,31 @@ def erased(model: nn.Module, maps: Mapping[tuple, Erasure]) -> Iterator[None]:
     ...     pass
     """
     check_not_compiled(model)
-    found = sites(model)
-    keys = {site.key for site in found}
+    model_sites = sites(model)
+    keys = {site.key for site in model_sites}
     with ExitStack() as stack:
-        stack.enter_context(intervention(model, "erased()", found))
+        stack.enter_context(intervention(model, "erased()", model_sites))
         for key, erase in maps.items():
             if key in keys:
-                site, head, width = found[key], None, found[key].heads * found[key].value_dim
+                site, head, width = model_sites[key], None, model_sites[key].heads * model_sites[key].value_dim
             else:
-                ((site, (head,)),) = select(found, [key]).items()
+                ((site, (head,)),) = select(model_sites, [key]).items()
                 width = site.value_dim
             if len(erase.mean) != width:
-                raise ValueError(f"{key} has {width} features, and the erasure was made from {len(erase.mean)}")
-            stack.callback(hook_input(site.out, _change(site, head, erase)).remove)
+                raise ValueError(f"got an erasure of {len(erase.mean)} features for {key}; expected {width}")
+            stack.callback(hook_input(site.out, _eraser(site, head, erase)).remove)
         yield
 
 
-def _change(site: Site, head: int | None, erase: Erasure) -> Callable:
-    def change(read: Tensor) -> Tensor:
-        z = site.split(read).clone()
+def _eraser(site: Site, head: int | None, erase: Erasure) -> Callable:
+    """Return the function that changes the output projection's input."""
+
+    def change_input(x: Tensor) -> Tensor:
+        z = site.split(x).clone()  # (B, T, head, value_dim)
         if head is None:
             z = erase(z.flatten(-2)).view_as(z)
         else:
             z[..., head, :] = erase(z[..., head, :])
         return site.join(z)
 
-    return change
+    return change_input

@@ -54,8 +54,8 @@ def discriminant():
 
 def solved():
     pairs = _Pairs.__new__(_Pairs)
-    pairs.word, pairs.loss = [0, 1, 2], lambda flat, rows: ((flat**2 - flat).sum(), 2 * flat - 1)
-    return pairs.solve(noise(6, 4), 0.1)
+    pairs.word, pairs.loss = [0, 1, 2], lambda logits, words: ((logits**2 - logits).sum(), 2 * logits - 1)
+    return pairs.fit(noise(6, 4), 0.1)
 
 
 @pytest.mark.parametrize("function", [

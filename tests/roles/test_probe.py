@@ -170,17 +170,17 @@ def test_states_of_some_words_and_heads():
 
 
 def test_states_refuse(monkeypatch):
-    with pytest.raises(ValueError, match="of must name some of head, layer, residual"):
+    with pytest.raises(ValueError, match="expected one or more of head, layer, residual"):
         word_states(MODEL, TOKENIZER, TEST[:2], ["neuron"])
-    with pytest.raises(ValueError, match="pieces must be"):
+    with pytest.raises(ValueError, match="got pieces="):
         word_states(MODEL, TOKENIZER, TEST[:2], pieces="middle")
-    with pytest.raises(ValueError, match="no word to keep"):
+    with pytest.raises(ValueError, match="no word to read"):
         word_states(MODEL, TOKENIZER, TEST[:1], only=[[False] * len(TEST[0].words)])
     with pytest.raises(ValueError, match=r"only\[0\] has 1 entries"):
         word_states(MODEL, TOKENIZER, TEST[:1], only=[[True]])
     with pytest.raises(IndexError, match=r"heads 0\.\.7"):
         word_states(MODEL, TOKENIZER, TEST[:1], heads=[("encoder", 0, 8)])
-    monkeypatch.setattr("headtools.roles.word_states.MOST_BYTES", 1000)
+    monkeypatch.setattr("headtools.roles.word_states.MAX_BYTES", 1000)
     with pytest.raises(ValueError, match=r"give about [0-9]+ words"):
         word_states(MODEL, TOKENIZER, TEST[:2])
 

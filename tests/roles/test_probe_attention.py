@@ -17,36 +17,36 @@ PAIR = Sentence(tuple("ab"), (2, 0), ("det", "root"), tuple("DV"), (0, 0))
 
 def test_pairs_by_hand():
     pairs = ap._Pairs([TREE, PAIR], "train")
-    assert pairs.word.tolist() == [0, 2, 3, 0]  # roots and punctuation are not asked about
-    assert pairs.gold.tolist() == [1, 3, 1, 1]
+    assert pairs.word.tolist() == [0, 2, 3, 0]  # roots and punctuation are not predicted
+    assert pairs.head.tolist() == [1, 3, 1, 1]
     candidates = [pairs.candidate[(pairs.row == i).numpy()].tolist() for i in range(4)]
     assert candidates == [[1, 2, 3, 4], [0, 1, 3, 4], [0, 1, 2, 4], [1]]
-    assert [candidates[i][p] for i, p in enumerate(pairs.place.tolist())] == pairs.gold.tolist()
-    assert pairs.at(np.ones(4, int)).tolist() == [True, True, False, True]
-    assert ap._offsets(pairs, pairs).tolist() == [1, 1, -2, 1]
+    assert [candidates[i][p] for i, p in enumerate(pairs.head_candidate.tolist())] == pairs.head.tolist()
+    assert pairs.head_at(np.ones(4, int)).tolist() == [True, True, False, True]
+    assert ap._offsets_by_upos(pairs, pairs).tolist() == [1, 1, -2, 1]
 
 
-def test_loss_and_slope_against_autograd():
+def test_loss_and_gradient_against_autograd():
     pairs = ap._Pairs([TREE, PAIR], "train")
-    flat = torch.randn(len(pairs.row), generator=torch.Generator().manual_seed(0), requires_grad=True)
-    rows = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    by_pair = torch.randn(len(pairs.row), generator=torch.Generator().manual_seed(0), requires_grad=True)
+    words = torch.tensor([1.0, 0.0, 1.0, 1.0])
     total = 0.0
     for i in (0, 2, 3):
-        own = flat[pairs.row == i]
-        total = total - own.log_softmax(0)[pairs.place[i]] / 3
+        own = by_pair[pairs.row == i]
+        total = total - own.log_softmax(0)[pairs.head_candidate[i]] / 3
     total.backward()
-    loss, slope = pairs.loss(flat.detach(), rows)
+    loss, gradient = pairs.loss(by_pair.detach(), words)
     torch.testing.assert_close(loss, total.detach())
-    torch.testing.assert_close(slope, flat.grad)
+    torch.testing.assert_close(gradient, by_pair.grad)
 
 
-def test_features_are_looks_down_and_up():
+def test_features_are_attention_down_and_up():
     pairs = ap._Pairs(TEST[:5], "test")
-    heads, x = ap._looks(MODEL, TOKENIZER, TEST[:5], pairs, batch_size=2)
+    heads, x = ap._attention_features(MODEL, TOKENIZER, TEST[:5], pairs, batch_size=2)
     assert len(heads) == 48 and x.shape == (len(pairs.row), 96)  # noqa: PT018
     k = heads.index(("encoder", 5, 1))
     p = int((pairs.row == 30).nonzero()[2])
-    sentence, j, i = int(pairs.whole[30]), int(pairs.word[30]), int(pairs.candidate[p])
+    sentence, j, i = int(pairs.sentence_index[30]), int(pairs.word[30]), int(pairs.candidate[p])
     with torch.no_grad(), ht.record(MODEL) as seen:
         MODEL.get_encoder()(**TOKENIZER([str(TEST[sentence])], return_tensors="pt"))
     maps = seen["encoder", 5].maps[0, 1]
@@ -56,11 +56,11 @@ def test_features_are_looks_down_and_up():
 def test_the_solution_is_the_least_of_the_penalised_loss():
     pairs = ap._Pairs(TRAIN[:10], "train")
     x = torch.randn(len(pairs.row), 4, generator=torch.Generator().manual_seed(0))
-    weights = pairs.solve(x, 0.1)
-    rows = torch.ones(len(pairs.word))
+    weights = pairs.fit(x, 0.1)
+    words = torch.ones(len(pairs.word))
 
     def objective(w):
-        return float(pairs.loss(x @ w, rows)[0] + 0.05 * w.square().sum())
+        return float(pairs.loss(x @ w, words)[0] + 0.05 * w.square().sum())
 
     least = objective(weights)
     for step in torch.eye(4):
@@ -68,12 +68,12 @@ def test_the_solution_is_the_least_of_the_penalised_loss():
 
 
 def test_maps_that_hold_the_tree_are_found_in_either_direction(monkeypatch):
-    def looks(model, tokenizer, sentences, pairs, batch_size):
-        gold = torch.from_numpy(pairs.candidate == pairs.gold[pairs.row]).float()
+    def features(model, tokenizer, sentences, pairs, batch_size):
+        gold = torch.from_numpy(pairs.candidate == pairs.head[pairs.row]).float()
         noise = torch.rand(len(gold), 3, generator=torch.Generator().manual_seed(0))
         return [("encoder", 0, 0), ("encoder", 0, 1)], torch.cat([noise, gold[:, None]], 1)
 
-    monkeypatch.setattr(ap, "_looks", looks)
+    monkeypatch.setattr(ap, "_attention_features", features)
     found = attention_probe(MODEL, TOKENIZER, TRAIN, TEST, untrained=False)
     assert found.scores.set_index("method").uas["attention"] == 1
     top = found.weights.loc[found.weights.pull.idxmax()]
@@ -100,6 +100,6 @@ def test_refuses(monkeypatch):
         attention_probe(MODEL, TOKENIZER, TRAIN, TRAIN[:2])
     with pytest.raises(ValueError, match="train has 1 words"):
         attention_probe(MODEL, TOKENIZER, [PAIR], TEST)
-    monkeypatch.setattr(ap, "MOST_BYTES", 1000)
+    monkeypatch.setattr(ap, "MAX_BYTES", 1000)
     with pytest.raises(ValueError, match="give fewer sentences"):
         attention_probe(MODEL, TOKENIZER, TRAIN, TEST)

@@ -87,13 +87,13 @@ def test_a_whole_layer_at_once():
 
 def test_refuses():
     x, names, _ = cloud(2)
-    with pytest.raises(ValueError, match="came with 299 labels"):
+    with pytest.raises(ValueError, match="with 299 labels"):
         erasure(x, names[:-1])
     with pytest.raises(ValueError, match="1 of them different"):
         erasure(x, ["a"] * len(x))
-    with pytest.raises(ValueError, match="all vectors are the same"):
+    with pytest.raises(ValueError, match="all vectors are equal"):
         erasure(torch.ones(4, 2), ["a", "b"] * 2)
-    with pytest.raises(ValueError, match="has 16 features, and the erasure was made from 6"), \
+    with pytest.raises(ValueError, match=r"got an erasure of 6 features for .* expected 16"), \
          erased(MODEL, {("encoder", 0, 0): erasure(x, names)}):  # fmt: skip
         pass
     with pytest.raises(IndexError, match=r"heads 0\.\.7"), erased(MODEL, {("encoder", 0, 9): erasure(x, names)}):
