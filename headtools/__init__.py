@@ -1,20 +1,20 @@
-"""headtools: see, switch, cut and understand the attention heads of nearly any transformers model.
+"""headtools: record, ablate, prune and understand the attention heads of nearly any transformers model.
 
-The map of the package, in the order in which the course uses it::
+A map of the package, in the order of the course::
 
-    heads/       find, see, switch and cut heads    sites, gates, ablate, patch, window, record, contributions, prune,
+    heads/       find, record, ablate, prune        sites, gates, ablate, patch, window, record, contributions, prune,
                                                     pruned, replay, group_scores, model_size, cache_size, cache_costs,
                                                     HeadScores, bootstrap, progress, sharded
-    roles/       what a head looks at, and carries  corpus, Sentence, natural_text, text_batches, align,
+    roles/       what a head attends to and carries corpus, Sentence, natural_text, text_batches, align,
                                                     to_words, taxonomy, probe, untrained, induction_scores,
                                                     attention_sinks, token_labels
     geometry/    what weights can read and write    from headtools import geometry: ov, qk, effective_rank, overlap,
                                                     principal_angles, composition, copying
-    importance/  what a head is worth               gradient, gate_gradients, confidence, ablation, ablation_losses,
+    importance/  how much a head matters            gradient, gate_gradients, confidence, ablation, ablation_losses,
                                                     all_but_one, interaction, paired_bootstrap,
                                                     save_scores, load_scores, relevance, propagate, rules, Rules,
                                                     direct_logit_attribution
-    sparse/      how many heads can go              HardConcrete, fit_gates, recover, curve, curves, random_order,
+    sparse/      how many heads can be pruned       HardConcrete, fit_gates, recover, curve, curves, random_order,
                                                     greedy_order, cut_cost, repeated_tokens, merge, refit, edit
     organism/    the shipped model                  load, save, translate, model_card; organism.shipped: its tables;
                                                     shipped_real: tables of real models
@@ -22,7 +22,7 @@ The map of the package, in the order in which the course uses it::
                                                     explore, attention_view, check
     _report/     one page on any model              report
 
-Everything listed here is imported when you first use it, so ``import headtools`` is cheap.
+Each name is imported when it is first used, so that ``import headtools`` is fast.
 
 >>> import headtools as ht
 >>> "ablate" in dir(ht)
@@ -112,7 +112,7 @@ _WHERE = {
     "report": "_report.report",
 }
 
-_OLD_NAMES = {"keep_one": "all_but_one", "card": "model_card"}  # they go with the next release
+_OLD_NAMES = {"keep_one": "all_but_one", "card": "model_card"}  # until the next release
 
 __all__ = sorted(_WHERE)
 

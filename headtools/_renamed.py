@@ -1,4 +1,4 @@
-"""Old names of public functions and arguments, which still work for one release and say what to write instead."""
+"""Aliases of renamed arguments: they work for one more release, with a warning that names the new one."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def old_name(old: str, new: Callable[P, R]) -> Callable[P, R]:
 
 
 def old_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function take arguments by the names they had in the last release: ``old_arguments(run="checkpoint")``.
+    """Let a function also accept arguments by their names in the last release: ``old_arguments(run="checkpoint")``.
 
-    ``quiet`` becomes ``progress``, which says the opposite.
+    ``quiet`` becomes ``progress``, which has the opposite meaning.
 
     >>> @old_arguments(run="checkpoint")
     ... def measure(checkpoint=None):
@@ -45,7 +45,7 @@ def old_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
-        def accepting(*args: P.args, **kwargs: P.kwargs) -> R:
+        def with_old_names(*args: P.args, **kwargs: P.kwargs) -> R:
             for old, new in new_names.items():
                 if old not in kwargs:
                     continue
@@ -60,6 +60,6 @@ def old_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]
                 )
             return function(*args, **kwargs)
 
-        return accepting
+        return with_old_names
 
     return decorate

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-# torch and transformers are imported inside the commands, so that help and mistyped options are answered at once.
+# torch and transformers are imported inside the commands, so that --help and errors in options take no seconds.
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "python -m headtools"
 SHARED = ("roles", "importance")  # commands whose work several processes can share
-# \b keeps the lines as they are
+# \b makes click keep the line breaks
 EXAMPLES = """\b
 Examples:
   python -m headtools report organism --out organism.html
@@ -35,10 +35,9 @@ Examples:
 
 Several processes share the work of roles and importance where accelerate starts them, with GPUs or without.
 MODEL is organism (the model that ships with headtools), a folder that save_pretrained wrote, or a name on the Hub.
-What a command measures, and on how many sentences, is printed to stderr before it starts; results go to stdout.
+Each command first prints to stderr what it measures and on how many sentences; results go to stdout.
 
-Exit status: 0 done, 1 the input was wrong (the message says what), 2 the command was not understood,
-130 interrupted."""
+Exit status: 0 success, 1 invalid input (the message explains it), 2 invalid command line, 130 interrupted."""
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -47,7 +46,7 @@ app = typer.Typer(
 
 
 class Method(StrEnum):
-    """How importance is measured."""
+    """Measures of importance."""
 
     gradient = "gradient"
     confidence = "confidence"
@@ -56,7 +55,7 @@ class Method(StrEnum):
 
 
 class LossName(StrEnum):
-    """What heads are weighed by."""
+    """Losses by which importance is measured."""
 
     mlm = "mlm"
     lm = "lm"
@@ -71,24 +70,24 @@ class Kind(StrEnum):
     cross = "cross"
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     try:
-        app(words, prog_name=PROGRAM)
+        app(arguments, prog_name=PROGRAM)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     return 0
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from headtools import __version__
 
         print(f"headtools {__version__} (torch {version('torch')}, transformers {version('transformers')})")
         raise typer.Exit
 
 
-@app.callback(help="See, weigh and cut the attention heads of a model.", epilog=EXAMPLES)
+@app.callback(help="Describe, measure and prune the attention heads of a model.", epilog=EXAMPLES)
 def _program(
     _version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -97,16 +96,16 @@ def _program(
     pass
 
 
-def _number_of_sentences(count: int) -> int:
+def _check_limit(count: int) -> int:
     if count < 2:
-        raise typer.BadParameter(f"got {count}; a whole number from 2 on is needed, such as --limit 100")
+        raise typer.BadParameter(f"got {count}; expected 2 or more, such as --limit 100")
     return count
 
 
-def _share_of_heads(share: float) -> float:
-    if not 0 < share < 1:
-        raise typer.BadParameter(f"got {share:g}; a share between 0 and 1 is needed, such as --keep 0.75")
-    return share
+def _check_fraction(fraction: float) -> float:
+    if not 0 < fraction < 1:
+        raise typer.BadParameter(f"got {fraction:g}; expected a fraction between 0 and 1, such as --keep 0.75")
+    return fraction
 
 
 ModelName = Annotated[str, Argument(metavar="MODEL", help="organism, a folder, or a name on the Hub.")]
@@ -114,23 +113,23 @@ Corpus = Annotated[
     str | None,
     Option(metavar="FILE", help="organism, english, or a .conllu file (default: the organism's own, or english)."),
 ]
-Limit = Annotated[int, Option(metavar="N", callback=_number_of_sentences, help="Sentences, at most.")]
-Seed = Annotated[int, Option(help="Of everything that is random.")]
+Limit = Annotated[int, Option(metavar="N", callback=_check_limit, help="Maximum number of sentences.")]
+Seed = Annotated[int, Option(help="Seed of all random choices.")]
 TableFile = Annotated[
-    Path | None, Option(metavar="PATH", help=".csv or .json to write; left out, the table is printed.")
+    Path | None, Option(metavar="PATH", help="A .csv or .json file to write; without it the table is printed.")
 ]
 RunFolder = Annotated[
-    Path | None, Option(metavar="FOLDER", help="Where each batch is kept; the same command goes on from there.")
+    Path | None, Option(metavar="FOLDER", help="Stores finished batches; the same command resumes from there.")
 ]
 Loss = Annotated[
     LossName | None,
-    Option(help="mlm: masked tokens, lm: the next token, output: how far the output moves, which needs no labels "
+    Option(help="mlm: masked tokens, lm: the next token, output: the change of the output, which needs no labels "
                 "(default: the model's own; output for a model without logits)."),
 ]  # fmt: skip
 
 
 def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a function a command: errors become one line on stderr and the exit status that the help documents."""
+    """Make a function a command: an error becomes one line on stderr and the exit status that the help documents."""
     name = function.__name__
 
     @functools.wraps(function)
@@ -143,9 +142,9 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
         except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
             from headtools._engine.processes import OtherProcessError
 
-            if isinstance(error, typer.Exit):  # a RuntimeError too
+            if isinstance(error, typer.Exit):  # a subclass of RuntimeError
                 raise
-            if not isinstance(error, OtherProcessError):  # that one is printed by the process that failed
+            if not isinstance(error, OtherProcessError):  # the process that failed prints its own error
                 reason = error.args[0] if isinstance(error, KeyError) and error.args else error
                 print(f"headtools {name}: {reason}", file=sys.stderr)
             raise typer.Exit(1) from None
@@ -156,7 +155,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
 @_command
 def report(
     model: ModelName,
-    out: Annotated[Path, Option(metavar="PATH", help="The page to write.")],
+    out: Annotated[Path, Option(metavar="PATH", help="The HTML file to write.")],
     corpus: Corpus = None,
     limit: Limit = 100,
     seed: Seed = 0,
@@ -167,7 +166,7 @@ def report(
         import headtools as ht
 
         subject = _Subject(model, corpus, limit)
-        _announce(f"report: {subject.heads}, {subject.measured_on}; chosen on one half, measured on the other")
+        _announce(f"report: {subject.heads}, {subject.measured_on}; selected on one half, measured on the other")
         page = ht.report(
             subject.model, subject.sentences, subject.tokenizer, path=out, seed=seed, title=f"The heads of {model}"
         )
@@ -183,11 +182,11 @@ def roles(
     seed: Seed = 0,
     out: TableFile = None,
     checkpoint: RunFolder = None,
-    held: Annotated[bool, Option("--held", help="Only rows of heads that hold the role.")] = False,
+    held: Annotated[bool, Option("--held", help="Only rows in which the head passes the test for the role.")] = False,
 ) -> None:
-    """Measure what each head looks at.
+    """Measure what each head attends to.
 
-    One row for each head and role, with a 95 % interval, beside the best fixed offset and chance.
+    One row for each head and role, with a 95 % interval, the best fixed offset and chance.
     """
     _check_table_file(out)
     with _shared_processes():
@@ -195,7 +194,7 @@ def roles(
 
         subject = _Subject(model, corpus, limit)
         if subject.tokenizer is None:
-            raise ValueError(f"{model} has no tokenizer beside it, and roles are measured on words: save it there")
+            raise ValueError(f"{model} has no tokenizer, and roles are measured on words: save it in the same folder")
         _announce(f"roles: {subject.heads}, {subject.measured_on}")
         frame = ht.taxonomy(subject.model, subject.tokenizer, subject.sentences, seed=seed, checkpoint=checkpoint)
         _show(frame[frame.holds] if held else frame, out)
@@ -212,49 +211,51 @@ def importance(
     method: Annotated[Method, Option(help="How it is measured.")] = Method.gradient,
     loss: Loss = None,
 ) -> None:
-    """Measure what each head is worth.
+    """Measure the importance of each head.
 
-    To the model's loss or, where it has no logits and so no loss, to its output: the column says which.
+    For the model's loss or, if it has no logits and so no loss, for its output: the column's name says which.
     """
     _check_table_file(out)
     if checkpoint is not None and method == Method.confidence:
         raise ValueError(
-            "--checkpoint keeps gradient, ablation and relevance; confidence takes one pass, leave --checkpoint out"
+            "--checkpoint is for gradient, ablation and relevance; confidence takes one pass: leave --checkpoint out"
         )
     if loss is not None and method in (Method.confidence, Method.relevance):
-        raise ValueError(f"--loss goes with gradient and ablation; {method} asks for no loss, leave --loss out")
+        raise ValueError(f"--loss is for gradient and ablation; {method} uses no loss: leave --loss out")
     with _shared_processes():
         subject = _Subject(model, corpus, limit)
-        kept = {} if checkpoint is None else {"checkpoint": checkpoint}
-        _show(_scores("importance", subject, method, loss, seed, kept).to_frame(), out)
+        options = {} if checkpoint is None else {"checkpoint": checkpoint}
+        _show(_scores("importance", subject, method, loss, seed, options).to_frame(), out)
 
 
 @_command
 def prune(
     model: ModelName,
     out: Annotated[Path, Option(metavar="FOLDER", help="The new folder of the smaller model.")],
-    keep: Annotated[float, Option(metavar="SHARE", callback=_share_of_heads, help="Of the heads, such as 0.75.")],
+    keep: Annotated[
+        float, Option(metavar="FRACTION", callback=_check_fraction, help="Fraction of heads to keep, such as 0.75.")
+    ],
     corpus: Corpus = None,
     limit: Limit = 100,
     seed: Seed = 0,
     loss: Loss = None,
-    kind: Annotated[Kind | None, Option(help="Cut only heads of this kind.")] = None,
+    kind: Annotated[Kind | None, Option(help="Prune only heads of this kind.")] = None,
     check: Annotated[
         str | None,
-        Option(metavar="FILE", help="A second corpus to check the cut on (default: repeated random tokens, for a model "
-                                    "that continues texts)."),
+        Option(metavar="FILE", help="A second corpus on which to check the cut (default: repeated random tokens, for "
+                                    "a causal language model)."),
     ] = None,
     spare_induction: Annotated[
         int, Option(metavar="N", min=0, help="Keep the N heads with the highest induction scores.")
     ] = 0,
 ) -> None:
-    """Cut the least important heads and save the smaller model.
+    """Prune the least important heads and save the smaller model.
 
-    Importance is that of the command importance, by gradient, and holds for its corpus: what the cut costs there and on
-    a second corpus is printed.
+    Importance is measured as by the command importance, with gradient, and holds for its corpus: the command prints the
+    loss increase there and on a second corpus.
     """
     if out.exists():
-        raise FileExistsError(f"--out {out} is there already: name a new folder")
+        raise FileExistsError(f"--out {out} already exists: choose a new name")
     with _one_process("prune"):
         import headtools as ht
         from headtools.heads.prune import cut_heads
@@ -267,12 +268,11 @@ def prune(
         _check_cut(subject, cut, check, limit, loss, seed)
         cut_heads(subject.model, cut)
         ht.save(subject.model, out, subject.tokenizer)
-        left = f"{len(scores) - len(cut)} of {len(scores)} heads left"
-        _say(f"{out}: {left}; {how_to_open(out)}")
+        _say(f"{out}: {len(scores) - len(cut)} of {len(scores)} heads left; {how_to_open(out)}")
 
 
 def _strongest_induction(model: Any, n: int) -> set[tuple]:
-    """Return the heads with the highest induction scores, which a cut is to spare."""
+    """Return the heads with the highest induction scores, which are to be spared."""
     if not n:
         return set()
     import headtools as ht
@@ -286,7 +286,7 @@ def _strongest_induction(model: Any, n: int) -> set[tuple]:
 def _check_cut(
     subject: _Subject, cut: Sequence[tuple], check: str | None, limit: int, loss: LossName | None, seed: int
 ) -> None:
-    """Print what a cut costs where it was chosen and on a second corpus, and warn where these differ clearly."""
+    """Print the loss increase on the corpus of the ranking and on a second one, and warn where they clearly differ."""
     import headtools as ht
     from headtools.heads.sites import sites
     from headtools.sparse.cut_cost import cut_cost, repeated_tokens, warning_of
@@ -295,7 +295,7 @@ def _check_cut(
     sentences = {subject.corpus: subject.sentences}
     if check is not None:
         sentences[check] = ht.corpus(check, limit=limit)
-    corpora = {name: _on_device(objective.batches(some)) for name, some in sentences.items()}
+    corpora = {name: _on_device(objective.batches(corpus)) for name, corpus in sentences.items()}
     losses = {name: objective.loss(batches) for name, batches in corpora.items()}
     if check is None and objective.name == "lm" and set(sites(subject.model).kinds) == {"decoder"}:
         corpora["repeated random tokens"] = _on_device([repeated_tokens(subject.model)])
@@ -310,32 +310,32 @@ def _check_cut(
 
 
 class _Subject:
-    """The model that a command is about, on the device of this process, its tokenizer and the sentences."""
+    """A command's model, on the device of this process, with its tokenizer and sentences."""
 
     def __init__(self, name: str, corpus: str | None, limit: int) -> None:
         import headtools as ht
         from headtools._engine.processes import current_process
 
-        own = name == "organism"
-        self.corpus = corpus or ("organism" if own else "english")
+        is_organism = name == "organism"
+        self.corpus = corpus or ("organism" if is_organism else "english")
         self.sentences = ht.corpus(self.corpus, limit=limit)
-        model, self.tokenizer = ht.load(None if own else name)
+        model, self.tokenizer = ht.load(None if is_organism else name)
         self.model = model.to(current_process().device)
 
     @property
     def heads(self) -> str:
-        """How many heads there are, in words."""
+        """The number of heads and the model's class, for messages."""
         from headtools.heads.sites import sites
 
         return f"{sites(self.model).n_heads} heads of {type(self.model).__name__}"
 
     @property
     def measured_on(self) -> str:
-        """What they are measured on, in words."""
+        """The corpus and its number of sentences, for messages."""
         return f"on {len(self.sentences)} sentences of {self.corpus}"
 
     def objective(self, loss: LossName | None, seed: int) -> Objective:
-        """Return what heads are weighed by."""
+        """Return the loss, and the batches it needs."""
         from headtools.importance.objective import objective
 
         return objective(self.model, self.tokenizer, self.sentences, loss and loss.value, seed)
@@ -344,25 +344,27 @@ class _Subject:
 def _scores(
     command: str, subject: _Subject, method: Method, loss: LossName | None, seed: int, options: dict
 ) -> HeadScores:
-    """Say what is measured, and measure it."""
+    """Announce what is measured, and measure it."""
     import headtools as ht
     from headtools.importance.objective import unlabelled, writes
 
-    if method == Method.confidence and not writes(subject.model):  # else the labels are what the decoder reads
+    if method == Method.confidence and not writes(
+        subject.model
+    ):  # an encoder-decoder needs labels: its decoder reads them
         _announce(f"{command}: confidence, {subject.heads}, {subject.measured_on}")
         return ht.confidence(subject.model, _on_device(unlabelled(subject.tokenizer, subject.sentences)), **options)
-    weighed_by = subject.objective(loss, seed)
+    objective = subject.objective(loss, seed)
     if method in (Method.gradient, Method.ablation):
-        _announce(f"{command}: {method} of the {weighed_by.description} (--loss {weighed_by.name}), {subject.heads}, "
+        _announce(f"{command}: {method} of the {objective.description} (--loss {objective.name}), {subject.heads}, "
                   f"{subject.measured_on}")  # fmt: skip
-        return getattr(weighed_by, method)(_on_device(weighed_by.batches(subject.sentences)), **options)
-    if weighed_by.name == "output" and method == Method.relevance:
+        return getattr(objective, method)(_on_device(objective.batches(subject.sentences)), **options)
+    if objective.name == "output" and method == Method.relevance:
         raise ValueError(
             f"{type(subject.model).__name__} has no logits, and relevance explains the highest logit: "
             "write --method gradient or --method ablation"
         )
     _announce(f"{command}: {method}, {subject.heads}, {subject.measured_on}")
-    return getattr(ht, method)(subject.model, _on_device(weighed_by.batches(subject.sentences)), **options)
+    return getattr(ht, method)(subject.model, _on_device(objective.batches(subject.sentences)), **options)
 
 
 def _on_device(batches: Sequence[dict]) -> list[dict]:
@@ -381,7 +383,7 @@ def _shared_processes() -> Iterator[None]:
 
 @contextmanager
 def _one_process(name: str) -> Iterator[None]:
-    """Refuse to do the same work several times, and write to one file from several processes."""
+    """Raise for several processes, which would do the same work and write to the same file."""
     from headtools._engine.processes import launched_count
 
     if launched_count() > 1:
@@ -393,7 +395,7 @@ def _one_process(name: str) -> Iterator[None]:
 
 
 def _announce(text: str) -> None:
-    """Print what is going to be measured, once for all processes and apart from the results."""
+    """Print what will be measured to stderr, from the main process only."""
     from headtools._engine.processes import current_process
 
     if current_process().main:
@@ -401,7 +403,7 @@ def _announce(text: str) -> None:
 
 
 def _say(text: str) -> None:
-    """Print a result, once for all processes."""
+    """Print a result, from the main process only."""
     from headtools._engine.processes import current_process
     from headtools._engine.progress import print_encodable
 
@@ -410,7 +412,7 @@ def _say(text: str) -> None:
 
 
 def _show(frame: pd.DataFrame, out: Path | None) -> None:
-    """Print a table, or write it to a file, once for all processes, and print where it is."""
+    """Print a table, or write it to a file and print the path, from the main process only."""
     import json
 
     from headtools._engine.processes import current_process
@@ -426,7 +428,7 @@ def _show(frame: pd.DataFrame, out: Path | None) -> None:
 
 
 def _check_table_file(out: Path | None) -> None:
-    """Say before an hour's work, not after it, that a table has nowhere to go."""
+    """Raise before an hour's work, not after it, where the table cannot be written."""
     if out is None:
         return
     if out.suffix not in (".csv", ".json"):
@@ -436,6 +438,6 @@ def _check_table_file(out: Path | None) -> None:
 
 def _check_folder_of(out: Path) -> None:
     if not out.parent.is_dir():
-        raise FileNotFoundError(f"--out {out}: {out.parent} is no folder; make it first")
+        raise FileNotFoundError(f"--out {out}: {out.parent} is not a folder; create it first")
     if out.is_dir():
         raise IsADirectoryError(f"--out {out} is a folder; name a file in it, such as {out / 'page.html'}")

@@ -92,8 +92,8 @@ def test_what_is_not_understood_ends_with_2(words, capsys):
     ("words", "why"),
     [
         (["roles", "organism", "--output", "x.csv"], "--out"),
-        (["prune", "organism", "--keep", "1.5", "--out", "x"], "got 1.5; a share between 0 and 1 is needed"),
-        (["roles", "organism", "--limit", "1"], "got 1; a whole number from 2 on is needed"),
+        (["prune", "organism", "--keep", "1.5", "--out", "x"], "got 1.5; expected a fraction between 0 and 1"),
+        (["roles", "organism", "--limit", "1"], "got 1; expected 2 or more"),
         (["importance", "organism", "--method", "magic"], "ablation"),
     ],
 )
@@ -108,9 +108,9 @@ def test_what_is_not_understood_is_answered_with_what_would_be(words, why, capsy
         (["roles", "./nowhere"], "nothing is there"),
         (["roles", "organism", "--corpus", "no.conllu"], "no.conllu"),
         (["roles", "organism", "--out", "x.txt"], "written as .csv or .json"),
-        (["report", "organism", "--out", "no/such/folder.html"], "is no folder"),
+        (["report", "organism", "--out", "no/such/folder.html"], "is not a folder"),
         (["report", "organism", "--out", "."], "is a folder; name a file in it"),
-        (["prune", "organism", "--keep", "0.5", "--out", "."], "is there already: name a new folder"),
+        (["prune", "organism", "--keep", "0.5", "--out", "."], "already exists: choose a new name"),
         (["importance", "organism", *FEW, "--loss", "mlm"], "no mlm loss (cross-entropy of masked tokens): write lm"),
         (["importance", "organism", "--loss", "lm", "--method", "confidence"], "leave --loss out"),
     ],
@@ -262,7 +262,10 @@ def test_two_processes_that_accelerate_starts(tmp_path, capsys):
 def test_what_is_not_shared_is_refused(words, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main([*words, "--out", str(tmp_path / "out")]) == 1
-    said = f"headtools {words[0]}: 2 processes share roles and importance; start {words[0]} once, without accelerate\n"
+    said = (
+        f"headtools {words[0]}: 2 processes can share roles and importance only; "
+        f"start {words[0]} once, without accelerate\n"
+    )
     assert capsys.readouterr().err == said
     assert not list(tmp_path.iterdir())
 

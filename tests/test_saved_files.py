@@ -119,7 +119,7 @@ def test_scoring_goes_on_wherever_it_was_killed(tmp_path):
     data = path.read_bytes()
     for part in range(0, len(data), max(1, len(data) // 50)):
         path.write_bytes(data[:part])
-        with pytest.raises(ValueError, match="delete it, and its batch is run again"):
+        with pytest.raises(ValueError, match="delete it, and its batch is measured again"):
             losses(path.parent)
 
 
@@ -137,7 +137,7 @@ def test_a_pruned_model_is_saved_whole_or_not_at_all(tmp_path):
     for size in range(1, 9000, 900):
         folder = tmp_path / f"f{size}"
         said = told(lambda folder=folder: ht.save(model, folder), full_disk(size, kill=False))
-        assert re.match(r"OSError: .*File too large; the file was not written, there is nothing of it: make room", said)
+        assert re.match(r"OSError: .*File too large; .*not written, and nothing is there: free some space", said)
         assert not list(tmp_path.glob(f"f{size}*"))
 
 

@@ -1,7 +1,7 @@
-"""What runs a measure: batches, progress, finished batches on disk, several processes.
+"""The engine that runs measures: batches, progress, resuming, several processes.
 
     run         one loop over batches: run(measure, model, batches)
-    store       finished batches; files that are written whole or not at all; fingerprints of content
+    store       atomic writes, fingerprints of content, and the finished batches of a resumable run
     processes   several processes share the batches: sharded()
-    progress    a bar that is gone when the work is done
+    progress    a progress bar that leaves no trace in a notebook
 """

@@ -1,8 +1,8 @@
-"""Several processes, on one machine or many, share the batches of a measure; each gets the whole result.
+"""Several processes, on one machine or many, share the batches of a measure; each returns the full result.
 
-``accelerate launch`` starts a program several times. Inside ``sharded()`` the engine deals out the batches; outside of
-it, or where the program was started once, each process works for itself. A batch is never cut, so its numbers are those
-of one process bit for bit, and everything that is computed of all examples comes after the exchange.
+``accelerate launch`` starts a program several times. Inside ``sharded()`` the engine deals out the batches; outside it,
+or where the program was started once, each process works for itself. A batch is never split, and everything that is
+computed from all examples is computed after the exchange, so the numbers equal those of one process bit for bit.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any, TypeVar
 import torch
 
 Result = TypeVar("Result")
-_TIMEOUT = timedelta(days=7)  # a process that died is noticed at once; one that is slower than the others may be
-_LAUNCHER_VARIABLES = ("WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")  # what launchers leave in the environment
+# long, because a process may be much slower than the others; one that has died is noticed at once anyway
+_TIMEOUT = timedelta(days=7)
+_LAUNCHER_VARIABLES = ("WORLD_SIZE", "ACCELERATE_MIXED_PRECISION")  # set by launchers
 
 
 class OtherProcessError(RuntimeError):
-    """Another process of the same run failed; the message says which, and how."""
+    """Another process of the same run failed; the message says which one, and its error."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Process:
     def gather(self, work: Callable[[], Result]) -> list[Result]:
         """Run ``work`` in every process and return, in each of them, all results in the order of the processes.
 
-        Raises what ``work`` raises, and ``OtherProcessError`` in the other processes, so that none waits forever.
+        Raises what ``work`` raises, and ``OtherProcessError`` in the other processes: none waits for a failed one.
         """
         if self.count == 1:
             return [work()]
@@ -51,7 +52,7 @@ class Process:
         result, error = None, None
         try:
             result = work()
-        except Exception as raised:  # raised again below, when the others know of it
+        except Exception as raised:  # raised again below, after the others have been notified
             error = raised
         message = None if error is None else f"{type(error).__name__}: {error}"
         gathered = gather_object([(result, message)])
@@ -66,8 +67,8 @@ class Process:
         """Raise ``ValueError`` in every process unless all of them have the same content, such as their batches."""
         if self.count > 1 and len(set(self.gather(lambda: content))) > 1:
             raise ValueError(
-                f"the {self.count} processes have different {what}, and each should do a part of the same: set the "
-                f"same seed in all of them before {what} are made"
+                f"the {self.count} processes have different {what}; expected the same in all of them, of which each "
+                f"measures a part: set the same seed in all of them before {what} are made"
             )
 
 
@@ -75,7 +76,7 @@ _CURRENT: ContextVar[Process | None] = ContextVar("headtools_process", default=N
 
 
 def current_process() -> Process:
-    """Return this process: one of one outside ``sharded()``.
+    """Return this process; outside ``sharded()`` it is the only one.
 
     >>> current_process()
     Process(index=0, count=1, device=device(type='cpu'))
@@ -84,7 +85,7 @@ def current_process() -> Process:
 
 
 def launched_count() -> int:
-    """Return how many processes a launcher says it has started; 0 where there was no launcher."""
+    """Return the number of processes that a launcher has started; 0 without a launcher."""
     if not any(name in os.environ for name in _LAUNCHER_VARIABLES):
         return 0
     return int(os.environ.get("WORLD_SIZE", 1))
@@ -92,23 +93,23 @@ def launched_count() -> int:
 
 @contextmanager
 def sharded() -> Iterator[Process]:
-    """Share the work of this context with the other processes that a launcher started; alone without a launcher.
+    """Share the measures inside this context with the other processes that a launcher started, if there are any.
 
-    Inside, ``taxonomy``, ``gradient``, ``ablation``, ``relevance``, ``confidence`` and ``label`` run a part of the
-    batches in each process and return the same result in all of them, that of one process: every process must call
-    them, in the same order, with the same model and the same batches. ``process.main`` says who writes results,
-    ``process.device`` where this process's model belongs::
+    Inside, ``taxonomy``, ``gradient``, ``ablation``, ``relevance``, ``confidence`` and ``label`` run some of the
+    batches in each process and return the same result in all of them, that of a single process. Every process must
+    call them in the same order, with the same model and the same batches. The process whose ``main`` is true writes
+    results; ``process.device`` is the device for this process's model::
 
-        accelerate launch --multi_gpu --num_processes 4 score.py   # the switch for several processes, GPU or none
+        accelerate launch --multi_gpu --num_processes 4 score.py   # works without GPUs, too
 
         with ht.sharded() as process:
             scores = ht.gradient(model.to(process.device), batches)
             if process.main:
                 ht.save_scores(scores, "scores.safetensors")
 
-    Needs accelerate where there is a launcher (``pip install "headtools[scale]"``), and nothing where there is none.
+    With a launcher this needs accelerate (``pip install "headtools[scale]"``).
 
-    Raises ``RuntimeError`` without accelerate, or where the processes that were started do not find each other.
+    Raises ``RuntimeError`` without accelerate, or where the processes cannot connect to each other.
 
     >>> with sharded() as process:
     ...     process.main, process.count
@@ -126,19 +127,19 @@ def _connect() -> Process:
         from accelerate import PartialState
     except ImportError as error:
         raise RuntimeError(
-            f"a launcher started {launched_count()} processes, and without accelerate they cannot share the work: "
+            f"a launcher started {launched_count()} processes, which need accelerate to share the work: "
             'pip install "headtools[scale]"'
         ) from error
-    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    cpu_only = here is None or here.type == "mps"  # no messages go between processes from there
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    cpu_only = accelerator is None or accelerator.type == "mps"  # torch.distributed has no backend for MPS
     requested = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-    more = {"timeout": _TIMEOUT} if launched_count() > 1 else {}
-    state = PartialState(cpu=cpu_only or requested, **more)
+    options = {"timeout": _TIMEOUT} if launched_count() > 1 else {}
+    state = PartialState(cpu=cpu_only or requested, **options)
     if state.num_processes != launched_count():
         raise RuntimeError(
-            f"{launched_count()} processes were started and {state.num_processes} found each other: start them with "
+            f"got {state.num_processes} connected processes; expected {launched_count()}: start them with "
             "accelerate launch --multi_gpu --num_processes N"
         )
-    state.wait_for_everyone()  # or one that is done at once is gone before the others have found it
+    state.wait_for_everyone()  # else a process with little to do might exit before the others have connected
     device = torch.device("cpu") if state.device.type == "cpu" else state.device
     return Process(state.process_index, state.num_processes, device)

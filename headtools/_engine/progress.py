@@ -1,4 +1,4 @@
-"""A progress bar that is gone when the work is done, so that nothing of it stays in a saved notebook."""
+"""A progress bar that is removed when the work is done, so that no trace of it stays in a saved notebook."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _WIDGET_MIME_TYPE = "application/vnd.jupyter.widget-view+json"
 
 
 def progress(items: Sized, label: str) -> Iterator[Any]:
-    """Go through ``items`` and show how far the work has come; the bar vanishes at the end, also after an error.
+    """Iterate over ``items`` with a progress bar, which is removed at the end, also after an error.
 
-    items: what to go through, of known length; label: what is being done, for people and for screen readers
+    items: what to iterate over, of known length; label: what is being done, for people and for screen readers
 
-    In a notebook everything that the cell has shown so far vanishes with the bar, so print after the loop. Elsewhere
-    tqdm draws the bar. Raises TypeError for items without a length and ValueError for an empty label.
+    In a notebook, removing the bar also removes everything that the cell has shown so far, so print after the loop.
+    Elsewhere tqdm draws the bar. Raises TypeError for items without a length and ValueError for an empty label.
 
     >>> [letter for letter in progress("abc", "spelling")]
     ['a', 'b', 'c']
     """
     if not isinstance(items, Sized):
         kind = type(items).__name__
-        raise TypeError(f"progress needs items whose number is known, got {kind}: progress(list(items), {label!r})")
+        raise TypeError(f"progress needs items with a length, got {kind}: progress(list(items), {label!r})")
     if not label.strip():
-        raise ValueError("say what is being done: progress(items, 'switching heads off')")
+        raise ValueError("got an empty label; expected what is being done: progress(items, 'switching heads off')")
     return _each(items, label)
 
 
@@ -52,7 +52,7 @@ class ProgressBar:
             style = {"description_width": "initial"}
             self._widget = IntProgress(value=0, max=self.total, description=self.label, style=style)
             bundle = self._widget._repr_mimebundle_()
-            # Without the widget's plain text: a comparison of outputs leaves widgets out, but would miss the text.
+            # without the plain text beside it: nbval ignores widgets when it compares outputs, but not text
             data = bundle[0] if isinstance(bundle, tuple) else bundle
             display({_WIDGET_MIME_TYPE: data[_WIDGET_MIME_TYPE]}, raw=True)
         elif self.show:
@@ -63,7 +63,7 @@ class ProgressBar:
         return self
 
     def advance(self, steps: int = 1) -> None:
-        """Go on by some steps."""
+        """Move on by some steps."""
         self.done += steps
         if self._widget is not None:
             self._widget.value = self.done
@@ -85,22 +85,22 @@ _CURRENT: ContextVar[ProgressBar | None] = ContextVar("headtools_bar", default=N
 
 
 def advance(steps: int = 1) -> None:
-    """Move the bar of the measure that is being run, from inside it; where there is none, nothing happens."""
+    """Advance the bar of the running measure from inside it; without a bar, do nothing."""
     bar = _CURRENT.get()
     if bar is not None:
         bar.advance(steps)
 
 
 def print_encodable(text: str) -> None:
-    """Print, with a question mark for what the terminal's letters have no sign for: old ones of Windows have few.
+    """Print text, with a question mark for each character that the terminal cannot encode (older Windows consoles).
 
     >>> print_encodable("the lesser heads")
     the lesser heads
     """
-    letters = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(letters, "replace").decode(letters))
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))
 
 
 def _has_kernel() -> bool:
-    ipython = sys.modules.get("IPython")  # not imported: who trains from a script needs no IPython
+    ipython = sys.modules.get("IPython")  # not imported: a script does not need it
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

@@ -1,9 +1,15 @@
 """The attention functions that headtools registers with transformers, and the switch that makes a model use them.
 
-Two names, ``headtools_eager`` and ``headtools_sdpa``, run the attention the model would have run and hand what they
-see to the taps of the module. Each is registered with a mask function: without one transformers builds no mask at all,
-and padding and causality vanish without a word. A third, ``headtools_pruned``, is what the cut layers of a T5 read, and
-they alone: it runs whatever function the rest of the model names.
+Requirements:
+
+1. The result must be the model's own, bit for bit: ``headtools_eager`` runs the eager attention of the model's file and
+   ``headtools_sdpa`` torch's fused attention; then they pass inputs and maps to the taps of the module.
+2. Each name must be registered with a mask function as well: for an unknown name transformers builds no mask at all,
+   and the model silently attends to padding and to later tokens.
+3. The attention function is read from a configuration that layers, and even models, may share: it is switched through
+   ``override``, and restored when the last context ends.
+
+A third function, ``headtools_pruned``, is for the pruned layers of a T5 only: see ``_pruned_bias``.
 """
 
 from __future__ import annotations
@@ -25,17 +31,18 @@ from headtools.heads.sites import Site
 
 EAGER, SDPA = "headtools_eager", "headtools_sdpa"
 PRUNED_BIAS = "headtools_pruned"
-TAPS = "_headtools_taps"  # in the __dict__ of a module that is being recorded: functions called with what it computed
-_UNIFORM = "_headtools_even"  # there, too: the heads of that module that look at everything they may see alike
+# entries in the __dict__ of an attention module
+TAPS = "_headtools_taps"  # functions to call with its queries, keys, values and maps
+_UNIFORM = "_headtools_uniform"  # heads whose attention is uniform
 
 
 @contextmanager
 def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
-    """Make the configurations that the model's attention reads name our function, and give each its own name back.
+    """Let the model use our attention functions while the context lasts.
 
-    ``name`` is EAGER where maps are wanted. None keeps the kind of kernel that the model already uses, through which
-    queries, keys and values can be seen. A configuration that several open contexts or models share names EAGER as long
-    as one of them wants maps. Raises ``RuntimeError`` when the model runs with another attention, set meanwhile.
+    ``name`` is EAGER for maps. None keeps the kind of kernel that the model uses, which is enough for queries, keys and
+    values. A configuration shared by several open contexts or models is set to EAGER as long as one of them needs maps.
+    Raises ``RuntimeError`` when the model runs after its attention was set to something else inside the context.
     """
     register()
     configs = _configs(model)
@@ -48,8 +55,8 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
             for name in [config._attn_implementation_internal for config in configs]:
                 if name not in (EAGER, SDPA):
                     raise RuntimeError(
-                        f"the model's attention was set to {name!r} inside a context of headtools, which "
-                        "therefore sees nothing: call set_attn_implementation before entering it"
+                        f"the model's attention was set to {name!r} inside a context of headtools, which therefore "
+                        "records nothing: call set_attn_implementation before entering it"
                     )
 
         stack.callback(model.register_forward_pre_hook(check).remove)
@@ -57,50 +64,51 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
 
 
 def _select_function(config: Any, name: str | None) -> AbstractContextManager[None]:
-    def write(own: str | None, names: list[str | None]) -> None:
-        fused = EAGER not in names and (SDPA in names or own in ("sdpa", SDPA))
-        config._attn_implementation_internal = (SDPA if fused else EAGER) if names else own
+    def write(original: str | None, names: list[str | None]) -> None:
+        # one context that needs maps makes the kernel eager; else it stays fused if the model's own is
+        fused = EAGER not in names and (SDPA in names or original in ("sdpa", SDPA))
+        config._attn_implementation_internal = (SDPA if fused else EAGER) if names else original
 
     return override(config, "attention", name, lambda: config._attn_implementation, write)
 
 
 @contextmanager
-def attend_uniformly(model: nn.Module, chosen: Mapping[Site, list[int]]) -> Iterator[None]:
-    """Make heads {site: [head, ...]} look at all tokens they may see alike while the context lasts.
+def attend_uniformly(model: nn.Module, selected: Mapping[Site, list[int]]) -> Iterator[None]:
+    """Make the attention of heads {site: [head, ...]} uniform while the context lasts.
 
-    Their queries become 0 and so do position biases, so that nothing but the mask tells one key from another, whatever
-    kernel computes the attention.
+    Their queries and position biases become 0, so that only the mask distinguishes keys, whatever kernel computes the
+    attention.
     """
     with attention_function(model, None), ExitStack() as stack:
-        for site, heads in chosen.items():
+        for site, heads in selected.items():
             stack.enter_context(_uniform_module(site.module, heads))
         yield
 
 
 def _uniform_module(module: nn.Module, heads: list[int]) -> AbstractContextManager[None]:
-    def write(_original: None, several: list[list[int]]) -> None:
-        module.__dict__[_UNIFORM] = sorted({head for heads in several for head in heads})
-        if not several:
+    def write(_original: None, requests: list[list[int]]) -> None:
+        module.__dict__[_UNIFORM] = sorted({head for heads in requests for head in heads})
+        if not requests:
             del module.__dict__[_UNIFORM]
 
-    return override(module, "even heads", heads, lambda: None, write)
+    return override(module, "uniform heads", heads, lambda: None, write)
 
 
 def _configs(model: nn.Module) -> list:
-    """Return every configuration object, once, that a module using the interface reads its attention function from."""
-    found: dict[int, Any] = {}
+    """Return each configuration object from which a module reads its attention function, once."""
+    configs: dict[int, Any] = {}
     for module in model.modules():
         config = unwrapped(getattr(module, "config", None))
         if config is None or not hasattr(config, "_attn_implementation_internal"):
             continue
         switchable = getattr(module, "_can_set_attn_implementation", None)
         if switchable() if callable(switchable) else True:
-            found[id(config)] = config
-    return list(found.values())
+            configs[id(config)] = config
+    return list(configs.values())
 
 
 def register() -> None:
-    """Register headtools' attention functions and their mask functions with transformers (twice does no harm)."""
+    """Register headtools' attention functions and their mask functions with transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -113,10 +121,10 @@ def register() -> None:
 
 
 def _eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
-    """Make transformers' own eager mask, in double precision with float32's lowest number.
+    """Return transformers' own eager mask; for float64 with float32's lowest number.
 
-    Models take the softmax in float32, where float64's lowest number is -inf: a query that may see nothing, as padding
-    on the left, would get NaN, and the next layer would spread it.
+    Models compute the softmax in float32, where float64's lowest number becomes -inf: a query without any visible key,
+    such as padding on the left, would get NaN, and the next layer would spread it.
     """
     from transformers.masking_utils import eager_mask
 
@@ -127,18 +135,20 @@ def _eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -
 def _eager(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple:
-    """Run the eager attention of the model's own file and keep its map."""
+    """Run the eager attention of the model's own file; taps get its maps."""
     own = _own_eager(module)
     if own is None:
         name = type(module).__name__
-        raise ValueError(f"{name}: its file has no eager_attention_forward, so no maps can be recorded")
-    if own.__module__.startswith("transformers."):  # which adds its masks; attention written by others knows its own
+        raise ValueError(
+            f"{name}: its file has no eager_attention_forward, so no maps can be recorded: record(model, want='z')"
+        )
+    if own.__module__.startswith("transformers."):  # others may expect a bool mask
         attention_mask = _additive(attention_mask, query.dtype)
     return _run(own, module, query, key, value, attention_mask, kwargs, shows_maps=True)
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask that can be added to scores: one of truth values, which fused attention takes as well, cannot."""
+    """Return a mask that can be added to scores; a bool mask, which fused attention also accepts, is converted."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     lowest = torch.finfo(torch.float32 if dtype == torch.float64 else dtype).min  # as in ``_eager_mask``
@@ -156,7 +166,7 @@ def _own_eager(module: nn.Module) -> Callable | None:
 def _sdpa(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple:
-    """Run torch's fused attention and keep what went in."""
+    """Run torch's fused attention; taps get queries, keys and values."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     return _run(sdpa_attention_forward, module, query, key, value, attention_mask, kwargs, shows_maps=False)
@@ -166,40 +176,40 @@ def _run(
     function: Callable, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kwargs: dict,
     shows_maps: bool,
 ) -> tuple:  # fmt: skip
-    """Run an attention function and show its taps what it took and gave, and how to run it with even attention."""
+    """Run an attention function; its taps get its inputs, its maps, and a way to run it with uniform attention."""
 
     if windows := module.__dict__.get(WINDOW):
         mask = windowed(mask, windows, q, k)
 
-    def even(heads: list[int]) -> tuple:
+    def uniform(heads: list[int]) -> tuple:
         check_no_sinks(module, kwargs)
         biases = {name: zero_heads(kwargs[name], heads) for name in ("position_bias",) if kwargs.get(name) is not None}
-        seen = uniform_mask(mask, heads, q.shape[1])
-        result = function(module, zero_heads(q, heads), k, v, seen, **(kwargs | biases))
+        mask_without_bias = uniform_mask(mask, heads, q.shape[1])
+        result = function(module, zero_heads(q, heads), k, v, mask_without_bias, **(kwargs | biases))
         if shows_maps:
             check_uniform(module, result[1], heads)
         return result
 
     heads = module.__dict__.get(_UNIFORM)
-    result = even(heads) if heads else function(module, q, k, v, mask, **kwargs)
+    result = uniform(heads) if heads else function(module, q, k, v, mask, **kwargs)
     for tap in module.__dict__.get(TAPS, ()):
-        tap(q=q, k=k, v=v, even=even, **({"maps": result[1]} if shows_maps else {}))
+        tap(q=q, k=k, v=v, uniform=uniform, **({"maps": result[1]} if shows_maps else {}))
     return result
 
 
 def _pruned_bias(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
     """Run the model's attention function for a pruned T5 layer, with the position bias of its remaining heads.
 
-    One layer makes the bias for all heads of all layers, so it cannot be cut where it is made. The function is looked
-    up at every call, so that ``set_attn_implementation`` reaches pruned layers as it does the others.
+    One layer computes the bias for all heads of all layers, so it can only be sliced where it is used. The function is
+    looked up at every call, so that ``set_attn_implementation`` takes effect in pruned layers too.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    own = ALL_ATTENTION_FUNCTIONS.get_interface(unwrapped(module.config)._attn_implementation, _own_eager(module))
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(unwrapped(module.config)._attn_implementation, _own_eager(module))
     physical, bias = module.__dict__[PRUNED]["physical"], kwargs.get("position_bias")
     if bias is not None and bias.shape[1] != len(physical):
         kwargs["position_bias"] = bias[:, list(physical)]
-    return own(module, q, k, v, mask, **kwargs)
+    return function(module, q, k, v, mask, **kwargs)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

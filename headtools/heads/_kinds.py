@@ -1,4 +1,8 @@
-"""Which kind of attention a module is: encoder, decoder or cross, read from what it and its owners say."""
+"""Whether an attention module is of kind encoder, decoder or cross, from its own and its enclosing modules' attributes.
+
+In transformers nothing states this in one place. A module may say ``is_causal``; the enclosing model may build a causal
+mask that the module does not know of (CLIP's text model); older decoders say it by their class name only.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,14 @@ from torch import nn
 
 
 def find_kind(name: str, module: nn.Module) -> str:
-    """Return 'cross', 'decoder' (a query may look only at itself and before) or 'encoder' for an attention module.
+    """Return 'cross', 'decoder' (causal) or 'encoder' for an attention module, from the module alone.
 
-    Only what the module says of itself is used; ``resolve_kind`` adds what is said around it.
+    ``resolve_kind`` also uses the enclosing modules.
     """
     numbered = re.search(r"\.\d+\.", "." + name)
-    local = ("." + name)[numbered.end() :] if numbered else name  # the path inside the layer
-    if getattr(module, "is_cross_attention", False) is True or re.search(r"cross|encoder_attn|enc_?dec", local, re.I):
+    local_path = ("." + name)[numbered.end() :] if numbered else name  # within the layer
+    by_name = re.search(r"cross|encoder_attn|enc_?dec", local_path, re.I)
+    if getattr(module, "is_cross_attention", False) is True or by_name:
         return "cross"
     causal = getattr(module, "is_causal", None)
     if causal is None:
@@ -27,24 +32,24 @@ def find_kind(name: str, module: nn.Module) -> str:
 def resolve_kind(root: nn.Module, name: str, module: nn.Module) -> tuple[str, bool]:
     """Return the kind of the attention module ``name`` of a model, and whether that is a guess.
 
-    What decides, in this order: what the module says (``find_kind``), the masks that the model around it builds, and
-    ``is_causal`` of the nearest owner that has it. An encoder of which nothing says that it is one is a guess.
+    In this order: the module (``find_kind``), the masks that an enclosing model builds, and ``is_causal`` of the
+    nearest enclosing module that has it. 'encoder' without any evidence is a guess.
     """
-    kind, said = find_kind(name, module), getattr(module, "is_causal", None)
+    kind, is_causal = find_kind(name, module), getattr(module, "is_causal", None)
     if kind != "encoder":
         return kind, False
     causal = causal_by_masks(root, name)
-    if causal is None and not isinstance(said, bool):
+    if causal is None and not isinstance(is_causal, bool):
         causal = _causal_by_attribute(root, name)
     if causal is not None:
         return ("decoder" if causal else "encoder"), False
-    # transformers' own classes that say nothing are encoders: the decoders among them are known by name
-    known = isinstance(said, bool) or is_transformers_class(type(module))
-    return "encoder", not known
+    # transformers' own classes without is_causal are encoders: ``_causal_by_name`` lists the decoders among them
+    certain = isinstance(is_causal, bool) or is_transformers_class(type(module))
+    return "encoder", not certain
 
 
 def is_transformers_class(kind: type) -> bool:
-    """Tell a class of transformers, or one made from such a class, from one written elsewhere.
+    """Return whether a class is from transformers or derived from one of its classes.
 
     >>> is_transformers_class(nn.Linear)
     False
@@ -53,10 +58,10 @@ def is_transformers_class(kind: type) -> bool:
 
 
 def causal_by_masks(root: nn.Module, name: str) -> bool | None:
-    """Tell whether the model around an attention module builds a causal mask for it, and no other; None: neither.
+    """Return whether the enclosing model builds a causal mask for an attention module; None where it builds no mask.
 
-    CLIP's text model does so, while its attention modules do not know of it. The nearest owner that builds masks
-    decides; what lies above the next model with a configuration of its own is another model's business.
+    The nearest enclosing module that builds masks decides. The search ends at the first model with its own
+    configuration: anything outside belongs to another model.
     """
     for owner in _enclosing_modules(root, name):
         called = _names_in_forward(type(owner))
@@ -72,24 +77,24 @@ def causal_by_masks(root: nn.Module, name: str) -> bool | None:
 
 
 def _causal_by_attribute(root: nn.Module, name: str) -> bool | None:
-    """Return what the nearest owner says of itself: ``model.is_causal = True`` is how a user settles the kind."""
-    said = (getattr(owner, "is_causal", None) for owner in _enclosing_modules(root, name))
-    return next((value for value in said if isinstance(value, bool)), None)
+    """Return ``is_causal`` of the nearest enclosing module that has it; users set it to decide the kind."""
+    values = (getattr(owner, "is_causal", None) for owner in _enclosing_modules(root, name))
+    return next((value for value in values if isinstance(value, bool)), None)
 
 
 def _enclosing_modules(root: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Give the modules around one, the nearest first, the root last."""
-    parts = name.split(".")
-    for depth in range(len(parts) - 1, -1, -1):
-        yield root.get_submodule(".".join(parts[:depth]))
+    """Yield the modules that enclose the module ``name``, the nearest first, the root last."""
+    path = name.split(".")
+    for depth in range(len(path) - 1, -1, -1):
+        yield root.get_submodule(".".join(path[:depth]))
 
 
 def _names_in_forward(kind: type) -> set[str]:
-    """Return the names that a class's forward uses, and the methods about masks that it calls."""
-    found = set(_names(inspect.unwrap(kind.forward)))
-    for method in [name for name in found if "mask" in name and inspect.isfunction(getattr(kind, name, None))]:
-        found |= set(_names(getattr(kind, method)))
-    return found
+    """Return the names that a class's forward uses, including those in the methods about masks that it calls."""
+    names = set(_names(inspect.unwrap(kind.forward)))
+    for method in [name for name in names if "mask" in name and inspect.isfunction(getattr(kind, name, None))]:
+        names |= set(_names(getattr(kind, method)))
+    return names
 
 
 def _names(function: object) -> tuple[str, ...]:
@@ -97,8 +102,8 @@ def _names(function: object) -> tuple[str, ...]:
 
 
 def _causal_by_name(name: str, module: nn.Module) -> bool:
-    """Tell older decoders, whose modules do not say ``is_causal``, by their path or class."""
-    older = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
+    """Return whether an older module without ``is_causal`` is a decoder, by its path or class."""
+    decoders = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
     path = f".{name}."
     in_decoder = ".decoder." in path and ".encoder." not in path
-    return in_decoder or getattr(module, "is_decoder", False) is True or type(module).__name__.startswith(older)
+    return in_decoder or getattr(module, "is_decoder", False) is True or type(module).__name__.startswith(decoders)

@@ -1,4 +1,4 @@
-"""The configuration of one pruned layer: some settings of its own, everything else its model's."""
+"""The configuration of one pruned layer: its own sizes, and the model's for everything else."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from typing import Any
 
 
 class LayerConfig:
-    """A view of a model's configuration in which some settings have another value, for a layer that was cut.
+    """A view of a model's configuration in which some settings have another value, for a pruned layer.
 
-    Phi-3's attention reads its number of heads from the configuration that all layers share, so a cut layer needs one
-    of its own. A copy would stay behind when the model's changes: ``set_attn_implementation`` would change the mask
-    and the other layers, and leave this one with the old kernel. So what is not in ``own`` is read from ``shared``
-    whenever it is asked for, and set there.
+    Phi-3's attention reads its number of heads from the configuration that all layers share, so a pruned layer needs
+    its own. A copy would miss later changes: ``set_attn_implementation`` would change the mask and the other layers,
+    and leave this layer with the old kernel. So everything not in ``own`` is read from and written to ``shared``.
 
     >>> from types import SimpleNamespace
     >>> shared = SimpleNamespace(num_attention_heads=8, sliding_window=None)
@@ -25,14 +24,14 @@ class LayerConfig:
     own: dict[str, Any]
 
     def __init__(self, shared: Any, own: dict[str, Any]) -> None:
-        from headtools.heads._attention import register  # here, since it reads what this module holds
+        from headtools.heads._attention import register  # not at the top: _attention imports this module
 
-        register()  # also in a fresh process that has only unpickled the model
+        register()  # for a new process that has only unpickled the model
         self.__dict__.update(shared=unwrapped(shared), own=dict(own))
 
     def __getattr__(self, name: str) -> Any:
         parts = self.__dict__
-        if name.startswith("__") or "shared" not in parts:  # what copy and pickle ask of every object
+        if name.startswith("__") or "shared" not in parts:  # copy and pickle look these up before __init__ has run
             raise AttributeError(name)
         return parts["own"][name] if name in parts["own"] else getattr(parts["shared"], name)
 

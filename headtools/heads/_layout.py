@@ -1,7 +1,14 @@
 """Where an attention module keeps its projections, and which of their rows belong to which head.
 
-Models name and fuse their projections differently. This file is the one place that knows the names; everything else
-asks a :class:`Projection` for "the rows of head h" and never looks at a model's attributes again.
+Models name and fuse their projections differently. This file is the only one that knows the names; all other code asks
+a :class:`Projection` for the rows of a head and never reads a model's attributes.
+
+Requirements:
+
+1. Nothing is run: layouts are read from names, shapes and code, so that they are found in models of any size, and also
+   on the meta device.
+2. Sizes come from weights first: after pruning, a configuration shared by all layers is wrong for some of them.
+3. A layout that is not certain is none: with wrong rows every result would be silently wrong.
 """
 
 from __future__ import annotations
@@ -14,9 +21,9 @@ from torch import Tensor, nn
 
 from headtools.heads._weights import bias_of, is_projection, is_transposed, shape_of, weight_of
 
-PRUNED = "_headtools_pruned"  # in the __dict__ of a module that prune() has cut: what is left and what is gone
+PRUNED = "_headtools_pruned"  # in the __dict__ of a module that prune() has cut: its remaining and removed heads
 
-# query, key and value as three modules, in the order in which the names are tried
+# query, key and value as three modules; names are tried in this order
 _SEPARATE = [
     ("q_proj", "k_proj", "v_proj"),
     ("query", "key", "value"),
@@ -38,15 +45,15 @@ _OUT = ("o_proj", "out_proj", "c_proj", "Wo", "proj", "projection", "projection_
         "linear_out", "output", "attention_out", "post_proj", "output_projection")  # fmt: skip
 _HEAD_DIM = ("v_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size", "d_head", "dim_head")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
-# modules that look like attention but have no heads that attend: state-space and delta-rule layers
+# children of layers that are called attention but compute no attention: state-space models, RWKV, delta rule
 _NOT_ATTENTION = ("conv1d", "receptance", "b_proj", "A_log")
 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """The rows of one (possibly shared) weight that make a head's query, key or value.
+    """The rows of one (possibly fused) weight that compute the heads' queries, keys or values.
 
-    ``rows``: (heads, width) row numbers in ``module``'s output; ``transposed`` marks GPT-2's Conv1D, whose weight is
+    ``rows``: (heads, width) row indices in ``module``'s output; ``transposed`` marks GPT-2's Conv1D, whose weight is
     (in, out) instead of (out, in).
     """
 
@@ -55,7 +62,7 @@ class Projection:
     transposed: bool = False
 
     def weight(self) -> Tensor:
-        """Return the weight that is applied, adapters included, head by head: (heads, width, d_model)."""
+        """Return the weight in use, adapters included, head by head: (heads, width, d_model)."""
         weight = weight_of(self.module)
         matrix = weight.T if self.transposed else weight
         return matrix[self.rows.to(matrix.device)]
@@ -67,13 +74,13 @@ class Projection:
 
 
 def uses_interface(module: nn.Module) -> bool:
-    """Tell whether ``module``'s forward calls transformers' AttentionInterface (read from its code, not run)."""
+    """Return whether ``module``'s forward calls transformers' AttentionInterface (read from its code, not run)."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Tell whether ``module`` is attention of the older kind, by its class name and its query/key/value children."""
+    """Return whether ``module`` is attention without AttentionInterface, by its class name and its projections."""
     if "att" not in type(module).__name__.lower() or any(hasattr(module, name) for name in _NOT_ATTENTION):
         return False
     children = dict(module.named_children())
@@ -82,7 +89,7 @@ def looks_like_attention(module: nn.Module) -> bool:
 
 
 def tokens_first(module: nn.Module) -> bool:
-    """Tell attention that works on (T, B, d_model), as fairseq did, from the usual (B, T, d_model)."""
+    """Return whether attention works on (T, B, d_model), as in fairseq, and not on (B, T, d_model)."""
     return type(module).__module__.endswith(".modeling_fsmt")
 
 
@@ -109,29 +116,29 @@ def _linear(module: object) -> nn.Module | None:
 def find_output(root: nn.Module, name: str, module: nn.Module) -> nn.Module | None:
     """Return the output projection of the attention module called ``name``: its own child, or its parent's."""
     for child in _OUT:
-        found = _linear(getattr(module, child, None))
-        if found is not None:
-            return found
+        projection = _linear(getattr(module, child, None))
+        if projection is not None:
+            return projection
     if "." not in name:
         return None
     # BERT and its family keep it beside the attention module, in <parent>.output.dense
     parent = root.get_submodule(name.rsplit(".", 1)[0])
     output = getattr(parent, "output", None)
-    found = _linear(getattr(output, "dense", None)) or _linear(output)
-    return found or _linear(getattr(parent, "out_proj", None)) or _linear(getattr(parent, "dense", None))
+    projection = _linear(getattr(output, "dense", None)) or _linear(output)
+    return projection or _linear(getattr(parent, "out_proj", None)) or _linear(getattr(parent, "dense", None))
 
 
 def head_width(module: nn.Module, out: nn.Module) -> int | None:
-    """Return how many features of ``out``'s input are one head's, or None where nothing says so."""
+    """Return the number of features of one head in ``out``'s input (value_dim), or None where nothing determines it."""
     width = width_in(out)
     for name in _HEAD_DIM:
         value = getattr(module, name, None)
         if type(value) is int and value > 0 and width % value == 0:
             return value
     config = getattr(module, "config", None)
-    for holder in (module, config):
+    for source in (module, config):  # a pruned module is right where its configuration is not
         for name in _HEADS:
-            value = getattr(holder, name, None)
+            value = getattr(source, name, None)
             if type(value) is int and value > 0 and width % value == 0:
                 return width // value
     return None
@@ -153,54 +160,53 @@ def find_projections(module: nn.Module, heads: int, value_dim: int) -> Layout:
     if all(_linear(children.get(n)) is not None for n in _LATENT):
         return Layout(latent=True)
     for names in _SEPARATE:
-        found = [_linear(children.get(n)) for n in names]
-        if names[0] == "q_proj" and found[0] is not None and found[1] is not None and found[2] is None:
-            found[2] = found[1]  # Gemma 4's wide layers use the keys as values
-        if all(f is not None for f in found):
-            return _separate(found, heads, value_dim)
-    if "q_attn" in children and "c_attn" in children:  # GPT-2's cross attention: q apart, k and v fused
+        modules = [_linear(children.get(name)) for name in names]
+        if names[0] == "q_proj" and modules[0] is not None and modules[1] is not None and modules[2] is None:
+            modules[2] = modules[1]  # Gemma 4's global layers use the keys as values
+        if all(projection is not None for projection in modules):
+            return _separate(modules, heads, value_dim)
+    if "q_attn" in children and "c_attn" in children:  # GPT-2's cross attention: q separate, k and v fused
         q, kv = children["q_attn"], children["c_attn"]
-        span = torch.arange(2 * heads * value_dim).view(2, heads, value_dim)
-        rows = torch.arange(heads * value_dim).view(heads, value_dim)
-        return Layout(*(Projection(m, r, True) for m, r in ((q, rows), (kv, span[0]), (kv, span[1]))))
+        q_rows = torch.arange(heads * value_dim).view(heads, value_dim)
+        k_rows, v_rows = torch.arange(2 * heads * value_dim).view(2, heads, value_dim)
+        return Layout(Projection(q, q_rows, True), Projection(kv, k_rows, True), Projection(kv, v_rows, True))
     for name in (*_BLOCKS, *_BY_HEAD):
         fused = _linear(children.get(name))
         if fused is not None:
-            shared = hasattr(module, "new_decoder_architecture")  # Falcon's, also when it is the old one
-            return _fused(fused, heads, value_dim, by_head=name in _BY_HEAD, shared=shared)
+            grouped = hasattr(module, "new_decoder_architecture")  # only Falcon has this attribute, true or false
+            return _fused(fused, heads, value_dim, by_head=name in _BY_HEAD, grouped=grouped)
     return Layout()
 
 
-def _separate(found: list[nn.Module], heads: int, value_dim: int) -> Layout:
-    """Give each head its rows when query, key and value are three modules, keys possibly shared by query heads."""
-    q, k, v = found
-    dim, extra = divmod(width_out(q), heads)
-    if extra or width_out(v) % value_dim:
+def _separate(modules: list[nn.Module], heads: int, value_dim: int) -> Layout:
+    """Return the rows of each head in three modules q, k, v; query heads may share keys (grouped-query attention)."""
+    q, k, v = modules
+    query_dim, remainder = divmod(width_out(q), heads)
+    if remainder or width_out(v) % value_dim:
         return Layout()
     kv_heads = width_out(v) // value_dim
     if width_out(k) % kv_heads or heads % kv_heads:
         return Layout()
     key_dim = width_out(k) // kv_heads
-    if dim == 2 * key_dim:  # Qwen 3.5: the query projection also makes an output gate, head by head
-        query = torch.arange(heads * dim).view(heads, dim)[:, :key_dim]
-    else:
-        query = torch.arange(heads * dim).view(heads, dim)
+    q_rows = torch.arange(heads * query_dim).view(heads, query_dim)
+    if query_dim == 2 * key_dim:  # Qwen 3.5: for each head the query projection also computes an output gate
+        q_rows = q_rows[:, :key_dim]
     return Layout(
-        Projection(q, query, is_transposed(q)),
+        Projection(q, q_rows, is_transposed(q)),
         Projection(k, torch.arange(kv_heads * key_dim).view(kv_heads, key_dim), is_transposed(k)),
         Projection(v, torch.arange(kv_heads * value_dim).view(kv_heads, value_dim), is_transposed(v)),
     )
 
 
-def _fused(fused: nn.Module, heads: int, dim: int, by_head: bool, shared: bool = False) -> Layout:
-    """Give each head its rows in one fused matrix, with as many key heads as the width leaves.
+def _fused(fused: nn.Module, heads: int, dim: int, by_head: bool, grouped: bool = False) -> Layout:
+    """Return the rows of each head in one fused matrix; the number of key heads follows from its width.
 
-    ``by_head``: the key and the value of each group of query heads follow these, and only where that is known of the
-    module (``shared``: Falcon) may a group have several.
+    With ``by_head`` each group of query heads is followed by its key and value; a group has one query head unless
+    ``grouped`` (Falcon), because other models with this order do not share keys.
     """
     total, transposed = width_out(fused), is_transposed(fused)
-    kv_heads, extra = divmod(total - heads * dim, 2 * dim)
-    if extra or kv_heads < 1 or heads % kv_heads or (by_head and kv_heads != heads and not shared):
+    kv_heads, remainder = divmod(total - heads * dim, 2 * dim)
+    if remainder or kv_heads < 1 or heads % kv_heads or (by_head and kv_heads != heads and not grouped):
         return Layout()
     if by_head:
         groups = torch.arange(total).view(kv_heads, heads // kv_heads + 2, dim)
@@ -208,4 +214,4 @@ def _fused(fused: nn.Module, heads: int, dim: int, by_head: bool, shared: bool =
     else:
         rows = torch.arange(total).view(heads + 2 * kv_heads, dim)
         q, k, v = rows.split([heads, kv_heads, kv_heads])
-    return Layout(*(Projection(fused, r.contiguous(), transposed) for r in (q, k, v)))
+    return Layout(*(Projection(fused, rows.contiguous(), transposed) for rows in (q, k, v)))

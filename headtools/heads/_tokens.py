@@ -1,4 +1,9 @@
-"""Which tokens of a batch are real: the one rule by which every mean over tokens leaves padding out."""
+"""Which tokens of a batch are real, as opposed to padding: every mean over tokens uses this one rule.
+
+Padding must not enter a mean, but masks differ: (B, T) from a tokenizer; (B, 1, T, S), bool or additive, made by hand;
+a dict of masks, one per kind of layer; for audio a mask of samples, of which several become one token. Where a mask
+does not determine the real tokens, ``real_tokens`` raises instead of guessing.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +16,24 @@ from torch import Tensor, nn
 
 from headtools.heads.sites import Site
 
-IGNORE_INDEX = -100  # the label of a token that no loss counts, as everywhere in transformers
-_MASKED = -1000.0  # an additive mask of this or less lets nothing through
+IGNORE_INDEX = -100  # the label of tokens without a loss, as everywhere in transformers
+_MASKED = -1000.0  # an additive mask hides a key at this value or below
 
 
 def is_encoder_decoder(model: nn.Module) -> bool:
-    """Tell whether a model reads one sequence and writes another."""
+    """Return whether a model has an encoder and a decoder."""
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple[int, int]) -> Tensor:
-    """Return which tokens of a site are no padding: (B, T) bool, all true where the batch does not tell.
+    """Return which tokens of a site are not padding: (B, T) bool, all true where the batch has no mask.
 
-    ``shape`` is (B, T), how many rows and tokens came by the site. The batch's attention mask tells, on the decoder's
-    side of a two-sided model its ``decoder_attention_mask``, or else its labels: what comes after the last one that is
-    counted is padding. Of a mask by queries and keys, (B, 1, T, T), a token is real that sees something and is seen.
-    Parts that read pictures are not masked.
+    ``shape`` is (B, T), the numbers of rows and tokens that the site processed. The batch's attention mask decides; in
+    the decoder of an encoder-decoder model ``decoder_attention_mask``, or else the labels: whatever follows the last
+    label that counts is padding. In a mask of queries and keys, (B, 1, T, T), a token is real if it sees a token and is
+    seen. Modules that read images have no mask.
 
-    Raises ``ValueError`` for a mask that hides something and does not say which of these tokens.
+    Raises ``ValueError`` for a mask that hides something without determining which of these tokens.
 
     >>> from headtools.heads.sites import sites
     >>> from transformers import BertConfig, BertModel
@@ -38,58 +43,60 @@ def real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple[int, 
     tensor([[ True,  True, False]])
     """
     shape = tuple(shape)
-    everything = torch.ones(shape, dtype=torch.bool)
-    written = is_encoder_decoder(model) and site.kind != "encoder"
-    name = "decoder_attention_mask" if written else "attention_mask"
+    all_real = torch.ones(shape, dtype=torch.bool)
+    in_decoder = is_encoder_decoder(model) and site.kind != "encoder"
+    name = "decoder_attention_mask" if in_decoder else "attention_mask"
     mask, labels = batch.get(name), batch.get("labels")
-    if mask is None and written and isinstance(labels, Tensor) and labels.shape == shape:
+    if mask is None and in_decoder and isinstance(labels, Tensor) and labels.shape == shape:
         counted = (labels != IGNORE_INDEX).long()
-        return counted.flip(1).cumsum(1).flip(1).bool()  # how many are counted from here on
+        return counted.flip(1).cumsum(1).flip(1).bool()  # true where a label from here on counts
     readers = _input_readers(model, site)
     if mask is None or (readers and getattr(readers[0], "main_input_name", None) == "pixel_values"):
-        return everything
-    masks = [part for part in mask.values() if part is not None] if isinstance(mask, Mapping) else [mask]
-    found = everything.to(masks[0].device) if masks and isinstance(masks[0], Tensor) else everything
-    for part in masks:  # one for every kind of layer, where there are several
-        real = real_from_mask(part, shape, readers)
+        return all_real
+    masks = [each for each in mask.values() if each is not None] if isinstance(mask, Mapping) else [mask]
+    result = all_real.to(masks[0].device) if masks and isinstance(masks[0], Tensor) else all_real
+    for layer_mask in masks:  # a dict has one for each kind of layer (full, sliding window)
+        real = real_from_mask(layer_mask, shape, readers)
         if real is None:
-            came = f"of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
+            is_tensor = isinstance(layer_mask, Tensor)
+            got = f"of shape {tuple(layer_mask.shape)}" if is_tensor else f"a {type(layer_mask).__name__}"
             raise ValueError(
-                f"{name} ({came}) does not tell which of the {shape[1]} tokens of {site.label} are padding: pass one "
+                f"{name} ({got}) does not tell which of the {shape[1]} tokens of {site.label} are padding: pass one "
                 f"of shape {shape}, 1 for real tokens, leave the site out with sites=[...], or leave {name} out "
                 "if there is no padding"
             )
-        found = found & real.to(found.device)
-    return found
+        result = result & real.to(result.device)
+    return result
 
 
 def model_inputs(model: nn.Module, batch: Mapping) -> dict[str, Any]:
-    """Return what a model is given where its own loss is not wanted: all but the labels.
+    """Return the model's inputs for a forward pass without its own loss: the batch without labels.
 
-    They stay where the model makes its decoder's input of them. Where they go, the cache goes too, as with labels in
-    transformers: FSMT's decoder hides what comes later only where there is none.
+    Labels stay where the model computes its decoder's input from them. Where they are removed, ``use_cache`` is set to
+    False, as transformers does with labels: FSMT's decoder is causal only without a cache.
     """
-    given = batch.keys() & {"decoder_input_ids", "decoder_inputs_embeds"}
-    if is_encoder_decoder(model) and not given and getattr(batch.get("labels"), "dim", lambda: 0)() > 1:
+    decoder_inputs = batch.keys() & {"decoder_input_ids", "decoder_inputs_embeds"}
+    if is_encoder_decoder(model) and not decoder_inputs and getattr(batch.get("labels"), "dim", lambda: 0)() > 1:
         return dict(batch)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    own = getattr(model, "get_base_model", lambda: model)()  # of a model with adapters
-    if is_encoder_decoder(model) and "labels" in batch and "use_cache" in inspect.signature(own.forward).parameters:
+    base_model = getattr(model, "get_base_model", lambda: model)()  # PEFT's wrapper has another signature
+    arguments = inspect.signature(base_model.forward).parameters
+    if is_encoder_decoder(model) and "labels" in batch and "use_cache" in arguments:
         inputs.setdefault("use_cache", False)
     return inputs
 
 
 def _input_readers(model: nn.Module, site: Site) -> list[nn.Module]:
-    """Return the parts of a model around a site that say what they read, the innermost first."""
-    parts = site.name.split(".")
-    around = [model.get_submodule(".".join(parts[:n])) for n in range(len(parts) - 1, -1, -1)]
-    return [module for module in around if hasattr(module, "main_input_name")]
+    """Return the modules around a site that declare their input (``main_input_name``), the innermost first."""
+    path = site.name.split(".")
+    enclosing = [model.get_submodule(".".join(path[:depth])) for depth in range(len(path) - 1, -1, -1)]
+    return [module for module in enclosing if hasattr(module, "main_input_name")]
 
 
 def real_from_mask(mask: Any, shape: tuple[int, int], readers: Sequence[nn.Module] = ()) -> Tensor | None:
-    """Return which tokens one mask keeps, (B, T) bool, or None where it does not tell.
+    """Return the real tokens by one mask, (B, T) bool, or None where it does not determine them.
 
-    ``readers`` are parts of a model that may know how many tokens they make of what the mask is for.
+    ``readers`` are modules that may be able to convert a mask of their input (audio samples) to one of tokens.
 
     >>> real_from_mask(torch.tensor([[1, 1, 0]]), (1, 3)), real_from_mask(torch.tensor([[1, 0]]), (1, 3))
     (tensor([[ True,  True, False]]), None)
@@ -99,43 +106,46 @@ def real_from_mask(mask: Any, shape: tuple[int, int], readers: Sequence[nn.Modul
     if mask.dim() == 2 and mask.shape == shape:
         return mask.bool()
     if mask.dim() == 4:
-        return _real_from_pairs(_visible(mask), shape)
+        return _real_from_pairs(_visible_keys(mask), shape)
     if mask.bool().all():
         return torch.ones(shape, dtype=torch.bool, device=mask.device)
     if mask.dim() == 3 and mask.shape[-1] == shape[1] and mask.numel() == shape[0] * shape[1]:
-        return mask.reshape(shape).bool()  # (B, choices, T): a choice is a row
-    for reader in readers:  # sound, of which several frames become one token
-        shorter = getattr(reader, "_get_feature_vector_attention_mask", None)
-        if shorter is not None and mask.dim() == 2 and len(mask) == shape[0]:
-            fewer = shorter(shape[1], mask)
-            return fewer.bool() if fewer.shape == shape else None
+        return mask.reshape(shape).bool()  # multiple choice, (B, choices, T): each choice is a row
+    for reader in readers:  # audio models, in which convolutions turn several samples into one token
+        downsample = getattr(reader, "_get_feature_vector_attention_mask", None)
+        if downsample is not None and mask.dim() == 2 and len(mask) == shape[0]:
+            token_mask = downsample(shape[1], mask)
+            return token_mask.bool() if token_mask.shape == shape else None
     return None
 
 
-def _visible(mask: Tensor) -> Tensor:
-    """Return where a mask (B, heads, T, S), additive if it is of real numbers, lets some head through: (B, T, S)."""
-    through = mask > _MASKED if mask.is_floating_point() else mask.bool()
-    return through.any(1)
+def _visible_keys(mask: Tensor) -> Tensor:
+    """Return which keys a query sees in some head: mask (B, heads, T, S), additive or bool, -> (B, T, S) bool."""
+    visible = mask > _MASKED if mask.is_floating_point() else mask.bool()
+    return visible.any(1)
 
 
-def _real_from_pairs(through: Tensor, shape: tuple[int, int]) -> Tensor | None:
-    """Return which tokens see something and are seen, (B, T), or None where padding and real tokens look the same."""
-    size = (shape[0], shape[1], through.shape[-1])
-    if any(mine not in (1, need) for mine, need in zip(through.shape[:2], size[:2], strict=True)):
+def _real_from_pairs(visible: Tensor, shape: tuple[int, int]) -> Tensor | None:
+    """Return the tokens that see a token and are seen, (B, T), or None where padding cannot be distinguished.
+
+    ``visible`` is (B, T, S). Libraries let a padded query see itself, or everything, so that its softmax is not NaN.
+    """
+    size = (shape[0], shape[1], visible.shape[-1])
+    if any(actual not in (1, expected) for actual, expected in zip(visible.shape[:2], size[:2], strict=True)):
         return None
-    through = through.expand(size)
-    if through.all():
-        return torch.ones(shape, dtype=torch.bool, device=through.device)
+    visible = visible.expand(size)
+    if visible.all():
+        return torch.ones(shape, dtype=torch.bool, device=visible.device)
     if size[2] != size[1]:
         return None
-    real = through.any(1) & through.any(2)
-    # a token that sees itself alone and that no other sees is a text of one word, or padding that was spared NaN
-    itself = (through.sum(1) == 1) & (through.sum(2) == 1) & through.diagonal(dim1=1, dim2=2)
-    if (itself & (real.sum(1, keepdim=True) > 1)).any():
+    real = visible.any(1) & visible.any(2)
+    # A token that sees only itself and that no other token sees is a text of one token, or padding.
+    isolated = (visible.sum(1) == 1) & (visible.sum(2) == 1) & visible.diagonal(dim1=1, dim2=2)
+    if (isolated & (real.sum(1, keepdim=True) > 1)).any():
         return None
-    # so is one that sees all and is seen by none but such: padding, if it is not the last word of a continuation
-    sees_all = through.all(2)
-    apart = sees_all & ~(through & ~sees_all[..., None]).any(1) & ~sees_all.all(1, keepdim=True)
-    if apart[:, :-1].any() or (apart[:, -1] & (apart.sum(1) > 1)).any():
+    # A token that sees all tokens and is seen only by such tokens is the last token of a causal text, or padding.
+    sees_all = visible.all(2)
+    unseen = sees_all & ~(visible & ~sees_all[..., None]).any(1) & ~sees_all.all(1, keepdim=True)
+    if unseen[:, :-1].any() or (unseen[:, -1] & (unseen.sum(1) > 1)).any():
         return None
     return real

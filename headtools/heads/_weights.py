@@ -1,4 +1,4 @@
-"""The weight that a projection applies, whatever stands between its parameters and its result.
+"""The weight that a projection applies, however it is computed from the layer's parameters.
 
 A PEFT adapter adds a low-rank matrix to the layer's; ``weight_norm``, ``spectral_norm`` and ``torch.nn.utils.prune``
 compute the weight from other parameters; a quantised layer keeps integers and scales. Code that reads weights calls
@@ -24,16 +24,16 @@ from headtools.heads._precision import without_autocast
 # 8-bit floats are left out: their weights come with scales
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MERGE = "model = model.merge_and_unload()"
-# layers of PEFT, by the end of their module's name, whose merged copy computes what they compute: each has a test
+# PEFT layers, by the end of their module's name, that compute the same after merging; each has a test
 _MERGEABLE = ("lora.layer", "ia3.layer", "loha.layer", "lokr.layer", "adalora.layer", "oft.layer", "vera.layer")
 
 
 @without_autocast
 def weight_of(module: nn.Module) -> Tensor:
-    """Return the weight that a projection applies in its next run, in the layout of the layer itself.
+    """Return the weight that a projection will apply in its next forward pass, in the layout of the layer itself.
 
-    Differentiable in the parameters it is made of, but for adapters other than plain LoRA. Raises ``TypeError`` for a
-    quantised layer and ``ValueError`` for an adapter or norm that has no one weight.
+    Differentiable with respect to its parameters, except for adapters other than plain LoRA. Raises ``TypeError`` for a
+    quantised layer and ``ValueError`` for an adapter or norm that does not have a single weight.
 
     >>> weight_of(nn.Linear(2, 3)).shape
     torch.Size([3, 2])
@@ -45,8 +45,9 @@ def weight_of(module: nn.Module) -> Tensor:
             return weight_of(_merged(module))
         weight = weight_of(module.base_layer)
         for adapter in _lora_in_use(module):
-            wide = torch.promote_types(module.lora_B[adapter].weight.dtype, torch.float32)
-            added = module.lora_B[adapter].weight.to(wide) @ module.lora_A[adapter].weight.to(wide)
+            # W + s B A (Hu et al. 2022, eq. 3), with B A in float32 or more, whatever the adapter's precision
+            dtype = torch.promote_types(module.lora_B[adapter].weight.dtype, torch.float32)
+            added = module.lora_B[adapter].weight.to(dtype) @ module.lora_A[adapter].weight.to(dtype)
             added = added * module.scaling[adapter]
             weight = weight + (added.T if is_transposed(module) else added).to(weight.device)
         return weight
@@ -56,7 +57,7 @@ def weight_of(module: nn.Module) -> Tensor:
 
 @without_autocast
 def bias_of(module: nn.Module) -> Tensor | None:
-    """Return the bias that a projection adds in its next run, or None; as :func:`weight_of`."""
+    """Return the bias that a projection will add in its next forward pass, or None; see :func:`weight_of`."""
     if _is_copied(module):
         return bias_of(_active_copy(module))
     if is_adapter(module):
@@ -74,7 +75,7 @@ def bias_of(module: nn.Module) -> Tensor | None:
 
 
 def shape_of(module: nn.Module) -> tuple[int, int]:
-    """Return how many features a projection writes and reads; nothing is computed and no weight unpacked.
+    """Return the numbers of output and input features of a projection; no weight is computed or unpacked.
 
     >>> shape_of(nn.Linear(2, 3))
     (3, 2)
@@ -86,18 +87,18 @@ def shape_of(module: nn.Module) -> tuple[int, int]:
         return shape[::-1] if is_transposed(layer) else shape
     if is_transposed(layer):
         return layer.nf, layer.nx
-    if isinstance(getattr(layer, "out_features", None), int):  # a weight that is computed, packed or quantised
+    if isinstance(getattr(layer, "out_features", None), int):  # the weight is computed, packed or quantised
         return layer.out_features, layer.in_features
     return tuple(layer.weight.shape)
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Tell GPT-2's Conv1D, whose weight is (in, out), from nn.Linear, whose weight is (out, in), wrapped or not."""
+    """Return whether a layer is GPT-2's Conv1D, whose weight is (in, out), and not (out, in) as in nn.Linear."""
     return any(kind.__name__ == "Conv1D" for kind in type(unwrapped(module)).__mro__)
 
 
 def is_projection(module: nn.Module) -> bool:
-    """Tell a layer that multiplies by one matrix, wrapped, quantised or plain."""
+    """Return whether a layer multiplies by one matrix, be it wrapped, quantised or plain."""
     layer = unwrapped(module)
     if isinstance(layer, nn.Linear) or is_transposed(layer):
         return True
@@ -109,36 +110,36 @@ def is_projection(module: nn.Module) -> bool:
 
 
 def is_adapter(module: object) -> bool:
-    """Tell a layer that PEFT has put around another."""
-    tuners = sys.modules.get("peft.tuners.tuners_utils")  # who has an adapter has imported peft
+    """Return whether a layer is a PEFT adapter around another layer."""
+    tuners = sys.modules.get("peft.tuners.tuners_utils")  # a model with adapters implies that peft is imported
     return tuners is not None and isinstance(module, tuners.BaseTunerLayer) and hasattr(module, "base_layer")
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Tell a model that PEFT has changed: adapters around its layers, copies of them, or prompts before its input."""
-    return hasattr(model, "peft_config") or any(is_adapter(m) or _is_copied(m) for m in model.modules())
+    """Return whether PEFT has changed a model: by adapters, trained copies of layers, or prompts before its input."""
+    return hasattr(model, "peft_config") or any(is_adapter(module) or _is_copied(module) for module in model.modules())
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the layer inside PEFT's wrappers: the module itself where there are none."""
+    """Return the layer inside PEFT's wrappers, or the module itself where there are none."""
     while is_adapter(module) or _is_copied(module):
         module = _active_copy(module) if _is_copied(module) else module.base_layer
     return module
 
 
 def unused_copies(model: nn.Module) -> set[nn.Module]:
-    """Return the modules that stand in a model and do not run: what ``modules_to_save`` of PEFT made copies of."""
+    """Return the modules of a model that never run: originals and inactive copies of PEFT's ``modules_to_save``."""
     unused = set()
     for module in model.modules():
         if _is_copied(module):
             active = _active_copy(module)
-            for one in (module.original_module, *module.modules_to_save.values()):
-                unused |= set(one.modules()) if one is not active else set()
+            for copy_ in (module.original_module, *module.modules_to_save.values()):
+                unused |= set(copy_.modules()) if copy_ is not active else set()
     return unused
 
 
 def check_not_quantised(module: nn.Module, what: str) -> None:
-    """Raise ``TypeError`` for a layer that keeps no floating-point weight."""
+    """Raise ``TypeError`` for a layer without a floating-point weight."""
     layer = unwrapped(module)
     kind = _quantised_as(layer)
     if kind:
@@ -149,17 +150,18 @@ def check_not_quantised(module: nn.Module, what: str) -> None:
 
 
 def check_has_backward(model: nn.Module, what: str) -> None:
-    """Raise ``TypeError`` for a model with layers of torch.ao: they run forward only and pass no gradient on."""
+    """Raise ``TypeError`` for a model with quantised layers of torch.ao, through which no gradient flows."""
     for name, module in model.named_modules():
         if type(module).__module__.startswith("torch.ao.") and callable(getattr(module, "weight", None)):
             raise TypeError(
-                f"{what} needs gradients, and {name} ({type(module).__name__}, {type(module).__module__}) passes none "
-                "on; load the model in floating point. ablation(model, batches) works with forward passes alone"
+                f"{what} needs gradients, and none flows through {name} ({type(module).__name__}, "
+                f"{type(module).__module__}); load the model in floating point. ablation(model, batches) needs forward "
+                "passes only"
             )
 
 
 def check_plain_weights(model: nn.Module, modules: Iterable[nn.Module], what: str) -> None:
-    """Raise ``ValueError`` where one of ``modules`` does not apply its own weight: to change that would not be enough.
+    """Raise ``ValueError`` where a module does not apply its own weight, so that changing the weight is not enough.
 
     >>> layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
     >>> check_plain_weights(nn.Sequential(layer), [layer], "prune")
@@ -169,15 +171,15 @@ def check_plain_weights(model: nn.Module, modules: Iterable[nn.Module], what: st
     """
     names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
     for module in dict.fromkeys(modules):
-        found = _obstacle(model, module, names.get(id(module), type(module).__name__))
-        if found:
-            raise ValueError(f"{what} changes weights, and {found}")
+        obstacle = _obstacle(model, module, names.get(id(module), type(module).__name__))
+        if obstacle:
+            raise ValueError(f"{what} changes weights, and {obstacle}")
 
 
 def check_plain_model(model: nn.Module, what: str) -> None:
-    """Raise ``ValueError`` for a model whose own weights are not all that it computes with.
+    """Raise ``ValueError`` for a model that computes with more than its own weights.
 
-    Norms of convolutions stay: they belong to the architecture (Wav2Vec 2), and a fresh model has them too.
+    Weight norm of convolutions is allowed: it belongs to the architecture (Wav2Vec 2), and a new model has it too.
     """
     if has_adapters(model):
         raise ValueError(
@@ -185,24 +187,25 @@ def check_plain_model(model: nn.Module, what: str) -> None:
             f"lost; {_merge_advice(model)}. To keep the adapters alone, use model.save_pretrained(folder)"
         )
     for name, module in model.named_modules():
-        found = _obstacle(model, module, name) if is_projection(module) else None
-        if found or any(isinstance(h, BasePruningMethod) for h in module._forward_pre_hooks.values()):
-            found = found or _hook_obstacle(model, module, name)
-            raise ValueError(f"{what} writes plain weights, and {found}")
+        obstacle = _obstacle(model, module, name) if is_projection(module) else None
+        if obstacle or any(isinstance(hook, BasePruningMethod) for hook in module._forward_pre_hooks.values()):
+            obstacle = obstacle or _hook_obstacle(model, module, name)
+            raise ValueError(f"{what} writes plain weights, and {obstacle}")
 
 
 def _obstacle(model: nn.Module, module: nn.Module, name: str) -> str | None:
-    """Return what stands between a module's parameters and its result, and the line that removes it."""
-    place = f'model.get_submodule("{name}")'
+    """Return why a module does not apply its parameters unchanged, and how to remove the cause; else None."""
+    target = f'model.get_submodule("{name}")'
     if is_adapter(module) or _is_copied(module):
         kind = type(module).__module__.split(".")[-2] if is_adapter(module) else "modules_to_save"
-        return f"{name} has an adapter of PEFT ({kind}) around it, which would go on as before; {_merge_advice(model)}"
+        return f"{name} has an adapter of PEFT ({kind}) around it, which would not change; {_merge_advice(model)}"
     if parametrize.is_parametrized(module):
         lines = "; ".join(
-            f'torch.nn.utils.parametrize.remove_parametrizations({place}, "{part}")' for part in module.parametrizations
+            f'torch.nn.utils.parametrize.remove_parametrizations({target}, "{part}")'
+            for part in module.parametrizations
         )
         parts = " and ".join(module.parametrizations)
-        return f"the {parts} of {name} is computed by torch.nn.utils.parametrize; make it a plain one: {lines}"
+        return f"the {parts} of {name} is computed by torch.nn.utils.parametrize; make it plain: {lines}"
     kind = _quantised_as(module)
     if kind and is_projection(module):
         return f"{name} keeps its weights as {kind}; load the model in floating point"
@@ -210,8 +213,8 @@ def _obstacle(model: nn.Module, module: nn.Module, name: str) -> str | None:
 
 
 def _hook_obstacle(model: nn.Module, module: nn.Module, name: str) -> str | None:
-    """Return the same for what a hook computes before every run."""
-    place = f'model.get_submodule("{name}")'
+    """Do the same for weights that a hook computes before every forward pass."""
+    target = f'model.get_submodule("{name}")'
     for hook in module._forward_pre_hooks.values():
         for kind, part, line in (
             (BasePruningMethod, "_tensor_name", "prune.remove({}, {!r})"),
@@ -221,21 +224,21 @@ def _hook_obstacle(model: nn.Module, module: nn.Module, name: str) -> str | None
             if isinstance(hook, kind):
                 part = getattr(hook, part)
                 return (
-                    f"the {part} of {name} is computed before every run ({kind.__module__}); make it a plain one: "
-                    f"torch.nn.utils.{line.format(place, part)}"
+                    f"the {part} of {name} is computed before each forward pass ({kind.__module__}); make it plain: "
+                    f"torch.nn.utils.{line.format(target, part)}"
                 )
     return None
 
 
 def _merge_advice(model: nn.Module) -> str:
-    """Return the advice to merge adapters."""
+    """Return how to merge adapters, for error messages."""
     if hasattr(model, "merge_and_unload"):
         return f"merge them first: {_MERGE}"
     return f"merge them first: model = peft.PeftModel.from_pretrained(plain_model, adapter_folder); {_MERGE}"
 
 
 def _effective_tensor(module: nn.Module, name: str) -> Tensor | None:
-    """Return a weight or bias as the module's next run uses it: what a hook computes may be out of date until then."""
+    """Return a weight or bias as the next forward pass uses it; the attribute may be stale until a hook updates it."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, BasePruningMethod) and hook._tensor_name == name:
             return hook.apply_mask(module)
@@ -253,13 +256,13 @@ def _effective_tensor(module: nn.Module, name: str) -> Tensor | None:
 def _check_not_training(module: nn.Module) -> None:
     if module.training:
         raise ValueError(
-            "in training mode spectral_norm divides by another estimate in every run, so there is no one weight: call "
-            "model.eval()"
+            "in training mode spectral_norm divides by another estimate in every forward pass, so there is no single "
+            "weight: call model.eval()"
         )
 
 
 def _quantised_as(layer: nn.Module) -> str | None:
-    """Return as what a layer keeps its weights, where that is no floating-point tensor."""
+    """Return how a layer stores its weights where that is not a floating-point tensor, else None."""
     if parametrize.is_parametrized(layer, "weight"):
         return None
     weight = getattr(layer, "weight", None)
@@ -274,7 +277,7 @@ def _quantised_as(layer: nn.Module) -> str | None:
 
 
 def _is_copied(module: object) -> bool:
-    """Tell PEFT's ``modules_to_save``: a module and trained copies of it, of which one runs."""
+    """Return whether a module is PEFT's ``modules_to_save``: a module and trained copies of it, of which one runs."""
     other = sys.modules.get("peft.utils.other")
     return other is not None and isinstance(module, other.ModulesToSaveWrapper)
 
@@ -286,7 +289,7 @@ def _active_copy(module: nn.Module) -> nn.Module:
 
 
 def _is_plain_lora(module: nn.Module) -> bool:
-    """Tell LoRA that adds s B A to a linear layer; DoRA and other variants do more."""
+    """Return whether an adapter is LoRA that adds s B A to a linear layer; DoRA and other variants do more."""
     if type(module).__name__ != "Linear" or not type(module).__module__.endswith("peft.tuners.lora.layer"):
         return False
     variants = getattr(module, "lora_variant", {})  # from PEFT 0.16 on
@@ -294,9 +297,9 @@ def _is_plain_lora(module: nn.Module) -> bool:
 
 
 def _lora_in_use(module: nn.Module) -> list[str]:
-    """Return the names of the adapters that a LoRA layer adds beside its base in its next run."""
+    """Return the names of the adapters that a LoRA layer adds to its base layer in its next forward pass."""
     if module.merged and module.disable_adapters:
-        raise ValueError(f"an adapter is merged and disabled, and would be taken out by the next run: {_MERGE}")
+        raise ValueError(f"an adapter is merged and disabled, and the next forward pass would remove it: {_MERGE}")
     if module.merged or module.disable_adapters:
         return []
     active = [adapter for adapter in module.active_adapters if adapter in module.lora_A]
@@ -305,19 +308,19 @@ def _lora_in_use(module: nn.Module) -> list[str]:
 
 
 def _merged(module: nn.Module) -> nn.Module:
-    """Return a copy of the layer that an adapter stands around, with the adapter merged."""
+    """Return a copy of an adapter's base layer with the adapter merged into it."""
     path = type(module).__module__
     variants = {type(variant).__name__ for variant in getattr(module, "lora_variant", {}).values()}
     if not path.endswith(_MERGEABLE) or not variants <= {"DoraLinearVariant"}:
         kind = " ".join([path, type(module).__name__, *sorted(variants)])
         raise ValueError(f"headtools cannot read weights under an adapter of this kind ({kind}); merge it: {_MERGE}")
     if module.disable_adapters and module.merged:
-        raise ValueError(f"an adapter is merged and disabled, and would be taken out by the next run: {_MERGE}")
+        raise ValueError(f"an adapter is merged and disabled, and the next forward pass would remove it: {_MERGE}")
     if module.merged or module.disable_adapters:
         return module.base_layer
     check_not_quantised(module, "merge the adapter")
-    shares = [getattr(module, name, {}) for name in ("rank_dropout", "module_dropout")]  # of LoHa and LoKr
-    _check_no_dropout(module.modules(), module.training and any(any(share.values()) for share in shares))
+    dropouts = [getattr(module, name, {}) for name in ("rank_dropout", "module_dropout")]  # of LoHa and LoKr
+    _check_no_dropout(module.modules(), module.training and any(any(rates.values()) for rates in dropouts))
     merged = copy.deepcopy(module)
     try:
         merged.merge()
@@ -326,8 +329,8 @@ def _merged(module: nn.Module) -> nn.Module:
     return merged.base_layer
 
 
-def _check_no_dropout(modules: Iterable[nn.Module], also: bool = False) -> None:
-    if also or any("Dropout" in type(m).__name__ and getattr(m, "p", 0) and m.training for m in modules):
+def _check_no_dropout(modules: Iterable[nn.Module], other_dropout: bool = False) -> None:
+    if other_dropout or any("Dropout" in type(m).__name__ and getattr(m, "p", 0) and m.training for m in modules):
         raise ValueError(
-            "in training mode the adapter drops out part of what it reads, so there is no one weight: call model.eval()"
+            "in training mode the adapter applies dropout to its input, so there is no single weight: call model.eval()"
         )

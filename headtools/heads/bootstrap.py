@@ -39,9 +39,9 @@ from torch import Tensor
 
 MIN_EXAMPLES = 5  # with fewer no interval has the coverage it promises
 MANY_EXAMPLES = 100  # from here on the percentile interval covers as well as any other, and is the simplest
-_MIN_ERROR_RATIO = 0.25  # of the standard error: the least that a resample's own counts as, so that no bound runs away
-_DRAWS_PER_CHUNK = 2**20  # numbers drawn at once
-_MAX_MEANS = 2**24  # drawn means held at once
+_MIN_ERROR_RATIO = 0.25  # a resample's standard error is at least this fraction of the sample's, so that t is bounded
+_DRAWS_PER_CHUNK = 2**20  # indices drawn at once
+_MAX_MEANS = 2**24  # resampled means held in memory at once
 
 
 def bootstrap(
@@ -52,21 +52,21 @@ def bootstrap(
     level: float = 0.95,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Return the ends of the interval that holds the mean of ``values`` with probability ``level``.
+    """Return the bounds of a confidence interval of the mean of ``values``, at confidence level ``level``.
 
-    ``values``: (n, ...) one row per example, such as a sentence; rows are drawn with replacement ``times`` times. From
-    100 rows on the interval is the middle ``level`` of the drawn means (Efron 1979, the percentile interval). That is
-    too narrow for fewer, so each end is then the further one of Student's t and of the studentised bootstrap
-    (bootstrap-t, Efron and Tibshirani 1993, ch. 12), which allows for skewness. Five rows are the least: the table at
-    the head of the module says how often intervals hold the truth. For two systems on the same examples pass the
-    differences: that is the paired bootstrap. Both ends have the shape of one row; they may pass what the mean cannot,
-    so clamp those of shares.
+    ``values``: (n, ...) with one row per example, such as a sentence; rows are resampled ``times`` times. From 100 rows
+    on this is the percentile interval (Efron 1979): the middle ``level`` of the resampled means. With fewer rows that
+    interval is too narrow, so each bound is then the outer one of Student's t and of the studentised bootstrap
+    (bootstrap-t, Efron and Tibshirani 1993, ch. 12), which allows for skewness. At least five rows are needed; the
+    table at the top of the module has the coverage. To compare two systems on the same examples pass the differences:
+    the paired bootstrap. Both bounds have the shape of one row. They may exceed the range of the mean: clamp those of
+    fractions.
 
-    ``statistic`` takes drawn means, (draws, ...), to any function of them, (draws, ...): the interval is then that of
-    the statistic of the mean row, for instance a rank correlation of two measures. Each end is the further one of a
+    ``statistic`` maps resampled means, (draws, ...), to any function of them, (draws, ...); the interval is then that
+    of the statistic of the mean row, for instance a rank correlation of two measures. Each bound is the outer one of a
     percentile and of Student's t with the standard deviation of the draws, so that the statistic itself lies inside.
-    It bounds what *n examples* give: a rank correlation of noisy means rises with their number, and resampling n
-    examples does not tell how far.
+    The interval is about samples of *n examples*: a rank correlation of noisy means rises with n, and resampling n
+    examples does not show how far.
 
     Raises ``ValueError`` for fewer than five rows, NaN, infinity, a level outside (0, 1) or no draws.
 
@@ -86,133 +86,138 @@ def bootstrap(
     if not values.isfinite().all():
         raise ValueError("the values hold NaN or infinity: leave out the examples that have no value")
     if not 0 < level < 1:
-        raise ValueError(f"level is a probability between 0 and 1, got {level}")
+        raise ValueError(f"level is a probability between 0 and 1, such as 0.95; got {level}")
     if times < 1:
-        raise ValueError(f"times is how often examples are drawn, 1 or more, got {times}: 1000 is usual")
+        raise ValueError(f"times is the number of resamples, 1 or more, such as 1000; got {times}")
     rows = values.detach().cpu().double().flatten(1) if values.dim() > 1 else values.detach().cpu().double()[:, None]
     if statistic is not None:
         return _of_statistic(rows, values.shape[1:], statistic, times, level, seed)
-    ends_of = _percentile if len(rows) >= MANY_EXAMPLES else _studentised
-    blocks = rows.split(max(1, _MAX_MEANS // times), 1)  # of columns, each of which has the same draws
-    ends = zip(*(ends_of(block, times, level, seed) for block in blocks), strict=True)
-    low, high = (torch.cat(end).view(values.shape[1:]).float() for end in ends)
+    method = _percentile if len(rows) >= MANY_EXAMPLES else _studentised
+    blocks = rows.split(max(1, _MAX_MEANS // times), 1)  # of columns; all blocks have the same draws
+    bounds_by_block = zip(*(method(block, times, level, seed) for block in blocks), strict=True)
+    low, high = (torch.cat(bound).view(values.shape[1:]).float() for bound in bounds_by_block)
     return low, high
 
 
-def bounds(values: Tensor, least: float | None = None, most: float | None = None) -> tuple[Tensor, Tensor]:
-    """Return the ends of the 95 % interval of the mean of ``values`` (n, ...), as tables have it: NaN below five rows.
+def bounds(values: Tensor, minimum: float | None = None, maximum: float | None = None) -> tuple[Tensor, Tensor]:
+    """Return the bounds of the 95 % interval of the mean of ``values`` (n, ...), for tables: NaN below five rows.
 
-    ``least`` and ``most`` are what the mean cannot pass; the ends stop there.
+    ``minimum`` and ``maximum`` limit the mean, and so the bounds.
 
     >>> bounds(torch.tensor([0.0, 1.0]))
     (tensor(nan), tensor(nan))
     """
     if len(values) < MIN_EXAMPLES:
-        nothing = torch.full(values.shape[1:], torch.nan)
-        return nothing, nothing
+        no_bound = torch.full(values.shape[1:], torch.nan)
+        return no_bound, no_bound
     low, high = bootstrap(values)
-    return (low, high) if (least, most) == (None, None) else (low.clamp(least, most), high.clamp(least, most))
+    if (minimum, maximum) == (None, None):
+        return low, high
+    return low.clamp(minimum, maximum), high.clamp(minimum, maximum)
 
 
-def resample_counts(examples: int, times: int, seed: int) -> Iterator[Tensor]:
-    """Give how often each example is drawn, (draws, examples) float64, in parts that are ``times`` draws together.
+def resample_counts(n_examples: int, times: int, seed: int) -> Iterator[Tensor]:
+    """Yield how often each resample draws each example, (draws, n_examples) float64, in chunks of ``times`` in all.
 
-    The parts keep memory constant; the draws do not depend on where they are cut.
+    Chunks keep memory constant; the draws do not depend on the chunk size.
     """
     generator = torch.Generator().manual_seed(seed)
-    together = max(1, _DRAWS_PER_CHUNK // examples)
-    for start in range(0, times, together):
-        shape = (min(together, times - start), examples)
-        draws = torch.randint(examples, shape, generator=generator)
+    chunk_size = max(1, _DRAWS_PER_CHUNK // n_examples)
+    for start in range(0, times, chunk_size):
+        shape = (min(chunk_size, times - start), n_examples)
+        draws = torch.randint(n_examples, shape, generator=generator)
         yield torch.zeros(shape, dtype=torch.double).scatter_add_(1, draws, torch.ones(shape, dtype=torch.double))
 
 
 def _percentile(rows: Tensor, times: int, level: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Ends of the middle of the resampled means of rows (n, columns)."""
+    """Return the percentile interval of the means of rows (n, columns)."""
     means = torch.cat([counts @ rows for counts in resample_counts(len(rows), times, seed)]) / len(rows)
     return percentiles(means.T, level)
 
 
 def _studentised(rows: Tensor, times: int, level: float, seed: int) -> tuple[Tensor, Tensor]:
-    """The wider one, at each end, of Student's t and bootstrap-t for the means of rows (n, columns)."""
+    """Return the outer bounds of Student's t and bootstrap-t for the means of rows (n, columns)."""
     n, mean = len(rows), rows.mean(0)
-    away = rows - mean
-    error = (away.square().sum(0) / (n * (n - 1))).sqrt()
-    ratios = []
-    for counts in resample_counts(n, times, seed):
-        moved = counts @ away / n
-        own = ((counts @ away.square() / n - moved.square()).clamp_min(0) / (n - 1)).sqrt()
-        ratios.append(moved / torch.maximum(own, _MIN_ERROR_RATIO * error))
-    # Where all rows are equal there is no ratio: 0 / 0
-    below, above = percentiles(torch.cat(ratios).T.nan_to_num(0.0, 0.0, 0.0), level)
+    deviations = rows - mean
+    error = (deviations.square().sum(0) / (n * (n - 1))).sqrt()  # standard error of the mean
+    t_values = []
+    for counts in resample_counts(n, times, seed):  # (draws, n)
+        # t* = (mean* - mean) / error*, Efron and Tibshirani 1993, eq. 12.20; shape (draws, columns)
+        shift = counts @ deviations / n
+        resample_error = ((counts @ deviations.square() / n - shift.square()).clamp_min(0) / (n - 1)).sqrt()
+        t_values.append(shift / torch.maximum(resample_error, _MIN_ERROR_RATIO * error))
+    # where all rows are equal, t* is 0 / 0
+    below, above = percentiles(torch.cat(t_values).T.nan_to_num(0.0, 0.0, 0.0), level)
     student = float(stdtrit(n - 1, (1 + level) / 2))
+    # the upper percentile of t* gives the lower bound, and the reverse (eq. 12.22)
     return mean - above.clamp_min(student) * error, mean - below.clamp_max(-student) * error
 
 
 def _of_statistic(
     rows: Tensor, shape: torch.Size, statistic: Callable[[Tensor], Tensor], times: int, level: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Interval of a statistic of the mean of rows (n, columns), each of which has some ``shape``."""
+    """Return the interval of a statistic of the mean of rows (n, columns); ``shape`` is that of one row."""
 
-    def of(means: Tensor) -> Tensor:
-        made = statistic(means.view(-1, *shape))
-        if not isinstance(made, Tensor) or made.dim() < 1 or len(made) != len(means):
-            got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-            raise ValueError(f"statistic takes means of shape {(len(means), *shape)} to a tensor of {len(means)} rows, "
+    def evaluate(means: Tensor) -> Tensor:
+        result = statistic(means.view(-1, *shape))
+        if not isinstance(result, Tensor) or result.dim() < 1 or len(result) != len(means):
+            got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            raise ValueError(f"statistic maps means of shape {(len(means), *shape)} to a tensor of {len(means)} rows, "
                              f"one per draw, got {got}")  # fmt: skip
-        if not made.isfinite().all():
-            raise ValueError("the statistic of some drawn means is NaN or infinite: return a number for all of them")
-        return made.detach().cpu().double()
+        if not result.isfinite().all():
+            raise ValueError("the statistic of some resampled means is NaN or infinite: return a number for all")
+        return result.detach().cpu().double()
 
-    value = of(rows.mean(0, keepdim=True))[0]
-    replicas = torch.cat([of(counts @ rows / len(rows)) for counts in resample_counts(len(rows), times, seed)])
-    low, high = interval_around(value, replicas.movedim(0, -1), len(rows), level)
+    n, value = len(rows), evaluate(rows.mean(0, keepdim=True))[0]
+    replicas = torch.cat([evaluate(counts @ rows / n) for counts in resample_counts(n, times, seed)])
+    low, high = interval_around(value, replicas.movedim(0, -1), n, level)
     return low.float(), high.float()
 
 
-def interval_around(value: Tensor, replicas: Tensor, examples: Tensor | int, level: float) -> tuple[Tensor, Tensor]:
-    """Return the ends of an interval round ``value`` (...) by its replicas (..., times), for few examples too.
+def interval_around(value: Tensor, replicas: Tensor, n_examples: Tensor | int, level: float) -> tuple[Tensor, Tensor]:
+    """Return the bounds of an interval around ``value`` (...) from its replicas (..., times), also for few examples.
 
-    Each end is the further one of a percentile of the replicas and of Student's t with their standard deviation. The
-    percentiles are those of a higher level, as far out as t is from the normal distribution. ``examples`` are how many
-    are resampled, a number or (...); fewer than ``MIN_EXAMPLES`` give NaN. Replicas that are NaN are left out.
+    Each bound is the outer one of a percentile of the replicas and of Student's t with their standard deviation. The
+    percentiles are those of a higher level, which corrects them as t corrects the normal distribution. ``n_examples``
+    is the number of examples that are resampled, a number or (...); fewer than ``MIN_EXAMPLES`` give NaN. NaN replicas
+    are left out.
 
     >>> replicas = torch.linspace(-2, 2, 1001)
     >>> [round(float(end), 2) for end in interval_around(torch.tensor(0.0), replicas, 1000, 0.9)]
     [-1.9, 1.9]
     """
-    examples = torch.as_tensor(examples, dtype=torch.double)
-    known = examples >= MIN_EXAMPLES
-    n = examples.clamp_min(MIN_EXAMPLES)
+    n_examples = torch.as_tensor(n_examples, dtype=torch.double)
+    enough = n_examples >= MIN_EXAMPLES
+    n = n_examples.clamp_min(MIN_EXAMPLES)
     student = torch.from_numpy(np.asarray(stdtrit((n - 1).numpy(), (1 + level) / 2)))
-    outer = torch.from_numpy(np.asarray(1 - 2 * ndtr(-(student * (n / (n - 1)).sqrt()).numpy())))
-    low, high = percentiles(replicas, outer)
-    centre = replicas.nanmean(-1, keepdim=True)
-    reach = student * ((replicas - centre).square().nanmean(-1)).sqrt()
-    low, high = torch.minimum(low, value - reach), torch.maximum(high, value + reach)
-    return low.where(known, torch.nan), high.where(known, torch.nan)
+    outer_level = torch.from_numpy(np.asarray(1 - 2 * ndtr(-(student * (n / (n - 1)).sqrt()).numpy())))
+    low, high = percentiles(replicas, outer_level)
+    center = replicas.nanmean(-1, keepdim=True)
+    half_width = student * ((replicas - center).square().nanmean(-1)).sqrt()
+    low, high = torch.minimum(low, value - half_width), torch.maximum(high, value + half_width)
+    return low.where(enough, torch.nan), high.where(enough, torch.nan)
 
 
 def percentiles(replicas: Tensor, level: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ends of the middle ``level`` of replicas (..., times), each (...); what is no number is left out.
+    """Return the bounds of the middle ``level`` of replicas (..., times), each (...), without NaN replicas.
 
-    Between two replicas the end is interpolated, as torch's and numpy's quantiles are. ``level`` may be one for each,
+    Bounds are interpolated linearly between replicas, as torch's and numpy's quantiles are. ``level`` may be a tensor
     (...).
 
     >>> low, high = percentiles(torch.arange(1001.0), 0.9)
     >>> float(low), float(high)
     (50.0, 950.0)
     """
-    # numpy sorts short rows several times faster than torch finds their quantiles, and puts what is no number last.
+    # numpy sorts short rows several times faster than torch finds their quantiles, and puts NaN last
     ordered = torch.from_numpy(np.sort(replicas.contiguous().numpy(), axis=-1))
     last = torch.full((*ordered.shape[:-1], 1), ordered.shape[-1] - 1)
     if ordered[..., -1].isnan().any():
         last = ((~ordered.isnan()).sum(-1, keepdim=True) - 1).clamp_min(0)
     level = level[..., None] if isinstance(level, Tensor) else level
-    ends = []
-    for share in ((1 - level) / 2, (1 + level) / 2):
-        rank = (share * last.double()).clamp(0, ordered.shape[-1] - 1)
+    quantiles = []
+    for fraction in ((1 - level) / 2, (1 + level) / 2):
+        rank = (fraction * last.double()).clamp(0, ordered.shape[-1] - 1)
         below = rank.floor().long()
-        value, above = (ordered.gather(-1, n)[..., 0] for n in (below, (below + 1).minimum(last)))
-        ends.append(torch.lerp(value, above, (rank - below)[..., 0].to(value.dtype)))
-    return ends[0], ends[1]
+        lower, upper = (ordered.gather(-1, index)[..., 0] for index in (below, (below + 1).minimum(last)))
+        quantiles.append(torch.lerp(lower, upper, (rank - below)[..., 0].to(lower.dtype)))
+    return quantiles[0], quantiles[1]

@@ -1,7 +1,15 @@
-"""Cut heads for good: ``prune`` slices the weights, ``pruned`` says what is gone, ``replay`` cuts a fresh model alike.
+"""Structured pruning of heads: ``prune`` slices the weights, ``pruned`` lists the pruned heads, ``replay`` repeats it.
 
-A pruned model gives what the gated model gives with the same heads at gate 0: the head's rows of the query, key and
-value projections and its columns of the output projection are taken away; the output projection's bias stays.
+Requirements:
+
+1. A pruned model computes what the model computes with the same heads at gate 0. Pruning removes the head's rows of the
+   query, key and value projections and its columns of the output projection; the output projection's bias stays.
+2. Every check comes before the first change, so that an error leaves the model as it was.
+3. Slices keep the order in which the model's forward reads a fused projection: block by block or head by head.
+4. The attention module must learn its new size, which every model file stores under other names, or reads from the
+   configuration that all layers share.
+5. Indices of heads change with every cut: the original ones are kept in the module, so that ``pruned`` and ``replay``
+   do not depend on the order of cuts.
 """
 
 from __future__ import annotations
@@ -24,7 +32,7 @@ from headtools.heads._weights import check_plain_weights
 from headtools.heads.groups import query_heads, spared
 from headtools.heads.sites import Site, sites
 
-# what attention modules call their sizes
+# names of sizes in attention modules
 QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
 KEY_HEADS = ("num_key_value_heads", "kv_heads", "num_kv_heads")
 _WIDTHS = ("all_head_size", "split_size", "embed_dim", "inner_dim", "q_dim")
@@ -36,21 +44,21 @@ def prune(
 ) -> None:
     """Remove ``heads`` from ``model`` in place, by slicing its weights.
 
-    ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...], numbered as ``sites(model)`` has them now. Where
-    query heads share keys and values, a cut that leaves the groups uneven gives every query head its own copy of its
-    keys and values (``gqa="ungroup"``: the same function, a bigger cache) or is refused (``gqa="error"``). When all
-    heads of a layer go, one silent head is left, since models cannot run with none. Parameters are replaced: make
-    optimizers and compile after pruning.
+    ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...], with indices as ``sites(model)`` has them now.
+    Where query heads share keys and values, a cut that leaves groups of different sizes gives every query head its own
+    copy of its keys and values (``gqa="ungroup"``: the same function, a larger cache) or raises (``gqa="error"``). When
+    all heads of a layer are pruned, one silent head remains, because models cannot run with none. Parameters are
+    replaced: create optimizers and compile after pruning.
 
-    ``spare`` names heads that stay even if ``heads`` has them: a ranking holds for the corpus it was measured on, and
-    may be blind to heads that other texts need (induction heads, say). With ``groups`` the numbers in ``heads`` are
-    those of key-value heads, and each goes with all query heads that read it, so that weights and cache both shrink
-    (``group_scores`` ranks them, ``model_size`` tells what a cut bought); a group with a spared query head stays.
+    ``spare`` names heads to keep even if ``heads`` has them: a ranking holds for the corpus it was measured on, and may
+    miss heads that other texts need, such as induction heads. With ``groups`` the indices in ``heads`` are those of
+    key-value heads, and each is pruned with all query heads that read it, so that weights and cache both shrink
+    (``group_scores`` ranks them, ``model_size`` gives the sizes); a group with a spared query head stays.
 
-    Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there, named twice or cut before, and
-    ``ValueError`` for attention that cannot be sliced, always before anything is changed: latent keys and values
-    (DeepSeek), models without AttentionInterface, parameters that mix heads or that headtools does not know, weights
-    that are offloaded; ``ValueError`` for no heads at all, and ``RuntimeError`` for a model compiled before or inside
+    Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that do not exist, are named twice or were pruned
+    before, and ``ValueError`` for attention that cannot be sliced, always before anything is changed: latent keys and
+    values (DeepSeek), models without AttentionInterface, parameters that mix heads or that headtools does not know,
+    offloaded weights; ``ValueError`` for no heads at all, and ``RuntimeError`` for a model compiled before or inside
     another context of headtools.
 
     >>> import headtools as ht
@@ -63,15 +71,15 @@ def prune(
     """
     if not cut_heads(model, heads, gqa, spare=spare, groups=groups):
         raise ValueError(
-            'no heads came, so nothing was cut: prune(model, {("encoder", 2): [0, 5]}); where there may be none, write '
-            "if heads: prune(model, heads)"
+            'got no heads, so nothing was pruned: prune(model, {("encoder", 2): [0, 5]}); where there may be none, '
+            "write if heads: prune(model, heads)"
         )
 
 
 def cut_heads(
     model: nn.Module, heads: Heads, gqa: str = "ungroup", *, spare: Heads | None = None, groups: bool = False
 ) -> int:
-    """Do what ``prune`` does, of heads that may be none, as at the first point of a curve; return how many are cut.
+    """Do what ``prune`` does, and allow no heads, as at the first point of a pruning curve; return how many are pruned.
 
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -83,94 +91,94 @@ def cut_heads(
     check_not_compiled(model)
     check_no_open_context(model, "prune()")
     check_not_offloaded(model, "prune")
-    chosen = select(sites(model), query_heads(model, heads) if groups else heads)
-    chosen = spared(chosen, select(sites(model), spare or []), groups)
-    check_plain_weights(model, [module for site in chosen for module in (*site.module.modules(), site.out)], "prune")
-    _cut(chosen, gqa)
-    return sum(map(len, chosen.values()))
+    selected = select(sites(model), query_heads(model, heads) if groups else heads)
+    selected = spared(selected, select(sites(model), spare or []), groups)
+    check_plain_weights(model, [module for site in selected for module in (*site.module.modules(), site.out)], "prune")
+    _cut(selected, gqa)
+    return sum(map(len, selected.values()))
 
 
 def pruned(model: nn.Module) -> list[tuple]:
-    """Return the heads that ``prune`` removed, by their original numbers: what ``replay`` needs, and fit for JSON.
+    """Return the heads that ``prune`` removed, by their original indices: what ``replay`` takes, and JSON can hold.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
     >>> ht.pruned(BertModel(BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, vocab_size=9)))
     []
     """
-    found = []
+    removed = []
     for site in sites(model):
         state = site.module.__dict__.get(PRUNED)
-        found += [(*site.key, head) for head in (state["removed"] if state else ())]
-    return found
+        removed += [(*site.key, head) for head in (state["removed"] if state else ())]
+    return removed
 
 
 def replay(model: nn.Module, heads: Heads) -> None:
     """Prune a fresh model of the same architecture as another was pruned, so that its weights can be loaded.
 
-    ``heads`` is what ``pruned`` returned, or the same after a trip through JSON. Numbers are the original ones,
-    whatever was cut before. Raises as ``prune`` does, and ``ValueError`` when a head is gone already.
+    ``heads`` is what ``pruned`` returned, or the same read back from JSON. Indices are the original ones, whatever was
+    pruned before. Raises as ``prune`` does, and ``ValueError`` for a head that is already pruned.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> cut, fresh = BertModel(tiny), BertModel(tiny)
     >>> ht.prune(cut, {("encoder", 0): [1]})
-    >>> ht.prune(cut, {("encoder", 0): [1]})  # a second head: number 2 of the original
+    >>> ht.prune(cut, {("encoder", 0): [1]})  # a second head: index 2 of the original
     >>> ht.replay(fresh, ht.pruned(cut))
     >>> fresh.load_state_dict(cut.state_dict())
     <All keys matched successfully>
     """
-    cut_heads(model, {site.key: some for site, some in select(sites(model), heads, original=True).items()})
+    cut_heads(model, {site.key: indices for site, indices in select(sites(model), heads, original=True).items()})
 
 
 def ungrouped(model: nn.Module) -> list[tuple]:
-    """Return the sites in which a cut gave every query head its own copy of its keys and values.
+    """Return the sites in which pruning gave every query head its own copy of its keys and values.
 
-    What is cut later does not join them again, so the same heads cut at once may leave other shapes.
+    Later cuts do not group them again, so pruning the same heads in one step may result in other shapes.
     """
     return [site.key for site in sites(model) if site.module.__dict__.get(PRUNED, {}).get("ungrouped")]
 
 
 def replay_before_loading(model: nn.Module, heads: Heads, copied: Iterable[Sequence] = ()) -> None:
-    """Prune as ``replay`` does a model whose weights are still to be read: they may be on the meta device.
+    """Do what ``replay`` does, for a model whose weights are not loaded yet and may be on the meta device.
 
-    ``copied``: what ``ungrouped`` returned of the model that was cut first.
+    ``copied``: what ``ungrouped`` returned for the model that was pruned first.
     """
     copied = {tuple(key) for key in copied}
-    with torch.device("cpu"):  # numbers of rows are looked at, whatever device the weights are made on
-        chosen = select(sites(model), heads, original=True)
-        _cut({site: some for site, some in chosen.items() if site.key not in copied}, "ungroup")
-        _cut({site: some for site, some in chosen.items() if site.key in copied}, "copy")
+    with torch.device("cpu"):  # row indices have values, even if the weights are on the meta device
+        selected = select(sites(model), heads, original=True)
+        _cut({site: indices for site, indices in selected.items() if site.key not in copied}, "ungroup")
+        _cut({site: indices for site, indices in selected.items() if site.key in copied}, "copy")
 
 
-def _cut(chosen: Mapping[Site, list[int]], gqa: str) -> None:
-    cuts = [_plan_cut(site, some, gqa) for site, some in chosen.items() if some]  # raises before anything is changed
+def _cut(selected: Mapping[Site, list[int]], gqa: str) -> None:
+    cuts = [_plan_cut(site, heads, gqa) for site, heads in selected.items() if heads]  # raises before any change
     with torch.no_grad():
-        for cut in cuts:
-            cut()
+        for apply_cut in cuts:
+            apply_cut()
 
 
 def _plan_cut(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
-    """Work out the cut of one site and return the function that makes it; raise where it cannot be made."""
+    """Return the function that removes the heads ``cut`` of one site; raise where that is impossible."""
     check_prunable(site)
-    keep = [h for h in range(site.heads) if h not in cut]
+    keep = [head for head in range(site.heads) if head not in cut]
     empty = not keep
-    keep = keep or [0]  # the silent head
+    keep = keep or [0]  # the silent head: its columns of the output projection become 0
     query, key, value, kv_heads = _remaining_heads(site, keep, gqa)
-    parts = _rows_to_keep(site, query, key, value)
+    slices = _rows_to_keep(site, query, key, value)
     state = site.module.__dict__.get(PRUNED) or {"removed": (), "physical": site.original}
-    after = {
-        "kept": () if empty else tuple(site.original[h] for h in keep),
-        "removed": tuple(sorted((*state["removed"], *(site.original[h] for h in cut)))),
-        "physical": tuple(state["physical"][h] for h in keep),
+    new_state = {
+        "kept": () if empty else tuple(site.original[head] for head in keep),
+        "removed": tuple(sorted((*state["removed"], *(site.original[head] for head in cut)))),
+        "physical": tuple(state["physical"][head] for head in keep),
         "empty": empty,
         "ungrouped": state.get("ungrouped", False) or len(set(key)) < len(key),
     }
     columns = torch.arange(site.heads * site.value_dim).view(site.heads, site.value_dim)[keep].flatten()
 
     def apply() -> None:
-        for module, rows in parts:
+        for module, rows in slices:
             _slice(module, rows, outgoing=True)
         _slice(site.out, columns, outgoing=False)
         if empty:
@@ -179,29 +187,32 @@ def _plan_cut(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
         if isinstance(sinks, Tensor):
             site.module.sinks = nn.Parameter(sinks[keep].clone(), sinks.requires_grad)
         _resize(site, len(keep), kv_heads)
-        site.module.__dict__[PRUNED] = after
+        site.module.__dict__[PRUNED] = new_state
 
     return apply
 
 
 def check_prunable(site: Site) -> None:
-    """Raise where slicing would not be the same as gating."""
+    """Raise ``ValueError`` for a site where slicing would not equal gating."""
     name = f"{type(site.module).__name__} ({site.label})"
     advice = "use ablate(model, heads) instead, which gives the same outputs"
     if site.empty:
-        raise ValueError(f"all heads of {site.label} are cut already")
+        raise ValueError(f"all heads of {site.label} are already pruned")
     if site.latent:
-        raise ValueError(f"{name} makes keys and values of all heads from one latent vector; none can be cut: {advice}")
+        raise ValueError(
+            f"{name} computes the keys and values of all heads from one latent vector, so none can be cut: {advice}"
+        )
     if not site.interface:
         raise ValueError(
-            f"{name} does not use transformers' AttentionInterface, its forward may rely on its full width: {advice}"
+            f"{name} does not use transformers' AttentionInterface; its forward may rely on its full width: {advice}"
         )
     if type(site.module).__name__ == "UMT5Attention":
         raise ValueError(f"{name} shapes its tensors by the full number of heads: {advice}")
-    ours = {id(p) for m in (site.q.module, site.k.module, site.v.module, site.out) for p in m.parameters()}
+    projections = list(dict.fromkeys((site.q.module, site.k.module, site.v.module, site.out)))
+    sliced = {id(tensor) for module in projections for tensor in module.parameters()}
     for parameter, tensor in site.module.named_parameters():
-        known = (
-            id(tensor) in ours
+        harmless = (
+            id(tensor) in sliced
             # a norm inside each head; where n_heads == head_dim the shape alone does not tell it from one number a head
             or (
                 tuple(tensor.shape) in ((site.head_dim,), (site.value_dim,))
@@ -211,66 +222,67 @@ def check_prunable(site: Site) -> None:
             or parameter.startswith("relative_attention_bias")  # T5's, shared by all layers: sliced when it is used
             or parameter.startswith("LayerNorm")  # ALBERT's, after the output projection
         )
-        if not known:
+        if not harmless:
             shape = tuple(tensor.shape)
             raise ValueError(f"{name} has a parameter {parameter!r} of shape {shape} that may mix heads: {advice}")
-    for module in {id(m): m for m in (site.q.module, site.k.module, site.v.module, site.out)}.values():
+    for module in projections:
         if not isinstance(module, nn.Linear) and not layout.is_transposed(module):
-            other = type(module).__name__
-            raise ValueError(f"{name} projects with {other}; only nn.Linear and Conv1D can be sliced: {advice}")
-        rows = [p.rows.flatten() for p in (site.q, site.k, site.v) if p.module is module]
+            kind = type(module).__name__
+            raise ValueError(f"{name} projects with {kind}; only nn.Linear and Conv1D can be sliced: {advice}")
+        rows = [part.rows.flatten() for part in (site.q, site.k, site.v) if part.module is module]
         if rows and len(torch.cat(rows).unique()) != layout.width_out(module):
-            raise ValueError(f"{name}: a projection makes more than queries, keys and values: {advice}")
+            raise ValueError(f"{name}: a projection computes more than queries, keys and values: {advice}")
 
 
 def _may_be_one_per_head(parameter: str, tensor: Tensor, site: Site) -> bool:
-    """Tell a parameter of the attention module itself that may hold one number for each head."""
+    """Return whether a parameter of the attention module itself may hold one number for each head."""
     return "." not in parameter and tuple(tensor.shape) == (site.heads,)
 
 
 def _remaining_heads(site: Site, keep: list[int], gqa: str) -> tuple[list[int], list[int], list[int], int]:
-    """Return which query, key and value heads stay, and how many key heads that makes."""
-    share = site.heads // site.kv_heads
-    if share == 1:
+    """Return the query, key and value heads to keep, and the new number of key heads; a repeated index is a copy."""
+    group_size = site.heads // site.kv_heads
+    if group_size == 1:
         return keep, keep, keep, len(keep)
-    owners = [h // share for h in keep]
-    counts = {owner: owners.count(owner) for owner in owners}
-    if len(set(counts.values())) == 1 and gqa != "copy":
-        groups = sorted(counts)
-        return keep, groups, groups, len(groups)
+    groups = [head // group_size for head in keep]  # the key head of each query head
+    sizes = {group: groups.count(group) for group in groups}
+    if len(set(sizes.values())) == 1 and gqa != "copy":
+        key_heads = sorted(sizes)
+        return keep, key_heads, key_heads, len(key_heads)
     if gqa == "error":
         raise ValueError(
-            f"{site.label}: {share} query heads share a key head and the cut leaves groups of "
-            f"{sorted(counts.values())}; "
-            'cut evenly, or allow gqa="ungroup", which copies keys and values for every query head'
+            f"{site.label}: {group_size} query heads share a key head and the cut leaves groups of "
+            f"{sorted(sizes.values())}; "
+            'cut as many in each group, or allow gqa="ungroup", which copies keys and values for every query head'
         )
-    return keep, owners, owners, len(keep)
+    return keep, groups, groups, len(keep)
 
 
 def _rows_to_keep(site: Site, query: list[int], key: list[int], value: list[int]) -> list[tuple[nn.Module, Tensor]]:
     """Return each projection module with the rows to keep, in the order in which the model's forward reads them."""
-    asked: dict[int, tuple[nn.Module, list[tuple[Projection, Tensor]]]] = {}
-    for part, some in ((site.q, query), (site.k, key), (site.v, value)):
-        asked.setdefault(id(part.module), (part.module, []))[1].append((part, part.rows[some]))
+    by_module: dict[nn.Module, list[tuple[Projection, Tensor]]] = {}
+    for projection, heads in ((site.q, query), (site.k, key), (site.v, value)):
+        by_module.setdefault(projection.module, []).append((projection, projection.rows[heads]))
     result = []
-    for module, parts in asked.values():
-        if all(torch.equal(p.rows, parts[0][0].rows) for p, _ in parts):
-            rows = parts[0][1].flatten()  # one alone, or keys that serve as values
+    for module, parts in by_module.items():
+        kept = [rows for _, rows in parts]  # of each part, (heads, width)
+        if all(torch.equal(projection.rows, parts[0][0].rows) for projection, _ in parts):
+            rows = kept[0].flatten()  # a module of one part, or keys that are also the values (Gemma 4)
         elif _is_head_by_head(site):
-            rows = torch.stack([r for _, r in parts], 1).flatten()
+            rows = torch.stack(kept, 1).flatten()  # [q0 k0 v0 | q1 k1 v1 | ...]
         else:
-            rows = torch.cat([r.flatten() for _, r in parts])
+            rows = torch.cat([part_rows.flatten() for part_rows in kept])  # [q | k | v]
         result.append((module, rows))
     return result
 
 
 def _is_head_by_head(site: Site) -> bool:
-    """Tell a fused projection that goes head by head (GPT-NeoX) from one that goes query, key, value."""
+    """Return whether a fused projection is ordered head by head (GPT-NeoX), and not query, key, value."""
     return site.heads > 1 and bool(site.q.rows[1, 0] > site.k.rows[0, 0]) and site.q.module is site.k.module
 
 
 def _slice(module: nn.Module, index: Tensor, outgoing: bool) -> None:
-    """Keep some outputs (or inputs) of a projection."""
+    """Keep the outputs (or inputs) ``index`` of a projection."""
     transposed = layout.is_transposed(module)
     dim = 1 if transposed == outgoing else 0
     index = index.to(module.weight.device)
@@ -284,11 +296,11 @@ def _slice(module: nn.Module, index: Tensor, outgoing: bool) -> None:
 
 
 def _resize(site: Site, heads: int, kv_heads: int) -> None:
-    """Tell the attention module its new size, under whatever names it uses."""
+    """Set the attention module's sizes, under the names that its class uses."""
     module, own = site.module, vars(site.module)
     if _shared_bias(module):
-        # T5 makes one position bias for all layers and all its heads, so a layer keeps its old numbers and its
-        # attention function takes the rows of its remaining heads
+        # T5 computes one position bias, with all heads, for all layers. The sizes stay, and the layer's own attention
+        # function selects the rows of its remaining heads from the bias.
         module.config = LayerConfig(module.config, {"_attn_implementation": PRUNED_BIAS})
         return
     reads = _names_read(inspect.unwrap(type(module).forward).__code__)
@@ -304,13 +316,13 @@ def _resize(site: Site, heads: int, kv_heads: int) -> None:
         if own.get(name) == site.kv_heads * site.head_dim and name in reads:
             setattr(module, name, kv_heads * site.head_dim)
     missing = {name: size for name, size in sizes.items() if name in reads and name not in own}
-    if missing and hasattr(module, "config"):  # Phi-3 reads its sizes from the configuration: give the layer its own
+    if missing and hasattr(module, "config"):  # Phi-3 reads its sizes from the shared configuration
         module.config = LayerConfig(module.config, missing)
 
 
 def _names_read(code: CodeType) -> set[str]:
-    """Return the names that a function reads, also inside its comprehensions."""
-    return set(code.co_names).union(*(_names_read(part) for part in code.co_consts if isinstance(part, CodeType)))
+    """Return the names that a function reads, its comprehensions included."""
+    return set(code.co_names).union(*(_names_read(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def _shared_bias(module: nn.Module) -> bool:

@@ -1,14 +1,15 @@
-"""See what heads do: ``record`` their maps, queries, keys, values and outputs while the model runs.
+"""``record`` heads' attention maps, queries, keys, values and outputs while the model runs.
 
 Outputs z come from a pre-hook on the output projection, whatever kernel computed them. Maps, queries, keys and values
 come through transformers' AttentionInterface: inside the context the model's configuration names an attention function
-of ours (``attention.py``), which calls the model file's own eager attention, so softcaps, sinks and position biases
-stay right.
+of ours (``_attention.py``), which calls the model file's own eager attention, so that softcaps, sinks and position
+biases are the model's.
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,11 +29,11 @@ _QUANTITIES = ("maps", "z", "q", "k", "v")
 
 
 class Captured:
-    """What one call of one site produced; asking for something not recorded is an error that says how to get it.
+    """What one call of one site produced; a quantity that was not recorded raises an error that says how to get it.
 
     ``maps`` (B, head, query, key) float32 rows of attention; ``z`` (B, token, head, value_dim) what the output
-    projection reads; ``q`` (B, head, query, head_dim), ``k`` and ``v`` (B, kv_head, key, ...) as attention sees them,
-    so after rotary embedding and the model's own normalisation.
+    projection reads; ``q`` (B, head, query, head_dim), ``k`` and ``v`` (B, kv_head, key, ...) as they enter the
+    dot product: after rotary embedding and the model's own normalisation.
     """
 
     def __init__(self, label: str, **tensors: Tensor) -> None:
@@ -51,27 +52,33 @@ class Captured:
 
 @dataclass(repr=False)
 class Record:
-    """What :func:`record` saw: ``r["encoder", 2]`` is a site's last call, or what ``accumulate`` made of all calls."""
+    """What :func:`record` recorded: ``r["encoder", 2]`` is a site's last call, or what ``accumulate`` made of all."""
 
     sites: Sites
-    seen: dict[tuple, Any]
+    captured: dict[tuple, Any]
 
     def __getitem__(self, key: tuple | Site) -> Any:
         site = key if isinstance(key, Site) else self.sites[key]
         if isinstance(site, Sites):
             raise KeyError(f"{key!r} names a kind, not a site: write {site.all[0].key}")
-        if site.key not in self.seen:
+        if site.key not in self.captured:
             raise KeyError(f"{site.label} has not run inside this record: call model(**batch) inside the with block")
-        return self.seen[site.key]
+        return self.captured[site.key]
 
     def __iter__(self) -> Iterator[tuple]:
-        return iter(self.seen)
+        return iter(self.captured)
 
     def __len__(self) -> int:
-        return len(self.seen)
+        return len(self.captured)
+
+    @property
+    def seen(self) -> dict[tuple, Any]:
+        """Return ``captured``, by its old name."""
+        warnings.warn("Record.seen is now Record.captured: write .captured", DeprecationWarning, stacklevel=2)
+        return self.captured
 
     def __repr__(self) -> str:
-        return f"<Record of {len(self.seen)} sites>"
+        return f"<Record of {len(self.captured)} sites>"
 
 
 @old_arguments(reduce="accumulate")
@@ -87,13 +94,13 @@ def record(
     """Record what every head does while the context lasts.
 
     ``want`` names what to keep: "maps" (B, head, query, key), "z" (B, token, head, value_dim), "q", "k", "v". Only
-    "z" leaves the model's attention kernel as it is; "maps" make the model run eager attention. ``only`` limits the
-    recording to some sites: "encoder", ("encoder", 2) or a list of them. ``accumulate(site, captured, before)`` folds
-    calls instead of storing them: it gets what it returned for the site's last call (None at first), so statistics of a
-    whole corpus need the memory of one batch. Tensors are detached unless ``grad``. A site that runs several times
-    (ALBERT's shared layer, every step of ``generate``) keeps its last call; use ``accumulate`` to see all. With
-    ``gates`` or ``ablate`` hooks run in the order of entry: a record entered inside them sees what they left, one
-    entered before them what they found.
+    "z" keeps the model's attention kernel; "maps" make the model run eager attention. ``only`` limits the recording to
+    some sites: "encoder", ("encoder", 2) or a list of them. ``accumulate(site, captured, previous)`` combines calls
+    instead of storing them: ``previous`` is what it returned for the site's last call (None at first), so statistics of
+    a corpus need the memory of one batch. Tensors are detached unless ``grad``. A site that runs several times
+    (ALBERT's shared layer, every step of ``generate``) keeps its last call; use ``accumulate`` for all. Combined with
+    ``gates`` or ``ablate``, hooks run in the order of entry: a record entered inside them records z after their change,
+    one entered before them records it before.
 
     Raises ``ValueError`` for an unknown ``want``, where ``accumulate`` would get NaN or infinity, for maps of a model
     that does not use AttentionInterface, for empty batches and rows of padding, and in training mode, where maps are
@@ -111,19 +118,19 @@ def record(
     want = _check_want(want)
     check_not_compiled(model)
     if not training and any(module.training for module in model.modules()):
-        raise ValueError("the model is in training mode, so dropout would change what you see: call model.eval() first")
-    found = sites(model)
-    chosen = found.pick(only)
-    inside = [name for name in want if name != "z"]
-    if inside:
-        _check_interface(chosen, inside)
-    result = Record(found, {})
+        raise ValueError("the model is in training mode, so dropout would change the maps: call model.eval() first")
+    all_sites = sites(model)
+    selected = all_sites.pick(only)
+    from_attention = [name for name in want if name != "z"]
+    if from_attention:
+        _check_interface(selected, from_attention)
+    result = Record(all_sites, {})
     with ExitStack() as stack:
-        stack.enter_context(intervention(model, "record()", chosen))
-        if inside:
+        stack.enter_context(intervention(model, "record()", selected))
+        if from_attention:
             stack.enter_context(attention_function(model, EAGER if "maps" in want else None))
-        for site in chosen:
-            stack.enter_context(_record_site(model, site, want, accumulate, grad, result.seen))
+        for site in selected:
+            stack.enter_context(_record_site(model, site, want, accumulate, grad, result.captured))
         yield result
 
 
@@ -143,8 +150,11 @@ def contributions(site: Site, z: Tensor) -> Tensor:
     torch.Size([1, 3, 4, 16])
     """
     if z.shape[-2:] != (site.heads, site.value_dim):
-        need = f"(B, T, {site.heads}, {site.value_dim})"
-        raise ValueError(f"{site.label} needs z of shape {need}, got {tuple(z.shape)}: use record(model)[{site.key}].z")
+        raise ValueError(
+            f"{site.label} needs z of shape (B, T, {site.heads}, {site.value_dim}), got {tuple(z.shape)}: "
+            f"use record(model)[{site.key}].z"
+        )
+    # z_h W_O^h for each head h; Elhage et al. 2021, "Attention heads are independent and additive"
     return torch.einsum("...hv,hvd->...hd", z, site.w_o.to(z.dtype))
 
 
@@ -156,54 +166,56 @@ def _check_want(want: Iterable[str]) -> tuple[str, ...]:
     return want
 
 
-def _check_interface(chosen: list[Site], inside: list[str]) -> None:
-    for site in chosen:
+def _check_interface(selected: list[Site], quantities: list[str]) -> None:
+    for site in selected:
         if not site.interface:
             raise ValueError(
                 f"{type(site.module).__name__} ({site.label}) does not use transformers' AttentionInterface, so its "
-                f"{', '.join(inside)} cannot be recorded; record(model, want=('z',)) works, and for maps load the "
+                f"{', '.join(quantities)} cannot be recorded; record(model, want=('z',)) works, and for maps load the "
                 "model with attn_implementation='eager' and call it with output_attentions=True"
             )
 
 
 @contextmanager
 def _record_site(
-    model: nn.Module, site: Site, want: tuple, accumulate: Callable | None, grad: bool, seen: dict
+    model: nn.Module, site: Site, want: tuple, accumulate: Callable | None, grad: bool, results: dict
 ) -> Iterator[None]:
     """Collect what one site produces: from the attention function first, then from the output projection."""
-    here, folding = threading.local(), threading.Lock()  # the model may run in several threads inside one context
-    last = "z" if "z" in want else "attention"
+    # The model may run in several threads inside one context: a call's tensors are collected for each thread apart.
+    call, lock = threading.local(), threading.Lock()
+    last = "z" if "z" in want else "attention"  # the event that completes a call
 
-    def keep(**tensors: Tensor) -> None:
+    def collect(**tensors: Tensor) -> None:
         for name in want:
             if name in tensors:
                 tensor = tensors[name] if grad else tensors[name].detach()
-                here.__dict__[name] = tensor.float() if name == "maps" else tensor
+                call.__dict__[name] = tensor.float() if name == "maps" else tensor
 
     def finish() -> None:
-        captured = Captured(site.label, **{name: here.__dict__[name] for name in want if name in here.__dict__})
-        here.__dict__.clear()
-        if accumulate is not None:  # a measure; whoever looks at the tensors themselves sees what they hold
+        captured = Captured(site.label, **{name: call.__dict__[name] for name in want if name in call.__dict__})
+        call.__dict__.clear()
+        if accumulate is not None:  # a sum would hide NaN; recorded tensors show it themselves
             for name in want:
                 if name in captured.__dict__:
                     check_recorded(model, site, name, captured.__dict__[name].detach())
-        with folding:
-            seen[site.key] = captured if accumulate is None else accumulate(site, captured, seen.get(site.key))
+        with lock:
+            previous = results.get(site.key)
+            results[site.key] = captured if accumulate is None else accumulate(site, captured, previous)
 
     def from_attention(**tensors: Tensor) -> None:
         if _recomputing():
             return
-        keep(**tensors)
+        collect(**tensors)
         if last == "attention":
             finish()
 
-    def from_output(read: Tensor) -> Tensor | None:
+    def from_output(flat: Tensor) -> Tensor | None:
         if _recomputing():
             return None
-        z = site.split(read)
-        keep(z=z)
+        z = site.split(flat)
+        collect(z=z)
         finish()
-        return site.join(z) if grad else None  # the model goes on from z, so that z has a gradient
+        return site.join(z) if grad else None  # the model continues from z, so that z is part of the graph
 
     with append_entry(site.module, TAPS, from_attention), ExitStack() as stack:
         if last == "z":
@@ -212,5 +224,5 @@ def _record_site(
 
 
 def _recomputing() -> bool:
-    """Tell whether a backward pass is under way: gradient checkpointing then runs layers again, already recorded."""
+    """Return whether a backward pass is running: gradient checkpointing then repeats layers already recorded."""
     return torch._C._current_graph_task_id() != -1

@@ -17,10 +17,10 @@ class HeadScores:
 
     ``values``: {(kind, layer): (H,) tensor}; layers may have different numbers of heads. ``name`` says what the
     number is. ``low`` and ``high``, where given, bound each value (an interval) and have the same keys and shapes.
-    ``notes``, where given, are numbers or words that the measure tells about itself, such as the share it conserves, or
-    why there is no interval.
+    ``notes``, where given, are numbers or texts that the measure reports about itself, such as the fraction of
+    relevance that it conserves, or why there is no interval.
 
-    Raises ``TypeError`` or ``ValueError`` for values that are no vectors, hold NaN, or bounds that do not match.
+    Raises ``TypeError`` or ``ValueError`` for values that are not vectors or hold NaN, or for wrong bounds.
 
     >>> scores = HeadScores({("encoder", 0): torch.tensor([0.1, 0.75]), ("encoder", 1): torch.tensor([0.5])})
     >>> scores.top(2)
@@ -38,8 +38,8 @@ class HeadScores:
     def __post_init__(self) -> None:
         if not self.values:
             raise ValueError('HeadScores needs at least one site: {("encoder", 0): torch.tensor([...])}')
-        for part in (self.values, self.low, self.high):
-            for key, value in (part or {}).items():
+        for by_site in (self.values, self.low, self.high):
+            for key, value in (by_site or {}).items():
                 if not isinstance(value, Tensor) or value.dim() != 1 or not len(value):
                     shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                     raise TypeError(f"the scores of {key} must be a tensor of shape (heads,), got {shape}")
@@ -49,10 +49,10 @@ class HeadScores:
                     raise ValueError(f"the bounds of {key} do not match its values")
 
     def __getitem__(self, head: Head) -> float:
-        key, number = tuple(head)[:-1], head[-1]
-        if key not in self.values or not 0 <= number < len(self.values[key]):
+        key, index = tuple(head)[:-1], head[-1]
+        if key not in self.values or not 0 <= index < len(self.values[key]):
             raise KeyError(f"no head {head} among these scores; sites are {list(self.values)}")
-        return float(self.values[key][number])
+        return float(self.values[key][index])
 
     def __iter__(self) -> Iterator[Head]:
         return iter([(*key, head) for key, value in self.values.items() for head in range(len(value))])
@@ -68,7 +68,7 @@ class HeadScores:
         return f"<HeadScores {self.name!r}: {len(self)} heads, highest {best}{notes}>"
 
     def flat(self) -> Tensor:
-        """Return all values in one vector (n_heads,), in the order of iteration, float64."""
+        """Return all values in one float64 vector (n_heads,), in the order of iteration."""
         return torch.cat([value.detach().cpu().double() for value in self.values.values()])
 
     def order(self) -> list[Head]:
@@ -97,24 +97,24 @@ class HeadScores:
     def spearman(self, other: HeadScores) -> float:
         """Return Spearman's rank correlation with scores of the same heads, in [-1, 1].
 
-        It is a number without an interval, and lower than that of the scores without noise: noise shuffles ranks. For
-        an interval resample what both scores are means of: ``bootstrap(rows, statistic=...)``.
+        Noise in the scores lowers it. For an interval, resample the examples of which both scores are means:
+        ``bootstrap(rows, statistic=...)``.
 
-        Raises ``ValueError`` when the heads differ or one side is constant.
+        Raises ``ValueError`` when the heads differ or one of the scores is constant.
         """
         a, b = _mean_ranks(self.flat()), _mean_ranks(self._matched(other))
         a, b = a - a.mean(), b - b.mean()
         if not a.any() or not b.any():
-            raise ValueError("a rank correlation needs scores that differ; one side is constant")
+            raise ValueError("a rank correlation needs scores that vary; all values of one of these are equal")
         return float((a @ b) / (a.norm() * b.norm()))
 
     def agreement(self, other: HeadScores, k: int) -> float:
-        """Return the share of the ``k`` highest heads that both scores name, in [0, 1]; chance is k / n_heads."""
+        """Return the fraction of the ``k`` highest heads that both scores share, in [0, 1]; chance is k / n_heads."""
         self._matched(other)
         return len(set(self.top(k)) & set(other.top(k))) / k
 
     def to_frame(self):
-        """Return a pandas frame, one row per head: kind, layer, head, the score, and its bounds where known."""
+        """Return a pandas frame, one row per head: kind, layer, head, the score, and its bounds if it has them."""
         import pandas as pd
 
         rows = []
@@ -122,21 +122,21 @@ class HeadScores:
             stack = {"stack": key[0]} if len(key) == 3 else {}
             for head in range(len(value)):
                 row = {**stack, "kind": key[-2], "layer": key[-1], "head": head, self.name: float(value[head])}
-                for bound, part in (("low", self.low), ("high", self.high)):
-                    if part is not None:
-                        row[bound] = float(part[key][head]) if key in part else float("nan")
+                for name, bound in (("low", self.low), ("high", self.high)):
+                    if bound is not None:
+                        row[name] = float(bound[key][head]) if key in bound else float("nan")
                 rows.append(row)
         return pd.DataFrame(rows)
 
     def _matched(self, other: HeadScores) -> Tensor:
-        """Return ``other``'s values in this one's order of heads."""
+        """Return ``other``'s values in the order of these heads."""
         if {k: len(v) for k, v in self.values.items()} != {k: len(v) for k, v in other.values.items()}:
-            raise ValueError(f"the two scores name different heads: {list(self.values)} and {list(other.values)}")
+            raise ValueError(f"the two scores have different heads: {list(self.values)} and {list(other.values)}")
         return torch.cat([other.values[key].detach().cpu().double() for key in self.values])
 
 
 def _mean_ranks(flat: Tensor) -> Tensor:
-    """Return ranks from 0, ties sharing their mean: the convention of Spearman's coefficient."""
+    """Return ranks from 0; equal values share their mean rank, as Spearman's coefficient requires."""
     _, inverse, counts = torch.unique(flat, return_inverse=True, return_counts=True)
     ends = counts.cumsum(0)
     return ((ends - counts + ends - 1).double() / 2)[inverse]

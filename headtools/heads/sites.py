@@ -18,8 +18,8 @@ from headtools.heads._weights import unused_copies, weight_of
 
 KINDS = ("encoder", "decoder", "cross")
 GUESSED_KIND = (
-    "its kind is a guess, since nothing says whether a token sees what comes after it; write model.is_causal = True "
-    "if it does not, or model.is_causal = False"
+    "its kind is a guess, since nothing in the model says whether attention is causal; write model.is_causal = True "
+    "or model.is_causal = False"
 )
 SiteKey = tuple  # (kind, layer), or (stack, kind, layer) where a model has several stacks of one kind
 
@@ -28,13 +28,13 @@ SiteKey = tuple  # (kind, layer), or (stack, kind, layer) where a model has seve
 class Site:
     """One attention layer: where its heads are and how to reach them.
 
-    ``kind`` is 'encoder' (every token sees every token), 'decoder' (only itself and before) or 'cross' (queries from
-    one sequence, keys from another). ``layer`` counts from 0 within kind and stack. ``stack`` is '' unless the model
-    has several stacks of one kind (CLIP: 'text_model' and 'vision_model'). ``heads`` query heads share ``kv_heads``
-    key and value heads. A query or key has ``head_dim`` features, a value ``value_dim``. ``out`` is the output
-    projection, which reads the heads' outputs z side by side. ``original[h]`` is the number head h had before any
-    pruning. ``empty`` is true when all heads are cut (one silent head is left so that the model still runs).
-    ``guessed`` is true when nothing said whether a token sees what comes after it, so that 'encoder' is a guess.
+    ``kind`` is 'encoder' (every token sees every token), 'decoder' (causal: itself and earlier tokens) or 'cross'
+    (queries from one sequence, keys from another). ``layer`` counts from 0 within kind and stack. ``stack`` is ''
+    unless the model has several stacks of one kind (CLIP: 'text_model' and 'vision_model'). ``heads`` query heads share
+    ``kv_heads`` key and value heads. A query or key has ``head_dim`` features, a value ``value_dim``. ``out`` is the
+    output projection, which reads the heads' outputs z side by side. ``original[h]`` is the index of head h before any
+    pruning. ``empty`` is true when all heads are pruned (one silent head remains so that the model still runs).
+    ``guessed`` is true when nothing in the model says whether attention is causal, so that 'encoder' is a guess.
     """
 
     kind: str
@@ -59,12 +59,12 @@ class Site:
 
     @property
     def key(self) -> SiteKey:
-        """Return what names this site: (kind, layer), with the stack in front where there are several."""
+        """Return the key of this site: (kind, layer), or (stack, kind, layer) where there are several stacks."""
         return (self.stack, self.kind, self.layer) if self.stack else (self.kind, self.layer)
 
     @property
     def label(self) -> str:
-        """Return the site's name for people: 'encoder 2', or 'text_model encoder 2'."""
+        """Return the key as text: 'encoder 2', or 'text_model encoder 2'."""
         return " ".join(str(part) for part in self.key)
 
     @property
@@ -74,13 +74,13 @@ class Site:
         matrix = weight if layout.is_transposed(self.out) else weight.T
         return matrix.unflatten(0, (self.heads, self.value_dim))
 
-    def split(self, read: Tensor) -> Tensor:
-        """Return what ``out`` reads, (B, T, heads * value_dim), head by head: z (B, T, heads, value_dim)."""
-        z = read.unflatten(-1, (self.heads, self.value_dim))
+    def split(self, flat: Tensor) -> Tensor:
+        """Return the input of ``out``, (B, T, heads * value_dim), head by head: z (B, T, heads, value_dim)."""
+        z = flat.unflatten(-1, (self.heads, self.value_dim))
         return z.transpose(0, 1) if self.tokens_first else z
 
     def join(self, z: Tensor) -> Tensor:
-        """Return z (B, T, heads, value_dim) as ``out`` reads it."""
+        """Return z (B, T, heads, value_dim) in the shape that ``out`` reads: (B, T, heads * value_dim)."""
         return (z.transpose(0, 1) if self.tokens_first else z).flatten(-2)
 
 
@@ -92,8 +92,8 @@ SiteSelection = str | SiteKey | Site | Iterable[str | SiteKey | Site] | None
 class Sites:
     """The attention layers of a model, in the order of its modules.
 
-    ``sites["encoder"]`` gives those of a kind (or stack), ``sites["cross", 3]`` one of them, ``len`` counts sites
-    and ``n_heads`` heads. ``skipped`` names attention modules whose heads could not be found.
+    ``sites["encoder"]`` returns those of a kind (or stack), ``sites["cross", 3]`` one of them. ``len`` counts sites,
+    ``n_heads`` counts heads. ``skipped`` names attention modules whose heads could not be found.
     """
 
     all: tuple[Site, ...]
@@ -107,7 +107,7 @@ class Sites:
 
     @property
     def n_heads(self) -> int:
-        """Return the number of heads that are there (a site whose heads are all cut has none)."""
+        """Return the number of heads; a site whose heads are all pruned has none."""
         return sum(0 if site.empty else site.heads for site in self)
 
     @property
@@ -125,54 +125,52 @@ class Sites:
 
     def __getitem__(self, key: str | SiteKey | Site) -> Site | Sites:
         if isinstance(key, str):
-            found = tuple(s for s in self if key in (s.kind, s.stack))
-            if found:
-                return Sites(found)
+            matches = tuple(site for site in self if key in (site.kind, site.stack))
+            if matches:
+                return Sites(matches)
             raise KeyError(f"no {key!r} attention in this model; it has {self._names()}")
         key = key.key if isinstance(key, Site) else _check_key(key)
-        found = [s for s in self if s.key == key or (len(key) == 2 and (s.kind, s.layer) == key)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise KeyError(f"{key} names {len(found)} sites: add the stack, e.g. {found[0].key}")
+        matches = [site for site in self if site.key == key or (len(key) == 2 and (site.kind, site.layer) == key)]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise KeyError(f"{key} names {len(matches)} sites: add the stack, e.g. {matches[0].key}")
         raise KeyError(f"no site {key} in this model; it has {self._names()} (layers count from 0)")
 
-    def pick(self, which: SiteSelection) -> list[Site]:
-        """Return the sites that an argument ``sites=`` names, each once and in the order in which they are named.
+    def pick(self, selection: SiteSelection) -> list[Site]:
+        """Return the sites that an argument ``sites=`` selects, each once, in the order in which they are named.
 
-        ``which``: a kind or stack ("encoder"), a key (("cross", 3)), a site, a list of these, or None for all. A site
-        of another model, such as the one that this was copied from, names the one with its key.
+        ``selection``: a kind or stack ("encoder"), a key (("cross", 3)), a site, a list of these, or None for all. A
+        site of another model, such as the one that this was copied from, selects the site with its key.
 
-        Raises ``KeyError`` for one that is not there, ``TypeError`` for something else.
+        Raises ``KeyError`` for an unknown site, ``TypeError`` for anything else.
 
         >>> from transformers import BertConfig, BertModel
         >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=3, vocab_size=9)
-        >>> found = sites(BertModel(tiny))
-        >>> [site.layer for site in found.pick(("encoder", 2))], [site.layer for site in found.pick(["encoder"])]
-        ([2], [0, 1, 2])
+        >>> all_sites = sites(BertModel(tiny))
+        >>> [site.layer for site in all_sites.pick(("encoder", 2))], len(all_sites.pick(["encoder"]))
+        ([2], 3)
         """
-        if which is None:
+        if selection is None:
             return list(self)
-        if isinstance(which, (str, Site)) or _is_key(which):
-            which = [which]
-        elif isinstance(which, (Mapping, Tensor)) or not isinstance(which, Iterable):
+        if isinstance(selection, (str, Site)) or _is_key(selection):
+            selection = [selection]
+        elif isinstance(selection, (Mapping, Tensor)) or not isinstance(selection, Iterable):
             raise TypeError(
-                f'sites are named by kind or key, "encoder", ("encoder", 0) or a list of them; got {which!r}'
+                f'sites are named by kind or key, "encoder", ("encoder", 0) or a list of them; got {selection!r}'
             )
-        picked = [self[name] for name in which]
-        return list({site: None for part in picked for site in (part if isinstance(part, Sites) else [part])})
+        matches = [self[name] for name in selection]
+        return list({site: None for match in matches for site in (match if isinstance(match, Sites) else [match])})
 
     def _names(self) -> str:
-        groups: dict[tuple[str, str], list[Site]] = {}
-        for s in self:
-            groups.setdefault((s.stack, s.kind), []).append(s)
-        return ", ".join(f"{' '.join(filter(None, k))} 0..{len(v) - 1}" for k, v in groups.items()) or "none"
+        count = Counter((site.stack, site.kind) for site in self)
+        return ", ".join(f"{' '.join(filter(None, names))} 0..{n - 1}" for names, n in count.items()) or "none"
 
     def __repr__(self) -> str:
         rows = [("site", "heads", "kv", "head_dim", "module")]
-        for s in self:
-            heads = "0 (all cut)" if s.empty else str(s.heads)
-            rows.append((s.label, heads, str(s.kv_heads), str(s.head_dim), s.name))
+        for site in self:
+            heads = "0 (all cut)" if site.empty else str(site.heads)
+            rows.append((site.label, heads, str(site.kv_heads), str(site.head_dim), site.name))
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.append(f"{len(self)} sites, {self.n_heads} heads")
@@ -196,10 +194,10 @@ def as_int(value: object) -> int:
 
 
 def _check_key(key: object) -> SiteKey:
-    """Return a key with its layer as an int; True and 1.0 equal 1, and would quietly name layer 1."""
+    """Return a key with its layer as an int; True and 1.0 equal 1, and would silently select layer 1."""
     *names, layer = key if isinstance(key, (tuple, list)) and len(key) else (key,)
     if isinstance(layer, str):
-        return (*names, layer)  # the name of nothing, as the caller will say
+        return (*names, layer)  # matches no site, and the caller raises
     try:
         return (*names, as_int(layer))
     except TypeError:
@@ -210,7 +208,7 @@ def _check_key(key: object) -> SiteKey:
 
 
 def _is_key(value: object) -> bool:
-    """Tell a key, ("encoder", 0), from a tuple of kinds or keys: it ends in something that is no name."""
+    """Return whether a tuple is one key, ("encoder", 0), and not several kinds or keys: it ends in a number."""
     return (
         isinstance(value, tuple)
         and len(value) in (2, 3)
@@ -220,19 +218,19 @@ def _is_key(value: object) -> bool:
 
 
 def sites(model: nn.Module) -> Sites:
-    """Return every attention layer of ``model`` with its heads, found by reading its modules; nothing is run.
+    """Return every attention layer of ``model`` with its heads, found by inspecting its modules; nothing is run.
 
-    Head counts come from the weights' shapes, so they stay right after pruning. A module shared by several layers
+    Head counts come from the weights' shapes, so they stay correct after pruning. A module shared by several layers
     (ALBERT) is one site.
 
-    What decides a site's kind: 'cross' by ``is_cross_attention`` or its name; 'decoder' or 'encoder' by ``is_causal``
-    of the attention module, its path ("decoder"), the masks that the model around it builds, or ``is_causal`` of a
-    model around it. Where none of them says anything, as in a model written by hand, 'encoder' is a guess, the table
-    says so, and ``model.is_causal = True`` (or False) settles it. The kind also decides which labels the default loss
-    takes: see ``label_loss``.
+    A site is 'cross' by ``is_cross_attention`` or its name, and 'decoder' or 'encoder' by ``is_causal`` of the
+    attention module, its path ("decoder"), the masks that an enclosing model builds, or ``is_causal`` of an enclosing
+    model. Where none of these exists, as in a model written by hand, 'encoder' is a guess, the table says so, and
+    ``model.is_causal = True`` (or False) decides. The kind also decides which labels the default loss expects: see
+    ``label_loss``.
 
-    Raises ``TypeError`` for something that is no module and ``ValueError`` where no head can be found, saying which
-    attention classes were seen. Warns when only part of a model's attention is understood.
+    Raises ``TypeError`` for anything but a module and ``ValueError`` where no head can be found, with the names of the
+    attention classes. Warns when only some of a model's attention is understood.
 
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -244,14 +242,15 @@ def sites(model: nn.Module) -> Sites:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"sites() needs a torch model, got {type(model).__name__}; pass the model itself: sites(model)")
-    found, skipped, seen, unused = [], [], [], unused_copies(model)
+    found, skipped, unknown_classes = [], [], []
+    unused = unused_copies(model)
     for name, module in model.named_modules():
         if module in unused:
             continue
         interface = layout.uses_interface(module)
         if not interface and not layout.looks_like_attention(module):
             if "attention" in type(module).__name__.lower() or isinstance(module, nn.MultiheadAttention):
-                seen.append(type(module).__name__)
+                unknown_classes.append(type(module).__name__)
             continue
         site = _find_site(model, name, module, interface)
         if site is None:
@@ -259,14 +258,14 @@ def sites(model: nn.Module) -> Sites:
         else:
             found.append(site)
     if not found:
-        raise ValueError(_no_sites_message(model, skipped, seen))
+        raise ValueError(_no_sites_message(model, skipped, unknown_classes))
     if skipped:
         warnings.warn(f"headtools does not understand {len(skipped)} attention modules: {skipped[0]}", stacklevel=2)
     return Sites(tuple(_number_layers(model, found)), tuple(skipped))
 
 
 def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) -> Site | None:
-    """Return the site of one attention module (not numbered yet), or None where its heads cannot be made out."""
+    """Return the site of one attention module (layer and stack are set later), or None if its heads are unclear."""
     out = layout.find_output(model, name, module)
     if out is None:
         return None
@@ -274,15 +273,16 @@ def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) 
     if value_dim is None:
         return None
     heads = layout.width_in(out) // value_dim
-    parts = layout.find_projections(module, heads, value_dim)
-    if parts.q is None and not parts.latent:
+    projections = layout.find_projections(module, heads, value_dim)
+    if projections.q is None and not projections.latent:
         return None
     state = module.__dict__.get(layout.PRUNED)  # written by prune()
     return Site(
         kind=find_kind(name, module), layer=-1, stack="", name=name, module=module, out=out,
-        heads=heads, kv_heads=heads if parts.latent else parts.k.rows.shape[0],
-        head_dim=_latent_dim(module, value_dim) if parts.latent else parts.q.rows.shape[1], value_dim=value_dim,
-        q=parts.q, k=parts.k, v=parts.v, interface=interface, latent=parts.latent,
+        heads=heads, kv_heads=heads if projections.latent else projections.k.rows.shape[0],
+        head_dim=_latent_dim(module, value_dim) if projections.latent else projections.q.rows.shape[1],
+        value_dim=value_dim, q=projections.q, k=projections.k, v=projections.v,
+        interface=interface, latent=projections.latent,
         original=state["kept"] if state else tuple(range(heads)), empty=bool(state and state["empty"]),
         tokens_first=layout.tokens_first(module),
     )  # fmt: skip
@@ -293,14 +293,14 @@ def _latent_dim(module: nn.Module, value_dim: int) -> int:
 
 
 def _number_layers(model: nn.Module, found: list[Site]) -> Iterable[Site]:
-    """Count layers within each kind and stack, and name the stacks where one kind has several."""
-    prefixes = {s.name: _prefix(s.name) for s in found}
+    """Number the layers within each kind and stack, and name the stacks where one kind has several."""
+    prefixes = {site.name: _prefix(site.name) for site in found}
     count: Counter = Counter()
-    for s in found:
-        rivals = {prefixes[o.name] for o in found if o.kind == s.kind}
-        stack = _stack_name(prefixes[s.name], rivals) if len(rivals) > 1 else ""
-        kind, guessed = resolve_kind(model, s.name, s.module)
-        yield replace(s, stack=stack, kind=kind, layer=count[kind, stack], guessed=guessed)
+    for site in found:
+        same_kind = {prefixes[other.name] for other in found if other.kind == site.kind}
+        stack = _stack_name(prefixes[site.name], same_kind) if len(same_kind) > 1 else ""
+        kind, guessed = resolve_kind(model, site.name, site.module)
+        yield replace(site, stack=stack, kind=kind, layer=count[kind, stack], guessed=guessed)
         count[kind, stack] += 1
 
 
@@ -311,18 +311,18 @@ def _prefix(name: str) -> str:
     return ".".join(parts[: numbers[0]] if numbers else parts[:-1])
 
 
-def _stack_name(prefix: str, rivals: set[str]) -> str:
-    """Return the first part of ``prefix`` that tells it from its rivals: 'text_model'."""
+def _stack_name(prefix: str, prefixes: set[str]) -> str:
+    """Return the first part of ``prefix`` that distinguishes it from the other ``prefixes``: 'text_model'."""
     parts = prefix.split(".")
     for depth in range(len(parts)):
-        head = parts[: depth + 1]
-        if all(r == prefix or r.split(".")[: depth + 1] != head for r in rivals):
-            common = {tuple(r.split(".")[:depth]) for r in rivals}
-            return parts[depth] if len(common) == 1 else ".".join(head)
+        start = parts[: depth + 1]
+        if all(other == prefix or other.split(".")[: depth + 1] != start for other in prefixes):
+            common = {tuple(other.split(".")[:depth]) for other in prefixes}
+            return parts[depth] if len(common) == 1 else ".".join(start)
     return prefix
 
 
-def _no_sites_message(model: nn.Module, skipped: list[str], seen: list[str]) -> str:
+def _no_sites_message(model: nn.Module, skipped: list[str], unknown_classes: list[str]) -> str:
     name = type(model).__name__
     if skipped:
         return (
@@ -330,16 +330,16 @@ def _no_sites_message(model: nn.Module, skipped: list[str], seen: list[str]) -> 
             "and output projections that are modules, or one module with queries, keys and values in an order that "
             "headtools knows"
         )
-    if "MultiheadAttention" in seen:
+    if "MultiheadAttention" in unknown_classes:
         return (
             f"{name} uses torch.nn.MultiheadAttention, which never calls its output projection as a module, so no hook "
             "can reach its heads; use an attention written with nn.Linear modules instead"
         )
-    if seen:
+    if unknown_classes:
         return (
-            f"{name}: {', '.join(sorted(set(seen)))} keeps its projections as bare tensors or under unknown names, "
-            "so its heads cannot be reached; use a model whose attention has query, key, value and output "
+            f"{name}: {', '.join(sorted(set(unknown_classes)))} keeps its projections as bare tensors or under unknown "
+            "names, so its heads cannot be reached; use a model whose attention has query, key, value and output "
             "projection modules"
         )
     count = sum(1 for _ in model.modules())
-    return f"{name} has no attention: none of its {count} modules looks like it; pass a transformer, e.g. load()[0]"
+    return f"{name} has no attention: none of its {count} modules is attention; pass a transformer, e.g. load()[0]"

@@ -106,7 +106,7 @@ def test_other_batches_or_models_are_refused_everywhere():
 def test_a_folder_that_not_all_see_is_told(tmp_path, monkeypatch):
     store = Store(tmp_path / "here", {})
     store.finished = {0}
-    with pytest.raises(FileNotFoundError, match="a folder that all machines see"):
+    with pytest.raises(FileNotFoundError, match="a folder that all machines share"):
         store.get(0)
 
 
@@ -227,7 +227,7 @@ def test_one_that_was_launched_alone_waits_for_nobody(monkeypatch):
 def test_processes_that_do_not_find_each_other(monkeypatch):
     State(monkeypatch, 1)
     with (
-        pytest.raises(RuntimeError, match=r"2 processes were started and 1 found each other.*--multi_gpu"),
+        pytest.raises(RuntimeError, match=r"got 1 connected processes; expected 2.*--multi_gpu"),
         sharded(),
     ):
         pass

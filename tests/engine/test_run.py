@@ -111,7 +111,7 @@ def test_damaged_files_are_named(tmp_path):
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ValueError, match=r"run\.json is damaged"):
         run(Sums(), MODEL, BATCHES, checkpoint=tmp_path)
-    with pytest.raises(ValueError, match="is a file: name a folder"):
+    with pytest.raises(ValueError, match="is a file: choose a folder"):
         run(Sums(), MODEL, BATCHES, checkpoint=file)
 
 

@@ -109,7 +109,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
         folder = tmp_path / str(line)
         forked(lambda folder=folder: write_folder(folder, "x"), killer(FILES, line))
         assert not folder.exists() or (folder / "b" / "c.txt").read_text() == "x"
-    with pytest.raises(FileExistsError, match="is there already: name a new folder"):
+    with pytest.raises(FileExistsError, match="already exists: choose a new name"):
         write_folder(tmp_path / "count", "y")
     with pytest.raises(TypeError), atomic_folder(tmp_path / "failed") as part:
         (part / "a").write_text(part)
@@ -123,15 +123,15 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
             write_tensors(path, before)
         with monkeypatch.context() as patch:
             patch.setattr(store.os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left")))
-            kept = "what was there is as it was" if before else "there is nothing of it"
-            with pytest.raises(OSError, match=f"No space left; the file was not written, {kept}: make room") as found:
+            kept = "the old one is unchanged" if before else "nothing is there"
+            with pytest.raises(OSError, match=f"No space left; .*not written, and {kept}: free") as found:
                 write_tensors(path, NEW)
         assert (found.value.errno, found.value.filename) == (28, str(path))
         assert [p.name for p in tmp_path.iterdir()] == ([path.name] if before else [])
     with pytest.raises(OSError, match="No space left on device; the file was not written"), atomic_write(path):
         raise RuntimeError("I/O error (os error 28)")  # as safetensors says it
     said = told(lambda: write_tensors(path, {"x": torch.ones(90_000)}), full_disk(5_000, kill=False))
-    assert re.match("OSError: .*File too large; the file was not written, what was there is as it was: make room", said)
+    assert re.match("OSError: .*File too large; .*not written, and the old one is unchanged: free some space", said)
     with pytest.raises(RuntimeError, match="something else"), atomic_write(path):
         raise RuntimeError("something else")
     assert len(read_tensors(path)[0]["x"]) == 300
@@ -140,10 +140,10 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
 def test_files_and_folders_in_the_way(tmp_path):
     (tmp_path / "file").write_text("no folder")
     for path in (tmp_path / "file" / "a.safetensors", tmp_path / "file" / "b" / "a.safetensors"):
-        with pytest.raises(OSError, match="there is nothing of it: a file stands where its folder should be; name ano"):
+        with pytest.raises(OSError, match="and nothing is there: its folder is a file; choose ano"):
             write_tensors(path, NEW)
     (tmp_path / "a.safetensors").mkdir()
-    with pytest.raises(OSError, match="a folder has that name; name another"):
+    with pytest.raises(OSError, match="a folder has that name; choose another"):
         write_tensors(tmp_path / "a.safetensors", NEW)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "file"]
 
@@ -151,7 +151,7 @@ def test_files_and_folders_in_the_way(tmp_path):
 def test_read_only_files_and_closed_folders(tmp_path):
     path = write_tensors(tmp_path / "a.safetensors", OLD)
     path.chmod(0o444)
-    with pytest.raises(PermissionError, match=r"read-only; .* what was there is as it was: make it writ"):
+    with pytest.raises(PermissionError, match=r"read-only; .* and the old one is unchanged: make it writ"):
         write_tensors(path, NEW)
     path.chmod(0o644)
     link = tmp_path / "link.safetensors"
@@ -164,7 +164,7 @@ def test_read_only_files_and_closed_folders(tmp_path):
     for work in (lambda: write_bytes(closed / "b", b"x"), lambda: write_folder(closed / "new", "x"),
                  lambda: write_bytes(closed / "deep" / "b", b"x"), lambda: Store(closed / "run", {})):  # fmt: skip
         said = told(work, without_power)
-        assert re.match("PermissionError: .*Permission denied; .*there is nothing of it: name a folder that", said)
+        assert re.match("PermissionError: .*Permission denied; .*and nothing is there: choose a folder that", said)
     assert not list(closed.iterdir())
 
 
@@ -227,7 +227,7 @@ def test_models_are_told_by_their_weights():
     assert fingerprint(two) != before
     with pytest.raises(TypeError, match=r"weight has no content: it is on the meta device"):
         fingerprint(nn.Linear(3, 3).to("meta"))
-    with pytest.raises(TypeError, match="got a function; expected content that can be compared: give its name as text"):
+    with pytest.raises(TypeError, match="got a function; expected content that can be hashed: pass its name as text"):
         fingerprint({"loss": lambda: None})
 
 

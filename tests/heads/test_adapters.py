@@ -168,7 +168,7 @@ def test_a_trained_copy_of_a_layer_is_what_runs():
     with ht.record(model) as seen:
         run(model, batch)
     site = ht.sites(model)["encoder", 1]
-    assert site.key in seen.seen
+    assert site.key in seen.captured
     assert error(site.w_o, ht.sites(merged(model))["encoder", 1].w_o) == 0
     model, batch = adapted("bert", target_modules=["value"], modules_to_save=["query"])
     plain = merged(model)
@@ -231,7 +231,7 @@ def test_weights_that_are_computed_are_up_to_date(name, how):
 def test_an_estimate_that_moves_is_refused(how):
     model, _ = wrapped("bert", how)
     model.train()
-    with untouched(model), pytest.raises(ValueError, match=r"another estimate in every run.*model\.eval\(\)"):
+    with untouched(model), pytest.raises(ValueError, match=r"another estimate in every forward.*model\.eval\(\)"):
         ov(model)
 
 

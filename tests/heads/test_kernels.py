@@ -88,7 +88,7 @@ def test_even_heads_inside_even_heads():
     model, _ = zoo_model("bert")
     sites = ht.sites(model)
     told = [site.module.__dict__ for site in sites]
-    name = "_headtools_even"
+    name = "_headtools_uniform"
     with untouched(model), attend_uniformly(model, {sites["encoder", 0]: [3, 1]}):
         assert [one.get(name) for one in told] == [[1, 3], None, None]
         with attend_uniformly(model, {sites["encoder", 0]: [0, 1], sites["encoder", 2]: [2]}):

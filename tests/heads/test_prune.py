@@ -135,7 +135,7 @@ def test_replay_of_nothing_and_of_a_mapping():
     with untouched(model):
         ht.replay(model, [])
         for heads in ({}, [], {("decoder", 1): []}):
-            with pytest.raises(ValueError, match=r"no heads came.*prune\(model, .*if heads"):
+            with pytest.raises(ValueError, match=r"got no heads.*prune\(model, .*if heads"):
                 ht.prune(model, heads)
     ht.replay(model, {("decoder", 1): [0, 3]})
     assert ht.pruned(model) == [("decoder", 1, 0), ("decoder", 1, 3)]

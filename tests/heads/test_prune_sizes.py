@@ -153,7 +153,7 @@ def test_what_was_cut_when():
 def test_nothing_is_cut_where_no_head_is_named():
     model, _ = fresh("bert")
     before = model.bert.encoder.layer[0].attention.self.query.weight
-    with pytest.raises(ValueError, match="no heads came, so nothing was cut"):
+    with pytest.raises(ValueError, match="got no heads, so nothing was pruned"):
         ht.prune(model, {("encoder", 0): []})
     assert cut_heads(model, {("encoder", 0): []}) == 0
     assert model.bert.encoder.layer[0].attention.self.query.weight is before
@@ -171,7 +171,7 @@ class Table(nn.Module):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"q_proj": nn.Linear(10, 24)}, "a projection makes more than queries, keys and values"),
+        ({"q_proj": nn.Linear(10, 24)}, "a projection computes more than queries, keys and values"),
         ({"q_proj": Table(12, 10)}, "projects with Table; only nn.Linear and Conv1D can be sliced"),
         ({"o_proj": Table(10, 12)}, "projects with Table; only nn.Linear and Conv1D can be sliced"),
         ({"mixer": nn.Linear(4, 4)}, r"has a parameter 'mixer.weight' of shape \(4, 4\) that may mix heads"),

@@ -173,7 +173,7 @@ def test_a_refused_cut_leaves_every_layer_whole():
 def test_pruning_what_is_gone():
     model, _ = fresh("bert")
     ht.prune(model, {("encoder", 0): [0, 1, 2, 3], ("encoder", 1): [3]})
-    with untouched(model), pytest.raises(ValueError, match=r"encoder 0 are cut already"):
+    with untouched(model), pytest.raises(ValueError, match=r"encoder 0 are already pruned"):
         ht.prune(model, {("encoder", 0): [0]})
     with untouched(model), pytest.raises(IndexError, match=r"encoder 1 has heads 0\.\.2, got 3"):
         ht.prune(model, {("encoder", 1): [3]})

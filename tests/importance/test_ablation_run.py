@@ -133,7 +133,7 @@ def test_a_damaged_file_is_named(tmp_path):
     path.unlink()
     quietly(model, parts, scored, checkpoint=tmp_path)
     assert path.exists()
-    with pytest.raises(ValueError, match="is a file: name a folder"):
+    with pytest.raises(ValueError, match="is a file: choose a folder"):
         quietly(model, parts, scored, checkpoint=path)
 
 

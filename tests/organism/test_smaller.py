@@ -51,7 +51,7 @@ def test_refusals(tmp_path):
     model, _ = list(models())[1][0], None
     ht.prune(model, {("encoder", 0): [1]})
     folder = ht.save(model, tmp_path / "one")
-    with pytest.raises(FileExistsError, match="name a new folder"):
+    with pytest.raises(FileExistsError, match="choose a new name"):
         ht.save(model, folder)
     with pytest.raises(TypeError, match="not a transformers model"):
         ht.save(torch.nn.Linear(1, 1), tmp_path / "two")
