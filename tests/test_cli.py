@@ -49,14 +49,14 @@ def folders(tmp_path_factory):
 
 def test_help_names_every_command_and_an_example(capsys):
     assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert all(name in said for name in ("report", "roles", "importance", "prune", "Examples:", "Exit status"))
+    message = capsys.readouterr().out
+    assert all(name in message for name in ("report", "roles", "importance", "prune", "Examples:", "Exit status"))
 
 
 def test_every_example_of_the_help_and_the_readme_is_understood(root, monkeypatch):
     """With the words as they stand there, up to where a model would be loaded."""
-    asked = []
-    monkeypatch.setattr(cli, "_Subject", lambda *words: asked.append(words) or (_ for _ in ()).throw(ValueError))
+    requested = []
+    monkeypatch.setattr(cli, "_Subject", lambda *words: requested.append(words) or (_ for _ in ()).throw(ValueError))
     text = "\n".join([cli.EXAMPLES, *(Path(root, name).read_text("utf-8") for name in (
         "README.md", "notebooks/cheat_sheet.md", "notebooks/scaling.md"))]).replace("\\\n", " ")  # fmt: skip
     lines = [line.partition("-m headtools ")[2] for line in re.findall(r"^\s*(?:python|accelerate) .*", text, re.M)]
@@ -64,7 +64,7 @@ def test_every_example_of_the_help_and_the_readme_is_understood(root, monkeypatc
     assert len(lines) >= 10
     for line in lines:
         assert main(shlex.split(line)) == 1, line
-    assert len(asked) == len(lines)
+    assert len(requested) == len(lines)
 
 
 def test_the_version(capsys):
@@ -74,8 +74,8 @@ def test_the_version(capsys):
 
 def test_a_bare_call_gets_help(capsys):
     assert main([]) == 2
-    said = capsys.readouterr().err
-    assert all(name in said for name in ("report", "roles", "importance", "prune", "Examples:"))
+    message = capsys.readouterr().err
+    assert all(name in message for name in ("report", "roles", "importance", "prune", "Examples:"))
 
 
 @pytest.mark.parametrize("words", [["sing", "x"], ["prune", "organism", "--keep", "1.5", "--out", "x"],
@@ -117,10 +117,10 @@ def test_what_is_not_understood_is_answered_with_what_would_be(words, why, capsy
 )
 def test_what_is_wrong_ends_with_1(words, why, capsys):
     assert main(words) == 1
-    said = capsys.readouterr()
-    assert why in said.err
-    assert not said.out
-    assert "Traceback" not in said.err
+    message = capsys.readouterr()
+    assert why in message.err
+    assert not message.out
+    assert "Traceback" not in message.err
 
 
 def test_an_interrupted_command_ends_with_130(monkeypatch, capsys):
@@ -134,9 +134,9 @@ def test_an_interrupted_command_ends_with_130(monkeypatch, capsys):
 
 def test_importance(tmp_path, capsys):
     assert main(["importance", "organism", *FEW, "--out", str(tmp_path / "scores.csv")]) == 0
-    said = capsys.readouterr()
-    assert said.out.strip() == str(tmp_path / "scores.csv")
-    assert said.err.startswith(
+    message = capsys.readouterr()
+    assert message.out.strip() == str(tmp_path / "scores.csv")
+    assert message.err.startswith(
         "importance: gradient of the cross-entropy of the translation's tokens (--loss lm), 144 heads of "
         "MarianMTModel, on 8 sentences of organism\n"
     )
@@ -159,8 +159,10 @@ def test_roles(tmp_path):
 def test_a_model_without_logits_is_weighed_by_its_output(method, folders, tmp_path, capsys):
     out = tmp_path / "scores.csv"
     assert main(["importance", str(folders["bare"]), *FEW, "--method", method, "--out", str(out)]) == 0
-    said = f"importance: {method} of the change of the model's output (--loss output), 8 heads of BertModel, on 8 sent"
-    assert said in capsys.readouterr().err
+    message = (
+        f"importance: {method} of the change of the model's output (--loss output), 8 heads of BertModel, on 8 sent"
+    )
+    assert message in capsys.readouterr().err
     frame = pd.read_csv(out)
     assert list(frame)[3] == f"output change by {method}"
     assert (frame[f"output change by {method}"] > 0).all()
@@ -168,9 +170,9 @@ def test_a_model_without_logits_is_weighed_by_its_output(method, folders, tmp_pa
 
 def test_a_model_without_logits_is_pruned_by_its_output(folders, tmp_path, capsys):
     assert main(["prune", str(folders["bare"]), *FEW, "--keep", "0.5", "--out", str(tmp_path / "smaller")]) == 0
-    said = capsys.readouterr()
-    assert "4 of 8 heads left" in said.out
-    assert "--loss output" in said.err
+    message = capsys.readouterr()
+    assert "4 of 8 heads left" in message.out
+    assert "--loss output" in message.err
     assert ht.sites(ht.load(tmp_path / "smaller")[0]).n_heads == 4
 
 
@@ -220,9 +222,9 @@ def test_a_cut_of_a_causal_model_is_checked_on_repeated_tokens(folders, tmp_path
 def test_prune_then_report(tmp_path, capsys):
     smaller = tmp_path / "smaller"
     assert main(["prune", "organism", *FEW, "--keep", "0.75", "--kind", "encoder", "--out", str(smaller)]) == 0
-    said = capsys.readouterr().out
-    assert "36 of 48 heads left; open it with headtools.load(" in said
-    assert "transformers alone cannot: its layers have different numbers of heads" in said
+    message = capsys.readouterr().out
+    assert "36 of 48 heads left; open it with headtools.load(" in message
+    assert "transformers alone cannot: its layers have different numbers of heads" in message
     assert len(ht.pruned(ht.load(smaller)[0])) == 12
     assert main(["prune", "organism", "--keep", "0.5", "--out", str(smaller)]) == 1
     page = tmp_path / "page.html"
@@ -262,11 +264,11 @@ def test_two_processes_that_accelerate_starts(tmp_path, capsys):
 def test_what_is_not_shared_is_refused(words, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main([*words, "--out", str(tmp_path / "out")]) == 1
-    said = (
+    message = (
         f"headtools {words[0]}: 2 processes can share roles and importance only; "
         f"start {words[0]} once, without accelerate\n"
     )
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message
     assert not list(tmp_path.iterdir())
 
 

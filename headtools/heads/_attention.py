@@ -156,7 +156,7 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _own_eager(module: nn.Module) -> Callable | None:
-    for owner in type(module).__mro__:
+    for owner in type(module).__mro__:  # a subclass in another file inherits its parent's attention function
         own = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
         if own is not None:
             return own
@@ -192,7 +192,7 @@ def _run(
 
     heads = module.__dict__.get(_UNIFORM)
     result = uniform(heads) if heads else function(module, q, k, v, mask, **kwargs)
-    for tap in module.__dict__.get(TAPS, ()):
+    for tap in module.__dict__.get(TAPS, ()):  # (B, head or kv_head, token, width); maps (B, head, query, key)
         tap(q=q, k=k, v=v, uniform=uniform, **({"maps": result[1]} if shows_maps else {}))
     return result
 

@@ -97,6 +97,7 @@ def nonfinite_heads(site: Site) -> list[int]:
     >>> [nonfinite_heads(site) for site in sites(model)]
     [[], [1]]
     """
+    # with grouped-query attention a broken key head breaks every query head of its group
     broken = torch.zeros(site.heads, dtype=torch.bool)
     for projection in (site.q, site.k, site.v):
         for weight in () if projection is None else (projection.weight(), projection.bias()):

@@ -77,6 +77,7 @@ def replacement_values(
         raise ValueError(f"{', '.join(not_run)} did not run on the reference: pass batches that reach all its heads")
     if replacement == "resample":
         return {key: torch.cat(part) for key, part in parts.items()}
+    # sums are float64; only the mean is rounded to float32
     return {key: (torch.cat(part).sum(0, keepdim=True) / n_tokens[key]).float() for key, part in parts.items()}
 
 

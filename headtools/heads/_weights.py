@@ -321,7 +321,7 @@ def _merged(module: nn.Module) -> nn.Module:
     check_not_quantised(module, "merge the adapter")
     dropouts = [getattr(module, name, {}) for name in ("rank_dropout", "module_dropout")]  # of LoHa and LoKr
     _check_no_dropout(module.modules(), module.training and any(any(rates.values()) for rates in dropouts))
-    merged = copy.deepcopy(module)
+    merged = copy.deepcopy(module)  # merge() changes the base weight in place
     try:
         merged.merge()
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:

@@ -182,12 +182,12 @@ def _plan_cut(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
             _slice(module, rows, outgoing=True)
         _slice(site.out, columns, outgoing=False)
         if empty:
-            site.out.weight.zero_()
+            site.out.weight.zero_()  # the bias stays: it belongs to no head
         sinks = getattr(site.module, "sinks", None)
         if isinstance(sinks, Tensor):
             site.module.sinks = nn.Parameter(sinks[keep].clone(), sinks.requires_grad)
         _resize(site, len(keep), kv_heads)
-        site.module.__dict__[PRUNED] = new_state
+        site.module.__dict__[PRUNED] = new_state  # not an attribute that state_dict would save
 
     return apply
 

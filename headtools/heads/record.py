@@ -189,6 +189,7 @@ def _record_site(
         for name in want:
             if name in tensors:
                 tensor = tensors[name] if grad else tensors[name].detach()
+                # measures sum maps over tokens and batches; half precision is too coarse for that
                 call.__dict__[name] = tensor.float() if name == "maps" else tensor
 
     def finish() -> None:
@@ -217,6 +218,7 @@ def _record_site(
         finish()
         return site.join(z) if grad else None  # the model continues from z, so that z is part of the graph
 
+    # within one call attention runs before its output projection, so a call with z is complete there
     with append_entry(site.module, TAPS, from_attention), ExitStack() as stack:
         if last == "z":
             stack.callback(hook_input(site.out, from_output).remove)

@@ -242,13 +242,14 @@ def sites(model: nn.Module) -> Sites:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"sites() needs a torch model, got {type(model).__name__}; pass the model itself: sites(model)")
-    found, skipped, unknown_classes = [], [], []
+    all_sites, skipped, unknown_classes = [], [], []
     unused = unused_copies(model)
     for name, module in model.named_modules():
-        if module in unused:
+        if module in unused:  # PEFT keeps the original layer beside the copy that runs
             continue
         interface = layout.uses_interface(module)
         if not interface and not layout.looks_like_attention(module):
+            # only for the error message: a class of this name whose heads no hook can reach
             if "attention" in type(module).__name__.lower() or isinstance(module, nn.MultiheadAttention):
                 unknown_classes.append(type(module).__name__)
             continue
@@ -256,12 +257,12 @@ def sites(model: nn.Module) -> Sites:
         if site is None:
             skipped.append(f"{name} ({type(module).__name__})")
         else:
-            found.append(site)
-    if not found:
+            all_sites.append(site)
+    if not all_sites:
         raise ValueError(_no_sites_message(model, skipped, unknown_classes))
     if skipped:
         warnings.warn(f"headtools does not understand {len(skipped)} attention modules: {skipped[0]}", stacklevel=2)
-    return Sites(tuple(_number_layers(model, found)), tuple(skipped))
+    return Sites(tuple(_number_layers(model, all_sites)), tuple(skipped))
 
 
 def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) -> Site | None:
@@ -272,7 +273,7 @@ def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) 
     value_dim = layout.head_width(module, out)
     if value_dim is None:
         return None
-    heads = layout.width_in(out) // value_dim
+    heads = layout.width_in(out) // value_dim  # out reads (B, T, heads * value_dim), also after pruning
     projections = layout.find_projections(module, heads, value_dim)
     if projections.q is None and not projections.latent:
         return None
@@ -292,13 +293,14 @@ def _latent_dim(module: nn.Module, value_dim: int) -> int:
     return getattr(module, "qk_head_dim", getattr(module, "head_dim", value_dim))
 
 
-def _number_layers(model: nn.Module, found: list[Site]) -> Iterable[Site]:
+def _number_layers(model: nn.Module, all_sites: list[Site]) -> Iterable[Site]:
     """Number the layers within each kind and stack, and name the stacks where one kind has several."""
-    prefixes = {site.name: _prefix(site.name) for site in found}
+    prefixes = {site.name: _prefix(site.name) for site in all_sites}
     count: Counter = Counter()
-    for site in found:
-        same_kind = {prefixes[other.name] for other in found if other.kind == site.kind}
+    for site in all_sites:
+        same_kind = {prefixes[other.name] for other in all_sites if other.kind == site.kind}
         stack = _stack_name(prefixes[site.name], same_kind) if len(same_kind) > 1 else ""
+        # stacks are named by the modules' own kinds, layers are counted by the resolved ones (CLIP's text model)
         kind, guessed = resolve_kind(model, site.name, site.module)
         yield replace(site, stack=stack, kind=kind, layer=count[kind, stack], guessed=guessed)
         count[kind, stack] += 1

@@ -187,8 +187,8 @@ class State:
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
 
-    def made(self, **asked):
-        self.asked = asked
+    def made(self, **requested):
+        self.asked = requested
         return self
 
     def wait_for_everyone(self):

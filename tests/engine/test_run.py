@@ -56,13 +56,13 @@ def test_nothing_is_kept_of_a_batch_that_has_gone_by():
 
 
 def test_a_stopped_run_goes_on(tmp_path):
-    stopped, again = Sums(), Sums()
+    stopped, repeated = Sums(), Sums()
     per_batch = stopped.per_batch
     stopped.per_batch = lambda batch: per_batch(batch) if len(stopped.measured) < 3 else 1 / 0
     with pytest.raises(ZeroDivisionError):
         run(stopped, MODEL, BATCHES, checkpoint=tmp_path)
-    assert torch.equal(run(again, MODEL, BATCHES, checkpoint=tmp_path), EXPECTED)
-    assert again.measured == [0, 3, 4], "the first finished batch is compared, the others are read"
+    assert torch.equal(run(repeated, MODEL, BATCHES, checkpoint=tmp_path), EXPECTED)
+    assert repeated.measured == [0, 3, 4], "the first finished batch is compared, the others are read"
     finished = Sums()
     assert torch.equal(run(finished, MODEL, BATCHES, checkpoint=tmp_path), EXPECTED)
     assert finished.measured == [0]
@@ -91,11 +91,11 @@ def test_a_function_that_changed_is_noticed(tmp_path):
 
 def test_a_cheaper_check_is_used_where_there_is_one(tmp_path):
     run(Sums(), MODEL, BATCHES, checkpoint=tmp_path)
-    again = Sums()
-    again.check = lambda batch: {"sum": torch.tensor([7.0])}
+    repeated = Sums()
+    repeated.check = lambda batch: {"sum": torch.tensor([7.0])}
     with pytest.raises(ValueError, match="sum of batch 0 is 0 there and 7 now"):
-        run(again, MODEL, BATCHES, checkpoint=tmp_path)
-    assert again.measured == []
+        run(repeated, MODEL, BATCHES, checkpoint=tmp_path)
+    assert repeated.measured == []
 
 
 def test_damaged_files_are_named(tmp_path):

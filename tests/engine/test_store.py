@@ -130,8 +130,8 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch):
         assert [p.name for p in tmp_path.iterdir()] == ([path.name] if before else [])
     with pytest.raises(OSError, match="No space left on device; the file was not written"), atomic_write(path):
         raise RuntimeError("I/O error (os error 28)")  # as safetensors says it
-    said = told(lambda: write_tensors(path, {"x": torch.ones(90_000)}), full_disk(5_000, kill=False))
-    assert re.match("OSError: .*File too large; .*not written, and the old one is unchanged: free some space", said)
+    message = told(lambda: write_tensors(path, {"x": torch.ones(90_000)}), full_disk(5_000, kill=False))
+    assert re.match("OSError: .*File too large; .*not written, and the old one is unchanged: free some space", message)
     with pytest.raises(RuntimeError, match="something else"), atomic_write(path):
         raise RuntimeError("something else")
     assert len(read_tensors(path)[0]["x"]) == 300
@@ -163,8 +163,8 @@ def test_read_only_files_and_closed_folders(tmp_path):
     closed.mkdir(mode=0o500)
     for work in (lambda: write_bytes(closed / "b", b"x"), lambda: write_folder(closed / "new", "x"),
                  lambda: write_bytes(closed / "deep" / "b", b"x"), lambda: Store(closed / "run", {})):  # fmt: skip
-        said = told(work, without_power)
-        assert re.match("PermissionError: .*Permission denied; .*and nothing is there: choose a folder that", said)
+        message = told(work, without_power)
+        assert re.match("PermissionError: .*Permission denied; .*and nothing is there: choose a folder that", message)
     assert not list(closed.iterdir())
 
 
@@ -173,12 +173,12 @@ def test_two_that_write_the_same_file(tmp_path):
     path, ends = write_tensors(tmp_path / "a.safetensors", {"x": torch.zeros(1000)}), {}
     children = together(*[lambda n=n: [write_tensors(path, {"x": torch.full((1000,), n)}) for _ in range(40)]
                           for n in (1.0, 2.0)])  # fmt: skip
-    seen = set()
+    recorded = set()
     while not over(children, ends):
-        seen |= set(read_tensors(path)[0]["x"].unique().tolist())
+        recorded |= set(read_tensors(path)[0]["x"].unique().tolist())
         assert len(read_tensors(path)[0]["x"].unique()) == 1
     assert set(ends.values()) == {0}
-    assert seen <= {0.0, 1.0, 2.0}
+    assert recorded <= {0.0, 1.0, 2.0}
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -21,14 +21,14 @@ def test_chosen_heads_look_evenly_at_all_they_may_see(name, side):
     heads = some_heads(sites)
     with ht.record(model, want=("maps",)) as plain:
         run(model, batch)
-    with untouched(model), ht.ablate(model, heads, replacement="uniform"), ht.record(model, want=("maps",)) as seen:
+    with untouched(model), ht.ablate(model, heads, replacement="uniform"), ht.record(model, want=("maps",)) as recorded:
         run(model, batch)
     first = sites[0]
     kept = [head for head in range(first.heads) if head not in heads[first.key]]
     if name != "albert":  # whose only site runs again on what it changed itself
-        assert torch.equal(seen[first].maps[:, kept], plain[first].maps[:, kept])
+        assert torch.equal(recorded[first].maps[:, kept], plain[first].maps[:, kept])
     for site in sites:
-        maps = seen[site].maps[:, heads[site.key]]
+        maps = recorded[site].maps[:, heads[site.key]]
         visible = plain[site].maps.amax(1, keepdim=True) > 0  # every head of a layer may see the same tokens
         even = visible / visible.sum(-1, keepdim=True)
         assert (maps - even).abs().max() <= 1e-6, site.label
@@ -45,9 +45,9 @@ def test_outputs_are_the_means_of_the_values(name):
     values = plain[site].v.repeat_interleave(site.heads // plain[site].v.shape[1], 1)
     visible = (plain[site].maps.amax(1, keepdim=True) > 0).float()
     mean = (visible / visible.sum(-1, keepdim=True)) @ values  # (B, head, query, value_dim)
-    with ht.ablate(model, {site.key: [1]}, replacement="uniform"), ht.record(model, want=("z",)) as seen:
+    with ht.ablate(model, {site.key: [1]}, replacement="uniform"), ht.record(model, want=("z",)) as recorded:
         run(model, batch)
-    z, before = seen[site].z, plain[site].z
+    z, before = recorded[site].z, plain[site].z
     real = batch["attention_mask"].bool() if BUILDERS[name][1] in ("text", "causal", "seq2seq") else ...
     assert error(z[:, :, 1][real], mean[:, 1][real]) <= 1e-5  # padding may see nothing: kernels then differ
     assert error(z[:, :, 0][real], before[:, :, 0][real]) <= 1e-5
@@ -90,9 +90,9 @@ def test_contexts_nest_and_end_by_themselves():
         assert torch.equal(run(model, batch), both)
     with ht.ablate(model, {("encoder", 0): [0]}, replacement="uniform"):
         assert torch.equal(run(model, batch), one)
-    with watch(sites) as seen:
+    with watch(sites) as recorded:
         run(model, batch)
-    assert len(seen["encoder", 0]) == 1
+    assert len(recorded["encoder", 0]) == 1
 
 
 def test_with_zeros_and_gates():
@@ -109,10 +109,10 @@ def test_a_pruned_t5_has_biases_of_its_own():
         ht.ablate(model, {("encoder", 1): [0], ("decoder", 0): [2]}),
         ht.ablate(model, {("encoder", 1): [3]}, replacement="uniform"),
     ):
-        wanted = run(model, batch)
+        expected = run(model, batch)
     ht.prune(model, {("encoder", 1): [0], ("decoder", 0): [2]})
     with ht.ablate(model, {("encoder", 1): [2]}, replacement="uniform"):  # number 3 of before
-        assert error(run(model, batch), wanted) <= 1e-5 * wanted.abs().max()
+        assert error(run(model, batch), expected) <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -178,16 +178,16 @@ def test_position_biases_in_the_mask_are_none_for_even_heads(name):
             model(**batch)
         with untouched(model), ht.ablate(model, heads, replacement="uniform"):
             outputs[kernel] = model(**batch).last_hidden_state
-            with ht.record(model, want=("maps",)) as seen:
+            with ht.record(model, want=("maps",)) as recorded:
                 model(**batch)
         for site in sites:
-            maps, before = seen[site].maps, plain[site].maps
+            maps, before = recorded[site].maps, plain[site].maps
             visible = before.amax(1, keepdim=True) > 1e-20
             even = visible / visible.sum(-1, keepdim=True)
             assert (maps[:, heads[site.key]] - even).abs().max() <= 1e-6, site.label
             assert (before[:, heads[site.key]] - even).abs().max() > 0.01, "it was even before"
         first, kept = sites[0], range(1, sites[0].heads - 1)
-        assert torch.equal(seen[first].maps[:, kept], plain[first].maps[:, kept])
+        assert torch.equal(recorded[first].maps[:, kept], plain[first].maps[:, kept])
     assert error(*outputs.values()) <= 1e-5 * outputs["eager"].abs().max()
 
 
@@ -196,9 +196,9 @@ def test_swin_hides_windows_with_a_number_that_is_no_lowest():
     model, batch = biased("swin")
     site = list(ht.sites(model))[1]
     uniform = ht.ablate(model, {site.key: [0]}, replacement="uniform")
-    with torch.no_grad(), uniform, ht.record(model, want=("maps",)) as seen:
+    with torch.no_grad(), uniform, ht.record(model, want=("maps",)) as recorded:
         model(**batch)
-    maps = seen[site].maps[:, 0]
+    maps = recorded[site].maps[:, 0]
     assert set((1 / maps[maps > 1e-20]).round().int().tolist()) == {4, 8, 16}
     assert torch.allclose(maps.sum(-1), torch.ones(()))
 

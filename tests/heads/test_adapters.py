@@ -61,18 +61,20 @@ def test_sites_of_a_model_with_lora_are_those_of_the_merged_model(name):
 def test_contributions_and_circuits_count_lora(name):
     model, batch = adapted(name)
     plain = merged(model)
-    with ht.record(model, want="z") as seen:
+    with ht.record(model, want="z") as recorded:
         ours = run(model, batch)
     assert error(ours, run(plain, batch)) < 1e-4
     circuits, score = ov(model), qk(model, anyway=True) if name == "bert" else None
     for site, other in zip(ht.sites(model), ht.sites(plain), strict=True):
         weight = other.out.weight if name == "gpt2" else other.out.weight.T
-        naive = torch.stack([seen[site].z[..., h, :] @ part for h, part in enumerate(weight.split(site.value_dim))], 2)
-        assert error(ht.contributions(site, seen[site].z), naive) < 1e-4
-        share = site.heads // site.kv_heads
+        naive = torch.stack(
+            [recorded[site].z[..., h, :] @ part for h, part in enumerate(weight.split(site.value_dim))], 2
+        )
+        assert error(ht.contributions(site, recorded[site].z), naive) < 1e-4
+        fraction = site.heads // site.kv_heads
         for head in range(site.heads):
             value, _ = by_probing(other.v.module)
-            value = value[:, other.v.rows[head // share]]
+            value = value[:, other.v.rows[head // fraction]]
             matrix = value @ weight[head * site.value_dim : (head + 1) * site.value_dim]
             assert error(circuits[site.key][head].matrix(), matrix) < 1e-4
             if score:
@@ -155,7 +157,7 @@ def test_dropout_in_an_adapter_that_trains_is_refused(kind):
     options = options | ({"module_dropout": 0.5} if kind == "loha" else {"lora_dropout": 0.5})
     model, _ = adapted("bert", config, **options)
     model.train()
-    with untouched(model), pytest.raises(ValueError, match=r"drops out.*model\.eval\(\)"):
+    with untouched(model), pytest.raises(ValueError, match=r"applies dropout.*model\.eval\(\)"):
         ov(model)
 
 
@@ -165,10 +167,10 @@ def test_a_trained_copy_of_a_layer_is_what_runs():
         for name, weight in model.named_parameters():
             weight.add_(0.1 if "modules_to_save" in name else 0.0)
     assert ht.sites(model).n_heads == 12
-    with ht.record(model) as seen:
+    with ht.record(model) as recorded:
         run(model, batch)
     site = ht.sites(model)["encoder", 1]
-    assert site.key in seen.captured
+    assert site.key in recorded.captured
     assert error(site.w_o, ht.sites(merged(model))["encoder", 1].w_o) == 0
     model, batch = adapted("bert", target_modules=["value"], modules_to_save=["query"])
     plain = merged(model)
@@ -261,7 +263,7 @@ def test_the_line_in_the_refusal_mends_it(tmp_path):
                 ht.prune(model, {("encoder", layer): [0] for layer in range(3)})
                 break
             except ValueError as error:
-                eval(str(error).partition("plain one: ")[2], {"torch": torch, "model": model})
+                eval(str(error).partition("make it plain: ")[2], {"torch": torch, "model": model})
         assert ht.sites(model).n_heads == 9
 
 
@@ -328,17 +330,17 @@ def test_hooks_reach_the_heads_of_quantised_layers(quantised):
     heads = {("encoder", 1): [0, 2]}
     before = run(model, batch)
     with ht.ablate(model, heads):
-        gone = run(model, batch)
+        removed = run(model, batch)
     for by in ("mean", "resample", "uniform"):
         with ht.ablate(model, heads, replacement=by, reference=batch):
             assert error(run(model, batch), before) > 1e-3
     with ht.gates(model, {("encoder", 1): torch.tensor([0.0, 1.0, 0.0, 1.0])}):
-        assert torch.equal(run(model, batch), gone)
-    with ht.record(model, want=("maps", "z")) as seen:
+        assert torch.equal(run(model, batch), removed)
+    with ht.record(model, want=("maps", "z")) as recorded:
         run(model, batch)
-    assert seen["encoder", 1].maps.sum(-1).allclose(torch.ones(()))
+    assert recorded["encoder", 1].maps.sum(-1).allclose(torch.ones(()))
     with ht.ablate(plain, heads):
-        assert error(run(plain, batch), gone) < error(before, gone)
+        assert error(run(plain, batch), removed) < error(before, removed)
 
 
 def test_weights_of_quantised_layers_are_refused_by_name(quantised):
@@ -366,7 +368,9 @@ def test_what_needs_gradients_is_refused_on_quantised_layers_by_name(quantised):
         lambda: ht.relevance(model, labelled),
         lambda: ht.fit_gates(model, labelled, 0.1, weights=None, steps=1, progress=False),
     ):
-        with pytest.raises(TypeError, match=r"needs gradients, and bert\.encoder\S+ .*floating point"):
+        with pytest.raises(
+            TypeError, match=r"needs gradients, and none flows through bert\.encoder\S+ .*floating point"
+        ):
             measure()
 
 

@@ -74,7 +74,7 @@ def test_an_infinite_weight_is_named_too():
         ht.confidence(bert(float("inf")), batch())
 
 
-def seen(model, want, **given):
+def recorded(model, want, **given):
     """Fold what is recorded, as measures do."""
     with torch.no_grad(), ht.record(model, want, accumulate=lambda *_: 0):
         model(**(given or batch()))
@@ -83,17 +83,17 @@ def seen(model, want, **given):
 def test_what_is_seen_is_named_where_it_is_seen():
     """The layer at which it is seen first, and those of its heads that have it."""
     with pytest.raises(ValueError, match=rf"encoder 1, head 2: attention weights are NaN or infinite; {HURT}"):
-        seen(bert(), "maps")
+        recorded(bert(), "maps")
     with pytest.raises(ValueError, match=rf"encoder 1, head 2: queries are NaN or infinite; {HURT}"):
-        seen(bert(), ["z", "q"])
+        recorded(bert(), ["z", "q"])
     model = bert(1.0)
     with torch.no_grad():
         model.bert.encoder.layer[1].attention.self.value.bias[3] = NAN
     own = r"the weights of encoder 1, head 0, hold NaN \(bert\.encoder\.layer\.1\.attention\.self\.value\.bias\)"
     with pytest.raises(ValueError, match=rf"encoder 2, all heads: attention weights are NaN or infinite; {own}"):
-        seen(model, "maps")
+        recorded(model, "maps")
     with pytest.raises(ValueError, match=rf"encoder 1, head 0: outputs z are NaN or infinite; {own}"):
-        seen(model, "z")
+        recorded(model, "z")
     own = r"\(encoder 1\): W_OV is not a number in head 0, because its weights hold NaN"
     with pytest.raises(ValueError, match=own):
         ov(model, bias=True)
@@ -164,9 +164,9 @@ def test_fused_and_shared_projections_are_told_head_by_head(name):
         weight[place] = NAN
     own = rf"the weights of decoder 1, {heads}, hold NaN"
     with pytest.raises(ValueError, match=rf"decoder 1, {heads}: attention weights are NaN or infinite; {own}"):
-        seen(model, "maps")
+        recorded(model, "maps")
     with pytest.raises(ValueError, match=rf"decoder 1, {heads}: keys are NaN or infinite; {own}"):
-        seen(model, "k")
+        recorded(model, "k")
     for measure in (ht.confidence, ht.gradient):
         with pytest.raises(ValueError, match=own):
             measure(model, batch())

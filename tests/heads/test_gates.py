@@ -25,9 +25,9 @@ CLOSE = 1e-5
 
 def lengths(sites, model, batch):
     """How many tokens each output projection reads: {site.key: T}."""
-    with watch(sites) as seen:
+    with watch(sites) as recorded:
         run(model, batch)
-    return {key: calls[0][0].shape[1] for key, calls in seen.items()}
+    return {key: calls[0][0].shape[1] for key, calls in recorded.items()}
 
 
 @pytest.mark.parametrize(("name", "side"), PADDED)
@@ -188,9 +188,9 @@ def test_a_shared_module_is_one_site_gated_at_every_call():
     model, batch = zoo_model("albert")
     sites = ht.sites(model)
     assert len(sites) == 1
-    with watch(sites) as seen:
+    with watch(sites) as recorded:
         run(model, batch)
-    assert len(seen["encoder", 0]) == 3
+    assert len(recorded["encoder", 0]) == 3
 
 
 law = settings(max_examples=15, deadline=None)
@@ -204,9 +204,9 @@ def test_law_any_heads_off_equal_zeroed_columns(name, data):
     sites = list(ht.sites(model))
     heads = {}
     for site in sites:
-        chosen = data.draw(st.sets(st.integers(0, site.heads - 1)), label=str(site.key))
-        if chosen:
-            heads[site.key] = sorted(chosen)
+        selected = data.draw(st.sets(st.integers(0, site.heads - 1)), label=str(site.key))
+        if selected:
+            heads[site.key] = sorted(selected)
     with ht.ablate(model, heads):
         gated = run(model, batch)
     for site in sites:

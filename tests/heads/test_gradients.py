@@ -65,8 +65,8 @@ def test_gradient_checkpointing_gives_the_same_gate_gradients(name):
     model.train()
     plain = gradient()
     checkpoint(model)
-    again = gradient()
-    assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
+    repeated = gradient()
+    assert all(torch.equal(one, other) for one, other in zip(plain, repeated, strict=True))
 
 
 def test_backward_after_the_context_is_loud_under_checkpointing():

@@ -45,9 +45,9 @@ def test_is_narrower_for_paired_differences():
 def test_shape_and_seed():
     values = torch.rand(10, 3, 2)
     low, high = bootstrap(values, seed=3)
-    again, _ = bootstrap(values, seed=3)
+    repeated, _ = bootstrap(values, seed=3)
     assert low.shape == high.shape == (3, 2)
-    assert torch.equal(low, again)
+    assert torch.equal(low, repeated)
     assert bool((low <= values.mean(0)).all())
     assert bool((values.mean(0) <= high).all())
 
@@ -68,7 +68,7 @@ def test_shape_and_seed():
 def test_bad_input(values, level, says):
     with pytest.raises(ValueError, match=says):
         bootstrap(values, level=level)
-    with pytest.raises(ValueError, match="got 0: 1000 is usual"):
+    with pytest.raises(ValueError, match="such as 1000; got 0"):
         bootstrap(torch.rand(5), times=0)
 
 
@@ -104,7 +104,7 @@ def test_few_by_hand(shape, level):
         own = values[rows].std(0) / n**0.5
         ratios.append((values[rows].mean(0) - mean) / torch.maximum(own, error / 4))
     ratios, t = torch.stack(ratios), stats.t.ppf((1 + level) / 2, n - 1)
-    far, near = (ratios.quantile(share, dim=0) for share in ((1 + level) / 2, (1 - level) / 2))
+    far, near = (ratios.quantile(fraction, dim=0) for fraction in ((1 + level) / 2, (1 - level) / 2))
     assert torch.allclose(low.double(), mean - far.clamp(min=t) * error, atol=1e-6)
     assert torch.allclose(high.double(), mean - near.clamp(max=-t) * error, atol=1e-6)
 

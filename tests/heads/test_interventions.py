@@ -93,8 +93,8 @@ def test_contexts_that_end_in_any_order(order):
     for number in order:
         stacks[number].close()
         if number != order[-1]:
-            left = [n for n in (0, 2) if n in order[order.index(number) + 1 :]]
-            heads = sorted({head for n in left for head in ((0, 1), (), (1, 3))[n]})
+            remaining = [n for n in (0, 2) if n in order[order.index(number) + 1 :]]
+            heads = sorted({head for n in remaining for head in ((0, 1), (), (1, 3))[n]})
             with ht.ablate(model, {("encoder", 0): heads}, replacement="uniform"):
                 expected = run(model, batch)
             assert torch.equal(run(model, batch), expected), f"after {number} of {order}"
@@ -219,11 +219,11 @@ def test_a_model_may_run_in_another_thread_inside_a_context():
 
 def test_a_context_whose_thread_has_ended():
     model, batch = fresh("bert")
-    plain, left = run(model, batch), contextlib.ExitStack()
-    in_thread(lambda: left.enter_context(ht.ablate(model, HEADS)))
+    plain, remaining = run(model, batch), contextlib.ExitStack()
+    in_thread(lambda: remaining.enter_context(ht.ablate(model, HEADS)))
     with ht.ablate(model, {("encoder", 1): [0]}):  # nobody can be measuring there
         pass
-    left.close()
+    remaining.close()
     assert torch.equal(run(model, batch), plain)
 
 
@@ -296,13 +296,13 @@ def test_an_output_projection_called_by_keyword():
     heads = {("decoder", 0): [1], ("decoder", 1): [0, 3]}
 
     def results(of):
-        with ht.record(of, want="z", grad=True) as seen:
+        with ht.record(of, want="z", grad=True) as recorded:
             logits(of(**batch))
-        yield torch.cat([seen[key].z.flatten() for key in seen])
+        yield torch.cat([recorded[key].z.flatten() for key in recorded])
         for context in (
             ht.gates(of, {("decoder", 0): torch.full((6,), 0.5)}),
             ht.ablate(of, heads),
-            ht.patch(of, heads, {key: seen[key].z * 2 for key in seen}),
+            ht.patch(of, heads, {key: recorded[key].z * 2 for key in recorded}),
         ):
             with context:
                 yield run(of, batch)
@@ -339,7 +339,9 @@ def test_a_record_of_two_runs_at_once_does_not_mix_them():
             model(**second)
 
     handle = site.out.register_forward_pre_hook(wait)  # between the maps and the outputs of the second's batch
-    with ht.record(model, only=[site.key], accumulate=lambda _, seen, before: kept.append((seen.maps, seen.z))):
+    with ht.record(
+        model, only=[site.key], accumulate=lambda _, recorded, before: kept.append((recorded.maps, recorded.z))
+    ):
         thread = threading.Thread(target=run_second, name="second")
         thread.start()
         assert paused.wait(20)

@@ -45,8 +45,8 @@ def test_the_name_inside_and_after(own, want, inside):
             assert model.config._attn_implementation == (SDPA if "sdpa" in inside else EAGER)
         assert model.config._attn_implementation == inside
         run(model, batch)
-    wanted = {want} if isinstance(want, str) else set(want)
-    assert {name for name in vars(r["encoder", 0]) if not name.startswith("_")} == wanted
+    expected = {want} if isinstance(want, str) else set(want)
+    assert {name for name in vars(r["encoder", 0]) if not name.startswith("_")} == expected
     assert model.config._attn_implementation == own
 
 
@@ -222,11 +222,11 @@ def test_the_seed_is_zero_unless_it_is_told():
         with context:
             return run(model, batch)
 
-    chosen = {site: [0, 2]}
-    plain = inside(replace_outputs(model, chosen, "resample", pools))
-    assert torch.equal(plain, inside(replace_outputs(model, chosen, "resample", pools, 0)))
+    selected = {site: [0, 2]}
+    plain = inside(replace_outputs(model, selected, "resample", pools))
+    assert torch.equal(plain, inside(replace_outputs(model, selected, "resample", pools, 0)))
     assert torch.equal(plain, inside(ht.ablate(model, {site.key: [0, 2]}, replacement="resample", reference=batch)))
-    assert not torch.equal(plain, inside(replace_outputs(model, chosen, "resample", pools, 1)))
+    assert not torch.equal(plain, inside(replace_outputs(model, selected, "resample", pools, 1)))
     one, two = (torch.rand(3, generator=site_generator(other, 0)) for other in ht.sites(model).all[:2])
     assert not torch.equal(one, two), "each site has draws of its own"
 

@@ -38,10 +38,10 @@ def test_rows_and_biases_make_the_queries_and_values_that_attention_sees(name):
     model, batch = zoo_model(name)
     site, read = ht.sites(model).all[0], []
     handle = site.v.module.register_forward_pre_hook(lambda module, args: read.append(args[0]))
-    with ht.record(model, want=("q", "v")) as seen:
+    with ht.record(model, want=("q", "v")) as recorded:
         run(model, batch)
     handle.remove()
-    for part, found in ((site.q, seen[site].q), (site.v, seen[site].v)):
+    for part, found in ((site.q, recorded[site].q), (site.v, recorded[site].v)):
         if part is site.q and name in ("qwen2", "gpt_neox"):
             continue  # turned by rotary embedding
         made = torch.einsum("btd,hwd->bhtw", read[0], part.weight())
@@ -101,11 +101,11 @@ def test_separate_projections_may_be_transposed_one_by_one():
     assert [part.transposed for part in (found.q, found.k, found.v)] == [False, True, False]
 
 
-@pytest.mark.parametrize("gone", ["kv_a_proj_with_mqa", "kv_b_proj", None])
-def test_latent_attention_has_both_its_projections(gone):
+@pytest.mark.parametrize("removed", ["kv_a_proj_with_mqa", "kv_b_proj", None])
+def test_latent_attention_has_both_its_projections(removed):
     parts = {name: nn.Linear(8, 8) for name in ("kv_a_proj_with_mqa", "kv_b_proj")}
-    parts.pop(gone, None)
-    assert find_projections(Attention(**parts), 4, 2).latent == (gone is None)
+    parts.pop(removed, None)
+    assert find_projections(Attention(**parts), 4, 2).latent == (removed is None)
 
 
 def test_nothing_known_is_nothing_found():
@@ -187,9 +187,9 @@ def test_falcon_with_keys_that_heads_share(shape):
     assert site.kv_heads == shape.get("num_kv_heads", 1 if shape.get("multi_query") else 4)
     read = []
     handle = site.v.module.register_forward_pre_hook(lambda _, args: read.append(args[0]))
-    with torch.no_grad(), ht.record(model, want="z") as seen:
+    with torch.no_grad(), ht.record(model, want="z") as recorded:
         model(input_ids=torch.tensor([[3], [7]]))
         handle.remove()
         values = torch.einsum("btd,hvd->bthv", read[0], site.v.weight()) + site.v.bias()
         each = values.repeat_interleave(site.heads // site.kv_heads, 2)
-    assert torch.allclose(seen["decoder", 1].z, each, atol=1e-6)
+    assert torch.allclose(recorded["decoder", 1].z, each, atol=1e-6)

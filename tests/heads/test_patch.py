@@ -24,9 +24,11 @@ def _next_word(ids):
 
 def every_call(model, batch):
     """What each site gave, one z a call."""
-    with ht.record(model, want="z", accumulate=lambda _site, seen, before: [*(before or []), seen.z]) as seen:
+    with ht.record(
+        model, want="z", accumulate=lambda _site, recorded, before: [*(before or []), recorded.z]
+    ) as recorded:
         run(model, batch)
-    return seen
+    return recorded
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

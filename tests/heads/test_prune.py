@@ -45,10 +45,10 @@ def test_pruned_equals_gated(name, side):
     assert not close(name, plain, expected, batch)
     after = ht.sites(model)
     for site in sites:
-        left = site.heads - len(heads[site.key])
-        assert after[site.key].heads == left
+        remaining = site.heads - len(heads[site.key])
+        assert after[site.key].heads == remaining
         assert after[site.key].original == tuple(h for h in range(site.heads) if h not in heads[site.key])
-        assert after[site.key].w_o.shape[:2] == (left, site.value_dim)
+        assert after[site.key].w_o.shape[:2] == (remaining, site.value_dim)
     if name not in GROUPED:  # uneven groups cost copies of keys and values
         assert sum(parameter.numel() for parameter in model.parameters()) < size
     assert sorted(ht.pruned(model)) == sorted((*key, head) for key, some in heads.items() for head in some)
@@ -120,14 +120,14 @@ def test_saved_and_loaded_again(name, tmp_path):
     # tied weights are stored once each: safetensors refuses shared memory
     save_file({key: value.clone() for key, value in model.state_dict().items()}, tmp_path / "model.safetensors")
     (tmp_path / "pruned.json").write_text(json.dumps(ht.pruned(model)))
-    again, _ = fresh(name)
+    repeated, _ = fresh(name)
     with torch.no_grad():
-        for parameter in again.parameters():
+        for parameter in repeated.parameters():
             parameter.zero_()
-    ht.replay(again, json.loads((tmp_path / "pruned.json").read_text()))
-    again.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    assert torch.equal(run(again, batch), expected)
-    assert ht.pruned(again) == ht.pruned(model)
+    ht.replay(repeated, json.loads((tmp_path / "pruned.json").read_text()))
+    repeated.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(run(repeated, batch), expected)
+    assert ht.pruned(repeated) == ht.pruned(model)
 
 
 def test_replay_of_nothing_and_of_a_mapping():
@@ -162,8 +162,8 @@ def test_grouped_queries_even_and_uneven(name):
     assert close(name, run(model, batch), expected, batch)
     ht.prune(model, {("decoder", 2): [0, 3]})
     more = heads | {("decoder", 2): [0, 3, 4]}
-    whole, _ = zoo_model(name)
-    assert close(name, run(model, batch), gated(whole, batch, more), batch)
+    full, _ = zoo_model(name)
+    assert close(name, run(model, batch), gated(full, batch, more), batch)
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -194,13 +194,13 @@ def test_everything_works_on_a_pruned_model(name):
     before, plain = state(model), run(model, batch)
     with ht.gates(model, open_gates(sites)):
         assert torch.equal(run(model, batch), plain)
-    with watch(sites) as seen, ht.record(model) as r:
+    with watch(sites) as recorded, ht.record(model) as r:
         run(model, batch)
     assert_same_state(before, state(model))
     for site in sites:
         assert r[site.key].maps.shape[1] == site.heads
         total = ht.contributions(site, r[site.key].z).sum(-2) + bias_of(site.out)
-        assert error(total, seen[site.key][-1][1]) <= CLOSE * max(1, total.abs().max())
+        assert error(total, recorded[site.key][-1][1]) <= CLOSE * max(1, total.abs().max())
     copied = copy.deepcopy(model)
     assert ht.pruned(copied) == ht.pruned(model)
     assert torch.equal(run(copied, batch), plain)
@@ -252,13 +252,13 @@ def test_law_pruned_equals_gated_for_any_heads(name, data):
     model, batch = fresh(name)
     heads = {}
     for site in ht.sites(model):
-        chosen = data.draw(st.sets(st.integers(0, site.heads - 1)), label=str(site.key))
-        if chosen:
-            heads[site.key] = sorted(chosen)
+        selected = data.draw(st.sets(st.integers(0, site.heads - 1)), label=str(site.key))
+        if selected:
+            heads[site.key] = sorted(selected)
     expected = gated(model, batch, heads)
     cut_heads(model, heads)
     assert close(name, run(model, batch), expected, batch)
-    again, _ = fresh(name)
-    ht.replay(again, json.loads(json.dumps(ht.pruned(model))))
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(run(again, batch), run(model, batch))
+    repeated, _ = fresh(name)
+    ht.replay(repeated, json.loads(json.dumps(ht.pruned(model))))
+    repeated.load_state_dict(model.state_dict())
+    assert torch.equal(run(repeated, batch), run(model, batch))

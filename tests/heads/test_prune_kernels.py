@@ -160,8 +160,8 @@ def test_a_pruned_layer_generates_and_trains(name):
     with ht.gates(model, open_gates(ht.sites(model), heads)):
         written = model.generate(**{k: batch[k][:1] for k in ("input_ids", "attention_mask")}, max_new_tokens=5)
     ht.prune(model, heads)
-    again = model.generate(**{k: batch[k][:1] for k in ("input_ids", "attention_mask")}, max_new_tokens=5)
-    assert torch.equal(again, written)
+    repeated = model.generate(**{k: batch[k][:1] for k in ("input_ids", "attention_mask")}, max_new_tokens=5)
+    assert torch.equal(repeated, written)
     checkpoint(model)
     model.train()
     model(**batch).logits.logsumexp(-1).sum().backward()

@@ -35,15 +35,15 @@ def cut(model, x, heads, **more):
     ],
     ids=lambda names: next(iter(names.values())),
 )
-@pytest.mark.parametrize(("heads", "left", "kv_left"), [([0, 3], 2, 2), ([0, 1], 2, 1), ([2], 3, 3)])
-def test_sizes_under_every_name(names, heads, left, kv_left):
+@pytest.mark.parametrize(("heads", "remaining", "kv_left"), [([0, 3], 2, 2), ([0, 1], 2, 1), ([2], 3, 3)])
+def test_sizes_under_every_name(names, heads, remaining, kv_left):
     model, x = attention(**names)
     gated, now = cut(model, x, heads)
     assert error(now, gated) <= 1e-6
     own, told = model[0], {"heads": "num_heads", "kv_heads": "num_key_value_heads", "width": "embed_dim"} | names
     sizes = [getattr(own, told[part]) for part in ("heads", "kv_heads", "width")]
-    assert sizes == [left, kv_left, left * WIDTH]
-    assert own.num_key_value_groups == left // kv_left
+    assert sizes == [remaining, kv_left, remaining * WIDTH]
+    assert own.num_key_value_groups == remaining // kv_left
     assert (own.untold, own.odd, own.head_dim) == (HEADS * WIDTH, HEADS, WIDTH), "what is nobody's size"
 
 
@@ -125,10 +125,10 @@ def test_a_pruned_t5_keeps_its_kernel(kernel):
 def test_head_by_head_down_to_one():
     """Rows of GPT-NeoX go head by head, and of two heads and of one it must be seen."""
     model, batch = fresh("gpt_neox")
-    for left in (3, 2, 1, 0):
-        with ht.ablate(model, {("decoder", 1): [left // 2]}):
+    for remaining in (3, 2, 1, 0):
+        with ht.ablate(model, {("decoder", 1): [remaining // 2]}):
             gated = run(model, batch)
-        ht.prune(model, {("decoder", 1): [left // 2]})
+        ht.prune(model, {("decoder", 1): [remaining // 2]})
         assert error(run(model, batch), gated) <= 1e-5 * max(1, gated.abs().max())
     assert ht.sites(model)["decoder", 1].empty
     assert ht.sites(model).kinds == {"decoder": 8}

@@ -97,14 +97,14 @@ def test_outputs_are_maps_times_values(name):
     with ht.record(model, want=("maps", "z", "q", "k", "v")) as r:
         run(model, batch)
     for site in ht.sites(model):
-        seen = r[site.key]
-        groups = seen.maps.shape[1] // seen.v.shape[1]
-        z = torch.einsum("bhts,bhsv->bthv", seen.maps, seen.v.repeat_interleave(groups, 1))
-        assert error(seen.z, z) <= CLOSE
-        assert seen.q.shape[1] == site.heads
-        assert seen.q.shape[-1] == seen.k.shape[-1] == site.head_dim
-        assert seen.v.shape[-1] == site.value_dim
-        assert seen.k.shape[1] == seen.v.shape[1] == site.kv_heads
+        recorded = r[site.key]
+        groups = recorded.maps.shape[1] // recorded.v.shape[1]
+        z = torch.einsum("bhts,bhsv->bthv", recorded.maps, recorded.v.repeat_interleave(groups, 1))
+        assert error(recorded.z, z) <= CLOSE
+        assert recorded.q.shape[1] == site.heads
+        assert recorded.q.shape[-1] == recorded.k.shape[-1] == site.head_dim
+        assert recorded.v.shape[-1] == site.value_dim
+        assert recorded.k.shape[1] == recorded.v.shape[1] == site.kv_heads
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "electra", "vit", "bart", "whisper"])
@@ -113,12 +113,12 @@ def test_maps_are_the_softmax_of_queries_and_keys(name):
     with ht.record(model, want=("maps", "q", "k")) as r:
         run(model, batch)
     site = ht.sites(model).all[0]
-    seen = r[site.key]
+    recorded = r[site.key]
     scale = 1 if name == "whisper" else site.head_dim**-0.5  # Whisper scales its queries before
-    scores = seen.q @ seen.k.transpose(-1, -2) * scale
+    scores = recorded.q @ recorded.k.transpose(-1, -2) * scale
     if "attention_mask" in batch:
         scores = scores.masked_fill(batch["attention_mask"][:, None, None, :] == 0, float("-inf"))
-    assert error(seen.maps, scores.softmax(-1)) <= CLOSE
+    assert error(recorded.maps, scores.softmax(-1)) <= CLOSE
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -126,7 +126,7 @@ def test_recording_outputs_alone_changes_no_bit(name):
     model, batch = zoo_model(name)
     plain, before = run(model, batch), state(model)
     sites = ht.sites(model)
-    with watch(sites) as seen, ht.record(model, want="z") as r:
+    with watch(sites) as recorded, ht.record(model, want="z") as r:
         assert state(model)["attention"] == before["attention"], "the kernel was switched"
         inside = run(model, batch)
     assert torch.equal(inside, plain)
@@ -134,7 +134,7 @@ def test_recording_outputs_alone_changes_no_bit(name):
     for site in sites:
         z = r[site.key].z
         assert z.shape[-2:] == (site.heads, site.value_dim)
-        assert torch.equal(z.flatten(-2), seen[site.key][-1][0])
+        assert torch.equal(z.flatten(-2), recorded[site.key][-1][0])
 
 
 @pytest.mark.parametrize("name", [name for name in MECHANISMS if name in INTERFACE])
@@ -144,22 +144,22 @@ def test_queries_keys_and_values_need_no_other_kernel(name):
     with ht.record(model, want=("q", "k", "v")) as r:
         inside = run(model, batch)
     assert torch.equal(inside, plain)
-    with ht.record(model, want=("maps", "q", "k", "v")) as again:
+    with ht.record(model, want=("maps", "q", "k", "v")) as repeated:
         run(model, batch)
     for key in r:
         for part in ("q", "k", "v"):
-            assert error(getattr(r[key], part)[0, :, 0], getattr(again[key], part)[0, :, 0]) <= CLOSE * 10
+            assert error(getattr(r[key], part)[0, :, 0], getattr(repeated[key], part)[0, :, 0]) <= CLOSE * 10
 
 
 @pytest.mark.parametrize(("name", "side"), PADDED)
 def test_contributions_add_up_to_the_attention_output(name, side):
     model, batch = zoo_model(name, side)
     sites = ht.sites(model)
-    with watch(sites) as seen, ht.record(model, want="z") as r:
+    with watch(sites) as recorded, ht.record(model, want="z") as r:
         run(model, batch)
     for site in sites:
         each = ht.contributions(site, r[site.key].z)
-        output = seen[site.key][-1][1]
+        output = recorded[site.key][-1][1]
         assert each.shape == (*r[site.key].z.shape[:-1], output.shape[-1])
         total = each.sum(-2) + bias_of(site.out)
         assert error(total, output) <= CLOSE * max(1, output.abs().max())
@@ -243,12 +243,12 @@ def test_older_models_give_outputs_but_say_why_not_maps(name):
 def test_a_pruned_model_records_the_heads_that_are_left():
     model, batch = fresh("marian")
     heads = some_heads(ht.sites(model))
-    with ht.gates(model, open_gates(ht.sites(model), heads)), ht.record(model) as whole:
+    with ht.gates(model, open_gates(ht.sites(model), heads)), ht.record(model) as full:
         run(model, batch)
     ht.prune(model, heads)
     with ht.record(model) as r:
         run(model, batch)
-    for key, gone in heads.items():
-        left = [head for head in range(4) if head not in gone]
-        assert error(r[key].maps, whole[key].maps[:, left]) <= CLOSE
-        assert error(r[key].z, whole[key].z[:, :, left]) <= CLOSE
+    for key, removed in heads.items():
+        remaining = [head for head in range(4) if head not in removed]
+        assert error(r[key].maps, full[key].maps[:, remaining]) <= CLOSE
+        assert error(r[key].z, full[key].z[:, :, remaining]) <= CLOSE

@@ -51,13 +51,13 @@ def test_reduce_folds_calls_and_keeps_no_map():
     with ht.record(model, want="maps", accumulate=count) as folded:
         for row in range(3):
             run(model, {key: value[row : row + 1] for key, value in batch.items()})
-    with ht.record(model, want="maps") as whole:
+    with ht.record(model, want="maps") as full:
         run(model, batch)
     assert len(calls) == 9
     assert all(shape == (1, 4, 7, 7) for _, shape in calls)
     for site in ht.sites(model):
         assert folded[site.key].shape == (4,)
-        assert error(folded[site.key], whole[site.key].maps.sum((0, 2, 3))) <= 1e-4
+        assert error(folded[site.key], full[site.key].maps.sum((0, 2, 3))) <= 1e-4
 
 
 def test_reduce_sees_every_call_of_a_shared_module():
@@ -142,9 +142,9 @@ def test_checkpointing_records_each_layer_once():
     checkpoint(model)
     counted = []
     leaf = {("encoder", 0): torch.ones(4, requires_grad=True)}
-    with ht.gates(model, leaf), ht.record(model, training=True) as again:
+    with ht.gates(model, leaf), ht.record(model, training=True) as repeated:
         logits(model(**batch)).sum().backward()
-    assert all(error(again[key].maps, r[key].maps) <= CLOSE for key in r)
+    assert all(error(repeated[key].maps, r[key].maps) <= CLOSE for key in r)
     with (
         ht.gates(model, leaf),
         ht.record(model, training=True, accumulate=lambda site, captured, _: counted.append(site.key)),

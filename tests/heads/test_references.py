@@ -64,8 +64,8 @@ def test_a_pruned_model_says_what_prune_heads_leaves(name):
     kind = next(iter(KINDS[name]))
     stored = torch.tensor(STORED["pruned"][name])
     with torch.no_grad():
-        whole = scores(model, batch)
+        full = scores(model, batch)
         ht.prune(model, {(kind, layer): heads for layer, heads in PRUNED.items()})
         cut = scores(model, batch)
     assert relative(cut, stored) < 1e-5
-    assert relative(whole, stored) > 1e-2
+    assert relative(full, stored) > 1e-2

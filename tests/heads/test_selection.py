@@ -64,10 +64,10 @@ def test_numbers_from_before_pruning():
 
 def test_a_compiled_part_is_named():
     check_not_compiled(nn.Linear(2, 2))
-    whole = nn.Sequential(nn.Linear(2, 2))
-    whole[0].compile(backend="eager")
+    full = nn.Sequential(nn.Linear(2, 2))
+    full[0].compile(backend="eager")
     with pytest.raises(RuntimeError, match=r"^0 was compiled before"):
-        check_not_compiled(whole)
+        check_not_compiled(full)
     with pytest.raises(RuntimeError, match=r"^the model was compiled before"):
         check_not_compiled(torch.compile(nn.Linear(2, 2), backend="eager"))
 

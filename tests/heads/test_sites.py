@@ -110,7 +110,7 @@ def test_the_rows_are_those_of_the_head(name):
     model, batch = fresh(name)
     for site in ht.sites(model):
         head = site.kv_heads - 1
-        share = site.heads // site.kv_heads
+        fraction = site.heads // site.kv_heads
         rows = site.v.rows[head]
         with torch.no_grad():
             weight = site.v.module.weight
@@ -129,7 +129,7 @@ def test_the_rows_are_those_of_the_head(name):
             if bias is not None:
                 bias.copy_(kept_bias)
         size = r[site.key].z.abs().amax((0, 1, 3))
-        silent = range(head * share, (head + 1) * share)
+        silent = range(head * fraction, (head + 1) * fraction)
         assert all((size[h] == 0) == (h in silent) for h in range(site.heads)), f"{site.label}: {size}"
 
 

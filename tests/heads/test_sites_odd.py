@@ -133,7 +133,7 @@ class OtherAttention(StrangeAttention):
             {"a": StrangeAttention(), "b": OtherAttention(), "c": StrangeAttention()},
             r"Module: OtherAttention, StrangeAttention keeps its projections as bare tensors",
         ),
-        ({"a": nn.Linear(2, 2), "b": nn.ReLU()}, r"Module has no attention: none of its 3 modules looks like it"),
+        ({"a": nn.Linear(2, 2), "b": nn.ReLU()}, r"Module has no attention: none of its 3 modules is attention"),
     ],
 )
 def test_why_nothing_was_found(parts, words):
