@@ -13,11 +13,11 @@ WINDOW = "_headtools_window"  # in a module's __dict__: ((heads, first, recent),
 
 
 def windowed(mask: Tensor | None, windows: Iterable[tuple], query: Tensor, key: Tensor) -> Tensor | None:
-    """Return the mask (B, head, Q, K) in which some heads see the first and the most recent keys alone.
+    """Return the mask (B, head, Q, K) in which some heads see only the first and the most recent keys.
 
-    ``mask`` is what the attention function got: truth values, numbers that are added, or None for attention that sees
-    all that came before. Which keys there are and which is the query's own follows from it, so that padding on either
-    side and caches that are longer than the text are right. The mask comes back as it is where nothing is hidden.
+    ``mask`` is the attention function's: bool, additive, or None for causal attention without padding. The real keys,
+    and which of them is the query's own, follow from it, which handles padding on either side and caches longer than
+    the text. Where nothing is hidden, the mask is returned unchanged.
 
     >>> q = torch.zeros(1, 1, 4, 2)
     >>> windowed(None, [((0,), 0, 2)], q, q).int()
@@ -28,11 +28,11 @@ def windowed(mask: Tensor | None, windows: Iterable[tuple], query: Tensor, key: 
     """
     visible = _visible(mask, query, key)  # (B or 1, head or 1, Q, K)
     real = visible.any(-2, keepdim=True)  # keys that some query sees
-    number = real.long().cumsum(-1) - 1  # of each key among these
-    own = number.masked_fill(~visible, -1).amax(-1, keepdim=True)  # the last key that a query sees is its own
+    index = real.long().cumsum(-1) - 1  # of each key among the real ones
+    own = index.masked_fill(~visible, -1).amax(-1, keepdim=True)  # the last key that a query sees is its own
     allowed = visible.expand(-1, query.shape[1], -1, -1).clone()
     for heads, first, recent in windows:
-        limited = visible & ((number < first) | (own - number < recent))
+        limited = visible & ((index < first) | (own - index < recent))
         allowed[:, list(heads)] &= limited if limited.shape[1] == 1 else limited[:, list(heads)]
     if not torch.compiler.is_compiling() and torch.equal(allowed, visible.expand_as(allowed)):
         return mask

@@ -1,11 +1,11 @@
-"""Limit what chosen heads may see: the first tokens and the most recent ones, as in a streaming cache.
+"""Limit the keys that some heads may see to the first tokens and the most recent ones, as in a streaming cache.
 
-A head that only ever needs the first tokens and the last few can do with a small key-value cache; a head that retrieves
-something from far back cannot. Xiao et al. 2024 (arXiv:2309.17453) keep the first tokens of a text, on which many heads
-rest (attention sinks), and a window of recent ones; DuoAttention (Xiao et al. 2025, arXiv:2410.10819) does so for some
-heads only and calls them streaming heads, the others retrieval heads.
+A head that needs only the first and the latest tokens works with a small key-value cache; a head that retrieves
+information from far back does not. Xiao et al. 2024 (arXiv:2309.17453) keep the first tokens of a text, to which many
+heads give most of their weight (attention sinks), and a window of recent ones; DuoAttention (Xiao et al. 2025,
+arXiv:2410.10819) does so for some heads only and calls them streaming heads, the others retrieval heads.
 
-Nothing is taken out of a cache here, so no memory is saved: the keys are there and are hidden from the chosen heads.
+No cache is shortened here, so no memory is saved: the keys exist and are masked for the selected heads.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def window(model: nn.Module, heads: Heads, first: int = 4, recent: int = 64) -> 
     """Let ``heads`` see only the ``first`` tokens and the ``recent`` ones while the context lasts.
 
     ``heads``: {("decoder", 2): [0, 5]} or [("decoder", 2, 0), ...]. ``recent`` counts the query's own token, so
-    ``recent=1`` is the token itself; padding counts for neither number. ``first=0`` takes the first tokens away, on
-    which attention sinks rest. The other heads see all they saw before. Weights of the hidden keys go to the others,
-    as in a model whose cache holds no more. Windows inside one another hide what any of them hides.
+    ``recent=1`` is the token itself; padding counts for neither number. ``first=0`` also
+    hides the attention sinks. Other heads do not change. The softmax is over the visible keys, as in a model with a
+    shorter cache. Nested windows hide every key that any of them hides.
 
-    Only heads that read a text from left to right have a recent past: decoder attention, with or without a key-value
-    cache. A layer that has a sliding window of its own starts counting where its window does.
+    Only for causal (decoder) attention, with or without a key-value cache. In a layer with its own sliding window,
+    ``first`` counts from the start of that window.
 
-    Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there or named twice, ``ValueError``
+    Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that do not exist or are named twice, ``ValueError``
     for sizes below 0 (``recent`` below 1), heads of an encoder or of cross-attention, and models that do not use
     AttentionInterface, ``RuntimeError`` for a model compiled before.
 
@@ -58,12 +58,12 @@ def window(model: nn.Module, heads: Heads, first: int = 4, recent: int = 64) -> 
             f"got first={first}, recent={recent}; expected first >= 0 and recent >= 1 (the query's own token)"
         )
     check_not_compiled(model)
-    chosen = select(sites(model), heads)
-    for site in chosen:
+    selected = select(sites(model), heads)
+    for site in selected:
         _check(site)
-    with intervention(model, "window()", chosen), attention_function(model, None), ExitStack() as stack:
-        for site, some in chosen.items():
-            stack.enter_context(_limited(site.module, (tuple(some), first, recent)))
+    with intervention(model, "window()", selected), attention_function(model, None), ExitStack() as stack:
+        for site, indices in selected.items():
+            stack.enter_context(_limited(site.module, (tuple(indices), first, recent)))
         yield
 
 

@@ -192,7 +192,7 @@ def test_one_bound_alone():
         ht.HeadScores(values, low={("encoder", 0): 0.0})
 
 
-@pytest.mark.parametrize("scores that vary", [0, 1])
+@pytest.mark.parametrize("constant", [0, 1])
 def test_a_correlation_with_what_never_changes(constant):
     both = [scores([[1.0, 2, 3]]), scores([[1.0, 1, 1]])]
     with pytest.raises(ValueError, match="all values of one of these are equal"):
