@@ -82,7 +82,7 @@ class _Confidence:
         keys = [site.key for site in self.sites]
         with frozen(self.model), record(self.model, ("maps",), accumulate=accumulate, only=keys) as recorded:
             self.model(**model_inputs(self.model, batch))
-        ran = [site for site in self.sites if site.key in recorded.seen]
+        ran = [site for site in self.sites if site.key in recorded.captured]
         return {f"{name}|{site.label}": value.cpu() for site in ran
                 for name, value in zip(("sums", "counts"), recorded[site.key], strict=True)}  # fmt: skip
 
