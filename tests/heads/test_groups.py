@@ -42,7 +42,7 @@ def test_spared_heads_stay():
     model, _ = fresh("llama")
     ht.prune(model, {("decoder", 0): [0, 1]}, groups=True, spare={("decoder", 0): [4]})
     assert ht.pruned(model) == [("decoder", 0, head) for head in range(3)]
-    with pytest.raises(ValueError, match="no heads came"):
+    with pytest.raises(ValueError, match="got no heads"):
         ht.prune(model, {("decoder", 1): [0]}, spare=[("decoder", 1, 0)])
 
 
