@@ -242,8 +242,11 @@ def prune(
     kind: Annotated[Kind | None, Option(help="Prune only heads of this kind.")] = None,
     check: Annotated[
         str | None,
-        Option(metavar="FILE", help="A second corpus on which to check the cut (default: repeated random tokens, for "
-                                    "a causal language model)."),
+        Option(
+            metavar="FILE",
+            help="A second corpus on which to check the cut (default: repeated random tokens, for "
+            "a causal language model).",
+        ),
     ] = None,
     spare_induction: Annotated[
         int, Option(metavar="N", min=0, help="Keep the N heads with the highest induction scores.")
