@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from headtools.lesson.answered import keeping, place, remember
+from headtools.lesson.catalogue import lesson
 from headtools.lesson.exercises import all_exercises
 from headtools.lesson.exercises.exercise import Hint, NotTried
 from headtools.lesson.plain import escape, plain
@@ -22,7 +26,7 @@ _LOOK = {  # status: (colour, mark)
 class CheckResult:
     """What came of a check: ``status`` is ``right``, ``not yet`` or ``not tried yet``; ``hint`` says where to look.
 
-    ``note`` is empty unless the result could not be added to the progress page.
+    ``note`` is empty unless the result could not be added to the progress page, or an older version was judged.
     """
 
     name: str
@@ -42,6 +46,8 @@ class CheckResult:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         colour, mark = _LOOK[self.status]
         hint = f'<div style="white-space:pre-wrap">{escape(self.hint)}</div>' if self.hint else ""
+        if self.status == "not yet" and hints_of(self.name):
+            hint += f'<div><small>Stuck? <code>ht.check.hint("{self.name}")</code> gives a hint.</small></div>'
         hint += f"<div><small>{escape(self.note)}</small></div>" if self.note else ""
         html = (
             f'<div role="status" style="border-left:8px solid {colour};padding:.3em .9em;max-width:48em">'
@@ -57,7 +63,8 @@ def check(name: str, answer: Any) -> CheckResult:
     answer: what the exercise asks for, most often a function; tensors, arrays and lists are equally welcome
 
     Never raises for a wrong answer, not even when the answer itself does. Raises KeyError for an unknown exercise.
-    In a notebook, ``check.summary()`` shows what you have passed and tried, and ``check.reset()`` starts again.
+    ``check.hint(name)`` gives a hint, then the next. In a notebook, ``check.summary()`` shows what you have passed and
+    tried, and ``check.reset()`` starts again.
 
     >>> check("01.cost", ...)
     01.cost (count the multiplications): not tried yet
@@ -81,12 +88,76 @@ def check(name: str, answer: Any) -> CheckResult:
     except Exception as error:
         # The judge could not make sense of the answer; the learner should read why, not a traceback of our code.
         status, hint = "not yet", f"The answer could not be read: {type(error).__name__}: {error}"
-    return CheckResult(name, exercise.title, status, hint, _keep(name, status))
+    return CheckResult(
+        name, exercise.title, status, hint, " ".join(filter(None, [_keep(name, status), _older(answer)]))
+    )
 
+
+def hint(name: str) -> HintShown:
+    """Give the next of an exercise's hints, from a nudge to nearly the answer; after the last one, the last again.
+
+    name: the exercise, such as ``"01.softmax"``
+
+    Raises KeyError for an unknown exercise. The hints stand in the lesson's catalogue, under ``[hints]``.
+
+    >>> hint("01.cost")
+    Hint 1 of 3: Write down the shape of every matrix product in the layer, from X to the output.
+    """
+    if name not in all_exercises():
+        raise KeyError(f"there is no exercise {name!r}; there are {', '.join(all_exercises())}")
+    hints = hints_of(name)
+    if not hints:
+        return HintShown("There are no hints for this exercise: the check says what is wrong with an answer.")
+    given = _hinted[name] = min(_hinted.get(name, 0) + 1, len(hints))
+    return HintShown(f"Hint {given} of {len(hints)}: {hints[given - 1]}")
+
+
+class HintShown(str):
+    """A hint; displays as text without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        box = "border-left:8px solid #E69F00;padding:.3em .9em;max-width:48em"
+        return {"text/html": f'<div role="status" style="{box}">{escape(self)}</div>', "text/plain": plain(self)}
+
+
+def hints_of(name: str) -> list[str]:
+    """Return the hints of an exercise, from its lesson's catalogue; none where there is no catalogue yet."""
+    try:
+        return lesson(name[:2]).get("hints", {}).get(name.partition(".")[2], [])
+    except KeyError:
+        return []
+
+
+_hinted: dict[str, int] = {}  # how many hints this kernel has given for each exercise
 
 # What a reader finds beside ``check`` without another name to learn.
+check.hint = hint
 check.summary = summary
 check.reset = reset
+
+
+def _older(answer: Any) -> str:
+    """Say so when a notebook's latest version of a function did not run to its end, so that an older one was judged."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    name = getattr(answer, "__name__", "")
+    if shell is None or not name.isidentifier():
+        return ""
+    cells = dict(enumerate(shell.history_manager.input_hist_raw))
+    written = [n for n, cell in cells.items() if re.search(rf"^def {name}\b", cell, re.M)]
+    try:
+        source = inspect.getsource(answer).strip()
+    except (OSError, TypeError):
+        return ""
+    ran = [n for n in written if f"{source}\n" in f"{cells[n]}\n"]
+    if not ran or ran[-1] == written[-1]:
+        return ""
+    return (
+        f"This is the version of {name} that cell [{ran[-1]}] defined. Cell [{written[-1]}], which you ran later, "
+        "stopped with an error and defined nothing: mend it and run it again."
+    )
 
 
 def _keep(name: str, status: str) -> str:

@@ -17,6 +17,7 @@ from headtools.lesson.catalogue import entry
 from headtools.lesson.plain import escape, plain
 from headtools.lesson.predict import predicted
 
+found: dict[str, dict[str, float]] = {}  # what this kernel measured, {key: numbers}
 BOX = "border-left:4px solid {};padding:.15em .8em;margin:.3em 0;max-width:48em"
 
 
@@ -32,6 +33,7 @@ class Measured:
     sentence: str
     off: tuple[str, ...] = ()
     prediction: str = ""
+    fold: str = ""
 
     def __str__(self) -> str:
         return " ".join(filter(None, [self.sentence, self.prediction, self.off and self.check]))
@@ -53,6 +55,10 @@ class Measured:
         return f"{escape(self.sentence)}{mine} {small}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        if self.fold:  # the sentence is Markdown, and as long as it likes
+            inside = f"{plain(self.sentence).strip()}\n\n<small>{escape(self.check)}</small>"
+            folded = f"<details><summary>{escape(self.fold)}</summary>\n\n{inside}\n\n</details>"
+            return {"text/markdown": folded, "text/plain": plain(self)}
         style = BOX.format("#D55E00" if self.off else "#009E73")
         return {"text/html": f'<div style="{style}">{self.html}</div>', "text/plain": plain(self)}
 
@@ -70,27 +76,27 @@ def measured(key: str, /, **numbers: Any) -> Measured:
     >>> measured("01.mask", before=1.0, after=0.0421)
     Masked before the softmax, the first row sums to 1. Masked after it, the row sums to 0.04.
     """
-    found = {name: x.item() if hasattr(x, "item") else x for name, x in numbers.items()}
+    here = found[key] = {name: x.item() if hasattr(x, "item") else x for name, x in numbers.items()}
     about = entry(key)
     expect, given = about.get("expect", {}), about.get("tolerance", {})
     log = os.environ.get("HEADTOOLS_MEASURED")
     if log:
         with open(log, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": key, "numbers": found}) + "\n")
-    if set(found) != set(expect):
+            file.write(json.dumps({"key": key, "numbers": here}) + "\n")
+    if set(here) != set(expect):
         if not log:
-            raise ValueError(f"{key} expects {', '.join(expect) or 'no numbers'}; got {', '.join(found) or 'none'}")
-        expect = found
+            raise ValueError(f"{key} expects {', '.join(expect) or 'no numbers'}; got {', '.join(here) or 'none'}")
+        expect = here
     caption = about.get("caption", "")
     off = []
-    for name, value in found.items():
+    for name, value in here.items():
         most = given.get(name, unit(caption, name, expect[name]))
         # The factor forgives the rounding of |0.85 - 0.83| <= 0.02; written so that NaN is off.
         if not abs(value - expect[name]) <= most * (1 + 1e-9):
             off.append(f"{name} is {value:.6g}, expected {expect[name]:g}{f' to within {most:g}' if most else ''}")
     if off and os.environ.get("HEADTOOLS_STRICT"):
         raise NotAsExpected(f"{key}: {'; '.join(off)}")
-    return Measured(key, caption.format(**expect), tuple(off), predicted(key))
+    return Measured(key, caption.format(**expect), tuple(off), predicted(key), about.get("fold", ""))
 
 
 def unit(caption: str, name: str, value: float) -> float:

@@ -189,7 +189,7 @@ def maps(
     cells = list(outline)
     wide = len(shown) if len(shown) <= 4 else -(-len(shown) // 2) if len(shown) <= 8 else 4
     high = -(-len(shown) // wide)
-    side = {1: 4.4, 2: 3.0, 3: 2.3}.get(wide, 1.9 if len(tokens) <= 12 else 2.4)
+    side = {1: 4.4, 2: 3.0, 3: 2.1}.get(wide, 1.6 if len(tokens) <= 12 else 2.2)
     fig, grid = subplots(high, wide, figsize=(side * wide + 1.2, 0.92 * side * high + 0.9), squeeze=False)
     for place, ax in enumerate(grid.flat):
         if place >= len(shown):

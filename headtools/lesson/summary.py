@@ -14,7 +14,7 @@ from headtools.lesson.answered import VARIABLE, forget, place, read
 from headtools.lesson.exercises import all_exercises
 from headtools.lesson.plain import escape, plain
 
-_MARKS = {"passed": ("#009E73", "✓"), "tried": ("#D55E00", "✗"), "not yet": ("#777777", "…")}  # as check's results
+_MARKS = {"passed": "✓", "tried": "✗", "not yet": "…"}  # as check's results
 _LEFT = "text-align:left;vertical-align:top;padding:.2em .8em"
 
 
@@ -39,35 +39,33 @@ class Summary:
     def __repr__(self) -> str:
         lines = [self.headline]
         for number, names in self._by_lesson():
-            lines.append(self.lessons[number][0])
-            lines += [f"    {self.states[name]:9}{name:16}{_title(name)}" for name in names]
+            lines += [self.lessons[number][0], f"    {', '.join(self._mark(name) for name in names)}"]
         return "\n".join([*lines, self.note])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        rows = "".join(self._rows(number, names) for number, names in self._by_lesson())
-        head = "".join(f'<th scope="col" style="{_LEFT}">{title}</th>' for title in ("Lesson", "Exercise", "State"))
+        rows = "".join(self._row(number, names) for number, names in self._by_lesson())
+        head = "".join(f'<th scope="col" style="{_LEFT}">{title}</th>' for title in ("Lesson", "Exercises"))
         html = (
             '<div style="max-width:60em;overflow-x:auto"><table style="border-collapse:collapse">'
             f'<caption style="{_LEFT};padding-left:0"><b>{escape(self.headline)}</b></caption>'
-            f"<thead><tr>{head}</tr></thead>{rows}</table><p>{escape(self.note)}</p></div>"
+            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{escape(self.note)}</p></div>"
         )
         return {"text/html": html, "text/plain": plain(repr(self))}
 
     def _by_lesson(self) -> list[tuple[str, list[str]]]:
         return [(number, list(names)) for number, names in groupby(self.states, key=lambda name: name[:2])]
 
-    def _rows(self, number: str, names: list[str]) -> str:
+    def _row(self, number: str, names: list[str]) -> str:
         title, address = self.lessons[number]
         told = f'<a href="{escape(quote(address))}">{escape(title)}</a>' if address else escape(title)
-        lesson = f'<th scope="rowgroup" rowspan="{len(names)}" style="{_LEFT};font-weight:normal">{told}</th>'
-        rows = []
-        for name in names:
-            colour, mark = _MARKS[self.states[name]]
-            state = f'<td style="{_LEFT};border-left:8px solid {colour}">{mark} {escape(self.states[name])}</td>'
-            exercise = f'<td style="{_LEFT}">{escape(name)}, {escape(_title(name))}</td>'
-            rows.append(f"<tr>{lesson}{exercise}{state}</tr>")
-            lesson = ""  # the first row's cell spans them all
-        return f"<tbody>{''.join(rows)}</tbody>"
+        exercises = ", ".join(f'<span title="{escape(_title(n))}">{escape(self._mark(n))}</span>' for n in names)
+        return (
+            f'<tr><th scope="row" style="{_LEFT};font-weight:normal">{told}</th>'
+            f'<td style="{_LEFT}">{exercises}</td></tr>'
+        )
+
+    def _mark(self, name: str) -> str:
+        return f"{_MARKS[self.states[name]]} {name} {self.states[name]}"
 
 
 def summary() -> Summary:

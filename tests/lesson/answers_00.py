@@ -124,7 +124,7 @@ ANSWERS = {
             (dict.fromkeys(COUNT, 16), "d_head"),
             (dict.fromkeys(COUNT, 768), "layers times width"),
             (COUNT | {"cross": 47}, "cross: 47"),
-            (COUNT | {"cross": "48"}, "cross: 48"),
+            (COUNT | {"cross": "48"}, "cross: a number is asked for"),
             (144, "kinds apart"),
             ({"encoder": 48}, "keys should be"),
             ([48, 48, 48], "A dict is asked for.*a list"),

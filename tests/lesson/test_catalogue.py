@@ -1,5 +1,7 @@
 """Expected numbers: printed on every machine, compared with what this one measures, and updated for review."""
 
+import json
+
 import expected
 import pytest
 import torch
@@ -127,3 +129,46 @@ def test_only_the_expectation_is_rewritten(tmp_path):
     assert (tmp_path / "99.toml").read_text() == text.replace("{ n = 3 }", "{ n = 4, top = 0.5 }")
     with pytest.raises(ValueError, match=r"no entry \[c\]"):
         expected.write({"99.c": {"n": 4}}, tmp_path)
+
+
+def test_a_reader_types_a_prediction_that_is_kept_and_shown_again(tmp_path, monkeypatch):
+    """JupyterLab names the cell that it runs: then there is a line to type in, and the caption repeats it."""
+    from jupyter_client.manager import start_new_kernel
+
+    monkeypatch.setenv("HEADTOOLS_PROGRESS", "")
+    monkeypatch.delenv("HEADTOOLS_STRICT", raising=False)
+    cells = [
+        "import headtools as ht; ht.predict('01.cost')",
+        "from headtools.lesson import predict as p; p.remember('01.cost', '16')",
+        "p._given.clear()",
+        "ht.measured('01.cost', one=2359296, sixteen=2359296)",
+    ]
+    manager, client = start_new_kernel(cwd=str(tmp_path))
+    try:
+        told = [_run(client, cell, {"cellId": "a"}) for cell in cells]
+        unseen = _run(client, "p._given.clear(); ht.predict('01.cost')", {})
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert ["application/vnd.jupyter.widget-view+json" in data for data in told[0]] == [False, True]
+    assert json.loads((tmp_path / "my-predictions.json").read_text()) == {"01.cost": "16"}
+    assert "You predicted: 16." in told[3][0]["text/plain"]
+    assert [set(data) for data in unseen] == [{"text/html", "text/plain"}]
+
+
+def _run(client, code, metadata):
+    """Run code as a front end does that sends this metadata; gives what is displayed."""
+    message = client.session.msg("execute_request", {"code": code, "silent": False, "store_history": True,
+                                                     "allow_stdin": False})  # fmt: skip
+    message["metadata"] = metadata
+    client.shell_channel.send(message)
+    shown = []
+    while True:
+        reply = client.get_iopub_msg(timeout=120)
+        if reply["parent_header"].get("msg_id") != message["header"]["msg_id"]:
+            continue
+        if reply["msg_type"] in ("display_data", "execute_result"):
+            shown.append(reply["content"]["data"])
+        assert reply["msg_type"] != "error", reply["content"]
+        if reply["content"].get("execution_state") == "idle":
+            return shown

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
 import headtools as ht
 from headtools.lesson import exercises
@@ -175,3 +177,48 @@ def test_names_belong_to_their_lesson(monkeypatch):
     monkeypatch.undo()
     all_exercises.cache_clear()
     assert exercises.__doc__
+
+
+def test_a_function_without_return_is_told_and_an_empty_one_is_a_blank():
+    def forgot(q, k, mask):
+        q @ k.T
+
+    def sometimes(q, k, mask):
+        if mask is None:
+            return q
+
+    def only_words(q, k, mask):
+        """Still to come."""
+
+    for answer in (forgot, sometimes):
+        assert "returned nothing (None)" in check("01.softmax", answer).hint
+    assert check("01.softmax", only_words).status == "not tried yet"
+
+
+def test_the_type_is_judged_before_the_value():
+    assert "this is a str, '48': leave out the quotes" in check("01.cost", lambda T, d, H: "48").hint
+    counted = {"encoder": "48", "decoder": 48, "cross": 48}
+    assert "this is a str, '48': leave out the quotes" in check("00.count", counted).hint
+    assert check("01.cost", lambda T, d, H: "4x").hint.endswith("'4x'.")
+
+
+def test_hints_come_one_by_one():
+    shown = [check.hint("01.sum") for _ in range(4)]
+    assert [text[:11] for text in shown] == ["Hint 1 of 3", "Hint 2 of 3", "Hint 3 of 3", "Hint 3 of 3"]
+    assert "nn.Linear" in shown[0]._repr_mimebundle_()["text/html"]
+    assert 'ht.check.hint("01.sum")' in check("01.sum", lambda z, W_o: z)._repr_mimebundle_()["text/html"].replace(
+        "&quot;", '"'
+    )
+    assert "no hints" in check.hint("00.count")
+    with pytest.raises(KeyError, match="no exercise"):
+        check.hint("01.max")
+
+
+def test_an_older_version_of_a_function_is_named():
+    cells = ["import headtools as ht\ndef cost(T, d, H):\n    return T", "ht.check('01.cost', cost).note",
+             "def cost(T, d, H):\n    return T +", "ht.check('01.cost', cost).note"]  # fmt: skip
+    nb = new_notebook(cells=[new_code_cell(source) for source in cells])
+    NotebookClient(nb, timeout=300, startup_timeout=300, allow_errors=True).execute()
+    assert nb.cells[1].outputs[0]["data"]["text/plain"] == "''"
+    note = nb.cells[3].outputs[0]["data"]["text/plain"]
+    assert "the version of cost that cell [1] defined. Cell [3], which you ran later, stopped with an error" in note

@@ -18,9 +18,11 @@ What others write is a list of its own. ``here`` may print expected numbers of a
     cited = ["wrong", "Vaswani et al. (2017, section 3.2.2) write the opposite."]
     here = ["wrong", "{cost[one]:,} multiplications with one head, {cost[eight]:,} with eight."]
 
-An investigation has ``task``, ``rubric`` (a list) and ``report``, all of them Markdown::
+The sample report of an investigation is an entry whose caption is Markdown and folded under a heading::
 
     [investigation]
+    fold = "A sample report"
+    caption = "**Question.** ... **Result.** {n} of 48 heads ..."
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,8 @@ class NotTried(Exception):
 def call(answer: Any, **given: Any) -> Any:
     """Call the learner's function with copies of the arguments.
 
-    Raises NotTried when it returns None or dots or raises NotImplementedError, and Hint when it cannot be called or
-    raises anything else, with the message and the input.
+    Raises NotTried for a function without a body, for dots and for NotImplementedError, and Hint when it cannot be
+    called, returns nothing or raises anything else, with the message and the input.
     """
     if not callable(answer):
         raise Hint(f"A function is asked for, this is {article(answer)}. Pass its name, without brackets after it.")
@@ -40,9 +41,19 @@ def call(answer: Any, **given: Any) -> Any:
         raise NotTried from None
     except Exception as error:
         raise Hint(f"Your function stopped with {type(error).__name__}: {error}\nfor {show(given)}") from error
-    if result is None or result is ...:
+    if result is ... or (result is None and _empty(answer)):
         raise NotTried
+    if result is None:
+        raise Hint("Your function returned nothing (None). Does every way through it end with return?")
     return result
+
+
+def _empty(answer: Any) -> bool:
+    """Whether a function does nothing but return a constant, as the dots of an exercise do."""
+    if not hasattr(answer, "__code__"):
+        return False
+    nothing = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE", "COPY_FREE_VARS", "CACHE"}
+    return all(step.opname in nothing for step in dis.get_instructions(answer))
 
 
 def tensor(result: Any, shape: tuple[int, ...], meaning: str, given: Mapping[str, Any]) -> torch.Tensor:
@@ -60,7 +71,10 @@ def tensor(result: Any, shape: tuple[int, ...], meaning: str, given: Mapping[str
 
 
 def number(result: Any) -> float:
-    """Read a result as one number; raises Hint for anything else."""
+    """Read a result as one number; raises Hint for anything else, a number in quotes included."""
+    if isinstance(result, str):
+        quotes = ": leave out the quotes" if result.strip().lstrip("+-").replace(".", "", 1).isdigit() else ""
+        raise Hint(f"A number is asked for, this is a str, {result!r}{quotes}.")
     try:
         return float(result.detach() if isinstance(result, torch.Tensor) else result)
     except (TypeError, ValueError, RuntimeError):

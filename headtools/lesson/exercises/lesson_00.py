@@ -26,6 +26,9 @@ def _count(answer: Any) -> str | None:
         raise NotTried
     if set(answer) != set(KINDS):
         return f"The keys should be 'encoder', 'decoder' and 'cross'; yours are {', '.join(map(repr, answer))}."
+    for kind in KINDS:
+        if isinstance(answer[kind], str):
+            raise Hint(f"{kind}: a number is asked for, this is a str, {answer[kind]!r}: leave out the quotes.")
     known = {
         2 * right: "Two kinds are taken for one. A decoder layer has two: one to itself, one across to the encoder.",
         3 * right: "That is all three kinds together; each kind has a third of them.",
