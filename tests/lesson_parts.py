@@ -168,7 +168,7 @@ class Notebook:
         starts = [i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "markdown"
                   and any(title.startswith("Exercise") for _, title in headings(text(cell)))]  # fmt: skip
         found = []
-        for start, end in zip(starts, [*starts[1:], len(self.nb.cells)], strict=True):
+        for start, end in zip(starts, [*starts, len(self.nb.cells)][1:], strict=True):
             within = range(start, end)
             title = next(title for _, title in headings(text(self.nb.cells[start])) if title.startswith("Exercise"))
             check = next((i for i in within if self._calls_check(self.nb.cells[i])), None)

@@ -67,11 +67,20 @@ def test_post_build_installs_without_dependencies_and_runs_the_canary(root: Path
     ]
 
 
-def test_start_hands_over_to_the_server_with_our_settings(root: Path):
-    env = {"PATH": os.environ["PATH"], "REPO_DIR": str(root), "JUPYTER_CONFIG_PATH": "/elsewhere"}
+def test_start_copies_the_lessons_and_hands_over_to_the_server_with_our_settings(root: Path, tmp_path: Path):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "00_start.ipynb").write_text('{"cells": []}')
+    shutil.copy(root / "tools" / "my_lessons.py", tmp_path / "tools")
+    env = {"PATH": os.environ["PATH"], "REPO_DIR": str(tmp_path), "JUPYTER_CONFIG_PATH": "/elsewhere"}
     command = [root / "binder" / "start", "sh", "-c", 'printf "%s|%s" "$JUPYTER_CONFIG_PATH" "$0"', "a b"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{root}/tools/jupyter:/elsewhere|a b"
+    assert done.stdout == f"my-lessons/00_start.ipynb\n{tmp_path}/tools/jupyter:/elsewhere|a b"
+    assert (tmp_path / "my-lessons" / "00_start.ipynb").exists()
+    shutil.rmtree(tmp_path / "tools")  # without the copy the server starts all the same
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert "the lessons are in notebooks/" in done.stdout
+    assert done.stdout.endswith("|a b")
 
 
 def test_settings_switch_the_news_off(root: Path, monkeypatch: pytest.MonkeyPatch):

@@ -52,7 +52,8 @@ def test_conda_commands_fit_the_environment(root: Path):
     told = next(block for block in blocks(read(root, "README.md"), "sh") if "conda" in block)
     name = yaml.safe_load(read(root, "environment.yml"))["name"]
     assert f"conda env create -f environment.yml\nconda activate {name}\n" in told
-    assert (root / re.search(r"jupyter lab (\S+)", told)[1]).exists()
+    lesson = Path(re.search(r"python tools/my_lessons.py\njupyter lab my-lessons/(\S+)", told)[1])
+    assert (root / "notebooks" / lesson).exists()
 
 
 def test_the_readme_examples_run(root: Path, capsys: pytest.CaptureFixture):
@@ -93,10 +94,10 @@ def test_every_address_of_the_repository_is_its_home(root: Path):
 
 def test_badges_and_links_open_a_file_that_exists(root: Path):
     text = unquote(read(root, "README.md"))
-    opened = re.findall(r"(notebooks/\w+\.ipynb)", text)
+    opened = re.findall(r"(?:notebooks|my-lessons)(/\w+\.ipynb)", text)
     for route in ("mybinder.org/v2/gh", "colab.research.google.com/github", "user-redirect/git-pull"):
-        assert re.search(rf"{re.escape(route)}\S+notebooks/\w+\.ipynb", text), route
-    assert all((root / path).exists() for path in opened)
+        assert re.search(rf"{re.escape(route)}\S+(?:notebooks|my-lessons)/\w+\.ipynb", text), route
+    assert all((root / f"notebooks{path}").exists() for path in opened)
     assert "branch=main" in text
 
 

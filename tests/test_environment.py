@@ -155,7 +155,7 @@ def test_lab_opens_the_first_lesson_with_a_token_and_without_news(bench):
     words = words[words.index("-m") :]
     assert words[:2] == ["-m", "jupyterlab"]
     assert f"--ServerApp.root_dir={bench.folder}" in words
-    assert "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb" in words
+    assert "--LabApp.default_url=/lab/tree/my-lessons/00_start_here.ipynb" in words
     assert words[-2:] == ["--port", "9999"]
     assert "token" not in " ".join(words).lower(), "the token stays on"
     assert f"config {bench.folder}/tools/jupyter" in said

@@ -65,17 +65,17 @@ def get(url: str) -> str:
 
 
 def test_the_address_opens_the_first_lesson(printed: re.Match):
-    assert "/lab/tree/notebooks/00_start_here.ipynb" in printed[0]
+    assert "/lab/tree/my-lessons/00_start_here.ipynb" in printed[0]
     assert "jupyter-config-data" in get(printed[0])
     base = printed[0].split("/lab/")[0]
-    told = get(f"{base}/api/contents/notebooks/00_start_here.ipynb?content=0&token={printed[2]}")
+    told = get(f"{base}/api/contents/my-lessons/00_start_here.ipynb?content=0&token={printed[2]}")
     assert '"type": "notebook"' in told
 
 
 def test_without_the_token_nothing_is_served(printed: re.Match):
     base = printed[0].split("/lab/")[0]
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        get(f"{base}/api/contents/notebooks/00_start_here.ipynb")
+        get(f"{base}/api/contents/my-lessons/00_start_here.ipynb")
 
 
 def test_news_and_updates_are_off(printed: re.Match):

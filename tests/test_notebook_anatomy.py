@@ -23,6 +23,12 @@ def test_lesson_keeps_to_the_anatomy(path: Path):
     assert anatomy.complaints(Notebook.read(path)) == []
 
 
+@pytest.fixture
+def small_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small lesson's catalogue has one entry."""
+    monkeypatch.setattr(anatomy, "catalogue_of", lambda notebook: {"count": {"caption": "{n} lines."}})
+
+
 def test_there_are_lessons():
     assert len(LESSONS) >= 2
     assert [path.name[:2] for path in LESSONS] == [f"{n:02d}" for n in range(len(LESSONS))]
@@ -42,7 +48,7 @@ def sound(folder: Path) -> Notebook:
         ),
         new_code_cell("import torch\nfrom headtools import check"),
         new_markdown_cell("## First\n\n" + "Look at this word. " * 260 + "[there](#references) and [data](data.json)"),
-        new_code_cell("torch.manual_seed(0)\nx = torch.randn(3)", outputs=[shown(FIGURE)]),
+        new_code_cell('torch.manual_seed(0)\nx = torch.randn(3)\nmeasured("00.count", n=1)', outputs=[shown(FIGURE)]),
     ]
     for n in (1, 2):
         cells += [
@@ -70,6 +76,7 @@ def sound(folder: Path) -> Notebook:
     return Notebook(path, nb, {"seconds": 20.0, "megabytes": 420, "code": fingerprint(nb)})
 
 
+@pytest.mark.usefixtures("small_catalogue")
 def test_a_sound_lesson_has_no_complaints(tmp_path: Path):
     assert anatomy.complaints(sound(tmp_path)) == []
 
@@ -157,18 +164,24 @@ BROKEN = [
     ("code_stays_clean", source("model(**batch, head_mask=mask)"), "without the tag 'trap'"),
     ("code_stays_clean", source('model(**{"head_mask": mask})'), "without the tag 'trap'"),
     ("code_stays_clean", source("x = torch.randn(3)"), "before a seed"),
-    ("exercises", lambda nb: nb.cells.__delitem__(slice(5, 9)), "1 exercises"),
+    ("exercises", lambda nb: nb.cells.__delitem__(slice(5, 13)), "no exercise"),
     ("exercises", edit(7, "check(", "print("), "has no check"),
     ("exercises", lambda nb: nb.cells.__delitem__(8), "has no solution"),
     ("exercises", lambda nb: nb.cells.__delitem__(6), "has no stub"),
     ("exercises", lambda nb: nb.cells.insert(6, nb.cells.pop(8)), "first the stub"),
     ("exercises", edit(5, "about 2 minutes", "short"), "about N minutes"),
     ("exercises", edit(5, "Difficulty 1 of 3", "Hard"), "Difficulty N of 3"),
+    ("numbers_are_measured", source("x = 1"), "the entry 'count' is not used"),
+    ("numbers_are_measured", source('measured("00.line", n=1)'), "there is no entry 'line'"),
+    ("numbers_are_measured", edit(3, "Look at", "In 0.94 of cases look at"), "'0.94' stands in prose"),
+    ("numbers_are_measured", edit(3, "Look at", "In 94 % of cases look at"), "'94%' stands in prose"),
+    ("code_fits", source("x = " + "1 + " * 30 + "1"), "125 columns of code"),
     ("voice", edit(3, "Look", "Simply look"), "simply"),
     ("voice", edit(3, "Look at this word. ", "As you can see, it works. "), "as you can see"),
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("small_catalogue")
 @pytest.mark.parametrize(("rule", "break_it", "says"), BROKEN, ids=[f"{n}-{b[0]}" for n, b in enumerate(BROKEN)])
 def test_a_broken_lesson_is_told(tmp_path: Path, rule: str, break_it: Callable, says: str):
     notebook = sound(tmp_path)

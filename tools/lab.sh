@@ -1,8 +1,10 @@
 #!/bin/sh
-# Open JupyterLab on the first lesson:  sh tools/lab.sh [more arguments for jupyter lab]
+# Open JupyterLab on your copy of the first lesson:  sh tools/lab.sh [more arguments for jupyter lab]
 set -eu
 
-first=notebooks/00_start_here.ipynb
+# Yours to write in: a copy of the lessons without outputs, made once (tools/my_lessons.py).
+first=my-lessons/00_start_here.ipynb
+.venv/bin/python tools/my_lessons.py
 
 # Our settings (no news, no update check) join whatever settings you have.
 export JUPYTER_CONFIG_PATH="$PWD/tools/jupyter${JUPYTER_CONFIG_PATH:+:$JUPYTER_CONFIG_PATH}"

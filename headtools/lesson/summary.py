@@ -133,10 +133,10 @@ def _title(name: str) -> str:
 
 
 def _lessons(numbers: set[str]) -> dict[str, tuple[str, str]]:
-    """Find the title and address of each lesson whose notebook lies here, or in ``notebooks`` below."""
-    found = {}
+    """Find the title and address of each lesson whose notebook lies here, or below in a folder of lessons."""
+    found, folders = {}, (".", "my-lessons", "notebooks")
     for number in sorted(numbers):
-        beside = [path for folder in (".", "notebooks") for path in Path(folder).glob(f"{number}_*.ipynb")]
+        beside = [path for folder in folders for path in Path(folder).glob(f"{number}_*.ipynb")]
         path = min(beside, key=lambda path: len(path.name), default=None)  # a copy has a longer name
         found[number] = (f"Lesson {number}", "") if path is None else (_asked(path), path.as_posix())
     return found
