@@ -91,7 +91,7 @@ def matrix(
             f"the matrix runs from {table.min():.3g} to {table.max():.3g}, outside the scale {vmin:g} to {vmax:g}: "
             "pass vmin= and vmax= that hold it"
         )
-    fig, ax = _on(ax, (1.6 + 0.52 * min(table.shape[1], 12), 1.1 + 0.44 * min(table.shape[0], 14)), title)
+    fig, ax = _on(ax, (1.6 + 0.48 * min(table.shape[1], 12), 1.1 + 0.44 * min(table.shape[0], 14)), title)
     diverging = vmin == -vmax
     image = ax.imshow(table, vmin=vmin, vmax=vmax, cmap="PuOr" if diverging else "cividis", aspect="auto")
     for axis, given, size, name in (

@@ -73,11 +73,16 @@ def frames(node):
 
 
 def move_all(page, node):
-    """Move each control once and wait until the picture is another; gives how many there were."""
+    """Move each control once and wait until the picture is another, if there is one; gives how many there were.
+
+    The line of a prediction has no picture.
+    """
     controls = [c for c in node.query_selector_all(CONTROLS) if c.evaluate("c => !!c.closest('.jupyter-widgets')")]
     for control in controls:
-        before = node.eval_on_selector(".widget-vbox img", "img => img.src")
+        before = node.evaluate("node => node.querySelector('.widget-vbox img')?.src")
         move(page, control)
+        if before is None:
+            continue
         page.wait_for_function(
             "([node, before]) => (node.querySelector('.widget-vbox img')?.src ?? before) !== before",
             arg=[node, before],
