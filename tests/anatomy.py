@@ -276,7 +276,7 @@ def numbers_are_measured(notebook: Notebook) -> list[str]:
     found = [f"the entry {name!r} is not used" for name in sorted(entries.keys() - used)]
     found += [f"there is no entry {name!r}" for name in sorted(used - entries.keys())]
     said = re.sub(r"^## References.*", "", notebook.markdown, flags=re.S | re.M)
-    shares = r"(?<![\w.])0?\.\d+\b|\b(?!95%)\d+(?:\.\d+)?%"  # "a 95 % interval" is no result
+    shares = r"(?<![\w.])0?\.\d\d+\b|\b(?!95%)\d+(?:\.\d+)?%"  # a bar of 0.9 and "a 95 % interval" are no results
     bare = re.findall(shares, prose(said.replace(" %", "%")))
     return found + [f"{n!r} stands in prose: measure it and put it into a caption" for n in bare]
 
