@@ -1,14 +1,15 @@
-"""What a head looks at, and what it carries.
+"""What a head attends to, and what it carries.
 
     corpus, sentence, conllu    sentences with gold annotation: the organism's, the course's English, any CoNLL-U
     word_alignment              from tokens to words: align(), to_words()
     taxonomy                    every head scored for every role, in one pass: taxonomy(), best()
     conventions, baselines, controls   every choice that a score depends on, and what it is compared with
-    head_functions              verdicts: one row a head
+    head_functions              verdicts of a taxonomy: one row a head
     map_classes                 Kovaleva's five classes of maps, by rule
-    induction                   heads that look back in random repeats
-    probing, attention_probe    what can be read off vectors and maps
-    word_states, erasure        vectors of words, and taking out of a head what a probe found
+    induction                   heads that find earlier copies, on random tokens that repeat
+    probing, tasks              linear probes, and the labels they are fitted to: probe()
+    attention_probe             syntactic heads of words from all maps together
+    word_states, erasure        vectors of words, and removing from a head what a probe can find
 """
 
 import warnings

@@ -1,7 +1,7 @@
 """From tokens to words: which word each token of a batch belongs to, and attention maps between words.
 
-A tokenizer cuts a word into pieces, and adds marks of its own. Gold annotation speaks of words, a map of tokens:
-:func:`align` tells which token belongs to which word, for any fast tokenizer, and :func:`to_words` folds the maps.
+A tokenizer splits words into pieces and adds special tokens. Gold annotation is of words, a map is of tokens:
+:func:`align` returns which token belongs to which word, for any fast tokenizer, and :func:`to_words` aggregates maps.
 
 >>> from headtools.organism.load import load
 >>> model, tokenizer = load()
@@ -10,7 +10,7 @@ A tokenizer cuts a word into pieces, and adds marks of its own. Gold annotation 
 tensor([[ 0,  1,  2,  3, -1],
         [ 0,  1,  2, -1, -1]])
 >>> maps = model.get_encoder()(**batch, output_attentions=True).attentions[5]
->>> to_words(maps, words).shape  # 4 words look at 4 words, and at all the rest together
+>>> to_words(maps, words).shape  # 4 words attend to 4 words, and to all other tokens together
 torch.Size([2, 8, 4, 5])
 """
 
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from headtools._renamed import old_arguments
 from headtools.heads._precision import without_autocast
 from headtools.roles.sentence import Sentence
 
@@ -33,33 +34,34 @@ class Aligned(NamedTuple):
     """A batch and its words.
 
     batch   what the model takes, as tensors (B, T): input_ids, attention_mask, and what else the tokenizer gives
-    words   (B, T), for each token the number of its word in the sentence, from 0; −1 for marks and padding
+    words   (B, T), for each token the index of its word in the sentence; −1 for special tokens and padding
     """
 
     batch: "BatchEncoding"
     words: Tensor
 
 
+@old_arguments(longest="max_length")
 def align(
     tokenizer: "PreTrainedTokenizerBase",
     sentences: Sequence[Sentence | Sequence[str]],
     *,
-    longest: int | None = None,
+    max_length: int | None = None,
     device: torch.device | str | None = None,
 ) -> Aligned:
-    """Tokenize sentences whose words are known, and tell for each token its word.
+    """Tokenize sentences whose words are known, and return the word of each token.
 
     ``sentences`` are Sentences, or sequences of words; each becomes a text with one space between its words, so that
-    the model reads what it would read of plain text. (A tokenizer that is handed words one by one leaves the spaces
-    out, unless it was made for that: GPT-2 then reads 'thedogslept'.) A token belongs to the word whose characters it
-    covers; one that covers a space alone, to the word behind it. ``longest`` is the greatest number of tokens a
-    sentence may have, marks included (None: the tokenizer's ``model_max_length``). Padding goes to the side the
-    tokenizer pads; ``device`` is where the tensors go. Returns ``(batch, words)``, see :class:`Aligned`.
+    the model reads it as plain text. (Given a list of words, a tokenizer that was not made for that leaves the spaces
+    out: GPT-2 then reads 'thedogslept'.) A token belongs to the word whose characters it covers; one that covers only a
+    space, to the next word. ``max_length`` is the greatest number of tokens a sentence may have, special tokens
+    included (None: the tokenizer's ``model_max_length``). Padding is on the side the tokenizer pads; ``device`` is
+    where the tensors go. Returns ``(batch, words)``, see :class:`Aligned`.
 
-    Raises TypeError for a tokenizer that is not fast, since only those tell a token's place in the text, and for a
-    sentence that is a plain string. Raises ValueError for no sentences, a sentence without words, a word that gives no
-    token, a sentence that would be cut off, a token that covers two words, and sentences of unlike lengths where there
-    is no token to pad with.
+    Raises TypeError for a tokenizer that is not fast, since only those have the offsets of tokens in the text, and for
+    a sentence that is a plain string. Raises ValueError for no sentences, a sentence without words, a word that becomes
+    no token, a sentence that would be truncated, a token that covers two words, and sentences of different lengths
+    where there is no padding token.
 
     >>> from headtools.organism.load import load
     >>> align(load()[1], [("the", "dog")]).words
@@ -70,35 +72,37 @@ def align(
         [" ".join(words) for words in texts], padding=tokenizer.pad_token is not None, truncation=False,
         return_attention_mask=True, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False,
     )  # fmt: skip
-    places, marks = batch.pop("offset_mapping"), batch.pop("special_tokens_mask")
-    longest = tokenizer.model_max_length if longest is None else longest
-    rows = []
+    offsets, is_special = batch.pop("offset_mapping"), batch.pop("special_tokens_mask")
+    max_length = tokenizer.model_max_length if max_length is None else max_length
+    word_of_token = []
     for i, (words, mask) in enumerate(zip(texts, batch["attention_mask"], strict=True)):
-        rows.append(_row(f"sentences[{i}]", words, places[i], marks[i]))
-        _refuse_cut(f"sentences[{i}]", words, [w for w, real in zip(rows[i], mask, strict=True) if real], longest)
-    if len(set(map(len, rows))) > 1:
+        row = _words_of_tokens(f"sentences[{i}]", words, offsets[i], is_special[i])
+        without_padding = [word for word, real in zip(row, mask, strict=True) if real]
+        _check_length(f"sentences[{i}]", words, without_padding, max_length)
+        word_of_token.append(row)
+    if len(set(map(len, word_of_token))) > 1:
         raise ValueError(
-            "the sentences have unlike numbers of tokens, and the tokenizer has no token to pad with; write "
+            "the sentences have different numbers of tokens, and the tokenizer has no padding token; write "
             "tokenizer.pad_token = tokenizer.eos_token (padding is masked, so any token will do)"
         )
-    return Aligned(batch.convert_to_tensors("pt").to(device or "cpu"), torch.tensor(rows, device=device))
+    return Aligned(batch.convert_to_tensors("pt").to(device or "cpu"), torch.tensor(word_of_token, device=device))
 
 
 def _texts(tokenizer: object, sentences: Sequence[Sentence | Sequence[str]]) -> list[tuple[str, ...]]:
-    """The words of each sentence; refuses what has none, or cannot be split into any."""
+    """The words of each sentence; raises for an input without words, and for one that is not split into words."""
     if not getattr(tokenizer, "is_fast", False):
         raise TypeError(
-            f"{type(tokenizer).__name__} came, a fast tokenizer is needed, which tells where in the text each token "
-            "stands; write AutoTokenizer.from_pretrained(name), and see that tokenizer.is_fast is True"
+            f"got {type(tokenizer).__name__}; expected a fast tokenizer, which has the offsets of its tokens in the "
+            "text; write AutoTokenizer.from_pretrained(name), and check that tokenizer.is_fast is True"
         )
     if isinstance(sentences, Sentence | str):
-        raise TypeError("one sentence came, a list of them is needed; write align(tokenizer, [sentence])")
+        raise TypeError("got one sentence; expected a list of them: write align(tokenizer, [sentence])")
     if not len(sentences):
-        raise ValueError("no sentences came; write align(tokenizer, corpus('english', limit=10))")
+        raise ValueError("got no sentences; write align(tokenizer, corpus('english', limit=10))")
     out = []
     for i, sentence in enumerate(sentences):
         if isinstance(sentence, str):
-            raise TypeError(f"sentences[{i}] is a string, its words are needed; write {sentence[:40]!r}.split()")
+            raise TypeError(f"sentences[{i}] is a string; expected its words: write {sentence[:40]!r}.split()")
         words = tuple(sentence.words if isinstance(sentence, Sentence) else sentence)
         if not words:
             raise ValueError(f"sentences[{i}] has no words; leave it out")
@@ -109,29 +113,32 @@ def _texts(tokenizer: object, sentences: Sequence[Sentence | Sequence[str]]) -> 
     return out
 
 
-def _row(where: str, words: tuple[str, ...], places: list[tuple[int, int]], marks: list[int]) -> list[int]:
-    """The word of each token of one sentence; ``places`` are the (start, end) of each token in the text."""
-    owner: list[int] = []  # of each character of the text: the number of its word,
-    behind: list[int] = []  # and where it is a space between words, of the word behind it
+def _words_of_tokens(
+    where: str, words: tuple[str, ...], offsets: list[tuple[int, int]], is_special: list[int]
+) -> list[int]:
+    """The word of each token of one sentence; ``offsets`` are the (start, end) of each token in the text."""
+    # For each character of the text: its word (NONE for a space), and its word or, for a space, the next one.
+    word_of_char: list[int] = []
+    next_word: list[int] = []
     for w, word in enumerate(words):
-        owner += [NONE] * (w > 0) + [w] * len(word)
-        behind += [w] * (len(word) + (w > 0))
-    row, seen = [], set()
-    for (start, end), mark in zip(places, marks, strict=True):
-        if not mark and start < end <= len(owner) and owner[start] == owner[end - 1] != NONE:
-            row.append(owner[start])  # within one word, as nearly every token is
-            seen.add(owner[start])
+        word_of_char += [NONE] * (w > 0) + [w] * len(word)
+        next_word += [w] * (len(word) + (w > 0))
+    row, with_token = [], set()
+    for (start, end), special in zip(offsets, is_special, strict=True):
+        if not special and start < end <= len(word_of_char) and word_of_char[start] == word_of_char[end - 1] != NONE:
+            row.append(word_of_char[start])  # within one word, as nearly every token is
+            with_token.add(word_of_char[start])
             continue
-        covered = [] if mark else sorted({*owner[start:end]} - {NONE})
+        covered = [] if special else sorted({*word_of_char[start:end]} - {NONE})
         if len(covered) > 1:
             raise ValueError(
-                f"{where}: one token covers the words {' and '.join(repr(words[w]) for w in covered)} (numbers "
-                f"{covered}, from 0), and so belongs to neither; needed: a tokenizer that keeps words apart"
+                f"{where}: one token covers the words {' and '.join(repr(words[w]) for w in covered)} (words "
+                f"{covered}, from 0), and belongs to neither; expected a tokenizer that separates words"
             )
-        seen.update(covered)
-        row.append(NONE if mark else covered[0] if covered else behind[min(start, len(behind) - 1)])
+        with_token.update(covered)
+        row.append(NONE if special else covered[0] if covered else next_word[min(start, len(next_word) - 1)])
     for w, word in enumerate(words):
-        if w not in seen:
+        if w not in with_token:
             raise ValueError(
                 f"{where}: the tokenizer makes no token of word {w} (from 0), {word!r}; leave out the word or the "
                 f"sentence: {' '.join(words)[:80]!r}"
@@ -139,15 +146,16 @@ def _row(where: str, words: tuple[str, ...], places: list[tuple[int, int]], mark
     return row
 
 
-def _refuse_cut(where: str, words: tuple[str, ...], row: list[int], longest: int) -> None:
-    """Refuse a sentence of more tokens than ``longest``, which would lose its last words."""
-    if len(row) > longest:
-        own = [w for w in row if w != NONE]
-        first = own[max(0, longest - len(row) + len(own))]
+def _check_length(where: str, words: tuple[str, ...], row: list[int], max_length: int) -> None:
+    """Raise ValueError for a sentence of more than ``max_length`` tokens, which would lose its last words."""
+    if len(row) > max_length:
+        word_tokens = [w for w in row if w != NONE]
+        n_special = len(row) - len(word_tokens)
+        first = word_tokens[max(0, max_length - n_special)]
         raise ValueError(
-            f"{where} has {len(row)} tokens, and {longest} is the most, so that it would be cut off at word {first} "
-            f"(from 0), {words[first]!r}; leave such long sentences out, or write longest={len(row)} if the model "
-            "reads as many"
+            f"{where} has {len(row)} tokens; expected at most {max_length}: it would be truncated at word {first} "
+            f"(from 0), {words[first]!r}; leave such long sentences out, or write max_length={len(row)} if the model "
+            "can read as many"
         )
 
 
@@ -156,14 +164,14 @@ def to_words(maps: Tensor, words: Tensor, keys: Tensor | None = None) -> Tensor:
     """Attention maps between words: weights *to* a word's pieces are summed, those *from* its pieces averaged.
 
     ``maps`` (B, head, query, key) are maps of tokens and ``words`` (B, query) the tokens' words as :func:`align` gives
-    them; ``keys`` (B, key) are the words of the other side in cross-attention (None: the same tokens). Returns float32
+    them; ``keys`` (B, key) are the words of the source in cross-attention (None: the same tokens). Returns float32
     (B, head, W, V + 1), W and V the greatest number of words among queries and keys: the weight from word to word, and
-    in the last column all that went to no word: to EOS tokens, [CLS], padding. So the row of a word still sums to 1,
-    and ``[..., :-1]`` are the words alone. The rows behind the last word of a shorter sentence are 0.
+    in the last column the weight on tokens that are not words: EOS tokens, [CLS], padding. So the row of a word still
+    sums to 1, and ``[..., :-1]`` are the words alone. The rows after the last word of a shorter sentence are 0.
 
-    The rule is that of Clark et al. 2019 (arXiv:1906.04341), section 4.1; they, too, take the mean and the sum.
+    The rule is that of Clark et al. 2019 (arXiv:1906.04341), section 4.1.
 
-    Raises ValueError where the shapes do not go together, or a batch has no words.
+    Raises ValueError where the shapes do not match, or a batch has no words.
 
     >>> maps = torch.tensor([[[[0.5, 0.25, 0.25], [0.1, 0.6, 0.3], [0.0, 0.0, 1.0]]]])  # play ##ing [SEP]
     >>> to_words(maps, torch.tensor([[0, 0, -1]]))
@@ -172,18 +180,18 @@ def to_words(maps: Tensor, words: Tensor, keys: Tensor | None = None) -> Tensor:
     keys = words if keys is None else keys
     if maps.dim() != 4 or words.shape != maps.shape[:3:2] or keys.shape != (len(maps), maps.shape[-1]):
         raise ValueError(
-            f"maps {tuple(maps.shape)} came with words {tuple(words.shape)} and keys {tuple(keys.shape)}; needed: maps "
-            "(B, head, query, key), words (B, query), keys (B, key). Of the same batch: batch, words = align(...)"
+            f"got maps {tuple(maps.shape)}, words {tuple(words.shape)} and keys {tuple(keys.shape)}; expected maps "
+            "(B, head, query, key), words (B, query), keys (B, key) of one batch: batch, words = align(...)"
         )
-    to, fro = _members(keys, maps), _members(words, maps)[..., :-1]
-    fro = fro / fro.sum(1, keepdim=True).clamp_min(1)
-    return fro.transpose(1, 2)[:, None] @ (maps.float() @ to[:, None])
+    to_word, from_word = _membership(keys, maps), _membership(words, maps)[..., :-1]
+    from_word = from_word / from_word.sum(1, keepdim=True).clamp_min(1)
+    return from_word.transpose(1, 2)[:, None] @ (maps.float() @ to_word[:, None])
 
 
-def _members(words: Tensor, like: Tensor) -> Tensor:
-    """Which token belongs to which word, as 0 and 1: (B, T, W + 1); what belongs to no word is in the last column."""
+def _membership(words: Tensor, like: Tensor) -> Tensor:
+    """Which token belongs to which word, as 0 and 1: (B, T, W + 1); tokens of no word are in the last column."""
     n = int(words.max()) + 1
     if n < 1:
-        raise ValueError(f"words {tuple(words.shape)} hold no word (−1 is none); needed: the words that align() gives")
+        raise ValueError(f"words {tuple(words.shape)} hold no word (−1 is none); expected the words of align()")
     column = torch.where(words < 0, n, words).to(like.device)
     return torch.nn.functional.one_hot(column, n + 1).float()

@@ -77,7 +77,7 @@ def test_features_by_hand_with_padding():
 
 
 def test_maps_must_be_square():
-    with pytest.raises(ValueError, match="needed"):
+    with pytest.raises(ValueError, match="expected"):
         classify(torch.rand(1, 2, 3, 4), torch.ones(1, 4, dtype=torch.bool))
 
 
