@@ -11,6 +11,10 @@ Tables, of a causal language model with every size in its "about":
     streaming   all heads see only the first and the most recent tokens, or the most recent alone
     curve       heads off in the order of a ranking, of chance, and of the ranking without the induction heads, on
                 English and on repeated tokens
+    roles       the taxonomy's roles on English: every head that holds one, and the three best of each role
+
+An encoder (``minilm``) has model, roles, and its heads by output change: gradient and leave-one-out. ``--only roles``
+measures one table again and leaves the others in the file as they are.
 
 Loss is in nats a token. English is the course's own corpus, as it is written: rankings are made on its validation
 split, curves on its test split. One thread. Result: ``real/NAME.json`` among the organism's assets, which
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,17 +39,18 @@ import headtools as ht
 from headtools._engine.progress import print_encodable
 from headtools.heads._tokens import model_inputs
 from headtools.heads.scores import Head, HeadScores
+from headtools.importance.objective import objective
 from headtools.organism.real_models import REAL, RESULTS, locate
 from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.causal_heads import attention_sinks, induction_scores
 from headtools.roles.induction import COPYING, INDUCTION, PREFIX
 from headtools.roles.plain_text import TextBatches, natural_text, text_batches
-from recipes._results import interval, write
+from recipes._results import interval, read, write
 
 SIZES = {
     "induction sequences": 20, "segment": 25, "repeated": 8, "repeated segment": 40, "random sets": 5,
     "sink texts": 40, "ranking texts": 32, "leave-one-out texts": 16, "curve texts": 40, "curve random orders": 3,
-    "chunks": 6, "chunk": 128,
+    "chunks": 6, "chunk": 128, "role sentences": 80,
 }  # fmt: skip
 QUICK = dict.fromkeys(SIZES, 5) | {"segment": 6, "repeated segment": 6, "chunk": 16, "random sets": 1,
                                    "curve random orders": 1}  # fmt: skip
@@ -96,7 +101,7 @@ def heads_table(
     table = pd.concat(columns, axis=1).reset_index()
     values = {site.key: torch.tensor(wide.induction[site.key].to_numpy()) for site in ht.sites(model)}
     chance = looks.groupby("role").chance.first().rename(SCORES).round(4).to_dict()
-    table.attrs = {"chance": chance | {name: round(frame.chance[0], 4) for name, frame in sinks.items()}}
+    table.attrs = {"chance": chance | {name: round(float(frame.chance[0]), 4) for name, frame in sinks.items()}}
     return table, HeadScores(values, "induction")
 
 
@@ -209,26 +214,75 @@ def curve(
     return rows
 
 
-def measure(name: str, sizes: dict[str, int]) -> dict[str, Any]:
-    """Measure all tables of a model."""
+def roles_table(model: nn.Module, tokenizer: Any, n: int) -> tuple[pd.DataFrame, str]:
+    """Return the heads that hold a role of the taxonomy, and the three best heads of each role; and what that is."""
+    test, validation = (ht.corpus("english", split, limit=n) for split in ("test", "validation"))
+    frame = ht.taxonomy(model, tokenizer, test, validation)
+    best = frame.groupby("role").score.rank(ascending=False, method="first") <= 3
+    columns = ["kind", "layer", "head", "family", "role", "score", "low", "high", "baseline", "chance", "n", "holds"]
+    about = (
+        f"taxonomy of {len(test)} English test sentences, words joined by spaces; best offsets from {len(validation)} "
+        "of the validation split. Only heads that hold a role, and the three best of each; special tokens are left "
+        "out, the first token is not"
+    )
+    return frame[frame.holds | best][columns], about
+
+
+def encoder_heads(model: nn.Module, tokenizer: Any, n: int) -> tuple[pd.DataFrame, str]:
+    """Return what each head of an encoder is worth: how far its output moves, by gradient and with the head off."""
+    sentences = ht.corpus("english", "validation", limit=n)
+    weighed_by = objective(model, tokenizer, sentences, "output")
+    batches = weighed_by.batches(sentences)
+    table = weighed_by.gradient(batches).to_frame().rename(columns=lambda c: "gradient" if "change" in c else c)
+    rises = weighed_by.ablation(batches, progress=False)
+    table["leave_one_out"] = rises.flat().tolist()
+    table = table.rename(columns={"low": "gradient_low", "high": "gradient_high"})
+    return table, f"change of the output, as a share of its norm, on {len(sentences)} English validation sentences"
+
+
+def measure(name: str, sizes: dict[str, int], only: str | None = None, before: Mapping | None = None) -> dict[str, Any]:
+    """Measure all tables of a model, or one of them, beside those measured before."""
     folder, which = locate(name)
     model, tokenizer = ht.load(name)
     began, sites = time.process_time(), ht.sites(model)
-    tables: dict[str, Any] = {}
+    tables: dict[str, Any] = dict((before or {}).get("tables", {}))
 
     def keep(table: str, rows: Any, about: str) -> None:
         rows = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
         tables[table] = {"about": about, "rows": [_rounded(row) for row in rows]}
         print_encodable(f"{table}: {len(rows)} rows, {time.process_time() - began:.0f} s of CPU time so far")
 
+    if only == "roles":
+        keep("roles", *roles_table(model, tokenizer, sizes["role sentences"]))
+        return {**before, "tables": tables}
+    causal = set(sites.kinds) == {"decoder"}
     first = sites.all[0]
     keep("model", [{
         "model": REAL[name].hub, "layers": len(sites), "heads": sites.n_heads, "heads_a_layer": first.heads,
         "key_value_heads": first.kv_heads, "head_dim": first.head_dim,
         "parameters": sum(weight.numel() for weight in model.parameters()),
-        "cache_bytes_a_token": sum(2 * site.kv_heads * site.head_dim * 2 for site in sites),
+        "cache_bytes_a_token": ht.cache_size(model, number_bytes=2) if causal else 0,
     }], "the model; its key-value cache in half precision")  # fmt: skip
+    if causal:
+        _measure_causal(model, tokenizer, sizes, keep)
+    else:
+        keep("heads", *encoder_heads(model, tokenizer, sizes["ranking texts"]))
+    keep("roles", *roles_table(model, tokenizer, sizes["role sentences"]))
 
+    source = folder / "source.json"
+    return {
+        "about": {
+            "model": which, "source": json.loads(source.read_text("utf-8")) if source.exists() else REAL[name].hub,
+            "command": f"make results MODEL={name}", "recipe": "measure_real", "dtype": str(model.dtype), "threads": 1,
+            "torch": torch.__version__, "cpu_seconds": round(time.process_time() - began), "sizes": sizes,
+        },
+        "tables": tables,
+    }  # fmt: skip
+
+
+def _measure_causal(model: nn.Module, tokenizer: Any, sizes: dict[str, int], keep: Callable[..., None]) -> None:
+    """Measure the tables of a causal language model."""
+    sites = ht.sites(model)
     texts = {"sink": natural_text("english", "test", sizes["sink texts"])}
     sink_batches = text_batches(tokenizer, texts["sink"])
     start = tokenizer.bos_token_id
@@ -277,16 +331,6 @@ def measure(name: str, sizes: dict[str, int]) -> dict[str, Any]:
          f"{len(spared)} heads with the highest induction scores are spared; rise: against all heads on, with a 95 % "
          "interval over sentences or sequences")  # fmt: skip
 
-    source = folder / "source.json"
-    return {
-        "about": {
-            "model": which, "source": json.loads(source.read_text("utf-8")) if source.exists() else REAL[name].hub,
-            "command": f"make results MODEL={name}", "recipe": "measure_real", "dtype": str(model.dtype), "threads": 1,
-            "torch": torch.__version__, "cpu_seconds": round(time.process_time() - began), "sizes": sizes,
-        },
-        "tables": tables,
-    }  # fmt: skip
-
 
 def _rounded(row: dict[str, Any]) -> dict[str, Any]:
     return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()}
@@ -296,14 +340,17 @@ def main(
     model: Annotated[str, typer.Option(help=" or ".join(REAL))] = "smollm2",
     quick: Annotated[bool, typer.Option("--quick", help="everything small, to see that it runs")] = False,
     out: Annotated[Path | None, typer.Option(help="the file to write")] = None,
+    only: Annotated[str | None, typer.Option(help="roles: this table alone, into the file that is there")] = None,
 ) -> None:
     """Measure, keep, and print the main numbers."""
     torch.set_num_threads(1)
-    results = measure(model, QUICK if quick else SIZES)
     file = out or RESULTS / f"{model}.json"
+    if only not in (None, "roles"):
+        raise typer.BadParameter(f"got --only {only}; expected roles")
+    results = measure(model, QUICK if quick else SIZES, only, read(file) if only else None)
     file.parent.mkdir(parents=True, exist_ok=True)
     write(results, file, "name")
-    for table in ("agreement", "induction", "streaming"):
+    for table in {"agreement", "induction", "streaming"} & results["tables"].keys():
         print_encodable(pd.DataFrame(results["tables"][table]["rows"]).to_string(index=False))
 
 

@@ -57,3 +57,31 @@ def test_the_default_folder(monkeypatch):
 def test_tables_that_do_not_ship():
     with pytest.raises(ValueError, match="got model 'gpt5'"):
         ht.shipped_real("gpt5")
+    with pytest.raises(ValueError, match="got table 'colours' of smollm2"):
+        ht.shipped_real("smollm2", "colours")
+
+
+@pytest.mark.parametrize("model", ["smollm2", "minilm"])
+def test_every_table_ships_with_what_it_is_about(model):
+    for table in ht.shipped_real(model).attrs["tables"]:
+        frame = ht.shipped_real(model, table)
+        assert len(frame)
+        assert frame.attrs["about"]
+        assert frame.attrs["command"] == f"make results MODEL={model}"
+    assert (real_models.RESULTS / f"{model}.json").stat().st_size < 600_000
+
+
+def test_what_the_tables_of_smollm2_say():
+    """Cutting a fifth of the heads by the gradient on English costs nothing there and all of what induction does."""
+    heads = ht.shipped_real("smollm2", "heads")
+    strongest = set(heads.nlargest(5, "induction").index)
+    assert strongest <= set(heads.nsmallest(54, "ranking_gradient").index)
+    assert heads["sink"].mean() > 0.5
+    curve = ht.shipped_real("smollm2", "curve").set_index(["name", "text", "off"]).sort_index()
+    english, repeated = (curve.loc["gradient", text, 54] for text in ("English", "repeated"))
+    assert english.rise_high < 0.1
+    assert repeated.rise_low > 5
+    assert curve.loc["gradient, induction heads spared", "repeated", 54].rise_high < 2
+    halves = ht.shipped_real("smollm2", "induction").set_index(["name", "half"]).sort_index()
+    assert halves.loc["5 induction heads off", "second"].rise_low > 5
+    assert abs(halves.loc["5 induction heads off", "first"].rise) < 0.1
