@@ -14,7 +14,7 @@ from headtools.roles.sentence import Sentence
 
 NAMES = ("organism", "english")
 ENGLISH = Path(__file__).parent / "assets" / "english.conllu"
-# The English sentences come in documents of ten, and a document lies in one split.
+# The English sentences are in documents of ten, and all sentences of a document are in one split.
 _DOCUMENT = 10
 _SPLITS = ("train", "train", "validation", "test")
 
@@ -23,23 +23,23 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
     """Sentences of a corpus, in order, always the same ones; of plain text, its paragraphs.
 
     ``name`` is ``"organism"``, ``"english"`` (320 sentences written for this project, in Universal Dependencies) or
-    the path of a ``.conllu`` file. ``split`` chooses among the organism's train, validation, test and hard, and among
-    the English train (160), validation (80), test (80) and all; a treebank file is one split by itself and takes no
-    other value. ``limit`` is the greatest number of sentences; None means all of a file, and of the organism 1,000
-    (20,000 for train).
+    the path of a ``.conllu`` file. ``split`` is one of the organism's train, validation, test and hard, or of the
+    English train (160), validation (80), test (80) and all; a treebank file is one split and takes no other value.
+    ``limit`` is the greatest number of sentences; None means all of a file, and of the organism 1,000 (20,000 for
+    train).
 
     A ``.txt`` or ``.md`` file gives its paragraphs, which empty lines part, as strings: without annotation, and spaced
     as they are written. ``text_batches`` makes batches of them for a language model.
 
     Any treebank of Universal Dependencies can be read, in CoNLL-U or CoNLL-U Plus (``.conllup``, with a comment
-    ``# global.columns``). The words are those with whole numbers: of a contracted form (``3-4 don't``) its parts, and
-    no empty nodes (``5.1``). Heads and relations are those of the basic tree, relations with their subtypes. ``Coref=``
-    in the last column, by which the English sentences name a pronoun's antecedent (the number of its head word), gives
-    ``coreference``; ``Entity=``, by which CorefUD marks its mentions, is left alone, so that ``coreference`` is 0
-    there. Lemmas, features, the enhanced graph, comments and SpaceAfter are left out.
+    ``# global.columns``). The words are the syntactic words, numbered 1, 2, 3: the parts of a contracted form (``3-4
+    don't``), and no empty nodes (``5.1``). Heads and relations are those of the basic tree, relations with their
+    subtypes. ``Coref=`` in the last column, which in the English sentences is the antecedent of a pronoun (the number
+    of its head word), becomes ``coreference``; ``Entity=``, which annotates mentions in CorefUD, is ignored, so that
+    ``coreference`` is 0 there. Lemmas, features, the enhanced graph, comments and SpaceAfter are ignored.
 
     Raises ValueError for an unknown name or split, a limit below 1 or a broken treebank (with its line number; see
-    ``headtools.roles.conllu.read``), and FileNotFoundError for a path that is not there.
+    ``headtools.roles.conllu.read``), and FileNotFoundError for a path that does not exist.
 
     >>> [len(corpus("organism", split, limit=3)) for split in ("train", "test")]
     [3, 3]
@@ -47,7 +47,7 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
     The last train to Leeds had already left when we arrived at the station .
     """
     if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit} would give no sentences; write limit=100, or None for all")
+        raise ValueError(f"got limit={limit}; expected 1 or more: write limit=100, or None for all")
     if name == "organism":
         from headtools.organism.language import SIZES, sentences
 
@@ -63,7 +63,7 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
             f"no corpus {str(name)!r}: there is {', '.join(NAMES)}, or the path of a .conllu file or of a .txt file"
         )
     if split != "test":
-        raise ValueError(f"split={split!r} of {path}: a treebank file is one split; give the file of that split")
+        raise ValueError(f"got split={split!r} of {path}; a treebank file is one split: give the file of that split")
     return list(islice(read(path), limit))
 
 

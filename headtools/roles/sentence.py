@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence: parallel tuples with one entry a word; words are counted from 1, and 0 means none.
+    """One sentence: parallel tuples with one entry a word. Where an entry names a word, it counts from 1; 0 is none.
 
     words         the words as they are written, punctuation included
     heads         number of each word's syntactic head; 0 for the root
     relations     relation to the head, as Universal Dependencies name it: nsubj, obj, amod, ...; 'root' for the root.
                   Subtypes are kept as the file has them, nsubj:pass; ``universal`` is without them
     upos          part of speech: NOUN, VERB, ...
-    coreference   for a word that stands for something named before, the number of the word that names it first (most
+    coreference   for a word that refers to something mentioned before, the number of the word that names it first (most
                   often a pronoun and its noun); 0 for every other word
     target        words of the translation (organism only, else None)
     alignment     for each word of the target, the number of the word it translates (organism only, else None)
@@ -58,11 +58,12 @@ def is_tree(heads: tuple[int, ...]) -> bool:
     >>> is_tree((2, 0, 2)), is_tree((2, 1)), is_tree((0, 0))
     (True, False, False)
     """
-    under: list[list[int]] = [[] for _ in range(len(heads) + 1)]
+    dependents: list[list[int]] = [[] for _ in range(len(heads) + 1)]
     for word, head in enumerate(heads, 1):
-        under[head].append(word)
-    reached, todo = 0, [*under[0]]
-    while todo:
-        reached += 1
-        todo += under[todo.pop()]
-    return len(under[0]) == 1 and reached == len(heads)
+        dependents[head].append(word)
+    # Down from the root: words in a cycle are never reached.
+    n_reached, pending = 0, [*dependents[0]]
+    while pending:
+        n_reached += 1
+        pending += dependents[pending.pop()]
+    return len(dependents[0]) == 1 and n_reached == len(heads)

@@ -117,7 +117,7 @@ def test_conllu_plus(tmp_path):
     full = "# global.columns = " + " ".join(COLUMNS) + "\n" + FULL
     assert corpus(file(tmp_path, full)) == corpus(file(tmp_path, FULL, "other.conllu"))
     for names in ("ID FORM UPOS HEAD", "ID FORM HEAD DEPREL HEAD", ""):
-        with pytest.raises(ValueError, match=r"line 1: columns .*; needed: ID, FORM, HEAD, DEPREL"):
+        with pytest.raises(ValueError, match=r"line 1: columns .*; expected ID, FORM, HEAD, DEPREL"):
             corpus(file(tmp_path, text.replace("ID FORM UPOS HEAD DEPREL PARSEME:MWE", names)))
 
 
@@ -128,13 +128,13 @@ def test_conllu_plus(tmp_path):
         ("\n4\t_", "\n²\t_", "line 11: not CoNLL-U: number '²'"),
         ("\n4\t_", "\n" + "9" * 5000 + "\t_", "line 11: not CoNLL-U: number"),
         ("\n4\t_", "\n5\t_", r"line 11: words are numbered \[1, 2, 3, 5\]"),
-        ("\n10\t?", "\n10.1\t?", "line 19: empty node 10.1 behind word 9; needed: 9.1"),
+        ("\n10\t?", "\n10.1\t?", "line 19: empty node 10.1 after word 9; expected 9.1"),
         ("\n10\t?", "\n10-11\t?", "line 19: a range up to word 11 in a sentence of 9"),
         ("\n10\t?", "\n#0\t?", "line 19: a comment with the columns of a word"),
-        ("\n1-2\t", "\n2-3\t", "line 7: range 2-3 behind word 0; needed: 1-2"),
+        ("\n1-2\t", "\n2-3\t", "line 7: range 2-3 after word 0; expected 1-2"),
         ("\n1-2\t", "\n1-1\t", "line 7: range 1-1"),
         ("\n2\tn't", "\n2-3\tno\t_\t_\t_\t_\t_\t_\t_\t_\n2\tn't", "line 9: range 2-3"),
-        ("\n0.1\t", "\n1.1\t", "line 6: empty node 1.1 behind word 0"),
+        ("\n0.1\t", "\n1.1\t", "line 6: empty node 1.1 after word 0"),
         ("\tseen\t", "\t\t", "line 13: word 6 has no form"),
         ("\tseen\t", "\t \t", "line 13: word 6 has no form"),
         ("\tseen\tsee", "\tseen see", "line 13: 9 columns"),
@@ -150,7 +150,7 @@ def test_conllu_plus(tmp_path):
         (
             "10\t?\t?\tPUNCT\t.\t_\t6\tpunct\t6:punct\t_\n\n",
             "10\t?\t?\tPUNCT\t.\t_\t6\tpunct\t6:punct\t_\n",
-            "line 23: range 1-3 behind word 10",
+            "line 23: range 1-3 after word 10",
         ),
     ],
 )
