@@ -57,7 +57,7 @@ def test_conda_commands_fit_the_environment(root: Path):
 
 
 def test_the_readme_examples_run(root: Path, capsys: pytest.CaptureFixture):
-    first, second = blocks(read(root, "README.md"), "python")
+    first, second, third = blocks(read(root, "README.md"), "python")
     names: dict = {}
     exec(compile(first, "README.md", "exec"), names)
     assert re.search(r"^\d+ maps; loss \d+\.\d{3}, without two heads \d+\.\d{3}$", capsys.readouterr().out.strip())
@@ -65,6 +65,8 @@ def test_the_readme_examples_run(root: Path, capsys: pytest.CaptureFixture):
     exec(compile(second, "README.md", "exec"), names)
     assert "# The organism" in capsys.readouterr().out
     assert names["roles"].holds.any()
+    exec(compile(third, "README.md", "exec"), names)
+    assert capsys.readouterr().out.count("English") == 1
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
