@@ -251,7 +251,7 @@ def test_a_treebank_that_is_no_text(tmp_path):
 def test_shipped_tables_of_another_kind_or_cut_off_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(tables, "ASSETS", tmp_path)
     _results.write({"something else": 1}, tmp_path / "worth.json")
-    with pytest.raises(ValueError, match=r"worth\.json tells of something else.*python -m recipes\.head_importance"):
+    with pytest.raises(ValueError, match=r"worth\.json holds another table.*python -m recipes\.head_importance"):
         tables.shipped("pairs")
     text = (ASSETS / "worth.json").read_text(encoding="utf-8")
     (tmp_path / "worth.json").write_text(text[:-100], encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The organism's measured tables, as frames: what the recipes found and what the lessons plot.
+"""The organism's measured tables as frames: results of the recipes, which the lessons plot.
 
 >>> shipped("sweep").columns.tolist()[:4]
 ['over', 'penalty', 'seed', 'kept']
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-# Table, the file that holds it, and the recipe that makes it again: python -m recipes.NAME.
+# Table: its file, the recipe that makes it again (python -m recipes.NAME), and its rows in the file. Names inside the
+# files are older than those in the code (``over`` is ``sites``, ``alone`` is one head off): the files are measurements
+# and are not rewritten.
 _TABLES: dict[str, tuple[str, str, Callable[[dict], list[dict]]]] = {
     "sweep": ("sweep", "sweep", lambda file: file["runs"]),
     "sweep summary": ("sweep", "sweep", lambda file: [_summary(run) for run in file["runs"]]),
@@ -51,20 +53,20 @@ _TABLES: dict[str, tuple[str, str, Callable[[dict], list[dict]]]] = {
     ]),
 }  # fmt: skip
 TABLES = tuple(_TABLES)
-# How the sweep trains its gates: half a minute on one core, after which nearly every gate is clearly open or closed.
+# How the sweep trains its gates: half a minute on one core, after which nearly all gates are saturated.
 LIVE_GATES = {"steps": 400, "start": 1.5, "gate_rate": 0.25, "weight_rate": 8e-4, "decay": 0.3}
-LIVE_TOKENS = 448  # padded source and target tokens a batch
-_METADATA = ("setting", "before", "sentences", "bleu", "threads", "processor", "torch")  # what is said of a whole file
+LIVE_TOKENS = 448  # padded source and target tokens per batch
+_METADATA = ("setting", "before", "sentences", "bleu", "threads", "processor", "torch")  # of a file, not of a row
 
 
 def shipped(table: str) -> pd.DataFrame:
-    """Return one of the organism's measured tables, a row for each thing measured.
+    """Return one of the organism's measured tables, with a row for each measurement.
 
-    ``frame.attrs`` has what is said of the whole table: the settings it was made with, the model before pruning, the
-    recipe. Each is made again by a recipe in the repository: ``python -m recipes.sweep``. A list of all tables:
-    ``headtools.organism.shipped.TABLES``.
+    ``frame.attrs`` has the metadata of the table: its settings, the model before pruning, its recipe. The recipe, in
+    the repository, makes the table again: ``python -m recipes.sweep``. ``headtools.organism.shipped.TABLES`` lists all
+    tables.
 
-    Raises ``ValueError`` for a table that does not ship.
+    Raises ``ValueError`` for an unknown table.
 
     >>> frame = shipped("one head off")
     >>> len(frame), bool(frame.set_index("head").bleu_change["5.1"] < -1)
@@ -80,13 +82,13 @@ def shipped(table: str) -> pd.DataFrame:
     try:
         frame = pd.DataFrame(rows(file))
     except KeyError as error:
-        raise ValueError(f"{path} tells of something else: it has no {error}; {remedy}") from error
+        raise ValueError(f"{path} holds another table: it has no {error}; {remedy}") from error
     frame.attrs = {key: value for key, value in file.items() if key in _METADATA} | {"recipe": recipe}
     return frame
 
 
 def _summary(run: dict) -> dict:
-    """Return one run of the sweep in numbers: how many heads stay, of which kinds, and how well they translate."""
+    """Return one run of the sweep in numbers: how many heads of which kinds remain, and how well they translate."""
     bleu, low, high = run["bleu"]
     kinds = [name.split()[0] for name in run["kept"]]
     return {
@@ -97,7 +99,7 @@ def _summary(run: dict) -> dict:
 
 
 def shipped_ablation(model: nn.Module | None = None) -> HeadScores:
-    """Return how much the loss rises without each of the 144 heads, in nats, on 200 validation sentences.
+    """Return the loss increase without each of the 144 heads, in nats, on 200 validation sentences.
 
     Raises ``ValueError`` if ``model`` is given and has other heads.
 
@@ -110,7 +112,7 @@ def shipped_ablation(model: nn.Module | None = None) -> HeadScores:
 
 
 def heads_with_role() -> frozenset[str]:
-    """Return the names of the encoder heads that have a role: "5.1" and others.
+    """Return the names of the encoder heads that have a role, such as "5.1".
 
     >>> "5.1" in heads_with_role()
     True

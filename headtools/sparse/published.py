@@ -1,6 +1,7 @@
-"""Published pruning curves, to draw beside one's own: Voita et al. 2019 and Michel et al. 2019.
+"""Published pruning curves, to compare with one's own: Voita et al. 2019 and Michel et al. 2019.
 
-Numbers in tables are the papers'. Numbers read off figures say how exactly they could be read.
+Data, not code: each table says which figure or table of the paper it is from and, if it was read off a figure, how
+precisely that was possible.
 """
 
 # Voita et al. 2019 (arXiv:1905.09418), figure 7: encoder heads kept and BLEU, the decoder frozen. Read off the figure,
@@ -16,7 +17,7 @@ VOITA_ENCODER = {
     ),
 }  # fmt: skip
 
-# The same, table 2: heads kept in encoder, decoder and cross-attention, BLEU pruned, BLEU trained from scratch.
+# Voita et al. 2019, table 2: heads kept in encoder, decoder and cross-attention, BLEU pruned, BLEU from scratch.
 VOITA_ALL = {
     "WMT": (
         ((48, 48, 48), 29.60, None), ((14, 31, 30), 29.62, 29.47), ((12, 21, 25), 29.36, 28.95),
@@ -28,15 +29,15 @@ VOITA_ALL = {
     ),
 }  # fmt: skip
 
-# The same, figure 8 (OpenSubtitles): encoder heads kept, and how many are positional, syntactic, for rare words,
-# and without a known function. Counted in the figure; below seven heads functions share heads.
+# Voita et al. 2019, figure 8 (OpenSubtitles): encoder heads kept, and how many of them are positional, syntactic, for
+# rare words, and without a known function. Counted in the figure; below seven heads, functions share heads.
 VOITA_FUNCTIONS = (
     (48, 5, 8, 1, 34), (30, 4, 7, 1, 18), (17, 3, 7, 1, 6), (14, 2, 6, 1, 5), (11, 2, 4, 1, 4), (9, 2, 3, 1, 3),
     (7, 2, 2, 1, 2),
 )  # fmt: skip
 
-# Michel et al. 2019 (arXiv:1905.10650), figures 3a, 3b, 4 and 6d: share of the heads pruned in steps of a tenth, and
-# BLEU, or accuracy for BERT. Recovered from the vector graphics, to 0.02 BLEU and 0.002.
+# Michel et al. 2019 (arXiv:1905.10650), figures 3a, 3b, 4 and 6d: BLEU, or accuracy for BERT, with 0, 10, ... 100 % of
+# the heads pruned. Recovered from the vector graphics, to 0.02 BLEU and 0.002.
 MICHEL = {
     "WMT, gradient": (36.05, 36.06, 35.63, 34.12, 32.48, 28.02, 24.13, 6.86, 0.36, 0.25, 0.01),
     "WMT, one out": (36.05, 35.15, 33.82, 20.66, 8.58, 6.32, 3.17, 1.25, 0.34, 0.10, 0.01),
@@ -48,5 +49,5 @@ MICHEL = {
     "IWSLT, gradient": (34.95, 34.38, 33.66, 33.08, 32.15, 29.86, 20.60, 1.73, 0.63, 0.06, 0.00),
 }
 
-# The same, table 4: BERT with half of its heads cut out, how many more examples it does a second, by batch size.
+# Michel et al. 2019, table 4: gain in examples per second of BERT with half of its heads pruned, by batch size.
 MICHEL_SPEED = {1: 0.019, 4: 0.027, 16: 0.175, 64: 0.175}
