@@ -10,7 +10,7 @@ from torch import nn
 from headtools.heads._tokens import is_encoder_decoder, real_tokens
 from headtools.importance._inputs import each_batch, select_sites
 from headtools.importance._intervals import linearised_direction, linearised_ratio, with_intervals
-from headtools.importance._lrp.targets import explained
+from headtools.importance._lrp.targets import find_targets
 from headtools.importance.loss import each_loss, label_loss, predicts_next_token
 
 from ..heads.zoo import zoo_model
@@ -123,7 +123,7 @@ def test_a_loss_of_ones_own(given, rows, words):
 
 
 def explain(name, values, **batch):
-    return explained(zoo_model(name)[0], None, batch, lambda outputs, batch: values.requires_grad_())
+    return find_targets(zoo_model(name)[0], None, batch, lambda outputs, batch: values.requires_grad_())
 
 
 @pytest.mark.parametrize(

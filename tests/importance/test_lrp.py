@@ -430,7 +430,7 @@ WRONG_SCORES = [
     (lambda o, b: picked(o, b).tolist(), "one number per example"),
     (lambda o, b: picked(o, b).detach(), "does not depend on the model"),
     (lambda o, b: picked(o, b)[:2], "its rows are not the examples"),
-    (lambda o, b: picked(o, b) * 0, "nothing cannot be shared"),
+    (lambda o, b: picked(o, b) * 0, "no relevance to distribute"),
     (nan_in_one, r"score of examples \[1\] is NaN"),
 ]
 
@@ -459,7 +459,7 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="got no batches"):
         relevance(model, iter(()))
     without = {key: value for key, value in batch.items() if key != "labels"}
-    with pytest.raises(ValueError, match="BertModel came with no logits, so"):
+    with pytest.raises(ValueError, match="BertModel: got no logits, so"):
         relevance(model.bert, without)
     with pytest.raises(ValueError, match="rules is one of"):
         relevance(model, batch, rules="deeplift")

@@ -469,7 +469,7 @@ def test_bad_rules_are_refused():
         Rules(linear="gamma")
     with pytest.raises(ValueError, match='attention "through", "constant" or "ratio"'):
         Rules(attention="none")
-    with pytest.raises(ValueError, match="epsilon is positive"):
+    with pytest.raises(ValueError, match="epsilon must be positive"):
         Rules(epsilon=0.0)
     attention = nn.MultiheadAttention(4, 2).requires_grad_(False)
     x = torch.randn(3, 1, 4, requires_grad=True)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from headtools.importance._lrp.operations import WIDE
+from headtools.importance._lrp.operations import VOCABULARY_RATIO
 from headtools.importance._lrp.rule_set import NAMED, Rules
 from headtools.importance._lrp.rules import rules
 
@@ -116,7 +116,7 @@ def test_what_is_looked_up_is_an_input_unless_it_is_a_table():
     assert all(one.requires_grad and one.is_leaf for one in seen.inputs)
 
 
-@pytest.mark.parametrize("rows", [2, 3 * WIDE - 1, 3 * WIDE, 3 * WIDE + 1])
+@pytest.mark.parametrize("rows", [2, 3 * VOCABULARY_RATIO - 1, 3 * VOCABULARY_RATIO, 3 * VOCABULARY_RATIO + 1])
 @pytest.mark.parametrize("which", list(NAMED))
 def test_wide_maps_are_as_narrow_ones(which, rows):
     x, weight, bias = draw(4, 3), draw(rows, 3, seed=1), draw(rows, seed=2)
@@ -146,7 +146,7 @@ def test_products_that_the_ratio_rule_does_not_know():
 
 @pytest.mark.parametrize("bad", [{"epsilon": 0.0}, {"epsilon": -1.0}, {"alpha": float("inf")}, {"alpha": float("nan")}])
 def test_numbers_that_make_no_rule(bad):
-    with pytest.raises(ValueError, match="epsilon is positive and alpha a number"):
+    with pytest.raises(ValueError, match="epsilon must be positive and alpha finite"):
         Rules(**bad)
 
 

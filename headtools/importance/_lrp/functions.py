@@ -1,12 +1,19 @@
 """The backward passes of relevance: what a rule puts in the place of an operation's derivative.
 
-All of them use one convention. A tensor x carries a "gradient" g, and its relevance is R(x) = x * g, entry by entry.
-Each function below runs the operation as it is and changes only how g comes back through it. So a linear map whose
-bias gets its own share, R(b) = b * g, needs no change at all: x * (g W) is the ratio rule already.
+One convention for all: a tensor x carries a "gradient" g, and its relevance is R(x) = x * g, entry by entry. Each
+function runs the operation as it is and changes only how g goes back through it. What follows from that:
+
+1. A linear map y = W x + b whose bias gets its own share, R(b) = b * g, needs no function at all: the gradient gives
+   R(x_i) = sum_k x_i W_ki g_k = sum_k (x_i W_ki / y_k) R(y_k), which is the LRP-0 rule (Bach et al. 2015).
+2. "R(x) = R(y)" for y = f(x) means g_x = g_y * y / x, with 0 where x is 0: x cannot carry relevance there.
+3. A factor c on g keeps c of the relevance. A product of two activations, whose gradient would give each of them all
+   of R, becomes conservative with half of g for each.
+4. Nothing is differentiated twice, so a backward pass may be any formula.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -14,24 +21,24 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-Whole = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]  # (x, weight, bias) -> what the layer computes
+Layer = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]  # (x, weight, bias) -> y
 
 
-class _Share(Function):
-    """The tensor as it is; of its g only a share comes back."""
+class _Scaled(Function):
+    """The tensor as it is; of its g only a fraction goes back."""
 
     @staticmethod
-    def forward(ctx: object, x: Tensor, share: float) -> Tensor:
-        ctx.share = share
+    def forward(ctx: object, x: Tensor, fraction: float) -> Tensor:
+        ctx.fraction = fraction
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: object, g: Tensor) -> tuple:
-        return g * ctx.share, None
+        return g * ctx.fraction, None
 
 
 class _Identity(Function):
-    """y = f(x), entry by entry, with R(x) = R(y): g comes back times y / x."""
+    """y = f(x), entry by entry, with R(x) = R(y): g goes back times y / x."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor, y: Tensor) -> Tensor:
@@ -44,7 +51,7 @@ class _Identity(Function):
 
 
 class _Epsilon(Function):
-    """y = z, with R(z) = R(y) z / (z + epsilon sign z): what epsilon takes is lost."""
+    """y = z, with R(z) = R(y) z / (z + epsilon sign z): the part of epsilon is lost (Bach et al. 2015, LRP-epsilon)."""
 
     @staticmethod
     def forward(ctx: object, z: Tensor, epsilon: float) -> Tensor:
@@ -54,113 +61,118 @@ class _Epsilon(Function):
 
     @staticmethod
     def backward(ctx: object, g: Tensor) -> tuple:
-        size = ctx.saved_tensors[0].abs()
-        return g * (size / (size + ctx.epsilon)).nan_to_num(0.0), None
+        z = ctx.saved_tensors[0].abs()  # z / (z + epsilon sign z) is the same for both signs
+        return g * (z / (z + ctx.epsilon)).nan_to_num(0.0), None
 
 
 class _LayerNorm(Function):
-    """Layer normalisation with its deviation held constant; taking the mean away stays a linear map.
+    """Layer normalisation with its standard deviation held constant; subtracting the mean stays a linear map.
 
-    With ``whole`` it is one step with R(x) = R(y), and neither mean nor bias gets a share.
+    With ``one_step`` R(x) = R(y), and neither mean nor bias gets a share.
     """
 
     @staticmethod
     def forward(
-        ctx: object, x: Tensor, shape: tuple, weight: Tensor | None, bias: Tensor | None, eps: float, whole: bool
+        ctx: object, x: Tensor, shape: tuple, weight: Tensor | None, bias: Tensor | None, eps: float, one_step: bool
     ) -> Tensor:
-        y, _, scale = torch.native_layer_norm(x, shape, weight, bias, eps)
-        ctx.shape, ctx.dtype, ctx.whole = shape, x.dtype, whole
-        ctx.save_for_backward(*((x, y) if whole else (scale, weight)))
+        y, _, scale = torch.native_layer_norm(x, shape, weight, bias, eps)  # scale: 1 / standard deviation
+        ctx.shape, ctx.dtype, ctx.one_step = shape, x.dtype, one_step
+        ctx.save_for_backward(*((x, y) if one_step else (scale, weight)))
         return y
 
     @staticmethod
     def backward(ctx: object, g: Tensor) -> tuple:
-        last = tuple(range(-len(ctx.shape), 0))
-        if ctx.whole:
+        features = tuple(range(-len(ctx.shape), 0))
+        if ctx.one_step:
             x, y = ctx.saved_tensors
-            # a zero cannot carry what its y got, so the others take it, by their size
-            lost = (g * y).masked_fill(x != 0, 0.0).sum(last, keepdim=True)
-            return (g * quotient(y, x) + lost * quotient(x.sign(), x.abs().sum(last, keepdim=True)), *[None] * 5)
+            # An x of 0 cannot carry the relevance of its y, so the other features take it, in proportion to abs(x).
+            lost = (g * y).masked_fill(x != 0, 0.0).sum(features, keepdim=True)
+            return (g * quotient(y, x) + lost * quotient(x.sign(), x.abs().sum(features, keepdim=True)), *[None] * 5)
         scale, weight = ctx.saved_tensors
-        back = g.clone() if weight is None else g * weight
-        back = back.sub_(back.mean(last, keepdim=True)) * scale
-        bias = g.flatten(0, -len(ctx.shape) - 1).sum(0) if ctx.needs_input_grad[3] else None
-        return (back.to(ctx.dtype), None, None, bias, None, None)
+        g_x = g.clone() if weight is None else g * weight
+        g_x = g_x.sub_(g_x.mean(features, keepdim=True)) * scale
+        g_bias = g.flatten(0, -len(ctx.shape) - 1).sum(0) if ctx.needs_input_grad[3] else None
+        return (g_x.to(ctx.dtype), None, None, g_bias, None, None)
 
 
 class _AlphaBeta(Function):
-    """A linear map whose positive parts x_i w_ik share alpha of R(y_k), and its negative ones the other 1 - alpha.
+    """A linear map whose positive terms x_i w_ik share alpha of R(y_k), and its negative ones the other 1 - alpha.
 
-    Parts of one sign share in proportion to their size, the bias among them. Where a y_k has no parts of one sign, the
-    others get all of R(y_k), so nothing is lost. Without ``weight`` the map's numbers are taken to be positive.
+    Terms of one sign share in proportion to their size, the bias among them. Where a y_k has no terms of one sign, the
+    others get all of R(y_k), so nothing is lost. Without ``weight`` the map's coefficients are taken to be positive, as
+    attention weights are.
+
+    With x = x+ + x-, w = w+ + w-, the positive terms are x+ w+ and x- w-, the negative ones x+ w- and x- w+. Each sum
+    is a layer of its own, whose ordinary gradient shares in proportion.
     """
 
     @staticmethod
     def forward(
-        ctx: object, x: Tensor, bias: Tensor | None, weight: Tensor | None, whole: Whole, alpha: float
+        ctx: object, x: Tensor, bias: Tensor | None, weight: Tensor | None, layer: Layer, alpha: float
     ) -> Tensor:
-        y = whole(x, weight, bias)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        given = [x, *([] if bias is None else [bias])]
+        y = layer(x, weight, bias)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        inputs = [x, *([] if bias is None else [bias])]
         with torch.enable_grad():
-            halves = [part.requires_grad_() for tensor in given for part in signed_parts(tensor.detach().to(wide))]
-            (above, below), (b_above, b_below) = halves[:2], halves[2:] or (None, None)
+            parts = [part.requires_grad_() for tensor in inputs for part in signed_parts(tensor.detach().to(dtype))]
+            (x_plus, x_minus), (b_plus, b_minus) = parts[:2], parts[2:] or (None, None)
             if weight is None:
-                plus, minus = whole(above, None, b_above), whole(below, None, b_below)
+                plus, minus = layer(x_plus, None, b_plus), layer(x_minus, None, b_minus)
             else:
-                w_above, w_below = signed_parts(weight.to(wide))
-                plus = whole(above, w_above, b_above) + whole(below, w_below, None)
-                minus = whole(above, w_below, b_below) + whole(below, w_above, None)
-        ctx.halves, ctx.sums, ctx.given = halves, (plus, minus), given
-        ctx.save_for_backward(*per_part(y, plus.detach(), minus.detach(), alpha))
+                w_plus, w_minus = signed_parts(weight.to(dtype))
+                plus = layer(x_plus, w_plus, b_plus) + layer(x_minus, w_minus, None)
+                minus = layer(x_plus, w_minus, b_minus) + layer(x_minus, w_plus, None)
+        ctx.parts, ctx.sums, ctx.inputs = parts, (plus, minus), inputs
+        ctx.save_for_backward(*alpha_beta_factors(y, plus.detach(), minus.detach(), alpha))
         return y
 
     @staticmethod
     def backward(ctx: object, g: Tensor) -> tuple:
-        shares = [g * each for each in ctx.saved_tensors]
-        back = torch.autograd.grad(ctx.sums, ctx.halves, shares, retain_graph=True)
-        x, bias = [
-            torch.where(tensor > 0, back[2 * i], back[2 * i + 1]).to(tensor.dtype)
-            for i, tensor in enumerate(ctx.given)
-        ] + [None] * (2 - len(ctx.given))  # fmt: skip
-        return x, bias, None, None, None
+        g_sums = [g * factor for factor in ctx.saved_tensors]
+        g_parts = torch.autograd.grad(ctx.sums, ctx.parts, g_sums, retain_graph=True)
+        g_x, g_bias = [
+            torch.where(tensor > 0, g_parts[2 * i], g_parts[2 * i + 1]).to(tensor.dtype)
+            for i, tensor in enumerate(ctx.inputs)
+        ] + [None] * (2 - len(ctx.inputs))  # fmt: skip
+        return g_x, g_bias, None, None, None
 
 
-class _Rows(Function):
+class _LinearByRows(Function):
     """y = x matrix^T + bias, row by row, by the alpha-beta rule or, without ``alpha``, in proportion.
 
-    The same as ``_AlphaBeta``, or as torch's own backward pass, for the price of the rows whose g is not 0: of a layer
+    The same as ``_AlphaBeta``, or as torch's own backward pass, at the cost of the rows whose g is not 0: of a layer
     that writes a vocabulary those are few, since one step of each example is explained at a time.
     """
 
     @staticmethod
     def forward(ctx: object, x: Tensor, bias: Tensor | None, matrix: Tensor, y: Tensor, alpha: float | None) -> Tensor:
-        ctx.alpha, ctx.kept = alpha, (x, bias, matrix)
+        ctx.alpha, ctx.inputs = alpha, (x, bias, matrix)
         if alpha is not None:
-            wide = torch.promote_types(x.dtype, torch.float32)
-            (x_up, x_down), (w_up, w_down) = signed_parts(x.to(wide)), signed_parts(matrix.to(wide))
-            b_up, b_down = (None, None) if bias is None else signed_parts(bias.to(wide))
-            plus = F.linear(x_up, w_up, b_up) + F.linear(x_down, w_down)
-            minus = F.linear(x_up, w_down, b_down) + F.linear(x_down, w_up)
-            ctx.save_for_backward(*per_part(y, plus, minus, alpha))
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            (x_plus, x_minus), (w_plus, w_minus) = signed_parts(x.to(dtype)), signed_parts(matrix.to(dtype))
+            b_plus, b_minus = (None, None) if bias is None else signed_parts(bias.to(dtype))
+            plus = F.linear(x_plus, w_plus, b_plus) + F.linear(x_minus, w_minus)
+            minus = F.linear(x_plus, w_minus, b_minus) + F.linear(x_minus, w_plus)
+            ctx.save_for_backward(*alpha_beta_factors(y, plus, minus, alpha))
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx: object, g: Tensor) -> tuple:
-        x, bias, matrix = ctx.kept
-        rows = (g != 0).any(-1)
-        some, x_some = g[rows], x[rows]
+        x, bias, matrix = ctx.inputs
+        nonzero = (g != 0).any(-1)
+        g_rows, x_rows = g[nonzero], x[nonzero]
         if ctx.alpha is None:
-            back, of_bias = some @ matrix, some.sum(0)
+            g_x_rows, g_bias = g_rows @ matrix, g_rows.sum(0)
         else:
-            up, down = (some * each[rows] for each in ctx.saved_tensors)
-            w_up, w_down = signed_parts(matrix.to(up.dtype))
-            above, below = (up @ w_up).addmm_(down, w_down), (up @ w_down).addmm_(down, w_up)
-            back = torch.where(x_some > 0, above, below).to(x.dtype)
-            of_bias = None if bias is None else torch.where(bias > 0, up.sum(0), down.sum(0)).to(bias.dtype)
-        spread = torch.zeros_like(x)
-        spread[rows] = back
-        return spread, None if bias is None else of_bias, None, None, None
+            g_plus, g_minus = (g_rows * factor[nonzero] for factor in ctx.saved_tensors)
+            w_plus, w_minus = signed_parts(matrix.to(g_plus.dtype))
+            g_x_plus = (g_plus @ w_plus).addmm_(g_minus, w_minus)
+            g_x_minus = (g_plus @ w_minus).addmm_(g_minus, w_plus)
+            g_x_rows = torch.where(x_rows > 0, g_x_plus, g_x_minus).to(x.dtype)
+            g_bias = None if bias is None else torch.where(bias > 0, g_plus.sum(0), g_minus.sum(0)).to(bias.dtype)
+        g_x = torch.zeros_like(x)
+        g_x[nonzero] = g_x_rows
+        return g_x, None if bias is None else g_bias, None, None, None
 
 
 class _AlphaBetaSum(Function):
@@ -168,41 +180,78 @@ class _AlphaBetaSum(Function):
 
     @staticmethod
     def forward(ctx: object, a: Tensor, b: Tensor, alpha: float) -> Tensor:
-        y, (a_up, a_down), (b_up, b_down) = a + b, signed_parts(a), signed_parts(b)
-        up, down = per_part(y, a_up + b_up, a_down + b_down, alpha)
-        ctx.like = a.shape, b.shape
-        ctx.save_for_backward(*(torch.where(part > 0, up, down).to(part.dtype) for part in (a, b)))
+        y, (a_plus, a_minus), (b_plus, b_minus) = a + b, signed_parts(a), signed_parts(b)
+        factor_plus, factor_minus = alpha_beta_factors(y, a_plus + b_plus, a_minus + b_minus, alpha)
+        ctx.shapes = a.shape, b.shape
+        ctx.save_for_backward(*(torch.where(x > 0, factor_plus, factor_minus).to(x.dtype) for x in (a, b)))
         return y
 
     @staticmethod
     def backward(ctx: object, g: Tensor) -> tuple:
-        return (*((g * f).sum_to_size(shape) for f, shape in zip(ctx.saved_tensors, ctx.like, strict=True)), None)
+        back = [(g * factor).sum_to_size(shape) for factor, shape in zip(ctx.saved_tensors, ctx.shapes, strict=True)]
+        return (*back, None)
 
 
-def per_part(y: Tensor, plus: Tensor, minus: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Return what one unit of positive and of negative part gets of R(y) = y * g, for g = 1.
+class _RatioProduct(Function):
+    """v = a * b, entry by entry, by the ratio rule: a gets the share a / (a + b) of R(v), b the other.
 
-    ``plus`` and ``minus`` are the sums of the parts of each sign.
+    The rule as it is printed (Ding et al. 2017; Voita et al. 2019, arXiv:1905.09418, appendix A): a factor of a product
+    shares as a term of a sum would. R(a) = a / (a + b) * v g, so both factors get the same g: a b / (a + b) times that
+    of v. Shares have any sign and no bound where a and b cancel.
+    """
 
-    >>> per_part(torch.tensor([2.0, 4.0]), torch.tensor([4.0, 4.0]), torch.tensor([-2.0, 0.0]), 0.5)
+    @staticmethod
+    def forward(ctx: object, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx: object, g: Tensor) -> tuple:
+        a, b = ctx.saved_tensors
+        g_both = g * quotient(a * b, a + b)
+        return g_both.sum_to_size(a.shape), g_both.sum_to_size(b.shape)
+
+
+class _RatioMatmul(Function):
+    """O = B C by the ratio rule: a sum over j of products B_ij C_jk, each with the g of O_ik."""
+
+    @staticmethod
+    def forward(ctx: object, b: Tensor, c: Tensor) -> Tensor:
+        ctx.save_for_backward(b, c)
+        return b @ c
+
+    @staticmethod
+    def backward(ctx: object, g: Tensor) -> tuple:
+        b, c = ctx.saved_tensors
+        left, right = b[..., None], c[..., None, :, :]  # (..., i, j, 1) and (..., 1, j, k)
+        g_both = g[..., None, :] * quotient(left * right, left + right)  # (..., i, j, k): memory for every product
+        return g_both.sum(-1).sum_to_size(b.shape), g_both.sum(-3).sum_to_size(c.shape)
+
+
+def alpha_beta_factors(y: Tensor, plus: Tensor, minus: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """Return the factors on g of a positive and of a negative term: alpha y / plus and (1 - alpha) y / minus.
+
+    ``plus`` and ``minus`` are the sums of the terms of each sign. Where one is 0, the other takes all of R(y) = y * g.
+
+    >>> alpha_beta_factors(torch.tensor([2.0, 4.0]), torch.tensor([4.0, 4.0]), torch.tensor([-2.0, 0.0]), 0.5)
     (tensor([0.2500, 1.0000]), tensor([-0.5000, 0.0000]))
     """
-    least = torch.finfo(plus.dtype).tiny ** 0.5  # less is nothing, and a division by it would overflow
-    up, down = plus > least, minus < -least
-    both = up & down
-    above, below = y.to(plus.dtype) / plus, y.to(plus.dtype) / minus
-    for each, there, part in ((above, up, alpha), (below, down, 1 - alpha)):
-        each.mul_(torch.where(both, part, 1.0)).masked_fill_(~there, 0.0)
-    return above, below
+    smallest = torch.finfo(plus.dtype).tiny ** 0.5  # a sum below it counts as 0: dividing by it would overflow
+    has_plus, has_minus = plus > smallest, minus < -smallest
+    both = has_plus & has_minus
+    of_plus, of_minus = y.to(plus.dtype) / plus, y.to(plus.dtype) / minus
+    for factor, exists, fraction in ((of_plus, has_plus, alpha), (of_minus, has_minus, 1 - alpha)):
+        factor.mul_(torch.where(both, fraction, 1.0)).masked_fill_(~exists, 0.0)
+    return of_plus, of_minus
 
 
 def signed_parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positive and the negative part of a tensor, whose sum it is."""
+    """Return the positive and the negative part of a tensor, which sum to it."""
     return x.clamp(min=0), x.clamp(max=0)
 
 
 def quotient(y: Tensor, x: Tensor) -> Tensor:
-    """Return y / x, and 0 where x is 0: there is no relevance to be had.
+    """Return y / x, and 0 where x is 0 and can carry no relevance.
 
     >>> quotient(torch.tensor([1.0, 1.0]), torch.tensor([4.0, 0.0]))
     tensor([0.2500, 0.0000])
@@ -210,9 +259,9 @@ def quotient(y: Tensor, x: Tensor) -> Tensor:
     return torch.div(y, x).nan_to_num_(0.0, 0.0, 0.0)
 
 
-def share(x: Tensor, part: float) -> Tensor:
-    """Return x; only this part of its relevance goes on."""
-    return _Share.apply(x, part)
+def scale_relevance(x: Tensor, fraction: float) -> Tensor:
+    """Return x; only this fraction of its relevance goes back."""
+    return _Scaled.apply(x, fraction)
 
 
 def identity(x: Tensor, y: Tensor) -> Tensor:
@@ -221,25 +270,62 @@ def identity(x: Tensor, y: Tensor) -> Tensor:
 
 
 def stabilised(z: Tensor, epsilon: float) -> Tensor:
-    """Return z, with R(z) = R(y) z / (z + epsilon sign z): what epsilon takes is lost."""
+    """Return z, with R(z) = R(y) z / (z + epsilon sign z): the part of epsilon is lost."""
     return _Epsilon.apply(z, epsilon)
 
 
-def layer_norm(x: Tensor, shape: tuple, weight: Tensor | None, bias: Tensor | None, eps: float, whole: bool) -> Tensor:
-    """Return the layer normalisation of x, with its deviation held constant or, if ``whole``, with R(x) = R(y)."""
-    return _LayerNorm.apply(x, shape, weight, bias, eps, whole)
+def layer_norm(
+    x: Tensor, shape: tuple, weight: Tensor | None, bias: Tensor | None, eps: float, one_step: bool
+) -> Tensor:
+    """Return the layer normalisation of x, its deviation held constant or, with ``one_step``, with R(x) = R(y)."""
+    return _LayerNorm.apply(x, shape, weight, bias, eps, one_step)
 
 
-def alpha_beta(x: Tensor, bias: Tensor | None, weight: Tensor | None, whole: Whole, alpha: float) -> Tensor:
-    """Return ``whole(x, weight, bias)``, shared out by the alpha-beta rule; see ``_AlphaBeta``."""
-    return _AlphaBeta.apply(x, bias, weight, whole, alpha)
+def alpha_beta(x: Tensor, bias: Tensor | None, weight: Tensor | None, layer: Layer, alpha: float) -> Tensor:
+    """Return ``layer(x, weight, bias)`` by the alpha-beta rule; see ``_AlphaBeta``."""
+    return _AlphaBeta.apply(x, bias, weight, layer, alpha)
 
 
-def by_rows(x: Tensor, bias: Tensor | None, matrix: Tensor, y: Tensor, alpha: float | None) -> Tensor:
-    """Return y = x matrix^T + bias, computed already, shared out row by row; see ``_Rows``."""
-    return _Rows.apply(x, bias, matrix, y, alpha)
+def linear_by_rows(x: Tensor, bias: Tensor | None, matrix: Tensor, y: Tensor, alpha: float | None) -> Tensor:
+    """Return y = x matrix^T + bias, computed already, whose relevance goes back row by row; see ``_LinearByRows``."""
+    return _LinearByRows.apply(x, bias, matrix, y, alpha)
 
 
 def alpha_beta_sum(a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    """Return a + b, shared out by the alpha-beta rule."""
+    """Return a + b by the alpha-beta rule."""
     return _AlphaBetaSum.apply(a, b, alpha)
+
+
+def ratio_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a * b by the ratio rule: its factors share relevance in proportion to their size.
+
+    >>> a, b = torch.tensor(3.0, requires_grad=True), torch.tensor(1.0, requires_grad=True)
+    >>> g_a, g_b = torch.autograd.grad(ratio_product(a, b), [a, b])
+    >>> (a * g_a).item(), (b * g_b).item()
+    (2.25, 0.75)
+    """
+    return _RatioProduct.apply(a, b)
+
+
+def ratio_matmul(b: Tensor, c: Tensor) -> Tensor:
+    """Return b @ c, of two matrices or stacks of them, by the ratio rule."""
+    if b.dim() < 2 or c.dim() < 2:
+        raise ValueError(f"the ratio rule multiplies matrices, got shapes {tuple(b.shape)} and {tuple(c.shape)}")
+    return _RatioMatmul.apply(b, c)
+
+
+def ratio_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return scaled dot-product attention, in steps: two products by the ratio rule, and R(x) = R(y) for softmax."""
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scores = ratio_matmul(query, key.transpose(-2, -1)) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~visible, -torch.inf)
+    if attn_mask is not None:
+        boolean = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if boolean else scores + attn_mask.detach()
+    return ratio_matmul(identity(scores, scores.detach().softmax(-1)), value)

@@ -1,4 +1,12 @@
-"""Which rule an operation goes through: a mode that sees the operations of a model go by (see ``rules``)."""
+"""Which rule each operation follows: a mode that intercepts the operations of a model (see ``rules``).
+
+Requirements:
+
+1. Models are not rewritten: every operation of torch that a model, or a score, calls is intercepted by name.
+2. Relevance ends in tensors that can be asked for their gradient: the inputs, and constants (biases, masks, anything
+   added that does not depend on the input). So constants are replaced by copies that require a gradient.
+3. Operations that no relevance can reach (``active``) run as they are, and nothing is stored for them.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +21,72 @@ from torch.overrides import TorchFunctionMode
 from headtools.importance._lrp.functions import (
     alpha_beta,
     alpha_beta_sum,
-    by_rows,
     identity,
     layer_norm,
-    share,
+    linear_by_rows,
+    ratio_attention,
+    ratio_matmul,
+    ratio_product,
+    scale_relevance,
     stabilised,
 )
-from headtools.importance._lrp.operation_names import ALWAYS, LINEAR, OTHERS
-from headtools.importance._lrp.ratio_rule import ratio_attention, ratio_matmul, ratio_product
 from headtools.importance._lrp.rule_set import Rules
 from headtools.importance._lrp.tangent import shared_by_tangent
 
-WIDE = 8  # a map that writes so many times more numbers than it reads is a vocabulary: most of its rows have no g
+# A map that writes so many times more features than it reads is a vocabulary: in most of its rows g is 0.
+VOCABULARY_RATIO = 8
+
+# Operations intercepted under every set of rules: their name -> the method of ``Propagation`` that runs them
+_ALWAYS = {
+    **dict.fromkeys(("add", "sub", "rsub", "__rsub__"), "_sum"),
+    **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d"), "_linear"),
+    **dict.fromkeys(("mul", "multiply", "matmul", "bmm", "mm", "mv", "dot", "einsum"), "_product"),
+    **dict.fromkeys(("addmm", "baddbmm"), "_addmm"),
+    **dict.fromkeys(("embedding", "embedding_bag"), "_embedding"),
+    **dict.fromkeys(("cat", "concat", "stack", "hstack", "vstack"), "_cat"),
+    **dict.fromkeys(("softmax", "special_softmax"), "_softmax"),
+    "layer_norm": "_layer_norm",
+    "scaled_dot_product_attention": "_attention",
+}
+_ACTIVATIONS = (
+    "relu", "relu6", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "selu", "celu", "softplus", "mish",
+    "hardtanh", "hardswish", "hardsigmoid", "log_sigmoid", "softsign", "clamp", "clip", "clamp_min", "clamp_max",
+)  # fmt: skip
+_NORMS = (
+    "rms_norm",
+    "normalize",
+    "group_norm",
+    "instance_norm",
+    "batch_norm",
+)  # each output is its input times a scale
+# Operations that are plain gradients under ``Rules(others=False)``
+_OTHERS = {
+    **dict.fromkeys(_ACTIVATIONS + _NORMS, "_elementwise"),
+    **dict.fromkeys(("div", "divide", "true_divide"), "_quotient"),
+    **dict.fromkeys(("__rdiv__", "__rtruediv__"), "_reversed_quotient"),
+    **dict.fromkeys(("rsqrt", "reciprocal", "pow"), "_power"),
+    **dict.fromkeys(("masked_fill", "where"), "_fill"),
+    "__setitem__": "_setitem",
+    "cosine_similarity": "_cosine",
+}
+# Linear operations, whose gradient is their rule. How any operation named nowhere scales is tested where it runs
+# (tangent.py).
+_LINEAR = {
+    "view", "view_as", "reshape", "transpose", "permute", "t", "movedim", "flatten", "unflatten", "squeeze",
+    "unsqueeze", "expand", "expand_as", "contiguous", "__getitem__", "__get__", "split", "chunk", "unbind",
+    "narrow", "select", "index_select", "gather", "repeat", "repeat_interleave", "roll", "flip", "tril", "triu",
+    "to", "type", "type_as", "float", "double", "half", "bfloat16", "clone", "dropout", "neg", "sum", "mean", "abs",
+    "max", "min", "amax", "amin", "topk", "sort", "_grouped_mm", "copy_", "requires_grad_", "detach_", "zero_",
+    "size", "dim", "numel", "detach",
+}  # fmt: skip
 
 
 class Propagation(TorchFunctionMode):
-    """Sends each operation through its rule, and keeps what the relevance ends in.
+    """Runs each operation by its rule, and collects the tensors in which relevance ends.
 
-    ``inputs`` are the tensors that came in: what was looked up in embedding tables. ``constants`` are the biases and
-    everything else that was added to activations without depending on the input, position tables that are plain
-    parameters among them. ``tables`` are weights of tables that are no input (T5's position bias).
+    ``inputs`` are what was looked up in embedding tables. ``constants`` are the biases and everything else that was
+    added to activations without depending on the input, position tables that are plain parameters among them.
+    ``tables`` are the ids of embedding weights that are not an input (T5's position bias).
     """
 
     def __init__(self, rules: Rules, tables: Collection[int] = ()) -> None:
@@ -50,35 +104,37 @@ class Propagation(TorchFunctionMode):
         if handler is not None:
             return handler(func, *args, **kwargs)
         in_place = name.endswith("_") and not name.endswith("__") and args and active(args[0])
-        plain = name[:-1] if in_place else name
-        handler = self._handler(plain)
+        plain_name = name[:-1] if in_place else name  # add_ -> add
+        handler = self._handler(plain_name)
         if handler is None:
-            if not self.rules.others or not LINEAR.isdisjoint((name, plain)):
+            if not self.rules.others or not _LINEAR.isdisjoint((name, plain_name)):
                 return func(*args, **kwargs)
             handler = self._without_rule
         if not in_place:
             return handler(func, *args, **kwargs)
-        outside = next((getattr(where, plain) for where in (torch, F, Tensor) if hasattr(where, plain)), None)
-        if outside is None:
+        modules = (torch, F, Tensor)
+        out_of_place = next((getattr(module, plain_name) for module in modules if hasattr(module, plain_name)), None)
+        if out_of_place is None:
             return func(*args, **kwargs)
-        return args[0].copy_(handler(outside, args[0].clone(), *args[1:], **kwargs))  # the rule sees what was there
+        # The rule is applied to a copy of the old value, which its backward pass needs, and the result is written back.
+        return args[0].copy_(handler(out_of_place, args[0].clone(), *args[1:], **kwargs))
 
     def _handler(self, name: str) -> Callable | None:
-        method = ALWAYS.get(name) or (OTHERS.get(name) if self.rules.others else None)
+        method = _ALWAYS.get(name) or (_OTHERS.get(name) if self.rules.others else None)
         return None if method is None else getattr(self, method)
 
     def constant(self, value: Any) -> Any:
-        """Return a constant as a tensor that collects its own relevance."""
+        """Return a constant as a copy that collects its own relevance."""
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.requires_grad:
             return value
         self.constants.append(value.detach().requires_grad_())
         return self.constants[-1]
 
     def _without_rule(self, func: Callable, *args: Any, **kwargs: Any) -> Any:
-        return shared_by_tangent(func, args, kwargs, self._one)
+        return shared_by_tangent(func, args, kwargs, self._new_one)
 
-    def _one(self, like: Tensor) -> Tensor:
-        """Return a 1 that keeps what no input of an operation gets."""
+    def _new_one(self, like: Tensor) -> Tensor:
+        """Return a new constant 1, which collects the relevance that no input of an operation gets."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         self.constants.append(torch.ones((), dtype=dtype, device=like.device).requires_grad_())
         return self.constants[-1]
@@ -92,30 +148,30 @@ class Propagation(TorchFunctionMode):
         return self.inputs[-1]
 
     def _weighted(
-        self, whole: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, matrix: Tensor | None = None
+        self, layer: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, matrix: Tensor | None = None
     ) -> Tensor:
-        """Run a map with a weight; ``matrix`` (out, in) says that it works row by row."""
+        """Run ``layer(x, weight, bias)``, a linear map; ``matrix`` (out, in) is given where it works row by row."""
         if not active(x):
-            return whole(x, weight, bias)
+            return layer(x, weight, bias)
         rules = self.rules
-        if rules.linear == "ratio" and bias is not None:  # the whole with its bias, shared out as if it had none
-            plain = self._weighted(whole, x, weight, None, matrix)
+        if rules.linear == "ratio" and bias is not None:  # R(y) goes to x as if the map had no bias
+            without_bias = self._weighted(layer, x, weight, None, matrix)
             with torch.no_grad():
-                y = whole(x, weight, bias)
-            return identity(plain, y)
+                y = layer(x, weight, bias)
+            return identity(without_bias, y)
         bias = self.constant(bias.detach() if isinstance(bias, nn.Parameter) else bias)
         if rules.linear == "alphabeta":
             if matrix is None:
-                return alpha_beta(x, bias, weight.detach(), whole, rules.alpha)
+                return alpha_beta(x, bias, weight.detach(), layer, rules.alpha)
             with torch.no_grad():
-                y = whole(x, weight, bias)
-            return by_rows(x, bias, matrix.detach(), y, rules.alpha)
-        if matrix is not None and len(matrix) >= WIDE * matrix.shape[1] and not matrix.requires_grad:
+                y = layer(x, weight, bias)
+            return linear_by_rows(x, bias, matrix.detach(), y, rules.alpha)
+        if matrix is not None and len(matrix) >= VOCABULARY_RATIO * matrix.shape[1] and not matrix.requires_grad:
             with torch.no_grad():
-                y = whole(x, weight, bias)
-            y = by_rows(x, bias, matrix, y, None)
+                y = layer(x, weight, bias)
+            y = linear_by_rows(x, bias, matrix, y, None)
         else:
-            y = whole(x, weight, bias)
+            y = layer(x, weight, bias)
         return stabilised(y, rules.epsilon) if rules.linear == "epsilon" else y
 
     def _linear(
@@ -128,7 +184,7 @@ class Propagation(TorchFunctionMode):
         names = ("mat1", "mat2") if func.__name__ == "addmm" else ("batch1", "batch2")
         x, y, *args = *args, *(kwargs.pop(name) for name in names[len(args) :])
         if active(x) and active(y) and self.rules.others:
-            x, y = share(x, 0.5), share(y, 0.5)
+            x, y = scale_relevance(x, 0.5), scale_relevance(y, 0.5)
         elif active(x) and y.dim() == 2 and not args and not kwargs:
             return self._weighted(lambda x, w, b: x @ w if b is None else func(b, x, w), x, y, bias, y.T)
         return func(self.constant(bias) if active(x) or active(y) else bias, x, y, *args, **kwargs)
@@ -136,62 +192,65 @@ class Propagation(TorchFunctionMode):
     def _product(self, func: Callable, *args: Any, **kwargs: Any) -> Tensor:
         if len(args) == 2 and isinstance(args[1], (list, tuple)):  # einsum's operands in a list
             args = (args[0], *args[1])
-        places = [i for i, value in enumerate(args) if active(value)]
-        if not self.rules.others or not places:
+        factors = [i for i, value in enumerate(args) if active(value)]
+        if not self.rules.others or not factors:
             return func(*args, **kwargs)
-        if len(places) > 1 and self.rules.attention == "ratio":
-            by = {"mul": ratio_product, "multiply": ratio_product, "matmul": ratio_matmul, "bmm": ratio_matmul}
-            if func.__name__ not in by:
+        if len(factors) > 1 and self.rules.attention == "ratio":
+            ratio = {"mul": ratio_product, "multiply": ratio_product, "matmul": ratio_matmul, "bmm": ratio_matmul}
+            if func.__name__ not in ratio:
                 raise ValueError(f"the ratio rule knows products by mul, matmul and bmm, not by {func.__name__}")
-            return by[func.__name__](*args)
-        if len(places) > 1:
-            shared = [share(value, 1 / len(places)) if i in places else value for i, value in enumerate(args)]
-            return func(*shared, **kwargs)
-        others = [i for i, value in enumerate(args) if i != places[0] and isinstance(value, Tensor)]
+            return ratio[func.__name__](*args)
+        if len(factors) > 1:  # the gradient would give all of R to each of them
+            scaled = [scale_relevance(x, 1 / len(factors)) if i in factors else x for i, x in enumerate(args)]
+            return func(*scaled, **kwargs)
+        others = [i for i, value in enumerate(args) if i != factors[0] and isinstance(value, Tensor)]
         if func.__name__ in ("mul", "multiply") or len(others) != 1:
             return func(*args, **kwargs)
-        first = places[0] < others[0]  # activations times weights; else weights of attention times values
+        (x_index,), (w_index,) = factors, others
 
-        def whole(x: Tensor, w: Tensor | None, _bias: Tensor | None) -> Tensor:
-            given = list(args)
-            given[places[0]] = x
-            given[others[0]] = args[others[0]].to(x.dtype) if w is None else w
-            return func(*given, **kwargs)
+        def layer(x: Tensor, w: Tensor | None, _bias: Tensor | None) -> Tensor:
+            operands = list(args)
+            operands[x_index] = x
+            operands[w_index] = args[w_index].to(x.dtype) if w is None else w
+            return func(*operands, **kwargs)
 
-        x, w = args[places[0]], args[others[0]]
-        if first:
-            return self._weighted(whole, x, w, None)
-        return alpha_beta(x, None, w, whole, self.rules.alpha) if self.rules.sums else func(*args, **kwargs)
+        x, w = args[x_index], args[w_index]
+        if x_index < w_index:  # activations times weights, a linear layer
+            return self._weighted(layer, x, w, None)
+        # attention weights (held constant, or x would not be the only factor) times values
+        return alpha_beta(x, None, w, layer, self.rules.alpha) if self.rules.sums else func(*args, **kwargs)
 
     def _attention(
         self, func: Callable, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
         if not self.rules.others and self.rules.attention == "through":
             return func(query, key, value, *args, **kwargs)
-        args = tuple(given.detach() if active(given) else given for given in args)  # a position bias in the mask
-        kwargs = {name: given.detach() if active(given) else given for name, given in kwargs.items()}
+        args = tuple(x.detach() if active(x) else x for x in args)  # a position bias in the mask
+        kwargs = {name: x.detach() if active(x) else x for name, x in kwargs.items()}
         if self.rules.attention == "ratio":
             with torch.no_grad():
                 out = func(query, key, value, *args, **kwargs)
             return identity(ratio_attention(query, key, value, *args, **kwargs), out)
         if self.rules.attention == "through":
-            parts = ((query, 0.25), (key, 0.25), (value, 0.5))
-            return func(*(share(t, s) if active(t) else t for t, s in parts), *args, **kwargs)
+            # Two products, each of which halves: 1/2 for the values, 1/4 for the queries and for the keys.
+            fractions = ((query, 0.25), (key, 0.25), (value, 0.5))
+            scaled = [scale_relevance(x, fraction) if active(x) else x for x, fraction in fractions]
+            return func(*scaled, *args, **kwargs)
         query, key = query.detach(), key.detach()
         if not (self.rules.sums and active(value)):
             return func(query, key, value, *args, **kwargs)
 
-        def whole(v: Tensor, _weight: Tensor | None, _bias: Tensor | None) -> Tensor:
-            def like(t: Any) -> Any:  # queries, keys and a mask of numbers are as wide as the values
-                return t.to(v.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
+        def layer(v: Tensor, _weight: Tensor | None, _bias: Tensor | None) -> Tensor:
+            def cast(x: Any) -> Any:  # queries, keys and an additive mask must have the type of the values
+                return x.to(v.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
-            named = {name: like(given) for name, given in kwargs.items()}
-            return func(like(query), like(key), v, *map(like, args), **named)
+            cast_kwargs = {name: cast(x) for name, x in kwargs.items()}
+            return func(cast(query), cast(key), v, *map(cast, args), **cast_kwargs)
 
-        return alpha_beta(value, None, None, whole, self.rules.alpha)
+        return alpha_beta(value, None, None, layer, self.rules.alpha)
 
     def _softmax(self, func: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if self.in_score and self.rules.others:  # probabilities that are explained, not weights of attention
+        if self.in_score and self.rules.others:  # probabilities that are explained, not attention weights
             return self._without_rule(func, input, *args, **kwargs)
         if self.rules.attention == "ratio" and active(input):
             return identity(input, func(input.detach(), *args, **kwargs))
@@ -224,44 +283,45 @@ class Propagation(TorchFunctionMode):
             return func(input, shape, weight, bias, eps)
         return layer_norm(input, tuple(shape), weight, bias, eps, self.rules.sums or self.rules.linear == "ratio")
 
-    def _one_to_one(self, func: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def _elementwise(self, func: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not active(input):
             return func(input, *args, **kwargs)
-        inside = kwargs.pop("inplace", False)
-        out = identity(input.clone() if inside else input, func(input.detach(), *args, **kwargs))
-        return input.copy_(out) if inside else out
+        in_place = kwargs.pop("inplace", False)
+        out = identity(input.clone() if in_place else input, func(input.detach(), *args, **kwargs))
+        return input.copy_(out) if in_place else out
 
     def _quotient(self, func: Callable, a: Any, b: Any, **kwargs: Any) -> Tensor:
         return func(a, b.detach() if active(b) else b, **kwargs)
 
-    def _over(self, func: Callable, x: Tensor, a: Any) -> Tensor:
+    def _reversed_quotient(self, func: Callable, x: Tensor, a: Any) -> Tensor:
         return func(x.detach(), a)
 
     def _power(self, func: Callable, x: Any, *args: Any, **kwargs: Any) -> Tensor:
         n = -1 if func.__name__ != "pow" else args[0] if args else kwargs.get("exponent")
         if not active(x) or not isinstance(n, (int, float)):
             return self._without_rule(func, x, *args, **kwargs)
-        return func(share(x, 1 / n) if n > 0 else x.detach(), *args, **kwargs)
+        # x^n has the gradient n x^(n-1), so x gets n times R: it is divided by n. A divisor is held constant.
+        return func(scale_relevance(x, 1 / n) if n > 0 else x.detach(), *args, **kwargs)
 
     def _cosine(self, func: Callable, x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
         """Run a cosine as the product of two vectors, each divided by its length, which is held constant."""
         y = func(x1.detach(), x2.detach(), dim, eps)
-        part = 1 / max(active(x1) + active(x2), 1)
-        a, b = (share(x, part) if active(x) else x for x in torch.broadcast_tensors(x1, x2))
+        fraction = 1 / max(active(x1) + active(x2), 1)
+        a, b = (scale_relevance(x, fraction) if active(x) else x for x in torch.broadcast_tensors(x1, x2))
         a, b = (x / x.detach().norm(dim=dim, keepdim=True).clamp_min(eps) for x in (a, b))
         product = (a * b).sum(dim)
-        return y + (product - product.detach())
+        return y + (product - product.detach())  # the value of y, to the last bit, with the gradient of the product
 
-    def _filled(self, func: Callable, *args: Any, **kwargs: Any) -> Tensor:
-        """Run masked_fill or where; a number that is put in keeps its own relevance."""
+    def _fill(self, func: Callable, *args: Any, **kwargs: Any) -> Tensor:
+        """Run masked_fill or where; a number that is filled in collects its own relevance."""
         like = next((value for value in args if active(value)), None)
         if like is None or kwargs:
             return self._without_rule(func, *args, **kwargs)
         numbers = (int, float)
-        args = tuple(like.new_tensor(v) if isinstance(v, numbers) and not isinstance(v, bool) else v for v in args)
+        args = tuple(like.new_tensor(x) if isinstance(x, numbers) and not isinstance(x, bool) else x for x in args)
         return func(*map(self.constant, args))
 
-    def _written(self, func: Callable, x: Tensor, index: Any, value: Any) -> None:
+    def _setitem(self, func: Callable, x: Tensor, index: Any, value: Any) -> None:
         if active(x) and not active(value):
             value = self.constant(torch.as_tensor(value, dtype=x.dtype, device=x.device))
         func(x, index, value)

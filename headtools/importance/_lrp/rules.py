@@ -1,17 +1,16 @@
 """Layer-wise relevance propagation, operation by operation, on any PyTorch model: ``with rules("attnlrp"):``.
 
-Inside the context every operation runs as it is. What changes is the way back: ``torch.autograd.grad`` then gives,
+Inside the context every operation runs as it is. What changes is the backward pass: ``torch.autograd.grad`` gives,
 instead of the gradient, a g with which x * g is the relevance R(x) of every tensor x that took part (see
-``rule_functions``). Nothing is replaced in the model; a ``TorchFunctionMode`` sees the operations go by.
+``functions``). Nothing is replaced in the model; a ``TorchFunctionMode`` intercepts the operations.
 
-Sources: Bach et al. 2015 (10.1371/journal.pone.0130140) for epsilon and alpha-beta; Achtibat et al. 2024
-(arXiv:2402.05602) for AttnLRP; Voita et al. 2019 (arXiv:1905.09418), appendix A, for head relevance. Other projects
-report that a patent has been applied for on methods of this family; if your use is commercial, look into that first.
+Other projects report that a patent has been applied for on methods of this family; if your use is commercial, look into
+that first.
 
-"voita" is the rule of Voita et al.'s code, "ratio" the one that their appendix prints. "voita" shares by sign, holding
-attention constant, so that R stays within bounds. Under "ratio" the factors of a product share by their size, and R
-goes on through softmax. Where parts cancel there is no bound: in the organism's six layers a head's R is 10^16 times
-what is explained, and rounding alone, in double precision too, makes more than the whole.
+"voita" is the rule of Voita et al.'s code, "ratio" the one that their appendix prints. "voita" shares by sign and holds
+attention constant, so that R stays bounded. Under "ratio" the factors of a product share by their size, and R goes on
+through softmax. Where terms cancel there is no bound: in the organism's six layers a head's R is 10^16 times the
+explained number, and rounding errors alone, in double precision too, exceed that number.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from headtools.importance._lrp.functions import identity
 from headtools.importance._lrp.operations import Propagation, active
 from headtools.importance._lrp.rule_set import Rules, named
 
-# activation functions written as several operations, such as GPT-2's: taken as one
-_ONE_STEP = re.compile("gelu|relu|silu|swish|mish|tanh|sigmoid|softplus|activation", re.IGNORECASE)
+# Modules of activation functions, which may consist of several operations, such as GPT-2's: each is one operation.
+_ACTIVATION = re.compile("gelu|relu|silu|swish|mish|tanh|sigmoid|softplus|activation", re.IGNORECASE)
 
 
 @contextmanager
@@ -36,38 +35,38 @@ def rules(
 ) -> Iterator[Propagation]:
     """Make gradients of what is computed while the context lasts carry relevance: R(x) = x * gradient.
 
-    ``which``: "attnlrp", "cp", "epsilon", "alphabeta", "zplus", "voita", "ratio", "gradient" (no rule) or your
-    own ``Rules``.
-    Freeze the weights first (``model.requires_grad_(False)``): a product of two tensors that need gradients is halved.
-    ``model``: its activation modules that consist of several operations are then taken as one. ``tables``: ids of
-    embedding weights that are no input. What the context yields knows the ``inputs`` that were looked up and the
-    ``constants`` that were added, as tensors to ask for the gradient of. Nothing outside the context changes.
+    ``which``: "attnlrp", "cp", "epsilon", "alphabeta", "zplus", "voita", "ratio", "gradient" (no rule) or your own
+    ``Rules``. Freeze the weights first (``model.requires_grad_(False)``): the relevance of a product is halved where
+    both factors require gradients. ``model``: its activation modules of several operations then count as one.
+    ``tables``: ids of embedding weights that are not an input. The context yields an object whose ``inputs`` (looked up
+    in tables) and ``constants`` (added) are the tensors in which relevance ends. Nothing outside the context changes.
 
-    Raises ``ValueError`` for unknown rules and for torch's ``multi_head_attention_forward``, whose inside is hidden.
+    Raises ``ValueError`` for unknown rules and for torch's ``multi_head_attention_forward``, whose operations are
+    hidden.
 
     >>> import torch
     >>> layer = nn.Linear(2, 1).requires_grad_(False)
     >>> layer.weight[:], layer.bias[:] = torch.tensor([[3.0, 1.0]]), 1.0
     >>> x = torch.tensor([2.0, 4.0], requires_grad=True)
-    >>> with rules("cp") as seen:
+    >>> with rules("cp") as propagation:
     ...     y = layer(x)
-    >>> g, of_bias = torch.autograd.grad(y.sum(), [x, *seen.constants])
-    >>> y.item(), (x * g).tolist(), (seen.constants[0] * of_bias).item()
+    >>> g_x, g_bias = torch.autograd.grad(y.sum(), [x, *propagation.constants])
+    >>> y.item(), (x * g_x).tolist(), (propagation.constants[0] * g_bias).item()
     (11.0, [6.0, 4.0], 1.0)
     """
-    chosen = named(which)
+    rule_set = named(which)
     with ExitStack() as stack:
-        if chosen.others and model is not None:
+        if rule_set.others and model is not None:
             for module in model.modules():
-                if _ONE_STEP.search(type(module).__name__) and not [*module.children(), *module.parameters()]:
-                    for handle in _as_one(module):
+                if _ACTIVATION.search(type(module).__name__) and not [*module.children(), *module.parameters()]:
+                    for handle in _hook_activation(module):
                         stack.callback(handle.remove)
-        yield stack.enter_context(Propagation(chosen, tables))
+        yield stack.enter_context(Propagation(rule_set, tables))
 
 
-def _as_one(module: nn.Module) -> tuple:
-    """Hook an activation module so that R(x) = R(y): its inside runs on numbers that need no gradient."""
-    waiting: list[tuple[Tensor, Tensor]] = []
+def _hook_activation(module: nn.Module) -> tuple:
+    """Hook an activation module so that R(x) = R(y): its operations run on a detached input."""
+    waiting: list[tuple[Tensor, Tensor]] = []  # inputs of calls that have not returned, and their detached copies
 
     def before(_module: nn.Module, args: tuple) -> tuple | None:
         if not (args and active(args[0])):
@@ -81,6 +80,6 @@ def _as_one(module: nn.Module) -> tuple:
         x, _ = waiting.pop()
         if out.shape == x.shape:
             return identity(x, out)
-        return type(module).forward(module, x, *args[1:])  # it mixes or cuts, so it is no activation function
+        return type(module).forward(module, x, *args[1:])  # it changes the shape, so it is no activation function
 
     return module.register_forward_pre_hook(before), module.register_forward_hook(after)
