@@ -57,19 +57,27 @@ def locate(name: str) -> tuple[Path, str]:
 
     Raises ``FileNotFoundError``, with the command that makes it, where there is neither.
     """
-    from huggingface_hub import try_to_load_from_cache
-
     real = REAL[name]
     copy = cache_folder() / name
     if (copy / "config.json").is_file():
         return copy, f"{name}: {real.hub.split('/')[1]}, {real.copied_from}"
-    files = [try_to_load_from_cache(real.hub, file) for file in ("config.json", "model.safetensors")]
-    if all(isinstance(file, str) for file in files):
+    files = [_cached(real.hub, file) for file in ("config.json", "model.safetensors")]
+    if all(files):
         return Path(files[0]).parent, f"{name}: {real.hub}, the original, from the Hugging Face cache"
     raise FileNotFoundError(
         f"{name} ({real.hub}) is not on this machine: neither {copy} nor the Hugging Face cache has it. Make it once "
         f"with python -m recipes.real_models {name} in the repository, or download the original: hf download {real.hub}"
     )
+
+
+def _cached(hub: str, file: str) -> str | None:
+    """Return where the Hugging Face cache has a file of a model, or None."""
+    from transformers.utils import cached_file
+
+    try:
+        return cached_file(hub, file, local_files_only=True)
+    except OSError:
+        return None
 
 
 def shipped_real(model: str, table: str = "heads") -> pd.DataFrame:

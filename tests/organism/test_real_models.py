@@ -1,6 +1,5 @@
 """Real models: found in the cache folder or the Hub's, said which; never looked for on the network."""
 
-import huggingface_hub
 import pytest
 
 import headtools as ht
@@ -12,7 +11,7 @@ from ..roles.tiny_llama import byte_tokenizer, tiny_llama
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv(real_models.CACHE, str(tmp_path))
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr(real_models, "_cached", lambda *_: None)
     return tmp_path
 
 
@@ -23,7 +22,7 @@ def saved(folder):
 
 def test_the_copy_comes_first_and_is_named(cache, capsys, monkeypatch):
     saved(cache / "smollm2")
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: pytest.fail("not needed"))
+    monkeypatch.setattr(real_models, "_cached", lambda *_: pytest.fail("not needed"))
     model, tokenizer = ht.load("smollm2")
     assert ht.sites(model).n_heads == 12
     assert tokenizer.bos_token == "<s>"
@@ -38,10 +37,14 @@ def test_the_original_in_the_cache_of_the_hub(cache, capsys, monkeypatch):
         asked.append(hub)
         return str(cache / "snapshot" / file)
 
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
+    monkeypatch.setattr(real_models, "_cached", cached)
     ht.load("smollm2")
     assert set(asked) == {"HuggingFaceTB/SmolLM2-135M-Instruct"}
     assert "the original, from the Hugging Face cache" in capsys.readouterr().out
+
+
+def test_what_the_cache_of_the_hub_does_not_have():
+    assert real_models._cached("nobody/no-such-model", "config.json") is None
 
 
 def test_without_either_the_error_names_the_command(cache):
