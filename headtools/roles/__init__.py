@@ -10,6 +10,10 @@
     probing, tasks              linear probes, and the labels they are fitted to: probe()
     attention_probe             syntactic heads of words from all maps together
     word_states, erasure        vectors of words, and removing from a head what a probe can find
+    causal_heads                induction scores and attention sinks of language models
+    plain_text                  paragraphs, and batches of them for a language model
+
+Scores are given beside baselines, and accuracies of probes beside control tasks.
 """
 
 import warnings

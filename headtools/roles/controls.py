@@ -26,9 +26,7 @@ def untrained(model: nn.Module, seed: int = 0) -> nn.Module:
     if getattr(model, "config", None) is None:
         raise TypeError(f"{type(model).__name__} has no configuration to build a twin from; build it again with a seed")
     if pruned(model):
-        raise ValueError(
-            "the model is pruned, but its configuration is not; use the model before pruning"
-        )
+        raise ValueError("the model is pruned, but its configuration is not; use the model before pruning")
     with torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU, from the global random state
         torch.manual_seed(seed)
         twin = type(model)(copy.deepcopy(model.config))
