@@ -196,8 +196,8 @@ def _watch_out(out: Call, part: Call, clock: Iterator[int]) -> Callable:
 def _tapped(site: Site, call: Call) -> Iterator[None]:
     """Record what a site's heads would give with uniform attention."""
 
-    def tap(even: Callable, **_tensors: Tensor) -> None:
-        call.uniform = even(list(range(site.heads)))[0].detach().clone()
+    def tap(uniform: Callable, **_tensors: Tensor) -> None:
+        call.uniform = uniform(list(range(site.heads)))[0].detach().clone()
 
     with append_entry(site.module, TAPS, tap):
         yield
