@@ -22,7 +22,6 @@ from headtools.lesson import catalogue
 
 MEGABYTES = 1000
 COLUMNS = 90  # what fits a cell 800 pixels wide
-WIDE = ("05",)  # until its cells are wrapped
 OUTPUT_BYTES = 150_000
 # An attention view of many heads or words: its author allows it more than an output's 150 kB by attention_view(limit=).
 FRAME_BYTES = 300_000
@@ -284,7 +283,7 @@ def numbers_are_measured(notebook: Notebook) -> list[str]:
 @rule
 def code_fits(notebook: Notebook) -> list[str]:
     """In a lesson with a catalogue, code is at most 90 columns wide, so that it does not scroll."""
-    if catalogue_of(notebook) is None or notebook.path.name[:2] in WIDE:
+    if catalogue_of(notebook) is None:
         return []
     lines = [line for cell in notebook.code for line in text(cell).splitlines()]
     return [f"{len(line)} columns of code: {line.strip()[:40]!r}" for line in lines if len(line) > COLUMNS]

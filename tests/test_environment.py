@@ -177,7 +177,7 @@ def test_make_test_runs_lint_units_doctests_and_notebooks(bench):
     said, _ = bench("make", "-n", "test")
     assert ".venv-test requirements.lock" in said
     assert "-m ruff check ." in said
-    assert "pytest -n 2 --dist loadfile --no-loadscope-reorder --nbval --nbval-current-env" in said
+    assert 'pytest -n 2 -m "not weekly" --dist loadfile --no-loadscope-reorder --nbval --nbval-current-env' in said
     assert "tests headtools recipes notebooks tools" in said
 
 

@@ -34,6 +34,15 @@ def test_there_are_lessons():
     assert [path.name[:2] for path in LESSONS] == [f"{n:02d}" for n in range(len(LESSONS))]
 
 
+def test_the_first_lesson_lists_all_others_by_their_titles():
+    said = prose(Notebook.read(LESSONS[0]).markdown)
+    raw = "\n".join(cell.source for cell in Notebook.read(LESSONS[0]).markdown)
+    for path in LESSONS[1:]:
+        title = Notebook.read(path).nb.cells[0].source.splitlines()[0].split(" · ", 1)[1]
+        assert f"| {path.name[:2]} | [{title}]({path.name}) |" in raw, title
+    assert "planned" not in said
+
+
 def shown(html: str, plain: str = "The line rises by 1."):
     return new_output("display_data", {"text/html": html, "text/plain": plain})
 
