@@ -139,7 +139,7 @@ def test_nothing_and_caches_are_refused_in_words(measure):
         (none, "the batch is empty: got a tensor of shape"),
         ({}, "the batch is empty: got a dict without entries"),
         ([batch, {}], "the batch is empty"),
-        (batch | {"past_key_values": cache}, "the batch has past_key_values: a cache grows with every run"),
+        (batch | {"past_key_values": cache}, "the batch has past_key_values: a cache grows with every forward pass"),
     ):
         with pytest.raises(ValueError, match=words):
             MEASURES[measure](model, wrong)

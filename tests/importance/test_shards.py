@@ -227,7 +227,7 @@ def test_the_two_measures_do_not_mix(tmp_path):
     ht.gradient(model, batches, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="holds another run"):
         ht.relevance(model, batches, checkpoint=tmp_path)
-    with pytest.raises(ValueError, match="over 'example', not 'position'"):
+    with pytest.raises(ValueError, match="per 'example', not 'position'"):
         ht.gradient(model, batches, per="position", checkpoint=tmp_path)
-    with pytest.raises(ValueError, match="over 'example', not 'batch'"):
+    with pytest.raises(ValueError, match="per 'example', not 'batch'"):
         ht.gradient(model, batches, per="batch", checkpoint=tmp_path)

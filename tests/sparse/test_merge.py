@@ -295,7 +295,7 @@ def test_models_that_cannot_be_merged(name, words):
 def test_nothing_is_changed_when_the_corpus_is_wrong_or_a_layer_would_go():
     model, batch = zoo_model("bert")
     with untouched(model):
-        with pytest.raises(ValueError, match="no batches came"):
+        with pytest.raises(ValueError, match="got no batches"):
             merge(model, PAIR, [])
         with pytest.raises(TypeError, match="a batch is a dict"):
             merge(model, PAIR, ["the dog slept ."])
