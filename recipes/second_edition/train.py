@@ -6,11 +6,12 @@ the first step to the last:
 
     --no-tagging  --no-curriculum  --no-initialisation  --no-composed  --no-shift  --attention none | uniform
 
-The finished model goes to ``RUN/model``.
+The finished model goes to ``RUN/model``; with ``--assets FOLDER`` also there, in half precision.
 """
 
 import json
 from collections.abc import Collection
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -124,6 +125,7 @@ def main(
     shift: bool = True,
     attention: Annotated[str, typer.Option(help="of the encoder: learned, none or uniform")] = Recipe.attention,
     run: Annotated[Path | None, typer.Option(help="checkpoints (default: named after the options)")] = None,
+    assets: Annotated[Path | None, typer.Option(help="a folder for the weights in half precision, too")] = None,
     threads: Annotated[int, typer.Option(help="the numbers of the card come from one")] = 1,
 ) -> None:
     """Train a model, or go on training it."""
@@ -141,6 +143,9 @@ def main(
     model = train(recipe, run, keep=snapshots.STEPS).export()
     publish(model, run / "model", word_ids())
     print(f"trained {recipe.steps} steps; the model is in {run / 'model'}")
+    if assets:
+        publish(deepcopy(model).half(), assets, word_ids())
+        print(f"and, in half precision, in {assets}")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ def test_the_command_leaves_out_what_it_is_told(tmp_path, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr("recipes.second_edition.train.train", lambda recipe, run, keep: seen.append((recipe, run)) or (
         TrainingModel()))  # fmt: skip
-    main(steps=1, tagging=False, curriculum=False, initialisation=False, composed=False, shift=False, attention="none")
+    main(steps=1, tagging=False, curriculum=False, initialisation=False, composed=False, shift=False, attention="none",
+         assets=tmp_path / "half")  # fmt: skip
     recipe, run = seen[0]
     assert (recipe.tag, recipe.short, recipe.initialisation, recipe.composed, recipe.shift) == (0, 0, False, False, 0)
     assert run.name == "organism-run2-seed1-steps1-no-tagging-no-curriculum-no-initialisation-no-composed-no-shift" \
@@ -46,6 +47,12 @@ def test_the_command_leaves_out_what_it_is_told(tmp_path, monkeypatch, capsys):
     assert tokenizer(str(sentence)).input_ids == [word_ids()[word] for word in (*sentence.words, "</s>")]
     assert model.config.vocab_size == len(word_ids())
     assert "trained 1 steps" in capsys.readouterr().out
+    half, _ = ht.load(tmp_path / "half")
+    assert half.dtype == torch.float32
+    assert (tmp_path / "half" / "model.safetensors").stat().st_size < 6e6
+    batch = batches([sentence])[0]
+    with torch.no_grad():
+        assert abs(half(**batch).loss - model(**batch).loss) < 0.01
 
 
 def test_the_exported_model_computes_what_the_training_model_computed(straight):
