@@ -123,8 +123,8 @@ def cells(found: Results, model: str) -> Iterator[str]:
 
 
 def markdown(found: Results) -> str:
-    """One row a goal, one column a model with scores, then what is not measured."""
-    models = list(found.get("scores", {}))
+    """One row a goal, one column a model, then what is not measured."""
+    models = sorted({model for name, rows in found.items() if name != "controls" for model in rows})
     columns = [list(cells(found, model)) for model in models]
     rows = [[goal, *(column[i] for column in columns)] for i, goal in enumerate(GOALS)]
     rows += [[goal, *("not measured yet" for _ in models)] for goal in OPEN]
