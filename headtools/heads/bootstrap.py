@@ -142,14 +142,14 @@ def _studentised(rows: Tensor, times: int, level: float, seed: int) -> tuple[Ten
     error = (deviations.square().sum(0) / (n * (n - 1))).sqrt()  # standard error of the mean
     t_values = []
     for counts in resample_counts(n, times, seed):  # (draws, n)
-        # t* = (mean* - mean) / error*, Efron and Tibshirani 1993, eq. 12.20; shape (draws, columns)
+        # t* = (mean* - mean) / error*, Efron and Tibshirani 1993, ch. 12; shape (draws, columns)
         shift = counts @ deviations / n
         resample_error = ((counts @ deviations.square() / n - shift.square()).clamp_min(0) / (n - 1)).sqrt()
         t_values.append(shift / torch.maximum(resample_error, _MIN_ERROR_RATIO * error))
     # where all rows are equal, t* is 0 / 0
     below, above = percentiles(torch.cat(t_values).T.nan_to_num(0.0, 0.0, 0.0), level)
     student = float(stdtrit(n - 1, (1 + level) / 2))
-    # the upper percentile of t* gives the lower bound, and the reverse (eq. 12.22)
+    # the upper percentile of t* gives the lower bound, and the reverse
     return mean - above.clamp_min(student) * error, mean - below.clamp_max(-student) * error
 
 
