@@ -45,7 +45,7 @@ def weight_of(module: nn.Module) -> Tensor:
             return weight_of(_merged(module))
         weight = weight_of(module.base_layer)
         for adapter in _lora_in_use(module):
-            # W + s B A (Hu et al. 2022, arXiv:2106.09685), with B A in float32 or more, whatever the adapter's precision
+            # W + s B A (Hu et al. 2022, arXiv:2106.09685), B A in float32 or more, whatever the adapter's precision
             dtype = torch.promote_types(module.lora_B[adapter].weight.dtype, torch.float32)
             added = module.lora_B[adapter].weight.to(dtype) @ module.lora_A[adapter].weight.to(dtype)
             added = added * module.scaling[adapter]
