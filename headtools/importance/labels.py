@@ -17,8 +17,8 @@ from headtools.importance._inputs import frozen
 from headtools.importance.loss import predicts_next_token
 from headtools.roles.sentence import Sentence
 
-MASKED_FRACTION = 0.15  # of the tokens, as BERT was trained (Devlin et al. 2019, arXiv:1810.04805, section 3.1)
-MAX_GENERATED = 24  # tokens that a model generates as its own labels where a sentence has no translation
+_MASKED_FRACTION = 0.15  # of the tokens, as BERT was trained (Devlin et al. 2019, arXiv:1810.04805, section 3.1)
+_MAX_GENERATED = 24  # tokens that a model generates as its own labels where a sentence has no translation
 
 
 @torch.no_grad()
@@ -155,7 +155,7 @@ def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     device = device_of(model)
     output = model.generate(
         **{name: value.to(device) for name, value in batch.items()},
-        num_beams=1, do_sample=False, max_new_tokens=MAX_GENERATED,
+        num_beams=1, do_sample=False, max_new_tokens=_MAX_GENERATED,
     )[:, 1:].cpu()  # fmt: skip
     eos = model.generation_config.eos_token_id
     is_eos = torch.isin(output, torch.tensor([] if eos is None else eos).reshape(-1).to(output))
@@ -184,5 +184,5 @@ def _masked(tokenizer: Any, ids: Tensor, real: Tensor, generator: torch.Generato
         indices = (~candidates.any(1)).nonzero().flatten().tolist()
         raise ValueError(f"sentences {indices} of a batch have no token to mask: leave them out")
     uniform = torch.rand(ids.shape, generator=generator).masked_fill(~candidates, 2.0)
-    masked = (uniform < MASKED_FRACTION) | (uniform == uniform.amin(1, keepdim=True))  # at least one per sentence
+    masked = (uniform < _MASKED_FRACTION) | (uniform == uniform.amin(1, keepdim=True))  # at least one per sentence
     return {"input_ids": ids.masked_fill(masked, mask_token), "labels": ids.masked_fill(~masked, IGNORE_INDEX)}

@@ -22,7 +22,7 @@ from headtools.heads.bootstrap import (
 if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
 
-LEVEL = 0.95
+_CONFIDENCE_LEVEL = 0.95
 
 
 class Difference(NamedTuple):
@@ -95,9 +95,11 @@ def paired_bootstrap(
     if score is _mean:
         low, high = bootstrap(torch.from_numpy(tables[1] - tables[0])[:, 0], times=n, seed=seed)
     elif n_examples < MANY_EXAMPLES:
-        low, high = interval_around(torch.tensor(difference).double(), torch.from_numpy(differences), n_examples, LEVEL)
+        low, high = interval_around(
+            torch.tensor(difference).double(), torch.from_numpy(differences), n_examples, _CONFIDENCE_LEVEL
+        )
     else:
-        low, high = percentiles(torch.from_numpy(differences), LEVEL)
+        low, high = percentiles(torch.from_numpy(differences), _CONFIDENCE_LEVEL)
     return Difference(difference, float(low), float(high), p, first, second)
 
 

@@ -19,7 +19,7 @@ from headtools._engine.store import fingerprint, read_tensors, write_tensors
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
 
-TENSORS = ("values", "low", "high")  # the tensors of a ``HeadScores``, each stored as "values|0" for its first site
+_TENSORS = ("values", "low", "high")  # the tensors of a ``HeadScores``, each stored as "values|0" for its first site
 
 
 def save_scores(scores: HeadScores, path: str | Path, made_from: Mapping[str, Any] | None = None) -> Path:
@@ -47,7 +47,7 @@ def save_scores(scores: HeadScores, path: str | Path, made_from: Mapping[str, An
     keys = list(scores.values)
     tensors = {
         f"{name}|{index}": getattr(scores, name)[key]
-        for name in TENSORS
+        for name in _TENSORS
         if getattr(scores, name) is not None
         for index, key in enumerate(keys)
         if key in getattr(scores, name)
@@ -76,7 +76,7 @@ def load_scores(
         if not all(isinstance(key[-1], int) and all(isinstance(name, str) for name in key[:-1]) for key in keys):
             raise TypeError("a site is its names and its layer")
         by_name = {name: {key: tensors[f"{name}|{i}"] for i, key in enumerate(keys) if f"{name}|{i}" in tensors}
-                   for name in TENSORS}  # fmt: skip
+                   for name in _TENSORS}  # fmt: skip
         if len(set(keys)) != len(keys) or by_name["values"].keys() != set(keys):
             raise ValueError("sites without values")
         notes = _notes(metadata.get("notes", {}))

@@ -38,7 +38,8 @@ def translators():
         "max_target_positions": 20}, "frames"  # fmt: skip
     yield "moonshine", tf.MoonshineForConditionalGeneration, tf.MoonshineConfig, {
         **MARKS, "hidden_size": 16, "intermediate_size": 16, "encoder_num_hidden_layers": 1,
-        "decoder_num_hidden_layers": 1, "encoder_num_attention_heads": 2, "decoder_num_attention_heads": 2}, "wave"
+        "decoder_num_hidden_layers": 1, "encoder_num_attention_heads": 2,
+        "decoder_num_attention_heads": 2}, "wave"  # fmt: skip
     # whose models have a method for it
     yield "mbart", tf.MBartForConditionalGeneration, tf.MBartConfig, {**TWO, **MARKS}, "text"
     yield "pegasus", tf.PegasusForConditionalGeneration, tf.PegasusConfig, {**TWO, **MARKS}, "text"
@@ -143,8 +144,9 @@ def test_nothing_and_caches_are_refused_in_words(measure):
     ):
         with pytest.raises(ValueError, match=words):
             MEASURES[measure](model, wrong)
-    with pytest.raises(ValueError, match="the batch has past_key_values"), ht.ablate(
-        model, {("decoder", 0): [1]}, replacement="mean", reference=batch | {"past_key_values": cache}
+    with (
+        pytest.raises(ValueError, match="the batch has past_key_values"),
+        ht.ablate(model, {("decoder", 0): [1]}, replacement="mean", reference=batch | {"past_key_values": cache}),
     ):
         pass
 

@@ -114,16 +114,16 @@ class _AlphaBeta(Function):
         dtype = torch.promote_types(x.dtype, torch.float32)
         inputs = [x, *([] if bias is None else [bias])]
         with torch.enable_grad():
-            parts = [part.requires_grad_() for tensor in inputs for part in signed_parts(tensor.detach().to(dtype))]
+            parts = [part.requires_grad_() for tensor in inputs for part in _signed_parts(tensor.detach().to(dtype))]
             (x_plus, x_minus), (b_plus, b_minus) = parts[:2], parts[2:] or (None, None)
             if weight is None:
                 plus, minus = layer(x_plus, None, b_plus), layer(x_minus, None, b_minus)
             else:
-                w_plus, w_minus = signed_parts(weight.to(dtype))
+                w_plus, w_minus = _signed_parts(weight.to(dtype))
                 plus = layer(x_plus, w_plus, b_plus) + layer(x_minus, w_minus, None)
                 minus = layer(x_plus, w_minus, b_minus) + layer(x_minus, w_plus, None)
         ctx.parts, ctx.sums, ctx.inputs = parts, (plus, minus), inputs
-        ctx.save_for_backward(*alpha_beta_factors(y, plus.detach(), minus.detach(), alpha))
+        ctx.save_for_backward(*_alpha_beta_factors(y, plus.detach(), minus.detach(), alpha))
         return y
 
     @staticmethod
@@ -149,11 +149,11 @@ class _LinearByRows(Function):
         ctx.alpha, ctx.inputs = alpha, (x, bias, matrix)
         if alpha is not None:
             dtype = torch.promote_types(x.dtype, torch.float32)
-            (x_plus, x_minus), (w_plus, w_minus) = signed_parts(x.to(dtype)), signed_parts(matrix.to(dtype))
-            b_plus, b_minus = (None, None) if bias is None else signed_parts(bias.to(dtype))
+            (x_plus, x_minus), (w_plus, w_minus) = _signed_parts(x.to(dtype)), _signed_parts(matrix.to(dtype))
+            b_plus, b_minus = (None, None) if bias is None else _signed_parts(bias.to(dtype))
             plus = F.linear(x_plus, w_plus, b_plus) + F.linear(x_minus, w_minus)
             minus = F.linear(x_plus, w_minus, b_minus) + F.linear(x_minus, w_plus)
-            ctx.save_for_backward(*alpha_beta_factors(y, plus, minus, alpha))
+            ctx.save_for_backward(*_alpha_beta_factors(y, plus, minus, alpha))
         return y.view_as(y)
 
     @staticmethod
@@ -165,7 +165,7 @@ class _LinearByRows(Function):
             g_x_rows, g_bias = g_rows @ matrix, g_rows.sum(0)
         else:
             g_plus, g_minus = (g_rows * factor[nonzero] for factor in ctx.saved_tensors)
-            w_plus, w_minus = signed_parts(matrix.to(g_plus.dtype))
+            w_plus, w_minus = _signed_parts(matrix.to(g_plus.dtype))
             g_x_plus = (g_plus @ w_plus).addmm_(g_minus, w_minus)
             g_x_minus = (g_plus @ w_minus).addmm_(g_minus, w_plus)
             g_x_rows = torch.where(x_rows > 0, g_x_plus, g_x_minus).to(x.dtype)
@@ -180,8 +180,8 @@ class _AlphaBetaSum(Function):
 
     @staticmethod
     def forward(ctx: object, a: Tensor, b: Tensor, alpha: float) -> Tensor:
-        y, (a_plus, a_minus), (b_plus, b_minus) = a + b, signed_parts(a), signed_parts(b)
-        factor_plus, factor_minus = alpha_beta_factors(y, a_plus + b_plus, a_minus + b_minus, alpha)
+        y, (a_plus, a_minus), (b_plus, b_minus) = a + b, _signed_parts(a), _signed_parts(b)
+        factor_plus, factor_minus = _alpha_beta_factors(y, a_plus + b_plus, a_minus + b_minus, alpha)
         ctx.shapes = a.shape, b.shape
         ctx.save_for_backward(*(torch.where(x > 0, factor_plus, factor_minus).to(x.dtype) for x in (a, b)))
         return y
@@ -228,12 +228,12 @@ class _RatioMatmul(Function):
         return g_both.sum(-1).sum_to_size(b.shape), g_both.sum(-3).sum_to_size(c.shape)
 
 
-def alpha_beta_factors(y: Tensor, plus: Tensor, minus: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+def _alpha_beta_factors(y: Tensor, plus: Tensor, minus: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """Return the factors on g of a positive and of a negative term: alpha y / plus and (1 - alpha) y / minus.
 
     ``plus`` and ``minus`` are the sums of the terms of each sign. Where one is 0, the other takes all of R(y) = y * g.
 
-    >>> alpha_beta_factors(torch.tensor([2.0, 4.0]), torch.tensor([4.0, 4.0]), torch.tensor([-2.0, 0.0]), 0.5)
+    >>> _alpha_beta_factors(torch.tensor([2.0, 4.0]), torch.tensor([4.0, 4.0]), torch.tensor([-2.0, 0.0]), 0.5)
     (tensor([0.2500, 1.0000]), tensor([-0.5000, 0.0000]))
     """
     smallest = torch.finfo(plus.dtype).tiny ** 0.5  # a sum below it counts as 0: dividing by it would overflow
@@ -245,7 +245,7 @@ def alpha_beta_factors(y: Tensor, plus: Tensor, minus: Tensor, alpha: float) -> 
     return of_plus, of_minus
 
 
-def signed_parts(x: Tensor) -> tuple[Tensor, Tensor]:
+def _signed_parts(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the positive and the negative part of a tensor, which sum to it."""
     return x.clamp(min=0), x.clamp(max=0)
 

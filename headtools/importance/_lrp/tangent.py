@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 from headtools.importance._lrp.functions import scale_relevance
 
-DEGREES = (1.0, 2.0, 0.5, -1.0, 3.0, 4.0, -2.0, -0.5, 0.0)  # 1 first: most operations without a rule are linear
+_DEGREES = (1.0, 2.0, 0.5, -1.0, 3.0, 4.0, -2.0, -0.5, 0.0)  # 1 first: most operations without a rule are linear
 
 
 class _Tangent(Function):
@@ -28,7 +28,7 @@ class _Tangent(Function):
     def forward(ctx: object, one: Tensor, operation: Callable, *inputs: Tensor) -> tuple:
         with torch.enable_grad():
             ctx.inputs = [x.detach().requires_grad_() for x in inputs]
-            ctx.outputs = [y for y in tensors_in(operation(ctx.inputs)) if y.requires_grad]
+            ctx.outputs = [y for y in _tensors_in(operation(ctx.inputs)) if y.requires_grad]
         ctx.like = one
         return tuple(y.detach() for y in ctx.outputs)
 
@@ -46,9 +46,9 @@ def shared_by_tangent(func: Callable, args: tuple, kwargs: dict, new_one: Callab
     ``new_one(like)`` gives the constant that collects the remainder of the tangent. The relevance that an operation of
     degree 0 passes on sums to 0; a warning says so and names the operation.
     """
-    inputs = [value for value in tensors_in((args, kwargs)) if value.requires_grad]
+    inputs = [value for value in _tensors_in((args, kwargs)) if value.requires_grad]
     result = func(*args, **kwargs)
-    outputs = [value for value in tensors_in(result) if value.requires_grad]
+    outputs = [value for value in _tensors_in(result) if value.requires_grad]
     if not inputs or not outputs:
         return result
 
@@ -81,12 +81,12 @@ def degree(operation: Callable, inputs: Sequence[Tensor], outputs: Sequence[Tens
     (2.0, None)
     """
     with torch.no_grad():
-        results = tensors_in(operation([2 * x for x in inputs]))
+        results = _tensors_in(operation([2 * x for x in inputs]))
         of_doubled = [value for value in results if value.is_floating_point() or value.is_complex()]
         if len(of_doubled) != len(outputs):
             return None
         pairs = list(zip(of_doubled, outputs, strict=True))
-        return next((n for n in DEGREES if all(_same(y2, y * 2**n) for y2, y in pairs)), None)
+        return next((n for n in _DEGREES if all(_same(y2, y * 2**n) for y2, y in pairs)), None)
 
 
 def _same(values: Tensor, expected: Tensor) -> bool:
@@ -96,17 +96,17 @@ def _same(values: Tensor, expected: Tensor) -> bool:
     return bool((near | (values == expected)).all())  # == holds for equal infinities, whose difference is NaN
 
 
-def tensors_in(value: Any) -> list[Tensor]:
+def _tensors_in(value: Any) -> list[Tensor]:
     """Return the tensors in a value, including those in lists, tuples and dicts.
 
-    >>> len(tensors_in((torch.ones(2), [3, {"x": torch.ones(1)}])))
+    >>> len(_tensors_in((torch.ones(2), [3, {"x": torch.ones(1)}])))
     2
     """
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (list, tuple)) else []
+    return [tensor for item in value for tensor in _tensors_in(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _replaced(value: Any, old: Sequence[Tensor], new: Sequence[Tensor]) -> Any:

@@ -95,7 +95,7 @@ class AblatedLosses:
     def check_uncoupled(self) -> None:
         """Raise ``ValueError`` where the loss of an example depends on other examples of the batch."""
         ran = [site for site in sites(self.model) if self.ran(site)]
-        tolerance = relative_rounding(self.model) * self.full_model.abs().max().item()
+        tolerance = _relative_rounding(self.model) * self.full_model.abs().max().item()
         check_uncoupled_losses(self.model, lambda: self._losses(self.batch), self.full_model, ran, tolerance)
 
     def _full_run(self, heads: HeadSet) -> Tensor:
@@ -228,7 +228,7 @@ class AblatedLosses:
         """Tell whether losses are those of the batch, n times, up to the rounding of the weights' type."""
         if len(measured) != n * len(self.full_model):
             return False
-        rtol = relative_rounding(self.model)
+        rtol = _relative_rounding(self.model)
         atol = rtol * self.full_model.abs().max().item()
         return torch.allclose(measured, self.full_model.repeat(n), rtol=rtol, atol=atol)
 
@@ -241,7 +241,7 @@ def losses(
     return each_loss(model, batch, loss, n_examples, per).cpu().double()
 
 
-def relative_rounding(model: nn.Module) -> float:
+def _relative_rounding(model: nn.Module) -> float:
     """Return how far numbers of a model differ, relatively, that are equal but for the order of operations."""
     dtype = next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
     return max(1e-5, 4 * torch.finfo(dtype).eps)

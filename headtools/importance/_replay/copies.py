@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 # Arguments of transformers' models whose first axis holds the examples, with the numbers of axes for which it does
-EXAMPLES_FIRST = {
+_EXAMPLES_FIRST = {
     "input_ids": (2,), "attention_mask": (2,), "token_type_ids": (2,), "position_ids": (2,), "labels": (1, 2, 3),
     "decoder_input_ids": (2,), "decoder_attention_mask": (2,), "inputs_embeds": (3,), "decoder_inputs_embeds": (3,),
     "pixel_values": (4,), "input_features": (3,), "input_values": (2,),
 }  # fmt: skip
 
 
-def batch_axes(one: Any, two: Any) -> Any:
+def batch_axes(single: Any, double: Any) -> Any:
     """Return along which axis the examples lie, from the outputs for a batch and for the same batch twice.
 
     An index for a tensor, None for one without examples and for what is not a tensor, and a list or dict of these for
@@ -29,19 +29,19 @@ def batch_axes(one: Any, two: Any) -> Any:
     >>> batch_axes((torch.ones(3, 7), torch.ones(1, 7)), (torch.ones(6, 7), torch.ones(1, 7)))
     [0, None]
     """
-    if isinstance(one, Tensor) and isinstance(two, Tensor):
-        differ = [axis for axis, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
+    if isinstance(single, Tensor) and isinstance(double, Tensor):
+        differ = [axis for axis, (a, b) in enumerate(zip(single.shape, double.shape, strict=True)) if a != b]
         if not differ:
             return None
-        if len(differ) > 1 or 2 * one.shape[differ[0]] != two.shape[differ[0]]:
-            raise ValueError(f"shapes {tuple(one.shape)} and {tuple(two.shape)}: no axis holds the examples")
+        if len(differ) > 1 or 2 * single.shape[differ[0]] != double.shape[differ[0]]:
+            raise ValueError(f"shapes {tuple(single.shape)} and {tuple(double.shape)}: no axis holds the examples")
         return differ[0]
-    if isinstance(one, Mapping) and isinstance(two, Mapping) and one.keys() == two.keys():
-        return {name: batch_axes(value, two[name]) for name, value in one.items()}
-    if isinstance(one, (tuple, list)) and isinstance(two, (tuple, list)) and len(one) == len(two):
-        return [batch_axes(a, b) for a, b in zip(one, two, strict=True)]
-    if type(one) is not type(two) or isinstance(one, (Mapping, tuple, list)):  # or of another length, other names
-        raise ValueError(f"{type(one).__name__} for one batch, {type(two).__name__} for two: of another form")
+    if isinstance(single, Mapping) and isinstance(double, Mapping) and single.keys() == double.keys():
+        return {name: batch_axes(value, double[name]) for name, value in single.items()}
+    if isinstance(single, (tuple, list)) and isinstance(double, (tuple, list)) and len(single) == len(double):
+        return [batch_axes(a, b) for a, b in zip(single, double, strict=True)]
+    if type(single) is not type(double) or isinstance(single, (Mapping, tuple, list)):  # of other lengths or names
+        raise ValueError(f"{type(single).__name__} for one batch, {type(double).__name__} for two: of another form")
     return None
 
 
@@ -64,23 +64,24 @@ def copies_of(value: Any, axes: Any, times: int) -> Any:
     return value
 
 
-def check_alike(one: Any, two: Any) -> None:
+def check_alike(expected: Any, actual: Any) -> None:
     """Raise ``ValueError`` where tensors, also inside tuples, lists and dicts, differ by more than rounding.
 
     >>> check_alike([torch.tensor([1.0, 2.0])], [torch.tensor([2.0, 1.0])])
     Traceback (most recent call last):
     ValueError: two copies of a batch do not give what the batch gives, twice
     """
-    if isinstance(one, Tensor):
-        most = one.abs().nan_to_num(nan=0.0, posinf=0.0).max().item() if one.numel() and one.is_floating_point() else 0
-        if not torch.allclose(one, two, rtol=1e-3, atol=1e-3 * most, equal_nan=True):
+    if isinstance(expected, Tensor):
+        is_float = expected.numel() and expected.is_floating_point()
+        largest = expected.abs().nan_to_num(nan=0.0, posinf=0.0).max().item() if is_float else 0
+        if not torch.allclose(expected, actual, rtol=1e-3, atol=1e-3 * largest, equal_nan=True):
             raise ValueError("two copies of a batch do not give what the batch gives, twice")
-    elif isinstance(one, Mapping):
-        for name, part in one.items():
-            check_alike(part, two[name])
-    elif isinstance(one, (tuple, list)):
-        for part, other in zip(one, two, strict=True):
-            check_alike(part, other)
+    elif isinstance(expected, Mapping):
+        for name, expected_part in expected.items():
+            check_alike(expected_part, actual[name])
+    elif isinstance(expected, (tuple, list)):
+        for expected_part, actual_part in zip(expected, actual, strict=True):
+            check_alike(expected_part, actual_part)
 
 
 def axes_by_rows(value: Any, rows: int, sure: bool = False) -> Any:
@@ -113,7 +114,7 @@ def ambiguous(batch: Mapping, rows: int) -> bool:
     """
     return any(
         axes_by_rows(value, rows) not in (None, _shared_axes(value))
-        and not (isinstance(value, Tensor) and value.dim() in EXAMPLES_FIRST.get(name, ()))
+        and not (isinstance(value, Tensor) and value.dim() in _EXAMPLES_FIRST.get(name, ()))
         for name, value in batch.items()
     )
 
