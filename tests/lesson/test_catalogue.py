@@ -65,7 +65,7 @@ def test_names_must_be_those_of_the_catalogue():
 
 def test_lessons_without_a_catalogue(monkeypatch):
     monkeypatch.undo()
-    with pytest.raises(KeyError, match="there are 01"):
+    with pytest.raises(KeyError, match="there are 00, 01"):
         lesson("77")
 
 
