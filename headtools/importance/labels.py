@@ -100,7 +100,8 @@ def _check_words(sentences: Any) -> None:
 
 def _check_lengths(tokenizer: Any, sentences: Sequence) -> None:
     """Refuse sentences of one token, after which nothing is predicted, by their place in the list."""
-    short = [i for i, text in enumerate(map(_text, sentences)) if len(tokenizer(text, verbose=False)["input_ids"]) < 2]
+    texts = map(_text, sentences)
+    short = [i for i, text in enumerate(texts) if len(tokenizer([text], verbose=False)["input_ids"][0]) < 2]
     if short:
         raise ValueError(
             f"sentences {short[:10]} have fewer than two tokens ({_text(sentences[short[0]])!r}), so nothing is "
