@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 
 import headtools
+from headtools.lesson import catalogue
 from headtools.lesson.claims import VERDICTS, ledger_rows
 
 READ = "ledger.json"  # rows of the ledger that only reading can settle, and the list of all rows
@@ -85,6 +86,15 @@ def order(row: str) -> tuple:
     return row.startswith("E"), [int(n) for n in re.findall(r"\d+", row)]
 
 
+def _cited(number: str) -> dict[str, list[str]]:
+    """Return the verdict on each source and its reason, by row, of a lesson's closing table."""
+    try:
+        others = catalogue.lesson(number).get("others", [])
+    except KeyError:
+        return {}
+    return {row["row"]: row["cited"] for row in others}
+
+
 def entries(folder: Path) -> dict[str, dict]:
     """Return every row of the ledger: {row: claim, source, measured, verdict, where (HTML-free Markdown)}.
 
@@ -94,7 +104,11 @@ def entries(folder: Path) -> dict[str, dict]:
     told = json.loads((folder / READ).read_text("utf-8"))
     found: dict[str, dict] = {}
     for path in lessons(folder):
+        cited = _cited(path.name[:2])
         for box in ledger_rows(path):
+            if box["row"] in cited:  # a table with two verdicts: the ledger's is the one on the source
+                verdict, why = cited[box["row"]]
+                box |= {"verdict": verdict, "measured": f"{why} {box['measured']}"}
             where, before = f"[Lesson {path.name[:2]}]({path.name}).", found.get(box["row"])
             if before and before["verdict"] != box["verdict"]:
                 raise ValueError(
