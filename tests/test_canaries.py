@@ -157,6 +157,7 @@ def test_the_private_names_that_headtools_leans_on():
 
 def test_hooks_entered_after_compile_are_ignored_by_torch():
     """Why gates() refuses a compiled model: torch would run on without them."""
+    torch._dynamo.reset()  # what other tests compiled must not count
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     compiled = torch.compile(model, backend="eager")
     row = torch.ones(1, 4)

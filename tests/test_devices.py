@@ -11,7 +11,7 @@ from heads.zoo import zoo_model
 from other_device import CARD, second_device
 
 import headtools as ht
-from headtools.heads import _select as selection
+from headtools.heads import _precision as precision
 
 MODELS = ("bert", "gpt2", "llama", "marian", "t5")
 BOTH = pytest.mark.parametrize("without", [(), (torch.float64,)], ids=["all dtypes", "no float64"])
@@ -107,7 +107,7 @@ ONLY = {
 @BOTH
 def test_the_same_numbers_on_another_device(action, without, monkeypatch):
     if without:
-        monkeypatch.setattr(selection, "WITHOUT_FLOAT64", {CARD.type})
+        monkeypatch.setattr(precision, "_WITHOUT_FLOAT64", {CARD.type})
     for name in ONLY.get(action, MODELS):
         same_numbers(name, action, without)
 

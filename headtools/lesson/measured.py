@@ -73,8 +73,8 @@ def measured(key: str, /, **numbers: Any) -> Measured:
     tolerance is named beside it. Raises ValueError when the names differ from those of the catalogue, and
     NotAsExpected instead of showing the difference where ``HEADTOOLS_STRICT`` is set.
 
-    >>> measured("01.mask", before=1.0, after=0.0421)
-    Masked before the softmax, the first row sums to 1. Masked after it, the row sums to 0.04.
+    >>> measured("01.mask", before=1.0, after=0.2521)
+    Masked before the softmax, the first row sums to 1. Masked after it, the row sums to 0.25.
     """
     here = found[key] = {name: x.item() if hasattr(x, "item") else x for name, x in numbers.items()}
     about = entry(key)
