@@ -42,8 +42,8 @@ from headtools.heads.scores import Head, HeadScores
 from headtools.importance.objective import objective
 from headtools.organism.real_models import REAL, RESULTS, locate
 from headtools.roles._segments import ordinary_tokens, segments
-from headtools.roles.causal_heads import attention_sinks, induction_scores
-from headtools.roles.induction import COPYING, INDUCTION, PREFIX
+from headtools.roles.attention_sinks import attention_sinks
+from headtools.roles.induction import COPYING, INDUCTION, PREFIX, induction_scores
 from headtools.roles.plain_text import TextBatches, natural_text, text_batches
 from recipes._results import interval, read, write
 
@@ -316,7 +316,7 @@ def _measure_causal(model: nn.Module, tokenizer: Any, sizes: dict[str, int], kee
     keep("induction", without_induction(model, strongest, repeated, sizes["random sets"]),
          f"{about_repeated}. Off or windowed (first 4, recent 8): {strongest}")  # fmt: skip
 
-    chunks = text_batches(tokenizer, natural_text("english", "all"), length=sizes["chunk"], between=" ", size=2)
+    chunks = text_batches(tokenizer, natural_text("english", "all"), length=sizes["chunk"], separator=" ", batch_size=2)
     chunks = TextBatches(chunks[: -(-sizes["chunks"] // 2)], 0, None)
     keep("streaming", streaming(model, chunks), f"{chunks.rows} chunks of {sizes['chunk']} tokens of English, packed, "
          "no start token; loss of the second half")  # fmt: skip

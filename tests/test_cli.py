@@ -58,7 +58,8 @@ def test_every_example_of_the_help_and_the_readme_is_understood(root, monkeypatc
     requested = []
     monkeypatch.setattr(cli, "_Subject", lambda *words: requested.append(words) or (_ for _ in ()).throw(ValueError))
     text = "\n".join([cli.EXAMPLES, *(Path(root, name).read_text("utf-8") for name in (
-        "README.md", "notebooks/cheat_sheet.md", "notebooks/scaling.md"))]).replace("\\\n", " ")  # fmt: skip
+        "README.md", "notebooks/installing.md", "notebooks/cheat_sheet.md", "notebooks/scaling.md",
+    ))]).replace("\\\n", " ")  # fmt: skip
     lines = [line.partition("-m headtools ")[2] for line in re.findall(r"^\s*(?:python|accelerate) .*", text, re.M)]
     lines = [line for line in lines if line]
     assert len(lines) >= 10

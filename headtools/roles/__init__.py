@@ -6,11 +6,11 @@
     conventions, baselines, controls   every choice that a score depends on, and what it is compared with
     head_functions              verdicts of a taxonomy: one row a head
     map_classes                 Kovaleva's five classes of maps, by rule
-    induction                   heads that find earlier copies, on random tokens that repeat
+    induction                   heads that find earlier copies, on random tokens that repeat: induction_scores()
     probing, tasks              linear probes, and the labels they are fitted to: probe()
     attention_probe             syntactic heads of words from all maps together
     word_states, erasure        vectors of words, and removing from a head what a probe can find
-    causal_heads                induction scores and attention sinks of language models
+    attention_sinks             heads of language models that rest on the first token: attention_sinks()
     plain_text                  paragraphs, and batches of them for a language model
 
 Scores are given beside baselines, and accuracies of probes beside control tasks.

@@ -24,6 +24,7 @@ from headtools.heads._finite import check_weights, nonfinite_weights
 from headtools.heads._precision import without_autocast
 from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.roles._segments import ordinary_tokens, segments
+from headtools.roles.attention_sinks import without_sink
 
 INDUCTION, PREFIX, COPYING = "induction (TransformerLens)", "prefix matching (Olsson)", "copying (Olsson)"
 
@@ -88,7 +89,7 @@ def _weight_on_targets(maps: Tensor, targets: Tensor) -> Tensor:
     return weight.sum(-1) / has_target.sum(-1)[:, None]
 
 
-def scores(
+def induction_scores(
     model: nn.Module,
     *,
     n: int = 50,
@@ -99,40 +100,46 @@ def scores(
     seed: int = 0,
     batch_size: int = 25,
 ) -> pd.DataFrame:
-    """Score every head of a decoder on random tokens that repeat: one row for each head and role.
+    """Score every head of a causal language model on random tokens that repeat: a row for each head and role.
 
     Roles: ``previous-token``, ``duplicate-token`` and ``induction (TransformerLens)`` on ``n`` segments of ``length``
-    tokens, each twice; ``prefix matching (Olsson)`` on ``n`` segments, each ``repeats`` times, after the token
-    ``start`` if one is given (Olsson et al. begin with one; of TransformerLens' sequences it is left out). ``tokens``
-    are the ids to draw from: by default all that the model embeds, without its special ones. Olsson et al. also leave
-    out the most and the least frequent.
+    tokens, each twice; ``prefix matching (Olsson)`` on segments that stand ``repeats`` times; ``copying (Olsson)``.
+    Tokens are drawn from ``tokens``: by default from all that the model embeds, without its special ones. (Olsson et
+    al. also leave out the most and the least frequent.) ``start`` puts this token before every sequence.
 
-    Columns: ``kind``, ``layer``, ``head``, ``role``; ``score``, the mean attention in [0, 1]; ``chance``, what uniform
-    attention over the tokens so far would score; ``low`` and ``high``, a 95 % bootstrap interval over
-    sequences; ``n``, sequences.
+    Columns: ``kind``, ``layer``, ``head``, ``role``; ``score`` with ``low`` and ``high``, a 95 % bootstrap interval
+    over sequences; ``without_sink``, the score with the first token left out of the maps (missing for copying, which
+    reads no map); ``chance``, what attention spread evenly over the tokens so far would score; ``n``, sequences.
 
-    Raises ``ValueError`` for a model that is not decoder-only (an encoder and a decoder read two sequences), for
-    segments longer than its positions, and for fewer than five sequences.
+    Raises ``ValueError`` for a model that is not decoder-only (an encoder and a decoder read two sequences) or has no
+    unembedding, for segments longer than its positions, and for fewer than five sequences.
 
     >>> from headtools.organism.toy_decoder import ToyDecoder
-    >>> frame = scores(ToyDecoder(), n=5, length=12)
-    >>> list(frame.columns)
-    ['kind', 'layer', 'head', 'role', 'score', 'chance', 'low', 'high', 'n']
+    >>> frame = induction_scores(ToyDecoder(), n=5, length=12)
+    >>> frame.role.nunique(), len(frame)
+    (5, 40)
     """
-    _check_decoder(model, max(2 * length, repeats * length + (start is not None)), n)
+    _check_decoder(model, max(2, repeats) * length + (start is not None), n)
     tokens = ordinary_tokens(model) if tokens is None else tokens
-    twice = segments(n, length, 2, tokens, seed=seed)
-    many = segments(n, length, repeats, tokens, start=start, seed=seed)
+    first = 0 if start is None else 1
     on_two_copies = {
         "previous-token": lambda maps, ids: previous_token(maps),
         "duplicate-token": duplicate_token,
-        INDUCTION: lambda maps, ids: induction(maps, length),
+        INDUCTION: lambda maps, ids: induction(maps[..., first:, first:], length),
     }
-    values = _score_heads(model, twice, on_two_copies, batch_size)
-    values |= _score_heads(model, many, {PREFIX: prefix_matching}, batch_size)
-    chance = {role: _uniform_score(measure, twice[:1]) for role, measure in on_two_copies.items()}
-    chance[PREFIX] = _uniform_score(prefix_matching, many[:1])
-    return _scores_frame(values, chance)
+    frames = []
+    for copies, measures in ((2, on_two_copies), (repeats, {PREFIX: prefix_matching})):
+        sequences = segments(n, length, copies, tokens, start=start, seed=seed)
+        chance = {role: _uniform_score(measure, sequences[:1]) for role, measure in measures.items()}
+        as_it_is, sink_left_out = _score_heads(model, sequences, measures, batch_size)
+        frame = _scores_frame(as_it_is, chance)
+        other = _scores_frame(sink_left_out, chance)  # the same rows in the same sequence
+        frames.append(frame.assign(without_sink=other.score))
+    frames.append(copying(model, n=n, length=length, tokens=tokens, seed=seed, batch_size=batch_size))
+    frame = pd.concat(frames, ignore_index=True)
+    head_columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]
+    frame = frame.sort_values(head_columns, kind="stable", ignore_index=True)
+    return frame[[*head_columns, "role", "score", "low", "high", "without_sink", "chance", "n"]]
 
 
 @torch.no_grad()
@@ -152,7 +159,7 @@ def copying(
     sequence's own tokens the mean is subtracted, and negative ones become 0. The fraction that the attended token has
     of their sum, from 0 to 1, is then scaled to [-1, 1].
 
-    Columns as in :func:`scores`. ``chance`` is that of equal logits, 2 / length - 1.
+    Columns as in :func:`induction_scores`. ``chance`` is that of equal logits, 2 / length - 1.
 
     Raises ``ValueError`` for a model that is not decoder-only or has no unembedding.
     """
@@ -190,19 +197,21 @@ def copying(
 
 @torch.no_grad()
 def _score_heads(
-    model: nn.Module, sequences: Tensor, roles: dict[str, Callable[[Tensor, Tensor], Tensor]], batch_size: int
-) -> dict[tuple, Tensor]:
-    """Return {(site key, role): (n, head)}; maps of one batch are in memory at a time."""
-    values: dict[tuple, list[Tensor]] = {}
+    model: nn.Module, sequences: Tensor, measures: dict[str, Callable[[Tensor, Tensor], Tensor]], batch_size: int
+) -> tuple[dict[tuple, Tensor], dict[tuple, Tensor]]:
+    """Return {(site key, role): (n, head)} of maps as they are and without their sink, one batch at a time."""
+    plain: dict[tuple, list[Tensor]] = {}
+    sink_left_out: dict[tuple, list[Tensor]] = {}
     for ids in sequences.to(device_of(model)).split(batch_size):
 
         def add_scores(site: ht.Site, captured: object, _previous: object, ids: Tensor = ids) -> None:
-            for role, measure in roles.items():
-                values.setdefault((site.key, role), []).append(measure(captured.maps, ids).cpu())
+            for values, maps in ((plain, captured.maps), (sink_left_out, without_sink(captured.maps))):
+                for role, measure in measures.items():
+                    values.setdefault((site.key, role), []).append(measure(maps, ids).cpu())
 
         with ht.record(model, want="maps", accumulate=add_scores, only=["decoder"]):
             model(ids)
-    return {key: torch.cat(by_batch) for key, by_batch in values.items()}
+    return tuple({key: torch.cat(parts) for key, parts in values.items()} for values in (plain, sink_left_out))
 
 
 def _uniform_score(measure: Callable[[Tensor, Tensor], Tensor], ids: Tensor) -> float:

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
 TEXT_SUFFIXES = (".txt", ".md")
 IGNORE = -100
-_DOCUMENT, _SPLITS = 10, ("train", "train", "validation", "test")  # of the English sentences, as in corpus.py
 _COMMENT = "# text = "
 
 
 def read_paragraphs(path: Path, limit: int | None = None) -> list[str]:
-    """Return the paragraphs of a text file, which empty lines part, spaced as they are written.
+    """Return the paragraphs of a text file, separated by empty lines, spaced as they are written.
 
     Raises ``FileNotFoundError`` for a file that is not there, ``ValueError`` for one that is not UTF-8 or is empty.
     """
@@ -55,7 +54,7 @@ def natural_text(name: str | Path = "english", split: str = "test", limit: int |
 
     Raises ``ValueError`` for a treebank without such lines, and for an unknown split.
     """
-    from headtools.roles.corpus import ENGLISH
+    from headtools.roles.corpus import _DOCUMENT, _SPLITS, ENGLISH
 
     path = ENGLISH if name == "english" else Path(name)
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -74,7 +73,7 @@ class TextBatches(list):
 
     rows      texts or chunks, in all batches together
     tokens    tokens that are no padding, the start token included
-    padding   the share of the batches' places that are padding
+    padding   the share of the batches' positions that are padding
     skipped   texts of fewer than two tokens (nothing to predict) or, in packed chunks, tokens of the last, short one
     start     the token before every row, or None
     """
@@ -101,22 +100,22 @@ def text_batches(
     *,
     length: int | None = None,
     start: int | None = None,
-    size: int = 8,
-    between: str = "\n\n",
-    shortest: int = 2,
-    longest: int | None = None,
+    batch_size: int = 8,
+    separator: str = "\n\n",
+    min_tokens: int = 2,
+    max_tokens: int | None = None,
 ) -> TextBatches:
     """Return texts as batches that a causal language model can be measured on: input_ids, attention_mask, labels.
 
     Without ``length`` a row is a text; rows are sorted by their number of tokens, so that little is padding (of the
     English sentences 2 % in batches of 8 instead of 30). Padding stands on the right, whatever side the tokenizer pads.
-    Texts of fewer than ``shortest`` or more than ``longest`` tokens are left out and counted. With ``length`` the texts
-    are joined by ``between`` and the row of tokens is cut into chunks of ``length``: packed, without padding. What is
-    left at the end is counted as skipped.
+    Texts of fewer than ``min_tokens`` or more than ``max_tokens`` tokens are left out and counted. With ``length`` the
+    texts are joined by ``separator`` and the row of tokens is cut into chunks of ``length``: packed, without padding.
+    What is left at the end is counted as skipped.
 
     ``start`` is a token put before every row, such as ``tokenizer.bos_token_id``; None puts none. The tokenizer's own
     special tokens are never added. Labels repeat the tokens, as transformers wants them; -100 at padding and for the
-    start token. ``size`` rows make a batch.
+    start token. ``batch_size`` rows make a batch.
 
     Raises ``TypeError`` for a single string and for texts that are not strings, ``ValueError`` for no texts, or for
     texts that give no row.
@@ -126,23 +125,23 @@ def text_batches(
     <TextBatches: 1 batches, 2 rows, 7 tokens, 12% padding, no start token, 1 skipped>
     """
     texts = _checked(texts)
-    given = {"add_special_tokens": False, "verbose": False}
+    options = {"add_special_tokens": False, "verbose": False}
     if length is not None:
         if length < 2:
             raise ValueError(f"got length={length}; expected 2 tokens or more, of which one is predicted")
-        ids = tokenizer(between.join(texts), **given).input_ids
-        own = length - (start is not None)
-        rows = [ids[i : i + own] for i in range(0, len(ids) - own + 1, own)]
-        skipped = len(ids) - own * len(rows)
+        ids = tokenizer(separator.join(texts), **options).input_ids
+        step = length - (start is not None)
+        rows = [ids[i : i + step] for i in range(0, len(ids) - step + 1, step)]
+        skipped = len(ids) - step * len(rows)
     else:
-        every = tokenizer(list(texts), **given).input_ids
-        least = max(shortest, 2 - (start is not None))  # a row needs a token that is predicted
-        rows = sorted((row for row in every if least <= len(row) <= (longest or len(row))), key=len)
-        skipped = len(every) - len(rows)
+        tokenized = tokenizer(list(texts), **options).input_ids
+        fewest = max(min_tokens, 2 - (start is not None))  # a row needs a token that is predicted
+        rows = sorted((row for row in tokenized if fewest <= len(row) <= (max_tokens or len(row))), key=len)
+        skipped = len(tokenized) - len(rows)
     if not rows:
-        what = f"a chunk of {length} tokens" if length else f"a text of {shortest} to {longest or 'more'} tokens"
+        what = f"a chunk of {length} tokens" if length else f"a text of {min_tokens} to {max_tokens or 'more'} tokens"
         raise ValueError(f"got {len(texts)} texts, none of which gives {what}: pass more text")
-    parts = [rows[i : i + size] for i in range(0, len(rows), size)]
+    parts = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
     return TextBatches((_batch(part, start) for part in parts), skipped, start)
 
 

@@ -170,7 +170,7 @@ def test_fused_and_shared_projections_are_told_head_by_head(name):
     for measure in (ht.confidence, ht.gradient):
         with pytest.raises(ValueError, match=own):
             measure(model, batch())
-    for measure in (induction.scores, induction.copying):
+    for measure in (induction.induction_scores, induction.copying):
         with pytest.raises(ValueError, match=own):
             measure(model, n=5, length=6)
     with torch.no_grad():

@@ -96,17 +96,19 @@ def test_segments_repeat_and_hold_no_token_twice():
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
 def test_scores_of_a_model_are_those_of_its_own_maps(config):
     model = decoder(config)
-    frame = looking.scores(model, n=5, length=6, repeats=3, tokens=range(3, 40), start=1, seed=2, batch_size=2)
-    assert len(frame) == 2 * 4 * 4
+    frame = looking.induction_scores(
+        model, n=5, length=6, repeats=3, tokens=range(3, 40), start=1, seed=2, batch_size=2
+    )
+    assert len(frame) == 2 * 4 * 5
     model.set_attn_implementation("eager")
-    twice = looking.segments(5, 6, 2, range(3, 40), seed=2)
+    twice = looking.segments(5, 6, 2, range(3, 40), start=1, seed=2)
     many = looking.segments(5, 6, 3, range(3, 40), start=1, seed=2)
     with torch.no_grad():
         maps, more = (torch.stack(model(ids, output_attentions=True).attentions) for ids in (twice, many))
     want = {
         "previous-token": looking.previous_token(maps.flatten(0, 1)),
         "duplicate-token": looking.duplicate_token(maps.flatten(0, 1), twice.repeat(2, 1)),
-        looking.INDUCTION: looking.induction(maps.flatten(0, 1), 6),
+        looking.INDUCTION: looking.induction(maps.flatten(0, 1)[..., 1:, 1:], 6),
         looking.PREFIX: looking.prefix_matching(more.flatten(0, 1), many.repeat(2, 1)),
     }
     for role, values in want.items():
@@ -121,13 +123,14 @@ def test_chance_is_what_an_even_head_scores():
     for name, weight in model.named_parameters():
         if "c_attn" in name:
             torch.nn.init.zeros_(weight)  # queries and keys of zero: even attention
-    frame = looking.scores(model, n=5, length=5, start=1)
+    frame = looking.induction_scores(model, n=5, length=5, start=1)
+    frame = frame[frame.role != looking.COPYING].reset_index(drop=True)
     torch.testing.assert_close(torch.tensor(frame.score), torch.tensor(frame.chance), atol=1e-6, rtol=0)
     chance = frame.set_index("role").chance.groupby(level=0).first()
-    assert chance[looking.INDUCTION] == pytest.approx(sum(1 / (t + 1) for t in range(5, 10)) / 5)
+    assert chance[looking.INDUCTION] == pytest.approx(sum(1 / (t + 2) for t in range(5, 10)) / 5)
     assert chance["duplicate-token"] == pytest.approx(chance[looking.INDUCTION])
-    assert chance["previous-token"] == pytest.approx(sum(1 / (t + 1) for t in range(1, 10)) / 9)
-    copies = [t // 5 / (t + 2) for t in range(5, 20)]  # one more token in front, the start
+    assert chance["previous-token"] == pytest.approx(sum(1 / (t + 2) for t in range(10)) / 10)
+    copies = [t // 5 / (t + 2) for t in range(5, 20)]
     assert chance[looking.PREFIX] == pytest.approx(sum(copies) / 15)
 
 
@@ -172,7 +175,7 @@ def test_special_tokens_are_not_drawn_by_default():
     seen = []
     model = decoder(GPT2)
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    looking.scores(model, n=20, length=20, repeats=3)
+    looking.induction_scores(model, n=20, length=20, repeats=3)
     drawn = set(torch.cat([ids.flatten() for ids in seen]).tolist())
     assert not drawn & {1, 2}
     assert 0 in drawn  # GPT-2 has no padding token
@@ -182,7 +185,7 @@ def test_a_model_is_as_it_was():
     model = decoder(LLAMA)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     plain = model(torch.tensor([[4, 5, 6]])).logits
-    looking.scores(model, n=5, length=4)
+    looking.induction_scores(model, n=5, length=4)
     looking.copying(model, n=5, length=4)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert torch.equal(model(torch.tensor([[4, 5, 6]])).logits, plain)
@@ -193,16 +196,16 @@ def test_refusals():
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
     marian = MarianMTModel(MarianConfig(d_model=16, vocab_size=12, pad_token_id=0, **sizes)).eval()
     for model, said in ((bert, "encoder attention"), (marian, "cross attention")):
-        for score in (looking.scores, looking.copying):
+        for score in (looking.induction_scores, looking.copying):
             with pytest.raises(ValueError, match=f"from left to right; .*{said}.*AutoModelForCausalLM"):
                 score(model)
     small = decoder(GPT2)
     with pytest.raises(ValueError, match="of 100 tokens; GPT2LMHeadModel has 64 positions: write a smaller"):
-        looking.scores(small)
+        looking.induction_scores(small)
     with pytest.raises(ValueError, match="got n=1; an interval needs 5 sequences or more: write n=50"):
-        looking.scores(small, n=1, length=5)
+        looking.induction_scores(small, n=1, length=5)
     with pytest.raises(ValueError, match=r"got 7 tokens to draw from; expected 12 or more .*: write length=7"):
-        looking.scores(small, length=12, tokens=range(7))
+        looking.induction_scores(small, length=12, tokens=range(7))
     with pytest.raises(ValueError, match="no unembedding"):
         looking.copying(small.transformer, length=5)
     with pytest.raises(ValueError, match="not of the whole sequence"):

@@ -41,7 +41,7 @@ def test_paragraphs_of_a_file(tmp_path):
 @pytest.mark.parametrize("start", [None, 0])
 def test_rows_are_sorted_and_carry_their_own_labels(tokenizer, start):
     texts = natural_text("english", "test", 30)
-    batches = text_batches(tokenizer, [*texts, "a", ""], start=start, size=8)
+    batches = text_batches(tokenizer, [*texts, "a", ""], start=start, batch_size=8)
     assert batches.skipped == 2
     rows = []
     for batch in batches:
@@ -66,7 +66,7 @@ def test_rows_are_sorted_and_carry_their_own_labels(tokenizer, start):
 @pytest.mark.parametrize("start", [None, 0])
 def test_chunks_are_the_text_in_order(tokenizer, start):
     texts = natural_text("english", "test", 10)
-    batches = text_batches(tokenizer, texts, length=16, start=start, size=3, between=" ")
+    batches = text_batches(tokenizer, texts, length=16, start=start, batch_size=3, separator=" ")
     ids = torch.cat([batch["input_ids"] for batch in batches])
     assert ids.shape[1] == 16
     assert batches.padding == 0
@@ -79,9 +79,9 @@ def test_chunks_are_the_text_in_order(tokenizer, start):
 def test_a_causal_model_is_measured_on_them(tokenizer):
     from .tiny_llama import tiny_llama
 
-    model, batches = tiny_llama(), text_batches(tokenizer, natural_text("english", "test", 6), size=2)
+    model, batches = tiny_llama(), text_batches(tokenizer, natural_text("english", "test", 6), batch_size=2)
     together = ht.gradient(model, batches)
-    alone = ht.gradient(model, text_batches(tokenizer, natural_text("english", "test", 6), size=1))
+    alone = ht.gradient(model, text_batches(tokenizer, natural_text("english", "test", 6), batch_size=1))
     assert torch.allclose(together.flat(), alone.flat(), rtol=1e-4)
 
 
@@ -95,7 +95,7 @@ def test_what_is_refused(tokenizer):
     with pytest.raises(ValueError, match="none of which gives a chunk of 400 tokens"):
         text_batches(tokenizer, ["short"], length=400)
     with pytest.raises(ValueError, match="none of which gives a text of 2 to 3 tokens"):
-        text_batches(tokenizer, ["much too long for this"], longest=3)
+        text_batches(tokenizer, ["much too long for this"], max_tokens=3)
     with pytest.raises(ValueError, match="got length=1"):
         text_batches(tokenizer, ["text"], length=1)
     with pytest.raises(ValueError, match="got split='dev'"):

@@ -7,7 +7,8 @@ import headtools as ht
 from headtools.organism.toy_decoder import ToyDecoder
 from headtools.roles import induction
 from headtools.roles._segments import ordinary_tokens, segments
-from headtools.roles.causal_heads import attention_sink, attention_sinks, induction_scores, without_sink
+from headtools.roles.attention_sinks import attention_sink, attention_sinks, without_sink
+from headtools.roles.induction import induction_scores
 
 from .tiny_llama import tiny_llama
 
@@ -22,17 +23,6 @@ def maps_of(model, ids, mask=None):
     with torch.no_grad(), ht.record(model, want="maps") as seen:
         model(input_ids=ids, attention_mask=mask)
     return torch.stack([seen[site].maps for site in ht.sites(model)])
-
-
-def test_scores_are_those_of_the_single_measures(model):
-    frame = induction_scores(model, n=6, length=7, repeats=3, seed=3, batch_size=4)
-    plain = induction.scores(model, n=6, length=7, repeats=3, seed=3)
-    copying = induction.copying(model, n=6, length=7, seed=3)
-    for row in (*plain.itertuples(), *copying.itertuples()):
-        same = frame[(frame.layer == row.layer) & (frame["head"] == row.head) & (frame.role == row.role)]
-        assert len(same) == 1
-        assert same.score.item() == pytest.approx(row.score, abs=1e-6)
-        assert same.chance.item() == pytest.approx(row.chance, abs=1e-6)
 
 
 def test_without_the_sink(model):

@@ -1,18 +1,14 @@
-"""Heads of language models that read from left to right: what looks back, and what rests on the first token.
-
-Heads that look back are found on random tokens that repeat (:func:`induction_scores`): previous-token, duplicate-token
-and induction heads, prefix matching and copying (Olsson et al. 2022, arXiv:2209.11895).
+"""Attention sinks: heads of language models that rest on the first token (Xiao et al. 2024, Gu et al. 2025).
 
 In large models most heads give much of their weight to the first token, whatever it is: it is an *attention sink*
-(Xiao et al. 2024, arXiv:2309.17453; Gu et al. 2025, arXiv:2410.10781). Softmax must spread a weight of 1 even where a
-head has found nothing, and the first token is the one that every query sees. So a score of .4 may be a weak head, or a
-strong one that rests most of the time. Scores therefore come twice: as they are, and with the first key left out and
-the rest of each row scaled to sum to 1.
+(arXiv:2309.17453, arXiv:2410.10781). Softmax must spread a weight of 1 even where a head has nothing to attend to, and
+the first token is the one that every query sees. So a score of .4 may be a weak head, or a strong one that rests most
+of the time. :func:`without_sink` leaves the first key out, so that scores can be given both ways.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 import torch
@@ -22,20 +18,6 @@ import headtools as ht
 from headtools.heads._checks import check_batch
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.bootstrap import MIN_EXAMPLES
-from headtools.roles._segments import ordinary_tokens, segments
-from headtools.roles.induction import (
-    INDUCTION,
-    PREFIX,
-    _check_decoder,
-    _score_heads,
-    _scores_frame,
-    _uniform_score,
-    copying,
-    duplicate_token,
-    induction,
-    prefix_matching,
-    previous_token,
-)
 
 SINK = "attention sink"
 
@@ -62,7 +44,9 @@ def attention_sink(maps: Tensor, queries: Tensor | None = None) -> Tensor:
 def without_sink(maps: Tensor) -> Tensor:
     """Return maps (B, head, query, key) with the first key left out and the rest of each row scaled to sum to 1.
 
-    Rows that had nothing but the first key stay 0, as does the first query's.
+    Rows that had nothing but the first key become 0, as the first query's does. So does the weight of the second query
+    on the token before it, which *is* the first key: a previous-token score counts it as a miss. The first key is the
+    one at index 0; give maps of rows without padding on the left.
 
     >>> without_sink(torch.tensor([[[[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.6, 0.1, 0.3]]]]))
     tensor([[[[0.0000, 0.0000, 0.0000],
@@ -71,70 +55,6 @@ def without_sink(maps: Tensor) -> Tensor:
     """
     others = torch.cat([torch.zeros_like(maps[..., :1]), maps[..., 1:]], -1)
     return others / others.sum(-1, keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
-
-
-def induction_scores(
-    model: nn.Module,
-    *,
-    n: int = 50,
-    length: int = 25,
-    repeats: int = 4,
-    tokens: Sequence[int] | None = None,
-    start: int | None = None,
-    seed: int = 0,
-    batch_size: int = 25,
-) -> pd.DataFrame:
-    """Score every head of a causal language model on random tokens that repeat: a row for each head and role.
-
-    Roles: ``previous-token``, ``duplicate-token``, ``induction (TransformerLens)``, ``prefix matching (Olsson)`` and
-    ``copying (Olsson)``, as :mod:`headtools.roles.induction` defines them. ``n`` segments of ``length`` tokens are
-    drawn from ``tokens`` (all ordinary ones); each stands twice, for prefix matching ``repeats`` times, after the token
-    ``start`` if one is given.
-
-    Columns: ``kind``, ``layer``, ``head``, ``role``; ``score`` with ``low`` and ``high``, a 95 % bootstrap interval
-    over sequences; ``without_sink``, the score with the first token left out of the maps (missing for copying, which
-    reads no map); ``chance``, what attention spread evenly over the tokens so far would score; ``n``, sequences.
-
-    Raises ``ValueError`` for a model that is not causal, lengths that its positions do not hold, and fewer than five
-    sequences.
-
-    >>> from headtools.organism.toy_decoder import ToyDecoder
-    >>> frame = induction_scores(ToyDecoder(), n=5, length=12)
-    >>> frame.role.nunique(), len(frame)
-    (5, 40)
-    """
-    _check_decoder(model, max(2 * length, repeats * length) + (start is not None), n)
-    tokens = ordinary_tokens(model) if tokens is None else tokens
-    twice = segments(n, length, 2, tokens, start=start, seed=seed)
-    many = segments(n, length, repeats, tokens, start=start, seed=seed)
-    shift = 0 if start is None else 1
-
-    def of_segment(maps: Tensor, _ids: Tensor) -> Tensor:
-        return induction(maps[..., shift:, shift:], length)
-
-    looks = {"previous-token": lambda maps, ids: previous_token(maps), "duplicate-token": duplicate_token,
-             INDUCTION: of_segment}  # fmt: skip
-    frames = []
-    for sequences, measures in ((twice, looks), (many, {PREFIX: prefix_matching})):
-        both = measures | {
-            (role, SINK): lambda maps, ids, measure=measure: measure(without_sink(maps), ids)
-            for role, measure in measures.items()
-        }
-        found = _score_heads(model, sequences, both, batch_size)
-        chance = {role: _uniform_score(measure, sequences[:1]) for role, measure in measures.items()}
-        frame = _scores_frame({key: value for key, value in found.items() if key[1] in measures}, chance)
-        alone = {(key[0], key[1][0]): value.mean(0) for key, value in found.items() if key[1] not in measures}
-        frames.append(frame.assign(without_sink=[_of_row(alone, row) for row in frame.to_dict("records")]))
-    frames.append(copying(model, n=n, length=length, tokens=tokens, seed=seed, batch_size=batch_size))
-    frame = pd.concat(frames, ignore_index=True)
-    where = [name for name in ("stack", "kind", "layer", "head") if name in frame]
-    frame = frame.sort_values(where, kind="stable", ignore_index=True)
-    return frame[[*where, "role", "score", "low", "high", "without_sink", "chance", "n"]]
-
-
-def _of_row(alone: Mapping[tuple, Tensor], row: Mapping) -> float:
-    key = tuple(row[name] for name in ("stack", "kind", "layer") if name in row)
-    return alone[key, row["role"]][row["head"]].item()
 
 
 @torch.no_grad()
