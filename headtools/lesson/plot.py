@@ -8,7 +8,9 @@ grey. Each takes ``title``, which says what there is to find, and most take ``ax
     arcs       one attention map as arcs over the words
     matrix     any other table of numbers
     bars       a number with its interval for each name, and a baseline
+    flow       what each unit of a small network sends back to the units before it
     lines      curves with intervals or bands
+    stacked    counts of several kinds on top of one another
     spectrum   singular values
     words      sentences under one another, changes marked
     roles      the role map
@@ -17,6 +19,7 @@ grey. Each takes ``title``, which says what there is to find, and most take ``ax
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,10 +33,13 @@ if TYPE_CHECKING:
 
 _ENDS = {ord("\t"): "␉", ord("\n"): "␊", ord("\r"): "␍"}  # a token may be nothing but the end of a line
 
-__all__ = ["arcs", "bars", "heads", "lines", "maps", "matrix", "roles", "spectrum", "subplots", "words"]
+__all__ = [
+    "arcs", "bars", "flow", "heads", "lines", "maps", "matrix", "roles", "spectrum", "stacked", "subplots", "words",
+]  # fmt: skip
 
 MARKERS = "osD^vPX*"
 DASHES = ("-", "--", "-.", ":")
+HATCHES = ("", "//", "..", "xx", "--", "||")
 
 
 def subplots(rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
@@ -63,6 +69,7 @@ def matrix(
     column_label: str = "key",
     values: bool | None = None,
     text: Any = None,
+    outline: Iterable[tuple[int, int]] = (),
     bar: bool = True,
     ax: Axes | None = None,
 ) -> Figure:
@@ -73,6 +80,7 @@ def matrix(
     vmin, vmax: the ends of the scale; when vmin is -vmax the colours diverge from 0, for differences
     values: write the numbers into the cells; left out, when there are no more than 8 columns
     text: (rows, columns) of what to write into the cells instead
+    outline: (row, column) pairs to frame
 
     Raises ValueError when the names do not fit, when a value is NaN or lies outside the scale.
 
@@ -108,6 +116,7 @@ def matrix(
             shown = _short(table[i, j]) if text is None else plain(text[i][j])
             ax.text(j, i, shown, ha="center", va="center", fontsize=9, color="white" if dark else "black",
                     parse_math=False)  # fmt: skip
+    _frame(ax, outline)
     if bar:
         ax.figure.colorbar(image, ax=ax, label=label)
     return fig
@@ -143,8 +152,7 @@ def heads(
         size = (1.6 + 0.68 * table.shape[1], 1.2 + 0.52 * table.shape[0])
         _, ax = subplots(figsize=(min(size[0], 7.2), min(size[1], 7.2)))
     fig = matrix(table, title=title, vmin=vmin, vmax=vmax, label=label, row_label="layer", column_label="head",
-                 text=text, values=values, ax=ax)  # fmt: skip
-    _frame(ax, outline)
+                 text=text, values=values, outline=outline, ax=ax)  # fmt: skip
     return fig
 
 
@@ -197,8 +205,7 @@ def maps(
             continue
         left, low = place % wide == 0, place + wide >= len(shown)
         matrix(table[shown[place]], rows=tokens, columns=keys, values=False, bar=False, ax=ax,
-               row_label="query" if left else "", column_label="key" if low else "")  # fmt: skip
-        _frame(ax, cells)
+               outline=cells, row_label="query" if left else "", column_label="key" if low else "")  # fmt: skip
         ax.tick_params(labelleft=left, labelbottom=low)
         ax.set_title(titles[place], pad=3)
     fig.colorbar(grid[0, 0].images[0], ax=list(grid.flat), label="attention", shrink=0.8, pad=0.01)
@@ -321,6 +328,54 @@ def bars(
     return fig
 
 
+def flow(nodes: Sequence[Sequence[str]], messages: Sequence[Any], *, title: str = "", ax: Axes | None = None) -> Figure:
+    """Draw what the units of a small network send back, from right to left, such as relevance.
+
+    nodes: for each layer the texts of its units, the input's layer first
+    messages: for each pair of neighbouring layers a table (unit of the later layer, unit of the earlier layer)
+
+    An arrow is as wide as its message is large: solid if positive, dashed if negative, dotted grey for 0.
+
+    Raises ValueError when messages and nodes do not fit.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = flow([["a", "b"], ["y"]], [[[3.0, -1.0]]])
+    >>> [t.get_text() for t in fig.axes[0].texts]
+    ['3', '-1', 'a', 'b', 'y']
+    """
+    from matplotlib.patches import FancyArrowPatch
+
+    tables = [_array(table, 2) for table in messages]
+    wanted = [(len(late), len(early)) for early, late in pairwise(nodes)]
+    if [table.shape for table in tables] != wanted:
+        raise ValueError(f"layers of these sizes need messages of the shapes {wanted}, got {[t.shape for t in tables]}")
+    fig, ax = _on(ax, (1.6 + 1.7 * len(nodes), 0.8 + 0.9 * max(map(len, nodes))), title)
+    largest = max(abs(table).max() for table in tables) or 1.0
+    places = [[(2.0 * layer, (len(texts) - 1) / 2 - i) for i in range(len(texts))] for layer, texts in enumerate(nodes)]
+    for layer, table in enumerate(tables):
+        for (late, early), message in np.ndenumerate(table):
+            start, end = np.array(places[layer + 1][late]), np.array(places[layer][early])
+            look = {"color": "0.7", "linestyle": ":", "linewidth": 1.0}
+            if message:
+                look = {"color": OKABE_ITO[0 if message > 0 else 1], "linestyle": "-" if message > 0 else "--",
+                        "linewidth": 1 + 5 * abs(message) / largest}  # fmt: skip
+            ax.add_patch(
+                FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, shrinkA=24, shrinkB=24, **look)
+            )
+            if message:  # beside the middle of a level arrow; nearer to the receiver where arrows cross
+                x, y = end + (start - end) * (0.5 if start[1] == end[1] else 0.36)
+                ax.text(x, y, f"{message:.3g}", ha="center", va="center", fontsize=9,
+                        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"})  # fmt: skip
+    for texts, at in zip(nodes, places, strict=True):
+        for text, (x, y) in zip(texts, at, strict=True):
+            ax.text(x, y, text, ha="center", va="center", fontsize=10, parse_math=False,
+                    bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "black"})  # fmt: skip
+    height = max(map(len, nodes)) / 2 - 0.15
+    ax.set(xlim=(-0.7, 2.0 * len(nodes) - 1.3), ylim=(-height, height))
+    ax.set_axis_off()
+    return fig
+
+
 def lines(
     curves: Mapping[str, Sequence[Any]],
     *,
@@ -371,6 +426,49 @@ def lines(
         ax.axhline(baseline, color="black", linestyle="--", linewidth=1)
     ax.set(xlabel=xlabel, ylabel=ylabel, **axes)
     if legend and len(curves) > 1:
+        ax.legend()
+    return fig
+
+
+def stacked(
+    parts: Mapping[str, Any],
+    names: Sequence[str],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    rest: str = "",
+    legend: bool = True,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw one upright bar for each name, made of parts on top of one another, told apart by hatches and colours.
+
+    parts: {name of the part: its size in each bar}, from the bottom up; a part of nothing but zeros has no entry in
+        the legend
+    names: what to write under the bars
+    rest: the part that is none of the others, drawn in plain grey
+
+    Raises ValueError for parts of another length than ``names``, and for negative sizes.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = stacked({"role": [3, 2], "none": [5, 0]}, ["early", "late"], xlabel="step", ylabel="heads")
+    >>> [float(bar.get_y()) for bar in fig.axes[0].patches]
+    [0.0, 0.0, 3.0, 2.0]
+    """
+    fig, ax = _on(ax, (6.8, 3.6), title)
+    bottom = np.zeros(len(names))
+    for i, (name, sizes) in enumerate(parts.items()):
+        table = _array(sizes, 1)
+        if len(table) != len(names) or (table < 0).any():
+            raise ValueError(f"{name!r} needs {len(names)} sizes of 0 or more, one for each bar, got {table.tolist()}")
+        look = {"color": "0.85"} if name == rest else {"color": OKABE_ITO[i % len(OKABE_ITO)],
+                                                       "hatch": HATCHES[i % len(HATCHES)]}  # fmt: skip
+        ax.bar(np.arange(len(names)), table, bottom=bottom, width=0.75, edgecolor="white",
+               label=name if table.any() else "_", **look)  # fmt: skip
+        bottom += table
+    ax.set_xticks(np.arange(len(names)), [plain(name) for name in names])
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    if legend:
         ax.legend()
     return fig
 
@@ -440,10 +538,11 @@ def _array(given: Any, dims: int) -> np.ndarray:
 
 
 def _names(axis: Any, given: Sequence[str] | None, size: int) -> None:
-    """Write every name, or every second, third … where there is no room at 9 points; long names are cut."""
+    """Write every name, or every second, third … where there is no room at 9 points; cut names that are too long."""
     places = list(range(0, size, max(1, -(-size // 24))))
     shown = [plain(i if given is None else given[i]).translate(_ENDS) for i in places]
-    shown = [name if len(name) <= 18 else f"{name[:17]}…" for name in shown]
+    longest = 18 if axis.axis_name == "x" else 36
+    shown = [name if len(name) <= longest else f"{name[: longest - 1]}…" for name in shown]
     turned = axis.axis_name == "x" and max(map(len, shown)) > 2
     axis.set_ticks(places, shown, rotation=90 if turned else 0)
     for name in axis.get_ticklabels():

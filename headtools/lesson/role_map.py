@@ -87,7 +87,9 @@ def beside_baselines(rows: pd.DataFrame, rivals: Sequence[float], labels: Sequen
         some = rows.holds.to_numpy() == holds
         ax.plot(rows.score[some], place[some], marker, markersize=8, color=OKABE_ITO[0 if holds else 1], label=text)
     ax.plot(np.asarray(rivals), place, "|", color="black", markersize=15, label="to beat")
-    ax.set(yticks=place, yticklabels=labels, ylim=(len(rows) - 0.5, -0.5), xlim=(-0.02, 1.04), xlabel="share of looks")
+    ax.set(
+        yticks=place, yticklabels=labels, ylim=(len(rows) - 0.5, -0.5), xlim=(-0.02, 1.04), xlabel="share of queries"
+    )
     ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3)
     return fig, ax
 

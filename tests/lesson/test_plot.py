@@ -65,10 +65,42 @@ def test_lines_have_a_baseline_and_axes_of_their_own():
     assert plot.spectrum({"a": [1, 3, 2], "b": [1]}).axes[0].get_legend()
 
 
+def test_a_flow_writes_its_messages_and_draws_signs_differently():
+    ax = plot.flow([["a", "b"], ["c"], ["y"]], [[[6.0, -1.0]], [[5.0]]], title="Where 5 goes").axes[0]
+    assert {text.get_text() for text in ax.texts} == {"a", "b", "c", "y", "6", "-1", "5"}
+    six, minus_one, five = ax.patches[:3]
+    assert (six.get_linestyle(), minus_one.get_linestyle()) == ("-", "--")
+    assert six.get_linewidth() > five.get_linewidth() > minus_one.get_linewidth()
+    assert len(plot.flow([["a"], ["y"]], [[[0.0]]]).axes[0].texts) == 2  # a message of 0 has no number
+    with pytest.raises(ValueError, match=r"\(1, 2\)"):
+        plot.flow([["a", "b"], ["y"]], [[[1.0]]])
+
+
+def test_stacked_parts_stand_on_one_another_and_the_rest_is_grey():
+    fig = plot.stacked({"a": [1, 2], "zero": [0, 0], "none": [3, 1]}, ["x", "$y$"], xlabel="x", ylabel="heads",
+                       rest="none", title="Parts")  # fmt: skip
+    bars = fig.axes[0].patches
+    assert [bar.get_y() for bar in bars[-2:]] == [1, 2]
+    assert bars[-1].get_hatch() is None
+    assert len({round(c, 2) for c in bars[-1].get_facecolor()[:3]}) == 1
+    assert [t.get_text() for t in fig.axes[0].get_legend().get_texts()] == ["a", "none"]
+    for wrong in ([1], [1, -1]):
+        with pytest.raises(ValueError, match="2 sizes of 0 or more"):
+            plot.stacked({"a": wrong}, ["x", "y"], xlabel="x", ylabel="y")
+
+
 @pytest.mark.parametrize("fig", [
+    lambda: plot.flow([["a", "b"], ["c", "d"], ["y"]], [[[1, 2], [3, 4]], [[5, 6]]]),
     lambda: plot.maps(MAP.expand(8, 4, 4), WORDS), lambda: plot.arcs(MAP, WORDS, title="Words"),
     lambda: plot.heads(torch.rand(6, 8)), lambda: plot.bars(["a"], [1.0], label="x", title="t"),
     lambda: plot.lines({"a": ([0], [1])}, xlabel="x", ylabel="y"), lambda: plot.matrix(torch.rand(12, 12)),
 ])  # fmt: skip
 def test_a_figure_fits_a_page(fig):
     assert Image.open(io.BytesIO(png(fig()))).width <= 860
+
+
+def test_cells_of_a_matrix_are_framed_and_long_row_names_are_kept():
+    fig = plot.matrix([[0.1, 0.9]], rows=["a name of more than eighteen letters"], outline=[(0, 1)])
+    ax = fig.axes[0]
+    assert [(patch.get_x(), patch.get_y()) for patch in ax.patches] == [(0.5, -0.5)]
+    assert [name.get_text() for name in ax.get_yticklabels()] == ["a name of more than eighteen letters"]

@@ -110,7 +110,7 @@ def article(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
-        return repr(value) if isinstance(value, (int, float, str, dict, list, tuple)) else article(value)
+        return repr(value) if isinstance(value, (int, float, str, dict, list, tuple, set)) else article(value)
     if value.numel() > 24:
         return f"a tensor of shape {tuple(value.shape)}"
     rounded = value.tolist() if value.dtype is torch.bool else value.double().round(decimals=2).tolist()
