@@ -12,7 +12,7 @@ KEEP_MEMORY = MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=200000000
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
 
-.PHONY: help lab test check lint bench organism results notebooks assignments site measure sbom lock clean environment environment-test
+.PHONY: help lab test check lint bench organism results notebooks assignments site live picture measure sbom lock clean environment environment-test
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -50,6 +50,12 @@ assignments: environment-test ## make a folder to hand out and grade problem set
 
 site: environment-test ## make the course's site, build/site/index.html
 	$(TEST) tools/make_site.py $(ARGS)
+
+live: environment-test ## make the live page alone, build/live/index.html, which opens from disk
+	$(ONE_THREAD) $(TEST) tools/make_live_page.py $(ARGS)
+
+picture: environment-test ## make the README's moving picture, notebooks/_static/live.gif, from the live page
+	$(ONE_THREAD) $(TEST) tools/make_picture.py $(ARGS)
 
 measure: environment-test ## measure minutes and memory of each lesson, write them where they are told
 	$(ONE_THREAD) $(TEST) tools/measure_notebooks.py $(ARGS)

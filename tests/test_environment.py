@@ -168,7 +168,7 @@ def test_lab_opens_the_first_lesson_with_a_token_and_without_news(bench):
 def test_make_alone_lists_the_commands(bench):
     said, asked = bench("make")
     listed = re.findall(r"^make ([a-z]+)", said, re.M)
-    pages = ["notebooks", "assignments", "site", "measure", "sbom", "lock"]
+    pages = ["notebooks", "assignments", "site", "live", "picture", "measure", "sbom", "lock"]
     assert listed == ["help", "lab", "test", "check", "lint", "bench", "organism", "results", *pages, "clean"]
     assert asked == []
 

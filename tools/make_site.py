@@ -3,6 +3,8 @@
     python tools/make_site.py                 build/site/index.html
     python tools/make_site.py --out FOLDER
 
+The live page, in which heads are switched off in the browser, goes into ``live`` (:mod:`make_live_page`).
+
 Pages that repeat what is told elsewhere (the ledger, the lesson table, the reference) are written from there each time.
 """
 
@@ -18,9 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+import make_live_page  # noqa: E402
 from site_pages import home, ledger, lessons, reference, toc  # noqa: E402
 
-PAGES = ("cheat_sheet.md", "scaling.md", "glossary.md", "bibliography.md")
+PAGES = ("installing.md", "cheat_sheet.md", "scaling.md", "benchmarks.md", "glossary.md", "bibliography.md")
 TEACHING = "teaching.md"  # for lecturers, so at the end
 
 
@@ -60,6 +63,7 @@ def build(out: Path) -> int:
     status = subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": path}).returncode
     for page in out.rglob("*.html"):
         page.write_text(mend(page.read_text("utf-8")), encoding="utf-8")
+    make_live_page.build(out / "live")
     return status
 
 
