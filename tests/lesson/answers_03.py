@@ -64,6 +64,15 @@ def exchanged(weights, words):
     return [[float(weights[words == i][:, words == j].sum(0).mean()) for j in range(n)] for i in range(n)]
 
 
+def right_aer(proposed, sure, possible):
+    return 1 - (len(proposed & sure) + len(proposed & (possible | sure))) / (len(proposed) + len(sure))
+
+
+def aer_in_a_loop(proposed, sure, possible):
+    found = sum((link in sure) + (link in sure or link in possible) for link in proposed)
+    return 1.0 - found / (len(proposed) + len(sure))
+
+
 ANSWERS = {
     "03.positional": {
         "right": [right_positional, positional_in_a_loop],
@@ -72,7 +81,7 @@ ANSWERS = {
             (edges_counted, "without such a key"),
             (lambda maps, offset: right_positional(maps, -offset), "The sign"),
             (lambda maps, offset: maps.diagonal(offset, -2, -1).mean(-1), "mean weight"),
-            (lambda maps, offset: edges_counted(maps, offset) * 4, "number of looks"),
+            (lambda maps, offset: edges_counted(maps, offset) * 4, "number of hits"),
             (lambda maps, offset: right_positional(maps.transpose(1, 2), offset), "strongest query|The sign"),
             (lambda maps, offset: right_positional(maps, offset) / 2 + 0.3, "each row's strongest key"),
             (lambda maps, offset: right_positional(maps, offset).mean(), "The shape is"),
@@ -91,6 +100,35 @@ ANSWERS = {
             (lambda fitted, scored: Counter(k - q for q, k in fitted).most_common(1)[0][0], "offset itself|number of"),
             (lambda fitted, scored: 0.77, "Count key - query over fitted.*you say 0.77"),
             (lambda fitted, scored: "often", "A number is asked for, this is a str"),
+        ],
+    },
+    "03.aer": {
+        "right": [right_aer, aer_in_a_loop],
+        "blank": [None, ..., not_implemented, lambda proposed, sure, possible: None],
+        "wrong": [
+            (lambda proposed, sure, possible: 1 - right_aer(proposed, sure, possible), "1 minus that"),
+            (
+                lambda proposed, sure, possible: (
+                    1 - (len(proposed & sure) + len(proposed & possible)) / (len(proposed) + len(sure))
+                ),
+                "Sure links are possible, too",
+            ),
+            (
+                lambda proposed, sure, possible: 1 - 2 * len(proposed & sure) / (len(proposed) + len(sure)),
+                "Only sure links count",
+            ),
+            (
+                lambda proposed, sure, possible: (
+                    1
+                    - (len(proposed & sure) + len(proposed & (possible | sure)))
+                    / (len(proposed) + len(possible | sure))
+                ),
+                "the possible set",
+            ),
+            (lambda proposed, sure, possible: 1 - len(proposed & (possible | sure)) / len(proposed), "precision"),
+            (lambda proposed, sure, possible: 1 - len(proposed & sure) / len(sure), "recall"),
+            (lambda proposed, sure, possible: 7, "Add the two overlaps"),
+            (lambda proposed, sure, possible: "few", "A number is asked for"),
         ],
     },
     "03.words": {

@@ -1,4 +1,4 @@
-"""Exercises of lesson 03: the positional score, a baseline from another split, maps between words, a head's fate."""
+"""Exercises of lesson 03: the positional score, a baseline, the alignment error rate, word maps, a head's fate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _positional(answer: Any) -> str | None:
             "This is the mean weight at the offset. Asked for: how often the *strongest* weight is there.": (
                 maps.diagonal(offset, -2, -1).mean(-1)
             ),
-            "This is the number of looks that hit; divide by the number of queries that have such a key.": (
+            "This is the number of hits; divide by the number of queries that have such a key.": (
                 _share(maps, offset, divisor=1)
             ),
             "The strongest query of each key is taken. Each query (row) has one strongest key: argmax over the last "
@@ -36,7 +36,7 @@ def _positional(answer: Any) -> str | None:
         }
         hint = explain(got, _share(maps, offset), mistakes)
         if hint is not None:
-            rule = "Take each row's strongest key, and compare it with the query's own place plus the offset."
+            rule = "Take each row's strongest key, and compare it with the query's own position plus the offset."
             return f"{hint or rule}\nSee it for {show(given)}"
     return None
 
@@ -50,7 +50,7 @@ def _share(maps: torch.Tensor, offset: int, divisor: int | None = None) -> torch
 
 
 def _baseline(answer: Any) -> str | None:
-    """baseline(fitted, scored): lists of (query, key) -> share of scored at the offset most frequent in fitted."""
+    """baseline_share(fitted, scored): lists of (query, key) -> share of scored at the best offset of fitted."""
     fitted = [(0, 1), (3, 4), (2, 4), (5, 6), (4, 3)]
     scored = [(1, 3), (0, 2), (6, 8), (2, 4), (2, 3), (5, 4), (3, 2)]
     cases = [(fitted, scored), (scored, fitted), ([(4, 2), (3, 1), (0, 1)], [(5, 3), (1, 3), (2, 3), (6, 4), (4, 2)])]
@@ -87,6 +87,46 @@ def _at(pairs: list[tuple[int, int]], offset: int) -> float:
     return sum(k - q == offset for q, k in pairs) / len(pairs)
 
 
+def _aer(answer: Any) -> str | None:
+    """aer(proposed, sure, possible): sets of links (target, source) -> the alignment error rate, a number."""
+    cases = (
+        ({(0, 0), (1, 2), (2, 1)}, {(0, 0), (2, 1)}, {(1, 2), (3, 3)}),
+        ({(0, 1), (1, 0), (2, 2), (3, 3)}, {(0, 0), (1, 0), (2, 2)}, {(3, 3), (0, 0), (1, 0), (2, 2)}),
+        ({(0, 0), (1, 1)}, {(0, 1), (1, 1), (2, 0)}, set()),
+    )
+    for proposed, sure, possible in cases:
+        given = {"proposed": proposed, "sure": sure, "possible": possible}
+        got = number(call(answer, **{name: set(links) for name, links in given.items()}))
+        allowed = possible | sure
+        in_sure, in_possible = len(proposed & sure), len(proposed & allowed)
+        sizes = len(proposed) + len(sure)
+        want = 1 - (in_sure + in_possible) / sizes
+        mistakes = {
+            "This is the share that is right; the error rate is 1 minus that.": 1 - want,
+            "Sure links are possible, too: the second overlap is with possible or sure.": (
+                1 - (in_sure + len(proposed & possible)) / sizes
+            ),
+            "Divided by the sizes of the proposed and the possible set; it is the proposed and the sure set.": (
+                1 - (in_sure + in_possible) / (len(proposed) + len(allowed))
+            ),
+            "Only sure links count as found: a proposed link that is possible is no error.": 1 - 2 * in_sure / sizes,
+            "This is one minus precision; sure links that were not found are errors as well.": (
+                1 - in_possible / len(proposed)
+            ),
+            "This is one minus recall; proposed links that are not even possible are errors as well.": (
+                1 - in_sure / len(sure)
+            ),
+        }
+        if not math.isclose(got, want, abs_tol=1e-6):
+            hint = next((text for text, value in mistakes.items() if math.isclose(got, value, abs_tol=1e-6)), None)
+            hint = (
+                hint
+                or "Add the two overlaps, divide by the sizes of proposed and sure together, and take 1 minus that."
+            )
+            return f"{hint}\nSee it for {show(given)}, where you say {got:.4g}."
+    return None
+
+
 def _words(answer: Any) -> str | None:
     """word_map(weights, words): weights (query, key) of tokens, words (token,) -> (W, W) between words."""
     draw = torch.Generator().manual_seed(0)
@@ -108,14 +148,14 @@ def _words(answer: Any) -> str | None:
                 "Both sides are averaged, so that rows no longer sum to 1: weights *to* a word's pieces are summed.": (
                     share.T @ w @ share
                 ),
-                "Both sides are summed: a word of two pieces would look twice as much. Average over the pieces that "
-                "look.": member.T @ w @ member,
-                "The two sides are exchanged: sum over the pieces looked at, average over those that look.": (
+                "Both sides are summed: a word of two pieces would send twice as much. Average over the pieces that "
+                "send.": member.T @ w @ member,
+                "The two sides are exchanged: sum over a key word's pieces, average over a query word's.": (
                     member.T @ w @ share
                 ),
                 "Only first pieces are used: the weight on the others is lost.": w[first][:, first],
-                "Only the first piece looks: average over all of a word's pieces.": (w @ member)[first],
-                "Queries and keys are exchanged: rows are words that look.": (share.T @ w @ member).T,
+                "Only the first piece is a query: average over all of a word's pieces.": (w @ member)[first],
+                "Queries and keys are exchanged: rows are query words.": (share.T @ w @ member).T,
             },
         )
         if hint is not None:
@@ -129,10 +169,10 @@ def _words(answer: Any) -> str | None:
 FIVE = ("2.5", "3.4", "4.3", "5.0", "5.7")
 FATE = {"stays": "4.3", "dies": "3.4"}
 _STAYS = {
-    "5.0": "This head has the sharpest map of the five. Sharp means sure where to look. What it finds there 5.4 finds "
-    "as well, and 5.4 stays on.",
-    "2.5": "This head has the clearest role: 98 of 100 looks hit. Yet few words of a translation need the object.",
-    "5.7": "This head looks at the previous word. So does 4.2, which stays on. A head with a stand-in costs little.",
+    "5.0": "This head has the sharpest map of the five. A sharp map is not a useful one. What this head finds, "
+    "5.4 finds as well, and 5.4 stays on.",
+    "2.5": "This head has the clearest role: 98 hits in 100 cases. Yet few words of a translation need the object.",
+    "5.7": "This head attends to the previous word. So does 4.2, which stays on. A head with a stand-in costs little.",
     "3.4": "No role says nothing either way. Count what the translation loses without this head.",
 }
 _DIES = {
@@ -170,6 +210,7 @@ def _label(head: Any) -> str:
 EXERCISES = (
     Exercise("03.positional", "the positional score", _positional),
     Exercise("03.baseline", "the baseline that makes a head look clever", _baseline),
+    Exercise("03.aer", "the alignment error rate", _aer),
     Exercise("03.words", "from tokens to words", _words),
     Exercise("03.dies", "which head dies", _dies),
 )
