@@ -6,6 +6,16 @@ import numpy as np
 import torch
 
 
+def right_gradient(X, Y, W):
+    return X.T @ ((X @ W).softmax(-1) - Y) / len(X)
+
+
+def gradient_by_autograd(X, Y, W):
+    W = W.clone().requires_grad_()
+    torch.nn.functional.cross_entropy(X @ W, Y).backward()
+    return W.grad
+
+
 def right_control(words, labels):
     drawn = {word: random.choice(labels) for word in set(words)}
     return [drawn[word] for word in words]
@@ -51,6 +61,19 @@ def not_implemented(*arguments):
 
 
 ANSWERS = {
+    "04.gradient": {
+        "right": [right_gradient, gradient_by_autograd, lambda X, Y, W: right_gradient(X, Y, W).tolist()],
+        "blank": [None, not_implemented, lambda X, Y, W: ...],
+        "wrong": [
+            (lambda X, Y, W: right_gradient(X, Y, W) * len(X), "sum over words"),
+            (lambda X, Y, W: -right_gradient(X, Y, W), "sign is turned round"),
+            (lambda X, Y, W: X.T @ (X @ W - Y) / len(X), "scores minus labels"),
+            (lambda X, Y, W: X.T @ ((X @ W).softmax(0) - Y) / len(X), "normalised over the words"),
+            (lambda X, Y, W: X.T @ (X @ W).softmax(-1) / len(X), "Subtract what it should say"),
+            (lambda X, Y, W: 0 * W, "Multiply each word's error"),
+            (lambda X, Y, W: (X @ W).softmax(-1) - Y, "The shape is"),
+        ],
+    },
     "04.control": {
         "right": [right_control, control_in_numpy],
         "blank": [None, ..., not_implemented, lambda words, labels: None],

@@ -1,4 +1,4 @@
-"""Exercises of lesson 04: labels of a control task, a direction taken out, heads of words from attention maps."""
+"""Exercises of lesson 04: a probe's gradient, control labels, a direction removed, syntactic heads from maps."""
 
 from __future__ import annotations
 
@@ -9,6 +9,41 @@ from typing import Any
 import torch
 
 from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, same, show, tensor
+
+
+def _gradient(answer: Any) -> str | None:
+    """gradient(X, Y, W): X (n, d), Y (n, c) one-hot, W (d, c) -> the gradient of the mean cross-entropy, (d, c)."""
+    draw = torch.Generator().manual_seed(0)
+    for n, d, c in ((3, 2, 2), (5, 4, 3)):
+        x = torch.randint(-2, 3, (n, d), generator=draw).float()
+        w = torch.randint(-1, 2, (d, c), generator=draw).float()
+        y = torch.eye(c)[torch.arange(n) % c]
+        given = {"X": x, "Y": y, "W": w}
+        got = tensor(call(answer, **given), (d, c), "(d, c)", given)
+        p = (x @ w).softmax(-1)
+        want = x.T @ (p - y) / n
+        hint = explain(
+            got,
+            want.double(),
+            {
+                "This is the gradient of the sum over words. The loss is their mean.": x.T @ (p - y),
+                "The sign is turned round: this way the loop would climb. The error is what the probe says minus what "
+                "it should say.": -want,
+                "Turned round, and summed over words: the error is P - Y, and the loss is a mean.": x.T @ (y - p),
+                "These are scores minus labels. Turn the scores of each word into probabilities first.": (
+                    x.T @ (x @ w - y) / n
+                ),
+                "The probabilities were normalised over the words. Each word has a distribution over the labels.": (
+                    x.T @ ((x @ w).softmax(0) - y) / n
+                ),
+                "This is the input times what the probe says. Subtract what it should say.": x.T @ p / n,
+                "The mean was taken over the labels as well: divide by the number of words alone.": want / c,
+            },
+        )
+        if hint is not None:
+            rule = "Multiply each word's error, P - Y, with its input, and take the mean over the words."
+            return f"{hint or rule}\nSee it for {show(given)}"
+    return None
 
 
 def _control(answer: Any) -> str | None:
@@ -140,7 +175,8 @@ _TREES = (
 )
 
 EXERCISES = (
+    Exercise("04.gradient", "the gradient of a probe", _gradient),
     Exercise("04.control", "labels of a control task", _control),
-    Exercise("04.remove", "take a direction out", _remove),
-    Exercise("04.attach", "heads of words from maps", _attach),
+    Exercise("04.remove", "remove a direction", _remove),
+    Exercise("04.attach", "syntactic heads from maps", _attach),
 )
