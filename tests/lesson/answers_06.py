@@ -64,6 +64,22 @@ def from_maps_in_numpy(maps, slopes):
     return np.abs((maps.numpy() * slopes.numpy()).sum((2, 3))).mean(0)
 
 
+def right_removal(slopes, bends):
+    return (bends / 2 - slopes).mean(0)
+
+
+def removal_by_rows(slopes, bends):
+    found = torch.zeros(slopes.shape[1])
+    for slope, bend in zip(slopes, bends, strict=True):
+        found += (bend / 2 - slope) / len(slopes)
+    return found.tolist()
+
+
+def removal_in_numpy(slopes, bends):
+    step = -1.0
+    return np.mean(step * slopes.numpy() + step**2 / 2 * bends.numpy(), axis=0)
+
+
 def right_interaction(whole, without_a, without_b, without_both):
     return ((without_both - whole) - (without_a - whole) - (without_b - whole)).mean()
 
@@ -134,6 +150,24 @@ ANSWERS = {
             (lambda maps, slopes: (maps * slopes).sum((2, 3)).abs(), "numbers of every example"),
             (lambda maps, slopes: maps.mean((0, 2, 3)), "Multiply maps and slopes"),
             (lambda maps, slopes: maps @ slopes.missing, "stopped with AttributeError"),
+            (0.5, "A function is asked for"),
+        ],
+    },
+    "06.removal": {
+        "right": [right_removal, removal_by_rows, removal_in_numpy],
+        "blank": [None, ..., not_implemented, lambda slopes, bends: ...],
+        "wrong": [
+            (lambda slopes, bends: (slopes + bends / 2).mean(0), "slope enters with a minus"),
+            (lambda slopes, bends: -slopes.mean(0), "first order alone"),
+            (lambda slopes, bends: (bends - slopes).mean(0), "The bend counts half: the second term"),
+            (lambda slopes, bends: (-slopes - bends / 2).mean(0), "square of the step"),
+            (lambda slopes, bends: (slopes + bends).mean(0), "bend counts half, and the slope enters"),
+            (lambda slopes, bends: (bends / 2 - slopes).abs().mean(0), "A cost may be negative"),
+            (lambda slopes, bends: (slopes.abs() + bends / 2).mean(0), "slopes keep their sign"),
+            (lambda slopes, bends: (bends / 2 - slopes).sum(0), "sum over the examples"),
+            (lambda slopes, bends: bends / 2 - slopes, "numbers of every example"),
+            (lambda slopes, bends: bends.mean(0) * 0, "Take a step of -1"),
+            (lambda slopes, bends: slopes.missing, "stopped with AttributeError"),
             (0.5, "A function is asked for"),
         ],
     },

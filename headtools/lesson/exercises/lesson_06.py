@@ -1,4 +1,4 @@
-"""Exercises of lesson 06: the score in a few lines, an input for a bug, the score from maps, what two heads share."""
+"""Exercises of lesson 06: the score, its form at the maps, an input for a bug, a removal, what two heads share."""
 
 from __future__ import annotations
 
@@ -122,6 +122,36 @@ def _forms(answer: Any) -> str | None:
     return None
 
 
+def _removal(answer: Any) -> str | None:
+    """removal(slopes, bends), both (example, head) -> (head,): mean over examples of -slope + bend / 2."""
+    for examples, heads in ((3, 2), (4, 3)):
+        slopes, bends = _tenths(examples, heads, seed=examples), _tenths(examples, heads, seed=heads + 7).abs()
+        given = {"slopes": slopes, "bends": bends}
+        raw = call(answer, **given)
+        if tuple(getattr(raw, "shape", (0,))) == (examples, heads):
+            return "These are the numbers of every example. One for each head is asked for: their mean."
+        got = tensor(raw, (heads,), "(head,)", given)
+        s, b = slopes.double(), bends.double()
+        hint = explain(got, (b / 2 - s).mean(0), {
+            "The gate moves from 1 down to 0, a step of -1: the slope enters with a minus.": (s + b / 2).mean(0),
+            "This is the first order alone. Half of the bend belongs to it.": (-s).mean(0),
+            "The bend counts half: the second term of a Taylor expansion is step² / 2 times the second derivative.": (
+                b - s
+            ).mean(0),
+            "The square of the step is +1, so the bend enters with a plus.": (-s - b / 2).mean(0),
+            "The bend counts half, and the slope enters with a minus, since the gate moves down.": (s + b).mean(0),
+            "A cost may be negative: where a head does harm, the loss falls without it. Take no absolute value.": (
+                (b / 2 - s).abs().mean(0)
+            ),
+            "The slopes keep their sign here: an expansion knows no absolute values.": (s.abs() + b / 2).mean(0),
+            "This is a sum over the examples; the cost is their mean.": (b / 2 - s).sum(0),
+        })  # fmt: skip
+        if hint is not None:
+            rule = "Take a step of -1: minus the slope plus half of the bend, then the mean over examples."
+            return f"{hint or rule}\nSee it for {show(given)}"
+    return None
+
+
 def _interaction(answer: Any) -> str | None:
     """interaction(whole, without_a, without_b, without_both), each (example,) -> a number."""
     names = ("whole", "without_a", "without_b", "without_both")
@@ -162,8 +192,9 @@ def _tenths(rows: int, columns: int, seed: int) -> Tensor:
 
 
 EXERCISES = (
-    Exercise("06.importance", "the score in five lines", _importance),
+    Exercise("06.importance", "the score in three lines", _importance),
     Exercise("06.forms", "the score from attention maps", _forms),
     Exercise("06.cancel", "an input that shows the bug", _cancel),
+    Exercise("06.removal", "a removal to second order", _removal),
     Exercise("06.interaction", "what two heads share", _interaction),
 )
