@@ -39,6 +39,27 @@ def moved(y, epsilon):
     return y + epsilon * torch.where(y < 0, -1.0, 1.0)
 
 
+def right_signs(terms, relevance, alpha):
+    plus, minus = terms.clamp(min=0), terms.clamp(max=0)
+    if not (plus > 0).any():
+        return minus / minus.sum() * relevance
+    if not (minus < 0).any():
+        return plus / plus.sum() * relevance
+    return (alpha * plus / plus.sum() - (alpha - 1) * minus / minus.sum()) * relevance
+
+
+def signs_in_a_loop(terms, relevance, alpha):
+    plus, minus = sum(t for t in terms if t > 0), sum(t for t in terms if t < 0)
+    alpha = (alpha if minus else 1.0) if plus else 0.0
+    return [float((alpha * t / plus if t > 0 else (1 - alpha) * t / minus) * relevance) for t in terms]
+
+
+def no_empty_sign(terms, relevance, alpha, sign=1):
+    plus, minus = terms.clamp(min=0), terms.clamp(max=0)
+    parts = (plus / plus.sum()).nan_to_num(0.0), (minus / minus.sum()).nan_to_num(0.0)
+    return (alpha * parts[0] + sign * (1 - alpha) * parts[1]) * relevance
+
+
 def right_softmax(scores, relevance):
     return scores * (relevance - scores.softmax(-1) * relevance.sum())
 
@@ -90,6 +111,26 @@ ANSWERS = {
             ),
             (lambda x, weight, bias, relevance, epsilon: relevance.repeat(5), r"The shape is \(10,\)"),
             (lambda x, weight, bias, relevance, epsilon: x @ weight.missing, "stopped with AttributeError"),
+        ],
+    },
+    "07.signs": {
+        "right": [right_signs, signs_in_a_loop],
+        "blank": [None, ..., not_implemented, lambda terms, relevance, alpha: None],
+        "wrong": [
+            (no_empty_sign, "one sign only"),
+            (lambda terms, relevance, alpha: terms / terms.sum() * relevance, "where signs cancel"),
+            (lambda *all: no_empty_sign(*all, sign=-1), "sign of the second part"),
+            (lambda terms, relevance, alpha: terms.clamp(min=0) / terms.clamp(min=0).sum() * relevance, "this is z+"),
+            (lambda terms, relevance, alpha: right_signs(terms, relevance, 0.5) * 2 * alpha, "must sum to 1"),
+            (lambda terms, relevance, alpha: right_signs(terms, relevance, 1 - alpha), "parts are exchanged"),
+            (lambda terms, relevance, alpha: right_signs(terms, 1.0, alpha), "relevance is missing"),
+            (lambda terms, relevance, alpha: terms.abs() / terms.abs().sum() * relevance, "whatever their sign"),
+            (
+                lambda terms, relevance, alpha: right_signs(terms.sign(), relevance, alpha),
+                "in proportion to their size",
+            ),
+            (lambda terms, relevance, alpha: terms, "share alpha of the relevance"),
+            (lambda terms, relevance, alpha: terms[:1], r"The shape is \(1,\)"),
         ],
     },
     "07.softmax": {

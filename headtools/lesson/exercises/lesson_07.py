@@ -1,4 +1,4 @@
-"""Exercises of lesson 07: the epsilon rule, what a softmax lets through, and shares of relevance with signs."""
+"""Exercises of lesson 07: the epsilon rule, the alpha-beta rule, what a softmax lets through, shares with signs."""
 
 from __future__ import annotations
 
@@ -50,6 +50,53 @@ def _epsilon(answer: Any) -> str | None:
         })  # fmt: skip
         if hint is not None:
             rule = "Output k sends input i the part x_i w_ki of it, divided by y_k after epsilon has moved it."
+            return f"{hint or rule}\nSee it for {show(given)}"
+    return None
+
+
+def _signs(answer: Any) -> str | None:
+    """share_by_sign(terms, relevance, alpha): the messages of one unit under the alpha-beta rule."""
+    cases = (
+        ([6.0, -1.0], 10.0, 2.0),
+        ([3.0, -2.0, 1.0, -6.0], -4.0, 0.5),
+        ([1.0, 3.0], 8.0, 2.0),
+        ([-1.0, -4.0], 10.0, 0.5),
+    )
+    for terms, relevance, alpha in cases:
+        z = torch.tensor(terms)
+        given = {"terms": z, "relevance": relevance, "alpha": alpha}
+        got = tensor(call(answer, **given), tuple(z.shape), "(n,)", given)
+        plus, minus = z.clamp(min=0), z.clamp(max=0)
+        both = bool((plus > 0).any() and (minus < 0).any())
+        of_plus, of_minus = (part / part.sum() if part.any() else part for part in (plus, minus))
+        beta = alpha - 1
+        want = (alpha * of_plus - beta * of_minus if both else of_plus + of_minus) * relevance
+        hint = explain(got, want.double(), {
+            "These terms have one sign only. Nothing takes the other part of the relevance, so they get all of it.": (
+                (alpha * of_plus - beta * of_minus) * relevance
+            ),
+            "This shares in proportion to the sum of all terms, where signs cancel. Divide by the sum of each sign.": (
+                z / z.sum() * relevance
+            ),
+            "Mind the sign of the second part: the negative terms share 1 - alpha of the relevance.": (
+                (alpha * of_plus + beta * of_minus) * relevance
+            ),
+            "The negative terms get nothing: this is z+, whatever alpha is.": of_plus * relevance,
+            "Both signs share alpha. The two parts must sum to 1.": alpha * (of_plus + of_minus) * relevance,
+            "The parts are exchanged: alpha is the part of the positive terms.": (
+                (alpha * of_minus - beta * of_plus) * relevance
+            ),
+            "The relevance is missing: these are fractions of it.": want / relevance,
+            "Sizes share here, whatever their sign. Give each sign a sum of its own.": (
+                z.abs() / z.abs().sum() * relevance
+            ),
+            "Terms of one sign got the same. Share in proportion to their size.": (
+                ((alpha if both else 1.0) * (z > 0) / max(int((z > 0).sum()), 1)
+                 + ((1 - alpha) if both else 1.0) * (z < 0) / max(int((z < 0).sum()), 1)) * relevance
+            ),
+        })  # fmt: skip
+        if hint is not None:
+            rule = "The positive terms share alpha of the relevance in proportion, the negative ones the rest."
             return f"{hint or rule}\nSee it for {show(given)}"
     return None
 
@@ -126,6 +173,7 @@ def _shares(answer: Any) -> str | None:
 
 EXERCISES = (
     Exercise("07.epsilon", "the epsilon rule of one layer", _epsilon),
+    Exercise("07.signs", "share by sign", _signs),
     Exercise("07.softmax", "what a softmax lets through", _softmax),
     Exercise("07.shares", "shares of a layer, signs and all", _shares),
 )
