@@ -147,9 +147,9 @@ ANSWERS = {
         "right": [right_pull, pull_by_autograd, pull_by_differences],
         "blank": [None, not_implemented, lambda p_open, penalty: ...],
         "wrong": [
-            (lambda p, x: x * p, "That is the price itself"),
+            (lambda p, x: x * p, "That is the penalty itself"),
             (lambda p, x: -x * p * (1 - p), "opposite sign"),
-            (lambda p, x: p * (1 - p), "penalty is left out"),
+            (lambda p, x: p * (1 - p), "penalty, is left out"),
             (lambda p, x: x * torch.ones_like(p), "would never vanish"),
             (lambda p, x: x * (1 - p), "One half is missing"),
             (lambda p, x: x * p**2, "slope of a sigmoid"),

@@ -1,4 +1,4 @@
-"""Exercises of lesson 08: drawing a gate, how often it is 0, the pull of the price, two ways to fix a gate."""
+"""Exercises of lesson 08: drawing a gate, how often it is 0, the pull of the penalty, two ways to fix a gate."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _p_zero(answer: Any) -> str | None:
         known = {
             1 - want: "That is how often the gate is not 0. Mind the side.",
             _sigmoid(log_alpha + temperature * edge): (
-                "That is how often the gate is exactly 1. The lump at 0 shrinks as log alpha grows."
+                "That is how often the gate is exactly 1. The point mass at 0 shrinks as log alpha grows."
             ),
             _sigmoid(edge - temperature * log_alpha): (
                 "The temperature stands at the wrong place: undo the steps of the gate one by one, the last one first."
@@ -94,9 +94,9 @@ def _pull(answer: Any) -> str | None:
         got = tensor(call(answer, **given), tuple(p.shape), "(n,)", given)
         q = p.double()
         hint = explain(got / penalty, q * (1 - q), {
-            "That is the price itself. Its slope is asked for: how fast it changes with log alpha.": q,
-            "This has the opposite sign. The price grows with log alpha; it is descent that goes down.": -q * (1 - q),
-            "The penalty is left out.": q * (1 - q) / penalty,
+            "That is the penalty itself. Its slope is asked for: how fast it changes with log alpha.": q,
+            "This has the opposite sign. The penalty grows with log alpha; it is descent that goes down.": -q * (1 - q),
+            "The factor, penalty, is left out.": q * (1 - q) / penalty,
             "The penalty is the same for all of them: this slope would never vanish.": torch.ones_like(q),
             "One half is missing: this stays large where the gate is closed.": 1 - q,
             "That is the slope of log P. Here P itself is summed.": penalty * (1 - q),
@@ -126,7 +126,7 @@ def _fixed(answer: Any) -> str | None:
             "The second comes first: Voita's gates are 0 or 1, Louizos' may lie between.": wide.clamp(0, 1),
             "Voita's rule opens the gate where P(1) is the larger one; here it is closed there.": 1 - closed,
             "Voita's gates are 0 or 1. Compare P(1) with P(0), then decide.": s,
-            "These open only where log alpha is above 2.4 and Louizos' gate is 1. Voita compares two lumps.": (
+            "These open only where log alpha is above 2.4 and Louizos' gate is 1. Voita compares two point masses.": (
                 (wide >= 1).double()
             ),
         }
@@ -153,6 +153,6 @@ def _sigmoid(x: float) -> float:
 EXERCISES = (
     Exercise("08.gate", "a gate from a uniform number", _gate),
     Exercise("08.zero", "how often a gate is exactly 0", _p_zero),
-    Exercise("08.pull", "the slope of the price", _pull),
+    Exercise("08.pull", "the slope of the penalty", _pull),
     Exercise("08.fixed", "two ways to fix a gate", _fixed),
 )
