@@ -110,6 +110,6 @@ def _work(answer: Any) -> str | None:
 
 EXERCISES = (
     Exercise("09.left", "which heads stay", _left),
-    Exercise("09.chance", "survivors against a draw", _chance),
     Exercise("09.work", "how much work is left", _work),
+    Exercise("09.chance", "survivors against a draw", _chance),
 )
