@@ -10,12 +10,12 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
-from lesson_parts import FENCE, headings, lessons, links, slug
+from lesson_parts import FENCE, Notebook, headings, lessons, links, slug
 from measure_notebooks import table
 
 import headtools as ht
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "LICENSE-text.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "LICENSE-text.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 
 
 def read(root: Path, name: str) -> str:
@@ -49,7 +49,7 @@ def test_the_two_commands_are_told_first(root: Path):
 
 
 def test_conda_commands_fit_the_environment(root: Path):
-    told = next(block for block in blocks(read(root, "README.md"), "sh") if "conda" in block)
+    told = next(block for block in blocks(read(root, "notebooks/installing.md"), "sh") if "conda" in block)
     name = yaml.safe_load(read(root, "environment.yml"))["name"]
     assert f"conda env create -f environment.yml\nconda activate {name}\n" in told
     lesson = Path(re.search(r"python tools/my_lessons.py\njupyter lab my-lessons/(\S+)", told)[1])
@@ -85,7 +85,7 @@ def test_relative_links_resolve(root: Path, name: str):
 
 def test_every_address_of_the_repository_is_its_home(root: Path):
     owner_and_name = home(root).removeprefix("https://github.com/")
-    text = unquote(read(root, "README.md"))
+    text = unquote(read(root, "README.md") + read(root, "notebooks/installing.md"))
     hosts = r"(?:github\.com|mybinder\.org/v2/gh|colab\.research\.google\.com/github)"
     told = re.findall(hosts + r"/([\w.-]+/[\w.-]+)", text)
     told = [address for address in told if address not in ("huggingface/transformers", "jessevig/bertviz")]
@@ -95,7 +95,7 @@ def test_every_address_of_the_repository_is_its_home(root: Path):
 
 
 def test_badges_and_links_open_a_file_that_exists(root: Path):
-    text = unquote(read(root, "README.md"))
+    text = unquote(read(root, "README.md") + read(root, "notebooks/installing.md"))
     opened = re.findall(r"(?:notebooks|my-lessons)(/\w+\.ipynb)", text)
     for route in ("mybinder.org/v2/gh", "colab.research.google.com/github", "user-redirect/git-pull"):
         assert re.search(rf"{re.escape(route)}\S+(?:notebooks|my-lessons)/\w+\.ipynb", text), route
@@ -103,12 +103,55 @@ def test_badges_and_links_open_a_file_that_exists(root: Path):
     assert "branch=main" in text
 
 
+# --- bibliography -----------------------------------------------------------------------------------------------------
+
+NOT_A_SOURCE = {"Banino"}  # named in a claim of others whose source does not exist
+
+
+def entries(page: str) -> list[str]:
+    return re.findall(r"^- .*?(?=^- |^#|\Z)", page, re.M | re.S)
+
+
+def bare(said: str) -> str:
+    return " ".join(re.findall(r"\w+", said.lower()))
+
+
+def missing(lesson: str, page: str) -> list[str]:
+    """References of a lesson (first author and title) and names it cites that the page of entries lacks."""
+    known = [bare(entry) for entry in entries(page)]
+    text, _, references = lesson.partition("\n## References\n")
+    found = []
+    for entry in entries(references.split("\n---\n")[0]):
+        who = bare(entry[1:].split(" (")[0].split(",")[0].split(" et al")[0].split(" and ")[0]).split()[-1]
+        title = bare(re.search(r"\[([^\]]*)\]\(|\*([^*]*)\*", entry)[0].split("](")[0].split(":")[0])
+        if not any(title in line and who in line for line in known):
+            found.append(entry.strip())
+    cited = set(re.findall(r"\b([A-Z]\w+)(?: et al\.| and [A-Z]\w+|, [A-Z]\w+ and [A-Z]\w+)? \((?:19|20)\d\d\b", text))
+    names = " ".join(known).split()
+    return found + sorted(name for name in cited - NOT_A_SOURCE if name.lower() not in names)
+
+
+@pytest.mark.parametrize("path", lessons(Path(__file__).resolve().parents[1] / "notebooks"), ids=lambda path: path.stem)
+def test_the_bibliography_holds_what_a_lesson_cites(root: Path, path: Path):
+    lacks = missing(Notebook.read(path).markdown, read(root, "notebooks/bibliography.md"))
+    assert lacks == [], "add these to notebooks/bibliography.md"
+
+
+def test_a_reference_that_the_bibliography_lacks_is_found():
+    page = "- A. Bee (2001). *On Heads: a Study.* ACL.\n  [arXiv:1](https://arxiv.org/abs/1)\n"
+    said = "Cee (2002) and Bee et al. (2001).\n\n## References\n\n"
+    assert missing(f"{said}- A. Bee (2001). [On Heads](https://arxiv.org/abs/1).\n\n---\n\n- x", page) == ["Cee"]
+    other = "- A. Bee (2001). [On Tails](https://arxiv.org/abs/2)."
+    assert missing(f"## Nothing\n\n## References\n\n{other}", page) == [other]
+
+
 # --- versions and numbers ---------------------------------------------------------------------------------------------
 
 
 def test_proven_versions_are_the_pinned_ones(root: Path):
     pinned = dict(re.findall(r"^([\w.-]+)==([\w.]+)", read(root, "constraints.txt"), re.M))
-    told = dict(re.findall(r"^\| (torch|transformers|JupyterLab) \| ([\d.]+) \|", read(root, "README.md"), re.M))
+    page = read(root, "notebooks/installing.md")
+    told = dict(re.findall(r"^\| (torch|transformers|JupyterLab) \| ([\d.]+) \|", page, re.M))
     assert {name.lower(): version for name, version in told.items()} == {
         name: pinned[name] for name in ("torch", "transformers", "jupyterlab")
     }
@@ -181,3 +224,32 @@ def test_the_measure_in_contributing_runs(root, tmp_path):
     real = batch["attention_mask"].bool()
     expected = torch.stack([call.transpose(1, 2)[real].mean(0) for call in calls]).mean(0)
     assert torch.allclose(module.first_token(model, batch).flat().double(), expected.double(), atol=1e-6)
+
+
+# --- what a project on GitHub needs -----------------------------------------------------------------------------------
+
+
+def test_issue_forms_are_what_github_reads(root: Path):
+    """Each has a name, a description and fields with an id and a label; the command for versions runs."""
+    forms = [path for path in (root / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
+    assert len(forms) == 3
+    for path in forms:
+        form = yaml.safe_load(path.read_text("utf-8"))
+        assert form["name"]
+        assert form["description"]
+        assert all(field["id"] and field["attributes"]["label"] for field in form["body"])
+    text = (root / ".github/ISSUE_TEMPLATE/model_not_understood.yml").read_text("utf-8")
+    command = re.search(r'python -c "(.+)"`', text)[1]
+    result = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert result.stdout.split()[0] == ht.__version__
+
+
+def test_the_paper_cites_what_its_bibliography_has(root: Path):
+    cited = set(re.findall(r"@([a-z]+\d{4})", read(root, "paper.md")))
+    listed = set(re.findall(r"^@\w+\{(\w+),", read(root, "paper.bib"), re.M))
+    assert cited == listed
+
+
+def test_the_changelog_has_a_section_for_the_version(root: Path):
+    version = tomllib.loads(read(root, "pyproject.toml"))["project"]["version"]
+    assert f"\n## {version}, " in read(root, "CHANGELOG.md")
