@@ -1,6 +1,6 @@
-"""The benchmark's last results: one file of JSON, one of Markdown, and the short table in the README.
+"""The benchmark's last results: one file of JSON, one of Markdown, and the short table on the page of benchmarks.
 
-``results.json`` has a section for each script, with its date, versions and rows; ``results.md`` all rows; the README,
+``results.json`` has a section for each script, with its date, versions and rows; ``results.md`` all rows; the page,
 between two markers, what a reader asks first: what each work costs in plain forward passes, by headtools and by others.
 A section that is run again replaces its last one and leaves the others.
 """
@@ -17,9 +17,9 @@ import comparison
 import timing
 
 HERE = Path(__file__).resolve().parent
-JSON, MARKDOWN, README = HERE / "results.json", HERE / "results.md", HERE.parents[1] / "README.md"
+JSON, MARKDOWN, PAGE = HERE / "results.json", HERE / "results.md", HERE.parents[1] / "notebooks" / "benchmarks.md"
 BEGIN, END = "<!-- bench: written by make bench -->\n", "<!-- /bench -->"
-LIMIT = 20  # rows that the README can bear
+LIMIT = 20  # rows that the page can bear
 WORKS = {
     "gradient": "gradient importance", "gradient, weights frozen": "gradient importance",
     "leave-one-out": "exact leave-one-out", "relevance": "AttnLRP", "maps": "maps of all heads",
@@ -100,7 +100,7 @@ def called(peer: str, work: str, rows: Iterable[Mapping]) -> str:
 
 
 def short(results: Mapping) -> str:
-    """The README's table: a row for each work and who does it, a column for each model, in plain forward passes."""
+    """The table of the page: a row for each work and who does it, a column for each model, in plain forward passes."""
     section = results["sections"]["comparison"]
     rows = section["rows"]
     told = section["versions"]
@@ -131,19 +131,19 @@ def short(results: Mapping) -> str:
     return "\n".join(lines) + "\n"
 
 
-def place(readme: str, table: str) -> str:
-    """The README with this table between its markers.
+def place(page: str, table: str) -> str:
+    """The page with this table between its markers.
 
     >>> place(f"a\\n{BEGIN}old\\n{END}\\nb", "new\\n") == f"a\\n{BEGIN}new\\n{END}\\nb"
     True
     """
-    before, rest = readme.split(BEGIN)
+    before, rest = page.split(BEGIN)
     return before + BEGIN + table + END + rest.split(END)[1]
 
 
 def save(results: Mapping) -> None:
-    """Write the JSON, the Markdown and the README's table."""
+    """Write the JSON, the Markdown and the page's table."""
     write(JSON, json.dumps(results, indent=1) + "\n")
     write(MARKDOWN, markdown(results))
     if "comparison" in results["sections"]:
-        write(README, place(README.read_text(encoding="utf-8"), short(results)))
+        write(PAGE, place(PAGE.read_text(encoding="utf-8"), short(results)))

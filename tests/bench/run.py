@@ -3,9 +3,10 @@
     python tests/bench/run.py [--quick] [--peers] [--only gradient pruned ...] [--check]
 
 Each script runs by itself, one after the other, and its rows replace its last ones in ``results.json``; then
-``results.md`` and the table in the README are written from it. ``--peers`` adds the comparison with other packages,
-whose environments ``make bench ARGS=--peers`` makes first. ``--quick`` runs tiny models, to see that everything runs,
-and writes nothing. With ``--check`` the exit status is 1 when a ratio is over the bound that its script promises.
+``results.md`` and the table on the page of benchmarks are written from it. ``--peers`` adds the comparison with other
+packages, whose environments ``make bench ARGS=--peers`` makes first. ``--quick`` runs tiny models, to see that
+everything runs, and writes nothing. With ``--check`` the exit status is 1 when a ratio is over the bound that its
+script promises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The results that are kept agree with each other and with the README, and say what they must."""
+"""The results that are kept agree with each other and with the page of benchmarks, and say what they must."""
 
 import json
 
@@ -28,10 +28,10 @@ def test_every_row_names_its_bound_and_its_spread(kept: dict):
             assert row["counted"] is None or row["counted"] > 0
 
 
-def test_the_markdown_and_the_readme_are_written_from_the_json(kept: dict):
+def test_the_markdown_and_the_page_are_written_from_the_json(kept: dict):
     assert results.MARKDOWN.read_text(encoding="utf-8") == results.markdown(kept)
-    readme = results.README.read_text(encoding="utf-8")
-    table = readme.split(results.BEGIN)[1].split(results.END)[0]
+    page = results.PAGE.read_text(encoding="utf-8")
+    table = page.split(results.BEGIN)[1].split(results.END)[0]
     assert table == results.short(kept)
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
     assert 0 < len(rows) <= results.LIMIT
@@ -79,13 +79,13 @@ def test_the_short_table_tells_numbers_refusals_and_what_is_not_installed():
 def test_a_section_replaces_its_last_one_only(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "JSON", tmp_path / "results.json")
     monkeypatch.setattr(results, "MARKDOWN", tmp_path / "results.md")
-    monkeypatch.setattr(results, "README", tmp_path / "README.md")
-    results.README.write_text(f"a\n{results.BEGIN}{results.END}\nb\n")
+    monkeypatch.setattr(results, "PAGE", tmp_path / "benchmarks.md")
+    results.PAGE.write_text(f"a\n{results.BEGIN}{results.END}\nb\n")
     found = of(made())
     results.save(found)
     found["sections"]["gates"] = run.section([])
     results.save(found)
     assert list(json.loads(results.JSON.read_text())["sections"]) == ["comparison", "gates"]
-    assert "captum 0.9.0" in results.README.read_text()
-    assert results.README.read_text().endswith("\nb\n")
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["README.md", "results.json", "results.md"]
+    assert "captum 0.9.0" in results.PAGE.read_text()
+    assert results.PAGE.read_text().endswith("\nb\n")
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["benchmarks.md", "results.json", "results.md"]
