@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-NAMES = ("test", "weekly", "site")
+NAMES = ("test", "weekly", "site", "release")
 
 
 @pytest.fixture(params=NAMES)
@@ -20,7 +20,15 @@ def steps(workflow):
 def test_each_has_least_rights_and_an_end(workflow):
     assert workflow["permissions"]["contents"] == "read"
     assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
-    assert all(re.search(r"@v\d+$", step["uses"]) for step in steps(workflow) if "uses" in step)
+
+
+def test_actions_are_pinned_by_digest_with_their_version(root):
+    """A tag can be moved to other code, a digest cannot; dependabot reads the version behind it."""
+    for path in (root / ".github" / "workflows").glob("*.yml"):
+        lines = [line for line in path.read_text("utf-8").splitlines() if "uses:" in line]
+        assert lines
+        for line in lines:
+            assert re.search(r"uses: [\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
 
 
 def test_commands_are_there(root, workflow):
@@ -28,7 +36,7 @@ def test_commands_are_there(root, workflow):
     told = " ".join(step.get("run", "") for step in steps(workflow))
     for target in re.findall(r"\bmake (\w+)", told):
         assert re.search(rf"^{target}:", makefile, re.M), target
-    for file in re.findall(r"(?:^|\s)(\.ci/\w+|tests/\w+\.py)", told):
+    for file in re.findall(r"(?:^|\s)(\.ci/\w+|tools/\w+\.sh|tests/\w+\.py)", told):
         assert (root / file).is_file(), file
 
 
