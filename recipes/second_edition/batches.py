@@ -7,6 +7,7 @@ from itertools import islice
 
 from torch import Tensor
 
+from headtools.organism.batches import UNSEEN
 from headtools.organism.batches import encode as encode_with
 from headtools.roles.sentence import Sentence
 from recipes.second_edition.language import sentences as sample
@@ -44,3 +45,16 @@ def training_sentences(seed: int, chunk: int, tokens: int, n: int, short: bool =
         groups[-1].append(sentence)
     random.Random(f"order {seed} {chunk}").shuffle(groups)
     return groups
+
+
+def unseen(seed: int, tokens: int, n: int) -> list[dict[str, Tensor]]:
+    """Return ``n`` training batches of sentences that were drawn for no model's training.
+
+    >>> [len(batch) for batch in unseen(seed=1, tokens=128, n=2)]
+    [4, 4]
+    """
+    groups, chunk = [], UNSEEN
+    while len(groups) < n:
+        groups += training_sentences(seed, chunk, tokens, n=512)
+        chunk += 1
+    return [encode_with(group, word_ids()) for group in groups[:n]]

@@ -24,7 +24,8 @@ from recipes.second_edition._training_model import encoder_attention
 
 HERE = Path(__file__).parent
 RESULTS, MODEL = HERE / "results", HERE / "assets" / "seed1"
-TABLES = ("scores", "roles", "coreference", "cross", "pruning", "layers", "controls")
+GATED = ("rates", "sweep", "kinds")  # tables of training runs, which can be kept and gone on with
+TABLES = ("scores", "roles", "use", "coreference", "cross", "pruning", "draws", "layers", "pairs", *GATED, "controls")
 
 
 def module(table: str) -> ModuleType:
@@ -40,6 +41,7 @@ def main(
     name: Annotated[str, typer.Option(help="what the card calls it")] = "seed 1",
     attention: Annotated[str, typer.Option(help="of the encoder, as it was trained")] = "learned",
     limit: Annotated[int | None, typer.Option(help="at most so many sentences")] = None,
+    runs: Annotated[Path | None, typer.Option(help="folder of finished gate runs, to go on after a stop")] = None,
     results: Annotated[Path, typer.Option(help="folder of results")] = RESULTS,
     readme: Annotated[Path, typer.Option(help="the card")] = card.README,
 ) -> None:
@@ -48,8 +50,9 @@ def main(
     modules = {one: module(one) for one in table}
     loaded, tokenizer = ht.load(model)
     for one, how in modules.items():
+        kept = {"runs": runs / name} if runs and one in GATED else {}
         with encoder_attention(loaded, attention):
-            found = how.measure(loaded, tokenizer, limit)
+            found = how.measure(loaded, tokenizer, limit, **kept)
         update(results / f"{one}.json", lambda old, found=found: dict(sorted((old | {name: found}).items())))
         print(how.markdown({name: read(results / f"{one}.json")[name]}))
     card.write(results, readme)

@@ -36,6 +36,7 @@ from recipes.train import keep_snapshot
 class Recipe(FirstRecipe):
     """One training run of the second edition; all but ``short`` means what it means in the first edition's recipe."""
 
+    steps: int = 3_000
     flat: float = 0.45
     short: int = 600  # steps, not a share: short sentences are learned in as many steps however long the run
     guide: float = 0.0

@@ -1,6 +1,7 @@
 """The measures of the second edition: rules against what they should say, tables whole, the card as the results."""
 
 import json
+from contextlib import contextmanager
 
 import pandas as pd
 import pytest
@@ -13,7 +14,23 @@ from recipes.second_edition import card, measure
 from recipes.second_edition._training_model import TrainingModel
 from recipes.second_edition.batches import word_ids
 from recipes.second_edition.language import corpus
-from recipes.second_edition.measures import controls, coreference, cross, goals, layers, pruning, roles, scores
+from recipes.second_edition.measures import (
+    _gated,
+    controls,
+    coreference,
+    cross,
+    draws,
+    goals,
+    kinds,
+    layers,
+    pairs,
+    pruning,
+    rates,
+    roles,
+    scores,
+    sweep,
+    use,
+)
 from recipes.second_edition.measures._words import by_sentence, losses, right_words, share
 
 
@@ -137,6 +154,132 @@ def test_layers(untrained):
     assert "layers 0 and 1" in rendered(layers, found)
 
 
+def test_a_piece_is_right_whatever_the_rest_of_the_word_says():
+    assert use.piece("s'tikolik'n", ["case"]) == use.piece("tikok", ["case"]) != use.piece("tikot", ["case"])
+    assert use.piece("Zanena", ["gender"]) is None
+
+
+def test_pieces_are_counted_where_the_word_needs_them():
+    """Every word that needs an accent has that piece; a pronoun's gender counts, that of its verb does not."""
+    some = corpus("test", 30)
+    needs = [needed for s in some for needed in (*s.phenomena, ())]
+    assert use.counted("previous word", some).tolist() == ["left accent" in needed for needed in needs]
+    upos = [s.upos[number - 1] if number else "" for s in some for number in (*s.alignment, 0)]
+    chosen = [u for u, counts in zip(upos, use.counted("pronoun → its noun", some).tolist(), strict=True) if counts]
+    assert chosen
+    assert set(chosen) == {"PRON"}
+
+
+def test_use(untrained, monkeypatch):
+    """Without head 0.0 every left accent is wrong, and nothing else is."""
+    off = []
+
+    @contextmanager
+    def ablate(_model, heads):
+        off[:] = heads
+        yield
+
+    def predictions(_model, sentences):
+        ids, words = word_ids(), [word for s in sentences for word in (*s.target, "</s>")]
+        wrong = {"": "s'", "s'": ""} if ("encoder", 0, 0) in off else {"": "", "s'": "s'"}
+        said = [w.removeprefix("s'") for w in words]
+        other = [wrong["s'" if w.startswith("s'") else ""] + rest for w, rest in zip(words, said, strict=True)]
+        return torch.tensor([ids.get(a, ids[b]) for a, b in zip(other, words, strict=True)])
+
+    monkeypatch.setattr(use.ht, "ablate", ablate, raising=False)
+    monkeypatch.setattr(use, "predictions", predictions)
+    monkeypatch.setattr(use, "held_roles", lambda *_: {"0.0": ["offset -1"], "5.5": ["obj down", "topic"]})
+    found = use.measure(*untrained, limit=20, sets=3)
+    rows = {row["group"]: row for row in found["groups"]}
+    previous = rows["previous word"]
+    assert (previous["heads"], previous["right"], previous["random"]) == (["0.0"], 1.0, 0.0)
+    assert previous["cost"] == previous["worst"][0][1] == 1.0
+    assert previous["worst"][0][0] == "0.0"
+    assert previous["worst"][1][1] == 0.0
+    assert rows["the name"]["heads"] == rows["verb → object"]["heads"] == ["5.5"]
+    assert rows["the name"]["cost"] == 0.0
+    assert "cost" not in rows["its noun"]
+    assert "| seed 1 | its noun | none |" in rendered(use, found)
+
+
+def test_draws(untrained):
+    found = draws.measure(*untrained, limit=8)
+    assert list(found["curves"]) == ["all", "draw 0", "draw 1", "draw 2", "draw 3"]
+    assert all(-1 <= x <= 1 for x in found["spearman"])
+    assert 1 / 8 <= found["largest twentieth"] <= 1
+    assert "| seed 1 | 4 draws of 2: least, mean, best |" in rendered(draws, found)
+
+
+def test_pairs_find_two_heads_that_stand_in_for_each_other(untrained, monkeypatch):
+    """Of three heads, two do the same thing: one of them is enough."""
+    def fake(_model, _batches, sites, progress):
+        heads = [("encoder", 0, head) for head in range(3)]
+        worth = {(0, 1): (0.0, 0.0, 0.5), (0, 2): (0.0, 0.3, 0.3), (1, 2): (0.0, 0.3, 0.3)}
+        rows = [(heads[a], heads[b], *values) for (a, b), values in worth.items()]
+        return pd.DataFrame(rows, columns=["a", "b", "delta_a", "delta_b", "delta_ab"])
+
+    monkeypatch.setattr(pairs.ht, "interaction", fake, raising=False)
+    found = pairs.measure(*untrained, limit=5)
+    assert [row[:2] for row in found["measured"]] == [["0.0", "0.1"]]
+    assert pairs.confirmed(found["measured"]) == [], "in an untrained model it is not confirmed"
+    assert "1 of 1,128 pairs are candidates" in rendered(pairs, found)
+
+
+def test_pairs_of_a_layer(untrained):
+    found = pairs.measure(*untrained, limit=3, layers=1)
+    assert found["pairs"] == 28
+    assert found["candidates"] >= len(found["measured"])
+
+
+def test_gates_are_trained_once_and_kept(untrained, tmp_path, monkeypatch):
+    monkeypatch.setattr(_gated, "bleu", lambda *_: (50.0, 49.0, 51.0))
+    arguments = {"limit": 5, "runs": tmp_path, "steps": 2}
+    row = _gated.one_run(*untrained, "encoder", 0.02, **arguments)
+    assert (len(row["kept"]), len(row["log_alpha"])) == (48, 48)
+    assert row["cost"] == 0, "nothing is closed after two steps"
+    monkeypatch.setattr(_gated.ht, "fit_gates", None)
+    assert _gated.one_run(*untrained, "encoder", 0.02, **arguments) == row
+    with pytest.raises(ValueError, match="another folder"):
+        _gated.one_run(*untrained, "encoder", 0.02, **(arguments | {"limit": 6}))
+
+
+def run_of(kept, bleu, cost=0.0, **changes):
+    """One run of gates as the results have it."""
+    return {"penalty": 0.02, "rate": 0.05, "kept": kept, "bleu": [bleu, bleu - 1, bleu + 1], "cost": cost,
+            "undecided": 0, "roles": {}, "log_alpha": [-1.0, 2.0]} | changes  # fmt: skip
+
+
+def test_the_tables_of_gates(untrained, monkeypatch):
+    """Survivors are counted by what they did before and do now, and the runs with a few heads are listed."""
+    few = [f"encoder {head}" for head in ("0.0", "1.1", "2.2")]
+    now = {"0.0": ["offset -1", "obj up"]}
+    first = {"bleu": [96.0, 95.0, 97.0], "roles": {"0.0": ["offset -1"], "1.1": ["obj up"]}}
+    monkeypatch.setattr(sweep, "before", lambda *_: first)
+    monkeypatch.setattr(sweep, "one_run", lambda *given, **_: run_of(few, 95.0 - given[3], penalty=given[3], roles=now))
+    found = sweep.measure(*untrained)
+    assert [row["penalty"] for row in found["runs"]] == list(sweep.PENALTIES)
+    text = rendered(sweep, found)
+    assert "| seed 1 | 0.02 | 3 | 1 → 0 | 1 → 0 | 0 → 0 | 0 → 0 | 0 → 1 | 1 → 2 |" in text
+    assert "| seed 1 | 0.02 | 0.0 | offset -1 | offset -1, obj up |" in text
+    assert sweep.fewest(found)["bleu"][0] >= 94
+    assert sweep.fewest(found | {"runs": [run_of(few, 93.9)]}) is None
+
+    monkeypatch.setattr(rates, "before", lambda *_: first)
+    monkeypatch.setattr(rates, "one_run", lambda *given, **_: run_of(few, 95.0, cost=given[4] - 0.1, rate=given[4]))
+    found = rates.measure(*untrained)
+    assert rates.chosen(found) == 0.1
+    assert "seed 1 0.1." in rendered(rates, found)
+
+    monkeypatch.setattr(kinds, "before", lambda *_: first)
+    monkeypatch.setattr(kinds, "one_run", lambda *_given, **_: run_of([*few, *(f"decoder 5.{i}" for i in range(8)),
+                                                                       *(f"cross 4.{i}" for i in range(8))], 95.0))
+    found = kinds.measure(*untrained)
+    assert "| seed 1 | 0.02 | 3: 1 1 1 0 0 0 | 8: 0 0 0 0 0 8 | 8: 0 0 0 0 8 0 |" in rendered(kinds, found)
+    assert [kinds.encoder_first(row) for row in found["runs"]] == [True] * 5
+    every = [f"{kind} {layer}.{head}" for kind in kinds.KINDS for layer in range(6) for head in range(8)]
+    assert kinds.encoder_first(run_of(every[5:], 95.0)) is None
+
+
 def test_the_command_keeps_results_by_name_and_writes_the_card(untrained, tmp_path, capsys, monkeypatch):
     publish(untrained[0], tmp_path / "model", word_ids())
     readme = tmp_path / "README.md"
@@ -149,7 +292,7 @@ def test_the_command_keeps_results_by_name_and_writes_the_card(untrained, tmp_pa
 
     monkeypatch.setattr(controls, "measure", loss)
     for name, attention in (("b", "learned"), ("a", "none")):
-        measure.main(["controls"], tmp_path / "model", name, attention, 5, tmp_path / "results", readme)
+        measure.main(["controls"], tmp_path / "model", name, attention, 5, results=tmp_path / "results", readme=readme)
     found = read(tmp_path / "results" / "controls.json")
     assert list(found) == ["a", "b"]
     assert found["a"] != found["b"]
@@ -174,14 +317,21 @@ def test_goals_are_judged_by_the_results():
         "cross": {"seed 1": {"errors": {"0.0": 0.0, "0.1": 0.2, "0.2": 0.6}}},
         "pruning": {"seed 1": {"kinds": {kind: {"bleu": [[90, 0, 0], [after, 0, 0]]} for kind, after in
                                          (("cross", 60), ("encoder", 50))}}},
+        "pairs": {"seed 1": {"pairs": 1128, "measured": [["0.0", "1.1", 0.0, 0.0, 0.1, 0.05, 0.15]]}},
+        "sweep": {"seed 1": {"before": {"bleu": [95.0, 94, 96]},
+                             "runs": [run_of([f"encoder {i // 8}.{i % 8}" for i in range(13)], 94.0)]}},
+        "kinds": {"seed 1": {"runs": [run_of(["encoder 0.0", *(f"{kind} 0.{i}" for kind in ("decoder", "cross")
+                                                               for i in range(2))], 94.0)]}},
     }  # fmt: skip
     text = goals.markdown(found)
     said = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines()[2:])
     verdicts = [said[goal].split(":")[0] for goal in goals.GOALS]
     yes, no = "**yes**", "**no**"
-    assert verdicts == [yes, yes, yes, yes, yes, no, no, yes, no, yes, "–"]
+    assert verdicts == [yes, yes, yes, yes, yes, no, no, yes, no, yes, yes, no, yes, "–"]
     assert "cross 30.0, encoder 40.0" in text
     assert "5 (head 1.2)" in text
+    assert "13 heads at 94.0" in text
+    assert "left 1/2/2" in text
 
 
 def test_the_card_says_what_the_results_say():

@@ -62,6 +62,12 @@ def untrained(seed: int) -> MarianMTModel:
     return TrainingModel().export().eval()
 
 
+def held_roles(model: nn.Module, tokenizer: object, n: int) -> dict[str, list[str]]:
+    """The roles of each head by the stricter rule on ``n`` sentences of both splits: {"5.1": ["obj up"]}."""
+    frame = roles(model, tokenizer, corpus("validation", n), corpus("test", n))
+    return {head: sorted(rows.role) for head, rows in frame[strict(frame)].groupby("head")}
+
+
 def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> dict:
     """The best head of every role, the roles of each head, heads that rest, and the false roles of untrained twins."""
     n = min(SENTENCES, limit or SENTENCES)

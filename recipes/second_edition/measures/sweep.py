@@ -1,0 +1,74 @@
+"""How many encoder heads remain at each penalty, and what do they do? Gates on the encoder, decoder frozen.
+
+The first table is figure 7 of Voita et al. 2019, the second their figure 8, the third what they say of it in section
+6.2: the roles of the last heads are not those that the same heads had before.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+from torch import nn
+
+from recipes.second_edition.measures._gated import before, function, one_run
+from recipes.second_edition.measures._words import table
+
+PENALTIES = (0.0, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2)
+FUNCTIONS = ("position", "relation", "coreference", "name", "several", "none")
+FEW = (3, 6)  # heads left in the runs whose heads are listed
+WITHIN, ENOUGH = 2.0, 12  # BLEU, heads
+
+
+def measure(model: nn.Module, tokenizer: object, limit: int | None = None, runs: Path | None = None) -> dict:
+    """One run for each penalty, and the model before."""
+    rows = [one_run(model, tokenizer, "encoder", penalty, limit=limit, runs=runs) for penalty in PENALTIES]
+    return {"before": before(model, tokenizer, limit), "runs": rows}
+
+
+def counts(heads: list[str], roles: dict[str, list[str]]) -> list[int]:
+    """How many of some heads count as each of FUNCTIONS.
+
+    >>> counts(["0.0", "0.1", "0.2"], {"0.0": ["obj up"], "0.2": ["name", "topic"]})
+    [0, 1, 0, 1, 0, 1]
+    """
+    found = Counter(function(roles.get(head, [])) for head in heads)
+    return [found[name] for name in FUNCTIONS]
+
+
+def fewest(found: dict) -> dict | None:
+    """The run with the fewest heads that is within two BLEU of the model before."""
+    least = found["before"]["bleu"][0] - WITHIN
+    near = [row for row in found["runs"] if row["bleu"][0] >= least]
+    return min(near, key=lambda row: len(row["kept"]), default=None)
+
+
+def heads_of(row: dict) -> list[str]:
+    """The encoder heads that a run keeps, as roles name them."""
+    return [name.split()[1] for name in row["kept"] if name.startswith("encoder")]
+
+
+def markdown(results: dict[str, dict]) -> str:
+    """BLEU by penalty, survivors by function, and the roles of the last few heads before and after."""
+    curve, functions, drift = [], [], []
+    for name, found in results.items():
+        first, whole = found["before"]["roles"], found["before"]["bleu"]
+        curve.append([name, "before", 48, None, "{:.1f} ({:.1f}–{:.1f})".format(*whole), None])
+        for row in found["runs"]:
+            heads = heads_of(row)
+            curve.append([name, f"{row['penalty']:g}", len(heads), row["undecided"],
+                          "{:.1f} ({:.1f}–{:.1f})".format(*row["bleu"]), f"{row['cost']:.3f}"])  # fmt: skip
+            then, now = counts(heads, first), counts(heads, row["roles"])
+            functions.append([name, f"{row['penalty']:g}", len(heads),
+                              *(f"{a} → {b}" for a, b in zip(then, now, strict=True))])  # fmt: skip
+            if FEW[0] <= len(heads) <= FEW[1]:
+                drift += [[name, f"{row['penalty']:g}", head, ", ".join(first.get(head, ["none"])),
+                           ", ".join(row["roles"].get(head, ["none"]))] for head in heads]  # fmt: skip
+    header = ["model", "penalty", "heads left", "undecided", "BLEU", "what the others cost untrained"]
+    out = [
+        table(header, curve),
+        "The heads that are left, by what they did in the model before → what they do now (roles by the stricter rule; "
+        "*several*: roles of more than one of these kinds):",
+        table(["model", "penalty", "heads left", *FUNCTIONS], functions),
+        f"The runs that leave {FEW[0]} to {FEW[1]} heads, head by head:",
+        table(["model", "penalty", "head", "roles before", "roles now"], drift) if drift else "There is none.",
+    ]
+    return "\n\n".join(out)
