@@ -157,21 +157,48 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     }  # fmt: skip
 
 
+def by_antecedent(row: dict, cells: dict[str, int]) -> dict[str, tuple[float, float, float, int]]:
+    """Share, ends of its interval and number of pronouns by the role of the antecedent, whatever the pronoun's is.
+
+    >>> row = {"nsubj, meant: obj": 0.5, "obj, meant: obj": 1.0, "obj, meant: nsubj": None}
+    >>> found = by_antecedent(row, {"nsubj, meant: obj": 30, "obj, meant: obj": 10, "obj, meant: nsubj": 0})
+    >>> {role: (round(share, 3), n) for role, (share, _, _, n) in found.items()}
+    {'obj': (0.625, 40)}
+    """
+    out = {}
+    for role in sorted({cell.split(": ")[1] for cell in cells}):
+        some = {cell: n for cell, n in cells.items() if cell.endswith(f": {role}") and n}
+        if n := sum(some.values()):
+            share = sum(round(row[cell] * of_cell) for cell, of_cell in some.items()) / n
+            out[role] = (share, *map(float, wilson(share, n)), n)
+    return out
+
+
 def markdown(results: dict[str, dict]) -> str:
-    """Rules once, then the heads of each model, by the relations of pronoun and antecedent."""
+    """By the antecedent's role with intervals; then by the relations of pronoun and antecedent, without them."""
     first = next(iter(results.values()))
-    keys = ["all", "first fitting wrong", *first["cells"]]
-    header = ["", "95 %", "all", "where *first fitting* is wrong", *(f"{c} (n {n})" for c, n in first["cells"].items())]
-
-    def line(row: dict, name: str) -> list:
-        cells = [None if row[key] is None else f"{row[key]:.3f}" for key in keys]
-        return [name, f"{row['low']:.3f}–{row['high']:.3f}", *cells]
-
-    rows = [line(row, f"rule: {row['name']}") for row in first["rules"]]
+    cells = first["cells"]
+    lines = [(f"rule: {row['name']}", row) for row in first["rules"]]
     for name, found in results.items():
-        rows += [line(row, f"{name}: {row['name']}, {row['head']}") for row in found["heads"]]
-        rows.append(line(found["words right"], f"{name}: {found['words right']['name']}"))
+        heads = {}
+        for row in found["heads"]:
+            heads.setdefault(row["head"], []).append(row)
+        for head, some in heads.items():
+            which = [row["name"].removeprefix("best head").removeprefix(" for ") or "all" for row in some]
+            said = "best head" if "all" in which else f"best head for {'; '.join(which)}"
+            lines.append((f"{name}: {said}, {head}", some[0]))
+        lines.append((f"{name}: {found['words right']['name']}", found["words right"]))
+    said = "{:.3f} ({:.3f}–{:.3f})".format
+    roles = {role: n for role, (*_, n) in by_antecedent(first["rules"][0], cells).items()}
+    titles = {"nsubj": "antecedent is a subject", "obj": "antecedent is an object"}
+    short = [[name, said(row["all"], row["low"], row["high"]),
+              *(said(*by_antecedent(row, cells)[role][:3]) for role in roles)] for name, row in lines]  # fmt: skip
+    keys = ["first fitting wrong", *cells]
+    long = [[name, *(None if row[key] is None else f"{row[key]:.3f}" for key in keys)] for name, row in lines]
     best = max(row["all"] for row in first["rules"] if row["name"] in RULES)
     ahead = ", ".join(f"{name} {100 * (found['heads'][0]['all'] - best):+.1f}" for name, found in results.items())
-    said = f"Points by which the best single head is ahead of the best of the four surface rules: {ahead}."
-    return "\n\n".join([table(header, rows), said])
+    return "\n\n".join([
+        table(["", f"all (n {first['pronouns']})", *(f"{titles.get(r, r)} (n {n})" for r, n in roles.items())], short),
+        f"Points by which the best single head is ahead of the best of the four surface rules: {ahead}.",
+        table(["", "where *first fitting* is wrong", *(f"{c} (n {n})" for c, n in cells.items())], long),
+    ])  # fmt: skip
