@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtools._engine.progress import advance
 from headtools.heads.scores import HeadScores
 from headtools.importance._inputs import each_batch
 from headtools.importance.gradient import gradient
-from headtools.importance.loss import label_loss
+from headtools.importance.loss import labels_only_loss
 from headtools.importance.objective import Objective, objective
 from headtools.roles.sentence import Sentence
 
@@ -171,8 +172,8 @@ def losses(model: nn.Module, batches: Sequence[Mapping], loss: Callable | None) 
     by_batch = []
     for batch in each_batch(model, batches):
         batch = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
-        outputs = model(**batch)
-        by_batch.append((label_loss(model, outputs, batch) if loss is None else loss(outputs, batch)).cpu())
+        by_batch.append((labels_only_loss(model, batch) if loss is None else loss(model(**batch), batch)).cpu())
+        advance()
     return torch.cat(by_batch)
 
 

@@ -81,6 +81,56 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None 
     return token_losses.new_zeros(len(labels)).index_add(0, counted.nonzero()[:, 0], token_losses) / n_labels
 
 
+def labels_only_loss(model: nn.Module, batch: Mapping) -> Tensor:
+    """Return what ``label_loss`` says of a pass over the batch, (B,), with logits at labelled positions alone.
+
+    Where the vocabulary is large, the layer that turns states into logits costs as much as all others together, and
+    neither padding nor tokens that are not masked need its work. Models that are not of transformers or have no such
+    layer compute all logits. Without gradients.
+
+    Raises ``ValueError`` as ``label_loss`` does.
+
+    >>> from transformers import BertConfig, BertForMaskedLM
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
+    >>> model, ids = BertForMaskedLM(tiny).eval(), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    >>> batch = {"input_ids": ids, "labels": torch.tensor([[-100, 7, -100], [8, -100, 1]])}
+    >>> torch.allclose(labels_only_loss(model, batch), label_loss(model, model(input_ids=ids), batch), atol=1e-6)
+    True
+    """
+    labels, inputs = batch.get("labels"), model_inputs(model, batch)
+    unembedding = getattr(model, "get_output_embeddings", lambda: None)()
+    of_tokens = isinstance(labels, Tensor) and labels.dim() == 2 and not labels.is_floating_point()
+    if not of_tokens or type(unembedding) is not nn.Linear or not type(model).__module__.startswith("transformers."):
+        return label_loss(model, model(**inputs), batch)
+    wanted, targets = labels != IGNORE_INDEX, labels
+    if labels_need_shift(model, batch):
+        real = _can_predict(batch.get("attention_mask"), labels.shape).to(labels.device)
+        wanted = torch.cat([wanted[:, 1:] & real[:, :-1], torch.zeros_like(wanted[:, :1])], 1)
+        targets = labels.roll(-1, 1)
+    shapes = []
+
+    def keep_wanted(_layer: nn.Module, given: tuple) -> tuple[Tensor, ...]:
+        shapes.append(given[0].shape)
+        if shapes != [(*labels.shape, unembedding.in_features)]:
+            return given
+        return given[0][wanted.to(given[0].device)][None], *given[1:]
+
+    hook = unembedding.register_forward_pre_hook(keep_wanted)
+    try:
+        with torch.no_grad():
+            outputs = model(**inputs)
+    finally:
+        hook.remove()
+    logits = getattr(outputs, "logits", None)
+    if not wanted.any(1).all() or getattr(logits, "shape", ())[:2] != (1, int(wanted.sum())):
+        return label_loss(model, model(**inputs), batch)
+    outputs.logits = logits[0]  # as if each labelled token were an example
+    token_losses = label_loss(model, outputs, {"labels": targets[wanted]})
+    example = wanted.nonzero()[:, 0].to(token_losses.device)
+    n_labels = wanted.sum(1).to(token_losses.device)
+    return token_losses.new_zeros(len(labels)).index_add(0, example, token_losses) / n_labels
+
+
 def _can_predict(mask: Any, shape: tuple[int, int]) -> Tensor:
     """Return which tokens may predict the next: not padding, whose prediction depends on the length of the batch."""
     if isinstance(mask, Tensor) and mask.dim() == 4:

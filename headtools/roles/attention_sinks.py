@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
+from headtools.heads._backbone import backbone
 from headtools.heads._checks import check_batch
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.bootstrap import MIN_EXAMPLES
@@ -100,7 +101,8 @@ def attention_sinks(
             found.setdefault((site.key, SINK), []).append(attention_sink(captured.maps, queries).cpu())
 
         with ht.record(model, want="maps", accumulate=accumulate, only=["decoder"]):
-            model(**model_inputs(model, given))
+            inputs = model_inputs(model, given)
+            backbone(model, inputs)(**inputs)
     if not found:
         raise ValueError("no batches came: pass at least one dict with input_ids")
     even, rows = torch.cat(chance).mean().item(), []

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
+from headtools.heads._backbone import backbone
 from headtools.heads._devices import device_of
 from headtools.heads._finite import check_weights, nonfinite_weights
 from headtools.heads._precision import without_autocast
@@ -190,7 +191,7 @@ def copying(
             values_by_head.setdefault((site.key, COPYING), []).append(2 * fraction.mean(-1).cpu() - 1)
 
         with ht.record(model, want="v", accumulate=add_scores, only=["decoder"]):
-            model(ids)
+            backbone(model, ["input_ids"])(ids)
     values = {key: torch.cat(by_batch) for key, by_batch in values_by_head.items()}
     return _scores_frame(values, {COPYING: 2 / length - 1})
 
@@ -210,7 +211,7 @@ def _score_heads(
                     values.setdefault((site.key, role), []).append(measure(maps, ids).cpu())
 
         with ht.record(model, want="maps", accumulate=add_scores, only=["decoder"]):
-            model(ids)
+            backbone(model, ["input_ids"])(ids)
     return tuple({key: torch.cat(parts) for key, parts in values.items()} for values in (plain, sink_left_out))
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from headtools.heads._backbone import backbone
 from headtools.heads._devices import device_of
 from headtools.roles._taxonomy.annotation import Annotation, Vocabulary, annotate
 from headtools.roles._taxonomy.spans import Spans, make_spans, span_means, spans_of_words
@@ -109,11 +110,11 @@ def slice_batch(batch: Mapping[str, Tensor], first: int, last: int) -> dict[str,
 
 
 def run_model(model: nn.Module, batch: Mapping[str, Tensor], encoder_only: bool) -> None:
-    """Run the model, or only the encoder of a model that has a decoder too."""
+    """Run the model without computing its logits, or only the encoder of a model that has a decoder too."""
     if encoder_only and getattr(model.config, "is_encoder_decoder", False):
         model.get_encoder()(**batch)
     else:
-        model(**batch)
+        backbone(model, batch)(**batch)
 
 
 def _pad_right(batch: MutableMapping[str, Tensor], words: Tensor) -> tuple[MutableMapping[str, Tensor], Tensor]:
