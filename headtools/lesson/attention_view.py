@@ -3,27 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headtools.lesson.catalogue import entry
 from headtools.lesson.claims import Claim
-from headtools.lesson.figure import LIMIT, png
+from headtools.lesson.figure import LIMIT, OKABE_ITO, png
 from headtools.lesson.frame import view_height, view_html, view_script
 from headtools.lesson.measured import measured
 from headtools.lesson.plain import escape, plain
 from headtools.lesson.plot import layer_grid
 from headtools.lesson.plot import maps as map_grid
+from headtools.lesson.svg import LETTER, Drawing, shortened, write_svg
 
 MOST_TOKENS = {"head": 64, "model": 20}  # a line for each pair of tokens in each head: 64 in the model view take 12 s
 
 
-class AttentionView:
-    """An attention view ready to be displayed; ``.html`` is all of it, ``.script`` what runs inside the frame."""
+@dataclass(frozen=True)
+class _Drawn:
+    """What a view shows: weights (layer, head, query, key), the names of both sides, which layers and heads."""
 
-    def __init__(self, html: str, script: str, text: str) -> None:
-        self.html, self.script, self._text = html, script, text
+    kind: str
+    weights: np.ndarray
+    queries: Sequence[str]
+    keys: Sequence[str]
+    layers: Sequence[int]
+    heads: Sequence[int]
+    alt: str
+
+
+class AttentionView:
+    """An attention view ready to be displayed; ``.html`` is all of it, ``.script`` what runs inside the frame.
+
+    ``.svg("view.svg")`` writes it as a drawing for a paper or a slide.
+    """
+
+    def __init__(self, html: str, script: str, text: str, drawn: _Drawn) -> None:
+        self.html, self.script, self._text, self._drawn = html, script, text, drawn
+
+    def svg(self, path: str | Path | None = None) -> str | Path:
+        """Write the view to an SVG file, whole or not at all, and return its path; without a path, return the SVG.
+
+        The head view shows all its layers side by side, a line from each query (left) to each key (right), one colour
+        a head, the stronger the larger the weight. The model view shows all heads small. Weights below 0.01 have no
+        line. The file has the view's sizes as title and its ``alt`` as description.
+
+        Raises ``ValueError`` for a name that does not end in .svg, ``FileNotFoundError`` for a missing folder.
+
+        >>> import torch
+        >>> view = attention_view([torch.eye(2).expand(3, 2, 2)], ["a", "b"], alt="Each word looks at itself.")
+        >>> view.svg().count("L")  # 3 heads x 2 lines
+        6
+        """
+        draw = _model_drawing if self._drawn.kind == "model" else _head_drawing
+        text = draw(self._drawn).document(self._text.split(". ")[0], self._drawn.alt)
+        return text if path is None else write_svg(path, text)
 
     def __repr__(self) -> str:
         return self._text
@@ -116,7 +153,67 @@ def attention_view(
             f"the view takes {len(html) / 1000:.0f} kB and an output may take {limit / 1000:.0f}: show fewer layers "
             f"(layers=range(3)) or a shorter sentence, or allow it with limit={-(-len(html) // 10_000) * 10_000}"
         )
-    return AttentionView(html, script, f"{sizes}. {claim or alt}")
+    drawn = _Drawn(kind, weights, queries, keys, layers, heads, alt)
+    return AttentionView(html, script, f"{sizes}. {claim or alt}", drawn)
+
+
+_LINE, _SPAN = 20, 150  # pixels from one word to the next, and between the two sides
+
+
+def _head_drawing(drawn: _Drawn) -> Drawing:
+    """Draw all layers side by side, a line for each query and key in the colour of the head."""
+    queries, keys = ([shortened(token, 20) for token in side] for side in (drawn.queries, drawn.keys))
+    left, right = (LETTER * max(map(len, side)) + 14 for side in (queries, keys))
+    panel, top = left + _SPAN + right + 16, 62
+    height = top + _LINE * max(len(queries), len(keys)) + 10
+    drawing = Drawing(max(panel * len(drawn.layers), 26 * len(drawn.heads) + 60), height)
+    drawing.text(8, 18, "heads", "soft")
+    for place, head in enumerate(drawn.heads):
+        drawing.rect(52 + 26 * place, 6, 22, 16, fill=_colour(place))
+        drawing.text(63 + 26 * place, 18, head, "small", anchor="middle", fill="#fff")
+    for number, layer in enumerate(drawn.layers):
+        x = number * panel + left
+        drawing.text(x + _SPAN / 2, top - 18, f"layer {layer}", "strong", anchor="middle")
+        _lines(drawing, drawn.weights[number], (x, x + _SPAN), top, _LINE, 2.0)
+        for side, tokens, anchor in ((x - 6, queries, "end"), (x + _SPAN + 6, keys, "start")):
+            for place, token in enumerate(tokens):
+                drawing.text(side, top + _LINE * (place + 0.5) + 4, token, anchor=anchor)
+    return drawing
+
+
+def _model_drawing(drawn: _Drawn) -> Drawing:
+    """Draw every head small, layers down and heads across."""
+    step = 4
+    width, height = 56, step * max(len(drawn.queries), len(drawn.keys)) + 6
+    drawing = Drawing(64 + (width + 10) * len(drawn.heads), 44 + (height + 10) * len(drawn.layers))
+    drawing.text(8, 16, "layer", "soft")
+    drawing.text(64, 16, "head", "soft")
+    for place, head in enumerate(drawn.heads):
+        drawing.text(64 + (width + 10) * place + width / 2, 34, head, anchor="middle")
+    for i, layer in enumerate(drawn.layers):
+        y = 40 + (height + 10) * i
+        drawing.text(40, y + height / 2 + 4, layer, anchor="end")
+        for j in range(len(drawn.heads)):
+            x = 64 + (width + 10) * j
+            drawing.rect(x, y, width, height, "ground")
+            _lines(drawing, drawn.weights[i, j][None], (x + 4, x + width - 4), y + 3, step, 1.2, first=j)
+    return drawing
+
+
+def _lines(
+    drawing: Drawing, weights: np.ndarray, ends: tuple[float, float], top: float, step: float, width: float,
+    first: int = 0,
+) -> None:  # fmt: skip
+    """Add a line for each head, query and key with a weight of 0.01 or more; equal ones of a head in one path."""
+    for head, table in enumerate(weights):
+        for weight in np.unique(table[table >= 0.01]):
+            points = ((top + step * (i + 0.5), top + step * (j + 0.5)) for i, j in np.argwhere(table == weight))
+            look = f"stroke:{_colour(first + head)};stroke-width:{width};stroke-opacity:{weight:.2f}"
+            drawing.path("".join(f"M{ends[0]:g} {a:g}L{ends[1]:g} {b:g}" for a, b in points), style=look)
+
+
+def _colour(place: int) -> str:
+    return (*OKABE_ITO, "#7f7f7f")[place % 8]
 
 
 def _one_layer(given: Any, number: int) -> np.ndarray:

@@ -14,12 +14,15 @@ grey. Each takes ``title``, which says what there is to find, and most take ``ax
     spectrum   singular values
     words      sentences under one another, changes marked
     roles      the role map
+
+``svg(fig, "map.svg", alt="...")`` writes any of them as a drawing for a paper or a slide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
 _ENDS = {ord("\t"): "␉", ord("\n"): "␊", ord("\r"): "␍"}  # a token may be nothing but the end of a line
 
 __all__ = [
-    "arcs", "bars", "flow", "heads", "lines", "maps", "matrix", "roles", "spectrum", "stacked", "subplots", "words",
+    "arcs", "bars", "flow", "heads", "lines", "maps", "matrix", "roles", "spectrum", "stacked", "subplots", "svg",
+    "words",
 ]  # fmt: skip
 
 MARKERS = "osD^vPX*"
@@ -212,6 +216,29 @@ def maps(
     if title:
         fig.suptitle(title, fontsize=11, weight="bold", parse_math=False)
     return fig
+
+
+def svg(fig: Figure, path: str | Path, *, alt: str, title: str = "") -> Path:
+    """Write a figure to an SVG file, whole or not at all, with ``alt`` as its description, and return the path.
+
+    fig: any figure of this module, or of matplotlib; it stays open
+    alt: what there is to see, for a reader who cannot see it; title: its name, left out: that of the file
+
+    Text stays text, and the same figure gives the same bytes. Raises ``ValueError`` for an empty ``alt`` or a name that
+    does not end in .svg, ``FileNotFoundError`` for a missing folder.
+    """
+    import io
+
+    from matplotlib import pyplot as plt
+
+    from headtools.lesson.svg import described, write_svg
+
+    if not alt.strip():
+        raise ValueError("got an empty alt; expected what there is to see: svg(fig, path, alt='Two maps, ...')")
+    file = io.StringIO()
+    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "headtools"}):
+        fig.savefig(file, format="svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
+    return write_svg(path, described(file.getvalue(), title or Path(path).stem, alt))
 
 
 def arcs(weights: Any, tokens: Sequence[str], *, title: str = "", least: float = 0.2, ax: Axes | None = None) -> Figure:
