@@ -275,7 +275,7 @@ def test_the_tables_of_gates(untrained, monkeypatch):
                                                                        *(f"cross 4.{i}" for i in range(8))], 95.0))
     found = kinds.measure(*untrained)
     assert "| seed 1 | 0.02 | 3: 1 1 1 0 0 0 | 8: 0 0 0 0 0 8 | 8: 0 0 0 0 8 0 |" in rendered(kinds, found)
-    assert [kinds.encoder_first(row) for row in found["runs"]] == [True] * 5
+    assert [kinds.encoder_first(row) for row in found["runs"]] == [True] * 4
     every = [f"{kind} {layer}.{head}" for kind in kinds.KINDS for layer in range(6) for head in range(8)]
     assert kinds.encoder_first(run_of(every[5:], 95.0)) is None
 

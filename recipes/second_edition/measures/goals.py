@@ -1,5 +1,6 @@
 """What the second edition was built to show, and how far each model shows it, from the results of all tables."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 from recipes.second_edition.measures._gated import GATE_RATE
@@ -70,12 +71,17 @@ def different(one: dict) -> Verdict:
 
 
 def cross_first(one: dict) -> Verdict:
-    """BLEU lost with 70 % of the cross heads off, beside as many encoder heads."""
-    lost = {}
+    """BLEU lost with 70 % of the cross heads off, beside as many encoder heads, and the interval of the difference.
+
+    The interval takes the two scores for independent. They are of the same sentences, so it is rather too wide.
+    """
+    lost, width = {}, 0.0
     for kind in ("cross", "encoder"):
         whole, part = one["pruning"]["kinds"][kind]["bleu"]
-        lost[kind] = whole[0] - part[0]
-    return f"cross {lost['cross']:.1f}, encoder {lost['encoder']:.1f}", lost["cross"] > lost["encoder"]
+        lost[kind], width = whole[0] - part[0], math.hypot(width, (part[2] - part[1]) / 2)
+    more = lost["cross"] - lost["encoder"]
+    both = f"cross {lost['cross']:.1f}, encoder {lost['encoder']:.1f}"
+    return f"{both}, difference {more - width:+.1f} to {more + width:+.1f}", more - width > 0
 
 
 def antecedents(one: dict) -> Verdict:

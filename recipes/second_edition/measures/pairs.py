@@ -13,7 +13,7 @@ from recipes.second_edition.language import corpus
 from recipes.second_edition.measures._words import by_sentence, losses, table
 from recipes.second_edition.measures.layers import LEAST, TIMES
 
-FOUND_ON, CONFIRMED_ON, CANDIDATES = 60, 400, 20
+FOUND_ON, CONFIRMED_ON, CANDIDATES = 30, 200, 12
 
 
 def measure(

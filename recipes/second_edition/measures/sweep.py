@@ -12,7 +12,7 @@ from torch import nn
 from recipes.second_edition.measures._gated import before, function, one_run
 from recipes.second_edition.measures._words import table
 
-PENALTIES = (0.0, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2)
+PENALTIES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.3)
 FUNCTIONS = ("position", "relation", "coreference", "name", "several", "none")
 FEW = (3, 6)  # heads left in the runs whose heads are listed
 WITHIN, ENOUGH = 2.0, 12  # BLEU, heads
