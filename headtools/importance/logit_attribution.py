@@ -121,6 +121,7 @@ class _Trace:
         path = sites[-1].name.split(".")
         self.around = [model.get_submodule(".".join(path[:n])) for n in range(1, len(path))]  # the last layer is one
         self.attention = {part for site in sites for part in (site.module, site.out)}
+        self.last = sites[-1].module
         self.norms: list[tuple[nn.Module, Tensor, Tensor]] = []
         self.given: dict[nn.Module, Tensor] = {}
         self.read: Tensor | None = None
@@ -157,12 +158,20 @@ class _Trace:
         written = [self.given[part] for part in self.attention if part in self.given]
         if any(_same(taken, part) for other, taken, _ in self.norms if other is not norm for part in written):
             raise ValueError(f"{name} norms what its attention writes before adding it, so no head writes directly")
-        if not any(_same(self.given[module], stream) for module in self.around if module in self.given):
+        layers = [self.given[module] for module in self.around if module in self.given]
+        if not any(_same(output, stream) for output in layers) and not self._added_outside(stream):
             raise ValueError(f"{name}: its final norm does not read the last layer's output, so logits do not split")
         scale = getattr(getattr(self.model, "config", None), "residual_multiplier", 1)
         if scale != 1:
             raise ValueError(f"{name} multiplies what layers write by {scale}: not supported")
         return norm, stream, normed
+
+    def _added_outside(self, stream: Tensor) -> bool:
+        """Tell whether the final norm reads the last layer's input plus what its attention gave, added by the model."""
+        given = self.given.get(self.last)
+        return given is not None and any(
+            taken.shape == given.shape and torch.equal(taken + given, stream) for _, taken, _ in self.norms
+        )
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -11,11 +11,14 @@ from html import unescape
 from numbers import Real
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headtools.lesson import measured as measured_here
 from headtools.lesson.catalogue import lesson
 from headtools.lesson.plain import escape, plain
+
+if TYPE_CHECKING:
+    from headtools.lesson.course_claims import CourseClaims
 
 VERDICTS = {  # verdict: (colour, mark); the word is always printed beside them
     "right": ("#009E73", "✓"),
@@ -188,18 +191,19 @@ def _others(number: str) -> Others:
 
 
 def ledger(
-    row: str,
+    row: str | None = None,
     *,
     claim: str | None = None,
     source: str | None = None,
     measured: str | Claim | None = None,
     verdict: str | None = None,
-) -> Ledger | Others:
+) -> Ledger | Others | CourseClaims:
     """Show what others write on a lesson's subject, ``ledger("01")``: a table with two verdicts.
 
-    The first verdict, *as cited*, is on what the source really says; the second, *here*, on what this lesson measured.
-    Both come from the catalogue. With ``claim`` and the rest it boxes one claim instead: what they say, what you
-    measured, and the verdict.
+    Without a number it has the claims of all lessons, with filters (``course_claims``). In a lesson's table, the first
+    verdict, *as cited*, is on what the source really says; the second, *here*, on what the lesson measured. Both come
+    from the catalogue. With ``claim`` and the rest it boxes one claim instead: what they say, what you measured, and
+    the verdict.
 
     row: the claim's number in the ledger, such as ``"3.1"`` or ``"E1"``
     claim: what is claimed, in our own words
@@ -219,6 +223,10 @@ def ledger(
     Verdict: wrong
     """
     if (claim, source, measured, verdict) == (None,) * 4:
+        if row is None:
+            from headtools.lesson.course_claims import course_claims  # which reads the verdicts from here
+
+            return course_claims()
         return _others(row)
     if not re.fullmatch(r"[A-Z]?\d+(\.\d+[a-z]?)?", str(row)):
         raise ValueError(f"row must be a number of the ledger such as '3.1' or 'E1', got {row!r}")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import headtools as ht
+from headtools.organism.toy_decoder import ToyDecoder
 
 from ..heads.zoo import zoo_model
 
@@ -22,6 +23,35 @@ def test_the_parts_add_up_to_the_models_own_logit(name):
     assert torch.allclose(found.logit, logits[rows, last, tokens], atol=1e-4)
     total = sum(part.sum(1) for part in found.heads.values()) + found.rest
     assert torch.allclose(total, found.logit, atol=1e-4)
+
+
+def test_an_attention_only_model_that_adds_in_its_own_forward():
+    """The toy decoder adds what its layers write itself, so no layer gives the stream that the final norm reads."""
+    model = ToyDecoder(layers=3, seed=1)
+    ids = torch.randint(64, (4, 12), generator=torch.Generator().manual_seed(0))
+    tokens = torch.tensor([1, 2, 3, 4])
+    found = ht.direct_logit_attribution(model, {"input_ids": ids}, tokens)
+    with torch.no_grad():
+        logits = model(ids)[:, -1]
+    assert torch.allclose(found.logit, logits[torch.arange(4), tokens], atol=1e-4)
+    norm, taken = model.last_norm, []
+    hook = norm.register_forward_pre_hook(lambda _, given: taken.append(given[0][:, -1]))
+    with torch.no_grad(), ht.record(model, want="z") as seen:
+        model(ids)
+    hook.remove()
+    scale = (taken[0].var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+    for site in ht.sites(model):
+        written = torch.einsum("bhv,hvd->bhd", seen[site].z[:, -1], site.w_o)
+        centred = (written - written.mean(-1, keepdim=True)) * norm.weight
+        by_hand = torch.einsum("bhd,bd->bh", centred, model.unembed.weight[tokens]) / scale
+        assert torch.allclose(by_hand, found.heads[site.key], atol=1e-5)
+
+
+def test_a_stream_that_is_changed_before_the_final_norm_is_refused():
+    model = ToyDecoder()
+    model.last_norm.register_forward_pre_hook(lambda _, given: (given[0] * 2,))
+    with pytest.raises(ValueError, match="does not read the last layer's output"):
+        ht.direct_logit_attribution(model, {"input_ids": torch.tensor([[1, 2, 3]])}, [4])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
