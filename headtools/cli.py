@@ -159,8 +159,15 @@ def report(
     corpus: Corpus = None,
     limit: Limit = 100,
     seed: Seed = 0,
+    check: Annotated[
+        str | None,
+        Option(metavar="FILE", help="A second corpus on which the least important heads are switched off as well."),
+    ] = None,
 ) -> None:
-    """Measure everything and write one HTML page."""
+    """Measure everything and write one HTML page.
+
+    What it will cost is printed first: forward passes, minutes and memory.
+    """
     _check_folder_of(out)
     with _one_process("report"):
         import headtools as ht
@@ -168,8 +175,9 @@ def report(
         subject = _Subject(model, corpus, limit)
         _announce(f"report: {subject.heads}, {subject.measured_on}; selected on one half, measured on the other")
         page = ht.report(
-            subject.model, subject.sentences, subject.tokenizer, path=out, seed=seed, title=f"The heads of {model}"
-        )
+            subject.model, subject.sentences, subject.tokenizer, path=out, seed=seed, title=f"The heads of {model}",
+            check=None if check is None else ht.corpus(check, limit=limit),
+        )  # fmt: skip
         missing = "".join(f"\nnot measured: {part}: {reason}" for part, reason in page.missing.items())
         _say(f"{out}{missing}")
 

@@ -145,6 +145,7 @@ def test_a_report_on_hostile_sentences():
     parts = Skeleton(found.html).parts
     assert not {part[0] for part in parts} & {"script", "iframe"}
     known = {"lang", "charset", "name", "content", "http-equiv", "id", "href", "aria-label", "scope", "class", "style"}
-    assert {name for part in parts for name in part[1:]} <= known | {"alt", "src", "width", "height", "decoding"}
+    known |= {"viewbox", "width", "height", "x", "y", "d", "role", "tabindex"}
+    assert {name for part in parts for name in part[1:]} <= known | {"fill-opacity", "text-anchor", "transform"}
     assert not found.missing
     assert found.tables["pruning"].kept.tolist() == [2, 1, 0] * 2, "two heads: each number of them once an order"

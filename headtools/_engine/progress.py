@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sized
 from contextvars import ContextVar
 from typing import Any
 
+_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}, {remaining} left"
 _WIDGET_MIME_TYPE = "application/vnd.jupyter.widget-view+json"
 
 
@@ -45,6 +47,7 @@ class ProgressBar:
 
     def __enter__(self) -> ProgressBar:
         self._widget = self._tqdm = None
+        self._began = time.monotonic()
         if self.show and _has_kernel():
             from IPython.display import display
             from ipywidgets import IntProgress
@@ -58,7 +61,7 @@ class ProgressBar:
         elif self.show:
             from tqdm import tqdm
 
-            self._tqdm = tqdm(total=self.total, desc=self.label, leave=False)
+            self._tqdm = tqdm(total=self.total, desc=self.label, leave=False, bar_format=_FORMAT)
         self._outer = _CURRENT.set(self)
         return self
 
@@ -67,8 +70,22 @@ class ProgressBar:
         self.done += steps
         if self._widget is not None:
             self._widget.value = self.done
+            self._widget.description = f"{self.label}, {self._left()} left"
         if self._tqdm is not None:
             self._tqdm.update(steps)
+
+    def relabel(self, label: str) -> None:
+        """Say what is being done now."""
+        self.label = label
+        if self._widget is not None:
+            self._widget.description = label
+        if self._tqdm is not None:
+            self._tqdm.set_description_str(label)
+
+    def _left(self) -> str:
+        """Return the time that the remaining steps take if they take as long as those before."""
+        seconds = (time.monotonic() - self._began) * max(self.total - self.done, 0) / max(self.done, 1)
+        return f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
 
     def __exit__(self, *_: object) -> None:
         _CURRENT.reset(self._outer)

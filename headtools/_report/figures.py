@@ -1,23 +1,28 @@
-"""The figures of a report, each as the HTML of a ``<figure>``."""
+"""The figures of a report, each as the HTML of a ``<figure>`` around a drawing that takes its colours from the page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from markupsafe import Markup
 from torch import Tensor
 
+from headtools._report.page import figure, side_by_side
 from headtools.heads.scores import Head, HeadScores
-from headtools.lesson.draw import heatmap, subplots
-from headtools.lesson.figure import figure
-from headtools.lesson.role_map import role_map
-from headtools.roles.head_functions import NONE, head_functions
+from headtools.lesson.role_map import COLOURS
+from headtools.lesson.svg import LETTER, Drawing, cells, shortened
+from headtools.roles.head_functions import LETTERS, NONE, head_functions
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MAPS_PER_ROW = 4
+MOST_CELLS = 64  # on a side of a map; larger maps are averaged down to that
+_STEPS = 5  # of a scale of colours
+_LEFT, _TOP = 44, 34  # room for the names of layers and heads
 
 
 def head_name(head: Head) -> str:
@@ -29,68 +34,175 @@ def head_name(head: Head) -> str:
     return f"{' '.join(map(str, head[:-2]))} {head[-2]}.{head[-1]}"
 
 
-def roles(frame: pd.DataFrame, kind: str, claim: str) -> str:
+def number(value: float) -> str:
+    """Write a number with three digits, as it would be said.
+
+    >>> number(0.01234), number(1234.5), number(float("nan"))
+    ('0.0123', '1234', 'no number')
+    """
+    if math.isnan(value):
+        return "no number"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def roles(frame: pd.DataFrame, kind: str, claim: str) -> Markup:
     """Draw the role map of one kind of attention."""
     heads = head_functions(frame)
-    n_layers, n_heads = heads.layer.nunique(), heads["head"].max() + 1
-    fig, ax = subplots(figsize=(max(4.0, 0.45 * n_heads + 1), 0.42 * n_layers + 1.6))
-    role_map(ax, frame, kind=kind)
+    layers = [(str(layer), of_layer.to_dict("records")) for layer, of_layer in heads.groupby("layer", sort=True)]
+    n_heads = heads["head"].max() + 1
+    seen = [name for name in (*LETTERS, NONE) if (heads.function == name).any()]
+
+    def draw(drawing: Drawing, x: float, y: float, size: float, row: dict) -> None:
+        place, name = x + (row["head"]) * size, row["function"]
+        tip = f"{kind} {row['layer']}.{row['head']}: {row['roles'] or 'no function'}"
+        drawing.rect(place + 1, y + 1, size - 2, size - 2, "none", fill="" if name == NONE else COLOURS[name], tip=tip)
+        if row["letters"]:
+            small = "small dark" if len(row["letters"]) > 2 else "strong dark"
+            drawing.text(place + size / 2, y + size / 2 + 4, row["letters"][:4], small, anchor="middle")
+
+    drawing = _grid(layers, n_heads, draw, legend=34 + 18 * -(-len(seen) // 2))
+    for i, name in enumerate(seen):
+        x, y = _LEFT + 130 * (i % 2), drawing.height - 18 * (-(-len(seen) // 2) - i // 2) - 4
+        drawing.rect(x, y, 13, 13, "none", fill="" if name == NONE else COLOURS[name])
+        drawing.text(x + 19, y + 11, f"{LETTERS[name]} {name}" if name in LETTERS else name)
     counts = heads[heads.function != NONE].groupby("layer").size()
     by_layer = ", ".join(f"layer {layer}: {n}" for layer, n in counts.items()) or "none anywhere"
     alt = (
-        f"A grid of {n_layers} layers by {n_heads} heads, coloured where a head has a function. "
+        f"A grid of {len(layers)} layers by {n_heads} heads, coloured where a head has a function. "
         f"Coloured cells: {by_layer}."
     )
-    return figure(fig, claim=claim, alt=alt).html
+    return figure(drawing.inline(alt), claim, f"{kind} heads: functions")
 
 
-def grids(scores: HeadScores, claim: str, label: str) -> list[str]:
-    """Draw a grid of layers by heads for each kind of attention, all on one scale from 0."""
-    top = float(scores.flat().max()) or 1.0
-    keys_of: dict[tuple, list[tuple]] = {}
+def grids(scores: HeadScores, label: str, *, from_zero: bool = True, signed: bool = False) -> list[Markup]:
+    """Draw a grid of layers by heads for each kind of attention, all on one scale.
+
+    The scale runs from 0, with the square root, since a few heads are often worth more than all others together; or
+    from the lowest value, for numbers that are all alike (``from_zero=False``). ``signed`` has a colour for each sign.
+    """
+    values = scores.flat()
+    low = 0.0 if from_zero or signed else float(values.min())
+    top = float(values.abs().max() if signed else values.max())
+    spread = (top - low) or 1.0
+
+    def shade(value: float) -> float:
+        share = max(0.0, (abs(value) if signed else value) - low) / spread
+        return math.sqrt(share) if from_zero or signed else share
+
+    def look(value: float) -> dict[str, Any]:
+        return {"kind": "second" if signed and value < 0 else "mark", "opacity": round(0.04 + 0.96 * shade(value), 3)}
+
+    kinds: dict[tuple, list[tuple]] = {}
     for key in scores.values:
-        keys_of.setdefault(key[:-1], []).append(key)
-    grids = []
-    for kind, keys in keys_of.items():
-        layers = [scores.values[key].detach().float().cpu().clamp(min=0).numpy() for key in keys]
-        n_heads = max(map(len, layers))
-        fig, ax = subplots(figsize=(max(4.0, 0.4 * n_heads + 1.8), 0.36 * len(layers) + 1.1))
-        # Masked, so that the missing cells of a layer from which heads were cut stay white.
-        grid = np.ma.masked_all((len(layers), n_heads))
-        for row, values in enumerate(layers):
-            grid[row, : len(values)] = values
-        image = ax.imshow(grid, vmin=0, vmax=top, aspect="auto", cmap="cividis")
-        ax.set(xlabel="head", ylabel="layer", xticks=range(0, n_heads, max(1, n_heads // 16)))
-        ax.set_yticks(range(len(keys)), [str(key[-1]) for key in keys])
-        ax.figure.colorbar(image, label=label)
-        best = int(np.argmax([values.max() for values in layers]))
-        name = " ".join(kind)
+        kinds.setdefault(key[:-1], []).append(key)
+    figures = []
+    for kind, keys in kinds.items():
+        layers = [(str(key[-1]), list(enumerate(scores.values[key].tolist()))) for key in keys]
+        name = " ".join(map(str, kind))
+
+        def draw(drawing: Drawing, x: float, y: float, size: float, cell: tuple, name: str = name) -> None:
+            layer, head, value = cell
+            drawing.rect(x + head * size + 0.5, y + 0.5, size - 1, size - 1, **look(value),
+                         tip=f"{name} {layer}.{head}: {number(value)}")  # fmt: skip
+
+        rows = [(layer, [(layer, head, value) for head, value in of_layer]) for layer, of_layer in layers]
+        n_heads = max(len(of_layer) for _, of_layer in layers)
+        drawing = _grid(rows, n_heads, draw, legend=38, least=230)
+        ends = (-top, top) if signed else (low, top)
+        marks = [ends[0] + (ends[1] - ends[0]) * i / (_STEPS - 1) for i in range(_STEPS)]
+        for i, mark in enumerate(marks):
+            drawing.rect(_LEFT + 36 * i, drawing.height - 30, 36, 10, **look(mark))
+            if i in (0, (_STEPS - 1) // 2, _STEPS - 1):
+                drawing.text(_LEFT + 36 * i + 18, drawing.height - 7, number(mark), "small soft", anchor="middle")
+        best = max(((key, head) for key in keys for head in range(len(scores.values[key]))),
+                   key=lambda place: abs(float(scores.values[place[0]][place[1]])))  # fmt: skip
         alt = (
-            f"A grid of {name} heads, {len(layers)} layers by up to {n_heads} heads, shaded from 0 to {top:.3g}. "
-            f"The highest of this kind is head {int(layers[best].argmax())} of layer {keys[best][-1]}."
+            f"A grid of {name} heads, {len(keys)} layers by up to {n_heads} heads, shaded from {number(ends[0])} to "
+            f"{number(ends[1])}: {label}. The {'strongest' if signed else 'highest'} of this kind is head {best[1]} of "
+            f"layer {best[0][-1]}, {number(float(scores.values[best[0]][best[1]]))}."
         )
-        grids.append(figure(fig, claim=f"The same for the {name} heads." if grids else claim, alt=alt).html)
-    return grids
+        figures.append(figure(drawing.inline(alt), "", f"{name} heads: {label}"))
+    return figures
 
 
-def pruning(frame: pd.DataFrame, claim: str, metric: str = "loss (nats)") -> str:
+def _grid(
+    layers: Sequence[tuple[str, Iterable[Any]]], n_heads: int, draw: Callable[..., None], legend: float,
+    least: float = 270,
+) -> Drawing:  # fmt: skip
+    """Return a drawing of layers by heads with their numbers; ``draw(drawing, x, y, size, cell)`` adds each cell."""
+    size = 30 if n_heads <= 12 else 24 if n_heads <= 20 else 18
+    drawing = Drawing(max(_LEFT + n_heads * size + 4, least), _TOP + len(layers) * size + legend)
+    drawing.text(_LEFT, 12, "head", "soft small")
+    drawing.text(4, 28, "layer", "soft small")
+    step = 1 if size >= 24 or n_heads <= 16 else 4
+    for head in range(0, n_heads, step):
+        drawing.text(_LEFT + (head + 0.5) * size, 28, head, "small", anchor="middle")
+    for row, (layer, of_layer) in enumerate(layers):
+        y = _TOP + row * size
+        drawing.text(_LEFT - 8, y + size / 2 + 4, layer, "small", anchor="end")
+        for cell in of_layer:
+            draw(drawing, _LEFT, y, size, cell)
+    return drawing
+
+
+def pruning(frame: pd.DataFrame, claim: str, metric: str = "loss (nats)") -> Markup:
     """Draw the loss, or another ``metric``, against the number of heads kept, by gradient and in random order."""
-    fig, ax = subplots(figsize=(6.4, 3.4))
-    curve = frame[frame.order == "gradient"]
-    ax.plot(curve.kept, curve.metric, marker="o", label="least important first")
-    ax.fill_between(curve.kept, curve.low, curve.high, alpha=0.2)
+    curve = frame[frame.order == "gradient"].sort_values("kept")
     random = frame[frame.order != "gradient"].groupby("kept").metric
+    lines = [("first", "least important first", curve.kept, curve.metric, curve.low, curve.high)]
     if len(random):
-        ax.plot(random.mean().index, random.mean(), marker="s", label="random order, mean")
-        ax.fill_between(random.mean().index, random.min(), random.max(), alpha=0.2)
-    ax.set(xlabel="heads kept", ylabel=metric, ylim=(0, None))
-    ax.legend()
+        mean = random.mean()
+        lines.append(("second", "random order, mean", mean.index, mean, random.min(), random.max()))
+    known = np.concatenate([np.asarray(values, float) for line in lines for values in line[3:]])
+    ticks = _ticks(float(np.nanmax(known)))
+    width, height, left, bottom = 560, 300, 58, 44
+    total, top = int(frame.kept.max()) or 1, ticks[-1]
+    drawing = Drawing(width, height + bottom)
+
+    def place(kept: float, value: float) -> tuple[float, float]:
+        return left + (width - left - 14) * kept / total, height - (height - 34) * value / top
+
+    drawing.text(4, 14, metric, "soft")
+    for tick in ticks:
+        y = place(0, tick)[1]
+        drawing.line([(left, y), (width - 14, y)])
+        drawing.text(left - 8, y + 4, number(tick), "small", anchor="end")
+    for kept in sorted({round(total * quarter / 4) for quarter in range(5)}):
+        drawing.text(place(kept, 0)[0], height + 18, kept, "small", anchor="middle")
+    drawing.text((left + width) / 2, height + 38, "heads kept", "soft", anchor="middle")
+    for kind, _, kept, _, low, high in lines:
+        ends = [(k, a, b) for k, a, b in zip(kept, low, high, strict=True) if not math.isnan(a)]
+        if ends:
+            around = [place(k, max(a, 0.0)) for k, a, _ in ends] + [place(k, b) for k, _, b in reversed(ends)]
+            drawing.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in around) + "z",
+                         "mark" if kind == "first" else kind, opacity=0.16)  # fmt: skip
+    for i, (kind, name, kept, metric_values, _, _) in enumerate(lines):
+        drawing.line([place(k, v) for k, v in zip(kept, metric_values, strict=True)], f"{kind}-line")
+        for k, v in zip(kept, metric_values, strict=True):
+            x, y = place(k, v)
+            drawing.rect(x - 3, y - 3, 6, 6, "mark" if kind == "first" else kind, tip=f"{name}, {k} heads: {number(v)}")
+        drawing.line([(width - 204, 14 + 18 * i), (width - 174, 14 + 18 * i)], f"{kind}-line")
+        drawing.text(width - 168, 18 + 18 * i, name)
+    whole, none = curve.iloc[-1], curve.iloc[0]
     bands = "the band is " if curve.low.isna().all() else "bands are 95 % intervals, and "
     alt = (
-        f"{metric[0].upper()}{metric[1:]} against heads kept, from {curve.metric.iloc[0]:.2f} with all "
-        f"{curve.kept.iloc[0]} heads to {curve.metric.iloc[-1]:.2f} with none; {bands}the range of the random orders."
+        f"{metric[0].upper()}{metric[1:]} against heads kept, from {whole.metric:.2f} with all "
+        f"{whole.kept} heads to {none.metric:.2f} with none; {bands}the range of the random orders."
     )
-    return figure(fig, claim=claim, alt=alt).html
+    return figure(drawing.inline(alt), claim)
+
+
+def _ticks(most: float) -> list[float]:
+    """Return round numbers from 0 to the first that is at least ``most``.
+
+    >>> _ticks(12.4), _ticks(0.0)
+    ([0.0, 5.0, 10.0, 15.0], [0.0, 1.0])
+    """
+    if not most > 0:
+        return [0.0, 1.0]
+    power = 10.0 ** math.floor(math.log10(most / 3))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= most / 4)
+    return [step * i for i in range(math.ceil(most / step - 1e-9) + 1)]
 
 
 def maps(
@@ -98,23 +210,59 @@ def maps(
     reasons: Mapping[Head, str],
     decoder_tokens: Sequence[str] | None,
     input_tokens: Sequence[str] | None,
-) -> str:
-    """Draw one map (query, key) for each head, with the reason why it is shown in its title."""
-    n_columns = min(MAPS_PER_ROW, len(head_maps))
-    n_rows = -(-len(head_maps) // MAPS_PER_ROW)
-    fig, grid = subplots(n_rows, n_columns, figsize=(2.9 * n_columns + 0.8, 2.9 * n_rows), squeeze=False)
-    for ax in grid.flat[len(head_maps) :]:
-        ax.set_axis_off()
-    descriptions = []
-    for ax, (head, weights) in zip(grid.flat, head_maps.items(), strict=False):
+) -> Markup:
+    """Draw one map (query, key) for each head, each on a scale of its own, with the reason why it is shown.
+
+    In a causal map the first query sees nothing but itself; its weight of 1 does not count for the scale.
+    """
+    figures = []
+    for head, weights in head_maps.items():
+        table = weights.detach().float().cpu().numpy()
+        one_sided = head[-3] == "decoder" and table.shape[0] == table.shape[1] and not np.triu(table, 1).any()
+        counted = table[1:] if one_sided and len(table) > 1 else table
+        visible = counted[np.tril(np.ones(table.shape, bool))[-len(counted) :]] if one_sided else counted
+        low, top = float(visible.min()), float(visible.max()) or 1.0
+        low = low if low > top / 2 else 0.0  # all but uniform: from 0 there would be nothing to see
         tokens = _queries_and_keys(head, decoder_tokens, input_tokens)
-        rows, columns = (_if_fitting(side, size) for side, size in zip(tokens, weights.shape, strict=True))
-        heatmap(ax, weights, rows=rows, columns=columns, values=False, bar=False, row_label="", column_label="")
-        ax.set_title(f"{head_name(head)}: {reasons[head]}", fontsize=9)
-        descriptions.append(_description(head_name(head), weights, rows, columns))
-    fig.colorbar(grid[0, 0].images[0], ax=list(grid.flat), label="attention", shrink=0.8)
-    claim = f"Attention of {len(head_maps)} heads on one example: query down, key across."
-    return figure(fig, claim=claim, alt="; ".join(descriptions) + ".").html
+        rows, columns = (_if_fitting(side, size) for side, size in zip(tokens, table.shape, strict=True))
+        first = len(table) - len(counted)
+        figures.append(_map(head_name(head), reasons[head], table, (low, top), rows, columns, first))
+    return side_by_side(figures)
+
+
+def _map(
+    name: str, reason: str, table: np.ndarray, scale: tuple[float, float], rows: Sequence[str] | None,
+    columns: Sequence[str] | None, first: int,
+) -> Markup:  # fmt: skip
+    """Draw one map with the names of its tokens, where they are few; the scale counts from the query ``first`` on."""
+    low, top = scale
+    step = -(-max(table.shape) // MOST_CELLS)
+    strongest = _description(table[first:], rows[first:] if rows else None, columns, first)
+    if step > 1:
+        pooled = torch.nn.functional.avg_pool2d(torch.from_numpy(table)[None, None], step, ceil_mode=True)[0, 0]
+        table, low, top = pooled.numpy(), 0.0, float(pooled.max()) or 1.0
+    high, wide = table.shape
+    size = min(17.0, max(4.0, 260 / max(high, wide)))
+    named = size >= 11
+    left = 12 + LETTER * max(len(shortened(token)) for token in rows) if named and rows else 26
+    above = 12 + LETTER * max(len(shortened(token)) for token in columns) if named and columns else 26
+    drawing = Drawing(left + wide * size + 8, above + high * size + 4)
+    cells(drawing, table, left, above, size, top, rows, columns, low=low)
+    if named and rows:
+        for i, token in enumerate(rows):
+            drawing.text(left - 5, above + (i + 0.5) * size + 4, shortened(token), "small", anchor="end")
+    else:
+        drawing.text(14, above + high * size / 2, "query", "soft small", anchor="middle", turned=True)
+    if named and columns:
+        for j, token in enumerate(columns):
+            drawing.text(left + (j + 0.5) * size + 4, above - 5, shortened(token), "small", turned=True)
+    else:
+        drawing.text(left + wide * size / 2, 16, "key", "soft small", anchor="middle")
+    caption = f"{strongest}. " + (f"Nearly uniform; scale {low:.3f} to {top:.3f}." if low else f"Scale 0 to {top:.2f}.")
+    if step > 1:
+        caption += f" Each cell is the mean of {step} x {step} positions."
+    return figure(drawing.inline(f"{name}, a map of {high} queries by {wide} keys. {strongest}."), caption,
+                  f"{name}: {reason}")  # fmt: skip
 
 
 def _queries_and_keys(head: Head, decoder_tokens: Any, input_tokens: Any) -> tuple[Any, Any]:
@@ -130,9 +278,9 @@ def _if_fitting(tokens: Sequence[str] | None, size: int) -> Sequence[str] | None
     return tokens if tokens is not None and len(tokens) == size else None
 
 
-def _description(name: str, weights: Tensor, rows: Sequence[str] | None, columns: Sequence[str] | None) -> str:
+def _description(table: np.ndarray, rows: Sequence[str] | None, columns: Sequence[str] | None, first: int) -> str:
     """Say where a head's largest weight lies."""
-    query, key = divmod(int(weights.argmax()), weights.shape[1])
-    query_name = str(rows[query]) if rows else f"position {query}"
+    query, key = divmod(int(table.argmax()), table.shape[1])
+    query_name = str(rows[query]) if rows else f"position {query + first}"
     key_name = str(columns[key]) if columns else f"position {key}"
-    return f"{name} is strongest from {query_name} to {key_name} ({float(weights.max()):.2f})"
+    return f"Strongest from {query_name} to {key_name} ({float(table.max()):.2f})"

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: a title, and sections with figures, tables and notes.
+"""One self-contained HTML page: findings, then sections with figures, tables and notes, from ``page.html.jinja``.
 
 Requirements: everything that comes from data is escaped, since tokens may contain markup; and the page loads nothing,
 which its Content-Security-Policy enforces even for markup that escaping might miss.
@@ -6,10 +6,15 @@ which its Content-Security-Policy enforces even for markup that escaping might m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from headtools._engine.store import write_bytes
 from headtools.lesson.plain import escape
@@ -17,80 +22,83 @@ from headtools.lesson.plain import escape
 if TYPE_CHECKING:
     import pandas as pd
 
-_STYLE = """
-:root{color-scheme:light dark;--ink:#1a1a1a;--paper:#fff;--soft:#5a5a5a;--line:#c9c9c9;--mark:#0072B2}
-@media (prefers-color-scheme:dark){:root{--ink:#eee;--paper:#161616;--soft:#b5b5b5;--line:#4a4a4a;--mark:#7cc4ee}}
-body{font:16px/1.55 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:60rem;margin:2rem auto;
-padding:0 1rem}
-h1{font-size:1.7rem;line-height:1.2}h2{font-size:1.25rem;margin-top:2.4rem;border-bottom:1px solid var(--line)}
-a{color:var(--mark)}nav li{display:inline;margin-right:1em}nav ul{padding:0}
-figure{margin:1em 0}figcaption,.note{color:var(--soft);font-size:.92rem}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.92rem}
-th,td{padding:.25em .7em;border-bottom:1px solid var(--line);text-align:right}th{text-align:right}
-th:first-child,td:first-child{text-align:left}caption{text-align:left;color:var(--soft);padding-bottom:.4em}
-.missing{border-left:5px solid #D55E00;padding:.3em .9em}
-"""
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence that says what was found, another with what it is compared with, and the section that shows it."""
+
+    headline: str
+    detail: str
+    section: str
 
 
 @dataclass(frozen=True)
 class Section:
     """A section of a page: its ``title``, and its ``html`` (escaped already) or the reason why it is ``missing``.
 
-    ``name`` is the anchor that links point to.
+    ``name`` is the anchor that links point to; ``remedy`` a line of code with which a missing section can be measured.
     """
 
     name: str
     title: str
     html: str = ""
     missing: str = ""
-
-    def to_html(self) -> str:
-        """Return the section, or the reason why there is none, as HTML."""
-        content = self.html or f'<p class="missing"><b>Not measured.</b> {escape(self.missing)}</p>'
-        return f'<section id="{escape(self.name)}"><h2>{escape(self.title)}</h2>{content}</section>'
+    remedy: str = ""
 
 
-def paragraph(text: str, note: bool = False) -> str:
+def paragraph(text: str, note: bool = False) -> Markup:
     """Return a paragraph of plain text as HTML.
 
     >>> paragraph("a < b")
-    '<p>a &lt; b</p>'
+    Markup('<p>a &lt; b</p>')
     """
-    return f"<p{' class=note' if note else ''}>{escape(text)}</p>"
+    return _part("paragraph", text, note)
 
 
-def table(frame: pd.DataFrame, caption: str) -> str:
-    """Return a frame as an HTML table; floats have three decimals, everything else is escaped.
+def table(frame: pd.DataFrame, caption: str) -> Markup:
+    """Return a frame as an HTML table; floats have three decimals, more where all are small, and a dash for none.
 
     >>> import pandas as pd
     >>> "<td>&lt;s&gt;</td><td>0.250</td>" in table(pd.DataFrame({"token": ["<s>"], "share": [0.25]}), "shares")
     True
     """
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in frame.columns)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>"
-        for row in frame.itertuples(index=False, name=None)
-    )
-    return (
-        f'<div class="wide"><table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    columns = [_column(frame.iloc[:, i].tolist()) for i in range(frame.shape[1])]
+    return _part("table", list(frame.columns), list(zip(*columns, strict=True)), caption)
 
 
-def page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Return the page as HTML; ``lead`` is plain text below the title.
+def figure(drawing: str, caption: str, title: str = "") -> Markup:
+    """Return a drawing (SVG, escaped already) with its caption as HTML."""
+    return _part("figure", Markup(drawing), caption, title)
+
+
+def side_by_side(figures: Sequence[Markup]) -> Markup:
+    """Return figures beside one another, as many as there is room for."""
+    return _part("side_by_side", figures)
+
+
+def items(texts: Sequence[str]) -> Markup:
+    """Return a list of plain texts as HTML.
+
+    >>> items(["a < b"])
+    Markup('<ul><li>a &lt; b</li></ul>')
+    """
+    return _part("items", texts)
+
+
+def page(title: str, lead: str, sections: Sequence[Section], findings: Sequence[Finding] = ()) -> str:
+    """Return the page as HTML; ``lead`` is plain text below the title. Sections that are missing come last, folded.
 
     >>> "<script" in page("<script>", "", [])
     False
     """
-    links = "".join(f'<li><a href="#{escape(part.name)}">{escape(part.title)}</a></li>' for part in sections)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
-        f"style-src 'unsafe-inline'\"><style>{_STYLE}</style></head><body><main><h1>{escape(title)}</h1>"
-        f'{paragraph(lead)}<nav aria-label="sections"><ul>{links}</ul></nav>'
-        f"{''.join(part.to_html() for part in sections)}</main></body></html>\n"
+    template = _environment().get_template("page.html.jinja")
+    return template.render(
+        title=title,
+        lead=lead,
+        findings=findings,
+        titles={part.name: part.title for part in sections},
+        sections=[(part, Markup(part.html)) for part in sections if not part.missing],
+        missing=[part for part in sections if part.missing],
     )
 
 
@@ -105,5 +113,39 @@ def write(text: str, path: str | Path) -> Path:
     return write_bytes(path, text.encode("utf-8"))
 
 
-def _cell(value: object) -> str:
-    return escape(f"{value:.3f}" if isinstance(value, float) else value)
+@cache
+def _environment() -> Environment:
+    """Return the templates; what they print is escaped unless it is markup already."""
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(value)),
+    )
+
+
+def _part(name: str, *given: object) -> Markup:
+    """Return what a macro of ``parts.html.jinja`` makes of its arguments."""
+    return getattr(_environment().get_template("parts.html.jinja").module, name)(*given)
+
+
+def _column(values: Sequence[object]) -> list[str]:
+    """Return a column as text: its floats with equally many decimals, no number as a dash.
+
+    >>> _column([0.25, None, 1.0]), _column([0.0012, -0.00001]), _column(["a", 3])
+    (['0.250', '–', '1.000'], ['0.00120', '-0.00001'], ['a', '3'])
+    """
+    floats = [value for value in values if isinstance(value, float) and math.isfinite(value)]
+    largest = max(map(abs, floats), default=0.0)
+    decimals = 3 + max(0, math.floor(-math.log10(largest))) if 0 < largest < 0.1 else 3
+
+    def cell(value: object) -> str:
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return "–"
+        # + 0.0, since a small negative number must not become -0.000
+        return f"{round(value, decimals) + 0.0:.{decimals}f}" if isinstance(value, float) else str(value)
+
+    return [cell(value) for value in values]

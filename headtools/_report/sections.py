@@ -1,4 +1,4 @@
-"""The sections of a report, each a function from a subject to HTML.
+"""The sections of a report, each a function from a subject to HTML, which also leaves its findings with the subject.
 
 A section that does not apply to a model raises an error, whose message the page shows instead of the section.
 """
@@ -6,24 +6,28 @@ A section that does not apply to a model raises an error, whose message the page
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from markupsafe import Markup
 
 from headtools._report import figures
-from headtools._report.page import paragraph, table
-from headtools._report.subject import Subject, example, losses
+from headtools._report.figures import head_name, number
+from headtools._report.page import Finding, items, paragraph, side_by_side, table
+from headtools._report.subject import Subject, example
 from headtools.geometry.circuits import ov, random_like
 from headtools.geometry.subspaces import effective_rank, overlap
 from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.heads.record import record
+from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
-from headtools.lesson.plain import escape
 from headtools.roles.conventions import VOITA
-from headtools.roles.head_functions import NONE, head_functions
+from headtools.roles.head_functions import NONE, function, head_functions
 from headtools.roles.taxonomy import taxonomy
 from headtools.sparse.pruning_curve import curves, random_order
 
+_FUNCTIONS = {"mark": "special token or punctuation", "self": "own position", "rare": "rare word"}
 N_TABLE = 10  # heads in a table
 N_MAPS = 8  # heads whose maps are drawn
 NO_INTERVAL = f"no interval: fewer than {MIN_EXAMPLES} examples"
@@ -37,11 +41,21 @@ BY_OUTPUT = (
 )
 LEGEND = (
     "P positional, S syntactic, R rare word, C coreference, A alignment, O the query's own position, "
-    "E special token (such as EOS) or punctuation"
+    "E special token (such as EOS) or punctuation. Point at a head to see its roles: “offset -1” is the word before; "
+    "“nsubj up” leads from a subject to its verb, “nsubj down” back."
 )
 
 
-def roles(subject: Subject) -> str:
+def interval(low: float, high: float) -> str:
+    """Write an interval, or that there is none.
+
+    >>> interval(0.25, 0.5), interval(float("nan"), float("nan"))
+    ('95 % interval 0.25 to 0.5', 'no interval: fewer than 5 examples')
+    """
+    return NO_INTERVAL if math.isnan(low) else f"95 % interval {number(low)} to {number(high)}"
+
+
+def roles(subject: Subject) -> Markup:
     """Return the role map of each kind of attention, and the scores behind it."""
     if not subject.sentences or subject.tokenizer is None:
         raise ValueError("roles are measured on sentences and need a tokenizer: pass sentences and tokenizer=")
@@ -52,7 +66,7 @@ def roles(subject: Subject) -> str:
     control = taxonomy(subject.model, subject.tokenizer, test, fitted, shuffle=True, **options)
     heads, control_heads = head_functions(frame), head_functions(control)
     subject.tables["roles"] = frame
-    columns = _kind_columns(heads)
+    columns = [name for name in ("stack", "kind") if name in heads]
     role_maps = []
     for kind, heads_of_kind in heads.groupby(columns, sort=False):
         rows = (frame[columns] == list(kind)).all(axis=1)
@@ -65,14 +79,15 @@ def roles(subject: Subject) -> str:
         )
         role_maps.append(figures.roles(frame[rows], kind[-1], claim))
     passed = frame[frame.holds & frame.role.isin(", ".join(heads.roles).split(", "))]
-    columns = [*columns, "layer", "head", "role", "score", "low", "high", "baseline", "chance", "n"]
-    top = passed.sort_values("score", ascending=False).groupby("role", sort=False).head(2)[columns]
+    top = passed.sort_values("score", ascending=False).groupby("role", sort=False).head(2)
+    _find_functions(subject, heads, control_heads)
+    _find_best_role(subject, frame, passed)
     return (
-        "".join(role_maps)
+        side_by_side(role_maps)
         + paragraph(LEGEND, note=True)
         + (
             table(
-                top,
+                display(top, "role", "score", "low", "high", "baseline", "chance", "n"),
                 "The best one or two heads for each role, with 95 % intervals, the best fixed offset as baseline, and "
                 f"chance; measured on {subject.test_text}",
             )
@@ -82,31 +97,124 @@ def roles(subject: Subject) -> str:
     )
 
 
-def importance(subject: Subject) -> str:
-    """Return importance by gradient, with intervals."""
-    scores = subject.gradient(subject.halves[1])
+def _find_functions(subject: Subject, heads: Any, control_heads: Any) -> None:
+    """Leave the finding on how many heads have a function."""
+    with_one = heads[heads.function != NONE]
+    n_control = int((control_heads.function != NONE).sum())
+    counts = with_one.function.value_counts(sort=True).items()
+    kinds = ", ".join(f"{_FUNCTIONS.get(name, name)} {n}" for name, n in counts)
+    if len(with_one) > n_control:
+        headline = f"{len(with_one)} of {len(heads)} heads have a function."
+    else:
+        headline = f"No more heads have a function than by chance: {len(with_one)} of {len(heads)}."
+    kinds = f"By function: {kinds}. " if kinds else ""
+    detail = f"{kinds}With the rows of the maps shuffled {n_control} would. Measured on {subject.test_text}."
+    subject.findings["roles"] = Finding(headline, detail, "roles")
+
+
+def _find_best_role(subject: Subject, frame: Any, passed: Any) -> None:
+    """Leave the finding on the head that is furthest above its baseline."""
+    known = passed if len(passed) else frame[frame.baseline.notna() & (frame.n >= VOITA.min_queries)]
+    functions = {role: function(role) for role in known.role.unique()}
+    known = known[known.low.notna() & known.baseline.notna() & known.role.isin([*filter(functions.get, functions)])]
+    common = [role for role, name in functions.items() if name in ("mark", "self")]
+    telling = known[~known.role.isin(common)]  # what many heads do anyhow comes last
+    known = telling if len(telling) else known
+    if not len(known):
+        return
+    row = known.loc[[(known.low - known.baseline).idxmax()]].to_dict("records")[0]
+    head = head_name(_head(row))
+    detail = (
+        f"Score {number(row['score'])} ({interval(row['low'], row['high'])}) on {row['n']} queries; the baseline "
+        f"({row['against']}) has {number(row['baseline'])}, chance {number(row['chance'])}."
+    )
+    if len(passed):
+        headline = f"The clearest role: {head} has “{row['role']}”."
+    else:
+        headline = f"No head has a role. The nearest is {head} with “{row['role']}”."
+    subject.findings["best role"] = Finding(headline, detail, "roles")
+
+
+def importance(subject: Subject) -> Markup:
+    """Return importance by gradient with intervals, absolute and with its sign."""
+    scores, rises = subject.slopes(subject.halves[1])
     subject.tables["importance"] = frame = scores.to_frame()
+    columns = [scores.name, *(("low", "high") if scores.low is not None else ())]
+    if rises is not None:
+        signed = rises.to_frame()
+        frame["rise without"] = signed[rises.name]
+        columns.append("rise without")
+        if rises.low is not None:
+            frame["rise low"], frame["rise high"] = signed.low, signed.high
+            columns += ["rise low", "rise high"]
     row_of = {head: row for row, head in enumerate(scores)}
     top = frame.iloc[[row_of[head] for head in subject.selection_scores.top(min(N_TABLE, len(scores)))]]
     claim = (
         f"The most important heads, chosen on one half of the {subject.unit}s and measured on the other; the first is "
-        f"{figures.head_name(subject.selection_scores.top(1)[0])}. Measured on {subject.test_text}: "
+        f"{head_name(subject.selection_scores.top(1)[0])}. Measured on {subject.test_text}: "
         f"{subject.measure_text}."
     )
     intervals = NO_INTERVAL if scores.low is None else "with 95 % intervals"
     if subject.uses_output_change:
-        label = "relative change of the output"
+        label = "change of the output"
         quantity = "Change of the model's output without the head, relative to the output's norm, to first order"
     else:
-        label = "mean |gradient of the loss|"
+        label = "mean |gradient|"
         quantity = "Mean absolute gradient of the loss with respect to the head's gate"
+    _find_importance(subject, scores, rises)
     caption = f"{quantity}; {subject.measure_text}, mean over {subject.test_text}, {intervals}"
-    return "".join(figures.grids(scores, claim, label)) + table(top, caption)
+    absolute = figures.grids(scores, label)
+    if rises is None:
+        return paragraph(claim) + side_by_side(absolute) + table(display(top, *columns), caption)
+    signed = figures.grids(rises, "rise without it", signed=True)
+    caption += ". “Rise without”: how much the loss would rise without the head, to first order; below 0 it would fall"
+    return (
+        paragraph(claim)
+        + (side_by_side([*absolute, *signed]) if len(absolute) == 1 else side_by_side(absolute) + side_by_side(signed))
+        + paragraph(
+            "The absolute value says how much the loss of an example depends on a head; the sign, whether all examples "
+            "together are better off with it: the rise of the loss without the head, to first order. Shades grow with "
+            "the square root.",
+            note=True,
+        )
+        + table(display(top, *columns), caption)
+    )
 
 
-def geometry(subject: Subject) -> str:
+def _find_importance(subject: Subject, scores: HeadScores, rises: HeadScores | None) -> None:
+    """Leave the findings on the most important head and on how unequal, and of which sign, importance is."""
+    best, flat = subject.selection_scores.top(1)[0], scores.flat()
+    median = float(flat.median())
+    low, high = (math.nan if ends is None else float(ends[best[:-1]][best[-1]]) for ends in (scores.low, scores.high))
+    value = scores[best]
+    clear = median > 0 and (value if math.isnan(low) else low) > 2 * median
+    times = f"{value / median:.0f} times" if median > 0 and value / median >= 1.5 else "no more than"
+    subject.findings["importance"] = Finding(
+        f"{head_name(best)} matters most, {times} the middle head."
+        if clear
+        else f"No head stands out in importance; first is {head_name(best)}.",
+        f"Importance {number(value)} ({interval(low, high)}), the median head's is {number(median)}. The head was "
+        f"chosen on the other half of the {subject.unit}s.",
+        "importance",
+    )
+    n_top = max(1, round(len(flat) / 10))
+    share = float(flat.sort(descending=True).values[:n_top].sum() / flat.sum()) if float(flat.sum()) > 0 else 0.0
+    detail = f"Were all heads equal, they would carry {n_top / len(flat):.0%}."
+    if rises is not None and rises.high is not None:
+        high = torch.cat([rises.high[key] for key in rises.values])
+        detail += (
+            f" Without {int((high < 0).sum())} of {len(flat)} heads, each alone, the loss would fall (interval below "
+            "0, to first order)."
+        )
+    heads = "head carries" if n_top == 1 else "heads carry"
+    subject.findings["spread"] = Finding(
+        f"The first {n_top} of {len(flat)} {heads} {share:.0%} of all importance.", detail, "importance"
+    )
+
+
+def geometry(subject: Subject) -> Markup:
     """Return the effective rank of W_OV and the overlap of what heads write, compared with random heads."""
-    rows, grids, left_out = [], [], []
+    rows, left_out, all_ranks = [], [], {}
     for kind in sites(subject.model).kinds:
         try:
             circuits = ov(sites(subject.model)[kind])
@@ -118,33 +226,40 @@ def geometry(subject: Subject) -> str:
         between = overlaps.values[~torch.eye(len(overlaps.values), dtype=torch.bool)]  # of different heads
         mean_overlap = float(between.mean()) if len(between) else 0.0
         rows.append((kind, float(ranks.flat().mean()), float(chance), mean_overlap, overlaps.chance))
-        grids += figures.grids(
-            ranks,
-            f"The {kind} heads use {ranks.flat().mean():.1f} directions on average, random heads {chance:.1f}.",
-            "effective rank of W_OV",
-        )
+        all_ranks |= ranks.values
     if not rows:
         raise ValueError("; ".join(left_out))
     import pandas as pd
 
     columns = ["kind", "effective rank", "of random heads", "write overlap of two heads", "chance"]
     subject.tables["geometry"] = frame = pd.DataFrame(rows, columns=columns)
-    notes = "".join(paragraph(f"Left out: {reason}", note=True) for reason in left_out)
+    notes = Markup().join(paragraph(f"Left out: {reason}", note=True) for reason in left_out)
+    claims = [f"the {kind} heads use {rank:.1f} directions on average, random heads {chance:.1f}"
+              for kind, rank, chance, _, _ in rows]  # fmt: skip
+    claim = "; ".join(claims)
+    furthest = max(rows, key=lambda row: abs(row[1] / row[2] - 1) if row[2] else 0.0)
+    kind, rank, chance, shared, expected = furthest
+    differs = chance > 0 and abs(rank / chance - 1) > 0.05
+    subject.findings["geometry"] = Finding(
+        f"The {kind} heads use {rank:.1f} directions each, random ones {chance:.1f}."
+        if differs
+        else f"What the heads move looks random: {rank:.1f} directions each, random ones {chance:.1f}.",
+        f"Two {kind} heads write to subspaces that overlap by {number(shared)}; by chance {number(expected)}. This is "
+        "of the weights alone, so it has no interval.",
+        "geometry",
+    )
     return (
-        table(frame, "What the heads move, on average, and what random factors of the same shape would")
-        + "".join(grids)
+        paragraph(f"{claim[0].upper()}{claim[1:]}.")
+        + side_by_side(figures.grids(HeadScores(all_ranks, "effective rank"), "rank of W_OV", from_zero=False))
+        + table(frame, "What the heads move, on average, and what random factors of the same shape would")
         + notes
     )
 
 
-def pruning(subject: Subject) -> str:
+def pruning(subject: Subject) -> Markup:
     """Return the pruning curve, least important heads first, compared with random orders."""
     random_orders = {f"random {i}": random_order(sites(subject.model), subject.seed + i) for i in range(subject.orders)}
-    test = subject.halves[1]
-    loss = subject.loss_of(test)  # before any head is off, since it may compare with the outputs of the full model
-    frame = curves(
-        subject.model, {"gradient": subject.selection_scores} | random_orders, lambda model: losses(model, test, loss)
-    )
+    frame = curves(subject.model, {"gradient": subject.selection_scores} | random_orders, subject.test_losses())
     frame = frame.drop_duplicates(["order", "kept"], ignore_index=True)  # with few heads, two fractions are one count
     subject.tables["pruning"] = frame
     curve = frame[frame.order == "gradient"].set_index("kept")
@@ -152,13 +267,14 @@ def pruning(subject: Subject) -> str:
     half = min(curve.index, key=lambda kept: abs(kept - total / 2))
     random = frame[frame.order != "gradient"].groupby("kept").metric.mean()
     low, high = curve.low[half], curve.high[half]
-    interval = NO_INTERVAL if math.isnan(low) else f"95 % interval {low:.2f} to {high:.2f}"
+    within = NO_INTERVAL if math.isnan(low) else f"95 % interval {low:.2f} to {high:.2f}"
     claim = (
-        f"With {half} of {total} heads the {subject.metric} is {curve.metric[half]:.2f} ({interval}), "
+        f"With {half} of {total} heads the {subject.metric} is {curve.metric[half]:.2f} ({within}), "
         f"with all {curve.metric[total]:.2f}"
         + (f"; in random order {random[half]:.2f}." if len(random) else ".")
         + f" Measured on {subject.test_text}: {subject.measure_text}."
     )
+    _find_pruning(subject, curve, random, half)
     return figures.pruning(frame, claim, subject.metric) + paragraph(
         "Heads are switched off, those of least gradient importance first. Nothing is trained in between, so with "
         "further training more heads could be removed.",
@@ -166,18 +282,41 @@ def pruning(subject: Subject) -> str:
     )
 
 
-def maps(subject: Subject) -> str:
+def _find_pruning(subject: Subject, curve: Any, random: Any, half: int) -> None:
+    """Leave the finding on how many heads the model needs, and whether the order in which they go matters."""
+    total = max(curve.index)
+    whole, some, none = (float(curve.metric[kept]) for kept in (total, half, 0))
+    low, high = float(curve.low[half]), float(curve.high[half])
+    whole_high = float(curve.high[total])
+    bar = whole * 1.05 if math.isnan(whole_high) else whole_high
+    free = total - min(kept for kept in curve.index if all(curve.metric[k] <= bar for k in curve.index if k >= kept))
+    unit = f" {subject.metric.removesuffix(' (nats)')}"
+    detail = f"With {half} heads it is {number(some)} ({interval(low, high)}), with none {number(none)}"
+    detail += f"; when heads go in random order, {number(float(random[half]))} with {half}." if len(random) else "."
+    if none <= bar:
+        headline = f"Here the model does not need its heads: its{unit} is {number(none)} without any."
+    elif free:
+        headline = f"{free} of {total} heads can go before the{unit} of {number(whole)} clearly rises."
+    else:
+        headline = f"Not even the least important tenth of the heads can go: the{unit} rises from {number(whole)}."
+    if len(random) and not math.isnan(low) and none > bar and not high < float(random[half]):
+        detail += " At that point the order is no better than a random one."
+    subject.findings["pruning"] = Finding(headline, detail, "pruning")
+
+
+def maps(subject: Subject) -> Markup:
     """Return the attention maps, on one example, of heads that have a role or are important."""
     reasons: dict[tuple, str] = {}  # head: why it is shown
     if "roles" in subject.tables:
         frame = subject.tables["roles"]
-        frame = frame[frame.holds]
-        for row in frame.loc[frame.groupby("family").low.idxmax()].itertuples() if len(frame) else ():
-            stack = (row.stack,) if "stack" in frame else ()
-            reasons.setdefault((*stack, row.kind, row.layer, row.head), row.role)
+        # Roles that are functions: a class of maps, a distance or an entropy names no head worth a look, and under a
+        # causal mask "map diagonal" says nothing at all.
+        frame = frame[frame.holds & frame.role.isin([role for role in frame.role.unique() if function(role)])]
+        for row in frame.loc[frame.groupby("family").low.idxmax()].to_dict("records") if len(frame) else ():
+            reasons.setdefault(_head(row), row["role"])
     if subject.has_importance:
         for head in subject.selection_scores.top(min(N_MAPS, len(subject.selection_scores))):
-            reasons.setdefault(head, "importance")
+            reasons.setdefault(head, "important")
     if not reasons:
         raise ValueError("no head has a role and importance could not be measured, so there are no maps to show")
     reasons = dict(list(reasons.items())[:N_MAPS])
@@ -186,11 +325,13 @@ def maps(subject: Subject) -> str:
         subject.model(**batch)
     head_maps = {head: captured[head[:-1]].maps[0, head[-1]] for head in reasons}  # (query, key)
     return figures.maps(head_maps, reasons, queries, keys) + paragraph(
-        "A map shows what a head attends to. How important the head is, only the sections above can tell.", note=True
+        f"Attention of {len(head_maps)} heads on one {subject.unit}: queries down, keys across, each map on a scale of "
+        "its own. A map shows what a head attends to; how important the head is, only the other sections can tell.",
+        note=True,
     )
 
 
-def conventions(subject: Subject) -> str:
+def conventions(subject: Subject) -> Markup:
     """Return what was counted, and how."""
     import transformers
 
@@ -207,8 +348,20 @@ def conventions(subject: Subject) -> str:
         f"Intervals: 95 %, bootstrap over examples. Seed {subject.seed}.",
         f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}.",
     ]
-    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in lines)}</ul>"
+    return items(lines)
 
 
-def _kind_columns(heads: Any) -> list[str]:
-    return [name for name in ("stack", "kind") if name in heads]
+def _head(row: Mapping) -> tuple:
+    """Return the head that a row of a table is about."""
+    return (*((row["stack"],) if "stack" in row else ()), row["kind"], row["layer"], row["head"])
+
+
+def display(frame: Any, *columns: str) -> Any:
+    """Return some columns of a table of heads after the names of the heads."""
+    shown = frame[list(columns)].copy()
+    shown.insert(0, "head", [head_name(tuple(row)) for row in frame[_head_columns(frame)].itertuples(index=False)])
+    return shown
+
+
+def _head_columns(frame: Any) -> list[str]:
+    return [name for name in ("stack", "kind", "layer", "head") if name in frame]

@@ -9,18 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from headtools._engine.progress import advance
+from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.scores import HeadScores
+from headtools.heads.sites import sites
 from headtools.importance._inputs import each_batch
-from headtools.importance.gradient import gradient
+from headtools.importance._intervals import with_intervals
+from headtools.importance.gradient import gate_gradients, gradient
 from headtools.importance.loss import labels_only_loss
 from headtools.importance.objective import Objective, objective
 from headtools.roles.sentence import Sentence
+from headtools.roles.token_labels import token_labels
+
+if TYPE_CHECKING:
+    from headtools._report.page import Finding
 
 EXAMPLE_WORDS = (5, 14)  # fewest and most words of the sentence whose maps are drawn
 
@@ -30,7 +37,8 @@ class Subject:
     """A model and its corpus, and the tables measured so far, by section.
 
     ``objective``: what importance is measured by; None for batches, which have labels or come with a ``loss``.
-    ``unlabelled_reason``: why there is neither objective nor labels, if so.
+    ``unlabelled_reason``: why there is neither objective nor labels, if so. ``check``: the name of a second corpus and
+    its sentences or batches, if there is one. ``findings``: what the sections say on top of the page, by name.
     """
 
     model: nn.Module
@@ -42,7 +50,9 @@ class Subject:
     seed: int
     objective: Objective | None = None
     unlabelled_reason: str = ""
+    check: tuple[str, Sequence[Sentence], Sequence[Mapping]] | None = None
     tables: dict[str, Any] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
 
     def prepare(self) -> None:
         """Determine the objective and label the sentences for it; where that fails, keep the reason."""
@@ -56,6 +66,12 @@ class Subject:
     def has_importance(self) -> bool:
         """Whether importance can be measured."""
         return bool(self.batches) or self.objective is not None
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether the model is a causal language model: it reads tokens from left to right, and nothing else."""
+        reads_tokens = bool(self.sentences) or all("input_ids" in batch for batch in self.batches)
+        return set(sites(self.model).kinds) == {"decoder"} and reads_tokens
 
     @property
     def selection_sentences(self) -> Sequence[Sentence]:
@@ -77,6 +93,16 @@ class Subject:
         if len(self.batches) > 1:
             return self.batches[::2], self.batches[1::2]
         return tuple([_every_second(self.batches[0], start)] for start in (0, 1))
+
+    @cached_property
+    def test_by_length(self) -> tuple[Sequence[Mapping], Tensor]:
+        """The batches to measure heads on, for what runs over them many times: those of sentences with less padding.
+
+        Sentences of like length run together. With them comes the place of each example among ``halves[1]``.
+        """
+        batches = self.halves[1]
+        as_it_is = batches, torch.arange(sum(map(size_of, batches)))
+        return (by_length(batches, is_encoder_decoder(self.model)) or as_it_is) if self.sentences else as_it_is
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -137,6 +163,23 @@ class Subject:
             return self.objective.gradient(batches)
         return gradient(self.model, batches, self.loss)
 
+    def slopes(self, batches: Sequence[Mapping]) -> tuple[HeadScores, HeadScores | None]:
+        """Importance by gradient as ``gradient`` gives it, and the rise of the loss without each head to first order.
+
+        Both come of one pass. The second is None for the change of the output, which has no sign.
+        """
+        if self.uses_output_change:
+            return self.gradient(batches), None
+        rows = gate_gradients(self.model, batches, self.loss)
+        absolute = with_intervals({key: row.abs() for key, row in rows.items()}, "gradient", minimum=0.0)
+        return absolute, with_intervals({key: -row for key, row in rows.items()}, "rise without the head")
+
+    def test_losses(self) -> Callable[[nn.Module], Tensor]:
+        """Return a function from the model to the loss of each example that heads are measured on, (n,)."""
+        batches, places = self.test_by_length
+        loss = self.loss_of(batches)  # now, before any head is off: it may compare with the outputs of the full model
+        return lambda model: losses(model, batches, loss)[places.argsort()]
+
     def loss_of(self, batches: Sequence[Mapping]) -> Callable | None:
         """The loss of a pruning curve on these batches; None stands for the cross-entropy of their labels."""
         if self.objective is not None and self.loss is None:
@@ -190,10 +233,53 @@ def example(subject: Subject) -> tuple[dict, Sequence[str] | None, Sequence[str]
         batch = next(each_batch(subject.model, subject.objective.batches([sentence])))
     else:
         batch = dict(subject.tokenizer([" ".join(sentence.words)], return_tensors="pt"))
-    input_tokens = subject.tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
+    input_tokens = _names(subject.tokenizer, batch["input_ids"][0])
     decoder_ids = batch.get("decoder_input_ids")
-    decoder_tokens = None if decoder_ids is None else subject.tokenizer.convert_ids_to_tokens(decoder_ids[0].tolist())
+    decoder_tokens = None if decoder_ids is None else _names(subject.tokenizer, decoder_ids[0])
     return _without_labels(batch), decoder_tokens, input_tokens
+
+
+def _names(tokenizer: Any, ids: Tensor) -> list[str]:
+    """Return tokens as people read them, or as the tokenizer has them where it cannot be asked for their text."""
+    try:
+        return token_labels(tokenizer, ids)
+    except (TypeError, ValueError, AttributeError, KeyError):
+        return tokenizer.convert_ids_to_tokens(ids.tolist())
+
+
+def by_length(batches: Sequence[Mapping], two_texts: bool = False) -> tuple[list[dict], Tensor] | None:
+    """Return texts in batches of like length, cut to the longest, and the place that each example had; or None.
+
+    With ``two_texts`` labels are a text of their own, a translation, else they belong to the tokens. None stands for
+    batches that are not texts alone, or have padding on the left. Losses are the same but for rounding.
+
+    >>> mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]])
+    >>> found, places = by_length([{"input_ids": mask * 7, "attention_mask": mask, "labels": mask * 7}] * 2)
+    >>> [tuple(batch["input_ids"].shape) for batch in found], places.tolist()
+    ([(3, 2), (3, 3)], [1, 4, 2, 5, 0, 3])
+    """
+    known = {"input_ids": 0, "attention_mask": 0, "token_type_ids": 0, "labels": -100}
+    rows = []
+    for batch in batches:
+        mask = batch.get("attention_mask")
+        if not batch.keys() <= known.keys() or not isinstance(mask, Tensor) or mask.dim() != 2:
+            return None
+        if (mask[:, 1:] > mask[:, :-1]).any():
+            return None
+        for i in range(len(mask)):
+            ends = {name: int(mask[i].sum()) for name, value in batch.items() if value.dim() == 2}
+            if two_texts and "labels" in ends:
+                ends["labels"] = int((batch["labels"][i] != -100).nonzero().max()) + 1
+            rows.append({name: value[i, : ends[name]] if name in ends else value[i] for name, value in batch.items()})
+    size = max(map(size_of, batches))
+    places = torch.tensor([len(row["input_ids"]) for row in rows]).argsort(stable=True)
+    made = []
+    for some in places.split(size):
+        examples = [rows[i] for i in some.tolist()]
+        made.append({name: torch.nn.utils.rnn.pad_sequence([row[name] for row in examples], True, known[name])
+                     if examples[0][name].dim() else torch.stack([row[name] for row in examples])
+                     for name in examples[0]})  # fmt: skip
+    return made, places
 
 
 def _without_labels(batch: Mapping) -> dict:

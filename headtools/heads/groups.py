@@ -112,6 +112,8 @@ def cache_size(
     chosen = select(every, streaming or [])
     numbers = 0
     for site in found:
+        if site.empty:
+            continue
         if site.latent:
             numbers += tokens * _latent_numbers(site)
             continue

@@ -85,16 +85,16 @@ class Drawing:
 
 def cells(
     drawing: Drawing, table: np.ndarray, x: float, y: float, size: float, top: float,
-    rows: Sequence[str] | None = None, columns: Sequence[str] | None = None,
+    rows: Sequence[str] | None = None, columns: Sequence[str] | None = None, *, low: float = 0.0,
 ) -> None:  # fmt: skip
-    """Add a table of numbers from 0 to ``top`` as squares, the stronger the larger the number.
+    """Add a table of numbers from ``low`` to ``top`` as squares, the stronger the larger the number.
 
     Where rows and columns have names and are few, each square tells its number when it is pointed at. Others are
     drawn in sixteen steps, those of a row that are equal as one piece, which keeps large maps small.
     """
     high, wide = table.shape
     drawing.rect(x, y, wide * size, high * size, "ground")
-    share = np.clip(table / (top or 1.0), 0, 1)
+    share = np.clip((table - low) / ((top - low) or 1.0), 0, 1)
     if rows is not None and columns is not None and table.size <= 1024:
         for i, j in np.argwhere(share >= 0.005):
             drawing.rect(x + j * size, y + i * size, size, size, opacity=round(float(share[i, j]), 2),

@@ -28,8 +28,8 @@ class Balanced(HTMLParser):
         assert not self.open
 
     def handle_starttag(self, tag, attributes):
-        if tag == "img":
-            self.pictures.append(dict(attributes).get("alt"))
+        if tag == "img" or (tag == "svg" and dict(attributes).get("role") == "img"):
+            self.pictures.append(dict(attributes).get("alt" if tag == "img" else "aria-label"))
         if tag not in ALONE:
             self.open.append(tag)
 
