@@ -32,6 +32,10 @@ def by_layer(scores, keep):
     return torch.stack([right_left(row, keep // len(scores)) for row in scores])
 
 
+def by_one_argsort(scores, keep):
+    return (scores.flatten().argsort(descending=True) < keep).view(scores.shape)
+
+
 def right_chance(n, r, k, hit):
     return sum(math.comb(r, i) * math.comb(n - r, k - i) for i in range(hit, k + 1)) / math.comb(n, k)
 
@@ -89,6 +93,7 @@ ANSWERS = {
             (lambda scores, keep: ~right_left(scores, keep), "the heads that go"),
             (lambda scores, keep: right_left(-scores, keep), "lowest scores stay"),
             (by_layer, "Each layer keeps as many"),
+            (by_one_argsort, "the rank of each head"),
             (lambda scores, keep: right_left(scores.abs(), keep), "A score below 0"),
             (lambda scores, keep: right_left(scores, keep + 1), "One head too many"),
             (lambda scores, keep: right_left(scores, keep - 1), "One head too few"),
@@ -125,6 +130,8 @@ ANSWERS = {
             (share(look=1), "are two products"),
             (share(feed=1), "two matrices, in and out"),
             (share(project=32), "not to the whole width"),
+            (share(look=16), "only width / 8 wide"),
+            (share(project=32, look=16), "in its projections and in its products"),
             (lambda *given: 1 - share()(*given), "the share that is saved"),
             (lambda *given: 1 / share()(*given), "how much faster"),
             (lambda *given: 0.3, "Count one head and the feed-forward part"),

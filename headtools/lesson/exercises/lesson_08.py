@@ -43,6 +43,12 @@ def _gate(answer: Any) -> str | None:
             "The temperature divides the noise alone. It divides the sum of noise and log alpha.": (
                 wide(torch.sigmoid(noise / temperature + log_alpha)).clamp(0, 1)
             ),
+            "The temperature divides log alpha alone. It divides the sum of noise and log alpha.": (
+                wide(torch.sigmoid(noise + log_alpha / temperature)).clamp(0, 1)
+            ),
+            "The stretched interval is 1.2 wide, from -0.1 to 1.1: here an s of 1 does not become 1.1.": (
+                (s * HIGH + LOW).clamp(0, 1)
+            ),
             "Log alpha has the wrong sign: the larger it is, the more the gate is open.": (
                 wide(torch.sigmoid((noise - log_alpha) / temperature)).clamp(0, 1)
             ),
@@ -74,6 +80,9 @@ def _p_zero(answer: Any) -> str | None:
             _sigmoid(edge - log_alpha): "The temperature is missing. Try it with temperature 1 and with 0.5.",
             _sigmoid(-log_alpha): "Half of the way: this is where the gate before stretching is below 0.5.",
             _sigmoid(temperature * edge): "Log alpha is missing.",
+            _sigmoid(temperature * math.log(-LOW / (HIGH - LOW)) - log_alpha): (
+                "You take the logarithm of the edge. It is its logit that is needed, log x - log(1 - x)."
+            ),
             _sigmoid((edge - log_alpha) / temperature): (
                 "This puts the edge through the gate's own formula. Go backwards: for which u does it come out as 0?"
             ),
@@ -88,7 +97,7 @@ def _p_zero(answer: Any) -> str | None:
 
 def _pull(answer: Any) -> str | None:
     """pull(p_open, penalty): slope in log alpha of penalty * P(gate > 0), where p_open = sigmoid(log alpha + c)."""
-    p = torch.tensor([0.001, 0.2, 0.5, 0.9, 0.999])
+    p = torch.tensor([0.01, 0.2, 0.5, 0.9, 0.99])
     for penalty in (1.0, 0.05):
         given = {"p_open": p, "penalty": penalty}
         got = tensor(call(answer, **given), tuple(p.shape), "(n,)", given)

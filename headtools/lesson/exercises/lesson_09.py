@@ -14,7 +14,7 @@ from headtools.lesson.exercises.exercise import Exercise, call, explain, number,
 def _left(answer: Any) -> str | None:
     """left(scores, keep): which heads stay, (layer, head) of 0 and 1, when only the keep highest scores do."""
     cases = (
-        ([[0.9, 0.1, 0.8], [0.2, 0.3, 0.7]], 2),
+        ([[0.3, 0.9, 0.8], [0.7, 0.1, 0.2]], 2),
         ([[0.5, -0.9, 0.1, 0.4], [0.0, 0.2, -0.3, 0.05]], 2),
         ([[3.0, 1.0], [4.0, 2.0]], 4),
         ([[3.0, 1.0], [4.0, 2.0]], 0),
@@ -32,6 +32,8 @@ def _left(answer: Any) -> str | None:
             "Each layer keeps as many here. Compare the heads of all layers with one another.": (
                 torch.stack([_best(row, even) for row in scores])
             ),
+            "That is a list of places, the best head's first. You need the rank of each head: sort that list again.":
+                (scores.flatten().argsort(descending=True) < keep).float().view(scores.shape),
             "A score below 0 says that the model does better without the head, so it goes first. Do not take its size.":
                 _best(scores.abs(), keep),
             "One head too many stays.": _best(scores, min(keep + 1, scores.numel())),
@@ -98,6 +100,8 @@ def _work(answer: Any) -> str | None:
             ),
             "The feed-forward part has two matrices, in and out.": share(project + look, feed / 2),
             "Each head projects to width / 8, not to the whole width.": share(8 * project + look, feed),
+            "The two products of a head are only width / 8 wide, too.": share(project + 8 * look, feed),
+            "A head is width / 8 wide, in its projections and in its products.": share(8 * (project + look), feed),
             "That is the share that is saved. How much is left?": 1 - want,
             "That is how much faster it would be. The share of the work that is left is asked for.": 1 / want,
         }
