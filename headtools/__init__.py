@@ -102,7 +102,6 @@ _WHERE = {
     "shipped_real": "organism.real_models",
     "translate": "organism.load",
     "figure": "lesson.figure",
-    "claim": "lesson.figure",
     "ledger": "lesson.figure",
     "measured": "lesson.measured",
     "predict": "lesson.predict",

@@ -15,7 +15,8 @@ import headtools as ht
 from headtools._report.page import Section, page, paragraph, table, write
 from headtools.lesson import draw, words
 from headtools.lesson.check import CheckResult
-from headtools.lesson.claims import ledger_rows
+from headtools.lesson.claims import Others, ledger_rows
+from headtools.lesson.course_claims import CourseClaim, CourseClaims
 from headtools.lesson.plain import plain
 
 from .hostile import HOSTILE, Skeleton
@@ -31,14 +32,18 @@ def of_figure(text):
     return ht.figure(line(), claim=f"A claim {text}", alt=f"There is {text} to see").html
 
 
-def of_claim(text):
-    said = text.replace("{", "{{").replace("}", "}}")
-    return ht.claim(f"Says {said} {{}}.", 1, 1, 0)._repr_mimebundle_()["text/html"]
+def others(text):
+    said = {"row": "3.1", "claim": f"c {text}", "source": f"s {text}"}
+    return Others((said | {"cited": ["wrong", f"w {text}"], "here": ["right", f"m {text}"]},))
 
 
 def of_ledger(text):
-    box = ht.ledger("3.1", claim=f"c {text}", source=f"s {text}", measured=f"m {text}", verdict="wrong")
-    return box._repr_mimebundle_()["text/html"]
+    return others(text)._repr_mimebundle_()["text/html"]
+
+
+def of_course_claims(text):
+    claims = CourseClaims([CourseClaim(f"c {text}", f"s {text}", "wrong", f"w {text}", "right", "gates", "08")])
+    return claims.counts() + claims.by_topic()
 
 
 def of_check(text):
@@ -64,7 +69,7 @@ def of_page(text):
     return page(f"title {text}", f"lead {text}", [Section(f"n {text}", f"t {text}", missing=f"m {text}"), measured])
 
 
-WRITERS = (of_figure, of_claim, of_ledger, of_check, of_explore, of_view, of_model_view, of_page)
+WRITERS = (of_figure, of_ledger, of_course_claims, of_check, of_explore, of_view, of_model_view, of_page)
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -98,10 +103,8 @@ def test_names_in_drawings(name):
 
 def test_what_a_notebook_stores_can_be_written():
     for text in HOSTILE.values():
-        said = text.replace("{", "{{").replace("}", "}}")
         shown = [
-            ht.claim(f"Says {said} {{}}.", 1, 1, 0),
-            ht.ledger("3.1", claim=text + ".", source="s", measured="m", verdict="wrong"),
+            others(text),
             CheckResult("n", text, "not yet", text),
             ht.figure(line(), claim=f"c {text}", alt="There is a line."),
             ht.attention_view([torch.eye(2).expand(1, 2, 2)], ["a", text], alt=f"a {text}", limit=10**6),
@@ -112,8 +115,7 @@ def test_what_a_notebook_stores_can_be_written():
 
 def test_the_ledger_is_read_back(tmp_path):
     for text in HOSTILE.values():
-        box = ht.ledger("3.1", claim=f"c {text}", source="s", measured="m", verdict="wrong")
-        cells = [{"outputs": [{"data": box._repr_mimebundle_()}]}]
+        cells = [{"outputs": [{"data": others(text)._repr_mimebundle_()}]}]
         (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}), "utf-8")
         (row,) = ledger_rows(tmp_path / "a.ipynb")
         lost = dict.fromkeys(range(0xD800, 0xE000), 0xFFFD) | {0x7F: 0x2421}

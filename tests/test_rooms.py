@@ -45,7 +45,7 @@ def test_arrows_go_to_the_right_only(room):
 
 
 @pytest.mark.parametrize("line", [
-    "from headtools.lesson.figure import claim", "import headtools.organism.load", "from headtools import lesson",
+    "from headtools.lesson.figure import ledger", "import headtools.organism.load", "from headtools import lesson",
     "def f():\n    import headtools as ht\n    return ht.check",
 ])  # fmt: skip
 def test_a_wrong_arrow_is_seen(line):

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from headtools.lesson.catalogue import entry
-from headtools.lesson.claims import Claim
 from headtools.lesson.figure import LIMIT, OKABE_ITO, png
 from headtools.lesson.frame import view_height, view_html, view_script
 from headtools.lesson.measured import measured
@@ -76,7 +75,7 @@ def attention_view(
     *,
     alt: str | None = None,
     kind: str = "head",
-    claim: str | Claim | None = None,
+    claim: str | None = None,
     key_tokens: Sequence[str] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headtools.lesson.catalogue import entry
-from headtools.lesson.claims import Claim, ClaimFailed, Ledger, claim, ledger, ledger_rows
+from headtools.lesson.claims import ledger, ledger_rows
 from headtools.lesson.measured import Measured, measured
 from headtools.lesson.plain import escape, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Claim", "ClaimFailed", "Ledger", "Picture", "claim", "figure", "ledger", "ledger_rows", "png", "style"]
+__all__ = ["Picture", "figure", "ledger", "ledger_rows", "png", "style"]
 
 LIMIT = 150_000  # characters of one output: a notebook with thirty of them still opens quickly
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -28,7 +28,7 @@ IMG_STYLE = "background:#fff;max-width:100%;height:auto;border-radius:3px"
 class Picture:
     """A drawn figure with its claim and description; displays as ``<figure>`` and, as plain text, as the claim."""
 
-    claim: str | Claim | Measured
+    claim: str | Measured
     alt: str
     png: bytes = field(repr=False)
 
@@ -40,8 +40,7 @@ class Picture:
         """The ``<figure>`` element."""
         if isinstance(self.claim, Measured):
             return figure_html(self.png, alt=self.alt, caption=self.claim.html)
-        small = f" <small>{escape(self.claim.check)}</small>" if isinstance(self.claim, Claim) else ""
-        return figure_html(self.png, alt=self.alt, caption=escape(self.claim) + small)
+        return figure_html(self.png, alt=self.alt, caption=escape(self.claim))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/html": self.html, "text/plain": plain(repr(self))}
@@ -52,7 +51,7 @@ def figure(
     key: str | None = None,
     /,
     *,
-    claim: str | Claim | None = None,
+    claim: str | None = None,
     alt: str | None = None,
     **numbers: Any,
 ) -> Picture | Measured:
@@ -81,7 +80,7 @@ def figure(
             return claim
         alt = about.get("alt")
     for name, text in (("claim", claim), ("alt", alt)):
-        if not isinstance(text, (str, Claim, Measured)) or not str(text).strip():
+        if not isinstance(text, (str, Measured)) or not str(text).strip():
             raise ValueError(f"figure needs {name}= as a sentence, got {text!r}")
     if _bare(str(alt)) == _bare(str(claim)):
         raise ValueError(f"alt repeats the claim; describe what there is to see instead: {str(alt)!r}")

@@ -17,7 +17,7 @@ maps = [torch.rand(1, 2, 5, 5).softmax(-1) for _ in range(2)]
 tokens = ["the", "old", "dog", "barked", "."]""",
     """fig, ax = plt.subplots()
 ax.plot([1, 2])
-ht.figure(fig, claim=ht.claim("The line rises by {}.", 1, 1, 0), alt="A line from 1 to 2.")""",
+ht.figure(fig, claim="The line rises by 1.", alt="A line from 1 to 2.")""",
     """def look(power, kind, grid, words):
     fig, ax = plt.subplots()
     ax.plot([x**power for x in range(9)])
@@ -25,9 +25,10 @@ ht.figure(fig, claim=ht.claim("The line rises by {}.", 1, 1, 0), alt="A line fro
 ht.explore(look, alt="A curve.", power=(1, 5), kind=["x", "y"], grid=True, words="a")""",
     "ht.attention_view(maps, tokens, alt='Five words and lines between them.')",
     "ht.attention_view(maps, tokens, kind='model', alt='Four thumbnails.')",
-    """display(*(ht.ledger(f"1.{n}", claim="c.", source="s", measured="m.", verdict=v) for n, v in enumerate(
-    ["right", "imprecise", "wrong", "contradicted", "unverifiable"])))""",
-    """display(ht.claim("One is {}.", 1, 1, 0), ht.check("01.cost", ...), ht.check("01.cost", lambda T, d, H: T),
+    """display(ht.ledger("01"), ht.ledger("03"))
+ht.ledger()""",
+    """display(ht.measured("01.mask", before=1.0, after=0.25), ht.check("01.cost", ...),
+        ht.check("01.cost", lambda T, d, H: T),
         ht.check("01.cost", lambda T, d, H: 4 * T * d * d + 2 * T * T * d))""",
     "ht.check.summary()",
     "pd.DataFrame({'head': ['0.1'], 'score': [0.5]})",

@@ -9,7 +9,6 @@ import pytest
 from matplotlib import pyplot as plt
 from PIL import Image
 
-from headtools.lesson.claims import claim
 from headtools.lesson.figure import LIMIT, figure, png, style
 
 
@@ -35,12 +34,6 @@ def test_html_plain_text_and_closing():
     assert f'width="{image.width}" height="{image.height}"' in bundle["text/html"]
     assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
     assert "Software" not in image.info
-
-
-def test_a_checked_claim_is_a_caption():
-    made = figure(line(), claim=claim("It rises to {}.", 4.001, 4, 0.01), alt="A curve.")
-    assert repr(made) == "It rises to 4."
-    assert "Checked on this machine, to within 0.01." in made.html
 
 
 def test_the_same_drawing_gives_the_same_bytes():
