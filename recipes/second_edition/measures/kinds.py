@@ -12,7 +12,7 @@ from recipes.second_edition.measures._gated import before, one_run
 from recipes.second_edition.measures._words import table
 
 KINDS = ("encoder", "decoder", "cross")
-PENALTIES = (0.0, 0.005, 0.01, 0.02)
+PENALTIES = (0.0, 0.01, 0.02)
 
 
 def measure(model: nn.Module, tokenizer: object, limit: int | None = None, runs: Path | None = None) -> dict:

@@ -7,6 +7,7 @@ The first table is figure 7 of Voita et al. 2019, the second their figure 8, the
 from collections import Counter
 from pathlib import Path
 
+from scipy.stats import hypergeom
 from torch import nn
 
 from recipes.second_edition.measures._gated import before, function, one_run
@@ -14,6 +15,7 @@ from recipes.second_edition.measures._words import table
 
 PENALTIES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.3)
 FUNCTIONS = ("position", "relation", "coreference", "name", "several", "none")
+HEADS = 48
 FEW = (3, 6)  # heads left in the runs whose heads are listed
 WITHIN, ENOUGH = 2.0, 12  # BLEU, heads
 
@@ -34,6 +36,17 @@ def counts(heads: list[str], roles: dict[str, list[str]]) -> list[int]:
     return [found[name] for name in FUNCTIONS]
 
 
+def by_chance(heads: list[str], roles: dict[str, list[str]]) -> tuple[int, float, float]:
+    """How many of some heads had a role, how many of as many random heads would, and how likely as many or more are.
+
+    >>> had, chance, p = by_chance(["0.0", "0.1"], {"0.0": ["obj up"], "0.1": ["name"], "5.5": ["topic"]})
+    >>> had, chance, round(p, 4)
+    (2, 0.125, 0.0027)
+    """
+    had = len(roles.keys() & set(heads))
+    return had, len(heads) * len(roles) / HEADS, float(hypergeom.sf(had - 1, HEADS, len(roles), len(heads)))
+
+
 def fewest(found: dict) -> dict | None:
     """The run with the fewest heads that is within two BLEU of the model before."""
     least = found["before"]["bleu"][0] - WITHIN
@@ -51,14 +64,16 @@ def markdown(results: dict[str, dict]) -> str:
     curve, functions, drift = [], [], []
     for name, found in results.items():
         first, whole = found["before"]["roles"], found["before"]["bleu"]
-        curve.append([name, "before", 48, None, "{:.1f} ({:.1f}–{:.1f})".format(*whole), None])
+        curve.append([name, "before", HEADS, None, "{:.1f} ({:.1f}–{:.1f})".format(*whole), None])
         for row in found["runs"]:
             heads = heads_of(row)
             curve.append([name, f"{row['penalty']:g}", len(heads), row["undecided"],
                           "{:.1f} ({:.1f}–{:.1f})".format(*row["bleu"]), f"{row['cost']:.3f}"])  # fmt: skip
+            had, chance, p = by_chance(heads, first)
             then, now = counts(heads, first), counts(heads, row["roles"])
             functions.append([name, f"{row['penalty']:g}", len(heads),
-                              *(f"{a} → {b}" for a, b in zip(then, now, strict=True))])  # fmt: skip
+                              *(f"{a} → {b}" for a, b in zip(then, now, strict=True)),
+                              f"{had} ({chance:.1f}, p {p:.2g})"])  # fmt: skip
             if FEW[0] <= len(heads) <= FEW[1]:
                 drift += [[name, f"{row['penalty']:g}", head, ", ".join(first.get(head, ["none"])),
                            ", ".join(row["roles"].get(head, ["none"]))] for head in heads]  # fmt: skip
@@ -67,7 +82,7 @@ def markdown(results: dict[str, dict]) -> str:
         table(header, curve),
         "The heads that are left, by what they did in the model before → what they do now (roles by the stricter rule; "
         "*several*: roles of more than one of these kinds):",
-        table(["model", "penalty", "heads left", *FUNCTIONS], functions),
+        table(["model", "penalty", "heads left", *FUNCTIONS, "had a role (by chance)"], functions),
         f"The runs that leave {FEW[0]} to {FEW[1]} heads, head by head:",
         table(["model", "penalty", "head", "roles before", "roles now"], drift) if drift else "There is none.",
     ]

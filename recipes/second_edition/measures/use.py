@@ -22,7 +22,7 @@ from recipes.second_edition.language.vocabulary import vocabulary
 from recipes.second_edition.measures._words import table
 from recipes.second_edition.measures.roles import held_roles
 
-SEEN, SENTENCES, SETS = 500, 200, 20
+SEEN, SENTENCES, SETS = 500, 120, 20
 # Roles whose heads are switched off together, what the words must need, and the features that are the piece.
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "previous word": (("offset -1",), ("left accent",), ("left",)),
