@@ -34,6 +34,7 @@ class Measured:
     off: tuple[str, ...] = ()
     prediction: str = ""
     fold: str = ""
+    silent: bool = False  # no number, so no small print
 
     def __str__(self) -> str:
         return " ".join(filter(None, [self.sentence, self.prediction, self.off and self.check]))
@@ -45,14 +46,14 @@ class Measured:
         """The small print: what this machine measured."""
         if self.off:
             return f"Not so on this machine: {'; '.join(self.off)}."
-        return "Measured on this machine as well."
+        return "" if self.silent else "Measured on this machine as well."
 
     @property
     def html(self) -> str:
         """Sentence, prediction and small print."""
         mine = f" <b>{escape(self.prediction)}</b>" if self.prediction else ""
-        small = f"<b>{escape(self.check)}</b>" if self.off else f"<small>{escape(self.check)}</small>"
-        return f"{escape(self.sentence)}{mine} {small}"
+        small = f" <b>{escape(self.check)}</b>" if self.off else f" <small>{escape(self.check)}</small>"
+        return f"{escape(self.sentence)}{mine}{'' if self.silent else small}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         if self.fold:  # the sentence is Markdown, and as long as it likes
@@ -96,7 +97,7 @@ def measured(key: str, /, **numbers: Any) -> Measured:
             off.append(f"{name} is {value:.6g}, expected {expect[name]:g}{f' to within {most:g}' if most else ''}")
     if off and os.environ.get("HEADTOOLS_STRICT"):
         raise NotAsExpected(f"{key}: {'; '.join(off)}")
-    return Measured(key, caption.format(**expect), tuple(off), predicted(key), about.get("fold", ""))
+    return Measured(key, caption.format(**expect), tuple(off), predicted(key), about.get("fold", ""), not here)
 
 
 def unit(caption: str, name: str, value: float) -> float:

@@ -1,8 +1,11 @@
-"""The whole way of a problem set: handed out, solved well, badly or not at all, collected, graded, exported."""
+"""The whole cycle of a problem set: handed out, solved well, badly or not at all, collected, graded, exported."""
 
 import csv
+import json
 import os
+import random
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +18,8 @@ import warm_kernel
 from nbgrader.apps import NbGraderAPI
 from wrong import WRONG
 
-SETS = ("ps1_mathematics", "ps2_roles", "ps3_importance", "ps4_pruning")
-WRITTEN = 4  # points that only a person gives
+SETS = ("ps1_mathematics", "ps2_roles", "ps3_importance", "ps4_pruning", "ps5_project")
+HIDDEN_CELLS = {"ps1_mathematics": 8, "ps2_roles": 8, "ps3_importance": 8, "ps4_pruning": 9, "ps5_project": 3}
 SOLUTION = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.S)
 HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n(.*?)### END HIDDEN TESTS", re.S)
 
@@ -60,11 +63,18 @@ def answered(nb: nbformat.NotebookNode, name: str, answers: dict[str, str]) -> n
     return nb
 
 
-def grade(api: NbGraderAPI, name: str, student: str, nb: nbformat.NotebookNode) -> dict[str, float]:
-    """Hand in, grade, and return the points of each cell, named without the set's name: {"1a": 1.0, ...}."""
+def grade(
+    api: NbGraderAPI, name: str, student: str, nb: nbformat.NotebookNode, files: dict[str, str] | None = None
+) -> dict[str, float]:
+    """Hand in, grade, and return the points of each cell, named without the set's name: {"1a": 1.0, ...}.
+
+    ``files``: {name: text} of what is handed in beside the notebook.
+    """
     path = folder_of(api) / "submitted" / student / name / f"{name}.ipynb"
     path.parent.mkdir(parents=True)
     nbformat.write(nb, path)
+    for beside, text in (files or {}).items():
+        (path.parent / beside).write_text(text, "utf-8")
     done = api.autograde(name, student, create=True)
     assert done["success"], done
     return points(api, name, student)
@@ -83,7 +93,8 @@ def full(api: NbGraderAPI, name: str) -> dict[str, int]:
 
 
 def automatic(api: NbGraderAPI, name: str) -> dict[str, int]:
-    return full(api, name) | {"5": 0}
+    """What each cell is worth to the tests: nothing where only a person gives points."""
+    return {cell: worth if cell[-1].isalpha() else 0 for cell, worth in full(api, name).items()}
 
 
 # --- what learners get ------------------------------------------------------------------------------------------------
@@ -110,8 +121,8 @@ def test_the_release_version_holds_no_answer_and_no_hidden_test(course: NbGrader
 def test_hidden_tests_and_solutions_are_where_the_test_above_looks(course: NbGraderAPI):
     for name in SETS:
         cells = [cell.source for cell in notebook(course, "source", name).cells]
-        assert sum(bool(HIDDEN.search(cell)) for cell in cells) == 8
-        assert sum(bool(SOLUTION.search(cell)) for cell in cells) >= 4
+        assert sum(bool(HIDDEN.search(cell)) for cell in cells) == HIDDEN_CELLS[name]
+        assert sum(bool(SOLUTION.search(cell)) for cell in cells) >= 2
 
 
 def test_a_folder_with_grades_is_not_overwritten(course: NbGraderAPI):
@@ -127,7 +138,7 @@ def test_the_solution_gets_all_automatic_points(course: NbGraderAPI, name: str):
     assert grade(course, name, "reference", notebook(course, "source", name)) == automatic(course, name)
     with course.gradebook as gradebook:
         submission = gradebook.find_submission(name, "reference")
-        assert (submission.score, submission.max_score) == (20 - WRITTEN, 20)
+        assert (submission.score, submission.max_score) == (sum(automatic(course, name).values()), 20)
         assert submission.needs_manual_grade
 
 
@@ -144,21 +155,54 @@ def test_a_typical_wrong_submission_gets_its_marks(course: NbGraderAPI, name: st
     nb = answered(notebook(course, "source", name), name, one.answers)
     student = f"wrong{list(WRONG[name]).index(what)}"
     worth = automatic(course, name)
-    assert one.lost < set(worth)
-    assert grade(course, name, student, nb) == {cell: 0 if cell in one.lost else n for cell, n in worth.items()}
+    assert set(one.lost) < set(worth)
+    assert grade(course, name, student, nb) == one.points(worth)
+
+
+def test_part_of_a_question_gives_part_of_its_points():
+    """Each set has a cell in which some wrong submission keeps a part; so partial credit is tested above."""
+    for name in SETS:
+        assert [cell for one in WRONG[name].values() for cell, lost in one.lost.items() if lost is not None], name
+
+
+def test_a_project_is_graded_from_its_file_without_its_model(course: NbGraderAPI):
+    name = "ps5_project"
+    draw = random.Random(0)
+    head, before = [draw.random() for _ in range(30)], [1 + draw.random() for _ in range(30)]
+    rule, after = [x - 0.1 - 0.1 * draw.random() for x in head], [x + draw.random() for x in before]
+    controls = [[x + 0.5 * draw.random() for x in before] for _ in range(6)]
+
+    def with_interval(values: list[float]) -> list[float]:
+        mean, reach = statistics.mean(values), 1.96 * statistics.stdev(values) / len(values) ** 0.5
+        return [mean, mean - reach, mean + reach]
+
+    results = {
+        "model": "a model that only its owner has", "head": ["decoder", 7, 3], "score": "made up for this test",
+        "choosing": ["one"], "measuring": [f"sentence {i}" for i in range(30)],
+        "scores": {"head": head, "rule": rule, "untrained": rule[::-1]},
+        "tokens": ["a", "b"], "map": [[1, 0], [0.5, 0.5]],
+        "difference": with_interval([a - b for a, b in zip(head, rule, strict=True)]),
+        "losses": {"before": before, "after": after, "controls": controls},
+        "rise": with_interval([a - b for a, b in zip(after, before, strict=True)]),
+        "rise_over_controls": [0, -1, 1],  # not what follows from the losses
+    }  # fmt: skip
+    worth = automatic(course, name)
+    nb = notebook(course, "release", name)
+    given = grade(course, name, "own-model", nb, {f"{name}.json": json.dumps(results)})
+    assert given == worth | {"3b": 1}
 
 
 def test_what_raises_or_hangs_costs_its_own_points_only(course: NbGraderAPI):
     name = "ps4_pruning"
-    patient = hand_out.grading(folder_of(course), Execute={"timeout": 25})
+    patient = hand_out.grading(folder_of(course), Execute={"timeout": 60})
     nb = answered(notebook(course, "source", name), name, {
-        "1": "def gate_with(p_zero, p_one, low=-0.1, high=1.1:",  # no Python
-        "2": "import time\n\ntime.sleep(10_000)",  # never ends
-        "3": "def cut_with_means(weight, bias, means, gone):\n    return weight @ bias @ means",  # raises when called
+        "1": "def gate_with(p_zero, p_one, gamma=-0.1, zeta=1.1:",  # no Python
+        "2-loop": "import time\n\ntime.sleep(10_000)",  # never ends
+        "4": "def cut_with_means(weight, bias, means, gone):\n    return weight @ bias @ means",  # raises when called
     })  # fmt: skip
     worth = automatic(course, name)
-    assert grade(patient, name, "unlucky", nb) == {cell: n if cell[0] == "4" else 0 for cell, n in worth.items()}
-    assert grade(patient, name, "next", notebook(course, "source", name)) == worth
+    kept = {"2a", "2b", "3a", "3b", "3c"}
+    assert grade(patient, name, "unlucky", nb) == {cell: n if cell in kept else 0 for cell, n in worth.items()}
 
 
 def test_changed_tests_and_points_are_put_back(course: NbGraderAPI):
@@ -182,12 +226,12 @@ def test_another_variant_asks_for_other_numbers_and_the_solution_follows(course:
     other = hand_out.grading(folder_of(made), Execute={"timeout": 300})
     for name in SETS:
         assert grade(other, name, "reference", notebook(other, "source", name)) == automatic(other, name)
-        said = [told_by(api, name) for api in (course, other)]
-        assert said[0]
-        assert said[0] != said[1], "the variant changes nothing"
+        printed = [printed_by(api, name) for api in (course, other)]
+        assert printed[0]
+        assert printed[0] != printed[1], "the variant changes nothing"
 
 
-def told_by(api: NbGraderAPI, name: str) -> str:
+def printed_by(api: NbGraderAPI, name: str) -> str:
     """What the variant's cell printed when the reference was graded."""
     nb = nbformat.read(folder_of(api) / "autograded" / "reference" / name / f"{name}.ipynb", as_version=4)
     (cell,) = [cell for cell in nb.cells if hand_out.VARIANT.search(cell.source)]

@@ -18,7 +18,10 @@ SETS = problem_sets()
 RULES = ("valid_format", "title_asks", "heading_levels", "pictures_speak", "links_resolve", "code_stays_clean", "voice")
 PAGES = ("notebooks/teaching.md", "assignments/README.md", "assignments/instructor/marking.md",
          "assignments/instructor/exam.md")  # fmt: skip
-LINES = 40  # of a cell; hidden tests are longer than what a learner reads
+# Words of the first edition in place of the field's terms, which are in the glossary.
+OLD_WORDS = ("lumps?", "looks", "end marks?", "putting back", "right angles", "dearest", "told", "price", "loudest")
+LINES = 40  # of a cell that a learner reads
+HIDDEN_LINES = 65  # of a cell with hidden tests or with a solution
 
 
 def read(name: str) -> str:
@@ -39,7 +42,7 @@ def by_task(nb: nbformat.NotebookNode) -> dict[str, int]:
     """{number of a task: its points}."""
     sums: dict[str, int] = {}
     for name, points in graded(nb).items():
-        task = re.fullmatch(r"ps\d-(\d)[a-c]?", name)[1]
+        task = re.fullmatch(r"ps\d-(\d)[a-d]?", name)[1]
         sums[task] = sums.get(task, 0) + points
     return sums
 
@@ -53,7 +56,7 @@ def rows(text: str) -> list[list[str]]:
 # --- the notebooks ----------------------------------------------------------------------------------------------------
 
 
-def test_there_are_four():
+def test_there_are_five():
     assert [path.stem for path in SETS] == list(WRONG)
 
 
@@ -63,7 +66,9 @@ def test_it_keeps_the_house_rules(path: Path):
     assert [f"{name}: {found}" for name in RULES for found in anatomy.RULES[name](notebook)] == []
     told = "\n".join(cell.source for cell in notebook.nb.cells)
     assert not anatomy.LOCAL_PATH.search(told)
-    assert max(len(cell.source.splitlines()) for cell in notebook.code) <= LINES
+    for cell in notebook.code:
+        kept_back = "### BEGIN" in cell.source
+        assert len(cell.source.splitlines()) <= (HIDDEN_LINES if kept_back else LINES), cell.source.splitlines()[0]
     assert 4 <= len(by_task(notebook.nb)) <= 6
 
 
@@ -94,10 +99,41 @@ def test_ids_and_kinds_of_cells(path: Path):
         assert not hidden or (one["grade"] and one["locked"])
         assert solution == (one["solution"] and cell.cell_type == "code")
         if one["grade"] and cell.cell_type == "code":
-            task = re.match(r"# (\d[a-c]) · (\d) points?(, hidden)?: ", cell.source)
+            task = re.match(r"# (\d[a-d]) · (\d) points?(, hidden)?: ", cell.source)
             assert (f"{prefix}-{task[1]}", int(task[2]), bool(task[3])) == (one["grade_id"], one["points"], hidden)
     plain = [cell for cell in nb.cells if "nbgrader" not in cell.metadata]
     assert all(cell.cell_type == "markdown" for cell in plain)
+
+
+@pytest.mark.parametrize("path", SETS, ids=lambda path: path.stem)
+def test_partial_credit_adds_up(path: Path):
+    """A cell that gives points for each of its parts names them in its first line and cannot give more than it has."""
+    divided = 0
+    for cell in Notebook.read(path).code:
+        parts = re.search(r"for _worth, _part in \((.*)\):\n", cell.source)
+        meta = cell.metadata["nbgrader"]
+        if parts is None:
+            assert not meta["grade"] or meta["points"] == 1, "a cell of more than one point gives part of them"
+            continue
+        divided += 1
+        worth = [float(n) for n in re.findall(r"\(([\d.]+), _\w+\)", parts[1])]
+        first = [float(n) for n in re.findall(r" \(([\d.]+)\)", cell.source.splitlines()[0])]
+        assert worth == first
+        assert sum(worth) == meta["points"]
+        assert cell.source.splitlines()[-2:] == ["_points", "### END HIDDEN TESTS"]
+    assert divided >= 3
+
+
+@pytest.mark.parametrize("path", SETS, ids=lambda path: path.stem)
+def test_a_learner_sees_formulas_and_no_apparatus(path: Path):
+    nb = nbformat.read(path, as_version=4)
+    tasks = [cell.source for cell in nb.cells if cell.source.startswith("## Task ")]
+    assert sum("$$" in task for task in tasks) >= 2
+    assert sum("$$" in task or "graded by a person" in task for task in tasks) >= len(tasks) - 3
+    code = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "code")
+    assert not re.search(r"\bclaim\(|claim=|\balt=|expect=", code)
+    prose = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
+    assert [word for word in OLD_WORDS if re.search(rf"\b{word}\b", prose + code, re.I)] == []
 
 
 @pytest.mark.parametrize("path", SETS, ids=lambda path: path.stem)
@@ -110,7 +146,7 @@ def test_its_table_agrees_with_its_cells(path: Path):
     assert sum(graded(nb).values()) == 20
     assert f"Allow yourself about {minutes} minutes" in nb.cells[0].source
     titles = [title for level, title in headings("\n\n".join(cell.source for cell in nb.cells)) if level == 2]
-    assert [title[:6] for title in titles[1:]] == [f"Task {task[0]}" for task in tasks]
+    assert [title[:6] for title in titles if title.startswith("Task")] == [f"Task {task[0]}" for task in tasks]
 
 
 @pytest.mark.parametrize("path", SETS, ids=lambda path: path.stem)
@@ -191,9 +227,21 @@ def test_marking_tells_the_marks_that_are_given():
         points = {name.split("-")[1]: worth for name, worth in graded(nb).items()}
         part = section(read("assignments/instructor/marking.md"), f"Problem set {path.stem[2]}")
         assert {row[0]: int(row[1]) for row in rows(part) if row[0] in points} == points
+        worth = {cell: n for cell, n in points.items() if cell[-1].isalpha()}  # the others are given by a person
         for what, one in WRONG[path.stem].items():
             assert what in part
-            assert told[what][1:3] == [", ".join(sorted(one.lost)), f"{16 - sum(points[i] for i in one.lost)} of 16"]
+            left = one.points(worth)
+            lost = {cell: worth[cell] - left[cell] for cell in sorted(one.lost)}
+            loses = [cell if n == worth[cell] else f"{cell} ({n:g} of {worth[cell]})" for cell, n in lost.items()]
+            assert told[what][1:3] == [", ".join(loses), f"{sum(left.values()):g} of {sum(worth.values())}"]
+
+
+def test_the_rubric_of_the_project_adds_up():
+    part = section(read("assignments/instructor/marking.md"), "Rubric of the project")
+    points = {row[0]: int(row[1]) for row in rows(part)[1:]}
+    assert sum(points.values()) == 20
+    by_tests = sum(n for what, n in points.items() if what.startswith("*tests:*"))
+    assert by_tests == sum(n for cell, n in graded(nbformat.read(SETS[4], as_version=4)).items() if cell[-1].isalpha())
 
 
 def test_the_exam_has_answers_and_they_are_right():
@@ -211,6 +259,7 @@ def test_the_exam_has_answers_and_they_are_right():
         6: f"{math.exp(0.75 * math.log(4 / 3) + 0.25 * math.log(4)):.2f}", 15: f"{(1 / 4 + 1 / 5 + 1 / 6) / 3:.3f}",
         24: f"{1 - 2 * lump:.3f}", 26: f"{luck:.4f}", 27: f"{100 * (3 * head + rest) / (8 * head + rest):.0f} %",
         29: f"{41 / 51:.2f}",
+        31: f"{48 * 0.5 * math.erfc(0.6 / math.sqrt(2)):.0f} gates", 32: f"{0.025 * 144 * 5:.0f} by luck",
     }  # fmt: skip
     for number, told in right.items():
         assert told in answers[number].replace("\n", " "), number
