@@ -1,9 +1,11 @@
 """Settings of the course's site: ``make site`` (Sphinx with MyST-NB), from the notebooks' stored outputs."""
 
+import os
+
 project = "headtools"
 author = "the headtools authors"
 copyright = "2026, the headtools authors. Text and figures CC BY 4.0, code BSD-3-Clause"  # noqa: A001
-html_title = "headtools: what attention heads do, and what they are worth"
+html_title = "headtools"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "docstrings", "sphinx.ext.viewcode", "sphinx-mathjax-offline"]
 exclude_patterns = ["assignments"]
@@ -28,6 +30,16 @@ add_module_names = False
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("claims.js", {"defer": ""})]
+html_favicon = "_static/favicon.svg"
+templates_path = ["_templates"]
+# tools/make_site.py sets these; the templates of the bar and of what other sites show need them.
+html_context = {
+    "home": os.environ.get("SITE_HOME", ""),
+    "repository": os.environ.get("SITE_REPOSITORY", ""),
+    "site_description": os.environ.get("SITE_DESCRIPTION", ""),
+    "own_theme": False,
+}
 html_show_sphinx = False
 html_copy_source = False
 pygments_style = "a11y-high-contrast-light"

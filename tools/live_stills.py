@@ -52,19 +52,23 @@ def _word(source: str, said: str, right: str | None = None) -> str:
 
 
 @torch.no_grad()
-def grids(model: nn.Module, number: int) -> str:
-    """Return the maps of all heads in one sentence, a picture for each kind: last layer on top."""
+def maps(model: nn.Module, number: int) -> dict[str, list[torch.Tensor]]:
+    """Return the attention maps of all heads in one sentence: a list of layers for each kind, the last layer first."""
     sentence = ht.corpus("organism", "test", number + 1)[number]
     with ht.record(model, want="maps") as seen:
         model(**batches([sentence])[0])
+    return {kind: [seen[site.key].maps[0] for site in reversed(ht.sites(model)[kind].all)] for kind in KINDS}
+
+
+def grids(model: nn.Module, number: int) -> str:
+    """Return the maps of all heads in one sentence, a picture for each kind: last layer on top."""
     parts = []
-    for kind, name in KINDS.items():
-        layers = [seen[site.key].maps[0] for site in reversed(ht.sites(model)[kind].all)]
-        picture = np.vstack([np.hstack([_tile(head.numpy()) for head in maps]) for maps in layers])
+    for kind, layers in maps(model, number).items():
+        picture = np.vstack([np.hstack([_tile(head.numpy()) for head in heads]) for heads in layers])
         image = base64.b64encode(png(picture)).decode()
         alt = f"Attention maps of {len(layers)} layers of {len(layers[0])} heads"
         parts.append(
-            f'<div class="grid {kind}"><h3>{name}</h3>'
+            f'<div class="grid {kind}"><h3>{KINDS[kind]}</h3>'
             f'<div class="still" role="img" aria-label="{alt}" '
             f'style="aspect-ratio:{picture.shape[1]}/{picture.shape[0]};--maps:url(data:image/png;base64,{image})"></div></div>'
         )

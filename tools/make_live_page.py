@@ -16,7 +16,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -156,8 +156,22 @@ def script(name: str, data: object) -> str:
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
+class Live(NamedTuple):
+    """The page that was made, and what it was made from."""
+
+    path: Path
+    model: nn.Module
+    data: dict[str, Any]
+    stills: dict[str, str]
+
+
 def build(out: Path, home: str = "../index.html") -> Path:
     """Make the page in a folder, anew; ``home`` is the address of the course. Returns the path of the page."""
+    return make(out, home).path
+
+
+def make(out: Path, home: str = "../index.html") -> Live:
+    """Make the page as :func:`build` does; the site's first page shows the same stills."""
     torch.set_num_threads(1)
     model, tokenizer = ht.load()
     live_measures.rounded(model)
@@ -168,14 +182,21 @@ def build(out: Path, home: str = "../index.html") -> Path:
     (out / "weights.js").write_text(script("weights", weights(model)), encoding="utf-8")
     (out / "course.js").write_text(script("course", data), encoding="utf-8")
     (out / "live.js").write_text(bundle(), encoding="utf-8")
-    shutil.copy(SOURCE / "style.css", out / "style.css")
+    (out / "style.css").write_text(style(SOURCE / "style.css"), encoding="utf-8")
     page = (SOURCE / "index.html").read_text("utf-8")
-    for name, text in (live_stills.stills(model, tokenizer, data) | {"home": home}).items():
+    stills = live_stills.stills(model, tokenizer, data)
+    for name, text in (stills | {"home": home}).items():
         page = page.replace(f"{{{{{name}}}}}", text)
     if left := re.findall(r"\{\{\w+\}\}", page):
         raise ValueError(f"index.html asks for {left[0]}, which no still is named after")
     (out / "index.html").write_text(page, encoding="utf-8")
-    return out / "index.html"
+    return Live(out / "index.html", model, data, stills)
+
+
+def style(own: Path) -> str:
+    """Return a page's style sheet: what all pages share, what this page and the first page share, its own."""
+    shared = [SOURCE.parent / "identity.css", SOURCE.parent / "parts.css"]
+    return "\n".join(path.read_text("utf-8") for path in (*shared, own))
 
 
 def main() -> int:

@@ -3,44 +3,120 @@
     python tools/make_site.py                 build/site/index.html
     python tools/make_site.py --out FOLDER
 
-The live page, in which heads are switched off in the browser, goes into ``live`` (:mod:`make_live_page`).
-
-Pages that repeat what is told elsewhere (the ledger, the lesson table, the reference) are written from there each time.
+Sphinx makes the lessons, the pages on the package and the pages to look things up. The first page has a template of its
+own (``site/course/landing.html``) and holds a part of the live page (:mod:`make_live_page`), which goes into ``live``.
+Whatever is told elsewhere (minutes, verdicts, examples) is taken from there each time.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import make_live_page  # noqa: E402
-from site_pages import home, ledger, lessons, reference, toc  # noqa: E402
+import site_card  # noqa: E402
+import site_claims  # noqa: E402
+import site_lessons  # noqa: E402
+import site_reference  # noqa: E402
 
-PAGES = ("installing.md", "cheat_sheet.md", "scaling.md", "benchmarks.md", "glossary.md", "bibliography.md")
-TEACHING = "teaching.md"  # for lecturers, so at the end
+COURSE = ROOT / "site" / "course"
+NOTEBOOKS = ROOT / "notebooks"
+BOXES = ROOT / "tools" / "jupyter" / "custom" / "custom.css"  # JupyterLab's looks of a lesson, the site's as well
+PAGES = {
+    "installing": "Installing", "cheat_sheet": "Cheat sheet", "glossary": "Glossary", "scaling": "What runs where",
+    "benchmarks": "Benchmarks", "bibliography": "Bibliography",
+}  # fmt: skip
+TEACHING = "teaching"  # for lecturers, so at the end
+DESCRIPTION = (
+    "A course of twelve notebooks on what attention heads do and which of them a model needs, with a translation model "
+    "that runs in your browser and a Python package for models of your own."
+)
+
+
+def repository() -> str:
+    """Return the address of the repository, which pyproject.toml tells once."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Repository"]
+
+
+def home() -> str:
+    """Return where the repository's pages are published: what pictures of links need, an address in full.
+
+    >>> home().startswith("https://"), home().endswith("/headtools/")
+    (True, True)
+    """
+    owner, name = repository().split("/")[-2:]
+    return f"https://{owner}.github.io/{name}/"
+
+
+def templates() -> Environment:
+    """Return jinja2 with the site's templates; it escapes, and refuses names that nothing was given for."""
+    loader = FileSystemLoader(COURSE)
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+
+
+# ---- what Sphinx makes -----------------------------------------------------------------------------------------------
 
 
 def gather(source: Path) -> None:
     """Put together, in an empty folder, what Sphinx reads: lessons, pages, and the pages made from them."""
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir(parents=True)
-    notebooks = ROOT / "notebooks"
-    for path in [*lessons(notebooks), notebooks / "conf.py", *(notebooks / name for name in (*PAGES, TEACHING))]:
+    written = [NOTEBOOKS / f"{name}.md" for name in (*PAGES, TEACHING)]
+    for path in [*site_lessons.paths(NOTEBOOKS), NOTEBOOKS / "conf.py", *written]:
         shutil.copy(path, source / path.name)
-    shutil.copytree(notebooks / "_static", source / "_static")
-    index = home(notebooks / "index.md", ROOT / "README.md") + toc(lessons(notebooks), PAGES)
+    shutil.copytree(NOTEBOOKS / "_static", source / "_static")
+    for name in ("favicon.svg", "claims.js"):
+        shutil.copy(COURSE / name, source / "_static" / name)
+    style = "\n".join(path.read_text("utf-8") for path in (COURSE.parent / "identity.css", BOXES, COURSE / "pages.css"))
+    (source / "_static" / "site.css").write_text(style, encoding="utf-8")
+    shutil.copytree(COURSE / "furo", source / "_templates")
+    for name in ("top.html", "meta.html"):
+        shutil.copy(COURSE / name, source / "_templates" / name)
+    index = (NOTEBOOKS / "index.md").read_text("utf-8") + contents()
     (source / "index.md").write_text(index, encoding="utf-8")
-    (source / "ledger.md").write_text(ledger(notebooks), encoding="utf-8")
+    (source / "claims.md").write_text(claims(), encoding="utf-8")
     (source / "reference").mkdir()
-    for name, text in reference().items():
+    for name, text in site_reference.pages().items():
         (source / "reference" / name).write_text(text, encoding="utf-8")
+
+
+def contents() -> str:
+    """Return the hidden tables of contents that make the side bar."""
+    blocks = {
+        "Lessons": [path.stem for path in site_lessons.paths(NOTEBOOKS)],
+        "Look up": ["claims", *PAGES],
+        "API": [f"reference/{name}" for name in ("index", *site_reference.ROOMS)],
+        "For lecturers": [TEACHING],
+    }
+    block = "\n```{{toctree}}\n:hidden:\n:caption: {}\n\n{}\n```\n"
+    return "".join(block.format(name, "\n".join(pages)) for name, pages in blocks.items())
+
+
+def claims() -> str:
+    """Return the page of the claims: Markdown around a table in HTML."""
+    told = site_claims.context(NOTEBOOKS)
+    environment = templates()
+    table = re.sub(r"\n\s*\n", "\n", environment.get_template("claims.html").render(told))
+    return environment.get_template("claims.md").render(told | {"table": _Raw(table)})
+
+
+class _Raw(str):
+    """HTML that a template need not escape."""
+
+    def __html__(self) -> str:
+        return self
 
 
 def mend(html: str) -> str:
@@ -49,8 +125,76 @@ def mend(html: str) -> str:
     >>> mend('<p class="caption" role="heading">A</p><pre>wide</pre>')
     '<p class="caption" role="heading" aria-level="2">A</p><pre tabindex="0">wide</pre>'
     """
-    html = html.replace('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">')
-    return html.replace("<pre>", '<pre tabindex="0">')  # a wide cell scrolls, so it must take the focus
+    for found, better in (
+        ('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'),
+        ("<pre>", '<pre tabindex="0">'),  # what scrolls must take the focus
+        ('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'),
+        ('<div style="overflow-x:auto">', '<div tabindex="0" style="overflow-x:auto">'),
+        ('<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="All pages">'),
+        ('<aside class="toc-drawer', '<aside aria-label="On this page" class="toc-drawer'),
+        ('<div class="content-icon', '<div role="region" aria-label="This page" class="content-icon'),
+        ('<div id="search-results">', '<h1>Search</h1><div id="search-results">'),
+    ):
+        html = html.replace(found, better)
+    html = re.sub(r'<th class="head">(?:<p></p>)?</th>', "<td></td>", html)  # the corner of a table heads nothing
+    skip = r'<a class="skip-to-content muted-link" href="#furo-main-content">\s*Skip to content\s*</a>'
+    return re.sub(rf"({skip}.*?){skip}", r"\1", html, count=1, flags=re.S)  # ours comes before the bar
+
+
+# ---- the first page --------------------------------------------------------------------------------------------------
+
+
+def landing(out: Path, live: make_live_page.Live) -> None:
+    """Write the first page, with the stills of the live page, and what only it needs."""
+    static = out / "_static"
+    cards = site_lessons.lessons(NOTEBOOKS, ROOT / "README.md", static / "cards", "_static/cards")
+    told = site_claims.entries(NOTEBOOKS)
+    first = live.data["sentences"][live.data["first"]]
+    page = templates().get_template("landing.html").render(
+        description=DESCRIPTION, title="headtools: a course on attention heads", page="", home=home(),
+        repository=repository(), at="", here="index.html", own_theme=True, lessons=cards, steps=steps(live.data),
+        stills={name: _Raw(text) for name, text in live.stills.items()}, source=first["source"], claims=len(told),
+        verdicts=_counted(site_claims.counts(told)), look_up=looked_up(),
+        speed=site_lessons.SPEED, **starts(),
+    )  # fmt: skip
+    (out / "index.html").write_text(page, encoding="utf-8")
+    (static / "landing.css").write_text(make_live_page.style(COURSE / "landing.css"), encoding="utf-8")
+    (static / "hero.js").write_text(make_live_page.bundle(entry="hero.js"), encoding="utf-8")
+    site_card.write(live.model, live.data["first"], static / "card.png")
+
+
+def steps(data: dict[str, Any]) -> list[dict[str, str]]:
+    """Return what the first page offers to switch off: the heads of the tour that have a role."""
+    named = {name: step for name, step in data["tour"].items() if "heads" in step and name != "referent"}
+    return [
+        {"name": name, "label": data["roles"][step["role"]]["label"]}
+        for name, step in named.items()
+    ]
+
+
+def starts() -> dict[str, str]:
+    """Return where lesson 00 can be run, as README.md has it."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    found = {name: re.search(rf"\((https://{host}\S+)\)", readme) for name, host in _HOSTS.items()}
+    if lost := [name for name, link in found.items() if link is None]:
+        raise ValueError(f"README.md has no link to {lost[0]} any more, which the first page repeats")
+    return {name: link[1] for name, link in found.items()}
+
+
+_HOSTS = {"binder": r"mybinder\.org/v2/", "colab": r"colab\.research\.google\.com/github/"}
+
+
+def looked_up() -> list[tuple[str, str]]:
+    """Return pages to look things up in, with their names."""
+    return [(f"{name}.html", title) for name, title in {**PAGES, TEACHING: "For lecturers"}.items()]
+
+
+def _counted(counts: dict[str, int]) -> str:
+    first, *others = [f"{n} {verdict}" for verdict, n in counts.items()]
+    return f"{', '.join([first, *others[:-1]])} and {others[-1]}"
+
+
+# ---- all of it -------------------------------------------------------------------------------------------------------
 
 
 def build(out: Path) -> int:
@@ -59,11 +203,12 @@ def build(out: Path) -> int:
     gather(source)
     shutil.rmtree(out, ignore_errors=True)
     path = os.pathsep.join([str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
+    told = {"PYTHONPATH": path, "SITE_HOME": home(), "SITE_REPOSITORY": repository(), "SITE_DESCRIPTION": DESCRIPTION}
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", str(source), str(out)]
-    status = subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": path}).returncode
+    status = subprocess.run(command, check=False, env={**os.environ, **told}).returncode
     for page in out.rglob("*.html"):
         page.write_text(mend(page.read_text("utf-8")), encoding="utf-8")
-    make_live_page.build(out / "live")
+    landing(out, make_live_page.make(out / "live"))
     return status
 
 

@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+NOT_FOR_LEARNERS = ("index.md", "installing.md", "benchmarks.md", "teaching.md")  # pages of the site and for lecturers
 
 
 def copy(source: Path = ROOT / "notebooks", target: Path = ROOT / "my-lessons") -> list[str]:
@@ -26,6 +27,8 @@ def copy(source: Path = ROOT / "notebooks", target: Path = ROOT / "my-lessons") 
             write(target / path.name, without_outputs(path.read_text("utf-8")))
             added.append(path.name)
     for path in source.glob("*.md"):
+        if path.name in NOT_FOR_LEARNERS:
+            continue
         write(target / path.name, path.read_text("utf-8"))
     if (source / "_static").is_dir():
         shutil.copytree(source / "_static", target / "_static", dirs_exist_ok=True)

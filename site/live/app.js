@@ -3,24 +3,21 @@
 import { $, html, percent, plural, svg } from "./dom.js";
 import { tensorsOf } from "./half.js";
 import { createModel, listSites, countHeads } from "./organism.js";
-import { alignWords, createLexicon, plain, spelling } from "./lexicon.js";
+import { createLexicon } from "./lexicon.js";
+import { createGrids, NAMES } from "./grids.js";
+import { translated } from "./words.js";
 import { createMeter } from "./background.js";
 import { arcs, curves, inWords, map } from "./charts.js";
 import { inside } from "./inside.js";
 import { createSteps } from "./tour.js";
+import { theme } from "./theme.js";
 
-const NAMES = { encoder: "Encoder", cross: "Cross-attention", decoder: "Decoder" }; // in the order of the page
 const SHORT = { encoder: "Encoder", cross: "Cross", decoder: "Decoder" };
-const ABOUT = {
-  encoder: "source words attend to source words", cross: "the translation attends to the source",
-  decoder: "the translation attends to what is written",
-};
-const DWELL = 90; // milliseconds that a pointer rests on a head before it opens: a way to the next panel opens nothing
 const LONGEST = 40; // words of a reader's own sentence
 
 export function main() {
   const data = globalThis.headtoolsLive;
-  theme();
+  theme($("theme"));
   const begun = performance.now();
   const ready = () => start(data, begun);
   requestAnimationFrame(() => setTimeout(() => {
@@ -28,26 +25,6 @@ export function main() {
     script.addEventListener("error", () => ($("verdict").textContent = "weights.js was not found beside this page."));
     document.head.append(script);
   })); // after the first paint: the weights are nine tenths of the page
-}
-
-/* Light, dark, or as the system has it; kept where the browser allows it. */
-function theme() {
-  const button = $("theme"), media = matchMedia("(prefers-color-scheme: dark)");
-  const stored = () => { try { return localStorage.getItem("headtools-theme"); } catch { return null; } };
-  const set = (name) => {
-    if (name) document.documentElement.dataset.theme = name;
-    const dark = (document.documentElement.dataset.theme ?? (media.matches ? "dark" : "light")) === "dark";
-    button.textContent = dark ? "Light" : "Dark";
-    button.setAttribute("aria-label", `Change to ${dark ? "light" : "dark"} colours`);
-    document.dispatchEvent(new Event("recolour"));
-  };
-  button.addEventListener("click", () => {
-    const next = button.textContent.toLowerCase();
-    try { localStorage.setItem("headtools-theme", next); } catch { /* not kept */ }
-    set(next);
-  });
-  media.addEventListener("change", () => set());
-  set(stored());
 }
 
 function start({ course, weights }, begun) {
@@ -196,24 +173,13 @@ function start({ course, weights }, begun) {
   const plainForm = (word) => word.normalize("NFD").replace(/\p{M}/gu, "");
 
   function showTranslation() {
-    mistakes = [];
-    const items = alignWords(said, sentence.right, lexicon).map((pair) => {
-      const { said: i, right: j } = pair, at = j >= 0 ? sentence.from[j] : undefined;
-      const from = html("span", { class: "from" }, at ? sentence.words[at - 1] : "\u00a0");
-      const properties = { "data-at": at, title: i >= 0 ? lexicon.gloss(said[i]) : null };
-      if (i >= 0 && j >= 0 && said[i] === sentence.right[j]) return html("li", properties, from, html("span", { class: "said" }, lexicon.word(said[i])));
-      const missed = i < 0 ? ["missing"] : j < 0 ? ["one too many"] : lexicon.missed(said[i], sentence.right[j], sentence.needs?.[j]);
-      mistakes.push({ ...pair, missed });
-      const text = i >= 0 ? lexicon.word(said[i]) : "–";
-      const right = j >= 0 ? spelling(i >= 0 ? text : "", lexicon.word(sentence.right[j])).map(({ text: part, lacking }) => (lacking ? html("b", {}, part) : part)) : "–";
-      return html("li", { ...properties, class: "wrong" }, from, html("span", { class: "said" }, text),
-        html("span", { class: "right" }, html("span", { class: "hidden" }, "should be "), right), html("span", { class: "missed" }, missed.join(", ")));
-    });
-    $("words").replaceChildren(...items);
+    const shownWords = translated({ said, sentence, lexicon });
+    mistakes = shownWords.mistakes;
+    $("words").replaceChildren(...shownWords.items);
     const off = total - gates.reduce((a, b) => a + b), reasons = new Map();
     for (const { missed } of mistakes) for (const one of missed) reasons.set(one, (reasons.get(one) ?? 0) + 1);
     const verdict = mistakes.length ? `${mistakes.length} of ${sentence.right.length} wrong` : "All right";
-    $("verdict").className = mistakes.length ? "bad" : "good";
+    $("verdict").className = `verdict ${mistakes.length ? "bad" : "good"}`;
     $("verdict").replaceChildren(html("b", {}, verdict), ` with ${off ? `${plural(off, "head")} off` : `all ${total} heads on`}`);
     const sorted = [...reasons].sort((a, b) => b[1] - a[1]);
     $("reading").replaceChildren(...(mistakes.length
@@ -237,46 +203,10 @@ function start({ course, weights }, begun) {
 
   // ---- heads -----------------------------------------------------------------------------------------------------
 
-  const tiles = [];
-  function buildGrids() {
-    $("grids").replaceChildren(...Object.entries(NAMES).map(([one, name]) => {
-      const layers = sites.filter((site) => site.kind === one).reverse(); // the last layer on top
-      const lines = layers.map((site) => html("div", { class: "row", role: "row" },
-        html("span", { class: "layer", role: "rowheader" }, html("span", { class: "hidden" }, "layer "), site.layer),
-        Array.from({ length: site.heads }, (_, i) => {
-          const head = site.first + i, canvas = html("canvas", { width: 1, height: 1, "aria-hidden": "true" });
-          const button = html("button", { type: "button", "data-head": head, tabindex: site === layers[0] && !i ? 0 : -1 }, canvas);
-          if (rolesOf(head).some(({ quiet }) => !quiet) && one === "encoder") button.classList.add("named");
-          tiles[head] = button;
-          return html("span", { role: "gridcell" }, button);
-        })));
-      const grid = html("div", { class: "tiles", role: "grid", "aria-label": `${name}: ${layers.length} layers of ${config.heads} heads, the last layer first`, style: `--heads:${config.heads}` }, lines);
-      grid.addEventListener("click", (event) => { const head = headAt(event); if (head !== null) press(head); });
-      grid.addEventListener("focusin", (event) => { const head = headAt(event); if (head !== null) look(head); });
-      let resting;
-      grid.addEventListener("pointerover", (event) => {
-        clearTimeout(resting);
-        const head = headAt(event);
-        if (head !== null && event.pointerType === "mouse" && !(tour?.looking)) resting = setTimeout(() => look(head), DWELL);
-      });
-      grid.addEventListener("pointerleave", () => clearTimeout(resting));
-      grid.addEventListener("keydown", (event) => move(event, layers.map(({ first }) => first)));
-      return html("div", { class: `grid ${one}` }, html("h3", {}, name, html("span", { class: "count" })), html("p", {}, ABOUT[one]), grid);
-    }));
-  }
-  const headAt = (event) => { const node = event.target.closest("[data-head]"); return node ? +node.dataset.head : null; };
-
-  function move(event, firsts) {
-    const head = headAt(event), row = firsts.indexOf(siteOf(head).first), column = head - siteOf(head).first;
-    const to = { ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1], Home: [row, 0], End: [row, config.heads - 1] }[event.key];
-    if (!to) return;
-    event.preventDefault();
-    const within = (value, most) => Math.max(0, Math.min(most, value));
-    tiles[head].tabIndex = -1;
-    const next = tiles[firsts[within(to[0], firsts.length - 1)] + within(to[1], config.heads - 1)];
-    next.tabIndex = 0;
-    next.focus();
-  }
+  const { nodes, tiles, draw } = createGrids({
+    sites, roles: rolesOf, name: titled, onpress: (head) => press(head),
+    onlook: (head, pointing) => { if (!pointing || !tour?.looking) look(head); },
+  });
 
   const pressing = () => document.querySelector("[name=press]:checked").value;
   function press(head) {
@@ -296,27 +226,7 @@ function start({ course, weights }, begun) {
   const switchOff = (heads) => change(() => heads.forEach((head) => (gates[head] = 0)));
   const allOn = () => change(() => gates.fill(1));
 
-  function showTiles() {
-    const inks = Object.fromEntries(Object.keys(NAMES).map((one) => [one, inkOf(document.querySelector(`.grid.${one}`))]));
-    tiles.forEach((button, head) => {
-      const rows = maps[head], wide = rows.at(-1).length, canvas = button.firstChild;
-      canvas.width = wide;
-      canvas.height = rows.length;
-      const image = new ImageData(wide, rows.length), [r, g, b] = inks[kind(head)];
-      rows.forEach((row, y) => row.forEach((weight, x) => image.data.set([r, g, b, 255 * Math.sqrt(weight)], 4 * (y * wide + x))));
-      canvas.getContext("2d").putImageData(image, 0, 0);
-      const on = gates[head] > 0, role = rolesOf(head)[0];
-      button.classList.toggle("out", !on);
-      button.setAttribute("aria-pressed", String(on));
-      button.setAttribute("aria-label", `${titled(head)}, ${on ? "on" : "off"}${role ? `: ${role.text}` : ""}`);
-    });
-    for (const one of Object.keys(NAMES)) {
-      const mine = sites.filter((site) => site.kind === one), all = mine.length * config.heads;
-      const on = mine.reduce((sum, { first, heads }) => sum + gates.subarray(first, first + heads).reduce((a, b) => a + b), 0);
-      document.querySelector(`.grid.${one} .count`).textContent = `${on} of ${all} on`;
-    }
-  }
-  const inkOf = (node) => getComputedStyle(node).color.match(/[\d.]+/g).slice(0, 3).map(Number);
+  const showTiles = () => draw(maps, gates);
   document.addEventListener("recolour", () => showTiles());
 
   function buildRoles() {
@@ -522,7 +432,7 @@ function start({ course, weights }, begun) {
   addEventListener("resize", () => showCurve());
   fillPicker();
   ownSentence();
-  buildGrids();
+  $("grids").replaceChildren(...nodes);
   buildRoles();
   buildRankings();
   $("all-on").addEventListener("click", allOn);

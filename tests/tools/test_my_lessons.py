@@ -13,6 +13,7 @@ def notebooks(tmp_path: Path) -> Path:
     (folder / "_static").mkdir(parents=True)
     (folder / "_static" / "head.svg").write_text("<svg/>")
     (folder / "glossary.md").write_text("old")
+    (folder / "teaching.md").write_text("for lecturers")
     (folder / "measured.json").write_text("{}")
     add(folder, "00_a.ipynb")
     return folder
