@@ -41,7 +41,7 @@ PICTURES = {
     "08": Picture('"08.closing"', (0.05, 0.04, 0.78, 0.9), chart=False),
     "09": Picture('"09.curve"', (0, 0.07, 1, 1)),
     "10": Picture('"10.plane"', (0.03, 0.08, 0.515, 0.93)),
-    "11": Picture("Five bars."),
+    "11": Picture('"11.luck"'),
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 c = get_config()  # noqa: F821  (JupyterLab puts it there)
 
 c.LabApp.custom_css = True
-c.ServerApp.static_custom_path = [str(Path(__file__).resolve().parent / "custom")]
+c.ServerApp.tornado_settings = {"static_custom_path": [str(Path(__file__).resolve().parent / "custom")]}
 c.ContentsManager.hide_globs = [
     "__pycache__", "*.pyc", "*.pyo", ".DS_Store", "*~",  # as ever
     "_static",  # the pictures that lessons show
