@@ -142,8 +142,10 @@ def _attach(answer: Any) -> str | None:
         alone = scores.masked_fill(torch.eye(n, dtype=torch.bool), -torch.inf)
         mistakes = {
             "A word is its own head here. Leave out the diagonal before you choose.": scores.argmax(0),
-            "down and up are exchanged. maps[k, i, j] is how much i looks at j: for candidate i and word j, that is a "
-            "look down.": swapped.masked_fill(torch.eye(n, dtype=torch.bool), -torch.inf).argmax(0),
+            "down and up are exchanged, or the best was taken along the wrong axis. maps[k, i, j] is how much i looks "
+            "at j: for candidate i and word j, that is a look down.": (
+                swapped.masked_fill(torch.eye(n, dtype=torch.bool), -torch.inf).argmax(0)
+            ),
             "Only the looks down are used. The looks up are maps[k, j, i].": (
                 torch.einsum("k,kij->ij", down, maps).fill_diagonal_(-torch.inf).argmax(0)
             ),
