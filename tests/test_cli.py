@@ -233,6 +233,17 @@ def test_prune_then_report(tmp_path, capsys):
     assert "36 encoder heads in 6 layers" in page.read_text()
 
 
+def test_a_report_says_what_it_will_cost_and_checks_a_second_corpus(folders, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["report", str(folders["llama"]), *FEW, "--check", "organism", "--out", str(page)]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith(str(page))
+    assert re.search(r"report: about \d+ forward passes over \d+ sentences, .* on cpu", told.err)
+    assert "<td>the second corpus</td>" in page.read_text(encoding="utf-8")
+    assert main(["report", str(folders["llama"]), *FEW, "--check", "no.conllu", "--out", str(page)]) == 1
+    assert "no.conllu" in capsys.readouterr().err
+
+
 def test_as_a_module():
     done = subprocess.run([sys.executable, "-m", "headtools", "roles", "./nowhere"], capture_output=True, text=True)
     assert done.returncode == 1

@@ -45,6 +45,15 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def percent(share: float) -> str:
+    """Write a share as a whole number of percent.
+
+    >>> percent(0.125)
+    '12 %'
+    """
+    return f"{100 * share:.0f} %"
+
+
 def roles(frame: pd.DataFrame, kind: str, claim: str) -> Markup:
     """Draw the role map of one kind of attention."""
     heads = head_functions(frame)

@@ -9,7 +9,7 @@ import torch
 from markupsafe import Markup
 
 from headtools._report import figures
-from headtools._report.figures import head_name, number
+from headtools._report.figures import head_name, number, percent
 from headtools._report.page import Finding, paragraph, side_by_side, table
 from headtools._report.sections import N_TABLE, display, interval
 from headtools._report.subject import Subject
@@ -46,14 +46,15 @@ def sinks(subject: Subject) -> Markup:
     top = frame.sort_values("score", ascending=False, kind="stable").head(N_TABLE)
     best = top.to_dict("records")[0]
     headline = (
-        f"Heads rest on the first token: it gets {mean:.0%} of their weight on average."
+        f"Heads rest on the first token: it gets {percent(mean)} of their weight on average."
         if mean > 2 * chance
-        else f"No sink on the whole: the first token gets {mean:.0%} of the heads' weight."
+        else f"No sink on the whole: the first token gets {percent(mean)} of the heads' weight."
     )
     subject.findings["sinks"] = Finding(
         headline,
-        f"Weight spread evenly over the tokens so far would give it {chance:.0%}. {n_above} of {len(frame)} heads give "
-        f"it more than half; most, {_name(best)}: {number(best['score'])} ({interval(best['low'], best['high'])}).",
+        f"Weight spread evenly over the tokens so far would give it {percent(chance)}. {n_above} of {len(frame)} heads "
+        f"give it more than half; most, {_name(best)}: {number(best['score'])} "
+        f"({interval(best['low'], best['high'])}).",
         "sinks",
     )
     texts = "texts that begin with the start token" if has_start else "texts as they are, without a start token"
@@ -88,15 +89,16 @@ def repetition(subject: Subject) -> Markup:
     n_copy = int((held["low of copying"] > held["chance of copying"]).sum())
     previous = by_role["previous-token"].to_dict("records")[0]
     n = len(by_role[INDUCTION])
+    copy = f"Also copying: {n_copy} of {len(held)}." if len(held) else ""
     headline = (
-        f"{len(held)} of {n} heads are drawn to what followed an earlier copy (induction)."
+        f"Induction: {len(held)} of {n} heads look for what followed an earlier copy."
         if len(held)
         else f"No induction head: none of {n} has a score of {INDUCTION_FROM} or more."
     )
     subject.findings["induction"] = Finding(
         headline,
         f"The highest is {_name(best)}: {number(best['score'])} ({interval(best['low'], best['high'])}), spread evenly "
-        f"{number(best['chance'])}. Of those counted {n_copy} also copy. Previous token: {_name(previous)}, "
+        f"{number(best['chance'])}. {copy} Previous token: {_name(previous)}, "
         f"{number(previous['score'])} against {number(previous['chance'])}.",
         "induction",
     )
@@ -222,9 +224,10 @@ def _resting(subject: Subject, total: int) -> Markup:
     tokens = 4096
     saved = 1 - cache_size(subject.model, tokens, streaming=heads) / (total * tokens)
     return paragraph(
-        f"If the {len(heads)} heads that give the first token more than half of their weight kept only 4 first and 64 "
-        f"recent tokens, a text of {tokens:,} tokens would need {saved:.0%} less, since a cache shrinks only where all "
-        "query heads of a key-value head do so. window(model, heads) shows whether the model can do without the rest.",
+        f"Heads that give the first token more than half of their weight: {len(heads)}. If they kept only 4 first and "
+        f"64 recent tokens, a text of {tokens:,} tokens would need {percent(saved)} less; a cache shrinks only where "
+        "all query heads of a key-value head do so. window(model, heads) shows whether the model can do without the "
+        "rest.",
         note=True,
     )
 

@@ -13,7 +13,7 @@ import torch
 from markupsafe import Markup
 
 from headtools._report import figures
-from headtools._report.figures import head_name, number
+from headtools._report.figures import head_name, number, percent
 from headtools._report.page import Finding, items, paragraph, side_by_side, table
 from headtools._report.subject import Subject, example
 from headtools.geometry.circuits import ov, random_like
@@ -199,16 +199,17 @@ def _find_importance(subject: Subject, scores: HeadScores, rises: HeadScores | N
     )
     n_top = max(1, round(len(flat) / 10))
     share = float(flat.sort(descending=True).values[:n_top].sum() / flat.sum()) if float(flat.sum()) > 0 else 0.0
-    detail = f"Were all heads equal, they would carry {n_top / len(flat):.0%}."
+    detail = f"Were all heads equal, it would be {percent(n_top / len(flat))}."
     if rises is not None and rises.high is not None:
         high = torch.cat([rises.high[key] for key in rises.values])
         detail += (
             f" Without {int((high < 0).sum())} of {len(flat)} heads, each alone, the loss would fall (interval below "
             "0, to first order)."
         )
-    heads = "head carries" if n_top == 1 else "heads carry"
+    first = "The first" if n_top == 1 else f"The first {n_top}"
+    carries = "carries" if n_top == 1 else "carry"
     subject.findings["spread"] = Finding(
-        f"The first {n_top} of {len(flat)} {heads} {share:.0%} of all importance.", detail, "importance"
+        f"{first} of {len(flat)} heads {carries} {percent(share)} of all importance.", detail, "importance"
     )
 
 

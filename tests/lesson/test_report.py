@@ -281,13 +281,13 @@ def test_an_induction_head_and_a_sink_are_named(monkeypatch):
     monkeypatch.setattr("headtools._report.language.attention_sinks", rests)
     found = about("Llama")
     (_, sink), (headline, detail) = findings(found.html)[1:3]
-    assert headline == "1 of 8 heads are drawn to what followed an earlier copy (induction)."
+    assert headline == "Induction: 1 of 8 heads look for what followed an earlier copy."
     assert "decoder 1.2: 0.9 (95 % interval 0.85 to 0.95)" in detail
-    assert "Of those counted 1 also copy" in detail
+    assert "Also copying: 1 of 1." in detail
     assert "1 of 8 heads give it more than half; most, decoder 1.2: 0.8 (95 % interval 0.7 to 0.9)." in sink
     # the head shares its keys and values with one that does not rest, so that nothing of the cache can go
-    assert "If the 1 heads that give the first token more than half" in found.html
-    assert "would need 0% less" in found.html
+    assert "more than half of their weight: 1. If they kept" in found.html
+    assert "would need 0 % less" in found.html
 
 
 # --- the order of the page --------------------------------------------------------------------------------------------
