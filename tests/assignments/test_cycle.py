@@ -138,7 +138,10 @@ def test_the_solution_gets_all_automatic_points(course: NbGraderAPI, name: str):
     assert grade(course, name, "reference", notebook(course, "source", name)) == automatic(course, name)
     with course.gradebook as gradebook:
         submission = gradebook.find_submission(name, "reference")
-        assert (submission.score, submission.max_score) == (sum(automatic(course, name).values()), 20)
+        assert (submission.score, submission.max_score) == (
+            sum(automatic(course, name).values()),
+            sum(full(course, name).values()),
+        )
         assert submission.needs_manual_grade
 
 
@@ -189,7 +192,7 @@ def test_a_project_is_graded_from_its_file_without_its_model(course: NbGraderAPI
     worth = automatic(course, name)
     nb = notebook(course, "release", name)
     given = grade(course, name, "own-model", nb, {f"{name}.json": json.dumps(results)})
-    assert given == worth | {"3b": 1}
+    assert given == worth | {"3b": 2}
 
 
 def test_what_raises_or_hangs_costs_its_own_points_only(course: NbGraderAPI):

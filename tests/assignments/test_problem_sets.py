@@ -15,6 +15,7 @@ from wrong import WRONG
 
 ROOT = Path(__file__).resolve().parents[2]
 SETS = problem_sets()
+TOTAL = {path.stem: 30 if path.stem == "ps5_project" else 20 for path in SETS}  # points
 RULES = ("valid_format", "title_asks", "heading_levels", "pictures_speak", "links_resolve", "code_stays_clean", "voice")
 PAGES = ("notebooks/teaching.md", "assignments/README.md", "assignments/instructor/marking.md",
          "assignments/instructor/exam.md")  # fmt: skip
@@ -142,8 +143,8 @@ def test_its_table_agrees_with_its_cells(path: Path):
     _, *tasks, total = rows(nb.cells[0].source)
     assert {task[0]: int(task[2]) for task in tasks} == by_task(nb)
     minutes = sum(int(task[3].split()[0]) for task in tasks)
-    assert total[2:] == ["20", f"{minutes} minutes"]
-    assert sum(graded(nb).values()) == 20
+    assert total[2:] == [str(TOTAL[path.stem]), f"{minutes} minutes"]
+    assert sum(graded(nb).values()) == TOTAL[path.stem]
     assert f"Allow yourself about {minutes} minutes" in nb.cells[0].source
     titles = [title for level, title in headings("\n\n".join(cell.source for cell in nb.cells)) if level == 2]
     assert [title[:6] for title in titles if title.startswith("Task")] == [f"Task {task[0]}" for task in tasks]
@@ -160,7 +161,7 @@ def test_its_box_says_what_was_measured(path: Path):
 
 def test_nothing_of_a_course_folder_is_kept_here():
     kept = subprocess.run(["git", "ls-files", "assignments"], cwd=ROOT, capture_output=True, text=True, check=False)
-    odd = re.compile(r"release|submitted|autograded|feedback|gradebook|grades")
+    odd = re.compile(r"release|submitted|autograded|feedback|gradebook|grades|ps5_project\.json")
     assert [name for name in kept.stdout.splitlines() if odd.search(name)] == []
 
 
@@ -239,9 +240,11 @@ def test_marking_tells_the_marks_that_are_given():
 def test_the_rubric_of_the_project_adds_up():
     part = section(read("assignments/instructor/marking.md"), "Rubric of the project")
     points = {row[0]: int(row[1]) for row in rows(part)[1:]}
-    assert sum(points.values()) == 20
+    assert sum(points.values()) == 30
     by_tests = sum(n for what, n in points.items() if what.startswith("*tests:*"))
     assert by_tests == sum(n for cell, n in graded(nbformat.read(SETS[4], as_version=4)).items() if cell[-1].isalpha())
+    lesson = Notebook.read(next(path for path in lessons(ROOT / "notebooks") if path.name.startswith("11_"))).markdown
+    assert "*Two to three hours, thirty points.*" in lesson, "the project of lesson 11 has as many points"
 
 
 def test_the_exam_has_answers_and_they_are_right():

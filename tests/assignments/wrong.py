@@ -288,7 +288,7 @@ def cut_with_means(weight, bias, means, gone):
 
 PS5 = {
     "No untrained model, and the interval is one of the head's own score": wrong(
-        "2a:1 2b:1",
+        "2a:2 2b:2",
         aresults="""
 found = measure()
 del found["scores"]["untrained"]
@@ -298,7 +298,7 @@ RESULTS.write_text(json.dumps(found))
 """,
     ),
     "The head is chosen on the sentences on which it is measured, and it has a single control": wrong(
-        "1a 3a 3b:1",
+        "1a 3a 3b:2",
         aresults="""
 found = measure()
 found["choosing"] = found["measuring"]
@@ -307,7 +307,7 @@ RESULTS.write_text(json.dumps(found))
 """,
     ),
     "Words are taken for independent, and the cost of the head is given for its rise over the controls": wrong(
-        "2b:1 3b:1",
+        "2b:2 3b:2",
         aresults="""
 found = measure()
 mean, low, high = found["difference"]
