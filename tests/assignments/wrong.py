@@ -260,7 +260,7 @@ def advantage(curve, random_curves, draws=1000, seed=0):
 """,
     ),
     "The head that goes first is kept, the sentences are not paired, and the means go with the heads": wrong(
-        "3a 3b:1 3c 4b:0.5 4c",
+        "3a 3b 3c 4b:0.5 4c",
         a3_curve="""
 def pruning_curve(right, ranking, keep):
     return torch.stack([right(ranking[kept:]) for kept in keep])
