@@ -1,5 +1,6 @@
 """``make lab`` serves the first lesson at the address it prints, with a token and without news."""
 
+import json
 import os
 import re
 import shutil
@@ -83,3 +84,22 @@ def test_news_and_updates_are_off(printed: re.Match):
     assert '"@jupyterlab/apputils-extension:announcements"' in get(printed[0])
     assert get(f"{base}/lab/api/news?token={printed[2]}") == '{"news": []}'
     assert get(f"{base}/lab/api/update?token={printed[2]}") == '{"notification": null}'
+
+
+def test_boxes_have_their_looks(printed: re.Match, root: Path):
+    base = printed[0].split("/lab/")[0]
+    assert "custom/custom.css" in get(printed[0])
+    looks = (root / "tools" / "jupyter" / "custom" / "custom.css").read_text("utf-8")
+    assert get(f"{base}/custom/custom.css?token={printed[2]}") == looks
+
+
+def test_the_list_has_lessons_and_pages_alone(printed: re.Match):
+    base = printed[0].split("/lab/")[0]
+    for name, text in (("my-progress.json", "{}"), ("glossary.md", "words")):
+        body = json.dumps({"type": "file", "format": "text", "content": text}).encode()
+        address = f"{base}/api/contents/my-lessons/{name}?token={printed[2]}"
+        with urllib.request.urlopen(urllib.request.Request(address, body, method="PUT"), timeout=20) as answer:
+            assert answer.status == 201
+    told = json.loads(get(f"{base}/api/contents/my-lessons?token={printed[2]}"))
+    names = sorted(entry["name"] for entry in told["content"])
+    assert names == ["00_start_here.ipynb", "glossary.md"]
