@@ -261,6 +261,8 @@ def test_the_tables_of_gates(untrained, monkeypatch):
     text = rendered(sweep, found)
     assert "| seed 1 | 0.02 | 3 | 1 → 0 | 1 → 0 | 0 → 0 | 0 → 0 | 0 → 1 | 1 → 2 | 2 (0.1, p 0.0027) |" in text
     assert "| seed 1 | 0.02 | 0.0 | offset -1 | offset -1, obj up |" in text
+    assert "gained: 0.0: obj up; 0.0: obj up" in text, "in every run that leaves three heads"
+    assert "lost: 1.1: obj up" in text
     assert sweep.fewest(found)["bleu"][0] >= 94
     assert sweep.fewest(found | {"runs": [run_of(few, 93.9)]}) is None
 
@@ -275,6 +277,7 @@ def test_the_tables_of_gates(untrained, monkeypatch):
                                                                        *(f"cross 4.{i}" for i in range(8))], 95.0))
     found = kinds.measure(*untrained)
     assert "| seed 1 | 0.02 | 3: 1 1 1 0 0 0 | 8: 0 0 0 0 0 8 | 8: 0 0 0 0 8 0 |" in rendered(kinds, found)
+    assert "seed 1, penalty 0.02: decoder 0 and 8, cross 0 and 8." in rendered(kinds, found)
     assert [kinds.encoder_first(row) for row in found["runs"]] == [True] * 3
     every = [f"{kind} {layer}.{head}" for kind in kinds.KINDS for layer in range(6) for head in range(8)]
     assert kinds.encoder_first(run_of(every[5:], 95.0)) is None

@@ -37,6 +37,16 @@ def encoder_first(row: dict) -> bool | None:
     return None if sum(totals.values()) > 134 else totals["encoder"] < min(totals["decoder"], totals["cross"])
 
 
+def halves(row: dict, kind: str) -> tuple[int, int]:
+    """Heads of a kind that are left in layers 0 to 2 and in layers 3 to 5.
+
+    >>> halves({"kept": ["cross 0.1", "cross 5.0", "cross 3.2"]}, "cross")
+    (1, 2)
+    """
+    layers = left(row)[kind]
+    return sum(layers[:3]), sum(layers[3:])
+
+
 def markdown(results: dict[str, dict]) -> str:
     """Heads left by kind at each penalty, and by layer."""
     rows = []
@@ -46,4 +56,14 @@ def markdown(results: dict[str, dict]) -> str:
         for row in found["runs"]:
             cells = [f"{sum(layers)}: {' '.join(map(str, layers))}" for layers in left(row).values()]
             rows.append([name, f"{row['penalty']:g}", *cells, "{:.1f} ({:.1f}–{:.1f})".format(*row["bleu"])])
-    return table(["model", "penalty", *(f"{kind}: by layer, 0 to 5" for kind in KINDS), "BLEU"], rows)
+    said = []
+    for name, found in results.items():
+        row = min(found["runs"], key=lambda row: len(row["kept"]))
+        parts = [f"{kind} {low} and {high}" for kind in ("decoder", "cross") for low, high in [halves(row, kind)]]
+        said.append(f"{name}, penalty {row['penalty']:g}: {', '.join(parts)}")
+    return "\n\n".join([
+        table(["model", "penalty", *(f"{kind}: by layer, 0 to 5" for kind in KINDS), "BLEU"], rows),
+        f"Heads left in layers 0 to 2 and in layers 3 to 5, of 24 each, with the fewest heads: {'; '.join(said)}. In "
+        "Voita et al. (2019) self-attention of the decoder survives mostly in its lower layers, cross-attention in its "
+        "upper ones.",
+    ])  # fmt: skip

@@ -61,7 +61,7 @@ def heads_of(row: dict) -> list[str]:
 
 def markdown(results: dict[str, dict]) -> str:
     """BLEU by penalty, survivors by function, and the roles of the last few heads before and after."""
-    curve, functions, drift = [], [], []
+    curve, functions, drift, gained, lost = [], [], [], [], []
     for name, found in results.items():
         first, whole = found["before"]["roles"], found["before"]["bleu"]
         curve.append([name, "before", HEADS, None, "{:.1f} ({:.1f}–{:.1f})".format(*whole), None])
@@ -75,6 +75,10 @@ def markdown(results: dict[str, dict]) -> str:
                               *(f"{a} → {b}" for a, b in zip(then, now, strict=True)),
                               f"{had} ({chance:.1f}, p {p:.2g})"])  # fmt: skip
             if FEW[0] <= len(heads) <= FEW[1]:
+                gained += [f"{head}: {role}" for head in heads
+                           for role in sorted(set(row["roles"].get(head, [])) - set(first.get(head, [])))]  # fmt: skip
+                lost += [f"{head}: {role}" for head in heads
+                         for role in sorted(set(first.get(head, [])) - set(row["roles"].get(head, [])))]  # fmt: skip
                 drift += [[name, f"{row['penalty']:g}", head, ", ".join(first.get(head, ["none"])),
                            ", ".join(row["roles"].get(head, ["none"]))] for head in heads]  # fmt: skip
     header = ["model", "penalty", "heads left", "undecided", "BLEU", "what the others cost untrained"]
@@ -85,5 +89,7 @@ def markdown(results: dict[str, dict]) -> str:
         table(["model", "penalty", "heads left", *FUNCTIONS, "had a role (by chance)"], functions),
         f"The runs that leave {FEW[0]} to {FEW[1]} heads, head by head:",
         table(["model", "penalty", "head", "roles before", "roles now"], drift) if drift else "There is none.",
+        f"Roles that these heads gained: {'; '.join(gained) or 'none'}. Roles that they lost: "
+        f"{'; '.join(lost) or 'none'}.",
     ]
     return "\n\n".join(out)
