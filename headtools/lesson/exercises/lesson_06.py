@@ -39,6 +39,8 @@ def _importance(answer: Any) -> str | None:
             "This mean has a sign. A head that half of the examples need and half suffer from would count as idle: "
             "take absolute values first.": s.mean(0),
             "This is a sum over the examples; the score is their mean.": s.abs().sum(0),
+            "The mean over the examples is taken twice. Add up the losses; after the absolute value, take the "
+            "mean.": s.abs().mean(0) / examples,
             "This is the slope at gate 0, where the head is off. It is asked for at gate 1.": (s - 2 * b).abs().mean(0),
             "This is what the loss does when the gate goes all the way to 0. Here the slope at 1 is asked for.": (
                 (b - s).abs().mean(0)
@@ -72,7 +74,11 @@ def _cancel(answer: Any) -> str | None:
     told = f"Head 0 has {right[0]:.3g} and head 1 has {right[1]:.3g}"
     bug = f"the colleague's code gives them {buggy[0]:.3g} and {buggy[1]:.3g}"
     if not right[0] > right[1]:
-        return f"Head 0 should matter more than head 1. {told} by the mean of absolute values."
+        turned = slopes.shape[0] == 2 and slopes.abs().mean(1)[0] > slopes.abs().mean(1)[1]
+        rows = " Rows are examples and columns are heads: has the table been turned?" if turned else ""
+        return f"Head 0 should matter more than head 1. {told} by the mean of absolute values.{rows}"
+    if buggy[0] == buggy[1]:
+        return f"{told}, as asked, but {bug}: a tie. Head 1 should come first."
     if not buggy[1] > buggy[0]:
         mixed = (slopes[:, 0] > 0).any() and (slopes[:, 0] < 0).any()
         how = "They cancel, but too little." if mixed else "Slopes cancel where their signs differ."

@@ -18,7 +18,10 @@ def _epsilon(answer: Any) -> str | None:
     for case in cases:
         x, weight, bias, relevance = (torch.tensor(part) for part in case[:4])
         given = {"x": x, "weight": weight, "bias": bias, "relevance": relevance, "epsilon": case[4]}
-        got = tensor(call(answer, **given), tuple(x.shape), "(in,)", given)
+        raw = call(answer, **given)
+        if tuple(getattr(raw, "shape", (0,))) == tuple(weight.shape):
+            return "These are the messages from each output to each input. Add them up over the outputs."
+        got = tensor(raw, tuple(x.shape), "(in,)", given)
         y = weight @ x + bias
         sign = torch.where(y < 0, -1.0, 1.0)
 
@@ -66,6 +69,8 @@ def _signs(answer: Any) -> str | None:
         z = torch.tensor(terms)
         given = {"terms": z, "relevance": relevance, "alpha": alpha}
         got = tensor(call(answer, **given), tuple(z.shape), "(n,)", given)
+        if got.isnan().any():
+            return f"There is a NaN: with terms of one sign only, the other sum is 0.\nSee it for {show(given)}"
         plus, minus = z.clamp(min=0), z.clamp(max=0)
         both = bool((plus > 0).any() and (minus < 0).any())
         of_plus, of_minus = (part / part.sum() if part.any() else part for part in (plus, minus))
@@ -143,7 +148,10 @@ def _shares(answer: Any) -> str | None:
     for case in cases:
         relevance = torch.tensor(case)
         given = {"relevance": relevance}
-        got = tensor(call(answer, **given), (relevance.shape[1],), "(head,)", given)
+        raw = call(answer, **given)
+        if tuple(getattr(raw, "shape", (0,))) == tuple(relevance.shape):
+            return "These are the numbers of every step. One for each head is asked for: their mean."
+        got = tensor(raw, (relevance.shape[1],), "(head,)", given)
         size = relevance.abs()
         want = (size / size.sum(1, keepdim=True)).mean(0)
         hint = explain(got, want.double(), {
