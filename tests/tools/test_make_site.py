@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from html import escape
 from pathlib import Path
 
 import make_live_page
@@ -96,8 +97,8 @@ def test_claims_are_escaped(monkeypatch):
 def test_a_row_with_two_verdicts_is_refused(tmp_path, root):
     (tmp_path / "ledger.json").write_text(json.dumps({"rows": ["3.99"], "read": {}}))
     for name, verdict in (("01_a.ipynb", "right"), ("02_b.ipynb", "wrong")):
-        box = ht.ledger("3.99", claim="c.", source="s", measured="m.", verdict=verdict)
-        html = box._repr_mimebundle_()["text/html"]
+        told = {"row": "3.99", "claim": "c.", "source": "s", "measured": "m.", "verdict": verdict}
+        html = f'<table><tr data-ledger="{escape(json.dumps(told))}"></tr></table>'
         cell = new_code_cell("", outputs=[new_output("execute_result", {"text/html": html}, execution_count=1)])
         nbformat.write(new_notebook(cells=[cell]), tmp_path / name)
     with pytest.raises(ValueError, match=r"row 3\.99 is right in one lesson, wrong in 02_b"):
