@@ -245,8 +245,9 @@ def test_gates_are_trained_once_and_kept(untrained, tmp_path, monkeypatch):
 
 def run_of(kept, bleu, cost=0.0, **changes):
     """One run of gates as the results have it."""
-    return {"penalty": 0.02, "rate": 0.05, "kept": kept, "bleu": [bleu, bleu - 1, bleu + 1], "cost": cost,
-            "undecided": 0, "roles": {}, "log_alpha": [-1.0, 2.0]} | changes  # fmt: skip
+    return {"penalty": 0.02, "rate": 0.05, "seed": 0, "steps": _gated.STEPS, "kept": kept,
+            "bleu": [bleu, bleu - 1, bleu + 1], "cost": cost, "undecided": 0, "roles": {},
+            "log_alpha": [-1.0, 2.0]} | changes  # fmt: skip
 
 
 def test_the_tables_of_gates(untrained, monkeypatch):
@@ -255,16 +256,20 @@ def test_the_tables_of_gates(untrained, monkeypatch):
     now = {"0.0": ["offset -1", "obj up"]}
     first = {"bleu": [96.0, 95.0, 97.0], "roles": {"0.0": ["offset -1"], "1.1": ["obj up"]}}
     monkeypatch.setattr(sweep, "before", lambda *_: first)
-    monkeypatch.setattr(sweep, "one_run", lambda *given, **_: run_of(few, 95.0 - given[3], penalty=given[3], roles=now))
+    monkeypatch.setattr(sweep, "one_run", lambda *given, seed, long, **_: run_of(
+        few, 95.0 - given[3], penalty=given[3], roles=now, seed=seed, steps=_gated.LONG["steps"] if long else 400))
     found = sweep.measure(*untrained)
-    assert [row["penalty"] for row in found["runs"]] == list(sweep.PENALTIES)
+    assert sorted({row["penalty"] for row in found["runs"]}) == list(sweep.PENALTIES)
+    assert [row["seed"] for row in found["runs"] if row["penalty"] == 0.02] == [0, 1, 2] * 2
     text = rendered(sweep, found)
     assert "| seed 1 | 0.02 | 3 | 1 → 0 | 1 → 0 | 0 → 0 | 0 → 0 | 0 → 1 | 1 → 2 | 2 (0.1, p 0.0027) |" in text
     assert "| seed 1 | 0.02 | 0.0 | offset -1 | offset -1, obj up |" in text
     assert "gained: 0.0: obj up; 0.0: obj up" in text, "in every run that leaves three heads"
     assert "lost: 1.1: obj up" in text
-    assert sweep.fewest(found)["bleu"][0] >= 94
-    assert sweep.fewest(found | {"runs": [run_of(few, 93.9)]}) is None
+    assert "| seed 1 | 0.02, 1,000 steps, gates 3 | 3 |" in text
+    one, other, alone = run_of(few, 95.0), run_of(few, 93.9, seed=1), run_of(few, 96.0, penalty=0.1)
+    assert sweep.repeated({"runs": [one, other, alone]}) == [one, other], "one run alone may be lucky"
+    assert sweep.repeated({"runs": [alone]}) == []
 
     monkeypatch.setattr(rates, "before", lambda *_: first)
     monkeypatch.setattr(rates, "one_run", lambda *given, **_: run_of(few, 95.0, cost=given[4] - 0.1, rate=given[4]))
@@ -322,7 +327,8 @@ def test_goals_are_judged_by_the_results():
                                          (("cross", 60), ("encoder", 50))}}},
         "pairs": {"seed 1": {"pairs": 1128, "measured": [["0.0", "1.1", 0.0, 0.0, 0.1, 0.05, 0.15]]}},
         "sweep": {"seed 1": {"before": {"bleu": [95.0, 94, 96]},
-                             "runs": [run_of([f"encoder {i // 8}.{i % 8}" for i in range(13)], 94.0)]}},
+                             "runs": [run_of([f"encoder {i // 8}.{i % 8}" for i in range(n)], 94.0, seed=n - 12)
+                                      for n in (12, 13)]}},
         "kinds": {"seed 1": {"runs": [run_of(["encoder 0.0", *(f"{kind} 0.{i}" for kind in ("decoder", "cross")
                                                                for i in range(2))], 94.0)]}},
     }  # fmt: skip
@@ -333,7 +339,7 @@ def test_goals_are_judged_by_the_results():
     assert verdicts == [yes, yes, yes, yes, yes, no, no, yes, no, yes, yes, no, yes, "–"]
     assert "cross 30.0, encoder 40.0" in text
     assert "5 (head 1.2)" in text
-    assert "13 heads at 94.0" in text
+    assert "12 at 94.0, 13 at 94.0; before 95.0" in text
     assert "left 1/2/2" in text
 
 

@@ -20,9 +20,10 @@ from recipes.second_edition.batches import batches
 from recipes.second_edition.language import corpus
 from recipes.second_edition.language.vocabulary import vocabulary
 from recipes.second_edition.measures._words import table
+from recipes.second_edition.measures.layers import TIMES
 from recipes.second_edition.measures.roles import held_roles
 
-SEEN, SENTENCES, SETS = 500, 120, 20
+SEEN, SENTENCES, SETS = 500, 300, 20
 # Roles whose heads are switched off together, what the words must need, and the features that are the piece.
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "previous word": (("offset -1",), ("left accent",), ("left",)),
@@ -121,7 +122,10 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, sets:
             shares = control.sum(1) / total.sum()
             row |= {"cost": round((lost.sum() / total.sum()).item(), 4), "random": round(shares.mean().item(), 4),
                     "most": round(shares.max().item(), 4), "low": round(ends[0].item(), 4),
-                    "high": round(ends[1].item(), 4)}  # fmt: skip
+                    "high": round(ends[1].item(), 4), "alone": [round(singles[head], 4) for head in own]}  # fmt: skip
+            one_by_one = torch.stack([full - right(without([head])) for head in own]).sum(0)
+            ends = bounds(linearised_ratio((lost - TIMES * one_by_one)[:, None], total))
+            row["excess"] = [round(end.item(), 4) for end in ends]  # above 0: they stand in for each other
         rows.append(row)
     return {"sentences": n, "sets": sets, "groups": rows}
 
@@ -132,10 +136,12 @@ def markdown(results: dict[str, dict]) -> str:
     for name, found in results.items():
         for row in found["groups"]:
             (first, a), (second, b) = row["worst"]
-            cells = [f"{row['cost']:.3f}", f"{row['random']:.3f}, {row['most']:.3f}",
-                     f"{row['low']:+.3f} to {row['high']:+.3f}"] if row["heads"] else [None] * 3  # fmt: skip
+            alone = ", ".join(f"{x:.3f}" for x in row["alone"]) if len(row["heads"]) > 1 else None
+            backup = " *" if alone and row["excess"][0] > 0 else ""
+            cells = [f"{row['cost']:.3f}{backup}", alone, f"{row['random']:.3f}, {row['most']:.3f}",
+                     f"{row['low']:+.3f} to {row['high']:+.3f}"] if row["heads"] else [None] * 4  # fmt: skip
             rows.append([name, row["group"], " ".join(row["heads"]) or "none", f"{row['n']:,}", f"{row['right']:.3f}",
                          *cells, f"{first} {a:.3f}, {second} {b:.3f}"])  # fmt: skip
-    header = ["model", "role", "heads", "n", "pieces right", "cost of these heads", "random sets: mean, most",
-              "cost − mean, 95 %", "worst single heads of all 48"]  # fmt: skip
+    header = ["model", "role", "heads", "n", "pieces right", "cost of these heads", "one by one",
+              "random sets: mean, most", "cost − mean, 95 %", "worst single heads of all 48"]  # fmt: skip
     return table(header, rows)
