@@ -199,7 +199,9 @@ def test_use(untrained, monkeypatch):
     assert rows["the name"]["heads"] == rows["verb → object"]["heads"] == ["5.5"]
     assert rows["the name"]["cost"] == 0.0
     assert "cost" not in rows["its noun"]
-    assert "| seed 1 | its noun | none |" in rendered(use, found)
+    text = rendered(use, found)
+    assert "| seed 1 | its noun | none |" in text
+    assert "the cost of *verb → object*, *the name* is not above that of random heads" in text
 
 
 def test_draws(untrained):

@@ -144,4 +144,10 @@ def markdown(results: dict[str, dict]) -> str:
                          *cells, f"{first} {a:.3f}, {second} {b:.3f}"])  # fmt: skip
     header = ["model", "role", "heads", "n", "pieces right", "cost of these heads", "one by one",
               "random sets: mean, most", "cost − mean, 95 %", "worst single heads of all 48"]  # fmt: skip
-    return table(header, rows)
+    said = []
+    for name, found in results.items():
+        unused = [row["group"] for row in found["groups"] if row["heads"] and row["low"] <= 0]
+        if unused:
+            said.append(f"{name}: the cost of *{'*, *'.join(unused)}* is not above that of random heads. These heads look "
+                        "where the role says, but nothing here shows that the model uses what they find.")  # fmt: skip
+    return "\n\n".join([table(header, rows), *said])
