@@ -16,7 +16,7 @@ from recipes.second_edition.measures._words import table
 PENALTIES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 AGAIN = {0.02: (1, 2), 0.3: (1, 2)}  # penalties that are tried with other seeds, which draw other gates and sentences
 FUNCTIONS = ("position", "relation", "coreference", "name", "several", "none")
-LONGER, SEEDS = 0.02, (0, 1, 2)  # the penalty of the runs with more steps and tokens, see LONG
+LONGER = {0.0: (0,), 0.02: (0, 1, 2)}  # penalties and seeds of the runs with more steps and tokens, see LONG
 HEADS = 48
 FEW = (3, 6)  # heads left in the runs whose heads are listed
 WITHIN, ENOUGH = 2.0, 12  # BLEU, heads
@@ -25,7 +25,7 @@ WITHIN, ENOUGH = 2.0, 12  # BLEU, heads
 def measure(model: nn.Module, tokenizer: object, limit: int | None = None, runs: Path | None = None) -> dict:
     """One run for each penalty, some of them with other seeds, and the model before."""
     plan = [(penalty, seed, False) for penalty in PENALTIES for seed in (0, *AGAIN.get(penalty, ()))]
-    plan += [(LONGER, seed, True) for seed in SEEDS]
+    plan += [(penalty, seed, True) for penalty, seeds in LONGER.items() for seed in seeds]
     rows = [one_run(model, tokenizer, "encoder", penalty, seed=seed, limit=limit, runs=runs, long=long)
             for penalty, seed, long in plan]  # fmt: skip
     return {"before": before(model, tokenizer, limit), "runs": rows}

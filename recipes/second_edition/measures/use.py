@@ -148,6 +148,8 @@ def markdown(results: dict[str, dict]) -> str:
     for name, found in results.items():
         unused = [row["group"] for row in found["groups"] if row["heads"] and row["low"] <= 0]
         if unused:
-            said.append(f"{name}: the cost of *{'*, *'.join(unused)}* is not above that of random heads. These heads look "
-                        "where the role says, but nothing here shows that the model uses what they find.")  # fmt: skip
+            said.append(
+                f"{name}: the cost of *{'*, *'.join(unused)}* is not above that of random heads. These heads look "
+                "where the role says, but nothing here shows that the model uses what they find."
+            )
     return "\n\n".join([table(header, rows), *said])
