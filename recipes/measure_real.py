@@ -13,8 +13,12 @@ Tables, of a causal language model with every size in its "about":
                 English and on repeated tokens
     roles       the taxonomy's roles on English: every head that holds one, and the three best of each role
 
-An encoder (``minilm``) has model, roles, and its heads by output change: gradient and leave-one-out. ``--only roles``
-measures one table again and leaves the others in the file as they are.
+    relevance   relevance by three rules, and gradients, beside leave-one-out
+    restored    single heads given back what they put out while the text repeated
+
+An encoder (``minilm``) has model, roles, its heads by output change (gradient and leave-one-out), parts_of_speech
+(what each head's output says of its own word and of the word it attends to), and gates (what trained gates keep, beside
+other choices of as many heads). ``--only roles`` measures one table again and leaves the others as they are.
 
 Loss is in nats a token. English is the course's own corpus, as it is written: rankings are made on its validation
 split, curves on its test split. One thread. Result: ``real/NAME.json`` among the organism's assets, which
@@ -37,49 +41,29 @@ from torch import Tensor, nn
 
 import headtools as ht
 from headtools._engine.progress import print_encodable
-from headtools.heads._tokens import model_inputs
 from headtools.heads.scores import Head, HeadScores
 from headtools.importance.objective import objective
 from headtools.organism.real_models import REAL, RESULTS, locate
-from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.attention_sinks import attention_sinks
 from headtools.roles.induction import COPYING, INDUCTION, PREFIX, induction_scores
 from headtools.roles.plain_text import TextBatches, natural_text, text_batches
-from recipes._results import interval, read, write
+from recipes._real_lessons import TABLES
+from recipes._real_measures import compared, losses, rank_correlation, repeated_tokens
+from recipes._results import read, write
 
 SIZES = {
     "induction sequences": 20, "segment": 25, "repeated": 8, "repeated segment": 40, "random sets": 5,
     "sink texts": 40, "ranking texts": 32, "leave-one-out texts": 16, "curve texts": 40, "curve random orders": 3,
-    "chunks": 6, "chunk": 128, "role sentences": 80,
+    "chunks": 6, "chunk": 128, "role sentences": 80, "probe sentences": 80, "relevance texts": 12, "gate texts": 160,
+    "gate steps": 300, "restored sequences": 6, "restored segment": 20,
 }  # fmt: skip
 QUICK = dict.fromkeys(SIZES, 5) | {"segment": 6, "repeated segment": 6, "chunk": 16, "random sets": 1,
-                                   "curve random orders": 1}  # fmt: skip
+                                   "probe sentences": 30, "gate texts": 8, "curve random orders": 1}  # fmt: skip
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the heads that are off
 STRONGEST = 5  # induction heads that are switched off
 SPARED = 30  # induction heads that no cut of the third ranking takes
 SCORES = {"previous-token": "previous_token", "duplicate-token": "duplicate_token", INDUCTION: "induction",
           PREFIX: "prefix_matching", COPYING: "copying"}  # fmt: skip
-
-
-@torch.no_grad()
-def losses(model: nn.Module, batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return each row's loss in nats a token (B,): over the whole of it, its first half and its second."""
-    found: dict[str, list[Tensor]] = {"whole": [], "first": [], "second": []}
-    for batch in batches:
-        logits = model(**model_inputs(model, batch)).logits[:, :-1].float()
-        labels = batch["labels"][:, 1:]
-        each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
-        counted = labels != -100
-        half = each.shape[1] // 2  # from here on tokens of the second half are predicted
-        for part, piece in (("whole", slice(None)), ("first", slice(half)), ("second", slice(half, None))):
-            found[part].append(each[:, piece].sum(1) / counted[:, piece].sum(1).clamp_min(1))
-    return {part: torch.cat(rows) for part, rows in found.items()}
-
-
-def repeated_tokens(model: nn.Module, n: int, length: int, seed: int = 1) -> list[dict[str, Tensor]]:
-    """Return random tokens twice, (n, 2 * length), as one batch; only the second copy can be predicted."""
-    ids = segments(n, length, 2, ordinary_tokens(model), seed=seed)
-    return [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}]
 
 
 def heads_table(
@@ -105,27 +89,6 @@ def heads_table(
     return table, HeadScores(values, "induction")
 
 
-def rank_correlation(a: Tensor, b: Tensor, size_of_b: bool = False) -> list[float]:
-    """Return Spearman's correlation of two measures' means over texts (n, heads), with a 95 % interval over texts.
-
-    With ``size_of_b`` the means of the second one lose their sign.
-    """
-
-    def spearman(means: Tensor) -> Tensor:
-        left, right = means.split(a.shape[1], -1)
-        left, right = _ranks(left), _ranks(right.abs() if size_of_b else right)
-        return torch.nn.functional.cosine_similarity(left, right, -1)[..., None]
-
-    both = torch.cat([a, b], 1).double()
-    low, high = ht.bootstrap(both, statistic=spearman)
-    return [round(max(-1.0, min(1.0, float(x))), 3) for x in (spearman(both.mean(0)[None])[0, 0], low, high)]
-
-
-def _ranks(values: Tensor) -> Tensor:
-    ranks = values.argsort(-1).argsort(-1).double()
-    return ranks - ranks.mean(-1, keepdim=True)
-
-
 def agreement(slopes: dict[tuple, Tensor], rises: dict[tuple, Tensor]) -> list[dict[str, Any]]:
     """Return how far the measures name the same heads: |gradient|, minus the signed gradient, |leave-one-out|.
 
@@ -143,14 +106,6 @@ def agreement(slopes: dict[tuple, Tensor], rises: dict[tuple, Tensor]) -> list[d
         value, low, high = rank_correlation(*measures)
         rows.append({"a": first, "b": second, "spearman": value, "low": low, "high": high})
     return rows
-
-
-def compared(name: str, now: Tensor, before: Tensor, **more: Any) -> dict[str, Any]:
-    """Return a row: the mean loss, and by how much it rose, row by row, each with a 95 % interval."""
-    loss, low, high = interval(now)
-    rise, rise_low, rise_high = interval(now - before)
-    return {"name": name, **more, "loss": loss, "low": low, "high": high, "rise": rise, "rise_low": rise_low,
-            "rise_high": rise_high}  # fmt: skip
 
 
 def without_induction(
@@ -252,6 +207,9 @@ def measure(name: str, sizes: dict[str, int], only: str | None = None, before: M
         tables[table] = {"about": about, "rows": [_rounded(row) for row in rows]}
         print_encodable(f"{table}: {len(rows)} rows, {time.process_time() - began:.0f} s of CPU time so far")
 
+    for table in [only] if only in TABLES[name] else []:
+        keep(table, *TABLES[name][table](model, tokenizer, sizes))
+        return {**before, "tables": tables}
     if only == "roles":
         keep("roles", *roles_table(model, tokenizer, sizes["role sentences"]))
         return {**before, "tables": tables}
@@ -268,6 +226,8 @@ def measure(name: str, sizes: dict[str, int], only: str | None = None, before: M
     else:
         keep("heads", *encoder_heads(model, tokenizer, sizes["ranking texts"]))
     keep("roles", *roles_table(model, tokenizer, sizes["role sentences"]))
+    for table, measured in TABLES[name].items():
+        keep(table, *measured(model, tokenizer, sizes))
 
     source = folder / "source.json"
     return {
@@ -340,13 +300,13 @@ def main(
     model: Annotated[str, typer.Option(help=" or ".join(REAL))] = "smollm2",
     quick: Annotated[bool, typer.Option("--quick", help="everything small, to see that it runs")] = False,
     out: Annotated[Path | None, typer.Option(help="the file to write")] = None,
-    only: Annotated[str | None, typer.Option(help="roles: this table alone, into the file that is there")] = None,
+    only: Annotated[str | None, typer.Option(help="this table alone, into the file that is there")] = None,
 ) -> None:
     """Measure, keep, and print the main numbers."""
     torch.set_num_threads(1)
     file = out or RESULTS / f"{model}.json"
-    if only not in (None, "roles"):
-        raise typer.BadParameter(f"got --only {only}; expected roles")
+    if only not in (alone := [None, "roles", *TABLES[model]]):
+        raise typer.BadParameter(f"got --only {only}; expected one of {', '.join(alone[1:])}")
     results = measure(model, QUICK if quick else SIZES, only, read(file) if only else None)
     file.parent.mkdir(parents=True, exist_ok=True)
     write(results, file, "name")
