@@ -168,8 +168,8 @@ def trained_gates(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) ->
     return rows, (
         f"gates trained for {sizes['gate steps']} steps of 16 English sentences, all weights frozen, rounded at the "
         "end; beside them as many heads off in other rankings, made on the validation split. loss: 1 minus the cosine "
-        f"of the vector of a sentence and that with all heads on, mean over {len(measured(test))} test sentences, with a "
-        "95 % interval; the vector is the mean of the last layer's outputs"
+        f"of the vector of a sentence and that with all heads on, mean over {len(measured(test))} test sentences, with "
+        "a 95 % interval; the vector is the mean of the last layer's outputs"
     )
 
 
