@@ -330,7 +330,7 @@ def test_goals_are_judged_by_the_results():
         "pairs": {"seed 1": {"pairs": 1128, "measured": [["0.0", "1.1", 0.0, 0.0, 0.1, 0.05, 0.15]]}},
         "sweep": {"seed 1": {"before": {"bleu": [95.0, 94, 96]},
                              "runs": [run_of([f"encoder {i // 8}.{i % 8}" for i in range(n)], 94.0, seed=n - 12)
-                                      for n in (12, 13)]}},
+                                      for n in (12, 13)] + [run_of([], 96.5, penalty=0.0)]}},
         "kinds": {"seed 1": {"runs": [run_of(["encoder 0.0", *(f"{kind} 0.{i}" for kind in ("decoder", "cross")
                                                                for i in range(2))], 94.0)]}},
     }  # fmt: skip
@@ -341,7 +341,7 @@ def test_goals_are_judged_by_the_results():
     assert verdicts == [yes, yes, yes, yes, yes, no, no, yes, no, yes, yes, no, yes, "–"]
     assert "cross 30.0, encoder 40.0" in text
     assert "5 (head 1.2)" in text
-    assert "12 at 94.0, 13 at 94.0; before 95.0" in text
+    assert "12 at 94.0, 13 at 94.0; before 95.0, as many steps at penalty 0 96.5" in text
     assert "left 1/2/2" in text
 
 
