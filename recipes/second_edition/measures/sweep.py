@@ -16,7 +16,7 @@ from recipes.second_edition.measures._words import table
 PENALTIES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 AGAIN = {0.02: (1, 2), 0.3: (1, 2)}  # penalties that are tried with other seeds, which draw other gates and sentences
 FUNCTIONS = ("position", "relation", "coreference", "name", "several", "none")
-LONGER = {0.0: (0,), 0.02: (0, 1, 2)}  # penalties and seeds of the runs with more steps and tokens, see LONG
+LONGER = {0.0: (0,), 0.02: (0, 1, 2), 0.035: (1,)}  # penalties and seeds of the runs with more steps, see LONG
 HEADS = 48
 FEW = (3, 6)  # heads left in the runs whose heads are listed
 WITHIN, ENOUGH = 2.0, 12  # BLEU, heads
