@@ -261,7 +261,7 @@ def test_the_tables_of_gates(untrained, monkeypatch):
     monkeypatch.setattr(sweep, "one_run", lambda *given, seed, long, **_: run_of(
         few, 95.0 - given[3], penalty=given[3], roles=now, seed=seed, steps=_gated.LONG["steps"] if long else 400))
     found = sweep.measure(*untrained)
-    assert sorted({row["penalty"] for row in found["runs"]}) == list(sweep.PENALTIES)
+    assert {row["penalty"] for row in found["runs"]} == {*sweep.PENALTIES, *sweep.LONGER}
     assert [row["seed"] for row in found["runs"] if row["penalty"] == 0.02] == [0, 1, 2] * 2
     text = rendered(sweep, found)
     assert "| seed 1 | 0.02 | 3 | 1 → 0 | 1 → 0 | 0 → 0 | 0 → 0 | 0 → 1 | 1 → 2 | 2 (0.1, p 0.0027) |" in text
