@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headtools.geometry.circuits import Circuits
 from headtools.geometry.low_rank import Factored, Levels, divide_or_zero, pairwise_products
+from headtools.heads._precision import without_autocast
 from headtools.heads.scores import HeadScores
 
 SIDES = ("read", "write")
@@ -47,6 +48,7 @@ def effective_rank(of: Circuits | Factored | Tensor) -> HeadScores | Tensor:
     return entropy.exp().where(total.squeeze(-1) > 0, torch.zeros_like(entropy))
 
 
+@without_autocast
 def overlap(a: Circuits | Factored, b: Circuits | Factored | None = None, side: str = "write") -> Levels:
     """Return how much the subspaces that heads write to (or read from) overlap, in [0, 1], and the chance level.
 
