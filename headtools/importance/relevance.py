@@ -137,6 +137,7 @@ def relevance(
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> _ = torch.manual_seed(0)  # drawn otherwise, the tiny model may let nothing through a layer
     >>> shares = relevance(BertForMaskedLM(tiny), {"input_ids": torch.tensor([[1, 2, 3]])}, normalise="layer")
     >>> len(shares), round(float(shares.values["encoder", 0].sum()), 4), sorted(shares.notes)
     (8, 1.0, ['absorbed', 'conserved', 'interval'])
@@ -161,6 +162,7 @@ def propagate(
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
+    >>> _ = torch.manual_seed(0)
     >>> result = propagate(BertForMaskedLM(tiny), {"input_ids": torch.tensor([[1, 2, 3]])}, rules="cp")
     >>> result.parts["encoder", 1].shape, result.explained.shape
     (torch.Size([3, 4]), torch.Size([3]))
