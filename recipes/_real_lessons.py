@@ -130,14 +130,14 @@ def trained_gates(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) ->
 
     before: dict[tuple, Tensor] = {}  # a sentence's tokens: its vector with all heads on
 
-    def turned(outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:  # (B,)
+    def cosine_loss(outputs: Any, batch: Mapping[str, Tensor]) -> Tensor:  # (B,)
         rows = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
         goal = torch.stack([before[tuple(ids[real].tolist())] for ids, real in rows])
         return 1 - nn.functional.cosine_similarity(vectors(outputs, batch), goal, dim=-1)
 
     @torch.no_grad()
     def measured(test: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        return torch.cat([turned(model(**batch), batch) for batch in test])
+        return torch.cat([cosine_loss(model(**batch), batch) for batch in test])
 
     training, ranking, test = batches("train"), batches("validation"), batches("test")
     with torch.no_grad():
@@ -147,11 +147,11 @@ def trained_gates(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) ->
             ):
                 before[tuple(ids[real].tolist())] = vector
     fits = ht.fit_gates(
-        model, training, PENALTIES, steps=sizes["gate steps"], weights=None, loss=turned, per="batch",
+        model, training, PENALTIES, steps=sizes["gate steps"], weights=None, loss=cosine_loss, per="batch",
         gate_rate=0.05, decay=0.3, progress=False,
     )  # fmt: skip
     by_gradient = ht.gradient(model, ranking, output_projection(model)).order()
-    by_cost = ht.ablation(model, ranking, turned, progress=False).order()
+    by_cost = ht.ablation(model, ranking, cosine_loss, progress=False).order()
     rows = []
     for penalty, fit in zip(PENALTIES, fits, strict=True):
         closed = fit.closed_heads
@@ -178,7 +178,7 @@ def restored(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tabl
     """Give single heads back what they put out when the text still repeated, and see how far the loss falls."""
     n, length = sizes["restored sequences"], sizes["restored segment"]
     clean = repeated_tokens(model, n, length)[0]
-    # The same second copy, after other tokens: nothing in the text foretells it any more.
+    # The same second copy, after other tokens: nothing in the text predicts it any more.
     other = segments(n, length, 2, ordinary_tokens(model), seed=2)[:, :length]
     corrupted = clean | {"input_ids": torch.cat([other, clean["input_ids"][:, length:]], 1)}
     corrupted["labels"] = corrupted["input_ids"]
