@@ -55,7 +55,7 @@ def entries(folder: Path) -> dict[str, dict[str, Any]]:
     A row may stand in several lessons, which must come to one verdict. Raises ``ValueError`` where they do not, and for
     a row that stands nowhere, or both in a lesson and among those read.
     """
-    told = json.loads((folder / READ).read_text("utf-8"))
+    readings = json.loads((folder / READ).read_text("utf-8"))
     rows: dict[str, dict[str, Any]] = {}
     for path in paths(folder):
         cited = _cited(path.name[:2])
@@ -69,11 +69,11 @@ def entries(folder: Path) -> dict[str, dict[str, Any]]:
                     f"row {box['row']} is {before['verdict']} in one lesson, {box['verdict']} in {path.name}"
                 )
             before["found"].append((box["measured"], path.stem))
-    both = rows.keys() & told["read"].keys()
-    for row, entry in told["read"].items():
+    both = rows.keys() & readings["read"].keys()
+    for row, entry in readings["read"].items():
         rows.setdefault(row, entry | {"row": row, "found": [(entry["measured"], None)]})
-    lost = set(told["rows"]) - rows.keys()
-    odd = rows.keys() - set(told["rows"])
+    lost = set(readings["rows"]) - rows.keys()
+    odd = rows.keys() - set(readings["rows"])
     if both or lost or odd:
         raise ValueError(
             f"the ledger is not whole: in a lesson and read {sorted(both, key=order)}; nowhere "

@@ -97,10 +97,10 @@ def lessons(folder: Path, readme: Path, pictures: Path, address: str) -> list[Le
 
 def difficulty(name: str, top: str) -> int:
     """Return the difficulty that the box of a lesson tells, 1 to 3."""
-    told = re.search(r"Difficulty\*\* ([123]) of 3", top)
-    if told is None:
+    match = re.search(r"Difficulty\*\* ([123]) of 3", top)
+    if match is None:
         raise ValueError(f"the box of {name} lacks its difficulty: write **Difficulty** 2 of 3")
-    return int(told[1])
+    return int(match[1])
 
 
 def reading(notebook: nbformat.NotebookNode) -> int:

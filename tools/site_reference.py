@@ -49,8 +49,8 @@ class Call:
 
 def tasks(path: Path = TASKS) -> dict[str, list[Call]]:
     """Return the calls of each task, in the order of the overview."""
-    told = tomllib.loads(path.read_text("utf-8"))["task"]
-    return {task["title"]: [Call(*call, task.get("room") or room(call[0])) for call in task["calls"]] for task in told}
+    tasks = tomllib.loads(path.read_text("utf-8"))["task"]
+    return {task["title"]: [Call(*call, task.get("room") or room(call[0])) for call in task["calls"]] for task in tasks}
 
 
 def room(name: str) -> str:

@@ -131,8 +131,8 @@ def described(svg: str, title: str, alt: str) -> str:
     """
     start = svg.index("<svg")
     end = svg.index(">", start)
-    told = f"<title>{_text(title)}</title><desc>{_text(alt)}</desc>"
-    return f'{svg[:end]} role="img">{told}{svg[end + 1 :]}'
+    labels = f"<title>{_text(title)}</title><desc>{_text(alt)}</desc>"
+    return f'{svg[:end]} role="img">{labels}{svg[end + 1 :]}'
 
 
 def write_svg(path: str | Path, text: str) -> Path:
