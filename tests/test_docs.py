@@ -14,6 +14,7 @@ from lesson_parts import FENCE, Notebook, headings, lessons, links, slug
 from measure_notebooks import table
 
 import headtools as ht
+from headtools.organism import snapshots
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "LICENSE-text.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 
@@ -92,6 +93,7 @@ def test_every_address_of_the_repository_is_its_home(root: Path):
     assert len(told) >= 6
     assert set(told) == {owner_and_name}
     assert yaml.safe_load(read(root, "CITATION.cff"))["repository-code"] == home(root)
+    assert home(root) == snapshots.REPOSITORY
 
 
 def test_badges_and_links_open_a_file_that_exists(root: Path):

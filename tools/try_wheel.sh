@@ -12,7 +12,7 @@ if [ "${TORCH:-}" = cpu ] && [ -z "${PIP_INDEX_URL:-}" ]; then
 fi
 "$folder/venv/bin/pip" install -q -c "$constraints" "$dist"/*.whl
 cd "$folder"
-venv/bin/python - <<'PYTHON'
+HEADTOOLS_CACHE=$folder/cache venv/bin/python - <<'PYTHON'
 import torch
 
 import headtools as ht
@@ -25,6 +25,14 @@ batch["labels"] = tokenizer(" ".join(sentence.target), return_tensors="pt").inpu
 with torch.no_grad(), ht.ablate(model, {("encoder", 5): range(8)}):
     without = model(**batch).loss.item()
 print(f"loss {model(**batch).loss.item():.3f}, without the last encoder layer's heads {without:.3f}")
+try:
+    ht.load(step=3000)
+except FileNotFoundError as error:
+    print(error)
+else:
+    raise SystemExit("the wheel has the snapshots of the model's training, which a clone alone should have")
 PYTHON
+venv/bin/python -m headtools --version
 venv/bin/python -m headtools --help >/dev/null
 du -h "$dist"/*.whl
+test "$(cat "$dist"/*.whl | wc -c)" -lt 12000000 || { echo "the wheel is larger than 12 MB" >&2; exit 1; }

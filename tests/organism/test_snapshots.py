@@ -19,6 +19,7 @@ def copy(tmp_path, monkeypatch):
     for name in (snapshots.path(0).name, snapshots.path(3000).name, CHECKSUMS):
         shutil.copy(snapshots.SNAPSHOTS / name, folder / name)
     monkeypatch.setattr(snapshots, "SNAPSHOTS", folder)
+    monkeypatch.setenv("HEADTOOLS_CACHE", str(tmp_path / "cache"))
     return folder
 
 
@@ -77,5 +78,5 @@ def test_damage_is_refused(copy):
     with pytest.raises(ValueError, match=r"step-00000\.safetensors is not the file"):
         load(step=0)
     snapshots.path(0, copy).unlink()
-    with pytest.raises(FileNotFoundError, match="missing"):
+    with pytest.raises(FileNotFoundError, match=r"step 0 is missing: .* restore the files: git checkout -- "):
         load(step=0)
