@@ -33,7 +33,7 @@ import warnings
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _WHERE = {
     "Site": "heads.sites",
@@ -111,7 +111,7 @@ _WHERE = {
     "report": "_report.report",
 }
 
-_OLD_NAMES = {"keep_one": "all_but_one", "card": "model_card"}  # until the next release
+_OLD_NAMES = {"keep_one": "all_but_one", "card": "model_card"}  # until the release after 1.0
 
 __all__ = sorted(_WHERE)
 

@@ -1,6 +1,5 @@
 """The command line does what its functions do, and its exit status tells how it went."""
 
-import importlib.metadata
 import json
 import re
 import shlex
@@ -70,7 +69,7 @@ def test_every_example_of_the_help_and_the_readme_is_understood(root, monkeypatc
 
 def test_the_version(capsys):
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith(f"headtools {importlib.metadata.version('headtools')} (torch ")
+    assert capsys.readouterr().out.startswith(f"headtools {ht.__version__} (torch ")
 
 
 def test_a_bare_call_gets_help(capsys):

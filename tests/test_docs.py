@@ -254,4 +254,21 @@ def test_the_paper_cites_what_its_bibliography_has(root: Path):
 
 def test_the_changelog_has_a_section_for_the_version(root: Path):
     version = tomllib.loads(read(root, "pyproject.toml"))["project"]["version"]
-    assert f"\n## {version}, " in read(root, "CHANGELOG.md")
+    released = yaml.safe_load(read(root, "CITATION.cff"))["date-released"]
+    first = re.search(r"^## .*", read(root, "CHANGELOG.md"), re.M)[0]
+    assert first == f"## {version}, {released}"
+
+
+def test_the_changelog_names_every_alias_that_the_code_has(root: Path):
+    code = {path: path.read_text("utf-8") for path in (root / "headtools").rglob("*.py") if path.stem != "_renamed"}
+    pairs = set()
+    for text in code.values():
+        for told in re.findall(r"@old_arguments\(([^)]*)\)|_OLD_NAMES = \{([^}]*)\}", text):
+            pairs |= set(re.findall(r'"?(\w+)"?(?:=|: )"(\w+)"', "".join(told)))
+        pairs |= set(re.findall(r'old_name\("(\w+)", (\w+)\)', text))
+    # the three that warn in a __getattr__ or a property of their own
+    by_hand = {("holders", "head_functions"), ("geometry", "geometry"), ("seen", "captured")}
+    assert len(re.findall(r"DeprecationWarning", "".join(code.values()))) == len(by_hand) + 3  # ours, and old losses
+    table = read(root, "CHANGELOG.md").split("\n## ")[1].split("| old | new | of |")[1]
+    told = set(re.findall(r"^  \| `(\w+)=?` \| `(?:headtools\.)?(\w+)=?`", table, re.M))
+    assert told == pairs | by_hand
