@@ -22,7 +22,8 @@ from headtools.roles.induction import COPYING, INDUCTION, PREFIX, induction_scor
 from headtools.sparse.cut_cost import cut_cost, repeated_tokens, warning_of
 
 REPEATED = "repeated random tokens"
-N_SEQUENCES, LENGTH, REPEATS = 20, 25, 4  # random segments, their tokens, and how often each stands in a sequence
+N_SEQUENCES, LENGTH, REPEATS = 12, 25, 4  # random segments, their tokens, and how often each stands in a sequence
+N_AT_ONCE = 6  # sequences that run together: their maps are kept
 INDUCTION_FROM = 0.3  # an induction score from which on a head is counted
 SINK_FROM = 0.5  # a share of weight on the first token from which on a head is counted
 CUT = 0.2  # share of heads that are switched off to check a ranking
@@ -77,7 +78,7 @@ def repetition(subject: Subject) -> Markup:
     """Return the scores of heads that look back, on random tokens that repeat, with the first token and without it."""
     length, repeats = _length(subject.model)
     frame = induction_scores(
-        subject.model, n=N_SEQUENCES, length=length, repeats=repeats, seed=subject.seed, batch_size=N_SEQUENCES
+        subject.model, n=N_SEQUENCES, length=length, repeats=repeats, seed=subject.seed, batch_size=N_AT_ONCE
     )
     subject.tables["induction"] = frame
     columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]

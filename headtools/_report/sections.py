@@ -30,6 +30,7 @@ from headtools.sparse.pruning_curve import curves, random_order
 _FUNCTIONS = {"mark": "special token or punctuation", "self": "own position", "rare": "rare word"}
 N_TABLE = 10  # heads in a table
 N_MAPS = 8  # heads whose maps are drawn
+RANDOM_POINTS = (0.75, 0.5, 0.25)  # shares of heads kept at which random orders are measured
 NO_INTERVAL = f"no interval: fewer than {MIN_EXAMPLES} examples"
 BY_LOSS = (
     "Importance: mean over examples of |dL/dgate| at gate 1 (Michel et al. 2019, equation 2), without the division by "
@@ -259,14 +260,21 @@ def geometry(subject: Subject) -> Markup:
 
 def pruning(subject: Subject) -> Markup:
     """Return the pruning curve, least important heads first, compared with random orders."""
+    import pandas as pd
+
     random_orders = {f"random {i}": random_order(sites(subject.model), subject.seed + i) for i in range(subject.orders)}
-    frame = curves(subject.model, {"gradient": subject.selection_scores} | random_orders, subject.test_losses())
+    measure = subject.test_losses()
+    frame = curves(subject.model, {"gradient": subject.selection_scores}, measure)
+    total = len(subject.selection_scores)
+    if random_orders:  # their mean is smooth: half as many points will do, and all heads and none they share
+        ends = frame[frame.kept.isin([0, total])]
+        between = curves(subject.model, random_orders, measure, RANDOM_POINTS)
+        frame = pd.concat([frame, *(ends.assign(order=name) for name in random_orders), between])
     frame = frame.drop_duplicates(["order", "kept"], ignore_index=True)  # with few heads, two fractions are one count
     subject.tables["pruning"] = frame
     curve = frame[frame.order == "gradient"].set_index("kept")
-    total = len(subject.selection_scores)
-    half = min(curve.index, key=lambda kept: abs(kept - total / 2))
     random = frame[frame.order != "gradient"].groupby("kept").metric.mean()
+    half = min(random.index if len(random) else curve.index, key=lambda kept: abs(kept - total / 2))
     low, high = curve.low[half], curve.high[half]
     within = NO_INTERVAL if math.isnan(low) else f"95 % interval {low:.2f} to {high:.2f}"
     claim = (

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headtools._report.page import Finding
 
 EXAMPLE_WORDS = (5, 14)  # fewest and most words of the sentence whose maps are drawn
+ROOM = 384e6  # bytes that a forward and a backward pass over one batch may keep
 
 
 @dataclass
@@ -85,24 +86,19 @@ class Subject:
 
     @cached_property
     def halves(self) -> tuple[Sequence[Mapping], Sequence[Mapping]]:
-        """Batches to select heads on, and batches to measure them on; a single batch is split by its examples."""
+        """Batches to select heads on, and batches to measure them on; a single batch is split by its examples.
+
+        Sentences of like length run together, which spares padding, and as many at once as memory has room for.
+        """
         if self.objective is not None:
-            return self.objective.batches(self.selection_sentences), self.objective.batches(self.test_sentences)
+            batches = [self.objective.batches(some) for some in (self.selection_sentences, self.test_sentences)]
+            two_texts = is_encoder_decoder(self.model)
+            return tuple(by_length(some, two_texts, lambda batch: kept_bytes(self.model, batch)) for some in batches)
         if not self.batches:
             raise ValueError(self.unlabelled_reason or "there are no batches")
         if len(self.batches) > 1:
             return self.batches[::2], self.batches[1::2]
         return tuple([_every_second(self.batches[0], start)] for start in (0, 1))
-
-    @cached_property
-    def test_by_length(self) -> tuple[Sequence[Mapping], Tensor]:
-        """The batches to measure heads on, for what runs over them many times: those of sentences with less padding.
-
-        Sentences of like length run together. With them comes the place of each example among ``halves[1]``.
-        """
-        batches = self.halves[1]
-        as_it_is = batches, torch.arange(sum(map(size_of, batches)))
-        return (by_length(batches, is_encoder_decoder(self.model)) or as_it_is) if self.sentences else as_it_is
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -176,9 +172,9 @@ class Subject:
 
     def test_losses(self) -> Callable[[nn.Module], Tensor]:
         """Return a function from the model to the loss of each example that heads are measured on, (n,)."""
-        batches, places = self.test_by_length
+        batches = self.halves[1]
         loss = self.loss_of(batches)  # now, before any head is off: it may compare with the outputs of the full model
-        return lambda model: losses(model, batches, loss)[places.argsort()]
+        return lambda model: losses(model, batches, loss)
 
     def loss_of(self, batches: Sequence[Mapping]) -> Callable | None:
         """The loss of a pruning curve on these batches; None stands for the cross-entropy of their labels."""
@@ -247,39 +243,67 @@ def _names(tokenizer: Any, ids: Tensor) -> list[str]:
         return tokenizer.convert_ids_to_tokens(ids.tolist())
 
 
-def by_length(batches: Sequence[Mapping], two_texts: bool = False) -> tuple[list[dict], Tensor] | None:
-    """Return texts in batches of like length, cut to the longest, and the place that each example had; or None.
+def by_length(
+    batches: Sequence[Mapping], two_texts: bool = False, size: Callable[[Mapping], float] | None = None
+) -> list[Mapping]:
+    """Return texts in batches of like length, cut to the longest; batches that are not texts alone as they are.
 
-    With ``two_texts`` labels are a text of their own, a translation, else they belong to the tokens. None stands for
-    batches that are not texts alone, or have padding on the left. Losses are the same but for rounding.
+    No text of a batch is more than 1.4 times as long as its shortest, and ``size`` of a batch, in bytes, stays below
+    ``ROOM`` unless a single text takes more. With ``two_texts`` labels are a text of their own, a translation, else
+    they belong to the tokens. Texts with padding on the left stay as they are, too. Losses are the same but for
+    rounding.
 
     >>> mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]])
-    >>> found, places = by_length([{"input_ids": mask * 7, "attention_mask": mask, "labels": mask * 7}] * 2)
-    >>> [tuple(batch["input_ids"].shape) for batch in found], places.tolist()
-    ([(3, 2), (3, 3)], [1, 4, 2, 5, 0, 3])
+    >>> found = by_length([{"input_ids": mask * 7, "attention_mask": mask, "labels": mask * 7}] * 2)
+    >>> [tuple(batch["input_ids"].shape) for batch in found]
+    [(2, 1), (2, 2), (2, 3)]
     """
     known = {"input_ids": 0, "attention_mask": 0, "token_type_ids": 0, "labels": -100}
     rows = []
     for batch in batches:
         mask = batch.get("attention_mask")
         if not batch.keys() <= known.keys() or not isinstance(mask, Tensor) or mask.dim() != 2:
-            return None
+            return list(batches)
         if (mask[:, 1:] > mask[:, :-1]).any():
-            return None
+            return list(batches)
         for i in range(len(mask)):
             ends = {name: int(mask[i].sum()) for name, value in batch.items() if value.dim() == 2}
             if two_texts and "labels" in ends:
                 ends["labels"] = int((batch["labels"][i] != -100).nonzero().max()) + 1
             rows.append({name: value[i, : ends[name]] if name in ends else value[i] for name, value in batch.items()})
-    size = max(map(size_of, batches))
-    places = torch.tensor([len(row["input_ids"]) for row in rows]).argsort(stable=True)
-    made = []
-    for some in places.split(size):
-        examples = [rows[i] for i in some.tolist()]
-        made.append({name: torch.nn.utils.rnn.pad_sequence([row[name] for row in examples], True, known[name])
-                     if examples[0][name].dim() else torch.stack([row[name] for row in examples])
-                     for name in examples[0]})  # fmt: skip
-    return made, places
+
+    def together(some: Sequence[Mapping]) -> dict:
+        return {name: torch.nn.utils.rnn.pad_sequence([row[name] for row in some], True, known[name])
+                if some[0][name].dim() else torch.stack([row[name] for row in some])
+                for name in some[0]}  # fmt: skip
+
+    most = max(map(size_of, batches))
+    groups: list[list[Mapping]] = []
+    for row in sorted(rows, key=lambda row: len(row["input_ids"])):
+        group = groups[-1] if groups else []
+        alike = group and len(row["input_ids"]) <= 1.4 * len(group[0]["input_ids"])
+        if alike and len(group) < most and (size is None or size(together([*group, row])) < ROOM):
+            group.append(row)
+        else:
+            groups.append([row])
+    return [together(group) for group in groups]
+
+
+def kept_bytes(model: nn.Module, batch: Mapping) -> int:
+    """Return about how many bytes a forward and a backward pass over a batch keep.
+
+    Of each layer the maps before and after the softmax and some sixteen states of each token, and of a language model
+    four sets of logits: as they are, in single precision, their logarithms and their gradient.
+    """
+    found, examples = list(sites(model)), size_of(batch)
+    tokens = next((batch[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in batch), None)
+    if tokens is None:  # images, sound: as many patches as would be usual
+        tokens = 200
+    width = max(site.heads * site.head_dim for site in found if not site.empty)
+    table = getattr(model, "get_output_embeddings", lambda: None)()
+    classes = getattr(table, "out_features", 0)
+    maps = sum(2 * site.heads * tokens * tokens for site in found)
+    return 4 * examples * (maps + len(found) * 16 * tokens * width + 4 * tokens * classes)
 
 
 def _without_labels(batch: Mapping) -> dict:

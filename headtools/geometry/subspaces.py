@@ -136,14 +136,15 @@ def _squared_products(a: Tensor, b: Tensor) -> Tensor:
     """Return ‖a_iᵀ b_j‖² for all pairs, (n_a, n_b), of a (n_a, d, r_a) and b (n_b, d, r_b).
 
     It is also the inner product of the projections a_i a_iᵀ and b_j b_jᵀ. With heads wider than √d that is less work
-    than all products of r columns; the blocks of rows keep either way within some 100 MB.
+    than all products of r columns; blocks keep either way within some 200 MB.
     """
     d, pairs = a.shape[1], a.shape[2] * b.shape[2]
     rows = []
     if pairs > d and max(len(a), len(b)) * d * d <= _MOST_NUMBERS:
-        projections = (b @ b.mT).flatten(1)
-        for block in a.split(max(1, _BLOCK_NUMBERS // (d * d))):
-            rows.append((block @ block.mT).flatten(1) @ projections.mT)
+        n_block = max(1, _BLOCK_NUMBERS // (d * d))
+        for block in a.split(n_block):
+            projections = (block @ block.mT).flatten(1)
+            rows.append(torch.cat([projections @ (other @ other.mT).flatten(1).mT for other in b.split(n_block)], 1))
     else:
         for block in a.split(max(1, _BLOCK_NUMBERS // (len(b) * pairs))):
             rows.append(pairwise_products(block.mT, b).square().sum((-1, -2)))

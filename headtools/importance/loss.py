@@ -182,6 +182,13 @@ def each_loss(
     is_float = isinstance(losses, Tensor) and losses.is_floating_point()
     if per == "batch" and is_float and losses.dim() < 2 and losses.numel():
         losses = losses.mean()[None]
+    check_losses(model, losses, n_examples)
+    return losses
+
+
+def check_losses(model: nn.Module, losses: Any, n_examples: int | None = None) -> None:
+    """Raise ``ValueError`` unless losses are one finite number per example, (B,)."""
+    is_float = isinstance(losses, Tensor) and losses.is_floating_point()
     if not is_float or losses.dim() != 1 or n_examples not in (None, len(losses)):
         expected = f"({'B' if n_examples is None else n_examples},)"
         got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
@@ -197,7 +204,6 @@ def each_loss(
             f"the loss of examples {indices} is NaN or infinite: it is no finite number"
             + (f"; {cause}" if cause else "")
         )
-    return losses
 
 
 def predicts_next_token(model: nn.Module) -> bool:
