@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Install the wheel in DIST into an empty environment, away from the repository, and run what a user runs first.
 set -euo pipefail
+unset PYTHONPATH PYTHONHOME # else the package could come from a clone
 dist=$(realpath "${1:?usage: tools/try_wheel.sh DIST}")
 constraints=$(realpath "$(dirname "$0")/../constraints.txt")
 folder=$(mktemp -d)
