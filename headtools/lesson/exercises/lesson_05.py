@@ -65,6 +65,7 @@ def _chance(answer: Any) -> str | None:
                 "The queries of the first copy are counted too; the score reads only those of the second."
             ),
             sum(1 / (t + 1) for t in queries): "This is a sum over queries; the score is their mean.",
+            math.log(2) / length: "That is the integral, which is only close to the sum.",
             1 / (1.5 * length + 0.5): (
                 "That is one over the mean number of tokens seen. Average the chances, not the counts."
             ),
@@ -77,7 +78,7 @@ def _chance(answer: Any) -> str | None:
 
 
 def _jump(answer: Any) -> str | None:
-    """jump(steps, loss): the step from which the loss falls fastest, per step, to the next look."""
+    """jump(steps, loss): the step from which the loss falls fastest, per step, to the next measurement."""
     cases = (
         ([0, 100, 200, 300, 400, 500], [4.0, 2.6, 2.5, 4.1, 3.0, 2.4]),
         ([0, 100, 200, 300, 400], [4.0, 3.9, 1.5, 1.0, 0.9]),
@@ -91,14 +92,14 @@ def _jump(answer: Any) -> str | None:
         rates = [fall / width for fall, width in zip(falls, widths, strict=True)]
         place = rates.index(max(rates))
         known = [
-            (steps[falls.index(max(falls))], "Looks are not equally far apart: divide each fall by the steps it took."),
-            (place, "That is the number of the look; its step is asked for."),
+            (steps[falls.index(max(falls))], "Steps are not equally far apart: divide each fall by the steps it took."),
+            (place, "That is the number of the measurement; its step is asked for."),
             (steps[place + 1], "That is where the fall ends; give the step where it begins."),
             (steps[loss.index(min(loss))], "That is where the loss is lowest. Look for where it falls fastest."),
             (steps[rates.index(min(rates))], "That is where the loss rises most, or falls least: mind the sign."),
         ]
         if got != steps[place]:
-            rule = "Compare neighbouring looks: fall over width."
+            rule = "Divide each fall by the steps it took, and return the step at which the steepest one begins."
             hint = next((text for number, text in known if got == number), rule)
             return f"{hint}\nSee it for steps = {steps}, loss = {loss}, where you say {got:g}."
     return None
