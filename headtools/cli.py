@@ -108,7 +108,7 @@ def _check_fraction(fraction: float) -> float:
     return fraction
 
 
-ModelName = Annotated[str, Argument(metavar="MODEL", help="organism, a folder, or a name on the Hub.")]
+ModelName = Annotated[str, Argument(metavar="MODEL", help="organism, organism2, a folder, or a name on the Hub.")]
 Corpus = Annotated[
     str | None,
     Option(metavar="FILE", help="organism, english, or a .conllu file (default: the organism's own, or english)."),
@@ -327,10 +327,9 @@ class _Subject:
         import headtools as ht
         from headtools._engine.processes import current_process
 
-        is_organism = name == "organism"
-        self.corpus = corpus or ("organism" if is_organism else "english")
+        self.corpus = corpus or (name if name in ("organism", "organism2") else "english")
         self.sentences = ht.corpus(self.corpus, limit=limit)
-        model, self.tokenizer = ht.load(None if is_organism else name)
+        model, self.tokenizer = ht.load(None if name == "organism" else name)
         self.model = model.to(current_process().device)
 
     @property

@@ -13,7 +13,8 @@
     real_models      a real model out of a package on PyPI                      -> ~/.cache/headtools
     measure_real     what the course says, on that model (--model smollm2)      -> real/smollm2.json
 
-``second_edition`` has the organism's next edition, with a language, training and measures of its own.
+``second_organism`` trains and measures the second organism, whose language has rivals for every pronoun and whose
+cross-attention nothing guides (``make results TABLE=second_organism.measure ARGS=cross``).
 
 They use headtools as anybody would and are not installed with it. Results go to ``headtools/organism/assets`` (or to
 ``--assets FOLDER``), where ``headtools.organism.shipped`` reads them.

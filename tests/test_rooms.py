@@ -10,9 +10,10 @@ import headtools as ht
 
 ROOMS = ("_engine", "heads", "roles", "geometry", "importance", "sparse", "organism", "lesson", "_report")
 PACKAGE = Path(ht.__file__).parent
-# The organism's language is data, like a treebank: read when it is asked for, inside a function.
+# The organisms' languages are data, like a treebank: read when it is asked for, inside a function.
 # roles/__init__.py has the former name of geometry for one release.
 ASKED_FOR = {("roles/corpus.py", "headtools.organism.language"), ("roles/tasks.py", "headtools.organism"),
+             ("roles/corpus.py", "headtools.organism.second.language"),
              ("roles/__init__.py", "headtools.geometry")}  # fmt: skip
 
 

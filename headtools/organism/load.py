@@ -21,6 +21,7 @@ from headtools.organism import snapshots
 from headtools.organism._checksums import ASSETS, CHECKSUMS, read_checksums, verify
 from headtools.organism._read_pruned import PRUNED_HEADS, read_pruned, shorten
 from headtools.organism.real_models import REAL, locate
+from headtools.organism.second import SECOND
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -36,7 +37,9 @@ def load(
 
     ``name`` is None for the organism (a ``MarianMTModel`` with 6 + 6 layers of 8 heads, and a word-level
     ``PreTrainedTokenizerFast``), a folder written by ``save_pretrained`` or, for a pruned model, by ``headtools.save``,
-    or a name on the Hugging Face Hub. The model's class is the one that its ``config.json`` names under
+    or a name on the Hugging Face Hub. ``"organism2"`` is the second organism, of the same size, which was trained on a
+    language with rivals for every pronoun and without guided alignment
+    (:mod:`headtools.organism.second`). The model's class is the one that its ``config.json`` names under
     ``architectures``, or ``AutoModel`` where it names none. The tokenizer is None for a folder without one, as is usual
     for models of images and sound. ``"smollm2"`` and ``"minilm"`` are real models that
     :mod:`headtools.organism.real_models` finds on this machine; which of its sources it found is printed.
@@ -53,6 +56,8 @@ def load(
         raise ValueError(f"step={step} of {str(name)!r}: only the organism has snapshots; write load(step={step})")
     if name is None:
         return _from_folder(ASSETS, dtype) if step is None else _snapshot(step, dtype)
+    if name == SECOND:
+        return _from_folder(ASSETS / "second", dtype)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _from_folder(folder, dtype)

@@ -12,7 +12,7 @@ from headtools.roles.conllu import SUFFIXES, read
 from headtools.roles.plain_text import TEXT_SUFFIXES, read_paragraphs
 from headtools.roles.sentence import Sentence
 
-NAMES = ("organism", "english")
+NAMES = ("organism", "organism2", "english")
 ENGLISH = Path(__file__).parent / "assets" / "english.conllu"
 # The English sentences are in documents of ten, and all sentences of a document are in one split.
 _DOCUMENT = 10
@@ -22,11 +22,11 @@ _SPLITS = ("train", "train", "validation", "test")
 def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> list[Sentence] | list[str]:
     """Sentences of a corpus, in order, always the same ones; of plain text, its paragraphs.
 
-    ``name`` is ``"organism"``, ``"english"`` (320 sentences written for this project, in Universal Dependencies) or
-    the path of a ``.conllu`` file. ``split`` is one of the organism's train, validation, test and hard, or of the
-    English train (160), validation (80), test (80) and all; a treebank file is one split and takes no other value.
-    ``limit`` is the greatest number of sentences; None means all of a file, and of the organism 1,000 (20,000 for
-    train).
+    ``name`` is ``"organism"``, ``"organism2"`` (the second organism's language), ``"english"`` (320 sentences written
+    for this project, in Universal Dependencies) or the path of a ``.conllu`` file. ``split`` is one of the organisms'
+    train, validation, test and hard, or of the English train (160), validation (80), test (80) and all; a treebank file
+    is one split and takes no other value. ``limit`` is the greatest number of sentences; None means all of a file, and
+    of the organisms 1,000 (20,000 for train).
 
     A ``.txt`` or ``.md`` file gives its paragraphs, which empty lines part, as strings: without annotation, and spaced
     as they are written. ``text_batches`` makes batches of them for a language model.
@@ -52,6 +52,10 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
         from headtools.organism.language import SIZES, sentences
 
         return list(islice(sentences(split), limit or SIZES.get(split, 1)))
+    if name == "organism2":
+        from headtools.organism.second.language import corpus as of_second
+
+        return of_second(split, limit)
     if name == "english":
         return _english(split)[:limit]
 

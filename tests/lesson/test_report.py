@@ -348,6 +348,7 @@ def test_the_first_token_is_weighed_with_a_start_token_and_without():
     test = ht.label(model, tokenizer, ENGLISH[::2])
     bare = [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in test]
     expected = ht.attention_sinks(model, bare, start=1)
+    assert found.tables["sinks"]["with start token"].tolist() == pytest.approx(expected.score.tolist(), rel=1e-4)
     assert "with a start token" in found.html.lower()
 
 

@@ -87,7 +87,7 @@ def test_not_utf8(tmp_path):
 
 
 def test_names_that_are_not_there(tmp_path):
-    with pytest.raises(ValueError, match="there is organism, english, or the path"):
+    with pytest.raises(ValueError, match="there is organism, organism2, english, or the path"):
         corpus("french")
     with pytest.raises(FileNotFoundError, match=r"none\.conllu is not there"):
         corpus(tmp_path / "none.conllu")

@@ -13,7 +13,7 @@ import pytest
 from headtools.organism import snapshots
 from headtools.organism.load import load
 
-LIMIT = 12_000_000  # bytes; the model alone is 10 MB
+LIMIT = 18_000_000  # bytes; the two organisms are 10 and 5 MB
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
 

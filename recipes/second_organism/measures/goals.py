@@ -1,0 +1,168 @@
+"""What the second organism was built to show, and how far each model shows it, from the results of all tables."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+from recipes.second_organism.measures._gated import GATE_RATE
+from recipes.second_organism.measures._words import table
+from recipes.second_organism.measures.coreference import RULES
+from recipes.second_organism.measures.cross import APART
+from recipes.second_organism.measures.kinds import encoder_first, left
+from recipes.second_organism.measures.pairs import confirmed
+from recipes.second_organism.measures.pruning import TRANSLATED
+from recipes.second_organism.measures.rates import MATTERS
+from recipes.second_organism.measures.roles import family
+from recipes.second_organism.measures.sweep import ENOUGH, WITHIN, heads_of, repeated
+
+Results = Mapping[str, Mapping[str, dict]]  # of each table, of each model
+Verdict = tuple[str, bool]  # what was found, and whether that is enough
+RELATIONS = ("nsubj", "obj", "amod", "advmod")
+
+
+def positions(one: dict) -> Verdict:
+    """Heads with an offset."""
+    heads = [head for head, some in one["roles"]["heads"].items() if any(family(r) == "position" for r in some)]
+    return f"{len(heads)} ({', '.join(heads)})", len(heads) >= 2
+
+
+def relations(one: dict) -> Verdict:
+    """Relations that a head has a role for, in one direction at least."""
+    held = {role for some in one["roles"]["heads"].values() for role in some if family(role) == "relation"}
+    missing = [r for r in RELATIONS if not {f"{r} up", f"{r} down"} & held]
+    return f"{', '.join(sorted(held))}" + (f"; not {', '.join(missing)}" if missing else ""), not missing
+
+
+def rare(one: dict) -> Verdict:
+    """The head that looks at the name."""
+    row = next(row for row in one["roles"]["best"] if row["role"] == "name")
+    return f"{row['head']}: {row['score']:.2f}", row["holds"]
+
+
+def idle(one: dict) -> Verdict:
+    """Heads without a role."""
+    n = 48 - len(one["roles"]["heads"])
+    return f"{n} of 48", n >= 24
+
+
+def spread(one: dict) -> Verdict:
+    """Layers with a role."""
+    layers = sorted({head.split(".")[0] for head in one["roles"]["heads"]})
+    return ", ".join(layers), len(layers) >= 4
+
+
+def crowd(one: dict) -> Verdict:
+    """Relations on the head that has most."""
+    counts = {h: sum(family(r) == "relation" for r in some) for h, some in one["roles"]["heads"].items()}
+    head = max(counts, key=counts.get, default=None)
+    return f"{counts.get(head, 0)} (head {head})", counts.get(head, 0) <= 4
+
+
+def quality(one: dict) -> Verdict:
+    """BLEU on test sentences."""
+    bleu, low, high = one["scores"]["splits"]["test"]["bleu"]
+    return f"{bleu:.1f} ({low:.1f}–{high:.1f})", bleu >= 90
+
+
+def different(one: dict) -> Verdict:
+    """Cross heads that do not align."""
+    errors = one["cross"]["errors"].values()
+    apart = sum(e > APART for e in errors)
+    return f"{apart} of {len(errors)}", 3 * apart >= len(errors)
+
+
+def cross_first(one: dict) -> Verdict:
+    """BLEU lost with 70 % of the cross heads off, beside as many encoder heads, and the interval of the difference.
+
+    The interval takes the two scores for independent. They are of the same sentences, so it is rather too wide.
+    """
+    lost, width = {}, 0.0
+    for kind in ("cross", "encoder"):
+        whole, part = one["pruning"]["kinds"][kind]["bleu"]
+        lost[kind], width = whole[0] - part[0], math.hypot(width, (part[2] - part[1]) / 2)
+    more = lost["cross"] - lost["encoder"]
+    both = f"cross {lost['cross']:.1f}, encoder {lost['encoder']:.1f}"
+    return f"{both}, difference {more - width:+.1f} to {more + width:+.1f}", more - width > 0
+
+
+def antecedents(one: dict) -> Verdict:
+    """The best head against the best of the four surface rules."""
+    rule = max((row for row in one["coreference"]["rules"] if row["name"] in RULES), key=lambda row: row["all"])
+    head = one["coreference"]["heads"][0]
+    gap = 100 * (head["all"] - rule["all"])
+    return f"{head['all']:.3f} (head {head['head']}), {rule['name']} {rule['all']:.3f}: {gap:+.1f}", gap >= 10
+
+
+def stand_ins(one: dict) -> Verdict:
+    """Backup pairs among all encoder heads, confirmed on test sentences."""
+    found = confirmed(one["pairs"]["measured"])
+    shown = f"; {found[0][0]} and {found[0][1]}: {found[0][4]:.2f} nats together" if found else ""
+    return f"{len(found)} of {one['pairs']['pairs']:,}{shown}", bool(found)
+
+
+def gates(one: dict) -> Verdict:
+    """The setting tried with several seeds that translates best; all of them must be good enough.
+
+    Within two BLEU of the model before, and of as many steps at penalty 0 where there are such.
+    """
+    rows = repeated(one["sweep"])
+    if not rows:
+        return "no setting was tried twice", False
+    before = one["sweep"]["before"]["bleu"][0]
+    said = ", ".join(f"{len(heads_of(row))} at {row['bleu'][0]:.1f}" for row in rows)
+    same = [row["bleu"][0] for row in one["sweep"]["runs"] if row["penalty"] == 0 and rows[0]["steps"] == row["steps"]]
+    least = max(before, *same) - WITHIN if same else before - WITHIN
+    enough = all(len(heads_of(row)) <= ENOUGH and row["bleu"][0] >= least for row in rows)
+    control = f", as many steps at penalty 0 {same[0]:.1f}" if same else ""
+    return f"heads and BLEU by random gates: {said}; before {before:.1f}{control}", enough
+
+
+def kind_first(one: dict) -> Verdict:
+    """Runs over all kinds in which fewest encoder heads are left."""
+    verdicts = [(row, encoder_first(row)) for row in one["kinds"]["runs"]]
+    judged = [(row, verdict) for row, verdict in verdicts if verdict is not None]
+    said = ", ".join("/".join(str(sum(layers)) for layers in left(row).values()) for row, _ in judged)
+    return f"encoder/decoder/cross left {said}", bool(judged) and all(verdict for _, verdict in judged)
+
+
+def rate(one: dict) -> Verdict:
+    """The gate rate of the other tables closes nothing that matters at penalty 0."""
+    row = next(row for row in one["rates"]["runs"] if row["rate"] == GATE_RATE)
+    return f"{48 - len(row['kept'])} heads at {GATE_RATE:g}, which cost {row['cost']:.3f}", row["cost"] < MATTERS
+
+
+GOALS: dict[str, Callable[[dict], Verdict]] = {
+    "BLEU 90 on test sentences": quality,
+    "two heads with an offset or more": positions,
+    f"relations with a head, among them {', '.join(RELATIONS)}": relations,
+    "a head for the rarest word, the name": rare,
+    "half of the encoder heads without a role": idle,
+    "roles in four layers or more": spread,
+    "no head with more than four relations": crowd,
+    "a third of the cross heads or more do not align": different,
+    f"with {TRANSLATED} of 48 heads left, cross-attention loses more BLEU than the encoder": cross_first,
+    "coreference: the best single head ten points above the best surface rule": antecedents,
+    "a backup pair in the encoder": stand_ins,
+    "Hard Concrete gates: at most 12 of 48 encoder heads within 2 BLEU": gates,
+    "gates over all kinds leave fewer encoder heads than heads of another kind": kind_first,
+    "at penalty 0 gates close nothing that matters": rate,
+}
+
+
+def cells(found: Results, model: str) -> Iterator[str]:
+    """What a model shows of each goal; a dash where it was not measured."""
+    one = {name: rows[model] for name, rows in found.items() if model in rows}
+    for goal in GOALS.values():
+        try:
+            said, enough = goal(one)
+        except KeyError:
+            yield "–"
+        else:
+            yield f"{'**yes**' if enough else '**no**'}: {said}"
+
+
+def markdown(found: Results) -> str:
+    """One row a goal, one column a model."""
+    models = sorted({model for name, rows in found.items() if name != "controls" for model in rows})
+    columns = [list(cells(found, model)) for model in models]
+    rows = [[goal, *(column[i] for column in columns)] for i, goal in enumerate(GOALS)]
+    return table(["goal", *models], rows)

@@ -1,0 +1,350 @@
+"""The measures of the second organism: rules against what they should say, tables whole, the card as the results."""
+
+import json
+from contextlib import contextmanager
+
+import pandas as pd
+import pytest
+import torch
+
+from headtools.organism.second.language import corpus
+from headtools.roles.sentence import Sentence
+from recipes._publish import make_tokenizer, publish
+from recipes._results import read
+from recipes.second_organism import card, measure
+from recipes.second_organism._training_model import TrainingModel
+from recipes.second_organism.batches import word_ids
+from recipes.second_organism.measures import (
+    _gated,
+    controls,
+    coreference,
+    cross,
+    draws,
+    goals,
+    kinds,
+    layers,
+    pairs,
+    pruning,
+    rates,
+    roles,
+    scores,
+    sweep,
+    use,
+)
+from recipes.second_organism.measures._words import by_sentence, losses, right_words, share
+
+
+@pytest.fixture(scope="module")
+def untrained():
+    torch.manual_seed(0)
+    return TrainingModel().export().eval(), make_tokenizer(word_ids())
+
+
+def rendered(module, results):
+    """A table of results that have been through JSON."""
+    return module.markdown({"seed 1": json.loads(json.dumps(results))})
+
+
+TEXT = "near the queen the sailor painted the doctor of Lorana because she slept ."
+TOLD = Sentence(
+    tuple(TEXT.split()),
+    (3, 3, 6, 5, 6, 0, 8, 6, 10, 8, 13, 13, 6, 6),
+    ("case", "det", "obl", "det", "nsubj", "root", "det", "obj", "case", "nmod", "mark", "nsubj", "advcl", "punct"),
+    ("ADP", "DET", "NOUN", "DET", "NOUN", "VERB", "DET", "NOUN", "ADP", "PROPN", "SCONJ", "PRON", "VERB", "PUNCT"),
+    (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0),
+)
+
+
+def test_the_surface_rules():
+    (_, _, pronoun), *_ = coreference.pronouns([TOLD])
+    named = {name: TOLD.words[coreference.rule(name, [pronoun])[0]] for name in
+             ("nearest", "nearest fitting", "first fitting", "grammar")}  # fmt: skip
+    assert named == {"nearest": "Lorana", "nearest fitting": "Lorana", "first fitting": "queen", "grammar": "sailor"}
+    assert pronoun.cell == "nsubj, meant: nsubj"
+
+
+def test_look_up_learns_which_noun_and_which_place():
+    """Fitted on 400 sentences, both beat chance on those they were fitted on, and places help."""
+    given = [p for _, _, p in coreference.pronouns(corpus("train", 400))]
+    gold = torch.tensor([p.noun for p in given])
+    plain, placed = (
+        share(coreference.rule(name, given, fitted_on=400) == gold) for name in ("look-up", "look-up with places")
+    )
+    chance = sum(1 / len(p.places) for p in given) / len(given)
+    assert chance + 0.1 < plain < placed
+
+
+def test_depth_counts_what_stands_inside_something():
+    assert scores.depth(TOLD) == 1
+    nested = Sentence(("a", "b", "c", "d"), (0, 1, 2, 3), ("root", "nmod", "acl", "obj"), ("NOUN",) * 4, (0,) * 4)
+    assert scores.depth(nested) == 2
+
+
+def test_the_grid_has_what_it_says():
+    for (length, deep), some in scores.grid(cell=5, drawn=300).items():
+        assert all(length[0] <= len(s.words) <= length[1] and max(1, scores.depth(s)) == deep for s in some)
+        assert len(some) <= 5
+
+
+def test_the_stricter_rule():
+    """Half of the looks must hit, and the interval must clear the baseline with all pairs allowed for."""
+    rows = [(0.9, 500, 0.5, True), (0.45, 500, 0.1, True), (0.62, 60, 0.5, True), (0.9, 500, 0.5, False)]
+    frame = pd.DataFrame(rows, columns=["score", "n", "baseline", "found"])
+    assert roles.strict(frame).tolist() == [True, False, False, False]
+
+
+def test_backup_pairs_cost_more_than_three_times_the_sum():
+    pairs = [["a", "b", 0.01, 0.01, 0.07], ["a", "c", 0.01, 0.02, 0.08], ["b", "c", -0.1, 0.001, 0.01]]
+    assert [(a, b) for a, b, *_ in layers.backups(pairs)] == [("a", "b")]
+
+
+def test_words_are_counted_sentence_by_sentence(untrained):
+    model, _ = untrained
+    some = corpus("test", 3)
+    together, apart = losses(model, some), torch.cat([losses(model, [s]) for s in some])
+    assert torch.allclose(together, apart, atol=1e-4)
+    assert right_words(model, some).shape == together.shape
+    means = torch.stack([losses(model, [s]).mean() for s in some])
+    assert torch.allclose(by_sentence(together, some), means, atol=1e-4)
+
+
+def test_scores_and_controls(untrained, monkeypatch):
+    copied = lambda _model, _tokenizer, some: [" ".join(words) for words in some]  # noqa: E731
+    monkeypatch.setattr(scores.ht, "translate", copied, raising=False)
+    found = scores.measure(*untrained, limit=5)
+    text = rendered(scores, found)
+    assert "| seed 1 | hard | 5 |" in text
+    assert "| 20 to 26 |" in text
+    assert found["phenomena"].keys() == controls.measure(*untrained, limit=5)["phenomena"].keys()
+    assert rendered(controls, controls.measure(*untrained, limit=5)).count("\n") == 2
+
+
+def test_roles(untrained, monkeypatch):
+    monkeypatch.setattr(roles, "TWINS", 1)
+    found = roles.measure(*untrained, limit=12)
+    assert "previous word (offset −1)" in rendered(roles, found)
+    assert found["stricter rule"]["heads"] <= found["first rule"]["heads"]
+    assert len(found["untrained"]) == 1
+
+
+def test_coreference(untrained):
+    found = coreference.measure(*untrained, limit=15)
+    by_name = {row["name"]: row for row in found["rules"]}
+    assert by_name["first fitting"]["first fitting wrong"] == 0
+    assert sum(found["cells"].values()) == found["pronouns"]
+    assert "rule: nearest fitting" in rendered(coreference, found)
+
+
+def test_cross_and_pruning(untrained, monkeypatch):
+    monkeypatch.setattr(pruning, "bleu", lambda *_: (1.0, 0.0, 2.0))  # an untrained model writes to the last word
+    errors = cross.measure(*untrained, limit=4)["errors"]
+    assert len(errors) == 48
+    assert rendered(cross, {"errors": errors}).startswith("| model | align (AER < 0.1) |")
+    found = pruning.measure(*untrained, limit=3, draws=1)
+    for one in found["kinds"].values():
+        assert one["curves"]["gradient"][0] == one["curves"]["random 0"][0], "with all heads, orders agree"
+        assert one["curves"]["gradient"][-1] == one["curves"]["random 0"][-1], "and without any"
+    assert "1 random orders: mean, best" in rendered(pruning, found)
+
+
+def test_layers(untrained):
+    found = layers.measure(*untrained, limit=5, top=2)
+    assert [len(falls) for falls in found["off"].values()] == [6, 6, 6]
+    assert len(found["pairs"]["encoder"]) == 1
+    assert "layers 0 and 1" in rendered(layers, found)
+
+
+def test_a_piece_is_right_whatever_the_rest_of_the_word_says():
+    assert use.piece("s'tikolik'n", ["case"]) == use.piece("tikok", ["case"]) != use.piece("tikot", ["case"])
+    assert use.piece("Zanena", ["gender"]) is None
+
+
+def test_pieces_are_counted_where_the_word_needs_them():
+    """Every word that needs an accent has that piece; a pronoun's gender counts, that of its verb does not."""
+    some = corpus("test", 30)
+    needs = [needed for s in some for needed in (*s.phenomena, ())]
+    assert use.counted("previous word", some).tolist() == ["left accent" in needed for needed in needs]
+    upos = [s.upos[number - 1] if number else "" for s in some for number in (*s.alignment, 0)]
+    chosen = [u for u, counts in zip(upos, use.counted("pronoun → its noun", some).tolist(), strict=True) if counts]
+    assert chosen
+    assert set(chosen) == {"PRON"}
+
+
+def test_use(untrained, monkeypatch):
+    """Without head 0.0 every left accent is wrong, and nothing else is."""
+    off = []
+
+    @contextmanager
+    def ablate(_model, heads):
+        off[:] = heads
+        yield
+
+    def predictions(_model, sentences):
+        ids, words = word_ids(), [word for s in sentences for word in (*s.target, "</s>")]
+        wrong = {"": "s'", "s'": ""} if ("encoder", 0, 0) in off else {"": "", "s'": "s'"}
+        said = [w.removeprefix("s'") for w in words]
+        other = [wrong["s'" if w.startswith("s'") else ""] + rest for w, rest in zip(words, said, strict=True)]
+        return torch.tensor([ids.get(a, ids[b]) for a, b in zip(other, words, strict=True)])
+
+    monkeypatch.setattr(use.ht, "ablate", ablate, raising=False)
+    monkeypatch.setattr(use, "predictions", predictions)
+    monkeypatch.setattr(use, "held_roles", lambda *_: {"0.0": ["offset -1"], "5.5": ["obj down", "topic"]})
+    found = use.measure(*untrained, limit=20, sets=3)
+    rows = {row["group"]: row for row in found["groups"]}
+    previous = rows["previous word"]
+    assert (previous["heads"], previous["right"], previous["random"]) == (["0.0"], 1.0, 0.0)
+    assert previous["cost"] == previous["worst"][0][1] == 1.0
+    assert previous["worst"][0][0] == "0.0"
+    assert previous["worst"][1][1] == 0.0
+    assert rows["the name"]["heads"] == rows["verb → object"]["heads"] == ["5.5"]
+    assert rows["the name"]["cost"] == 0.0
+    assert "cost" not in rows["its noun"]
+    text = rendered(use, found)
+    assert "| seed 1 | its noun | none |" in text
+    assert "the cost of *verb → object*, *the name* is not above that of random heads" in text
+
+
+def test_draws(untrained):
+    found = draws.measure(*untrained, limit=8)
+    assert list(found["curves"]) == ["all", "draw 0", "draw 1", "draw 2", "draw 3"]
+    assert all(-1 <= x <= 1 for x in found["spearman"])
+    assert 1 / 8 <= found["largest twentieth"] <= 1
+    assert "| seed 1 | 4 draws of 2: least, mean, best |" in rendered(draws, found)
+
+
+def test_pairs_find_two_heads_that_stand_in_for_each_other(untrained, monkeypatch):
+    """Of three heads, two do the same thing: one of them is enough."""
+    def fake(_model, _batches, sites, progress):
+        heads = [("encoder", 0, head) for head in range(3)]
+        worth = {(0, 1): (0.0, 0.0, 0.5), (0, 2): (0.0, 0.3, 0.3), (1, 2): (0.0, 0.3, 0.3)}
+        rows = [(heads[a], heads[b], *values) for (a, b), values in worth.items()]
+        return pd.DataFrame(rows, columns=["a", "b", "delta_a", "delta_b", "delta_ab"])
+
+    monkeypatch.setattr(pairs.ht, "interaction", fake, raising=False)
+    found = pairs.measure(*untrained, limit=5)
+    assert [row[:2] for row in found["measured"]] == [["0.0", "0.1"]]
+    assert pairs.confirmed(found["measured"]) == [], "in an untrained model it is not confirmed"
+    assert "1 of 1,128 pairs are candidates" in rendered(pairs, found)
+
+
+def test_pairs_of_a_layer(untrained):
+    found = pairs.measure(*untrained, limit=3, layers=1)
+    assert found["pairs"] == 28
+    assert found["candidates"] >= len(found["measured"])
+
+
+def test_gates_are_trained_once_and_kept(untrained, tmp_path, monkeypatch):
+    monkeypatch.setattr(_gated, "bleu", lambda *_: (50.0, 49.0, 51.0))
+    arguments = {"limit": 5, "runs": tmp_path, "steps": 2}
+    row = _gated.one_run(*untrained, "encoder", 0.02, **arguments)
+    assert (len(row["kept"]), len(row["log_alpha"])) == (48, 48)
+    assert row["cost"] == 0, "nothing is closed after two steps"
+    monkeypatch.setattr(_gated.ht, "fit_gates", None)
+    assert _gated.one_run(*untrained, "encoder", 0.02, **arguments) == row
+    with pytest.raises(ValueError, match="another folder"):
+        _gated.one_run(*untrained, "encoder", 0.02, **(arguments | {"limit": 6}))
+
+
+def run_of(kept, bleu, cost=0.0, **changes):
+    """One run of gates as the results have it."""
+    return {"penalty": 0.02, "rate": 0.05, "seed": 0, "steps": _gated.STEPS, "kept": kept,
+            "bleu": [bleu, bleu - 1, bleu + 1], "cost": cost, "undecided": 0, "roles": {},
+            "log_alpha": [-1.0, 2.0]} | changes  # fmt: skip
+
+
+def test_the_tables_of_gates(untrained, monkeypatch):
+    """Survivors are counted by what they did before and do now, and the runs with a few heads are listed."""
+    few = [f"encoder {head}" for head in ("0.0", "1.1", "2.2")]
+    now = {"0.0": ["offset -1", "obj up"]}
+    first = {"bleu": [96.0, 95.0, 97.0], "roles": {"0.0": ["offset -1"], "1.1": ["obj up"]}}
+    monkeypatch.setattr(sweep, "before", lambda *_: first)
+    monkeypatch.setattr(sweep, "one_run", lambda *given, seed, long, **_: run_of(
+        few, 95.0 - given[3], penalty=given[3], roles=now, seed=seed, steps=_gated.LONG["steps"] if long else 400))
+    found = sweep.measure(*untrained)
+    assert {row["penalty"] for row in found["runs"]} == {*sweep.PENALTIES, *sweep.LONGER}
+    assert [row["seed"] for row in found["runs"] if row["penalty"] == 0.02] == [0, 1, 2] * 2
+    text = rendered(sweep, found)
+    assert "| seed 1 | 0.02 | 3 | 1 → 0 | 1 → 0 | 0 → 0 | 0 → 0 | 0 → 1 | 1 → 2 | 2 (0.1, p 0.0027) |" in text
+    assert "| seed 1 | 0.02 | 0.0 | offset -1 | offset -1, obj up |" in text
+    assert "gained: 0.0: obj up; 0.0: obj up" in text, "in every run that leaves three heads"
+    assert "lost: 1.1: obj up" in text
+    assert "| seed 1 | 0.02, 1,000 steps, gates 3 | 3 |" in text
+    one, other, alone = run_of(few, 95.0), run_of(few, 93.9, seed=1), run_of(few, 96.0, penalty=0.1)
+    assert sweep.repeated({"runs": [one, other, alone]}) == [one, other], "one run alone may be lucky"
+    assert sweep.repeated({"runs": [alone]}) == []
+
+    monkeypatch.setattr(rates, "before", lambda *_: first)
+    monkeypatch.setattr(rates, "one_run", lambda *given, **_: run_of(few, 95.0, cost=given[4] - 0.1, rate=given[4]))
+    found = rates.measure(*untrained)
+    assert rates.chosen(found) == 0.1
+    assert "seed 1 0.1." in rendered(rates, found)
+
+    monkeypatch.setattr(kinds, "before", lambda *_: first)
+    monkeypatch.setattr(kinds, "one_run", lambda *_given, **_: run_of([*few, *(f"decoder 5.{i}" for i in range(8)),
+                                                                       *(f"cross 4.{i}" for i in range(8))], 95.0))
+    found = kinds.measure(*untrained)
+    assert "| seed 1 | 0.02 | 3: 1 1 1 0 0 0 | 8: 0 0 0 0 0 8 | 8: 0 0 0 0 8 0 |" in rendered(kinds, found)
+    assert "seed 1, penalty 0.02: decoder 0 and 8, cross 0 and 8." in rendered(kinds, found)
+    assert [kinds.encoder_first(row) for row in found["runs"]] == [True] * 3
+    every = [f"{kind} {layer}.{head}" for kind in kinds.KINDS for layer in range(6) for head in range(8)]
+    assert kinds.encoder_first(run_of(every[5:], 95.0)) is None
+
+
+def test_the_command_keeps_results_by_name_and_writes_the_card(untrained, tmp_path, capsys, monkeypatch):
+    publish(untrained[0], tmp_path / "model", word_ids())
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n\n<!-- controls -->\nold\n<!-- end of controls -->\n\nafter\n")
+    shown = dict.fromkeys(controls.SHOWN, 0.5)
+
+    def loss(model, _tokenizer, limit):
+        mean = losses(model, corpus("test", limit)).mean().item()
+        return {"test": [mean] * 3, "hard": [mean] * 3, "phenomena": shown}
+
+    monkeypatch.setattr(controls, "measure", loss)
+    for name, attention in (("b", "learned"), ("a", "none")):
+        measure.main(["controls"], tmp_path / "model", name, attention, 5, results=tmp_path / "results", readme=readme)
+    found = read(tmp_path / "results" / "controls.json")
+    assert list(found) == ["a", "b"]
+    assert found["a"] != found["b"]
+    text = readme.read_text("utf-8")
+    assert "| a | " in text
+    assert "old" not in text
+    assert text.startswith("before\n\n<!-- controls -->\n\n| run |")
+    assert text.endswith("\n\nafter\n")
+    assert "| run |" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no table 'bleu'"):
+        measure.module("bleu")
+
+
+def test_goals_are_judged_by_the_results():
+    heads = {"0.1": ["offset -1"], "1.2": ["offset +1", "det up", "amod up", "nsubj up", "obj up", "advmod up"]}
+    best = [{"role": "name", "head": "2.0", "score": 0.7, "holds": True}]
+    row = {"name": "first fitting", "all": 0.6, "head": "3.3"}
+    found = {
+        "scores": {"seed 1": {"splits": {"test": {"bleu": [95.0, 94.0, 96.0]}}}},
+        "roles": {"seed 1": {"heads": heads, "best": best}},
+        "coreference": {"seed 1": {"rules": [row], "heads": [row | {"all": 0.75}]}},
+        "cross": {"seed 1": {"errors": {"0.0": 0.0, "0.1": 0.2, "0.2": 0.6}}},
+        "pruning": {"seed 1": {"kinds": {kind: {"bleu": [[90, 0, 0], [after, 0, 0]]} for kind, after in
+                                         (("cross", 60), ("encoder", 50))}}},
+        "pairs": {"seed 1": {"pairs": 1128, "measured": [["0.0", "1.1", 0.0, 0.0, 0.1, 0.05, 0.15]]}},
+        "sweep": {"seed 1": {"before": {"bleu": [95.0, 94, 96]},
+                             "runs": [run_of([f"encoder {i // 8}.{i % 8}" for i in range(n)], 94.0, seed=n - 12)
+                                      for n in (12, 13)] + [run_of([], 96.5, penalty=0.0)]}},
+        "kinds": {"seed 1": {"runs": [run_of(["encoder 0.0", *(f"{kind} 0.{i}" for kind in ("decoder", "cross")
+                                                               for i in range(2))], 94.0)]}},
+    }  # fmt: skip
+    text = goals.markdown(found)
+    said = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines()[2:])
+    verdicts = [said[goal].split(":")[0] for goal in goals.GOALS]
+    yes, no = "**yes**", "**no**"
+    assert verdicts == [yes, yes, yes, yes, yes, no, no, yes, no, yes, yes, no, yes, "–"]
+    assert "cross 30.0, encoder 40.0" in text
+    assert "5 (head 1.2)" in text
+    assert "12 at 94.0, 13 at 94.0; before 95.0, as many steps at penalty 0 96.5" in text
+    assert "left 1/2/2" in text
+
+
+def test_the_card_says_what_the_results_say():
+    text = card.README.read_text("utf-8")
+    assert card.rendered(text) == text
