@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -14,6 +15,7 @@ from lesson_parts import FENCE, Notebook, headings, lessons, links, slug
 from measure_notebooks import table
 
 import headtools as ht
+from headtools.lesson import catalogue
 from headtools.organism import snapshots
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "LICENSE-text.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
@@ -145,6 +147,92 @@ def test_a_reference_that_the_bibliography_lacks_is_found():
     assert missing(f"{said}- A. Bee (2001). [On Heads](https://arxiv.org/abs/1).\n\n---\n\n- x", page) == ["Cee"]
     other = "- A. Bee (2001). [On Tails](https://arxiv.org/abs/2)."
     assert missing(f"## Nothing\n\n## References\n\n{other}", page) == [other]
+
+
+# --- where each claim is treated --------------------------------------------------------------------------------------
+
+TREATED = "Where each claim is treated"
+SHOWS = {  # what a section must have, to stand in a column
+    "derived": lambda prose, code, pictures: "$$" in prose,
+    "built by hand": lambda prose, code, pictures: re.search(r"\bdef |\bclass | @ |einsum\(", prose + code),
+    "measured": lambda prose, code, pictures: re.search(r"\bht\.(figure|measured)\(", code),
+    "drawn": lambda prose, code, pictures: pictures,
+}
+
+
+def anchor(title: str) -> str:
+    """A heading's address on GitHub and on the site."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+@cache
+def sections(path: Path) -> dict[str, tuple[str, str, str, bool]]:
+    """The sections of a lesson by address: title, prose, code, and whether there is a picture."""
+    found: dict[str, tuple[str, str, str, bool]] = {}
+    title = ""
+    for cell in Notebook.read(path).nb.cells:
+        if cell.cell_type == "markdown":
+            for part in re.split(r"^(?=#{2,3} )", cell.source, flags=re.M):
+                title = part.split("\n")[0].lstrip("# ") if part.startswith("##") else title
+                _, prose, code, pictures = found.get(anchor(title), (title, "", "", False))
+                found[anchor(title)] = title, prose + part, code, pictures
+        else:
+            _, prose, code, pictures = found[anchor(title)]
+            drawn = any("image/png" in str(output) for output in cell.outputs)
+            found[anchor(title)] = title, prose, code + cell.source + "\n", pictures or drawn
+    return found
+
+
+def claims_table(page: str) -> list[dict[str, str]]:
+    lines = page.split(f"## {TREATED}\n")[1].split("\n## ")[0].splitlines()
+    head, _, *rest = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    return [dict(zip(head, row, strict=True)) for row in rest]
+
+
+def not_there(folder: Path, row: dict[str, str]) -> list[str]:
+    """The links of a row that lead to no section, name another one, or lead where the column's promise is not kept."""
+    off = []
+    for column, shows in SHOWS.items():
+        pairs = re.findall(r"\[([^\]]*)\]\(([^)#]*)#([^)]*)\)", row[column])
+        off += [] if pairs or row[column] == "none" else [f"{column}: {row[column]!r} has no link"]
+        for words, name, address in pairs:
+            title, *shown = sections(folder / name).get(address, ("",)) if (folder / name).exists() else ("",)
+            if words != f"{name[:2]} {title}":
+                off.append(f"{column}: no section {words!r} at {name}#{address}")
+            elif not shows(*shown):
+                off.append(f"{column}: nothing of the kind in {words!r}")
+    return off
+
+
+def test_the_table_of_claims_leads_to_sections_that_keep_its_promise(root: Path):
+    found = claims_table(read(root, "notebooks/teaching.md"))
+    assert [line for row in found for line in not_there(root / "notebooks", row)] == []
+
+
+def test_the_table_of_claims_has_every_claim_once_and_leads_to_a_lesson_that_weighs_it(root: Path):
+    weighed: dict[str, set[str]] = {}
+    for path in lessons(root / "notebooks"):
+        for claim in catalogue.lesson(path.name[:2]).get("others", []):
+            weighed.setdefault(claim["row"], set()).add(path.name[:2])
+    told = []
+    for row in claims_table(read(root, "notebooks/teaching.md")):
+        numbers = row["rows"].split(", ")
+        told += numbers
+        linked = set(re.findall(r"\]\((\d\d)_", " ".join(row.values())))
+        assert [n for n in numbers if n in weighed and not weighed[n] & linked] == [], row["claim"]
+    assert sorted(told) == sorted(json.loads(read(root, "notebooks/ledger.json"))["rows"])
+
+
+def test_a_link_of_the_table_that_rots_is_found(root: Path):
+    row = {"claim": "x", "rows": "1", "derived": "none", "built by hand": "none", "measured": "none", "drawn": "none"}
+    path = lessons(root / "notebooks")[5]
+    real = f"[05 Two scores to watch]({path.name}#two-scores-to-watch)"
+    assert not_there(path.parent, row | {"derived": real}) == []
+    assert "nothing of the kind" in not_there(path.parent, row | {"drawn": real})[0]
+    assert "no section" in not_there(path.parent, row | {"derived": real.replace("scores to", "scores for")})[0]
+    assert "no section" in not_there(path.parent, row | {"derived": real.replace("#two", "#three")})[0]
+    assert "no section" in not_there(path.parent, row | {"derived": real.replace("(05_", "(99_")})[0]
+    assert "no link" in not_there(path.parent, row | {"measured": "lesson 05"})[0]
 
 
 # --- versions and numbers ---------------------------------------------------------------------------------------------

@@ -80,6 +80,8 @@ ANSWERS = {
         "wrong": [
             (lambda o, b: -right_margin(o, b), "sign is turned"),
             (of_logits(lambda x, y: x.amax(1) - x.gather(1, y[:, None])[:, 0]), "never falls below 0"),
+            (of_logits(lambda x, y: x.scatter(1, y[:, None], 0.0).amax(1) - x.gather(1, y[:, None])[:, 0]),
+             "is set to 0"),
             (of_logits(lambda x, y: x.gather(1, y[:, None])[:, 0]), "the right logit itself"),
             (of_logits(lambda x, y: x.scatter(1, y[:, None], -torch.inf).amax(1)), "best wrong logit alone"),
             (of_logits(lambda x, y: F.cross_entropy(x, y, reduction="none")), "That is the cross-entropy"),

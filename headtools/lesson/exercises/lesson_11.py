@@ -78,6 +78,9 @@ def _margin(answer: Any) -> str | None:
             "The right class is among those you compare it with, so the margin never falls below 0.": (
                 table.max(1).values - right
             ),
+            "A right logit that is set to 0 can still be the largest. Set it to something that no logit is below.": (
+                table.scatter(1, batch["labels"][:, None], 0.0).max(1).values - right
+            ),
             "That is the right logit itself. Compare it with the best wrong one.": right,
             "That is the best wrong logit alone. Take the right one from it.": others.max(1).values,
             "That is the cross-entropy. Here a margin is asked for.": (
