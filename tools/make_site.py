@@ -87,6 +87,7 @@ def gather(source: Path) -> None:
     index = (NOTEBOOKS / "index.md").read_text("utf-8") + contents()
     (source / "index.md").write_text(index, encoding="utf-8")
     (source / "claims.md").write_text(claims(), encoding="utf-8")
+    (source / "_templates" / "claims_found.html").write_text(claims_found(), encoding="utf-8")
     (source / "reference").mkdir()
     for name, text in site_reference.pages().items():
         (source / "reference" / name).write_text(text, encoding="utf-8")
@@ -112,6 +113,12 @@ def claims() -> str:
     return environment.get_template("claims.md").render(told | {"table": _Raw(table)})
 
 
+def claims_found() -> str:
+    """Return the claims for the page of the search, as they are: Sphinx reads it as a template."""
+    html = templates().get_template("claims_found.html").render(site_claims.context(NOTEBOOKS))
+    return f"{{% raw %}}{html}{{% endraw %}}"
+
+
 class _Raw(str):
     """HTML that a template need not escape."""
 
@@ -133,7 +140,6 @@ def mend(html: str) -> str:
         ('<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="All pages">'),
         ('<aside class="toc-drawer', '<aside aria-label="On this page" class="toc-drawer'),
         ('<div class="content-icon', '<div role="region" aria-label="This page" class="content-icon'),
-        ('<div id="search-results">', '<h1>Search</h1><div id="search-results">'),
     ):
         html = html.replace(found, better)
     html = re.sub(r'<th class="head">(?:<p></p>)?</th>', "<td></td>", html)  # the corner of a table heads nothing

@@ -1,4 +1,14 @@
-/* Filters the table of the claims; without this script the table is whole. The address keeps what is chosen. */
+/* Filters the table of the claims; without this script the table is whole. The address keeps what is chosen.
+   On the page of the search: shows the claims that fit. */
+
+function plain(text) {
+  return text.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase();
+}
+
+/** The words of a search, a plural as its singular: "heads" finds "head". */
+function wordsOf(search) {
+  return plain(search).split(/\s+/).filter(Boolean).map((word) => word.replace(/(?<=..[^su])s$/, ""));
+}
 
 const form = document.getElementById("filters");
 if (form) {
@@ -7,12 +17,8 @@ if (form) {
   const [find, topic, source] = ["find", "topic", "source"].map((id) => document.getElementById(id));
   const boxes = [...form.querySelectorAll("[name=verdict]")];
 
-  function plain(text) {
-    return text.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase();
-  }
-
   function filter() {
-    const words = plain(find.value).split(/\s+/).filter(Boolean), verdicts = new Set(boxes.filter((box) => box.checked).map((box) => box.value));
+    const words = wordsOf(find.value), verdicts = new Set(boxes.filter((box) => box.checked).map((box) => box.value));
     for (const row of rows) {
       const { verdict, topic: its, source: from } = row.dataset, text = texts.get(row);
       row.hidden = !(verdicts.has(verdict) && (!topic.value || its === topic.value) && (!source.value || from === source.value)
@@ -46,4 +52,19 @@ if (form) {
   recall();
   form.hidden = false;
   filter();
+}
+
+const found = document.getElementById("claims-found");
+if (found) {
+  const FIRST = 5;
+  const search = new URLSearchParams(location.search).get("q") ?? "", words = wordsOf(search);
+  const fitting = words.length === 0 ? [] : [...found.querySelectorAll("li")].filter((claim) => {
+    const text = plain(`${claim.textContent} ${claim.dataset.text}`);
+    return words.every((word) => text.includes(word));
+  });
+  for (const claim of fitting.slice(0, FIRST)) claim.hidden = false;
+  const all = document.getElementById("claims-all");
+  all.href = `claims.html#${new URLSearchParams({ find: search })}`;
+  all.textContent = fitting.length > FIRST ? `All ${fitting.length} claims that fit` : "In the table of claims";
+  found.hidden = fitting.length === 0;
 }

@@ -1,6 +1,10 @@
 """The site, opened from disk in a real browser without a network: every page, light and dark, wide and narrow."""
 
+import re
+
 import pytest
+
+from headtools.lesson.claims import VERDICTS
 
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
 MATHS = "!window.MathJax?.startup?.promise || window.MathJax.startup.promise.then(() => true)"
@@ -103,6 +107,35 @@ def test_search_finds_a_word_of_a_lesson(at):
     page = at("search.html?q=induction")
     page.wait_for_selector("#search-results li a")
     assert any("specialise" in text for text in page.locator("#search-results li a").all_inner_texts())
+
+
+def test_search_finds_claims_with_their_verdicts(site, at):
+    page = at("search.html?q=effective%20ranks")
+    found = page.locator("#claims-found li:visible")
+    assert 1 <= found.count() <= 5
+    assert all(re.search(r"effective.*rank|rank.*effective", text, re.S | re.I) for text in texts(page))
+    assert found.first.locator("span").inner_text().split()[-1] in VERDICTS
+    assert not faults(page) + shut_out(page)
+    first = found.first.locator("a").inner_text()
+    many = page.inner_text("#claims-all")
+    page.click("#claims-all")  # the table shows the same ones
+    assert shown(page).count() == int((re.search(r"All (\d+)", many) or [0, found.count()])[1])
+    assert first in shown(page).first.inner_text()
+    page = at("search.html?q=induction")
+    page.locator("#claims-found li:visible a").first.click()
+    assert page.locator(":target").evaluate("node => node.closest('#claims') !== null")
+
+
+def test_search_without_words_or_claims_shows_none(at):
+    for asked in ("search.html", "search.html?q=", "search.html?q=sharded"):
+        assert not at(asked).is_visible("#claims-found"), asked
+
+
+def texts(page):
+    """What the claims that the search shows are looked for in."""
+    return page.locator("#claims-found li:visible").evaluate_all(
+        "claims => claims.map((claim) => claim.textContent + claim.dataset.text)"
+    )
 
 
 def test_dark_and_light(at):

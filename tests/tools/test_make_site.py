@@ -88,10 +88,10 @@ def test_claims_are_escaped(monkeypatch):
     row = {"claim": "<img src=x onerror=alert(1)>", "source": "a & b", "verdict": "right", "topic": "Roles",
            "found": [("<script>1</script>", None)]}  # fmt: skip
     monkeypatch.setattr(site_claims, "entries", lambda folder: {"0.1": row})
-    page = make_site.claims()
-    assert "<img" not in page
-    assert "<script>" not in page
-    assert "a &amp; b" in page
+    for page in (make_site.claims(), make_site.claims_found()):
+        assert "<img" not in page
+        assert "<script>" not in page
+        assert "a &amp; b" in page
 
 
 def test_a_row_with_two_verdicts_is_refused(tmp_path, root):
