@@ -136,6 +136,7 @@ def heads(
     text: Any = None,
     values: bool = True,
     outline: Iterable[tuple[int, int]] = (),
+    bar: bool = True,
     ax: Axes | None = None,
 ) -> Figure:
     """Draw a number for every head of a model, layers down and heads across.
@@ -143,7 +144,7 @@ def heads(
     grid: (layer, head)
     label: what the numbers are; vmin, vmax: the ends of the scale; vmax left out: the largest number
     text: (layer, head) of what to write into the cells; left out, the numbers; values=False: nothing
-    outline: (layer, head) pairs to frame
+    outline: (layer, head) pairs to frame; bar=False: no colour bar, for panels that share one
 
     >>> import matplotlib; matplotlib.use("agg")
     >>> fig = heads([[0.1, 0.9]], text=[["", "-1"]], outline=[(0, 1)])
@@ -156,7 +157,7 @@ def heads(
         size = (1.6 + 0.68 * table.shape[1], 1.2 + 0.52 * table.shape[0])
         _, ax = subplots(figsize=(min(size[0], 7.2), min(size[1], 7.2)))
     fig = matrix(table, title=title, vmin=vmin, vmax=vmax, label=label, row_label="layer", column_label="head",
-                 text=text, values=values, outline=outline, ax=ax)  # fmt: skip
+                 text=text, values=values, outline=outline, bar=bar, ax=ax)  # fmt: skip
     return fig
 
 
