@@ -21,6 +21,7 @@ from headtools.roles.probing import probe
 from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import align, to_words
 from recipes._real_measures import losses, rank_correlation, repeated_tokens
+from recipes._real_weights import circuits, own_layers, three_heads
 from recipes._results import interval
 
 Table = tuple[list[dict[str, Any]], str]  # rows, and what they are
@@ -216,6 +217,7 @@ def _ratio(means: Tensor) -> Tensor:
 
 
 TABLES: dict[str, dict[str, Callable[..., Table]]] = {
-    "smollm2": {"relevance": relevance, "restored": restored},
+    "smollm2": {"three_heads": three_heads, "own_layers": own_layers, "circuits": circuits, "relevance": relevance,
+                "restored": restored},
     "minilm": {"parts_of_speech": parts_of_speech, "gates": trained_gates},
 }

@@ -13,6 +13,9 @@ Tables, of a causal language model with every size in its "about":
                 English and on repeated tokens
     roles       the taxonomy's roles on English: every head that holds one, and the three best of each role
 
+    three_heads maps of a previous-token head, an induction head and one that rests on the first token, on a sentence
+    own_layers  attention layers computed anew by a class written out, with the model's weights
+    circuits    W_OV of each head: effective rank, and whether it raises the word that it reads, beside random weights
     relevance   relevance by three rules, and gradients, beside leave-one-out
     restored    single heads given back what they put out while the text repeated
 
@@ -55,7 +58,7 @@ SIZES = {
     "induction sequences": 20, "segment": 25, "repeated": 8, "repeated segment": 40, "random sets": 5,
     "sink texts": 40, "ranking texts": 32, "leave-one-out texts": 16, "curve texts": 40, "curve random orders": 3,
     "chunks": 6, "chunk": 128, "role sentences": 80, "probe sentences": 80, "relevance texts": 12, "gate texts": 160,
-    "gate steps": 300, "restored sequences": 6, "restored segment": 20,
+    "gate steps": 300, "restored sequences": 6, "restored segment": 20, "circuit words": 200,
 }  # fmt: skip
 QUICK = dict.fromkeys(SIZES, 5) | {"segment": 6, "repeated segment": 6, "chunk": 16, "random sets": 1,
                                    "probe sentences": 30, "gate texts": 8, "curve random orders": 1}  # fmt: skip

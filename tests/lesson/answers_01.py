@@ -78,6 +78,8 @@ ANSWERS = {
         "wrong": [
             (lambda q, k, mask: right_softmax(2 * q, k, mask), "too peaked: divide.*square root"),
             (lambda q, k, mask: right_softmax(q / 2, k, mask), "square root of d"),
+            (lambda q, k, mask: right_softmax(q * 2**0.5, k, mask), "root of the number of queries"),
+            (lambda q, k, mask: (scores(q, k) - 1e9 * mask).softmax(-1), "same weight.*upside down"),
             (lambda q, k, mask: scores(q, k).masked_fill(~mask, -torch.inf).softmax(0), "Each column sums to 1"),
             (lambda q, k, mask: scores(q, k).softmax(-1) * mask, "mask comes too late"),
             (lambda q, k, mask: scores(q, k).softmax(-1), "mask is not used"),
@@ -132,9 +134,9 @@ ANSWERS = {
         "wrong": [
             (lambda T, d, H: H * (4 * T * d * d + 2 * T * T * d), "every head the full width"),
             (lambda T, d, H: 3 * T * d * d + 2 * T * T * d, "There is a fourth"),
-            (lambda T, d, H: 4 * T * d * d + T * T * d, "scores or the mixing is missing"),
+            (lambda T, d, H: 4 * T * d * d + T * T * d, "scores or the averages are missing"),
             (lambda T, d, H: 4 * T * d * d, "Only the projections"),
-            (lambda T, d, H: 2 * T * T * d, "Only scores and mixing"),
+            (lambda T, d, H: 2 * T * T * d, "Only scores and averages"),
             (lambda T, d, H: 8 * T * d * d + 4 * T * T * d, "Twice the number"),
             (lambda T, d, H: 4 * T * d * d + 2 * T * T * (d // H), "counted for one head"),
             (lambda T, d, H: 4 * T * d * (d // H) + 2 * T * T * d, "projections are counted for one head"),

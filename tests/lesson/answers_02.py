@@ -102,7 +102,8 @@ ANSWERS = {
         "blank": [None, ..., not_implemented, lambda W, a, b: None],
         "wrong": [
             (lambda W, a, b: not right_swap(W, a, b), "other way round, each time"),
-            (lambda W, a, b: right_swap(W.T, a, b), "other way round.*tokens as columns"),
+            (lambda W, a, b: right_swap(W.T, a, b), "other way round.*tokens taken as columns"),
+            (lambda W, a, b: not torch.allclose(a @ a.T @ W, W, atol=0, rtol=0), "Right for some.*tolerance"),
             (lambda W, a, b: right_swap(W, b, a), "other way round"),
             (lambda W, a, b: True, "You say True whatever comes"),
             (lambda W, a, b: False, "You say False whatever comes.*keeps only one set"),

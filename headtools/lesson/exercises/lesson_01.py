@@ -11,7 +11,7 @@ from headtools.lesson.exercises.exercise import Exercise, call, explain, number,
 
 
 def _softmax(answer: Any) -> str | None:
-    """attention_weights(q, k, mask): q (T, d), k (S, d), mask (T, S) True where the query may look -> (T, S)."""
+    """attention_weights(q, k, mask): q (T, d), k (S, d), mask (T, S) True where the query may attend -> (T, S)."""
     q = torch.tensor([[2.0, 0, 0, 0], [0, 1, 0, 1]])
     k = torch.tensor([[1.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 1, 1]])
     masks = [torch.ones(2, 3, dtype=torch.bool), torch.tensor([[True, False, True], [True, True, False]])]
@@ -29,6 +29,9 @@ def _softmax(answer: Any) -> str | None:
                     (blocked * 2).softmax(-1)
                 ),
                 "The scores are divided by d; it is the square root of d.": (blocked / 2).softmax(-1),
+                "The scores are divided by the root of the number of queries; d is the length of one query.": (
+                    (blocked * math.sqrt(2)).softmax(-1)
+                ),
                 "Each column sums to 1; each row should: a query shares out its attention over the keys.": (
                     blocked.softmax(0).nan_to_num()
                 ),
@@ -39,14 +42,16 @@ def _softmax(answer: Any) -> str | None:
                 "The mask comes too late: a row no longer sums to 1. Block the scores, then take the softmax.": (
                     scores.softmax(-1) * mask
                 ),
-                "The mask is not used: a query still looks where mask is False.": scores.softmax(-1),
-                "The mask is used upside down: True says that the query may look.": (
+                "The mask is not used: a query still attends where mask is False.": scores.softmax(-1),
+                "The mask is used upside down: True says that the query may attend.": (
                     scores.masked_fill(mask, -math.inf).softmax(-1)
                 ),
             },
         )
         if hint is None:
             continue
+        if not hint and bool(mask.all()) and same(got, torch.full((2, 3), 1 / 3)):
+            hint = "All keys get the same weight. Is the mask used upside down? True says that the query may attend."
         if not hint and bool(got.isnan().any()):
             hint = "There is a NaN in the weights."
         if not hint and not same(got.sum(-1), torch.ones(2)):
@@ -150,12 +155,12 @@ def _cost(answer: Any) -> str | None:
             2 * want: "Twice the number: one multiplication and the addition that follows it count as one.",
             3 * project
             + 2 * mix: "Three projections are counted: query, key, value. There is a fourth, after the heads.",
-            4 * project + mix: "The scores or the mixing is missing: q with each k, then the weights with each v.",
-            4 * project + 2 * mix // heads: "The scores and the mixing are counted for one head; there are H.",
+            4 * project + mix: "The scores or the averages are missing: q with each k, then the weights with each v.",
+            4 * project + 2 * mix // heads: "The scores and the averages are counted for one head; there are H.",
             4 * project // heads + 2 * mix: "The projections are counted for one head; there are H.",
             4
             * project: "Only the projections are counted. Each query also meets each key, and each weight each value.",
-            2 * mix: "Only scores and mixing are counted. Four projections, each d by d, come before and after.",
+            2 * mix: "Only scores and averages are counted. Four projections, each d by d, come before and after.",
         }
         if not math.isclose(got, want, rel_tol=1e-9):
             hint = next((text for n, text in known.items() if math.isclose(got, n, rel_tol=1e-9)), None)

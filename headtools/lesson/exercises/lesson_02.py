@@ -37,11 +37,17 @@ def _swap(answer: Any) -> str | None:
         return None
     first = next(i for i, (got, want) in enumerate(zip(said, truth, strict=True)) if got != want)
     if said == [not swap for swap in truth]:
-        hint = "The other way round, each time. That is right for tokens as columns; here x stands on the left of W."
+        hint = (
+            "The other way round, each time. Are True and False exchanged? Or are tokens taken as columns? "
+            "Here x stands on the left of W."
+        )
     elif len(set(said)) == 1:
         hint = f"You say {said[0]} whatever comes. Test it: does the head give the same when x keeps only one set?"
     else:
-        hint = "Right for some. The columns of a and b may be turned and have other signs: only the space counts."
+        hint = (
+            "Right for some. The columns of a and b may be turned and have other signs: only the space counts. And the "
+            "last digits are rounded: compare with a tolerance."
+        )
     w, a, b, _ = cases[first]
     return f"{hint}\nSee it for {show({'W': w, 'a': a, 'b': b})}\nwhere you say {said[first]}."
 
