@@ -54,7 +54,8 @@ site: environment-test ## make the course's site, build/site/index.html
 live: environment-test ## make the live page alone, build/live/index.html, which opens from disk
 	$(ONE_THREAD) $(TEST) tools/make_live_page.py $(ARGS)
 
-picture: environment-test ## make the README's moving picture, notebooks/_static/live.gif, from the live page
+picture: environment-test ## make the README's moving picture, from the live page, and the pictures above the lessons
+	$(ONE_THREAD) $(TEST) tools/make_headers.py
 	$(ONE_THREAD) $(TEST) tools/make_picture.py $(ARGS)
 
 measure: environment-test ## measure minutes and memory of each lesson, write them where they are told

@@ -1,0 +1,44 @@
+"""The picture above each lesson: small, of our own data, and described."""
+
+from xml.etree import ElementTree
+
+import make_headers
+import nbformat
+import pytest
+
+FROM_TABLES = ("03", "05", "06", "09", "10", "11")  # the others run a model, which other machines round otherwise
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_every_lesson_has_its_own(root):
+    for path in sorted((root / "notebooks").glob("[0-9][0-9]_*.ipynb")):
+        title, picture, _ = nbformat.read(path, as_version=4).cells[0].source.split("\n\n", 2)
+        assert title.startswith(f"# {path.name[:2]} · ")
+        assert picture == make_headers.markdown(path.name[:2])
+    assert len({caption for _, caption, _ in make_headers.HEADERS.values()}) == 12
+
+
+@pytest.mark.parametrize("number", make_headers.HEADERS)
+def test_it_is_small_and_whole(number):
+    path = make_headers.OUT / f"{number}.svg"
+    assert path.stat().st_size < 15_000
+    drawn = ElementTree.parse(path).getroot()
+    assert {node.tag.removeprefix(SVG) for node in drawn.iter()} <= {
+        "svg", "title", "desc", "rect", "path", "polyline", "text"
+    }  # fmt: skip
+    assert not any("href" in name or name.startswith("on") for node in drawn.iter() for name in node.attrib)
+    caption = make_headers.HEADERS[number][1]
+    assert drawn.find(f"{SVG}title").text == caption
+    assert [text.text for text in drawn.iter(f"{SVG}text")][-1] == caption
+
+
+@pytest.mark.parametrize("number", FROM_TABLES)
+def test_it_is_what_the_tables_say(number):
+    told = (make_headers.OUT / f"{number}.svg").read_text("utf-8")
+    assert make_headers.header(number) == told, "write make picture"
+
+
+@pytest.mark.parametrize("number", sorted(make_headers.HEADERS.keys() - set(FROM_TABLES)))
+def test_it_can_be_drawn_again(number):
+    told = (make_headers.OUT / f"{number}.svg").read_text("utf-8")
+    assert abs(len(make_headers.header(number)) - len(told)) < 0.1 * len(told), "write make picture"
