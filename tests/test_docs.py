@@ -51,6 +51,12 @@ def test_the_two_commands_are_told_first(root: Path):
     assert [line.split("#")[0].strip() for line in first] == ["make lab", "make test"]
 
 
+def test_the_readme_is_short(root: Path):
+    """Under 700 words, the table of lessons included, code and addresses not."""
+    text = re.sub(r"\]\([^)]*\)", "]", FENCE.sub("", read(root, "README.md")))
+    assert len(re.findall(r"\w[\w'’.-]*", text)) < 700
+
+
 def test_conda_commands_fit_the_environment(root: Path):
     told = next(block for block in blocks(read(root, "notebooks/installing.md"), "sh") if "conda" in block)
     name = yaml.safe_load(read(root, "environment.yml"))["name"]
