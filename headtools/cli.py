@@ -176,7 +176,7 @@ def report(
         _announce(f"report: {subject.heads}, {subject.measured_on}; selected on one half, measured on the other")
         page = ht.report(
             subject.model, subject.sentences, subject.tokenizer, path=out, seed=seed, title=f"The heads of {model}",
-            check=None if check is None else ht.corpus(check, limit=limit),
+            check=None if check is None else _sentences(check, limit),
         )  # fmt: skip
         missing = "".join(f"\nnot measured: {part}: {reason}" for part, reason in page.missing.items())
         _say(f"{out}{missing}")
@@ -273,10 +273,11 @@ def prune(
         from headtools.organism.save import how_to_open
 
         subject = _Subject(model, corpus, limit)
+        checked_on = {} if check is None else {check: _sentences(check, limit)}
         scores = _scores("prune", subject, Method.gradient, loss, seed, {"sites": kind and kind.value})
         spare = _strongest_induction(subject.model, spare_induction)
         cut = [head for head in scores.order() if head not in spare][: len(scores) - round(keep * len(scores))]
-        _check_cut(subject, cut, check, limit, loss, seed)
+        _check_cut(subject, cut, checked_on, loss, seed)
         cut_heads(subject.model, cut)
         ht.save(subject.model, out, subject.tokenizer)
         _say(f"{out}: {len(scores) - len(cut)} of {len(scores)} heads left; {how_to_open(out)}")
@@ -295,20 +296,17 @@ def _strongest_induction(model: Any, n: int) -> set[tuple]:
 
 
 def _check_cut(
-    subject: _Subject, cut: Sequence[tuple], check: str | None, limit: int, loss: LossName | None, seed: int
+    subject: _Subject, cut: Sequence[tuple], checked_on: dict[str, list], loss: LossName | None, seed: int
 ) -> None:
     """Print the loss increase on the corpus of the ranking and on a second one, and warn where they clearly differ."""
-    import headtools as ht
     from headtools.heads.sites import sites
     from headtools.sparse.cut_cost import cut_cost, repeated_tokens, warning_of
 
     objective = subject.objective(loss, seed)
-    sentences = {subject.corpus: subject.sentences}
-    if check is not None:
-        sentences[check] = ht.corpus(check, limit=limit)
+    sentences = {subject.corpus: subject.sentences} | checked_on
     corpora = {name: _on_device(objective.batches(corpus)) for name, corpus in sentences.items()}
     losses = {name: objective.loss(batches) for name, batches in corpora.items()}
-    if check is None and objective.name == "lm" and set(sites(subject.model).kinds) == {"decoder"}:
+    if not checked_on and objective.name == "lm" and set(sites(subject.model).kinds) == {"decoder"}:
         corpora["repeated random tokens"] = _on_device([repeated_tokens(subject.model)])
     if len(corpora) < 2 or not cut:
         return
@@ -320,6 +318,19 @@ def _check_cut(
         _announce(f"warning: {text}. Heads that look back can be kept: --spare-induction N")
 
 
+def _sentences(name: str, limit: int) -> list:
+    """Return the sentences of a corpus; commands need their words, which plain text does not tell."""
+    import headtools as ht
+
+    sentences = ht.corpus(name, limit=limit)
+    if any(isinstance(sentence, str) for sentence in sentences):
+        raise ValueError(
+            f"got {name}, which is plain text; expected english, organism, organism2 or a treebank whose words are "
+            "separated: write the text as CoNLL-U (.conllu), a word a line"
+        )
+    return sentences
+
+
 class _Subject:
     """A command's model, on the device of this process, with its tokenizer and sentences."""
 
@@ -328,7 +339,7 @@ class _Subject:
         from headtools._engine.processes import current_process
 
         self.corpus = corpus or (name if name in ("organism", "organism2") else "english")
-        self.sentences = ht.corpus(self.corpus, limit=limit)
+        self.sentences = _sentences(self.corpus, limit)
         model, self.tokenizer = ht.load(None if name == "organism" else name)
         self.model = model.to(current_process().device)
 

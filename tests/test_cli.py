@@ -102,11 +102,16 @@ def test_what_is_not_understood_is_answered_with_what_would_be(words, why, capsy
     assert why in capsys.readouterr().err.split("Error: ")[1]
 
 
+TEXT = str(Path(__file__).resolve().parents[1] / "README.md")
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (["roles", "./nowhere"], "nothing is there"),
         (["roles", "organism", "--corpus", "no.conllu"], "no.conllu"),
+        (["roles", "organism", "--corpus", TEXT], "is plain text; expected english, organism"),
+        (["prune", "organism", "--keep", "0.5", "--out", "no", "--check", TEXT], "is plain text; expected english"),
         (["roles", "organism", "--out", "x.txt"], "written as .csv or .json"),
         (["report", "organism", "--out", "no/such/folder.html"], "is not a folder"),
         (["report", "organism", "--out", "."], "is a folder; name a file in it"),
