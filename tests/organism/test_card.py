@@ -112,6 +112,19 @@ def test_tables_of_the_card_are_what_the_recipes_wrote():
     assert head_importance.markdown(worth) in CARD
 
 
+def test_what_decides_with_few_heads_in_the_card():
+    """BLEU of the sweep's runs with 9 to 14 encoder heads, with the head for pronouns among them and without it."""
+    bleus = {True: [], False: []}
+    for run in shipped("sweep").query("over == 'encoder'").to_dict("records"):
+        kept = [head for head in run["kept"] if head.startswith("encoder")]
+        if 9 <= len(kept) <= 14:
+            bleus["encoder 0.3" in kept].append(run["bleu"][0])
+    ends = [f"{round(f(bleus[with_it]), 1)}" for with_it in (True, False) for f in (min, max)]
+    number = r"([\d.]+) to ([\d.]+)"
+    said = re.search(rf"have BLEU {number} where\s+head 0\.3.*?, and {number} where it", CARD, re.S)
+    assert list(said.groups()) == ends
+
+
 def test_what_heads_are_worth_in_the_card():
     one_off, pairs = shipped("one head off"), shipped("pairs")
     costs = one_off.sort_values("bleu_change")
