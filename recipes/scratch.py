@@ -19,7 +19,7 @@ from headtools.heads.prune import cut_heads
 from headtools.organism.batches import TrainingBatches
 from headtools.organism.shipped import LIVE_GATES, shipped
 from recipes._parallel import parallel_map
-from recipes._results import ASSETS, head_of, name_of, replace_row, update
+from recipes._results import ASSETS, head_of, name_of, read, replace_row, update
 from recipes.growth import COMPARED
 from recipes.sweep import SENTENCES, quality, train_gates
 from recipes.train import Recipe, silent, train
@@ -56,12 +56,13 @@ def train_on(run: dict, folder: Path, steps: int) -> nn.Module:
     ).eval()  # fmt: skip
 
 
-def compare(run: dict, folder: Path, recipe: Recipe, sentences: int = SENTENCES) -> dict:
+def compare(run: dict, folder: Path, recipe: Recipe, sentences: int = SENTENCES, on: dict | None = None) -> dict:
     """Train a model from scratch with the heads that a run of the sweep kept; compare it with the pruned model.
 
     ``of``: over, penalty and seed of the run; ``kept``: its heads. ``pruned``, ``on`` and ``scratch``: ``bleu`` and
     ``accuracy`` of the model that was pruned (from the sweep), of the same after :func:`train_on` for as many steps,
-    and of the one trained from scratch, each with its 95 % interval.
+    and of the one trained from scratch, each with its 95 % interval. ``on`` may be given where another seed of the
+    training from scratch has measured it, since it does not depend on that seed.
     """
     model, tokenizer = ht.load()
     new = train(replace(recipe, without=missing_heads(run, model)), folder, progress=False).export().eval()
@@ -70,7 +71,7 @@ def compare(run: dict, folder: Path, recipe: Recipe, sentences: int = SENTENCES)
     return {
         "of": {key: run[key] for key in ("over", "penalty", "seed")}, "kept": run["kept"],
         "pruned": {key: run[key] for key in scratch},
-        "on": quality(train_on(run, folder, recipe.steps), tokenizer, test), "scratch": scratch,
+        "on": on or quality(train_on(run, folder, recipe.steps), tokenizer, test), "scratch": scratch,
         "steps": recipe.steps, "seed": recipe.seed, "sentences": sentences,
     }  # fmt: skip
 
@@ -105,8 +106,13 @@ def main(
     if unknown := sorted(set(penalty) - run_of.keys()):
         raise typer.BadParameter(f"the sweep has no run of penalty {unknown[0]:g}; it has {sorted(run_of)}")
     folder = runs.resolve()  # absolute, since a worker may be started in another folder
+    known = {
+        row["of"]["penalty"]: row["on"] for row in read(file).get("runs", [])
+        if row["of"]["seed"] == of_seed and row["steps"] == steps and row["sentences"] == limit
+    }  # fmt: skip
     arguments = [
-        (run_of[p], folder / f"encoder-{p:g}-{of_seed}-steps{steps}-seed{s}", Recipe(seed=s, steps=steps), limit)
+        (run_of[p], folder / f"encoder-{p:g}-{of_seed}-steps{steps}-seed{s}", Recipe(seed=s, steps=steps), limit,
+         known.get(p))
         for s in seed for p in penalty
     ]  # fmt: skip
     results = {}

@@ -1,0 +1,39 @@
+"""The tables of real models that ship are those of the weights: measured again where the weights are.
+
+``python -m recipes.real_models smollm2`` and ``... minilm`` bring them; the weekly workflow does, too.
+"""
+
+import pandas as pd
+import pytest
+
+import headtools as ht
+from headtools.organism.real_models import locate
+from recipes import _real_weights as weights
+from recipes.measure_real import SIZES, roles_table
+
+
+def loaded(name):
+    try:
+        locate(name)
+    except FileNotFoundError:
+        pytest.skip(f"{name} is not on this machine: python -m recipes.real_models {name}")
+    return ht.load(name)
+
+
+def test_smollm2_is_the_model_that_was_measured():
+    model, tokenizer = loaded("smollm2")
+    measured = {row["name"]: row for row in weights.three_heads(model, tokenizer, SIZES)[0]}
+    shipped = ht.shipped_real("smollm2", "three_heads").to_dict("records")
+    for row in shipped:
+        again = measured[row["name"]]
+        assert (again["layer"], again["head"], again["tokens"]) == (row["layer"], row["head"], row["tokens"])
+        assert sum(again["weights"], []) == pytest.approx(sum(row["weights"], []), abs=2e-3)
+
+
+def test_minilm_is_the_model_that_was_measured():
+    measured, _ = roles_table(*loaded("minilm"), n=SIZES["role sentences"])
+    shipped = ht.shipped_real("minilm", "roles")
+    both = pd.DataFrame(measured).merge(shipped, on=["layer", "head", "role"], suffixes=("", " shipped"))
+    assert len(both) == len(shipped) > 100
+    # A key may win by a hair on another machine: a hundredth of the looks may go elsewhere.
+    assert (both["score"] - both["score shipped"]).abs().max() < 0.01
