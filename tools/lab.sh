@@ -9,6 +9,10 @@ first=my-lessons/00_start_here.ipynb
 # Our settings (no news, no update check) join whatever settings you have.
 export JUPYTER_CONFIG_PATH="$PWD/tools/jupyter${JUPYTER_CONFIG_PATH:+:$JUPYTER_CONFIG_PATH}"
 
+# glibc keeps freed memory in pieces between tensors of many sizes; with this it gives large ones back at once, which
+# saves the lessons that train a model 150 MB. Other systems do not read it.
+export MALLOC_MMAP_THRESHOLD_=1000000
+
 set -- --ServerApp.root_dir="$PWD" --LabApp.default_url="/lab/tree/$first" "$@"
 
 # Without a display a text browser would take over the terminal: print the address instead.
