@@ -270,7 +270,8 @@ def pruning(subject: Subject) -> Markup:
         ends = frame[frame.kept.isin([0, total])]
         between = curves(subject.model, random_orders, measure, RANDOM_POINTS)
         frame = pd.concat([frame, *(ends.assign(order=name) for name in random_orders), between])
-    frame = frame.drop_duplicates(["order", "kept"], ignore_index=True)  # with few heads, two fractions are one count
+    frame = frame.drop_duplicates(["order", "kept"])  # with few heads, two fractions are one count
+    frame = frame.sort_values(["order", "kept"], ascending=[True, False], ignore_index=True)  # "gradient" comes first
     subject.tables["pruning"] = frame
     curve = frame[frame.order == "gradient"].set_index("kept")
     random = frame[frame.order != "gradient"].groupby("kept").metric.mean()

@@ -215,7 +215,6 @@ def test_the_sizing_holds():
     text = section(read("notebooks/teaching.md"), "Sizing a JupyterHub")
     assert "1,000 MB or a minute" in text
     assert "JupyterLab itself takes 125 MB" in text
-    assert "JupyterLab itself takes 125 MB" in read("README.md")
     for learners, memory, cores, wait in rows(text)[1:]:
         assert memory == f"{int(learners) * 1.2:.0f} GB"
         assert wait == f"{math.ceil(int(learners) / int(cores))} minutes"
