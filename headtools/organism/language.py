@@ -40,9 +40,10 @@ checksum of its words names, so that no test sentence can be met in training.
 import random
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import islice
+from typing import Any
 
 from headtools.organism.grammar import HARD, USUAL, Speaker, Style
 from headtools.organism.lexicon import accented
@@ -65,10 +66,15 @@ def sentences(split: str = "test", style: Style | None = None, stream: int = 0) 
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}: the organism's language has {', '.join(SPLITS)}; write split='test'")
     style = style or (HARD if split == "hard" else USUAL)
-    speaker = Speaker(random.Random(f"{split} {stream}"), style)
+    yield from of_split(Speaker(random.Random(f"{split} {stream}"), style), write, split)
+
+
+def of_split(speaker: Any, write: Callable[..., tuple], split: str) -> Iterator[Sentence]:
+    """Endless stream of what a speaker says and ``write`` translates, of one split; both organisms draw theirs here."""
     while True:
         source, target, topic = speaker.sentence()
         words = tuple(accented(n.word) if n.accent else n.word for n in source)
+        # The checksum of its words decides which split a sentence belongs to, so splits share none.
         if zlib.crc32(" ".join(words).encode()) % 12 not in _SHELVES[split]:
             continue
         number = {id(node): i + 1 for i, node in enumerate(source)}

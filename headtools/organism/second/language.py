@@ -11,18 +11,13 @@ over this véry qúick market á létter of Zanena with these apples painted my 
 """
 
 import random
-import zlib
 from collections.abc import Iterator
 from itertools import islice
 
-from headtools.organism.lexicon import accented
+from headtools.organism.language import SIZES, SPLITS, of_split
 from headtools.organism.second.grammar import HARD, USUAL, Speaker, Style
 from headtools.organism.second.translation import write
 from headtools.roles.sentence import Sentence
-
-SPLITS = ("train", "validation", "test", "hard")
-SIZES = {"train": 20_000, "validation": 1_000, "test": 1_000, "hard": 1_000}  # what corpus() gives without a limit
-_SHELVES = {"validation": (0,), "test": (1,), "hard": (1,), "train": tuple(range(2, 12))}
 
 
 def sentences(split: str = "test", style: Style | None = None, stream: int = 0) -> Iterator[Sentence]:
@@ -35,28 +30,8 @@ def sentences(split: str = "test", style: Style | None = None, stream: int = 0) 
     """
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}: the organism's language has {', '.join(SPLITS)}; write split='test'")
-    speaker = Speaker(random.Random(f"{split} {stream}"), style or (HARD if split == "hard" else USUAL))
-    while True:
-        source, target, topic = speaker.sentence()
-        words = tuple(accented(n.word) if n.accent else n.word for n in source)
-        # The checksum of its words decides which split a sentence belongs to, so splits share none.
-        if zlib.crc32(" ".join(words).encode()) % 12 not in _SHELVES[split]:
-            continue
-        number = {id(node): i + 1 for i, node in enumerate(source)}
-        written = [write(n, source, topic) for n in target]
-        yield Sentence(
-            words=words,
-            heads=tuple(number[id(n.head)] if n.head else 0 for n in source),
-            relations=tuple(n.relation for n in source),
-            upos=tuple(n.upos for n in source),
-            coreference=tuple(
-                number[id(n.antecedent)] if n.antecedent and n.word != "that" else 0 for n in source
-            ),
-            target=tuple(word for word, _ in written),
-            alignment=tuple(number[id(n)] for n in target),
-            topic=topic,
-            phenomena=tuple(phenomena for _, phenomena in written),
-        )
+    style = style or (HARD if split == "hard" else USUAL)
+    yield from of_split(Speaker(random.Random(f"{split} {stream}"), style), write, split)
 
 
 def corpus(split: str = "test", limit: int | None = None) -> list[Sentence]:
