@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import islice
 
@@ -93,14 +93,20 @@ def training_sentences(seed: int, chunk: int, tokens: int, n: int, short: bool =
 
     A group has at most about ``tokens`` source and target tokens when it is padded.
     """
-    drawn = list(islice(sample("train", SHORT if short else USUAL, seed * 1_000_003 + chunk), n))
+    stream = sample("train", SHORT if short else USUAL, seed * 1_000_003 + chunk)
+    return grouped(islice(stream, n), tokens, f"order {seed} {chunk}")
+
+
+def grouped(sentences: Iterable[Sentence], tokens: int, order: str) -> list[list[Sentence]]:
+    """Return sentences in groups of similar length, of at most about ``tokens`` padded tokens each, shuffled."""
+    drawn = list(sentences)
     drawn.sort(key=lambda sentence: len(sentence.words))
     groups: list[list[Sentence]] = [[]]
     for sentence in drawn:
         if groups[-1] and 2 * (len(sentence.words) + 1) * (len(groups[-1]) + 1) > tokens:
             groups.append([])
         groups[-1].append(sentence)
-    random.Random(f"order {seed} {chunk}").shuffle(groups)
+    random.Random(order).shuffle(groups)
     return groups
 
 

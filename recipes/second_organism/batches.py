@@ -1,13 +1,12 @@
 """Sentences of the second organism as tensors."""
 
-import random
 from collections.abc import Sequence
 from functools import cache
 from itertools import islice
 
 from torch import Tensor
 
-from headtools.organism.batches import UNSEEN
+from headtools.organism.batches import UNSEEN, grouped
 from headtools.organism.batches import encode as encode_with
 from headtools.organism.second.grammar import SHORT, USUAL
 from headtools.organism.second.language import sentences as sample
@@ -36,15 +35,8 @@ def training_sentences(seed: int, chunk: int, tokens: int, n: int, short: bool =
 
     A group has at most about ``tokens`` source and target tokens when it is padded.
     """
-    drawn = list(islice(sample("train", SHORT if short else USUAL, seed * 1_000_003 + chunk), n))
-    drawn.sort(key=lambda sentence: len(sentence.words))
-    groups: list[list[Sentence]] = [[]]
-    for sentence in drawn:
-        if groups[-1] and 2 * (len(sentence.words) + 1) * (len(groups[-1]) + 1) > tokens:
-            groups.append([])
-        groups[-1].append(sentence)
-    random.Random(f"order {seed} {chunk}").shuffle(groups)
-    return groups
+    stream = sample("train", SHORT if short else USUAL, seed * 1_000_003 + chunk)
+    return grouped(islice(stream, n), tokens, f"order {seed} {chunk}")
 
 
 def unseen(seed: int, tokens: int, n: int) -> list[dict[str, Tensor]]:
