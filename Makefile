@@ -11,8 +11,9 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 KEEP_MEMORY = MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=2000000000
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
+ALL = -n 2 --dist loadfile --no-loadscope-reorder $(NBVAL) tests headtools recipes notebooks tools
 
-.PHONY: help lab test check lint bench organism results notebooks assignments site live picture measure sbom lock clean environment environment-test
+.PHONY: help lab test test-all check lint bench organism results notebooks assignments site live picture measure sbom lock clean environment environment-test
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -21,8 +22,11 @@ help: ## list the commands
 lab: environment ## open the course in JupyterLab   (TORCH=cpu, PYTHON=..., LAB_ARGS="--port 9999")
 	@sh tools/lab.sh $(LAB_ARGS)
 
-test: lint ## run everything: lint, unit tests, doctests, notebooks, browser   (ARGS="-k gates")
-	$(ONE_THREAD) $(TEST) -m pytest -n 2 -m "not weekly" --dist loadfile --no-loadscope-reorder $(NBVAL) tests headtools recipes notebooks tools $(ARGS)
+test: lint ## run lint, unit tests, doctests and all lessons   (under 10 minutes on two cores; ARGS="-k gates")
+	$(ONE_THREAD) $(TEST) -m pytest -m "not full and not weekly" $(ALL) $(ARGS)
+
+test-all: lint ## run these and what takes longer: JupyterLab and the site in a browser, grading   (.ci/run does)
+	$(ONE_THREAD) $(TEST) -m pytest -m "not weekly" $(ALL) $(ARGS)
 
 check: lint ## lint, and the quick tests of the package: no notebook, no browser   (under 90 seconds on two cores)
 	$(ONE_THREAD) $(TEST) -m pytest -q -n 2 -m "not slow and not weekly" tests/engine tests/heads tests/importance tests/roles tests/geometry tests/sparse headtools $(ARGS)

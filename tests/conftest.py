@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from notebook_solutions import with_solutions
 
 # Before torch is imported: numbers must not depend on how many cores there are, and a test must never download.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,11 +36,13 @@ def root() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with whole files that take minutes, so that two workers end at about the same time (see the Makefile).
+    """Begin with files that take minutes, the browser's and lessons, so that two workers end at about the same time.
 
-    Tests of ``slow_tests.txt`` are marked ``slow``: ``make check`` runs all others.
+    Solutions are tried in the lessons' kernels. Tests of ``slow_tests.txt`` are marked ``slow``: ``make check`` runs
+    all others.
     """
-    items.sort(key=lambda item: "browser" not in item.path.parts)
+    items[:] = with_solutions(items)
+    items.sort(key=lambda item: ("browser" not in item.path.parts, item.path.suffix != ".ipynb"))
     slow = set((ROOT / "tests" / "slow_tests.txt").read_text(encoding="utf-8").splitlines())
     for item in items:
         if item.nodeid.split("[")[0] in slow:

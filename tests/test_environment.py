@@ -167,9 +167,10 @@ def test_lab_opens_the_first_lesson_with_a_token_and_without_news(bench):
 
 def test_make_alone_lists_the_commands(bench):
     said, asked = bench("make")
-    listed = re.findall(r"^make ([a-z]+)", said, re.M)
+    listed = re.findall(r"^make ([a-z-]+)", said, re.M)
     pages = ["notebooks", "assignments", "site", "live", "picture", "measure", "sbom", "lock"]
-    assert listed == ["help", "lab", "test", "check", "lint", "bench", "organism", "results", *pages, "clean"]
+    first = ["help", "lab", "test", "test-all", "check", "lint", "bench", "organism", "results"]
+    assert listed == [*first, *pages, "clean"]
     assert asked == []
 
 
@@ -177,8 +178,10 @@ def test_make_test_runs_lint_units_doctests_and_notebooks(bench):
     said, _ = bench("make", "-n", "test")
     assert ".venv-test requirements.lock" in said
     assert "-m ruff check ." in said
-    assert 'pytest -n 2 -m "not weekly" --dist loadfile --no-loadscope-reorder --nbval --nbval-current-env' in said
+    assert 'pytest -m "not full and not weekly" -n 2 --dist loadfile --no-loadscope-reorder --nbval ' in said
     assert "tests headtools recipes notebooks tools" in said
+    everything, _ = bench("make", "-n", "test-all")
+    assert everything == said.replace("not full and not weekly", "not weekly")
 
 
 def test_make_check_runs_lint_and_the_quick_tests(bench):

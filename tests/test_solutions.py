@@ -1,114 +1,76 @@
-"""In every lesson the untouched stub does not pass its check, and the folded solution does."""
+"""Each exercise has a solution, and ``notebook_solutions`` sees what is wrong with one."""
 
-import ast
-import builtins
+import os
+import subprocess
+import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nbformat
 import pytest
-from lesson_parts import Notebook, lessons, text
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from lesson_parts import Notebook, lessons
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from notebook_solutions import trials
 
-LESSONS = lessons(Path(__file__).resolve().parents[1] / "notebooks")
-
-
-def checked(source: str, passed: bool) -> str:
-    """The code of a check cell, which now asserts that its checks passed, or that none did."""
-    tree = ast.parse(source)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    calls = [ast.unparse(c) for c in calls if "check" in (getattr(c.func, "id", ""), getattr(c.func, "attr", ""))]
-    assert calls, f"no check in {source!r}"
-    lines = [f"result = {call}\nassert result.passed is {passed}, result" for call in calls]
-    return "\n".join(lines)
-
-
-def bound(tree: ast.AST) -> set[str]:
-    """Names that a piece of code binds or changes: assigned, defined, imported, or written into (``x[0] = 1``)."""
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-    return found
-
-
-def used(tree: ast.AST) -> set[str]:
-    """Names that a piece of code reads."""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    return names - set(dir(builtins))
-
-
-def trial(notebook: Notebook, whole: bool) -> nbformat.NotebookNode:
-    """A notebook that tries every stub and every solution; without ``whole``, only the cells these depend on."""
-    steps: list[tuple[str, bool]] = []  # code, whether it is what we are here for
-    parts = {part.check: part for part in notebook.exercises()}
-    stubs = {part.stub for part in parts.values()}
-    for place, cell in enumerate(notebook.nb.cells):
-        if place in parts:
-            steps.append((checked(text(cell), passed=False), True))
-            steps.append((notebook.solution_code(parts[place]), True))
-            steps.append((checked(text(cell), passed=True), True))
-        elif cell.cell_type == "code":
-            steps.append((text(cell), place in stubs))
-    kept, needed = [], set()
-    for source, wanted in reversed(steps):
-        tree = ast.parse(source)
-        if whole or wanted or bound(tree) & needed:
-            kept.insert(0, new_code_cell(source))
-            needed |= used(tree)
-    return new_notebook(cells=kept)
-
-
-def try_solutions(notebook: Notebook) -> None:
-    """Run the trial; raises CellExecutionError when a stub passes or a solution does not."""
-    resources = {"metadata": {"path": str(notebook.path.parent)}}
-    try:
-        NotebookClient(trial(notebook, whole=False), timeout=120, resources=resources).execute()
-    except CellExecutionError:
-        # Perhaps a cell was needed for what it does, not for a name: only the whole lesson can tell.
-        NotebookClient(trial(notebook, whole=True), timeout=120, resources=resources).execute()
+TESTS = Path(__file__).resolve().parent
+LESSONS = lessons(TESTS.parent / "notebooks")
+STUB = "cost = ..."
+RIGHT = "def cost(T, d, H):\n    return four * T * d * d + 2 * T * T * d"
+WRONG = RIGHT.replace("2 *", "3 *")
+CASES = {  # of a small lesson: stub and solution, and what must come of trying them
+    "right": (STUB, RIGHT, "passed"),
+    "wrong": (STUB, WRONG, "failure"),
+    "answered": (RIGHT, RIGHT, "failure"),
+    "broken": (STUB, "cost = 1 / 0", "failure"),
+}
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_solutions_pass_and_stubs_do_not(path: Path):
+def test_each_exercise_has_a_solution_that_is_tried(path: Path):
     notebook = Notebook.read(path)
-    assert all(notebook.solution_code(part) for part in notebook.exercises())
-    try_solutions(notebook)
+    exercises = notebook.exercises()
+    assert exercises
+    assert [title for _, title, _ in trials(notebook)] == [part.title for part in exercises]
+    assert all(notebook.solution_code(part).strip() for part in exercises)
 
 
-def small(folder: Path, stub: str, solution: str) -> Notebook:
+def small(stub: str, solution: str) -> nbformat.NotebookNode:
     cells = [
-        new_code_cell("from headtools import check"),
-        new_code_cell("unused = 1 / 0"),  # left out, because no exercise needs it
-        new_code_cell("four = 4"),
+        new_code_cell("import torch\nfrom headtools import check\ntorch.manual_seed(0)\nfour = 4"),
         new_markdown_cell("### Exercise 1"),
         new_code_cell(stub),
         new_code_cell('check("01.cost", cost)'),
-        new_markdown_cell(f"<details><summary>Solution</summary>\n\n```python\n{solution}\n```\n</details>"),
+        new_markdown_cell(f"<details><summary>Solution</summary>\n\n```python\ntorch.rand(1)\n{solution}\n```\n</details>"),
+        # Names, and the numbers drawn next, are as if no solution had been tried.
+        new_code_cell("assert cost is ..." if stub == STUB else "cost"),
+        new_code_cell("got = torch.rand(1)\ntorch.manual_seed(0)\nassert got == torch.rand(1)"),
     ]
-    return Notebook(folder / "00_small.ipynb", new_notebook(cells=cells))
+    nb = new_notebook(cells=cells)
+    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return nb
 
 
-RIGHT = "def cost(T, d, H):\n    return four * T * d * d + 2 * T * T * d"
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory) -> dict[str, dict[str, str]]:
+    """What comes of each cell and solution of the small lessons when nbval runs them, once."""
+    folder = tmp_path_factory.mktemp("solutions")
+    for name, (stub, solution, _) in CASES.items():
+        nbformat.write(small(stub, solution), folder / f"{name}.ipynb")
+    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", f"--rootdir={folder}", "-p", "no:cacheprovider",
+               "-p", "conftest", "--nbval-lax", "--nbval-current-env", "--junitxml=report.xml", folder]  # fmt: skip
+    modules = os.pathsep.join([str(TESTS), os.environ["PYTHONPATH"]])
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+                          env=os.environ | {"PYTHONPATH": modules})  # fmt: skip
+    assert (folder / "report.xml").exists(), done.stdout + done.stderr
+    found = {name: {} for name in CASES}
+    for case in ElementTree.parse(folder / "report.xml").iter("testcase"):
+        lesson = case.get("classname").removesuffix(".ipynb")
+        found[lesson][case.get("name")] = "passed" if len(case) == 0 else case[0].tag
+    return found
 
 
-def test_a_right_solution_passes_without_the_rest_of_the_lesson(tmp_path: Path):
-    try_solutions(small(tmp_path, "cost = ...", RIGHT))
-
-
-WRONG = RIGHT.replace("2 *", "3 *")
-
-
-@pytest.mark.parametrize(("stub", "solution"), [("cost = ...", WRONG), (RIGHT, RIGHT)], ids=["wrong", "answered"])
-def test_a_wrong_solution_and_an_answered_stub_are_told(tmp_path: Path, stub: str, solution: str):
-    notebook = small(tmp_path, stub, solution)
-    del notebook.nb.cells[1]
-    with pytest.raises(CellExecutionError, match="AssertionError"):
-        try_solutions(notebook)
+@pytest.mark.parametrize("name", CASES)
+def test_a_solution_is_tried_in_the_lesson_and_leaves_nothing(outcomes, name: str):
+    of_lesson = dict(outcomes[name])
+    assert of_lesson.pop("Solution of Exercise 1") == CASES[name][2]
+    assert of_lesson == {f"Cell {i}": "passed" for i in range(5)}

@@ -18,6 +18,8 @@ import warm_kernel
 from nbgrader.apps import NbGraderAPI
 from wrong import WRONG
 
+pytestmark = pytest.mark.full
+
 SETS = ("ps1_mathematics", "ps2_roles", "ps3_importance", "ps4_pruning", "ps5_project")
 HIDDEN_CELLS = {"ps1_mathematics": 8, "ps2_roles": 8, "ps3_importance": 8, "ps4_pruning": 9, "ps5_project": 3}
 SOLUTION = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.S)

@@ -3,6 +3,8 @@
 import lab
 import pytest
 
+pytestmark = pytest.mark.full
+
 AT = """() => {
     const notebook = window.jupyterapp.shell.currentWidget.content, focus = document.activeElement;
     const cell = notebook.widgets.findIndex(cell => cell.node.contains(focus));

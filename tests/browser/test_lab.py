@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import lab
 from lesson_in_lab import CONTROLS, look, move
 
+pytestmark = pytest.mark.full
+
 # What the lessons may hold, and what could do harm: the driver must see both even while a lesson has only some of it.
 SAMPLE = [
     """import matplotlib.pyplot as plt

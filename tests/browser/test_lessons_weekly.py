@@ -1,4 +1,4 @@
-"""Lessons 02 to 11 in a real JupyterLab, once a week: `make test` runs each of them once, without a browser."""
+"""Lessons 02 to 11 in a real JupyterLab, once a week: `make test` runs each of them without a browser."""
 
 import sys
 from pathlib import Path

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 WIDTHS = (390, 800, 1440, 3840)
 
 

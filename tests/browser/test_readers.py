@@ -5,6 +5,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+pytestmark = pytest.mark.full
+
 # One of each thing that a lesson shows.
 SHOWN = [
     """import matplotlib.pyplot as plt

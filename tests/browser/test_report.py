@@ -9,6 +9,8 @@ from lesson.test_report import ENGLISH, TOKENIZER, built
 
 import headtools as ht
 
+pytestmark = pytest.mark.full
+
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1400, "height": 1000}
 CHANGING = ["color-contrast", "scrollable-region-focusable"]  # what colours and a narrow window can break
 # Words in drawings, which axe-core passes over: each with the contrast between it and what is drawn under it.

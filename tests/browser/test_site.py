@@ -6,6 +6,8 @@ import pytest
 
 from headtools.lesson.claims import VERDICTS
 
+pytestmark = pytest.mark.full
+
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
 MATHS = "!window.MathJax?.startup?.promise || window.MathJax.startup.promise.then(() => true)"
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"

@@ -15,6 +15,8 @@ import pytest
 
 from headtools.lesson.frame import view_height, view_html, view_script
 
+pytestmark = pytest.mark.full
+
 REQUIRED = os.environ.get("HEADTOOLS_REQUIRE_BROWSER") == "1"
 
 # (query tokens, key tokens, layers, heads). Twelve heads: d3's ten colours begin again, and each is also lightened.
