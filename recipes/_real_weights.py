@@ -1,5 +1,5 @@
 """Tables of a causal language model for lessons 01 and 02: three heads on one sentence, attention layers computed anew,
-and what the weights of each head say of the directions and the words that it carries.
+and what the weights of each head say of the written and the words that it carries.
 
 ``python -m recipes.measure_real --model smollm2 --only circuits``
 """
@@ -115,12 +115,12 @@ def own_layers(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Ta
 
 @torch.no_grad()
 def circuits(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Table:
-    """Measure each head's W_OV: how many directions it uses, and whether it raises the word that it reads."""
+    """Measure each head's W_OV: how many written it uses, and whether it raises the word that it reads."""
     ov, site_list = geometry.ov(model), list(ht.sites(model))
     words = model.get_input_embeddings().weight.detach().float()
     read = words / (words.square().mean(-1, keepdim=True) + 1e-5).sqrt()  # RMSNorm, but for its gain
-    said = model.get_output_embeddings().weight.detach().float() * model.model.norm.weight.float()
-    said = said - said.mean(0)  # the softmax ignores what all words share
+    written = model.get_output_embeddings().weight.detach().float() * model.model.norm.weight.float()
+    written = written - written.mean(0)  # the softmax ignores what all words share
     draw = torch.Generator().manual_seed(0)
     every = ordinary_tokens(model)
     n = min(sizes["circuit words"], len(every))
@@ -128,7 +128,7 @@ def circuits(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tabl
 
     def row(name: str, layer: int, head: int, circuit: Factored) -> dict[str, Any]:
         gain = model.model.layers[layer].input_layernorm.weight.float()
-        logits = ((read[ids] * gain) @ circuit.left) @ (circuit.right @ said.T)  # (word read, word said)
+        logits = ((read[ids] * gain) @ circuit.left) @ (circuit.right @ written.T)  # (word read, word said)
         own = logits.gather(1, ids[:, None])
         mean, low, high = interval((logits < own).float().mean(1))
         first, first_low, first_high = interval((logits > own).sum(1).eq(0).float())
@@ -142,7 +142,7 @@ def circuits(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tabl
                 "own_first": first, "first_low": first_low, "first_high": first_high,
                 "eigenvalues": (values.real.sum() / values.abs().sum()).item()}  # fmt: skip
 
-    joint = (said.T @ (read - read.mean(0))).double()  # the sum over words of what is said times what is read
+    joint = (written.T @ (read - read.mean(0))).double()  # the sum over words of what is said times what is read
     rows = []
     for site in site_list:
         of_site = ov[site.key]
@@ -156,7 +156,7 @@ def circuits(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tabl
         "W_OV of every head (gain of the norm before the layer folded in where words are read); random: independent "
         "Gaussian factors of the same shape, one for each layer; crossed: W_V of a layer's head 0 and W_O of a head "
         "with other values. effective_rank: of W_OV; largest_share: largest singular value, of their sum. A head is "
-        f"given the normalised embedding of one word, {n} words in turn. own_word: share of all {len(said)} words "
+        f"given the normalised embedding of one word, {n} words in turn. own_word: share of all {len(written)} words "
         "whose logit it raises less than that of the word itself (chance 0.5), own_first: share of the words whose own "
         "logit it raises most, with 95 % intervals over words. eigenvalues: sum of the eigenvalues of W_E W_OV W_U, "
         "over the sum of their absolute values (1: all are positive)"

@@ -76,12 +76,12 @@ def heads_table(
     looks = induction_scores(model, n=sizes["induction sequences"], length=sizes["segment"], batch_size=10)
     keys = ["kind", "layer", "head"]
     wide = looks.pivot(index=keys, columns="role", values="score")[list(SCORES)].rename(columns=SCORES)
-    alone = looks.pivot(index=keys, columns="role", values="without_sink")[list(SCORES)[:-1]]
-    alone = alone.rename(columns={role: f"{name}_without_sink" for role, name in SCORES.items()})
+    without_sink = looks.pivot(index=keys, columns="role", values="without_sink")[list(SCORES)[:-1]]
+    without_sink = without_sink.rename(columns={role: f"{name}_without_sink" for role, name in SCORES.items()})
     sinks = {"sink": attention_sinks(model, english)}
     if start is not None:
         sinks["sink_start"] = attention_sinks(model, english, start=start)
-    columns = [wide, alone]
+    columns = [wide, without_sink]
     for name, frame in sinks.items():
         frame = frame.set_index(keys)
         columns.append(frame[["score", "low", "high"]].set_axis([name, f"{name}_low", f"{name}_high"], axis=1))
@@ -308,8 +308,8 @@ def main(
     """Measure, keep, and print the main numbers."""
     torch.set_num_threads(1)
     file = out or RESULTS / f"{model}.json"
-    if only not in (alone := [None, "roles", *TABLES[model]]):
-        raise typer.BadParameter(f"got --only {only}; expected one of {', '.join(alone[1:])}")
+    if only not in (allowed := [None, "roles", *TABLES[model]]):
+        raise typer.BadParameter(f"got --only {only}; expected one of {', '.join(allowed[1:])}")
     results = measure(model, QUICK if quick else SIZES, only, read(file) if only else None)
     file.parent.mkdir(parents=True, exist_ok=True)
     write(results, file, "name")

@@ -87,13 +87,13 @@ def box_tells(notebook: Notebook) -> list[str]:
     found = [f"the box lacks {part!r}" for part in wanted if part not in top]
     if not re.search(r"\*\*Difficulty\*\* [123] of 3: ", top):
         found.append("the box lacks '**Difficulty** N of 3: what it takes'")
-    said = BOX.search(top)
-    if said is None:
+    box = BOX.search(top)
+    if box is None:
         return [*found, "the box lacks 'N minutes, M MB'"]
     if notebook.measured is None:
         return [*found, "nothing is measured: run `make measure`"]
-    if said[0] != words(notebook.measured):
-        found.append(f"the box says {said[0]!r}, measured.json {words(notebook.measured)!r}; run `make measure`")
+    if box[0] != words(notebook.measured):
+        found.append(f"the box says {box[0]!r}, measured.json {words(notebook.measured)!r}; run `make measure`")
     if notebook.measured["code"] != fingerprint(notebook.nb):
         found.append("the code was changed since it was measured: run `make notebooks`")
     if notebook.measured["megabytes"] > MEGABYTES:
@@ -205,10 +205,11 @@ def outputs_stay_here(notebook: Notebook) -> list[str]:
             found.append("an output is a script")
         for page in notebook.pages(out):
             found += [f"an output asks the network for {address[:60]!r}" for address in page.remote]
-        said = "\n".join(text(out.get("data", {}), mime) for mime in ("text/plain", "text/html", "text/markdown"))
-        said = re.sub(r"base64,[\w+/=]+", "", said + text(out, "text"))
-        leaks = [m[0] for m in [*LOCAL_PATH.finditer(said), *LOCAL_HOST.finditer(said)]]
-        if len(host) > 3 and host in said:
+        types = "text/plain", "text/html", "text/markdown"
+        output_text = "\n".join(text(out.get("data", {}), mime) for mime in types)
+        output_text = re.sub(r"base64,[\w+/=]+", "", output_text + text(out, "text"))
+        leaks = [m[0] for m in [*LOCAL_PATH.finditer(output_text), *LOCAL_HOST.finditer(output_text)]]
+        if len(host) > 3 and host in output_text:
             leaks.append(host)
         found += [f"an output tells a place on one machine: {leak!r}" for leak in leaks[:3]]
     return found
@@ -274,9 +275,9 @@ def numbers_are_measured(notebook: Notebook) -> list[str]:
     used = set(re.findall(rf'(?<!check\()"{number}\.(\w+)"', code))
     found = [f"the entry {name!r} is not used" for name in sorted(entries.keys() - used)]
     found += [f"there is no entry {name!r}" for name in sorted(used - entries.keys())]
-    said = re.sub(r"^## References.*", "", notebook.markdown, flags=re.S | re.M)
+    prose_text = re.sub(r"^## References.*", "", notebook.markdown, flags=re.S | re.M)
     shares = r"(?<![\w.])0?\.\d\d+\b|\b(?!95%)\d+(?:\.\d+)?%"  # a bar of 0.9 and "a 95 % interval" are no results
-    bare = re.findall(shares, prose(said.replace(" %", "%")))
+    bare = re.findall(shares, prose(prose_text.replace(" %", "%")))
     return found + [f"{n!r} stands in prose: measure it and put it into a caption" for n in bare]
 
 
@@ -292,5 +293,5 @@ def code_fits(notebook: Notebook) -> list[str]:
 @rule
 def voice(notebook: Notebook) -> list[str]:
     """No word that tells the reader how easy it is."""
-    said = prose(notebook.markdown).lower()
-    return [f"{word!r} is in the text" for word in BANNED_WORDS if re.search(rf"\b{word}\b", said)]
+    prose_text = prose(notebook.markdown).lower()
+    return [f"{word!r} is in the text" for word in BANNED_WORDS if re.search(rf"\b{word}\b", prose_text)]

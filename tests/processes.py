@@ -32,8 +32,8 @@ def start(count: int, function: Callable[[], Any]) -> list[tuple]:
     copies, port, started = multiprocessing.get_context("fork"), str(free_port()), []
 
     def child(index: int, pipe: Any) -> None:
-        told = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-        os.environ |= {name: str(value) for name, value in told.items()}
+        environment = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        os.environ |= {name: str(value) for name, value in environment.items()}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
         try:
             pipe.send((function(), None))

@@ -31,12 +31,12 @@ def copy(root: Path, tmp_path: Path) -> Path:
 @needs_repo2docker
 def test_binder_accepts_the_repository(root: Path):
     done = dockerfile(root)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[-2000:]
-    assert "Building conda environment for python=3.11" in said
-    assert "binder/environment.yml" in said
-    assert "RUN ./binder/postBuild" in said
-    assert 'R2D_ENTRYPOINT="${REPO_DIR}/binder/start"' in said
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-2000:]
+    assert "Building conda environment for python=3.11" in output
+    assert "binder/environment.yml" in output
+    assert "RUN ./binder/postBuild" in output
+    assert 'R2D_ENTRYPOINT="${REPO_DIR}/binder/start"' in output
 
 
 @needs_repo2docker

@@ -212,9 +212,9 @@ def test_relevance_needs_logits_and_says_so(folders, capsys):
 def test_a_cut_of_a_causal_model_is_checked_on_repeated_tokens(folders, tmp_path, capsys):
     words = ["prune", str(folders["llama"]), *FEW, "--keep", "0.5", "--spare-induction", "2"]
     assert main([*words, "--out", str(tmp_path / "smaller")]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"english: loss \d\.\d\d, without 4 heads [+-]\d\.\d\d \[.*\]", said[0])
-    assert said[1].startswith("repeated random tokens: loss ")
+    output = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"english: loss \d\.\d\d, without 4 heads [+-]\d\.\d\d \[.*\]", output[0])
+    assert output[1].startswith("repeated random tokens: loss ")
     model, _ = ht.load(folders["llama"])
     frame = ht.induction_scores(model)
     strongest = frame[frame.role == "induction (TransformerLens)"].nlargest(2, "score")
@@ -240,9 +240,9 @@ def test_prune_then_report(tmp_path, capsys):
 def test_a_report_says_what_it_will_cost_and_checks_a_second_corpus(folders, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["report", str(folders["llama"]), *FEW, "--check", "organism", "--out", str(page)]) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith(str(page))
-    assert re.search(r"report: about \d+ forward passes over \d+ sentences, .* on cpu", told.err)
+    output = capsys.readouterr()
+    assert output.out.startswith(str(page))
+    assert re.search(r"report: about \d+ forward passes over \d+ sentences, .* on cpu", output.err)
     assert "<td>the second corpus</td>" in page.read_text(encoding="utf-8")
     assert main(["report", str(folders["llama"]), *FEW, "--check", "no.conllu", "--out", str(page)]) == 1
     assert "no.conllu" in capsys.readouterr().err
@@ -257,6 +257,7 @@ def test_as_a_module():
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="needs the extra scale")
 def test_two_processes_that_accelerate_starts(tmp_path, capsys):
     """The same file, written once, told once; batches of 32, of which one process gets two and the other one."""

@@ -40,10 +40,10 @@ def home(root: Path) -> str:
 def test_make_commands_exist(root: Path, name: str):
     text = read(root, name)
     targets = set(re.findall(r"^([a-z-]+):", read(root, "Makefile"), re.M))
-    told = set(re.findall(r"^make ([a-z-]+)", "\n".join(blocks(text, "sh")), re.M))
-    told |= set(re.findall(r"`make ([a-z-]+)", text))
-    assert told
-    assert told <= targets
+    named = set(re.findall(r"^make ([a-z-]+)", "\n".join(blocks(text, "sh")), re.M))
+    named |= set(re.findall(r"`make ([a-z-]+)", text))
+    assert named
+    assert named <= targets
 
 
 def test_the_two_commands_are_told_first(root: Path):
@@ -58,10 +58,10 @@ def test_the_readme_is_short(root: Path):
 
 
 def test_conda_commands_fit_the_environment(root: Path):
-    told = next(block for block in blocks(read(root, "notebooks/installing.md"), "sh") if "conda" in block)
+    block_of_conda = next(block for block in blocks(read(root, "notebooks/installing.md"), "sh") if "conda" in block)
     name = yaml.safe_load(read(root, "environment.yml"))["name"]
-    assert f"conda env create -f environment.yml\nconda activate {name}\n" in told
-    lesson = Path(re.search(r"python tools/my_lessons.py\njupyter lab my-lessons/(\S+)", told)[1])
+    assert f"conda env create -f environment.yml\nconda activate {name}\n" in block_of_conda
+    lesson = Path(re.search(r"python tools/my_lessons.py\njupyter lab my-lessons/(\S+)", block_of_conda)[1])
     assert (root / "notebooks" / lesson).exists()
 
 
@@ -96,10 +96,10 @@ def test_every_address_of_the_repository_is_its_home(root: Path):
     owner_and_name = home(root).removeprefix("https://github.com/")
     text = unquote(read(root, "README.md") + read(root, "notebooks/installing.md"))
     hosts = r"(?:github\.com|mybinder\.org/v2/gh|colab\.research\.google\.com/github)"
-    told = re.findall(hosts + r"/([\w.-]+/[\w.-]+)", text)
-    told = [address for address in told if address not in ("huggingface/transformers", "jessevig/bertviz")]
-    assert len(told) >= 6
-    assert set(told) == {owner_and_name}
+    addresses = re.findall(hosts + r"/([\w.-]+/[\w.-]+)", text)
+    addresses = [address for address in addresses if address not in ("huggingface/transformers", "jessevig/bertviz")]
+    assert len(addresses) >= 6
+    assert set(addresses) == {owner_and_name}
     assert yaml.safe_load(read(root, "CITATION.cff"))["repository-code"] == home(root)
     assert home(root) == snapshots.REPOSITORY
 
@@ -122,8 +122,8 @@ def entries(page: str) -> list[str]:
     return re.findall(r"^- .*?(?=^- |^#|\Z)", page, re.M | re.S)
 
 
-def bare(said: str) -> str:
-    return " ".join(re.findall(r"\w+", said.lower()))
+def bare(prose_text: str) -> str:
+    return " ".join(re.findall(r"\w+", prose_text.lower()))
 
 
 # Bee (2001), Bee et al. (2001, table 2), (Bee and Cee 2001), Bee, Cee and Dee, 2001
@@ -154,10 +154,10 @@ def test_the_bibliography_holds_what_a_lesson_cites(root: Path, path: Path):
 
 def test_a_reference_that_the_bibliography_lacks_is_found():
     page = "- A. Bee (2001). *On Heads: a Study.* ACL.\n  [arXiv:1](https://arxiv.org/abs/1)\n"
-    said = "Cee (2002) and Bee et al. (2001), Bee (1999) or (Dee, Cee and Bee 2003; Bee and Eff, 2004).\n"
-    said += "\n## References\n\n"
+    prose_text = "Cee (2002) and Bee et al. (2001), Bee (1999) or (Dee, Cee and Bee 2003; Bee and Eff, 2004).\n"
+    prose_text += "\n## References\n\n"
     lacks = ["Bee 1999", "Bee 2004", "Cee 2002", "Dee 2003"]
-    assert missing(f"{said}- A. Bee (2001). [On Heads](https://arxiv.org/abs/1).\n\n---\n\n- x", page) == lacks
+    assert missing(f"{prose_text}- A. Bee (2001). [On Heads](https://arxiv.org/abs/1).\n\n---\n\n- x", page) == lacks
     assert missing("Bee (2001)", page, 'claim = "Eff et al. 2005 say"') == ["Eff 2005"]
     other = "- A. Bee (2001). [On Tails](https://arxiv.org/abs/2)."
     assert missing(f"## Nothing\n\n## References\n\n{other}", page) == [other]
@@ -228,13 +228,13 @@ def test_the_table_of_claims_has_every_claim_once_and_leads_to_a_lesson_that_wei
     for path in lessons(root / "notebooks"):
         for claim in catalogue.lesson(path.name[:2]).get("others", []):
             weighed.setdefault(claim["row"], set()).add(path.name[:2])
-    told = []
+    listed = []
     for row in claims_table(read(root, "notebooks/teaching.md")):
         numbers = row["rows"].split(", ")
-        told += numbers
+        listed += numbers
         linked = set(re.findall(r"\]\((\d\d)_", " ".join(row.values())))
         assert [n for n in numbers if n in weighed and not weighed[n] & linked] == [], row["claim"]
-    assert sorted(told) == sorted(json.loads(read(root, "notebooks/ledger.json"))["rows"])
+    assert sorted(listed) == sorted(json.loads(read(root, "notebooks/ledger.json"))["rows"])
 
 
 def test_a_link_of_the_table_that_rots_is_found(root: Path):
@@ -255,8 +255,8 @@ def test_a_link_of_the_table_that_rots_is_found(root: Path):
 def test_proven_versions_are_the_pinned_ones(root: Path):
     pinned = dict(re.findall(r"^([\w.-]+)==([\w.]+)", read(root, "constraints.txt"), re.M))
     page = read(root, "notebooks/installing.md")
-    told = dict(re.findall(r"^\| (torch|transformers|JupyterLab) \| ([\d.]+) \|", page, re.M))
-    assert {name.lower(): version for name, version in told.items()} == {
+    versions = dict(re.findall(r"^\| (torch|transformers|JupyterLab) \| ([\d.]+) \|", page, re.M))
+    assert {name.lower(): version for name, version in versions.items()} == {
         name: pinned[name] for name in ("torch", "transformers", "jupyterlab")
     }
 
@@ -365,12 +365,12 @@ def test_the_changelog_names_every_alias_that_the_code_has(root: Path):
     code = {path: path.read_text("utf-8") for path in (root / "headtools").rglob("*.py") if path.stem != "_renamed"}
     pairs = set()
     for text in code.values():
-        for told in re.findall(r"@old_arguments\(([^)]*)\)|_OLD_NAMES = \{([^}]*)\}", text):
-            pairs |= set(re.findall(r'"?(\w+)"?(?:=|: )"(\w+)"', "".join(told)))
+        for listed in re.findall(r"@old_arguments\(([^)]*)\)|_OLD_NAMES = \{([^}]*)\}", text):
+            pairs |= set(re.findall(r'"?(\w+)"?(?:=|: )"(\w+)"', "".join(listed)))
         pairs |= set(re.findall(r'old_name\("(\w+)", (\w+)\)', text))
     # the three that warn in a __getattr__ or a property of their own
     by_hand = {("holders", "head_functions"), ("geometry", "geometry"), ("seen", "captured")}
     assert len(re.findall(r"DeprecationWarning", "".join(code.values()))) == len(by_hand) + 3  # ours, and old losses
     table = read(root, "CHANGELOG.md").split("\n## ")[1].split("| old | new | of |")[1]
-    told = set(re.findall(r"^  \| `(\w+)=?` \| `(?:headtools\.)?(\w+)=?`", table, re.M))
-    assert told == pairs | by_hand
+    listed = set(re.findall(r"^  \| `(\w+)=?` \| `(?:headtools\.)?(\w+)=?`", table, re.M))
+    assert listed == pairs | by_hand

@@ -49,13 +49,13 @@ OURS = "--quiet --no-deps --no-build-isolation --editable ."
 
 
 def test_first_run_installs_the_lock_and_the_second_nothing(bench):
-    said, asked = bench("make", "-s", "environment")
-    assert "status 0" in said
+    output, asked = bench("make", "-s", "environment")
+    assert "status 0" in output
     assert asked[0] == "-m venv .venv"
     torch = "--constraint constraints.txt torch"
     assert installs(asked) == [f"{FROM_LOCK} requirements-course.lock", torch, OURS]
-    said, asked = bench("make", "-s", "environment")
-    assert said == "\nstatus 0"
+    output, asked = bench("make", "-s", "environment")
+    assert output == "\nstatus 0"
     assert asked == []
 
 
@@ -71,9 +71,9 @@ def test_developers_and_lecturers_have_an_environment_of_their_own(bench, target
     _, asked = bench("make", "-s", "environment-test")
     assert asked[0] == "-m venv .venv-test"
     assert installs(asked)[0] == f"{FROM_LOCK} requirements.lock"
-    told, _ = bench("make", "-n", target)
-    assert ".venv-test requirements.lock" in told
-    assert ".venv-test/bin/python" in told.split("environment.sh")[1]
+    output, _ = bench("make", "-n", target)
+    assert ".venv-test requirements.lock" in output
+    assert ".venv-test/bin/python" in output.split("environment.sh")[1]
 
 
 def test_a_file_that_does_not_install_is_told_with_the_remedy(bench):
@@ -81,9 +81,9 @@ def test_a_file_that_does_not_install_is_told_with_the_remedy(bench):
     failing = FAKE_PYTHON.format(log=bench.bin.parent / "log") + 'case "$*" in *--require-hashes*) exit 1;; esac\n'
     (bench.folder / ".venv" / "bin" / "python").write_text(failing)
     (bench.folder / "requirements-course.lock").write_text("# changed\n")
-    said, asked = bench("make", "-s", "environment")
-    assert "status 2" in said
-    assert "The lock has files for Python 3.11 to 3.14" in said
+    output, asked = bench("make", "-s", "environment")
+    assert "status 2" in output
+    assert "The lock has files for Python 3.11 to 3.14" in output
     assert len(installs(asked)) == 1, "nothing is installed after a file that was refused"
 
 
@@ -126,13 +126,13 @@ def test_no_python_that_fits_is_told_with_the_remedy(bench):
         (tools / name).symlink_to(shutil.which(name))
     (tools / "python3").write_text("#!/bin/sh\nexit 1\n")  # as an old Python answers
     (tools / "python3").chmod(0o755)
-    said, _ = bench("make", "-s", "environment", path=str(tools))
-    assert "No Python from 3.11 to 3.14 found" in said
-    assert "make lab PYTHON=" in said
-    assert "status 2" in said
+    output, _ = bench("make", "-s", "environment", path=str(tools))
+    assert "No Python from 3.11 to 3.14 found" in output
+    assert "make lab PYTHON=" in output
+    assert "status 2" in output
     assert not (bench.folder / ".venv").exists()
-    said, _ = bench("make", "-s", "environment", "PYTHON=/no/such/python")
-    assert "PYTHON=/no/such/python is not a Python 3.11 or newer" in said
+    output, _ = bench("make", "-s", "environment", "PYTHON=/no/such/python")
+    assert "PYTHON=/no/such/python is not a Python 3.11 or newer" in output
 
 
 def test_the_search_takes_this_python_and_refuses_an_older_one(bench):
@@ -150,15 +150,15 @@ def test_lab_opens_the_first_lesson_with_a_token_and_without_news(bench):
     bench("make", "-s", "environment")
     lab = bench.folder / ".venv" / "bin" / "python"
     lab.write_text('#!/bin/sh\necho "config $JUPYTER_CONFIG_PATH"\nfor word in "$@"; do echo "[$word]"; done\n')
-    said, _ = bench("make", "-s", "lab", "LAB_ARGS=--port 9999")
-    words = re.findall(r"^\[(.*)\]$", said, re.M)
+    output, _ = bench("make", "-s", "lab", "LAB_ARGS=--port 9999")
+    words = re.findall(r"^\[(.*)\]$", output, re.M)
     words = words[words.index("-m") :]
     assert words[:2] == ["-m", "jupyterlab"]
     assert f"--ServerApp.root_dir={bench.folder}" in words
     assert "--LabApp.default_url=/lab/tree/my-lessons/00_start_here.ipynb" in words
     assert words[-2:] == ["--port", "9999"]
     assert "token" not in " ".join(words).lower(), "the token stays on"
-    assert f"config {bench.folder}/tools/jupyter" in said
+    assert f"config {bench.folder}/tools/jupyter" in output
     assert ("--allow-root" in words) == (os.getuid() == 0)
     if sys.platform == "linux":
         assert "--no-browser" in words
@@ -166,8 +166,8 @@ def test_lab_opens_the_first_lesson_with_a_token_and_without_news(bench):
 
 
 def test_make_alone_lists_the_commands(bench):
-    said, asked = bench("make")
-    listed = re.findall(r"^make ([a-z-]+)", said, re.M)
+    output, asked = bench("make")
+    listed = re.findall(r"^make ([a-z-]+)", output, re.M)
     pages = ["notebooks", "assignments", "site", "live", "picture", "measure", "sbom", "lock"]
     first = ["help", "lab", "test", "test-all", "check", "lint", "bench", "organism", "results"]
     assert listed == [*first, *pages, "clean"]
@@ -175,26 +175,26 @@ def test_make_alone_lists_the_commands(bench):
 
 
 def test_make_test_runs_lint_units_doctests_and_notebooks(bench):
-    said, _ = bench("make", "-n", "test")
-    assert ".venv-test requirements.lock" in said
-    assert "-m ruff check ." in said
-    assert 'pytest -m "not full and not weekly" -n 2 --dist loadfile --no-loadscope-reorder --nbval ' in said
-    assert "tests headtools recipes notebooks tools" in said
+    output, _ = bench("make", "-n", "test")
+    assert ".venv-test requirements.lock" in output
+    assert "-m ruff check ." in output
+    assert 'pytest -m "not full and not weekly" -n 2 --dist loadfile --no-loadscope-reorder --nbval ' in output
+    assert "tests headtools recipes notebooks tools" in output
     everything, _ = bench("make", "-n", "test-all")
-    assert everything == said.replace("not full and not weekly", "not weekly")
+    assert everything == output.replace("not full and not weekly", "not weekly")
 
 
 def test_make_check_runs_lint_and_the_quick_tests(bench):
-    said, _ = bench("make", "-n", "check")
-    assert "-m ruff check ." in said
-    assert 'pytest -q -n 2 -m "not slow and not weekly" tests/engine' in said
-    assert "nbval" not in said
+    output, _ = bench("make", "-n", "check")
+    assert "-m ruff check ." in output
+    assert 'pytest -q -n 2 -m "not slow and not weekly" tests/engine' in output
+    assert "nbval" not in output
 
 
 def test_make_lock_asks_uv_for_both_locks_and_leaves_nothing_behind(bench, tmp_path: Path):
     (tmp_path / "for a while").mkdir()
-    said, asked = bench("sh", "tools/lock.sh", str(bench.bin / "python3"), TMPDIR=str(tmp_path / "for a while"))
-    assert said == "\nstatus 0"
+    output, asked = bench("sh", "tools/lock.sh", str(bench.bin / "python3"), TMPDIR=str(tmp_path / "for a while"))
+    assert output == "\nstatus 0"
     extras = ("--extra course --extra test --extra site --extra scale --extra grading", "--extra course")
     for lock, named, line in zip(LOCKS, extras, asked, strict=True):
         assert f" - {named} --constraints constraints.txt " in line

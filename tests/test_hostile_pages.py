@@ -33,8 +33,8 @@ def of_figure(text):
 
 
 def others(text):
-    said = {"row": "3.1", "claim": f"c {text}", "source": f"s {text}"}
-    return Others((said | {"cited": ["wrong", f"w {text}"], "here": ["right", f"m {text}"]},))
+    row = {"row": "3.1", "claim": f"c {text}", "source": f"s {text}"}
+    return Others((row | {"cited": ["wrong", f"w {text}"], "here": ["right", f"m {text}"]},))
 
 
 def of_ledger(text):
@@ -55,8 +55,8 @@ def of_explore(text):
 
 
 def of_view(text, kind="head"):
-    maps, said = [torch.eye(2).expand(2, 2, 2)], {"alt": f"alt {text}", "claim": f"c {text}"}
-    return ht.attention_view(maps, ["a", f"b {text}"], kind=kind, limit=10**6, **said).html
+    maps, options = [torch.eye(2).expand(2, 2, 2)], {"alt": f"alt {text}", "claim": f"c {text}"}
+    return ht.attention_view(maps, ["a", f"b {text}"], kind=kind, limit=10**6, **options).html
 
 
 def of_model_view(text):

@@ -69,8 +69,8 @@ def test_the_address_opens_the_first_lesson(printed: re.Match):
     assert "/lab/tree/my-lessons/00_start_here.ipynb" in printed[0]
     assert "jupyter-config-data" in get(printed[0])
     base = printed[0].split("/lab/")[0]
-    told = get(f"{base}/api/contents/my-lessons/00_start_here.ipynb?content=0&token={printed[2]}")
-    assert '"type": "notebook"' in told
+    content = get(f"{base}/api/contents/my-lessons/00_start_here.ipynb?content=0&token={printed[2]}")
+    assert '"type": "notebook"' in content
 
 
 def test_without_the_token_nothing_is_served(printed: re.Match):
@@ -100,6 +100,6 @@ def test_the_list_has_lessons_and_pages_alone(printed: re.Match):
         address = f"{base}/api/contents/my-lessons/{name}?token={printed[2]}"
         with urllib.request.urlopen(urllib.request.Request(address, body, method="PUT"), timeout=20) as answer:
             assert answer.status == 201
-    told = json.loads(get(f"{base}/api/contents/my-lessons?token={printed[2]}"))
-    names = sorted(entry["name"] for entry in told["content"])
+    listing = json.loads(get(f"{base}/api/contents/my-lessons?token={printed[2]}"))
+    names = sorted(entry["name"] for entry in listing["content"])
     assert names == ["00_start_here.ipynb", "glossary.md"]

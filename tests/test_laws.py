@@ -214,8 +214,8 @@ def test_two_heads_and_one_head_alone(one, data):
     if len(every) > 1:
         a, b = data.draw(st.lists(st.sampled_from(every), min_size=2, max_size=2, unique=True), label="pair")
         row = ht.interaction(one.model, one.batch, [(a, b)], progress=False).iloc[0]
-        told = torch.tensor([row["delta_a"], row["delta_b"], row["delta_ab"]])
-        assert close(one, told, torch.stack([loss([a]), loss([b]), loss([a, b])]) - whole)
+        in_frame = torch.tensor([row["delta_a"], row["delta_b"], row["delta_ab"]])
+        assert close(one, in_frame, torch.stack([loss([a]), loss([b]), loss([a, b])]) - whole)
     site = data.draw(st.sampled_from(list(ht.sites(one.model))), label="site")
     if site.heads > 1:
         kept = ht.all_but_one(one.model, one.batch, sites=[site.key], progress=False).values[site.key]

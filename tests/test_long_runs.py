@@ -4,6 +4,7 @@ import gc
 import threading
 
 import psutil
+import pytest
 import torch
 import transformers as tf
 
@@ -52,6 +53,7 @@ def test_contexts_leave_nothing_behind():
     assert alive()[0] < objects + 60
 
 
+@pytest.mark.full
 def test_memory_is_flat_over_ten_thousand_batches():
     """A stream of batches that nobody keeps, through one call: statistics fold, so the peak stays where it was."""
     model = tiny()

@@ -35,12 +35,12 @@ def test_there_are_lessons():
 
 
 def test_the_first_lesson_lists_all_others_by_their_titles():
-    said = prose(Notebook.read(LESSONS[0]).markdown)
+    prose_text = prose(Notebook.read(LESSONS[0]).markdown)
     raw = Notebook.read(LESSONS[0]).markdown
     for path in LESSONS[1:]:
         title = Notebook.read(path).nb.cells[0].source.splitlines()[0].split(" · ", 1)[1]
         assert f"| {path.name[:2]} | [{title}]({path.name}) |" in raw, title
-    assert "planned" not in said
+    assert "planned" not in prose_text
 
 
 def shown(html: str, plain: str = "The line rises by 1."):

@@ -80,6 +80,7 @@ def gates(folder):
     return ht.fit_gates(tiny(), BATCHES, penalty=0.1, steps=6, checkpoint=folder, save_every=2, progress=False)
 
 
+@pytest.mark.full
 def test_learning_gates_goes_on_wherever_it_was_killed(tmp_path):
     straight = gates(None)
     files = [checkpoint.__file__, store.__file__]
@@ -106,6 +107,7 @@ def losses(folder):
     return ht.ablation_losses(tiny(), BATCHES, checkpoint=folder, progress=False)
 
 
+@pytest.mark.full
 def test_scoring_goes_on_wherever_it_was_killed(tmp_path):
     straight = losses(None)
     files = [run.__file__, store.__file__]
@@ -136,8 +138,8 @@ def test_a_pruned_model_is_saved_whole_or_not_at_all(tmp_path):
             ht.save(model, folder)
     for size in range(1, 9000, 900):
         folder = tmp_path / f"f{size}"
-        said = told(lambda folder=folder: ht.save(model, folder), full_disk(size, kill=False))
-        assert re.match(r"OSError: .*File too large; .*not written, and nothing is there: free some space", said)
+        message = told(lambda folder=folder: ht.save(model, folder), full_disk(size, kill=False))
+        assert re.match(r"OSError: .*File too large; .*not written, and nothing is there: free some space", message)
         assert not list(tmp_path.glob(f"f{size}*"))
 
 

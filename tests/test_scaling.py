@@ -152,8 +152,8 @@ def time_rows() -> list[str]:
         forward = s["forward"] * TEXTS * LENGTH / s["rate"]
         lengths = (1, taxonomy_bench.BOUND, 2, 2 * relevance_bench.BOUNDS["attnlrp"], s["heads"] / 2)
         where = "a core" if s["rate"] == CORE else "a card"
-        told = " | ".join(said(forward * times) for times in lengths)
-        rows.append(f"| {name} | {where} | {s['forward'] / 1e9:.2f} | {told} |")
+        times_text = " | ".join(said(forward * times) for times in lengths)
+        rows.append(f"| {name} | {where} | {s['forward'] / 1e9:.2f} | {times_text} |")
     return rows
 
 
@@ -205,8 +205,8 @@ def test_bounds_are_those_of_the_benches(page):
 def test_bfloat16_is_as_near_as_is_promised(page):
     from importance.test_bf16 import PROMISED  # compared there with what is measured
 
-    told = re.findall(r"^\| (\w+) \| ([\d.]+) % \| ([\d.]+) \|$", page, re.M)
-    assert {name: (float(share) / 100, float(rank)) for name, share, rank in told} == {
+    promised = re.findall(r"^\| (\w+) \| ([\d.]+) % \| ([\d.]+) \|$", page, re.M)
+    assert {name: (float(share) / 100, float(rank)) for name, share, rank in promised} == {
         name: pytest.approx(both) for name, both in PROMISED.items()
     }
 

@@ -33,10 +33,10 @@ def test_actions_are_pinned_by_digest_with_their_version(root):
 
 def test_commands_are_there(root, workflow):
     makefile = (root / "Makefile").read_text("utf-8")
-    told = " ".join(step.get("run", "") for step in steps(workflow))
-    for target in re.findall(r"\bmake (\w+)", told):
+    commands = " ".join(step.get("run", "") for step in steps(workflow))
+    for target in re.findall(r"\bmake (\w+)", commands):
         assert re.search(rf"^{target}:", makefile, re.M), target
-    for file in re.findall(r"(?:^|\s)(\.ci/\w+|tools/\w+\.sh|tests/\w+\.py)", told):
+    for file in re.findall(r"(?:^|\s)(\.ci/\w+|tools/\w+\.sh|tests/\w+\.py)", commands):
         assert (root / file).is_file(), file
 
 
@@ -53,10 +53,10 @@ def test_other_systems_run_the_rooms(root):
     assert job["strategy"]["matrix"]["os"] == ["windows-latest", "macos-latest"]
     assert job["strategy"]["fail-fast"] is False
     assert job["env"]["OMP_NUM_THREADS"] == "1"
-    told = " ".join(step.get("run", "") for step in job["steps"])
+    commands = " ".join(step.get("run", "") for step in job["steps"])
     assert all(step.get("shell") == "bash" for step in job["steps"] if "\n" in step.get("run", "").strip())
-    assert "--require-hashes --no-deps --only-binary=:all: -r requirements.lock" in told
-    for place in re.findall(r"\b(?:tests/\S+|headtools)\b", told.split("pytest")[1]):
+    assert "--require-hashes --no-deps --only-binary=:all: -r requirements.lock" in commands
+    for place in re.findall(r"\b(?:tests/\S+|headtools)\b", commands.split("pytest")[1]):
         assert (root / place).exists(), place
 
 
@@ -70,20 +70,20 @@ def test_lowest_and_highest_versions_are_tried_each_week(root):
     for row in rows:
         for place in re.findall(r"tests/\S+", row.get("without", "")):
             assert (root / place).exists(), place
-    told = " ".join(step.get("run", "") for step in job["steps"])
-    assert all(f"matrix.{name} " in told for name in rows[0])
+    commands = " ".join(step.get("run", "") for step in job["steps"])
+    assert all(f"matrix.{name} " in commands for name in rows[0])
     python = next(step["with"]["python-version"] for step in job["steps"] if "python" in step.get("uses", ""))
     assert python == "${{ matrix.python }}"
 
 
 def test_known_holes_are_looked_for_each_week(root):
     job = yaml.safe_load((root / ".github/workflows/weekly.yml").read_text("utf-8"))["jobs"]["audit"]
-    told = " ".join(step.get("run", "") for step in job["steps"])
-    assert "pip_audit --strict --requirement constraints.txt --no-deps --disable-pip" in told
+    commands = " ".join(step.get("run", "") for step in job["steps"])
+    assert "pip_audit --strict --requirement constraints.txt --no-deps --disable-pip" in commands
 
 
 def test_measures_are_compared_with_their_definitions_each_week(root):
     job = yaml.safe_load((root / ".github/workflows/weekly.yml").read_text("utf-8"))["jobs"]["differential"]
-    told = " ".join(step.get("run", "") for step in job["steps"])
-    assert "-m tests.differential --count 20000 --seconds 3600" in told
+    commands = " ".join(step.get("run", "") for step in job["steps"])
+    assert "-m tests.differential --count 20000 --seconds 3600" in commands
     assert (root / "tests/differential/__main__.py").is_file()

@@ -91,13 +91,13 @@ def measure() -> dict[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """Return what the file tells about the shipped model, measured again and written if it is of other weights."""
     if path.exists():
-        told = json.loads(path.read_text("utf-8"))
-        if told["weights"] == digest():
-            return told
-    told = measure()
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in told.items()]
+        stored = json.loads(path.read_text("utf-8"))
+        if stored["weights"] == digest():
+            return stored
+    stored = measure()
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in stored.items()]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    return told
+    return stored
 
 
 # ---- rankings and their curves ---------------------------------------------------------------------------------------
@@ -295,8 +295,8 @@ class _Translations:
             texts = ht.translate(self.model, self.tokenizer, [sentence.words for sentence in self.sentences])
         found = []
         for sentence, text in zip(self.sentences, texts, strict=True):
-            said, n = text.split(), len(sentence.target)
-            found.append([i for i in range(n) if len(said) != n or said[i] != sentence.target[i]])
+            words, n = text.split(), len(sentence.target)
+            found.append([i for i in range(n) if len(words) != n or words[i] != sentence.target[i]])
         return found
 
     def right(self, off: Sequence[Head]) -> list[bool]:

@@ -25,9 +25,9 @@ def stills(model: nn.Module, tokenizer: object, data: dict[str, Any]) -> dict[st
     """Return pieces of HTML by the names that ``index.html`` gives them; ``data``: what ``course.js`` holds."""
     first = data["sentences"][data["first"]]
     words = first["source"].split()
-    said = ht.translate(model, tokenizer, [words])[0].split()
+    translated = ht.translate(model, tokenizer, [words])[0].split()
     total = len(data["rolesOfHeads"])
-    right = "All right" if said == first["target"].split() else "Not all right"
+    right = "All right" if translated == first["target"].split() else "Not all right"
     return {
         "total": str(total),
         "sentences": str(len(data["sentences"])),
@@ -35,7 +35,7 @@ def stills(model: nn.Module, tokenizer: object, data: dict[str, Any]) -> dict[st
         "accuracy": f"{100 * data['accuracy']:.1f}",
         "source": " ".join(f"<span>{escape(word)}</span>" for word in words),
         "verdict": f"<b>{right}</b> with all {total} heads on",
-        "words": "".join(_word(words[at - 1], word) for at, word in zip(first["from"], said, strict=False)),
+        "words": "".join(_word(words[at - 1], word) for at, word in zip(first["from"], translated, strict=False)),
         "reading": "Small: the source word. Large: what the model writes for it.",
         "grids": grids(model, data["first"]),
         "curve": curve(data["curves"]["encoder"]),
@@ -43,11 +43,11 @@ def stills(model: nn.Module, tokenizer: object, data: dict[str, Any]) -> dict[st
     }
 
 
-def _word(source: str, said: str, right: str | None = None) -> str:
+def _word(source: str, translated: str, right: str | None = None) -> str:
     wrong = f'<span class="right">{escape(right)}</span>' if right else ""
     return (
         f'<li{" class=wrong" if right else ""}><span class="from">{escape(source)}</span>'
-        f'<span class="said">{escape(said)}</span>{wrong}</li>'
+        f'<span class="said">{escape(translated)}</span>{wrong}</li>'
     )
 
 
@@ -127,10 +127,10 @@ def curve(curves: dict[str, Sequence[Sequence[float]]]) -> str:
     )
     names = ", ".join(f'<tspan class="rank-{i}">{escape(name)}</tspan>' for i, name in enumerate(curves))
     key = f'<text class="key" x="{WIDE - RIGHT}" y="{HIGH - BOTTOM - 14}" text-anchor="end">{names}</text>'
-    told = "; ".join(
+    summary = "; ".join(
         f"{name}: {points[len(points) // 2][1]:.0%} with half of the heads" for name, points in curves.items()
     )
-    label = f"Share of words right by number of encoder heads kept. {told}."
+    label = f"Share of words right by number of encoder heads kept. {summary}."
     about = f'viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{escape(label)}"'
     return f'<svg class="curves still-curves" {about}>{rules}{lines}{key}</svg>'
 
@@ -146,13 +146,13 @@ def broken(model: nn.Module, tokenizer: object, data: dict[str, Any]) -> str:
         entry, off = data["sentences"][step["sentence"]], [number[i] for i in step["heads"]]
         words, target = entry["source"].split(), entry["target"].split()
         with ht.ablate(model, off):
-            said = ht.translate(model, tokenizer, [words])[0].split()
-        if said == target:
+            translated = ht.translate(model, tokenizer, [words])[0].split()
+        if translated == target:
             continue
-        said += [""] * (len(target) - len(said))
+        translated += [""] * (len(target) - len(translated))
         shown = "".join(
             _word(words[at - 1], word, right if word != right else None)
-            for at, word, right in zip(entry["from"], said, target, strict=False)
+            for at, word, right in zip(entry["from"], translated, target, strict=False)
         )
         named = ", ".join(f"{kind} {layer}.{head}" for kind, layer, head in off)
         role = data["roles"][step["role"]]["text"]

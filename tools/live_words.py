@@ -81,8 +81,8 @@ def language() -> dict[str, Any]:
     for word, own in vocabulary().items():
         lexeme = next((f.removeprefix("word ") for f in own if f.startswith("word ")), word).replace(" ", "_")
         side = "special" if word in SPECIAL else own[0]
-        told = [f for f in own if f.partition(" ")[0] in NEEDS and side in ("target", "name")]
-        numbers = [str(features.setdefault(f, len(features))) for f in told]
+        needed = [f for f in own if f.partition(" ")[0] in NEEDS and side in ("target", "name")]
+        numbers = [str(features.setdefault(f, len(features))) for f in needed]
         lines.append(" ".join([word, lexeme, side, *numbers]))
     labels = LABELS | {feature: "" for feature in features if feature.startswith(SENSES)}
     return {"words": "\n".join(lines), "features": list(features), "labels": labels, "needs": NEEDS, "plainly": PLAINLY}

@@ -124,9 +124,9 @@ def group(sentence: Sentence) -> str:
     return "One clause"
 
 
-def course(model: nn.Module, told: dict[str, Any]) -> dict[str, Any]:
+def course(model: nn.Module, measured: dict[str, Any]) -> dict[str, Any]:
     """Return all data besides the weights; ``told``: what :func:`live_measures.read` returns."""
-    sentences = ht.corpus("organism", "test", told["sentences"])
+    sentences = ht.corpus("organism", "test", measured["sentences"])
     names = list(dict.fromkeys(name for s in sentences for of_word in s.phenomena for name in of_word))
     return {
         "language": live_words.language(),
@@ -138,13 +138,13 @@ def course(model: nn.Module, told: dict[str, Any]) -> dict[str, Any]:
             }
             for s in sentences
         ],
-        "roles": {name: live_words.role(name) for of_head in told["roles"] for name in of_head},
-        "rolesOfHeads": told["roles"],
-        "accuracy": told["accuracy"],
-        "rankings": told["rankings"],
-        "curves": told["curves"],
-        "tour": told["tour"],
-        "first": told["tour"]["neighbour"]["sentence"],
+        "roles": {name: live_words.role(name) for of_head in measured["roles"] for name in of_head},
+        "rolesOfHeads": measured["roles"],
+        "accuracy": measured["accuracy"],
+        "rankings": measured["rankings"],
+        "curves": measured["curves"],
+        "tour": measured["tour"],
+        "first": measured["tour"]["neighbour"]["sentence"],
     }  # fmt: skip
 
 
@@ -175,8 +175,8 @@ def make(out: Path, home: str = "../index.html") -> Live:
     torch.set_num_threads(1)
     model, tokenizer = ht.load()
     live_measures.rounded(model)
-    told = live_measures.read(SOURCE / "measured.json")
-    data = course(model, told)
+    measured = live_measures.read(SOURCE / "measured.json")
+    data = course(model, measured)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     (out / "weights.js").write_text(script("weights", weights(model)), encoding="utf-8")

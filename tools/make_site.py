@@ -107,10 +107,10 @@ def contents() -> str:
 
 def claims() -> str:
     """Return the page of the claims: Markdown around a table in HTML."""
-    told = site_claims.context(NOTEBOOKS)
+    context = site_claims.context(NOTEBOOKS)
     environment = templates()
-    table = re.sub(r"\n\s*\n", "\n", environment.get_template("claims.html").render(told))
-    return environment.get_template("claims.md").render(told | {"table": _Raw(table)})
+    table = re.sub(r"\n\s*\n", "\n", environment.get_template("claims.html").render(context))
+    return environment.get_template("claims.md").render(context | {"table": _Raw(table)})
 
 
 def claims_found() -> str:
@@ -154,13 +154,13 @@ def landing(out: Path, live: make_live_page.Live) -> None:
     """Write the first page, with the stills of the live page, and what only it needs."""
     static = out / "_static"
     cards = site_lessons.lessons(NOTEBOOKS, ROOT / "README.md", static / "cards", "_static/cards")
-    told = site_claims.entries(NOTEBOOKS)
+    entries = site_claims.entries(NOTEBOOKS)
     first = live.data["sentences"][live.data["first"]]
     page = templates().get_template("landing.html").render(
         description=DESCRIPTION, title="headtools: a course on attention heads", page="", home=home(),
         repository=repository(), at="", here="index.html", own_theme=True, lessons=cards, steps=steps(live.data),
-        stills={name: _Raw(text) for name, text in live.stills.items()}, source=first["source"], claims=len(told),
-        verdicts=_counted(site_claims.counts(told)), look_up=looked_up(),
+        stills={name: _Raw(text) for name, text in live.stills.items()}, source=first["source"], claims=len(entries),
+        verdicts=_counted(site_claims.counts(entries)), look_up=looked_up(),
         speed=site_lessons.SPEED, **starts(),
     )  # fmt: skip
     (out / "index.html").write_text(page, encoding="utf-8")
@@ -209,9 +209,9 @@ def build(out: Path) -> int:
     gather(source)
     shutil.rmtree(out, ignore_errors=True)
     path = os.pathsep.join([str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
-    told = {"PYTHONPATH": path, "SITE_HOME": home(), "SITE_REPOSITORY": repository(), "SITE_DESCRIPTION": DESCRIPTION}
+    env = {"PYTHONPATH": path, "SITE_HOME": home(), "SITE_REPOSITORY": repository(), "SITE_DESCRIPTION": DESCRIPTION}
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", str(source), str(out)]
-    status = subprocess.run(command, check=False, env={**os.environ, **told}).returncode
+    status = subprocess.run(command, check=False, env={**os.environ, **env}).returncode
     for page in out.rglob("*.html"):
         page.write_text(mend(page.read_text("utf-8")), encoding="utf-8")
     landing(out, make_live_page.make(out / "live"))

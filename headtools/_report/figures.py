@@ -192,11 +192,11 @@ def pruning(frame: pd.DataFrame, claim: str, metric: str = "loss (nats)") -> Mar
             drawing.rect(x - 3, y - 3, 6, 6, "mark" if kind == "first" else kind, tip=f"{name}, {k} heads: {number(v)}")
         drawing.line([(width - 204, 14 + 18 * i), (width - 174, 14 + 18 * i)], f"{kind}-line")
         drawing.text(width - 168, 18 + 18 * i, name)
-    whole, none = curve.iloc[-1], curve.iloc[0]
+    all_heads, none = curve.iloc[-1], curve.iloc[0]
     bands = "the band is " if curve.low.isna().all() else "bands are 95 % intervals, and "
     alt = (
-        f"{metric[0].upper()}{metric[1:]} against heads kept, from {whole.metric:.2f} with all "
-        f"{whole.kept} heads to {none.metric:.2f} with none; {bands}the range of the random orders."
+        f"{metric[0].upper()}{metric[1:]} against heads kept, from {all_heads.metric:.2f} with all "
+        f"{all_heads.kept} heads to {none.metric:.2f} with none; {bands}the range of the random orders."
     )
     return figure(drawing.inline(alt), claim)
 

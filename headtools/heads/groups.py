@@ -39,9 +39,9 @@ def query_heads(model: nn.Module, groups: Heads) -> list[Head]:
     [('decoder', 0, 2), ('decoder', 0, 3)]
     """
     heads = []
-    for site, some in select(sites(model), groups).items():
+    for site, chosen in select(sites(model), groups).items():
         share = site.heads // site.kv_heads
-        for group in some:
+        for group in chosen:
             if group >= site.kv_heads:
                 raise IndexError(
                     f"{site.label} has key-value heads 0..{site.kv_heads - 1}, got {group}: with groups=True heads are "

@@ -177,7 +177,7 @@ class _LossIncrease:
         """All that determines the increases."""
         options, replacement = self.options, self.options.replacement
         return {
-            "heads": [[[site.label, *some] for site, some in heads.items()] for heads in self.head_sets],
+            "heads": [[[site.label, *heads_off] for site, heads_off in heads.items()] for heads in self.head_sets],
             "loss": function_name(options.loss), "replacement": replacement, "per": options.per,
             "reference": fingerprint(self.reference) if replacement in ("mean", "resample") else None,
             "seed": options.seed if replacement == "resample" else None,

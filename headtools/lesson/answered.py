@@ -32,8 +32,8 @@ def place() -> Path | None:
     ...     place().name
     'here.json'
     """
-    told = os.environ.get(VARIABLE, "").strip()
-    return None if told.lower() == "off" else Path(told or FILE)
+    setting = os.environ.get(VARIABLE, "").strip()
+    return None if setting.lower() == "off" else Path(setting or FILE)
 
 
 def keeping() -> bool:

@@ -31,8 +31,8 @@ class Explore:
         # An HTML widget, because ipywidgets' Image has no alt; not an Output widget, because nbval cannot compare that.
         self.view = widgets.HTML(self._figure())
         self.box = widgets.VBox([*self.controls.values(), self.view])
-        told = repr((getattr(fn, "__qualname__", ""), sorted(self.values.items(), key=str), alt))
-        self.id = "headtools-" + hashlib.sha256(told.encode()).hexdigest()[:10]
+        state = repr((getattr(fn, "__qualname__", ""), sorted(self.values.items(), key=str), alt))
+        self.id = "headtools-" + hashlib.sha256(state.encode()).hexdigest()[:10]
         for control in self.controls.values():
             control.observe(self._update, "value")
 
@@ -130,10 +130,10 @@ def _short_hand(name: str, given: Any, **common: Any) -> Widget:
     if isinstance(given, tuple) and len(given) in (2, 3) and all(isinstance(g, (int, float)) for g in given):
         low, high, *step = given
         if low < high and (not step or step[0] > 0):
-            whole = all(isinstance(g, int) for g in given)
-            step = step[0] if step else (1 if whole else (high - low) / 20)
+            integers = all(isinstance(g, int) for g in given)
+            step = step[0] if step else (1 if integers else (high - low) / 20)
             middle = low + step * round((high - low) / step / 2)
-            slider = widgets.IntSlider if whole else widgets.FloatSlider
+            slider = widgets.IntSlider if integers else widgets.FloatSlider
             return slider(value=middle, min=low, max=high, step=step, **common)
     raise ValueError(
         f"control {name} must be a widget, (low, high) or (low, high, step) with low < high, a list or dict with "

@@ -84,8 +84,8 @@ def beside_baselines(rows: pd.DataFrame, rivals: Sequence[float], labels: Sequen
     reach = np.clip([rows.score - rows.low, rows.high - rows.score], 0, None)
     ax.errorbar(rows.score, place, xerr=reach, fmt="none", ecolor="black", capsize=3)
     for holds, marker, text in ((True, "o", "holds"), (False, "X", "does not hold")):
-        some = rows.holds.to_numpy() == holds
-        ax.plot(rows.score[some], place[some], marker, markersize=8, color=OKABE_ITO[0 if holds else 1], label=text)
+        chosen = rows.holds.to_numpy() == holds
+        ax.plot(rows.score[chosen], place[chosen], marker, markersize=8, color=OKABE_ITO[0 if holds else 1], label=text)
     ax.plot(np.asarray(rivals), place, "|", color="black", markersize=15, label="to beat")
     ax.set(
         yticks=place, yticklabels=labels, ylim=(len(rows) - 0.5, -0.5), xlim=(-0.02, 1.04), xlabel="share of queries"

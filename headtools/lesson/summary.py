@@ -57,10 +57,10 @@ class Summary:
 
     def _row(self, number: str, names: list[str]) -> str:
         title, address = self.lessons[number]
-        told = f'<a href="{escape(quote(address))}">{escape(title)}</a>' if address else escape(title)
+        link = f'<a href="{escape(quote(address))}">{escape(title)}</a>' if address else escape(title)
         exercises = ", ".join(f'<span title="{escape(_title(n))}">{escape(self._mark(n))}</span>' for n in names)
         return (
-            f'<tr><th scope="row" style="{_LEFT};font-weight:normal">{told}</th>'
+            f'<tr><th scope="row" style="{_LEFT};font-weight:normal">{link}</th>'
             f'<td style="{_LEFT}">{exercises}</td></tr>'
         )
 

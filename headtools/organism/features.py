@@ -125,10 +125,10 @@ def kept(
 @cache
 def _codes() -> Tensor:
     """What each word of the vocabulary says, as numbers: (feature, vocabulary), -1 for nothing."""
-    values = {name: list(said.values()) for name, said in _SAID.items()}
+    values = {name: list(labels.values()) for name, labels in _SAID.items()}
     rows = [
-        [values[name].index(said[name]) if name in said else -1 for name in FEATURES]
-        for said in map(_read, vocabulary())
+        [values[name].index(labels[name]) if name in labels else -1 for name in FEATURES]
+        for labels in map(_read, vocabulary())
     ]
     return torch.tensor(rows).T
 

@@ -65,8 +65,8 @@ def test_there_are_five():
 def test_it_keeps_the_house_rules(path: Path):
     notebook = Notebook.read(path)
     assert [f"{name}: {found}" for name in RULES for found in anatomy.RULES[name](notebook)] == []
-    told = "\n".join(cell.source for cell in notebook.nb.cells)
-    assert not anatomy.LOCAL_PATH.search(told)
+    source = "\n".join(cell.source for cell in notebook.nb.cells)
+    assert not anatomy.LOCAL_PATH.search(source)
     for cell in notebook.code:
         kept_back = "### BEGIN" in cell.source
         assert len(cell.source.splitlines()) <= (HIDDEN_LINES if kept_back else LINES), cell.source.splitlines()[0]
@@ -190,8 +190,8 @@ def section(text: str, title: str) -> str:
 
 
 def test_the_guide_names_every_task_and_its_points():
-    _, *told = rows(section(read("notebooks/teaching.md"), "What the problem sets test"))
-    points = [(task, int(worth)) for _, task, _, worth in told]
+    _, *table = rows(section(read("notebooks/teaching.md"), "What the problem sets test"))
+    points = [(task, int(worth)) for _, task, _, worth in table]
     assert points == [row for path in SETS for row in by_task(nbformat.read(path, as_version=4)).items()]
 
 
@@ -221,7 +221,7 @@ def test_the_sizing_holds():
 
 
 def test_marking_tells_the_marks_that_are_given():
-    told = {row[0]: row for row in rows(read("assignments/instructor/marking.md"))}
+    by_mistake = {row[0]: row for row in rows(read("assignments/instructor/marking.md"))}
     for path in SETS:
         nb = nbformat.read(path, as_version=4)
         points = {name.split("-")[1]: worth for name, worth in graded(nb).items()}
@@ -233,7 +233,7 @@ def test_marking_tells_the_marks_that_are_given():
             left = one.points(worth)
             lost = {cell: worth[cell] - left[cell] for cell in sorted(one.lost)}
             loses = [cell if n == worth[cell] else f"{cell} ({n:g} of {worth[cell]})" for cell, n in lost.items()]
-            assert told[what][1:3] == [", ".join(loses), f"{sum(left.values()):g} of {sum(worth.values())}"]
+            assert by_mistake[what][1:3] == [", ".join(loses), f"{sum(left.values()):g} of {sum(worth.values())}"]
 
 
 def test_the_rubric_of_the_project_adds_up():

@@ -95,8 +95,8 @@ def measure(subject: Subject, rounds: int) -> dict:
     taken = timing.interleaved(works, rounds)
     most = max(value.abs().max().item() for value in found[UNIT].values())
     differ = max((found[WORK][key] - value).abs().max().item() / most for key, value in found[UNIT].items())
-    told = {"counted": BOUND, "why": WHY, "bound": subject.bound, "difference": differ, "tolerance": TOLERANCE}
-    return timing.row(taken, WORK, UNIT, model=subject.name, **told)
+    row = {"counted": BOUND, "why": WHY, "bound": subject.bound, "difference": differ, "tolerance": TOLERANCE}
+    return timing.row(taken, WORK, UNIT, model=subject.name, **row)
 
 
 def main() -> None:

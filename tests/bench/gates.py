@@ -86,8 +86,8 @@ def measure(subject: overhead.Subject, rounds: int) -> dict:
             CONDITION: gated_step(subject.model, subject.batch),
         }
         taken = timing.interleaved(works, rounds)
-    told = {"model": subject.name, "counted": 1.0, "why": "a factor per head", "bound": subject.bounds.get(CONDITION)}
-    return timing.row(taken, CONDITION, UNIT, **told)
+    row = {"model": subject.name, "counted": 1.0, "why": "a factor per head", "bound": subject.bounds.get(CONDITION)}
+    return timing.row(taken, CONDITION, UNIT, **row)
 
 
 def main() -> None:

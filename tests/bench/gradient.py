@@ -75,11 +75,11 @@ def measure(kind: str, subject: Subject, rounds: int) -> list[dict]:
     """Rows of ``ht.gradient`` and of the two backward passes, in plain forward passes."""
     taken = timing.interleaved({name: lambda w=work: w(subject) for name, work in WORKS.items()}, rounds)
     known = kind in subjects.MAKERS
-    told = {
+    row = {
         "model": subject.name, "counted": counts.gradient(kind, subject.size) if known else None,
         "why": WHY if known else "calls, not operations",
     }  # fmt: skip
-    return [timing.row(taken, name, "plain forward", **told) for name in list(WORKS)[1:]]
+    return [timing.row(taken, name, "plain forward", **row) for name in list(WORKS)[1:]]
 
 
 def main() -> None:

@@ -97,8 +97,8 @@ def measure(subject: Subject, rounds: int) -> list[dict]:
             if condition.attention == attention:
                 works[condition.name] = lambda c=condition: passing(subject, c.context)
         taken = timing.interleaved(works, rounds)
-        told = {"model": subject.name, "counted": 1.0, "why": WHY}
-        rows += [timing.row(taken, name, UNIT, **told, bound=subject.bounds.get(name)) for name in list(works)[1:]]
+        row = {"model": subject.name, "counted": 1.0, "why": WHY}
+        rows += [timing.row(taken, name, UNIT, **row, bound=subject.bounds.get(name)) for name in list(works)[1:]]
     return rows
 
 

@@ -41,9 +41,9 @@ def measure(kind: str, subject: Subject, rounds: int) -> list[dict]:
         smaller = Subject(subject.name, without(subject, share), subject.batch, subject.labels, subject.size)
         works[f"forward without {share:.0%} of the heads"] = lambda s=smaller: plain(s)
     taken = timing.interleaved(works, rounds)
-    told = {"model": subject.name, "why": WHY}
+    row = {"model": subject.name, "why": WHY}
     return [
-        timing.row(taken, name, "plain forward", **told, counted=counts.pruned(kind, subject.size, share))
+        timing.row(taken, name, "plain forward", **row, counted=counts.pruned(kind, subject.size, share))
         for name, share in zip(list(works)[1:], SHARES[kind], strict=True)
     ]
 
@@ -62,12 +62,12 @@ def decoding(rounds: int, sentences: int = 32) -> list[dict]:
 
     works = {"plain": lambda: run(model), "decoding without 50% of the heads": lambda: run(smaller)}
     taken = timing.interleaved(works, rounds)
-    told = {
+    row = {
         "model": f"organism, {sentences} sentences, 12 tokens each",
         "counted": None,
         "why": "calls, not operations",
     }
-    return [timing.row(taken, "decoding without 50% of the heads", "plain", **told)]
+    return [timing.row(taken, "decoding without 50% of the heads", "plain", **row)]
 
 
 def main() -> None:

@@ -75,8 +75,8 @@ def measure(subject: Subject, rounds: int) -> list[dict]:
     """One row for each way to record."""
     taken = timing.interleaved({name: lambda w=work: w(subject) for name, work in WORKS.items()}, rounds)
     subject.model.set_attn_implementation("sdpa")
-    told = {"model": subject.name, "counted": 1.0, "why": WHY}
-    return [timing.row(taken, name, unit, **told) for name, unit in UNITS.items()]
+    row = {"model": subject.name, "counted": 1.0, "why": WHY}
+    return [timing.row(taken, name, unit, **row) for name, unit in UNITS.items()]
 
 
 def main() -> None:

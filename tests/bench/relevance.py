@@ -73,8 +73,8 @@ def measure(subject: Subject, rounds: int, rules: dict[str, float | None]) -> li
             f"rules: {which}": lambda w=which: ht.propagate(subject.model, subject.batch, subject.score, w),
         }
         taken = timing.interleaved(works, rounds)
-        told = {"model": subject.name, "counted": 1.0, "why": "the same products, other factors", "bound": bound}
-        rows.append(timing.row(taken, f"rules: {which}", UNIT, **told))
+        row = {"model": subject.name, "counted": 1.0, "why": "the same products, other factors", "bound": bound}
+        rows.append(timing.row(taken, f"rules: {which}", UNIT, **row))
     return rows
 
 

@@ -103,10 +103,11 @@ def short(results: Mapping) -> str:
     """The table of the page: a row for each work and who does it, a column for each model, in plain forward passes."""
     section = results["sections"]["comparison"]
     rows = section["rows"]
-    told = section["versions"]
+    versions = section["versions"]
+    torch, transformers = versions["torch"].split("+")[0], versions["transformers"]
     lines = [
-        f"Measured {section['date']} on one thread of an {section['cpu']}, torch {told['torch'].split('+')[0]},",
-        f"transformers {told['transformers']}, random weights, 4 x 64 tokens (leave-one-out 2 x 64). In plain forward",
+        f"Measured {section['date']} on one thread of an {section['cpu']}, torch {torch},",
+        f"transformers {transformers}, random weights, 4 x 64 tokens (leave-one-out 2 x 64). In plain forward",
         "passes of the same environment, by CPU time: median ± half of the distance between the quartiles, alone where",
         "there was one round; *counted* are the operations that the three models need.\n",
         "| work | counted | by | " + " | ".join(KINDS.values()) + " |", "|" + "---|" * (3 + len(KINDS)),

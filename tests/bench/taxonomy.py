@@ -110,10 +110,10 @@ def measure(subject: Subject, rounds: int) -> list[dict]:
         plain = {"in order": test, "sorted by length": sorted(test, key=lambda s: len(s.words))}
         steps = {how: plain_pass(subject, some) for how, some in plain.items()}
         taken = timing.interleaved({**steps, "ours": scoring(subject, test, validation)}, rounds)
-        told = {"model": subject.name, "counted": 1.0, "why": WHY, "bound": subject.bound}
+        row = {"model": subject.name, "counted": 1.0, "why": WHY, "bound": subject.bound}
         for how in plain:
             work = f"taxonomy, {size} sentences; passes {how}"
-            rows.append(timing.row({work: taken["ours"], UNIT: taken[how]}, work, UNIT, **told))
+            rows.append(timing.row({work: taken["ours"], UNIT: taken[how]}, work, UNIT, **row))
     return rows
 
 

@@ -102,9 +102,9 @@ def test_a_lesson_without_a_mouse(page, server, course):
     page.keyboard.press("b")  # a new cell below
     page.wait_for_function(f"() => ({AT})().active === {check + 2}")
     write(page, "ht.check.summary()")
-    told = output(page, check + 2, "1 of ")
-    assert "✓ 00.count passed" in told
-    assert "… 00.ablate not yet" in told
+    hint = output(page, check + 2, "1 of ")
+    assert "✓ 00.count passed" in hint
+    assert "… 00.ablate not yet" in hint
     go_to(page, check + 2, "ArrowUp")
     tab_to(page, "focus.matches('table a') && focus.textContent.startsWith('01')")
     open_by_link(page, lessons[1])  # the progress page leads to the lessons

@@ -43,8 +43,8 @@ def press(page, head: int) -> None:
 
 def test_it_begins_with_a_right_translation(live):
     assert text(live, "verdict").startswith("All right")
-    said = [line.split("\n")[-1] for line in live.locator("#words li").all_inner_texts()]
-    assert " ".join(said) == course(live, "sentences[headtoolsLive.course.first].target")
+    words = [line.split("\n")[-1] for line in live.locator("#words li").all_inner_texts()]
+    assert " ".join(words) == course(live, "sentences[headtoolsLive.course.first].target")
     assert live.locator("[data-head]").count() == len(course(live, "rolesOfHeads"))
 
 

@@ -111,10 +111,10 @@ def test_on_paper_nothing_is_lost(at):
     assert len(names) == page.locator("svg").count() > 10
     page.emulate_media(media="print")
     pdf = page.pdf(tagged=True, outline=True, prefer_css_page_size=True)
-    outline = {bare(read_text(told)) for told in re.findall(rb"/Title\s*(\((?:\\.|[^\\)])*\)|<[0-9A-F]+>)", pdf)}
+    outline = {bare(read_text(title)) for title in re.findall(rb"/Title\s*(\((?:\\.|[^\\)])*\)|<[0-9A-F]+>)", pdf)}
     assert {bare(heading) for heading in headings} <= outline
-    told = [bare(read_text(alt)) for alt in re.findall(rb"/Alt\s*(\((?:\\.|[^\\)])*\)|<[0-9A-F]+>)", pdf)]
-    assert sorted(told) == sorted(map(bare, names))
+    alt_texts = [bare(read_text(alt)) for alt in re.findall(rb"/Alt\s*(\((?:\\.|[^\\)])*\)|<[0-9A-F]+>)", pdf)]
+    assert sorted(alt_texts) == sorted(map(bare, names))
 
 
 def read_text(written):
@@ -128,11 +128,11 @@ def read_text(written):
 
 def test_a_collapsed_section_opens_by_key_and_by_link(at):
     page = at("part")
-    said = page.locator("details section").first
-    assert not said.is_visible()
+    section = page.locator("details section").first
+    assert not section.is_visible()
     page.focus("summary")
     page.keyboard.press("Enter")
-    assert said.is_visible()
+    assert section.is_visible()
     page = at("part")
     page.click(".findings a >> nth=0")
-    said.wait_for(state="visible")
+    section.wait_for(state="visible")

@@ -224,9 +224,9 @@ class Case:
         if "attention_mask" in batch:
             places["source"] = batch["attention_mask"][row].nonzero().flatten()
         if self.two_sided:
-            told = batch["labels"][row] != -100
-            told = batch["decoder_attention_mask"][row].bool() if "decoder_attention_mask" in batch else told
-            places["target"] = torch.arange(int(told.nonzero().max()) + 1)
+            counted = batch["labels"][row] != -100
+            counted = batch["decoder_attention_mask"][row].bool() if "decoder_attention_mask" in batch else counted
+            places["target"] = torch.arange(int(counted.nonzero().max()) + 1)
         return places
 
     # --- making them ------------------------------------------------------------------------------------------------

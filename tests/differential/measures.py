@@ -597,9 +597,9 @@ def taxonomy(case: Case) -> Pair:
         raise NotRunnable("no sentences go in")
     luck, marks = case.luck("sentences"), case.kind == "text"
     tokenizer = _tokenizer(marks, case.combination.padding)
-    said = [tuple(f"w{luck.randint(3, VOCAB - 1)}" for _ in range(luck.randint(3, 6))) for _ in range(6)]
+    texts = [tuple(f"w{luck.randint(3, VOCAB - 1)}" for _ in range(luck.randint(3, 6))) for _ in range(6)]
     sentences = [ht.Sentence(words, (0,) * len(words), ("root",) * len(words), ("_",) * len(words), (0,) * len(words))
-                 for words in said]  # fmt: skip
+                 for words in texts]  # fmt: skip
     kind = {"text": "encoder", "causal": "decoder", "seq2seq": "encoder"}[case.kind]
     names = [key for key in case.layers if key[0] == kind]
     wanted = ["offset -1", "offset +0", "offset +1", "previous", "next", "self", "first", "confidence", "entropy",
@@ -615,7 +615,7 @@ def taxonomy(case: Case) -> Pair:
     def slow() -> Numbers:
         case.kind, case.model = {"seq2seq": "text"}.get(case.kind, case.kind), naive.quiet(case)
         found: dict = {}
-        for words in said:
+        for words in texts:
             batch = dict(tokenizer([" ".join(words)], return_tensors="pt"))
             batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
             model = case.model.get_encoder() if kind == "encoder" and names[0] in case.layers and two else case.model

@@ -94,6 +94,6 @@ def test_a_seed_says_everything(tmp_path):
     assert given == again
     outcomes = [run(one) for one in sample(1, 2, ["hard_concrete"], wrapping="plain")]
     write(outcomes, tmp_path / "folder" / "outcomes.json")
-    told = json.loads((tmp_path / "folder" / "outcomes.json").read_text("utf-8"))
-    assert sum(told["ends"].values()) == len(told["combinations"]) == 1
+    stored = json.loads((tmp_path / "folder" / "outcomes.json").read_text("utf-8"))
+    assert sum(stored["ends"].values()) == len(stored["combinations"]) == 1
     assert "1 combinations" in summary(outcomes)

@@ -137,7 +137,7 @@ def test_a_failure_anywhere_is_an_error_everywhere(others):
     others((None, "ValueError: odd"))
     with pytest.raises(OtherProcessError, match=r"^process 1 of 2 failed: ValueError: odd$"):
         Process(0, 2).gather(lambda: 1)
-    told = []
+    messages = []
 
     def fails():
         raise KeyError("mine")
@@ -148,8 +148,8 @@ def test_a_failure_anywhere_is_an_error_everywhere(others):
     with pytest.raises(KeyError, match="mine"):
         Process(0, 2).gather(fails)
     with pytest.raises(ZeroDivisionError):  # alone, too
-        Process().gather(lambda: told.append(1) or 1 / 0)
-    assert told == [1]
+        Process().gather(lambda: messages.append(1) or 1 / 0)
+    assert messages == [1]
 
 
 def test_processes_agree_or_all_of_them_are_told(others):

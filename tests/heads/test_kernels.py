@@ -87,13 +87,13 @@ def test_a_configuration_that_several_modules_share_gets_its_name_back():
 def test_even_heads_inside_even_heads():
     model, _ = zoo_model("bert")
     sites = ht.sites(model)
-    told = [site.module.__dict__ for site in sites]
+    attributes = [site.module.__dict__ for site in sites]
     name = "_headtools_uniform"
     with untouched(model), attend_uniformly(model, {sites["encoder", 0]: [3, 1]}):
-        assert [one.get(name) for one in told] == [[1, 3], None, None]
+        assert [one.get(name) for one in attributes] == [[1, 3], None, None]
         with attend_uniformly(model, {sites["encoder", 0]: [0, 1], sites["encoder", 2]: [2]}):
-            assert [one.get(name) for one in told] == [[0, 1, 3], None, [2]]
-        assert [one.get(name) for one in told] == [[1, 3], None, None]
+            assert [one.get(name) for one in attributes] == [[0, 1, 3], None, [2]]
+        assert [one.get(name) for one in attributes] == [[1, 3], None, None]
 
 
 def test_a_file_without_eager_attention_gives_no_maps():

@@ -137,6 +137,7 @@ def test_a_damaged_file_is_named(tmp_path):
         quietly(model, parts, scored, checkpoint=path)
 
 
+@pytest.mark.full
 def test_it_survives_being_killed(tmp_path):
     """A process killed with SIGKILL in the middle of a run, whenever that is, leaves whole files only."""
     script = textwrap.dedent("""

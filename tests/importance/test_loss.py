@@ -142,9 +142,9 @@ def explain(name, values, **batch):
     ],
 )  # fmt: skip
 def test_which_steps_count(name, batch, counted):
-    told = explain(name, draw(2, 4), **batch)
-    assert told.counted.dtype == torch.bool
-    assert told.counted.long().tolist() == counted
+    message = explain(name, draw(2, 4), **batch)
+    assert message.counted.dtype == torch.bool
+    assert message.counted.long().tolist() == counted
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_what_cannot_be_explained(values, batch, words):
 
 def test_infinite_numbers_of_no_step_do_no_harm():
     values = torch.tensor([[1.0, float("inf")], [2, 3]])
-    told = explain("bert", values, attention_mask=torch.tensor([[1, 0], [1, 1]]))
-    assert told.counted.tolist() == [[True, False], [True, True]]
+    message = explain("bert", values, attention_mask=torch.tensor([[1, 0], [1, 1]]))
+    assert message.counted.tolist() == [[True, False], [True, True]]
 
 
 # --- what all measures share ------------------------------------------------------------------------------------------

@@ -86,16 +86,16 @@ def test_what_made_them_is_kept_and_asked_for(path):
     model, batches = tiny(), [{"input_ids": torch.tensor([[1, 2]])}]
     made_from = {"model": model, "batches": batches, "over": "example", "sites": ("encoder",), "limit": 10, "rate": 0.5}
     ht.save_scores(some_scores(), path, made_from)
-    told = origin(path)
-    assert told["made_from"]["sites"] == ["encoder"]
-    assert told["made_from"]["model"] == f"BertModel {fingerprint(model)}"
-    assert told["versions"]["torch"] == torch.__version__
-    assert set(told["versions"]) == {"python", "torch", "transformers", "headtools"}
+    metadata = origin(path)
+    assert metadata["made_from"]["sites"] == ["encoder"]
+    assert metadata["made_from"]["model"] == f"BertModel {fingerprint(model)}"
+    assert metadata["versions"]["torch"] == torch.__version__
+    assert set(metadata["versions"]) == {"python", "torch", "transformers", "headtools"}
     ht.load_scores(path, model, made_from)
     ht.save_scores(some_scores(), path, {"short": list(range(100)), "long": list(range(101))})
-    told = origin(path)["made_from"]
-    assert told["short"] == list(range(100))
-    assert told["long"] == f"list {fingerprint(list(range(101)))}"
+    metadata = origin(path)["made_from"]
+    assert metadata["short"] == list(range(100))
+    assert metadata["long"] == f"list {fingerprint(list(range(101)))}"
     ht.save_scores(some_scores(), path, made_from)
     ht.load_scores(path, made_from={"sites": ["encoder"], "limit": 10})
     for name, other in {"model": tiny(1), "batches": [{"input_ids": torch.tensor([[1, 3]])}], "over": "batch",
@@ -198,10 +198,10 @@ def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
 def test_scores_without_notes_load(path):
     model = tiny()
     ht.save_scores(some_scores(), path, {"model": model, "limit": 3})
-    tensors, told = read_tensors(path)
-    told["made_from"] |= {"seed": None}
-    del told["notes"]
-    write_tensors(path, tensors, told)
+    tensors, metadata = read_tensors(path)
+    metadata["made_from"] |= {"seed": None}
+    del metadata["notes"]
+    write_tensors(path, tensors, metadata)
     assert ht.load_scores(path, made_from={"model": model, "limit": 3}).notes == {}
     with pytest.raises(ValueError, match="made from model"):
         ht.load_scores(path, made_from={"model": tiny(1)})

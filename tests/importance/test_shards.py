@@ -102,11 +102,11 @@ def test_an_error_in_one_process_ends_all():
         return each / 0 if len(each) == 2 else each
 
     found = ended(start(3, shared(lambda: ht.gradient(model, batches, loss))))
-    said = "ValueError: the loss of examples [0, 1] is NaN or infinite: it is no finite number"
+    message = "ValueError: the loss of examples [0, 1] is NaN or infinite: it is no finite number"
     assert [error.splitlines()[0] for _, error in found] == [
-        f"OtherProcessError: process 1 of 3 failed: {said}",
-        said,
-        f"OtherProcessError: process 1 of 3 failed: {said}",
+        f"OtherProcessError: process 1 of 3 failed: {message}",
+        message,
+        f"OtherProcessError: process 1 of 3 failed: {message}",
     ]
 
 

@@ -145,14 +145,14 @@ def test_a_reader_types_a_prediction_that_is_kept_and_shown_again(tmp_path, monk
     ]
     manager, client = start_new_kernel(cwd=str(tmp_path))
     try:
-        told = [_run(client, cell, {"cellId": "a"}) for cell in cells]
+        outputs = [_run(client, cell, {"cellId": "a"}) for cell in cells]
         unseen = _run(client, "p._given.clear(); ht.predict('01.cost')", {})
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    assert ["application/vnd.jupyter.widget-view+json" in data for data in told[0]] == [False, True]
+    assert ["application/vnd.jupyter.widget-view+json" in data for data in outputs[0]] == [False, True]
     assert json.loads((tmp_path / "my-predictions.json").read_text()) == {"01.cost": "16"}
-    assert "You predicted: 16." in told[3][0]["text/plain"]
+    assert "You predicted: 16." in outputs[3][0]["text/plain"]
     assert [set(data) for data in unseen] == [{"text/html", "text/plain"}]
 
 

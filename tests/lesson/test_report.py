@@ -237,29 +237,29 @@ def findings(html):
 def test_the_findings_are_the_numbers_of_the_tables():
     model, tokenizer = ht.load()
     found = ht.report(model, "organism", tokenizer, limit=40, orders=1, progress=False)
-    told = findings(found.html)
+    sentences = findings(found.html)
     heads = head_functions(found.tables["roles"])
-    assert told[0][0] == f"{(heads.function != NONE).sum()} of 144 heads have a function."
+    assert sentences[0][0] == f"{(heads.function != NONE).sum()} of 144 heads have a function."
     chosen = ht.gradient(model, ht.label(model, tokenizer, ht.corpus("organism", limit=40)[1::2])).top(1)[0]
-    assert f"{chosen[0]} {chosen[1]}.{chosen[2]}" in told[2][0]
+    assert f"{chosen[0]} {chosen[1]}.{chosen[2]}" in sentences[2][0]
     table = found.tables["importance"]
     row = table[(table["kind"] == chosen[0]) & (table.layer == chosen[1]) & (table["head"] == chosen[2])].iloc[0]
-    assert told[2][1].startswith(f"Importance {row.gradient:.3g} (95 % interval {row.low:.3g} to {row.high:.3g})")
-    assert f"{table.gradient.median():.2g}"[:3] in told[2][1]
+    assert sentences[2][1].startswith(f"Importance {row.gradient:.3g} (95 % interval {row.low:.3g} to {row.high:.3g})")
+    assert f"{table.gradient.median():.2g}"[:3] in sentences[2][1]
     curve = found.tables["pruning"].set_index(["order", "kept"]).metric
-    assert f"with none {curve['gradient', 0]:.3g}" in told[3][1]
-    assert f"random order, {curve['random 0', 72]:.3g} with 72" in told[3][1]
+    assert f"with none {curve['gradient', 0]:.3g}" in sentences[3][1]
+    assert f"random order, {curve['random 0', 72]:.3g} with 72" in sentences[3][1]
     rank = found.tables["geometry"]["effective rank"]
-    assert any(f"{value:.1f} directions" in told[4][0] for value in rank)
+    assert any(f"{value:.1f} directions" in sentences[4][0] for value in rank)
 
 
 def test_what_was_not_found_is_said():
-    told = findings(about("Llama").html)
-    assert told[0][0] == "No more heads have a function than by chance: 0 of 8."
-    assert told[1][0].startswith("No sink on the whole")
-    assert told[2][0] == "No induction head: none of 8 has a score of 0.3 or more."
+    sentences = findings(about("Llama").html)
+    assert sentences[0][0] == "No more heads have a function than by chance: 0 of 8."
+    assert sentences[1][0].startswith("No sink on the whole")
+    assert sentences[2][0] == "No induction head: none of 8 has a score of 0.3 or more."
     assert "No head has a role." in findings(about("BERT").html)[1][0]
-    for _, detail in told:
+    for _, detail in sentences:
         assert re.search(r"interval|spread evenly|median|shuffled|random", detail), detail
 
 
@@ -415,11 +415,11 @@ def test_batches_have_room_in_memory():
 
 def test_it_says_what_it_will_cost_and_is_silent_when_asked(capsys):
     ht.report(built("Llama"), ENGLISH, TOKENIZER, orders=1)
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     begins = r"report: about \d+ forward passes over 12 sentences, a few seconds on cpu; 0\.104 MB of weights"
-    assert re.match(begins, told.err)
-    assert "left" in told.err
-    assert not told.out
+    assert re.match(begins, output.err)
+    assert "left" in output.err
+    assert not output.out
     ht.report(built("Llama"), ENGLISH, TOKENIZER, orders=1, progress=False)
     assert not any(capsys.readouterr())
 

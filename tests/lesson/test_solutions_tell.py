@@ -16,6 +16,6 @@ def test_which_head_dies():
         layer, head = map(int, name.split("."))
         with ht.ablate(model, [("encoder", layer, head)]):
             cost[name] = whole - token_accuracy(model, test)
-    told = {"4.3": 0.019, "2.5": 0.006, "5.7": 0.002, "5.0": 0.002, "3.4": 0}
-    assert {name: each.mean().item() for name, each in cost.items()} == pytest.approx(told, abs=6e-4)
+    costs = {"4.3": 0.019, "2.5": 0.006, "5.7": 0.002, "5.0": 0.002, "3.4": 0}
+    assert {name: each.mean().item() for name, each in cost.items()} == pytest.approx(costs, abs=6e-4)
     assert [end.item() for end in ht.bootstrap(cost["4.3"])] == pytest.approx([0.012, 0.026], abs=0.0015)

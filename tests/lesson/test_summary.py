@@ -91,9 +91,9 @@ def test_a_file_that_is_something_else_is_told_and_kept(file, content):
     file.write_bytes(content)
     result = ht.check("01.cost", RIGHT)
     assert result.passed
-    told = r"[.] my-progress\.json is not as headtools wrote it \(.+\); start a new one with ht\.check\.reset\(\)\."
+    message = r"[.] my-progress\.json is not as headtools wrote it \(.+\); start a new one with ht\.check\.reset\(\)\."
     for shown in (repr(result), ht.check.summary().note):
-        assert re.search(told, shown), shown
+        assert re.search(message, shown), shown
         assert str(file.parent) not in shown
     assert file.read_bytes() == content
     assert "<b>done" not in ht.check.summary()._repr_mimebundle_()["text/html"]

@@ -97,8 +97,8 @@ def test_counts_in_the_card():
 def test_limits_in_the_card():
     """Relations that the card calls missed or weak are so."""
     best = {r: max(ROLES[f"{r} up"]["score"], ROLES[f"{r} down"]["score"]) for r in ("conj", "advcl", "obl", "nmod")}
-    said = re.search(r"The best heads for conj and advcl .*?only\s+(\d+) % and (\d+) %", CARD, re.S)
-    assert [int(text) for text in said.groups()] == [round(100 * best["conj"]), round(100 * best["advcl"])]
+    match = re.search(r"The best heads for conj and advcl .*?only\s+(\d+) % and (\d+) %", CARD, re.S)
+    assert [int(text) for text in match.groups()] == [round(100 * best["conj"]), round(100 * best["advcl"])]
     assert best["nmod"] < ROLES["nmod up"]["baseline"]
 
 
@@ -121,8 +121,8 @@ def test_what_decides_with_few_heads_in_the_card():
             bleus["encoder 0.3" in kept].append(run["bleu"][0])
     ends = [f"{round(f(bleus[with_it]), 1)}" for with_it in (True, False) for f in (min, max)]
     number = r"([\d.]+) to ([\d.]+)"
-    said = re.search(rf"have BLEU {number} where\s+head 0\.3.*?, and {number} where it", CARD, re.S)
-    assert list(said.groups()) == ends
+    match = re.search(rf"have BLEU {number} where\s+head 0\.3.*?, and {number} where it", CARD, re.S)
+    assert list(match.groups()) == ends
 
 
 def test_what_heads_are_worth_in_the_card():
@@ -156,12 +156,12 @@ def test_roles_measured_again(found):
     assert set(best.index) == set(ROLES)
     assert found[["validation", "score", "low", "high"]].stack().between(0, 1).all()
     for role in scorecard.NAMES:
-        told, now = ROLES[role], found.set_index(["role", "head"]).loc[(role, ROLES[role]["head"])]
-        deviation = math.sqrt(told["score"] * (1 - told["score"]) / now.n)
-        assert abs(now.score - told["score"]) <= 3.5 * deviation + 0.01, role
+        in_card, now = ROLES[role], found.set_index(["role", "head"]).loc[(role, ROLES[role]["head"])]
+        deviation = math.sqrt(in_card["score"] * (1 - in_card["score"]) / now.n)
+        assert abs(now.score - in_card["score"]) <= 3.5 * deviation + 0.01, role
         assert now.low - 1e-9 <= now.score <= now.high + 1e-9
         if now.n >= 100:
-            assert best.loc[role, "head"] == told["head"], role
+            assert best.loc[role, "head"] == in_card["head"], role
     heads = SCORES["heads"]
     strong = roles_found.strong(found)
     assert set(strong["head"]) <= set(heads)
@@ -170,21 +170,21 @@ def test_roles_measured_again(found):
 
 def test_bleu_measured_again(organism):
     value, low, high = bleu(*organism, ht.corpus("organism", "test", limit=150))
-    told = next(row for row in SCORES["translation"] if row["split"] == "test")
+    in_card = next(row for row in SCORES["translation"] if row["split"] == "test")
     assert low < value < high
-    assert abs(value - told["bleu"]) < 2
-    assert low < told["bleu"] < high
+    assert abs(value - in_card["bleu"]) < 2
+    assert low < in_card["bleu"] < high
 
 
 def test_switching_off_measured_again(organism, found, monkeypatch):
     monkeypatch.setattr(_role_use, "_control_sets", lambda heads, all_heads, times, alone: [["0.0"], ["1.1"]])
     accuracy, frame = _role_use.role_use(organism[0], found, ht.corpus("organism", "test", limit=60))
     assert accuracy == pytest.approx(SCORES["usage"]["accuracy"], abs=0.01)
-    told = {row["group"]: row for row in SCORES["usage"]["groups"]}
+    in_card = {row["group"]: row for row in SCORES["usage"]["groups"]}
     now = frame.set_index("group")
     for group in ("previous word", "next word", "its noun", "the name"):
-        assert now.loc[group, "heads"] == told[group]["heads"]
-        assert now.loc[group, "fall"] == pytest.approx(told[group]["fall"], abs=0.1)
+        assert now.loc[group, "heads"] == in_card[group]["heads"]
+        assert now.loc[group, "fall"] == pytest.approx(in_card[group]["fall"], abs=0.1)
         assert now.loc[group, "used"]
     assert now.fall["all strong"] > now.fall["all others"] + 0.3
 

@@ -19,8 +19,8 @@ def test_it_equals_one_sentence_at_a_time():
             target = tokenizer(" ".join(sentence.target), return_tensors="pt").input_ids[0]
             given = torch.cat([torch.tensor([start]), target[:-1]])[None]
             with torch.no_grad():
-                told = model(input_ids=source, decoder_input_ids=given).logits[0].argmax(-1)
-            assert share.item() == pytest.approx((told == target).double().mean().item())
+                predicted = model(input_ids=source, decoder_input_ids=given).logits[0].argmax(-1)
+            assert share.item() == pytest.approx((predicted == target).double().mean().item())
     assert 0 < shares.mean() < 1
     assert shares.unique().numel() > 3
 

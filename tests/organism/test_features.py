@@ -14,21 +14,21 @@ SENTENCES = ht.corpus("organism", limit=12)
 
 def test_labels_follow_the_grammar():
     for s in ht.corpus("organism", limit=60):
-        said = {name: labels(s, name) for name in FEATURES}
+        values = {name: labels(s, name) for name in FEATURES}
         for i, (word, upos) in enumerate(zip(s.words, s.upos, strict=True)):
             if upos in ("PROPN", "PUNCT"):
-                assert not any(said[name][i] for name in FEATURES)
+                assert not any(values[name][i] for name in FEATURES)
                 continue
             heard = i > 0 and is_accented(s.words[i - 1])
-            assert said["left"][i] == ("accented" if heard else "plain"), word
+            assert values["left"][i] == ("accented" if heard else "plain"), word
             heard = i + 1 < len(s.words) and is_accented(s.words[i + 1])
-            assert said["right"][i] == ("accented" if heard else "plain"), word
-            assert said["topic"][i] in (None, s.topic or "none")
-            assert (said["family"][i] is not None) == (
+            assert values["right"][i] == ("accented" if heard else "plain"), word
+            assert values["topic"][i] in (None, s.topic or "none")
+            assert (values["family"][i] is not None) == (
                 upos == "AUX" or (upos == "ADV" and s.upos[s.heads[i] - 1] == "VERB")
             )
             noun = upos == "NOUN" or (upos == "PRON" and word not in ("that", "thát"))
-            assert (said["case"][i] is not None) == noun, word
+            assert (values["case"][i] is not None) == noun, word
 
 
 def test_kept_counts_words():
@@ -41,8 +41,8 @@ def test_kept_counts_words():
                 target = TOKENIZER.convert_tokens_to_ids(list(s.target))
                 start = torch.tensor([[MODEL.config.decoder_start_token_id, *target]])
                 with torch.no_grad():
-                    told = MODEL(**given, decoder_input_ids=start).logits[0, : len(target)].argmax(-1)
-                words = TOKENIZER.convert_ids_to_tokens(told.tolist())
+                    predicted = MODEL(**given, decoder_input_ids=start).logits[0, : len(target)].argmax(-1)
+                words = TOKENIZER.convert_ids_to_tokens(predicted.tolist())
                 for name in names:
                     asked = [(feature(w, name), feature(t, name)) for w, t in zip(words, s.target, strict=True)]
                     asked = [(w, t) for w, t in asked if t is not None]

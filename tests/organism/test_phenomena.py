@@ -105,8 +105,8 @@ def test_number_of_a_noun(drawn):
             change = [(n, "plural", not noun.plural) for n in (noun, *thats)]
             expected = {noun.position, *(n.position for n in thats)}
             expected |= naming(nodes, topic, "noun", lambda n, noun=noun: n.head is noun and n.upos in ("DET", "ADJ"))
-            told = (noun, *thats)
-            expected |= naming(nodes, topic, "subject", lambda n, told=told: any(n.subject is noun for noun in told))
+            named = (noun, *thats)
+            expected |= naming(nodes, topic, "subject", lambda n, named=named: any(n.subject is noun for noun in named))
             assert changed(nodes, topic, change) == expected
 
 
@@ -152,10 +152,10 @@ def test_role(drawn):
         for node in nodes:
             if node.relation in ("nsubj", "obj", "obl") and node.upos in ("NOUN", "PRON") and node.word != "that":
                 others = [r for r in ("nsubj", "obj", "obl") if r != node.relation]
-                told = node.word in ("she", "they", "her", "them")  # the form tells by itself
+                marked = node.word in ("she", "they", "her", "them")  # the form tells by itself
                 found = set().union(*(changed(nodes, topic, [(node, "relation", r)]) for r in others))
                 assert found == {node.position}
-                assert (node.position in naming(nodes, topic, "role")) == (not told)
+                assert (node.position in naming(nodes, topic, "role")) == (not marked)
         assert all(nodes[i].upos in ("NOUN", "PRON") for i in naming(nodes, topic, "role"))
 
 

@@ -49,8 +49,8 @@ def test_the_word_is_the_models_own():
     with torch.no_grad(), ht.ablate(model, {("encoder", 5): range(8)}):
         guesses = model(input_ids=source, decoder_input_ids=given).logits.argmax(-1)[0].tolist()
         frame = predicted_features(model, [sentence], "topic")
-    told = [words[g] for g, want in zip(guesses, sentence.target, strict=False) if feature(want, "topic")]
-    assert frame.predicted.where(frame.predicted.notna(), None).tolist() == [feature(w, "topic") for w in told]
+    words_at = [words[g] for g, want in zip(guesses, sentence.target, strict=False) if feature(want, "topic")]
+    assert frame.predicted.where(frame.predicted.notna(), None).tolist() == [feature(w, "topic") for w in words_at]
 
 
 def test_shares_weigh_words():

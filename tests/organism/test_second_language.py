@@ -82,11 +82,11 @@ def test_gender_of_a_noun(drawn):
 def test_number_and_animacy_of_a_noun(drawn):
     for nodes, topic in drawn:
         for noun in (n for n in nodes if n.upos == "NOUN"):
-            told = (noun, *(n for n in nodes if n.word == "that" and n.antecedent is noun))
-            expected = {n.position for n in told}
+            named = (noun, *(n for n in nodes if n.word == "that" and n.antecedent is noun))
+            expected = {n.position for n in named}
             expected |= naming(nodes, topic, "noun", lambda n, noun=noun: n.head is noun and n.upos in ("DET", "ADJ"))
-            expected |= naming(nodes, topic, "subject", lambda n, told=told: any(n.subject is noun for noun in told))
-            assert changed(nodes, topic, [(n, "plural", not noun.plural) for n in told]) == expected
+            expected |= naming(nodes, topic, "subject", lambda n, named=named: any(n.subject is noun for noun in named))
+            assert changed(nodes, topic, [(n, "plural", not noun.plural) for n in named]) == expected
             if not any(n.antecedent is noun and n.word in ("she", "her") for n in nodes):
                 kind = "thing" if noun.lexeme.animate else "animal"
                 expected = naming(nodes, topic, "object", lambda n, noun=noun: n.object and n.object.referent is noun)
@@ -213,9 +213,9 @@ def test_every_example_of_the_page_is_true():
 def test_what_the_page_says_of_words():
     one = corpus("test", 41)[40]
     words = dict(zip((one.words[n - 1] for n in one.alignment), one.target, strict=True))
-    told = {"baker": "vumek'n", "roads": "tisalige'n", "síster": "rutet", "óf": "koswa'n", "ánd": "zevwi",
+    translations = {"baker": "vumek'n", "roads": "tisalige'n", "síster": "rutet", "óf": "koswa'n", "ánd": "zevwi",
             "loved": "jireru", "very": "s'fudwe"}  # fmt: skip
-    for source, target in told.items():
+    for source, target in translations.items():
         assert words[source] == target
         assert f"`{target}`" in PAGE.read_text("utf-8")
     assert {"ruted", "rute"} <= vocabulary().keys()

@@ -239,12 +239,12 @@ def test_saved_inside_a_context(tmp_path):
 
 def test_how_to_open_it_is_said(tmp_path):
     model, _ = fresh("llama")
-    said = how_to_open(ht.save(alike(model, share=3), tmp_path / "alike"))
-    assert said.startswith("open it with headtools.load(")
-    assert said.endswith("or with from_pretrained, without headtools")
+    instructions = how_to_open(ht.save(alike(model, share=3), tmp_path / "alike"))
+    assert instructions.startswith("open it with headtools.load(")
+    assert instructions.endswith("or with from_pretrained, without headtools")
     ht.prune(model, {("decoder", 0): [0]})
-    said = how_to_open(ht.save(model, tmp_path / "other"))
-    assert re.search(r"\); transformers alone cannot: its layers have different numbers of heads", said)
+    instructions = how_to_open(ht.save(model, tmp_path / "other"))
+    assert re.search(r"\); transformers alone cannot: its layers have different numbers of heads", instructions)
 
 
 def test_what_differs_is_named():

@@ -142,8 +142,8 @@ def test_head_importance(assets, monkeypatch, capsys):
     assert tables.shipped("pairs").values.tolist()[0][:2] == ["0.1", "2.3"]
     assert tables.shipped("one head off").attrs["bleu"] == {"validation": 100, "test": 100}
     assert tables.shipped_ablation(ht.load()[0]).top(1)
-    said = capsys.readouterr().out
-    assert said.count("\n| encoder ") == said.count("\n| cross ") == 6
+    output = capsys.readouterr().out
+    assert output.count("\n| encoder ") == output.count("\n| cross ") == 6
 
 
 def test_growth(assets, monkeypatch):

@@ -182,8 +182,8 @@ def test_use(untrained, monkeypatch):
     def predictions(_model, sentences):
         ids, words = word_ids(), [word for s in sentences for word in (*s.target, "</s>")]
         wrong = {"": "s'", "s'": ""} if ("encoder", 0, 0) in off else {"": "", "s'": "s'"}
-        said = [w.removeprefix("s'") for w in words]
-        other = [wrong["s'" if w.startswith("s'") else ""] + rest for w, rest in zip(words, said, strict=True)]
+        pieces = [w.removeprefix("s'") for w in words]
+        other = [wrong["s'" if w.startswith("s'") else ""] + rest for w, rest in zip(words, pieces, strict=True)]
         return torch.tensor([ids.get(a, ids[b]) for a, b in zip(other, words, strict=True)])
 
     monkeypatch.setattr(use.ht, "ablate", ablate, raising=False)

@@ -25,15 +25,15 @@ COUNTS = ("score", "baseline", "chance", "low", "high", "gap_low", "gap_high", "
 @st.composite
 def sentences(draw, fewest=1, most=4):
     """Trees of words of one to three letters, which are one to three tokens."""
-    said = []
+    made = []
     for _ in range(draw(st.integers(fewest, most))):
         words = draw(st.lists(st.text(LETTERS, min_size=1, max_size=3), min_size=2, max_size=5))
         root, size = draw(st.integers(0, len(words) - 1)), len(words)
         heads = [0 if i == root else draw(st.sampled_from([h + 1 for h in range(size) if h != i])) for i in range(size)]
         relations = ["root" if h == 0 else draw(st.sampled_from(["nsubj", "obj", "det"])) for h in heads]
         upos = draw(st.lists(st.sampled_from(["NOUN", "VERB", "DET"]), min_size=size, max_size=size))
-        said.append(ht.Sentence(tuple(words), tuple(heads), tuple(relations), tuple(upos), (0,) * size))
-    return said
+        made.append(ht.Sentence(tuple(words), tuple(heads), tuple(relations), tuple(upos), (0,) * size))
+    return made
 
 
 @st.composite

@@ -42,8 +42,8 @@ def test_logistic_is_scikit_learns_and_both_solvers_agree():
     x, y, fold = blobs()
     scaled = standardise(x, 200)[0].numpy()
     theirs = linear_model.LogisticRegression(C=0.03, tol=1e-6).fit(scaled[:200], y[:200]).predict(scaled[200:])
-    told = logistic(x, y, fold, [0.03])
-    assert (told[0].numpy() == theirs).mean() > 0.99
+    fitted = logistic(x, y, fold, [0.03])
+    assert (fitted[0].numpy() == theirs).mean() > 0.99
     right = [(f(x, y, fold) == y[200:]).float().mean(1) for f in (logistic, discriminant)]
     assert abs(right[0][0] - right[1][0]) < 0.03
     assert right[1][0] > 0.75
@@ -95,12 +95,12 @@ def test_lookup():
 
 def test_labels_of_the_language():
     for s in TEST[:30]:
-        number, gender, said = (labels(s, t) for t in ("number", "gender", "target gender"))
+        number, gender, target_gender = (labels(s, t) for t in ("number", "gender", "target gender"))
         for i, upos in enumerate(s.upos):
             assert (number[i] is None) == (gender[i] is None) == (upos != "NOUN")
             if upos in ("DET", "ADJ"):  # agree with their noun
                 head = s.heads[i] - 1
-                assert said[i] == (said[head] or "a")
+                assert target_gender[i] == (target_gender[head] or "a")
             if upos == "NOUN":
                 assert (number[i] == "plural") == s.words[i].endswith("s")
     assert labels(TEST[0], "upos") == TEST[0].upos

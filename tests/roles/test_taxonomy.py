@@ -355,21 +355,21 @@ def test_the_rarest_word_is_the_target_of_every_query():
 
 def test_words_equally_rare_are_rarest_together():
     rank = {"the": 0, "saw": 3, "dog": 3, "it": 1, ".": 1}  # "it saw the dog ."
-    said = replace(SAID[2], words=("it", "saw", "the", "dog", "."))
+    sentence = replace(SAID[2], words=("it", "saw", "the", "dog", "."))
     places = {i: [i] for i in range(5)}
-    found = targets_of_sentence(said, places, 5, Conventions(n_frequent=3), rank)
+    found = targets_of_sentence(sentence, places, 5, Conventions(n_frequent=3), rank)
     assert found["rarest"] == found["two rarest"] == [(q, (1, 3)) for q in range(5)]
     assert found["rarest other"] == [(0, (1, 3)), (1, (3,)), (2, (1, 3)), (3, (1,)), (4, (1, 3))]
-    found = targets_of_sentence(said, places, 5, Conventions(n_frequent=3), rank | {"dog": 4})
+    found = targets_of_sentence(sentence, places, 5, Conventions(n_frequent=3), rank | {"dog": 4})
     assert found["rarest"] == [(q, (3,)) for q in range(5)]
     assert found["two rarest"] == [(q, (1, 3)) for q in range(5)]
     assert found["rarest other"] == [(q, (1 if q == 3 else 3,)) for q in range(5)]
-    found = targets_of_sentence(said, places, 5, Conventions(n_frequent=1), rank | {"dog": 4, "saw": 1})
+    found = targets_of_sentence(sentence, places, 5, Conventions(n_frequent=1), rank | {"dog": 4, "saw": 1})
     assert found["two rarest"] == [(q, (0, 1, 3, 4)) for q in range(5)]
     assert found["rarest other"][3] == (3, (0, 1, 4))
-    found = targets_of_sentence(said, places, 5, Conventions(n_frequent=1), rank | {"it": 3})
+    found = targets_of_sentence(sentence, places, 5, Conventions(n_frequent=1), rank | {"it": 3})
     assert "rarest" not in found, "more than half of the words would be"
-    assert "rarest" not in targets_of_sentence(said, places, 5, Conventions(n_frequent=4), rank)
+    assert "rarest" not in targets_of_sentence(sentence, places, 5, Conventions(n_frequent=4), rank)
 
 
 def test_the_alphabet_decides_nothing():
@@ -394,8 +394,8 @@ def test_the_alphabet_decides_nothing():
 
 def test_case_does_not_make_a_word_rare(bert):
     frequency = {"the": 90, "dog": 5, "it": 50, "played": 2, "saw": 3, ".": 90}
-    said = [replace(s, words=tuple(w.capitalize() for w in s.words)) for s in SAID]
-    for written in (said, SAID):
+    capitalised = [replace(s, words=tuple(w.capitalize() for w in s.words)) for s in SAID]
+    for written in (capitalised, SAID):
         words = count_words(wordpieces(), written, frequency)
         for s in written:
             for word in s.words:
@@ -420,18 +420,18 @@ def test_a_share_is_no_count(bert, share):
 
 
 def test_coreference_is_any_mention_before(bert):
-    told = Sentence(
+    sentence = Sentence(
         ("the", "dog", "saw", "the", "cat", "it", "it", "."),
         (2, 3, 0, 5, 3, 3, 3, 3),
         ("_",) * 8,
         ("DET", "NOUN", "VERB", "DET", "NOUN", "PRON", "PRON", "PUNCT"),
         (0, 0, 0, 0, 0, 2, 2, 0),
     )
-    frame = taxonomy(bert, wordpieces(), [told] * 4, times=20, roles="coreference")
+    frame = taxonomy(bert, wordpieces(), [sentence] * 4, times=20, roles="coreference")
     # before the first 'it': dog, cat, of which dog; before the second: dog, cat, it, of which dog and it
     assert frame.chance.iloc[0] == pytest.approx((1 / 2 + 2 / 3) / 2)
     assert frame.baseline.iloc[0] == pytest.approx((0 + 1) / 2)  # the nearest noun: cat, it
-    named = taxonomy(bert, wordpieces(), [told] * 4, times=20, roles="coreference", antecedent=lambda s, i: 1)
+    named = taxonomy(bert, wordpieces(), [sentence] * 4, times=20, roles="coreference", antecedent=lambda s, i: 1)
     assert set(named.baseline) == {1.0}
 
 

@@ -34,11 +34,11 @@ def test_it_is_small_and_whole(number):
 
 @pytest.mark.parametrize("number", FROM_TABLES)
 def test_it_is_what_the_tables_say(number):
-    told = (make_headers.OUT / f"{number}.svg").read_text("utf-8")
-    assert make_headers.header(number) == told, "write make picture"
+    svg = (make_headers.OUT / f"{number}.svg").read_text("utf-8")
+    assert make_headers.header(number) == svg, "write make picture"
 
 
 @pytest.mark.parametrize("number", sorted(make_headers.HEADERS.keys() - set(FROM_TABLES)))
 def test_it_can_be_drawn_again(number):
-    told = (make_headers.OUT / f"{number}.svg").read_text("utf-8")
-    assert abs(len(make_headers.header(number)) - len(told)) < 0.1 * len(told), "write make picture"
+    svg = (make_headers.OUT / f"{number}.svg").read_text("utf-8")
+    assert abs(len(make_headers.header(number)) - len(svg)) < 0.1 * len(svg), "write make picture"

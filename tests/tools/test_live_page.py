@@ -104,15 +104,15 @@ def test_png_is_read_by_others():
 
 
 def test_the_tour_names_heads_that_hold_the_role(root, model):
-    told = json.loads((root / "site" / "live" / "measured.json").read_text("utf-8"))
-    for step in told["tour"].values():
-        assert 0 <= step["sentence"] < told["sentences"]
+    stored = json.loads((root / "site" / "live" / "measured.json").read_text("utf-8"))
+    for step in stored["tour"].values():
+        assert 0 <= step["sentence"] < stored["sentences"]
         for head in step.get("heads", []):
-            assert step["role"] in told["roles"][head]
-    assert len(told["roles"]) == len(live_measures.heads(model))
-    for scope, orders in told["rankings"].items():
+            assert step["role"] in stored["roles"][head]
+    assert len(stored["roles"]) == len(live_measures.heads(model))
+    for scope, orders in stored["rankings"].items():
         for order in orders.values():
-            assert len(set(order)) == len(order) == len(told["rankings"][scope]["random"])
+            assert len(set(order)) == len(order) == len(stored["rankings"][scope]["random"])
 
 
 def flat(tensor) -> str:
@@ -162,11 +162,11 @@ def reference(model, tokenizer) -> dict:
 def test_node_agrees_with_torch(page, model, root):
     if NODE is None:
         pytest.skip("no node on the PATH")
-    told = reference(model, ht.load()[1])
+    expected = reference(model, ht.load()[1])
     (page.parent / "reference").mkdir()
     for name in ("weights.js", "course.js"):
         shutil.copy(page / name, page.parent / "reference" / name)
-    (page.parent / "reference" / "reference.json").write_text(json.dumps(told), encoding="utf-8")
+    (page.parent / "reference" / "reference.json").write_text(json.dumps(expected), encoding="utf-8")
     run = subprocess.run(
         [NODE, "--test", "site/live/test/"], cwd=root, check=False, capture_output=True, text=True, timeout=300,
         env=os.environ | {"LIVE_REFERENCE": str(page.parent / "reference")},

@@ -97,8 +97,8 @@ def test_claims_are_escaped(monkeypatch):
 def test_a_row_with_two_verdicts_is_refused(tmp_path, root):
     (tmp_path / "ledger.json").write_text(json.dumps({"rows": ["3.99"], "read": {}}))
     for name, verdict in (("01_a.ipynb", "right"), ("02_b.ipynb", "wrong")):
-        told = {"row": "3.99", "claim": "c.", "source": "s", "measured": "m.", "verdict": verdict}
-        html = f'<table><tr data-ledger="{escape(json.dumps(told))}"></tr></table>'
+        row = {"row": "3.99", "claim": "c.", "source": "s", "measured": "m.", "verdict": verdict}
+        html = f'<table><tr data-ledger="{escape(json.dumps(row))}"></tr></table>'
         cell = new_code_cell("", outputs=[new_output("execute_result", {"text/html": html}, execution_count=1)])
         nbformat.write(new_notebook(cells=[cell]), tmp_path / name)
     with pytest.raises(ValueError, match=r"row 3\.99 is right in one lesson, wrong in 02_b"):

@@ -12,23 +12,23 @@ CLOSED = re.compile(r"AGPL|non-?commercial|proprietary", re.I)
 
 def licence(package):
     """What a package says its licence is, in any of three ways; `make sbom` does not know all of them."""
-    said = metadata(package)
-    classes = [line.split(" :: ")[-1] for line in said.get_all("Classifier", []) if line.startswith("License :: ")]
-    field = (said.get("License") or "").strip().partition("\n")[0][:80]
-    return said.get("License-Expression") or ", ".join(filter(None, [field, *classes]))
+    fields = metadata(package)
+    classes = [line.split(" :: ")[-1] for line in fields.get_all("Classifier", []) if line.startswith("License :: ")]
+    field = (fields.get("License") or "").strip().partition("\n")[0][:80]
+    return fields.get("License-Expression") or ", ".join(filter(None, [field, *classes]))
 
 
 def test_nothing_that_learners_need_forbids_use(root):
     """Of all packages of their lock that are installed here; torch is in no lock."""
     names = re.findall(r"^([a-z0-9-]+)==", (root / "requirements-course.lock").read_text("utf-8"), re.M)
-    said = {}
+    licences = {}
     for name in ["torch", *names]:
         try:
-            said[name] = licence(name)
+            licences[name] = licence(name)
         except PackageNotFoundError:
             continue  # for another system
-    assert len(said) > 80
-    assert {name: words for name, words in said.items() if not FREE.search(words) or CLOSED.search(words)} == {}
+    assert len(licences) > 80
+    assert {name: words for name, words in licences.items() if not FREE.search(words) or CLOSED.search(words)} == {}
 
 
 NO_NETWORK = """

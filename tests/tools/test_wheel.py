@@ -55,31 +55,31 @@ def test_it_is_small_and_has_everything_but_the_snapshots(root, wheel):
 
 
 def test_a_snapshot_is_missing_in_words_until_it_is_in_the_cache(installed, tmp_path):
-    told = "import headtools as ht; print(ht.__file__); print(ht.load(step=3000)[0].lm_head.weight.sum().item())"
+    code = "import headtools as ht; print(ht.__file__); print(ht.load(step=3000)[0].lm_head.weight.sum().item())"
     cache = {"HEADTOOLS_CACHE": str(tmp_path)}
-    without = run(installed, told, **cache)
+    without = run(installed, code, **cache)
     assert without.stdout.strip() == str(installed / "headtools" / "__init__.py")
-    said = without.stderr.splitlines()[-1]
-    assert said.startswith("FileNotFoundError: the snapshot of step 3000 is missing")
+    output = without.stderr.splitlines()[-1]
+    assert output.startswith("FileNotFoundError: the snapshot of step 3000 is missing")
     for needed in (str(tmp_path / "snapshots"), f"git clone --depth 1 {snapshots.REPOSITORY}", "HEADTOOLS_CACHE"):
-        assert needed in said
+        assert needed in output
     (tmp_path / "snapshots").mkdir()
     copy = Path(shutil.copy(snapshots.path(3000), tmp_path / "snapshots"))
-    found = run(installed, told, **cache)
+    found = run(installed, code, **cache)
     assert found.stdout.splitlines()[1:] == [str(load(step=3000)[0].lm_head.weight.sum().item())], found.stderr
     data = bytearray(copy.read_bytes())
     data[-1] ^= 1
     copy.write_bytes(data)
-    assert "is not the file that checksums.json describes" in run(installed, told, **cache).stderr
+    assert "is not the file that checksums.json describes" in run(installed, code, **cache).stderr
 
 
 def test_every_way_to_the_course_installs_from_a_clone(root):
     """So that learners have the snapshots: the project of lesson 11 uses them."""
     page = (root / "notebooks/installing.md").read_text("utf-8")
-    told = {name: (root / name).read_text("utf-8") for name in ("tools/environment.sh", "binder/postBuild")}
+    texts = {name: (root / name).read_text("utf-8") for name in ("tools/environment.sh", "binder/postBuild")}
     for title in ("With conda", "Without installing"):
-        told[title] = page.split(f"\n## {title}\n")[1].split("\n## ")[0]
-    for name, text in told.items():
+        texts[title] = page.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    for name, text in texts.items():
         installs = re.findall(r"pip install ([^`\n]*(?:headtools|\s\.)[^`\n]*)", text)
         assert installs, name
         assert all(re.search(r"(^|\s)(-e|--editable) ", line) for line in installs), name

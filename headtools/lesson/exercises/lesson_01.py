@@ -106,10 +106,10 @@ def _sum(answer: Any) -> str | None:
         z = torch.randint(-3, 4, (batch, tokens, heads, size), generator=draw).float()
         w = torch.randint(-3, 4, (wide, heads * size), generator=draw).float()
         given = {"z": z, "W_o": w}
-        whole = z.flatten(2) @ w.T
+        product = z.flatten(2) @ w.T
         want = torch.einsum("bthe,mhe->bthm", z, w.view(wide, heads, size))
         raw = call(answer, **given)
-        if tuple(getattr(raw, "shape", ())) == tuple(whole.shape):
+        if tuple(getattr(raw, "shape", ())) == tuple(product.shape):
             return (
                 "This is the sum of the heads. Keep them apart: one vector of length d_model for each head; the sum "
                 f"comes later.\nSee it for {show(given)}"
@@ -117,10 +117,10 @@ def _sum(answer: Any) -> str | None:
         got = tensor(raw, tuple(want.shape), "(batch, token, head, d_model)", given)
         mistakes = {
             "Each head has the whole sum. A head adds its own part alone: use its own columns of W_o.": (
-                whole[:, :, None].expand_as(want)
+                product[:, :, None].expand_as(want)
             ),
             "Each head has an equal share of the sum. A head adds its own part: use its own columns of W_o.": (
-                whole[:, :, None].expand_as(want) / heads
+                product[:, :, None].expand_as(want) / heads
             ),
             "Each head takes every second column of W_o; its columns are neighbours: head 0 the first d_head.": (
                 torch.einsum("bthe,meh->bthm", z, w.view(wide, size, heads))
@@ -132,7 +132,7 @@ def _sum(answer: Any) -> str | None:
             ] = torch.einsum("bthe,hem->bthm", z, w.view(heads, size, wide))
         hint = explain(got, want, mistakes)
         if hint is not None:
-            if not hint and same(got.sum(2), whole):
+            if not hint and same(got.sum(2), product):
                 hint = "The sum over heads is right, but the parts are not each head's own."
             rule = (
                 "The sum over heads should be z.flatten(2) @ W_o.T, and head h uses columns h*d_head to (h+1)*d_head."

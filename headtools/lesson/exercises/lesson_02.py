@@ -25,31 +25,31 @@ def _swaps() -> list[tuple[Tensor, Tensor, Tensor, bool]]:
 
 def _swap(answer: Any) -> str | None:
     """swapped(W, a, b): W (d, d) for tokens as rows, a and b (d, r) orthonormal -> whether a is written, b read."""
-    cases, said = _swaps(), []
+    cases, replies = _swaps(), []
     for w, a, b, _ in cases:
         result = call(answer, W=w, a=a, b=b)
         try:
-            said.append(bool(result))
+            replies.append(bool(result))
         except (TypeError, ValueError, RuntimeError):
             raise Hint(f"True or False is asked for, this is {article(result)} with more than one answer.") from None
     truth = [swap for *_, swap in cases]
-    if said == truth:
+    if replies == truth:
         return None
-    first = next(i for i, (got, want) in enumerate(zip(said, truth, strict=True)) if got != want)
-    if said == [not swap for swap in truth]:
+    first = next(i for i, (got, want) in enumerate(zip(replies, truth, strict=True)) if got != want)
+    if replies == [not swap for swap in truth]:
         hint = (
             "The other way round, each time. Are True and False exchanged? Or are tokens taken as columns? "
             "Here x stands on the left of W."
         )
-    elif len(set(said)) == 1:
-        hint = f"You say {said[0]} whatever comes. Test it: does the head give the same when x keeps only one set?"
+    elif len(set(replies)) == 1:
+        hint = f"You say {replies[0]} whatever comes. Test it: does the head give the same when x keeps only one set?"
     else:
         hint = (
             "Right for some. The columns of a and b may be turned and have other signs: only the space counts. And the "
             "last digits are rounded: compare with a tolerance."
         )
     w, a, b, _ = cases[first]
-    return f"{hint}\nSee it for {show({'W': w, 'a': a, 'b': b})}\nwhere you say {said[first]}."
+    return f"{hint}\nSee it for {show({'W': w, 'a': a, 'b': b})}\nwhere you say {replies[first]}."
 
 
 def _number(answer: Any, given: dict[str, Any]) -> float:

@@ -185,16 +185,16 @@ def _dies(answer: Any) -> str | None:
     """A dict {"stays": label, "dies": label}: of FIVE, the head that costs most alone, and one that costs nothing."""
     if not isinstance(answer, Mapping) or set(answer) != set(FATE):
         raise Hint(f'A dict is asked for, {{"stays": ..., "dies": ...}}, with one of {", ".join(FIVE)} for each.')
-    said = {fate: _label(head) for fate, head in answer.items()}
-    for fate, head in said.items():
+    labels = {fate: _label(head) for fate, head in answer.items()}
+    for fate, head in labels.items():
         if head not in FIVE:
             raise Hint(f"{head!r} {fate}? Choose among {', '.join(FIVE)}.")
-    if said["stays"] == said["dies"]:
+    if labels["stays"] == labels["dies"]:
         return "One head cannot be both: the first costs the most of the five, the second nothing."
-    if said["stays"] != FATE["stays"]:
-        return f"For the one that stays you say {said['stays']}. {_STAYS[said['stays']]}"
-    if said["dies"] != FATE["dies"]:
-        return f"For the one that dies you say {said['dies']}. {_DIES.get(said['dies'], _LITTLE)}"
+    if labels["stays"] != FATE["stays"]:
+        return f"For the one that stays you say {labels['stays']}. {_STAYS[labels['stays']]}"
+    if labels["dies"] != FATE["dies"]:
+        return f"For the one that dies you say {labels['dies']}. {_DIES.get(labels['dies'], _LITTLE)}"
     return None
 
 

@@ -55,7 +55,7 @@ def _control(answer: Any) -> str | None:
     by_word: dict[str, set] = {}
     for word, label in zip(many["words"], first, strict=True):
         by_word.setdefault(word, set()).add(label)
-    split = next((word for word, some in by_word.items() if len(some) > 1), None)
+    split = next((word for word, tags in by_word.items() if len(tags) > 1), None)
     if split is not None:
         return (
             f"The word {split!r} has several labels: {sorted(by_word[split])}. A control label belongs to the word "
@@ -65,7 +65,7 @@ def _control(answer: Any) -> str | None:
         return "These are the task's own labels. The control task must have nothing to do with them: draw at random."
     if len(set(first)) == 1:
         return "Every word has the same label, so the control task could be solved without any reading."
-    share = Counter(next(iter(some)) for some in by_word.values())["b"] / len(by_word)
+    share = Counter(next(iter(tags)) for tags in by_word.values())["b"] / len(by_word)
     if abs(share - 0.2) > 0.06:
         return (
             f"One label in five is 'b', but {share:.0%} of the words drew it. The control task should be as hard to "
@@ -139,7 +139,7 @@ def _attach(answer: Any) -> str | None:
         got = tensor(call(answer, **given), (n,), "(word,)", given)
         scores = torch.einsum("k,kij->ij", down, maps) + torch.einsum("k,kji->ij", up, maps)  # (candidate, word)
         swapped = scores.T
-        alone = scores.masked_fill(torch.eye(n, dtype=torch.bool), -torch.inf)
+        self_only = scores.masked_fill(torch.eye(n, dtype=torch.bool), -torch.inf)
         mistakes = {
             "A word is its own head here. Leave out the diagonal before you choose.": scores.argmax(0),
             "down and up are exchanged, or the best was taken along the wrong axis. maps[k, i, j] is how much i looks "
@@ -156,7 +156,7 @@ def _attach(answer: Any) -> str | None:
                 scores.masked_fill(torch.eye(n, dtype=torch.bool), torch.inf).argmin(0)
             ),
         }
-        hint = explain(got, alone.argmax(0).double(), {text: wrong.double() for text, wrong in mistakes.items()})
+        hint = explain(got, self_only.argmax(0).double(), {text: wrong.double() for text, wrong in mistakes.items()})
         if hint is not None:
             rule = "For word j take the i with the greatest sum of down[k] maps[k, i, j] + up[k] maps[k, j, i]."
             return f"{hint or rule}\nSee it for {show(given)}"

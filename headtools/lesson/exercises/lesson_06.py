@@ -71,18 +71,18 @@ def _cancel(answer: Any) -> str | None:
     if len(slopes) < 2:
         return "With one example nothing can cancel. Write two or more."
     right, buggy = slopes.abs().mean(0).tolist(), slopes.mean(0).abs().tolist()
-    told = f"Head 0 has {right[0]:.3g} and head 1 has {right[1]:.3g}"
+    correct = f"Head 0 has {right[0]:.3g} and head 1 has {right[1]:.3g}"
     bug = f"the colleague's code gives them {buggy[0]:.3g} and {buggy[1]:.3g}"
     if not right[0] > right[1]:
         turned = slopes.shape[0] == 2 and slopes.abs().mean(1)[0] > slopes.abs().mean(1)[1]
         rows = " Rows are examples and columns are heads: has the table been turned?" if turned else ""
-        return f"Head 0 should matter more than head 1. {told} by the mean of absolute values.{rows}"
+        return f"Head 0 should matter more than head 1. {correct} by the mean of absolute values.{rows}"
     if buggy[0] == buggy[1]:
-        return f"{told}, as asked, but {bug}: a tie. Head 1 should come first."
+        return f"{correct}, as asked, but {bug}: a tie. Head 1 should come first."
     if not buggy[1] > buggy[0]:
         mixed = (slopes[:, 0] > 0).any() and (slopes[:, 0] < 0).any()
         how = "They cancel, but too little." if mixed else "Slopes cancel where their signs differ."
-        return f"{told}, as asked, but {bug}: it still ranks head 0 first. {how}"
+        return f"{correct}, as asked, but {bug}: it still ranks head 0 first. {how}"
     return None
 
 

@@ -21,14 +21,14 @@ def _merge(answer: Any) -> str | None:
         given = {"W_V": _draw(2, d, rank, seed=seed), "W_O": _draw(2, rank, d, seed=seed + 1), "rank": rank}
         value, output = given["W_V"].double(), given["W_O"].double()
         each = value @ output
-        whole = each.sum(0)
-        u, s, vt = torch.linalg.svd(whole)
+        total = each.sum(0)
+        u, s, vt = torch.linalg.svd(total)
         want = u[:, :rank] * s[:rank] @ vt[:rank]
         got = tensor(call(answer, **given), (d, d), "(d, d)", given)
         hint = explain(got, want, {
-            "That is the sum of both, and its rank is too high for one head: keep its strongest part.": whole,
+            "That is the sum of both, and its rank is too high for one head: keep its strongest part.": total,
             "That is half of it. Both heads write, so their outputs are added, not averaged.": want / 2,
-            "That is the mean of both: outputs are added, and the rank is still that of two heads.": whole / 2,
+            "That is the mean of both: outputs are added, and the rank is still that of two heads.": total / 2,
             "Values and outputs are summed on their own, and then multiplied. That also sends what one head reads to "
             "where the other writes.": value.sum(0) @ output.sum(0),
             "Values and outputs are averaged on their own. That also sends what one head reads to where the other "
@@ -73,7 +73,7 @@ def _remove(answer: Any) -> str | None:
 
 def _side(answer: Any) -> str | None:
     """side(before, after): two W_OV (d, d), one direction removed -> "read" or "write"."""
-    said = []
+    faults = []
     for d, rank, seed in ((3, 2, 0), (5, 3, 5), (4, 4, 9)):
         before = _draw(d, rank, seed=seed) @ _draw(rank, d, seed=seed + 1)
         direction = _draw(d, seed=seed + 2)
@@ -84,22 +84,22 @@ def _side(answer: Any) -> str | None:
             got = call(answer, before=before, after=after)
             if not isinstance(got, str):
                 raise Hint(f'"read" or "write" is asked for, this is {article(got)}.')
-            said.append((got.strip().lower(), want))
-    answers = {got for got, _ in said}
+            faults.append((got.strip().lower(), want))
+    answers = {got for got, _ in faults}
     if answers - {"read", "write"}:
         return f'"read" or "write" is asked for, you say {min(answers - {"read", "write"})!r}.'
-    if all(got == want for got, want in said):
+    if all(got == want for got, want in faults):
         return None
-    if all(got != want for got, want in said):
+    if all(got != want for got, want in faults):
         return (
             "You have the two exchanged. Rows are multiplied from the left, x @ W_OV: what is read meets the rows of "
             "the matrix, what is written comes out along its columns."
         )
     if len(answers) == 1:
         return f"You say {answers.pop()!r} of every edit, and half of them are on the other side."
-    wrong = sum(got != want for got, want in said)
+    wrong = sum(got != want for got, want in faults)
     return (
-        f"{wrong} of {len(said)} edits are told wrongly. The difference of the two matrices has rank 1, a product of "
+        f"{wrong} of {len(faults)} edits are told wrongly. The difference of the two matrices has rank 1, a product of "
         "two vectors: one of them is the direction removed, and the matrix after the edit has nothing left along it."
     )
 

@@ -102,14 +102,14 @@ class Speaker:
         while True:
             topic = self.dice.choice(TOPICS) if self.dice.random() < self.style.name else None
             self.names = NAMES[topic] if topic else ()
-            whole = self._whole()
-            named = any(node.upos == "PROPN" for node in whole.source)
-            if named == bool(topic) and self.style.shortest <= len(whole.source) <= self.style.longest:
+            complete = self._whole()
+            named = any(node.upos == "PROPN" for node in complete.source)
+            if named == bool(topic) and self.style.shortest <= len(complete.source) <= self.style.longest:
                 break
-        for i, node in enumerate(whole.source):
+        for i, node in enumerate(complete.source):
             node.position = i
             node.accent = node.upos not in ("PROPN", "PUNCT") and self.dice.random() < self.style.accent
-        return whole.source, whole.target, topic
+        return complete.source, complete.target, topic
 
     def _whole(self) -> Phrase:
         """One or two clauses. Of two, the second's pronoun is drawn first, so that rivals in the first can fit it."""

@@ -141,7 +141,7 @@ def gloss(word: str) -> str:
     if features[0] not in ("source", "target"):
         return f"{word}: {', '.join(features)}"
     own = next(f.removeprefix("word ") for f in features if f.startswith("word "))
-    said = [_SAID.get(f.removeprefix("source "), f) for f in features[3:]]
+    named = [_SAID.get(f.removeprefix("source "), f) for f in features[3:]]
     quiet = ("topic None", "number ", "case ", "object ", "left False", "right False", "")
-    said = [s for s in said if s not in quiet and not s.startswith("sense ")]
-    return f"{own}: {', '.join(said)}" if said else own
+    named = [s for s in named if s not in quiet and not s.startswith("sense ")]
+    return f"{own}: {', '.join(named)}" if named else own

@@ -148,7 +148,7 @@ def _embeddings(model: nn.Module | None, ids: Tensor, spans: Spans) -> Callable[
         return None
 
     def embeddings(first: int, last: int) -> Tensor:
-        some = spans.slice(first, last)
-        return span_means(table(ids[first:last, : some.of_token.shape[1]].to(device_of(model))).cpu(), some)
+        part = spans.slice(first, last)
+        return span_means(table(ids[first:last, : part.of_token.shape[1]].to(device_of(model))).cpu(), part)
 
     return embeddings

@@ -77,7 +77,7 @@ def one_run(
         "bleu": [round(x, 2) for x in bleu(cut, tokenizer, test)],
         "accuracy": interval(by_sentence(right_words(cut, test), test)), "cost": round(cost, 4),
         "undecided": int((~fit.gates.saturated(0.9)).sum()),
-        "roles": {head: some for head, some in held.items() if f"encoder {head}" in kept},
+        "roles": {head: own_roles for head, own_roles in held.items() if f"encoder {head}" in kept},
         "log_alpha": [round(x, 2) for x in fit.gates.log_alpha.tolist()],
     }  # fmt: skip
     if file:

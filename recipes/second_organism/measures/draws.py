@@ -43,7 +43,7 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
 
 def markdown(results: dict[str, dict]) -> str:
     """One row for all sentences and one for the draws of each model."""
-    rows, said = [], []
+    rows, texts = [], []
     for name, found in results.items():
         drawn = [values for order, values in found["curves"].items() if order != "all"]
         rows += [
@@ -51,8 +51,9 @@ def markdown(results: dict[str, dict]) -> str:
             [name, f"{len(drawn)} draws of {found['draw']}: least, mean, best",
              *(f"{min(v):.3f}, {sum(v) / len(v):.3f}, {max(v):.3f}" for v in zip(*drawn, strict=True))],
         ]  # fmt: skip
-        said.append(f"{name}: rank correlation of a draw with all sentences {min(found['spearman']):.2f} to "
-                    f"{max(found['spearman']):.2f}; the twentieth of the sentences with the largest slopes carries "
-                    f"{100 * found['largest twentieth']:.0f} % of their sum")  # fmt: skip
+        texts.append(f"{name}: rank correlation of a draw with all sentences {min(found['spearman']):.2f} to "
+                     f"{max(found['spearman']):.2f}; the twentieth of the sentences with the largest slopes carries "
+                     f"{100 * found['largest twentieth']:.0f} % of their sum")  # fmt: skip
     kept = next(iter(results.values()))["kept"]
-    return "\n\n".join([table(["model", "importance from", *(f"{n} kept" for n in kept)], rows), ". ".join(said) + "."])
+    header = ["model", "importance from", *(f"{n} kept" for n in kept)]
+    return "\n\n".join([table(header, rows), ". ".join(texts) + "."])

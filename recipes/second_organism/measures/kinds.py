@@ -56,14 +56,14 @@ def markdown(results: dict[str, dict]) -> str:
         for row in found["runs"]:
             cells = [f"{sum(layers)}: {' '.join(map(str, layers))}" for layers in left(row).values()]
             rows.append([name, f"{row['penalty']:g}", *cells, "{:.1f} ({:.1f}–{:.1f})".format(*row["bleu"])])
-    said = []
+    notes = []
     for name, found in results.items():
         row = min(found["runs"], key=lambda row: len(row["kept"]))
         parts = [f"{kind} {low} and {high}" for kind in ("decoder", "cross") for low, high in [halves(row, kind)]]
-        said.append(f"{name}, penalty {row['penalty']:g}: {', '.join(parts)}")
+        notes.append(f"{name}, penalty {row['penalty']:g}: {', '.join(parts)}")
     return "\n\n".join([
         table(["model", "penalty", *(f"{kind}: by layer, 0 to 5" for kind in KINDS), "BLEU"], rows),
-        f"Heads left in layers 0 to 2 and in layers 3 to 5, of 24 each, with the fewest heads: {'; '.join(said)}. In "
+        f"Heads left in layers 0 to 2 and in layers 3 to 5, of 24 each, with the fewest heads: {'; '.join(notes)}. In "
         "Voita et al. (2019) self-attention of the decoder survives mostly in its lower layers, cross-attention in its "
         "upper ones.",
     ])  # fmt: skip

@@ -24,8 +24,8 @@ def measure(
     test = corpus("test", min(CONFIRMED_ON, limit or CONFIRMED_ON))
     sites = [("encoder", layer) for layer in range(layers)]
     frame = ht.interaction(model, found_on, sites=sites, progress=False)
-    alone = frame.delta_a.clip(lower=0) + frame.delta_b.clip(lower=0)
-    frame = frame[(frame.delta_ab > LEAST) & (frame.delta_ab > TIMES * alone)].nlargest(len(frame), "delta_ab")
+    singly = frame.delta_a.clip(lower=0) + frame.delta_b.clip(lower=0)
+    frame = frame[(frame.delta_ab > LEAST) & (frame.delta_ab > TIMES * singly)].nlargest(len(frame), "delta_ab")
     whole = by_sentence(losses(model, test), test)
 
     def cost(*heads: tuple) -> object:
@@ -54,13 +54,13 @@ def confirmed(rows: list[list]) -> list[list]:
 
 def markdown(results: dict[str, dict]) -> str:
     """The pairs that were measured again; a star where the pair is confirmed."""
-    rows, said = [], []
+    rows, notes = [], []
     for name, found in results.items():
         good = confirmed(found["measured"])
-        said.append(f"{name}: {found['candidates']} of {found['pairs']:,} pairs are candidates on {found['found on']} "
+        notes.append(f"{name}: {found['candidates']} of {found['pairs']:,} pairs are candidates on {found['found on']} "
                     f"validation sentences; of the {len(found['measured'])} costliest, {len(good)} are confirmed on "
                     f"{found['confirmed on']} test sentences.")  # fmt: skip
         rows += [[name, f"{row[0]}, {row[1]}{' *' if row in good else ''}", f"{row[2]:.3f}, {row[3]:.3f}",
                   f"{row[4]:.3f}", f"{row[5]:+.3f} to {row[6]:+.3f}"] for row in found["measured"]]  # fmt: skip
     header = ["model", "off together", "cost of each, nats", "of both", f"both − {TIMES:g} × sum, 95 %"]
-    return "\n\n".join([" ".join(said), table(header, rows)] if rows else said)
+    return "\n\n".join([" ".join(notes), table(header, rows)] if rows else notes)

@@ -37,11 +37,11 @@ def markdown(results: dict[str, dict]) -> str:
         for name, found in results.items() for row in found["runs"]
     ]  # fmt: skip
     header = ["model", "gate rate", "closed of 48", "what these cost untrained", "log α at the end", "BLEU after"]
-    said = [f"{name} {chosen(found):g}" if chosen(found) else f"{name} none" for name, found in results.items()]
+    choices = [f"{name} {chosen(found):g}" if chosen(found) else f"{name} none" for name, found in results.items()]
     return "\n\n".join([
         table(header, rows),
         f"{STEPS} steps of {TOKENS} tokens, log α from {START:g}, weight rate {WEIGHT_RATE:g}, both rates falling in "
         f"the last {DECAY:.0%} of the steps. Greatest rate at which the closed heads together cost less than "
-        f"{MATTERS:g} of word accuracy when they are switched off in the model as it was before: {', '.join(said)}. "
+        f"{MATTERS:g} of word accuracy when they are switched off in the model as it was before: {', '.join(choices)}. "
         f"The other tables use {GATE_RATE:g}, at which fewer gates close without a reason.".replace("%", " %"),
     ])  # fmt: skip

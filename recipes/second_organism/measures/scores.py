@@ -58,10 +58,10 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
         some = corpus(split, min(n, limit or n))
         found = ht.translate(model, tokenizer, [s.words for s in some])
         references = [" ".join(s.target) for s in some]
-        whole = torch.tensor([a == b for a, b in zip(found, references, strict=True)]).double()
+        exact = torch.tensor([a == b for a, b in zip(found, references, strict=True)]).double()
         bleu = [round(x, 2) for x in corpus_bleu(found, references)]
         accuracy = interval(by_sentence(right_words(model, some), some))
-        splits[split] = {"sentences": len(some), "bleu": bleu, "whole": interval(whole), "accuracy": accuracy}
+        splits[split] = {"sentences": len(some), "bleu": bleu, "whole": interval(exact), "accuracy": accuracy}
     some = corpus("test", min(1_000, limit or 1_000))
     right = right_words(model, some)
     needs = [needed for s in some for needed in (*s.phenomena, ())]

@@ -47,7 +47,7 @@ def run(work) -> dict:
 
 def main() -> None:
     """Answer until the other side hangs up."""
-    said = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
     sys.path[:0] = [str(HERE), str(HERE.parent)]
     import torch
@@ -56,12 +56,12 @@ def main() -> None:
     module, kind, size = sys.argv[1:]
     try:
         works = importlib.import_module(module).works(kind, size)
-        told: dict = {"works": list(works), "versions": versions()}
+        answer: dict = {"works": list(works), "versions": versions()}
     except Exception as error:
-        works, told = {}, {"error": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
-    print(json.dumps(told), file=said, flush=True)
+        works, answer = {}, {"error": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
+    print(json.dumps(answer), file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(run(works[line.strip()])), file=said, flush=True)
+        print(json.dumps(run(works[line.strip()])), file=answers, flush=True)
 
 
 if __name__ == "__main__":
