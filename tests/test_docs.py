@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
+from lesson.test_report import TOKENIZER, built
 from lesson_parts import FENCE, Notebook, headings, lessons, links, slug
 from measure_notebooks import table
 
@@ -76,6 +77,22 @@ def test_the_readme_examples_run(root: Path, capsys: pytest.CaptureFixture):
     assert names["roles"].holds.any()
     exec(compile(third, "README.md", "exec"), names)
     assert capsys.readouterr().out.count("English") == 1
+
+
+def test_the_cut_of_the_cheat_sheet_runs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    (example,) = [code for code in blocks(read(root, "notebooks/cheat_sheet.md"), "python") if "cut_cost" in code]
+    assert example.count("\n") <= 20, "twenty lines of a user's"
+    model = built("Llama")
+    monkeypatch.setattr(ht, "load", lambda name: (model, TOKENIZER))
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(compile(example.replace("nlargest(30", "nlargest(3"), "cheat_sheet.md", "exec"), names)
+    assert capsys.readouterr().out.count("repeated tokens") == 2
+    assert len(names["spared"]) == 3
+    assert len(names["heads"]) == 1
+    assert not set(names["heads"]) & set(names["spared"])
+    assert ht.sites(model).n_heads == 7
+    assert (tmp_path / "smaller" / "checksums.json").exists()
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
