@@ -19,7 +19,7 @@ from headtools.heads.sites import sites
 from headtools.roles._segments import ordinary_tokens
 from headtools.roles.attention_sinks import attention_sinks
 from headtools.roles.induction import COPYING, INDUCTION, PREFIX, induction_scores
-from headtools.sparse.cut_cost import cut_cost, repeated_tokens, warning_of
+from headtools.sparse.cut_cost import compared, losses_of_cut, repeated_tokens, warning_of
 
 REPEATED = "repeated random tokens"
 N_SEQUENCES, LENGTH, REPEATS = 12, 25, 4  # random segments, their tokens, and how often each stands in a sequence
@@ -135,22 +135,25 @@ def check(subject: Subject) -> Markup:
     """Return what the least important heads are worth on the corpus of the ranking and on a second one."""
     scores = subject.selection_scores
     heads = scores.order()[: max(1, round(CUT * len(scores)))]
-    test = subject.halves[1]
     first = "the corpus of the ranking"
-    corpora: dict[str, Any] = {first: test}
-    losses: dict[str, Any] = {first: subject.loss_of(test)}
+    corpora: dict[str, Any] = {}
     if subject.check is not None:
         name, sentences, batches = subject.check
         if sentences and subject.objective is None:
             raise ValueError("check has sentences and the report has batches: pass batches as check, too")
-        corpora[name] = subject.objective.batches(sentences) if sentences else batches
-        losses[name] = subject.loss_of(corpora[name])
+        batches = subject.objective.batches(sentences) if sentences else batches
+        corpora[name] = (batches, subject.loss_of(batches))
     if subject.is_causal and subject.loss is None and (subject.objective is None or subject.objective.name == "lm"):
         length, _ = _length(subject.model)
-        corpora[REPEATED] = [repeated_tokens(subject.model, length=length, seed=subject.seed)]
-    if len(corpora) < 2:
+        corpora[REPEATED] = ([repeated_tokens(subject.model, length=length, seed=subject.seed)], None)
+    if not corpora:
         raise ValueError("there is no second corpus to check the ranking on: pass check=")
-    frame = cut_cost(subject.model, heads, corpora, losses)
+    known = [subject.losses_without.get(frozenset(off)) for off in ((), heads)]  # points of the pruning curve
+    if any(losses is None for losses in known):
+        known = losses_of_cut(subject.model, heads, subject.halves[1], subject.loss_of(subject.halves[1]))
+    frame = compared({first: tuple(known)} | {
+        name: losses_of_cut(subject.model, heads, *corpus) for name, corpus in corpora.items()
+    })  # fmt: skip
     subject.tables["check"] = frame
     worst = frame.iloc[1:].sort_values("rise").iloc[-1]
     here = frame.iloc[0]

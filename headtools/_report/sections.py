@@ -24,8 +24,8 @@ from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
 from headtools.roles.conventions import VOITA
 from headtools.roles.head_functions import NONE, function, head_functions
-from headtools.roles.taxonomy import taxonomy
-from headtools.sparse.pruning_curve import curves, random_order
+from headtools.roles.taxonomy import taxonomy_and_control
+from headtools.sparse.pruning_curve import curves, curves_and_results, random_order
 
 _FUNCTIONS = {"mark": "special token or punctuation", "self": "own position", "rare": "rare word"}
 N_TABLE = 10  # heads in a table
@@ -62,9 +62,8 @@ def roles(subject: Subject) -> Markup:
         raise ValueError("roles are measured on sentences and need a tokenizer: pass sentences and tokenizer=")
     test, fitted = subject.test_sentences, subject.selection_sentences
     options = {"conventions": VOITA, "times": 300, "seed": subject.seed}
-    frame = taxonomy(subject.model, subject.tokenizer, test, fitted, **options)
     # The control: the same verdicts on maps whose rows are shuffled, so what holds there holds by chance.
-    control = taxonomy(subject.model, subject.tokenizer, test, fitted, shuffle=True, **options)
+    frame, control = taxonomy_and_control(subject.model, subject.tokenizer, test, fitted, **options)
     heads, control_heads = head_functions(frame), head_functions(control)
     subject.tables["roles"] = frame
     columns = [name for name in ("stack", "kind") if name in heads]
@@ -264,7 +263,7 @@ def pruning(subject: Subject) -> Markup:
 
     random_orders = {f"random {i}": random_order(sites(subject.model), subject.seed + i) for i in range(subject.orders)}
     measure = subject.test_losses()
-    frame = curves(subject.model, {"gradient": subject.selection_scores}, measure)
+    frame, subject.losses_without = curves_and_results(subject.model, {"gradient": subject.selection_scores}, measure)
     total = len(subject.selection_scores)
     if random_orders:  # their mean is smooth: half as many points will do, and all heads and none they share
         ends = frame[frame.kept.isin([0, total])]

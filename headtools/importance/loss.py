@@ -76,7 +76,8 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None 
         raise ValueError(f"examples {(n_labels == 0).nonzero().flatten().tolist()} of a batch have no label: drop them")
     _check_classes(labels[counted], logits.shape[-1])
     # Only labelled positions go through the softmax, in float32 or wider: (n, V) -> (n,), then summed by example.
-    upcast = logits[counted].to(torch.promote_types(logits.dtype, torch.float32))
+    chosen = logits.flatten(0, 1) if bool(counted.all()) else logits[counted]  # choosing copies: not where all are
+    upcast = chosen.to(torch.promote_types(logits.dtype, torch.float32))
     token_losses = F.cross_entropy(upcast, labels[counted], reduction="none")
     return token_losses.new_zeros(len(labels)).index_add(0, counted.nonzero()[:, 0], token_losses) / n_labels
 

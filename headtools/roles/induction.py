@@ -27,6 +27,7 @@ from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.attention_sinks import without_sink
 
+Measure = Callable[[Tensor, Tensor], Tensor]  # of maps (B, head, T, T) and tokens (B, T), one number a head
 INDUCTION, PREFIX, COPYING = "induction (TransformerLens)", "prefix matching (Olsson)", "copying (Olsson)"
 
 
@@ -123,19 +124,19 @@ def induction_scores(
     _check_decoder(model, max(2, repeats) * length + (start is not None), n)
     tokens = ordinary_tokens(model) if tokens is None else tokens
     first = 0 if start is None else 1
-    on_two_copies = {
-        "previous-token": lambda maps, ids: previous_token(maps),
-        "duplicate-token": duplicate_token,
-        INDUCTION: lambda maps, ids: induction(maps[..., first:, first:], length),
+    # One pass is for both: under a causal mask the maps of two copies are the first rows of those of more.
+    two, more = first + 2 * length, first + repeats * length
+    measures: dict[str, tuple[int, Measure]] = {
+        "previous-token": (two, lambda maps, ids: previous_token(maps)),
+        "duplicate-token": (two, duplicate_token),
+        INDUCTION: (two, lambda maps, ids: induction(maps[..., first:, first:], length)),
+        PREFIX: (more, prefix_matching),
     }
-    frames = []
-    for copies, measures in ((2, on_two_copies), (repeats, {PREFIX: prefix_matching})):
-        sequences = segments(n, length, copies, tokens, start=start, seed=seed)
-        chance = {role: _uniform_score(measure, sequences[:1]) for role, measure in measures.items()}
-        as_it_is, sink_left_out = _score_heads(model, sequences, measures, batch_size)
-        frame = _scores_frame(as_it_is, chance)
-        other = _scores_frame(sink_left_out, chance)  # the same rows in the same sequence
-        frames.append(frame.assign(without_sink=other.score))
+    sequences = segments(n, length, repeats, tokens, start=start, seed=seed)
+    chance = {role: _uniform_score(measure, sequences[:1, :used]) for role, (used, measure) in measures.items()}
+    as_it_is, sink_left_out = _score_heads(model, sequences, measures, batch_size)
+    other = _scores_frame(sink_left_out, chance)  # the same rows in the same sequence
+    frames = [_scores_frame(as_it_is, chance).assign(without_sink=other.score)]
     frames.append(copying(model, n=n, length=length, tokens=tokens, seed=seed, batch_size=batch_size))
     frame = pd.concat(frames, ignore_index=True)
     head_columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]
@@ -198,17 +199,21 @@ def copying(
 
 @torch.no_grad()
 def _score_heads(
-    model: nn.Module, sequences: Tensor, measures: dict[str, Callable[[Tensor, Tensor], Tensor]], batch_size: int
+    model: nn.Module, sequences: Tensor, measures: dict[str, tuple[int, Measure]], batch_size: int
 ) -> tuple[dict[tuple, Tensor], dict[tuple, Tensor]]:
-    """Return {(site key, role): (n, head)} of maps as they are and without their sink, one batch at a time."""
+    """Return {(site key, role): (n, head)} of maps as they are and without their sink, one batch at a time.
+
+    ``measures``: by role, how many tokens of a sequence it is measured on, from the first, and how.
+    """
     plain: dict[tuple, list[Tensor]] = {}
     sink_left_out: dict[tuple, list[Tensor]] = {}
     for ids in sequences.to(device_of(model)).split(batch_size):
 
         def add_scores(site: ht.Site, captured: object, _previous: object, ids: Tensor = ids) -> None:
             for values, maps in ((plain, captured.maps), (sink_left_out, without_sink(captured.maps))):
-                for role, measure in measures.items():
-                    values.setdefault((site.key, role), []).append(measure(maps, ids).cpu())
+                for role, (used, measure) in measures.items():
+                    scores = measure(maps[..., :used, :used], ids[:, :used])
+                    values.setdefault((site.key, role), []).append(scores.cpu())
 
         with ht.record(model, want="maps", accumulate=add_scores, only=["decoder"]):
             backbone(model, ["input_ids"])(ids)

@@ -31,6 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -121,6 +122,47 @@ def taxonomy(
     After Voita et al. 2019 (arXiv:1905.09418), sections 4 and 5; Clark et al. 2019 (arXiv:1906.04341), sections 3 and
     4; Kovaleva et al. 2019 (arXiv:1908.08593), section 4.1; Vig and Belinkov 2019 (arXiv:1906.04284), section 4.
     """
+    measure = _measure(
+        model, tokenizer, sentences, fitted, (shuffle,), roles=roles, kinds=kinds, conventions=conventions,
+        frequency=frequency, antecedent=antecedent, times=times, level=level, batch_size=batch_size, seed=seed,
+        together=checkpoint is None,
+    )  # fmt: skip
+    return run(measure, model, measure.groups, checkpoint=checkpoint)[0]
+
+
+@torch.no_grad()
+def taxonomy_and_control(
+    model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], fitted: Sequence[Sentence] | None = None,
+    **options: Any,
+) -> tuple[pd.DataFrame, pd.DataFrame]:  # fmt: skip
+    """Return what :func:`taxonomy` does, and what it does with ``shuffle=True``, in one pass instead of two.
+
+    ``options``: those of ``taxonomy`` but ``shuffle`` and ``checkpoint``.
+    """
+    measure = _measure(model, tokenizer, sentences, fitted, (False, True), **options)
+    frame, control = run(measure, model, measure.groups)
+    return frame, control
+
+
+def _measure(
+    model: nn.Module,
+    tokenizer: object,
+    sentences: Sequence[Sentence],
+    fitted: Sequence[Sentence] | None,
+    shuffles: Sequence[bool],
+    *,
+    roles: Iterable[str] | None = None,
+    kinds: Iterable[str] | None = None,
+    conventions: Conventions = VOITA,
+    frequency: Mapping[str, int] | None = None,
+    antecedent: Antecedent = nearest_nominal,
+    times: int = 500,
+    level: float = 0.95,
+    batch_size: int = 32,
+    seed: int = 0,
+    together: bool = True,
+) -> "_Taxonomy":
+    """Return what is to be run, for arguments of :func:`taxonomy`; ``shuffles``: of which maps, in which order."""
     if not 0 < level < 1 or times < 1:
         raise ValueError(
             f"got level={level} and times={times}; expected a probability, such as 0.95, and how often "
@@ -148,8 +190,8 @@ def taxonomy(
     # Without ``fitted``, sentence i is compared with offsets that are fitted on the other half.
     references = [reference] if fitted else [sentences[1::2], sentences[::2]]
     # A group is what processes share and a checkpoint keeps, so where there are any, each batch is a group.
-    together = checkpoint is None and current_process().count == 1
-    measure = _Taxonomy(
+    together = together and current_process().count == 1
+    return _Taxonomy(
         model=model,
         tokenizer=tokenizer,
         sentences=sentences,
@@ -164,16 +206,18 @@ def taxonomy(
         times=times,
         level=level,
         seed=seed,
-        shuffle=shuffle,
+        shuffles=shuffles,
         reference=reference,
         groups=list(group_batches(sentences, batch_size, tokenizer, together)),
     )
-    return run(measure, model, measure.groups, checkpoint=checkpoint)
 
 
 @dataclass
 class _Taxonomy:
-    """Scores of every head of ``sites`` for the ``roles`` of its kind of attention, sentence by sentence."""
+    """Scores of every head of ``sites`` for the ``roles`` of its kind of attention, sentence by sentence.
+
+    ``shuffles``: for each table to make, whether the rows of the maps are shuffled.
+    """
 
     model: nn.Module
     tokenizer: object
@@ -189,7 +233,7 @@ class _Taxonomy:
     times: int
     level: float
     seed: int
-    shuffle: bool
+    shuffles: Sequence[bool]
     reference: Sequence[Sentence]
     groups: Sequence[Group]
 
@@ -200,51 +244,64 @@ class _Taxonomy:
             "sentences": fingerprint(self.sentences), "fitted": fingerprint(self.reference),
             "roles": fingerprint(self.roles), "conventions": fingerprint(self.conventions),
             "word counts": fingerprint(self.vocabulary), "antecedent": function_name(self.antecedent),
-            "shuffle": self.seed if self.shuffle else None, "batch_size": self.batch_size,
+            "shuffle": self.seed if any(self.shuffles) else None, "batch_size": self.batch_size,
         }  # fmt: skip
 
     def per_batch(self, group: Group) -> dict[str, Tensor]:
         """Return the sums of each sentence (B, role, head), the counts, and how often each layer ran, by kind."""
-        running = {kind: RunningScores([site for site in self.sites if site.kind == kind]) for kind in self.kinds}
-        results: dict[str, list[dict[str, Tensor]]] = {kind: [] for kind in running}
+        running = {(kind, i): RunningScores([site for site in self.sites if site.kind == kind])
+                   for kind in self.kinds for i in range(len(self.shuffles))}  # fmt: skip
+        results: dict[tuple[str, int], list[dict[str, Tensor]]] = {key: [] for key in running}
         generator = torch.Generator()
 
         def add_scores(site: Site, captured: Captured, _previous: None) -> None:
             # returns nothing, so that no map is kept
-            running[site.kind].add(site, captured.maps.cpu(), generator if self.shuffle else None)
+            maps = captured.maps.cpu()
+            for i, shuffle in enumerate(self.shuffles):
+                running[site.kind, i].add(site, maps, generator if shuffle else None)
 
         with record(self.model, want="maps", accumulate=add_scores, only=[site.key for site in self.sites]):
             for (batch_index, _), (batch, scorers) in zip(group, self._prepare(group), strict=True):
                 # the same random numbers, whichever process runs this batch
                 seed = self.seed if not batch_index else zlib.crc32(f"{self.seed} {batch_index}".encode())
                 generator.manual_seed(seed)
-                for kind, scorer in scorers.items():
-                    running[kind].begin(scorer)
+                current = [key for key in running if key[0] in scorers]
+                for key in current:
+                    running[key].begin(scorers[key[0]])
                 batch = {name: value.to(device_of(self.model)) for name, value in batch.items()}
                 run_model(self.model, batch, encoder_only=self.kinds == ["encoder"])
-                for kind in scorers:
-                    results[kind].append(running[kind].finish())
-        return {f"{kind}|{name}": torch.cat([result[name] for result in by_batch])
-                for kind, by_batch in results.items() for name in by_batch[0]}  # fmt: skip
+                for key in current:
+                    results[key].append(running[key].finish())
+        return {_part_name(*key, name): torch.cat([result[name] for result in by_batch])
+                for key, by_batch in results.items() for name in by_batch[0]}  # fmt: skip
 
-    def finish(self, parts: Iterable[Mapping[str, Tensor]]) -> pd.DataFrame:
-        """Add everything up, with as many resampled sums, and make the table."""
+    def finish(self, parts: Iterable[Mapping[str, Tensor]]) -> list[pd.DataFrame]:
+        """Add everything up, with as many resampled sums, and make the tables."""
         resample_counts = resample_counts_by_batch(
             self.sentences, self.batch_size, ResampleCounts(self.times, self.seed)
         )
-        totals = {kind: (RunningSums(), RunningSums()) for kind in self.kinds}  # of the sums and of the counts
+        n_tables = range(len(self.shuffles))
+        totals = {(kind, i): (RunningSums(), RunningSums()) for i in n_tables for kind in self.kinds}  # sums and counts
         n_sentences = dict.fromkeys(self.kinds, 0)  # how many have a query of each role, (R,)
         n_runs: dict[SiteKey, int] = {}
         for group, part in zip(self.groups, parts, strict=True):
             ends = list(accumulate(len(indices) for _, indices in group))
-            for i, (end, (_, indices)) in enumerate(zip(ends, group, strict=True)):
+            for batch_index, (end, (_, indices)) in enumerate(zip(ends, group, strict=True)):
                 batch, drawn = slice(end - len(indices), end), next(resample_counts)
-                for kind, (sums, counts) in totals.items():
-                    sums.add(part[f"{kind}|sums"][batch], drawn)
-                    counts.add(part[f"{kind}|counts"][batch], drawn)
+                for key, (sums, counts) in totals.items():
+                    sums.add(part[_part_name(*key, "sums")][batch], drawn)
+                    counts.add(part[_part_name(*key, "counts")][batch], drawn)
+                for kind in self.kinds:
                     n_sentences[kind] = n_sentences[kind] + (part[f"{kind}|counts"][batch, 0] > 0).sum(0)
                     layers = [site.key for site in self.sites if site.kind == kind]
-                    n_runs |= dict(zip(layers, part[f"{kind}|runs"][i].tolist(), strict=True))
+                    n_runs |= dict(zip(layers, part[f"{kind}|runs"][batch_index].tolist(), strict=True))
+        return [self._frame({kind: totals[kind, i] for kind in self.kinds}, n_sentences, n_runs) for i in n_tables]
+
+    def _frame(
+        self, totals: Mapping[str, tuple[RunningSums, RunningSums]], n_sentences: Mapping[str, Tensor],
+        n_runs: Mapping[SiteKey, int],
+    ) -> pd.DataFrame:  # fmt: skip
+        """Return the table of these sums and counts, by kind."""
         columns: dict[SiteKey, Columns] = {}
         for kind, (sums, counts) in totals.items():
             layers = [(site, n_runs[site.key]) for site in self.sites if site.kind == kind]
@@ -276,6 +333,11 @@ class _Taxonomy:
         for _, batch_indices in group:
             first, last = last, last + len(batch_indices)
             yield slice_batch(group_batch, first, last), {kind: s.batch(first, last) for kind, s in scorers.items()}
+
+
+def _part_name(kind: str, table_index: int, name: str) -> str:
+    """Return under which name a part holds something; that of the first table is the one in older checkpoints."""
+    return f"{kind}|{name}" if not table_index else f"{kind}|{name}|{table_index}"
 
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:

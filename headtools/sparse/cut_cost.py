@@ -47,16 +47,29 @@ def cut_cost(
     >>> frame.corpus.tolist(), frame.n.tolist()
     (['repeated'], [5])
     """
-    import pandas as pd
-
     if not corpora:
         raise ValueError('got no corpora; expected {name: batches}: {"repeated": repeated_tokens(model)}')
+    return compared({name: losses_of_cut(model, heads, batches, (loss or {}).get(name))
+                     for name, batches in corpora.items()})  # fmt: skip
+
+
+def losses_of_cut(
+    model: nn.Module, heads: Heads, batches: Mapping | Iterable[Mapping], loss: Loss | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of each example with all heads on and with ``heads`` off, both (n,)."""
+    batches = list(each_batch(model, batches))
+    before = _losses(model, batches, loss)
+    with ablate(model, heads):
+        return before, _losses(model, batches, loss)
+
+
+def compared(losses: Mapping[str, tuple[Tensor, Tensor]]) -> pd.DataFrame:
+    """Return the table of :func:`cut_cost` from the losses on each corpus: (all heads on, heads off)."""
+    import pandas as pd
+
     rows = []
-    for name, given in corpora.items():
-        batches, own = list(each_batch(model, given)), (loss or {}).get(name)
-        before = _losses(model, batches, own)
-        with ablate(model, heads):
-            without = _losses(model, batches, own)
+    for name, (before, without) in losses.items():
+        before, without = before.double(), without.double()
         low, high = bootstrap(without - before) if len(before) >= MIN_EXAMPLES else (torch.nan, torch.nan)
         means = (before.mean(), without.mean(), (without - before).mean(), low, high)
         rows.append((name, *map(float, means), len(before)))

@@ -72,6 +72,13 @@ def curves(
     >>> curves(model, orders, lambda m: m(ids).pooler_output.mean().item(), keep=[0]).order.tolist()
     ['random 0', 'random 1']
     """
+    return curves_and_results(model, orders, evaluate, keep)[0]
+
+
+def curves_and_results(
+    model: nn.Module, orders: Mapping[str, Order], evaluate: Evaluate, keep: Iterable[float] = FRACTIONS
+) -> tuple[pd.DataFrame, dict[frozenset[Head], Any]]:
+    """Return the frame of :func:`curves`, and by set of heads removed what ``evaluate`` returned."""
     import pandas as pd
 
     check_weights(model)
@@ -83,14 +90,16 @@ def curves(
         points += [(name, kept, heads[: len(heads) - kept]) for kept in _counts(keep, len(heads))]
     if not points:
         raise ValueError("nothing to measure: pass an order and at least one number in keep, e.g. keep=[1.0, 0.5, 0.0]")
-    measured: dict[frozenset, tuple[float, float, float]] = {}
+    results: dict[frozenset[Head], Any] = {}
+    measured: dict[frozenset[Head], tuple[float, float, float]] = {}
     for _, _, removed in points:
         key = frozenset(removed)
         if key not in measured:
             with frozen(model), torch.no_grad(), ablate(model, removed):
-                measured[key] = _metric(evaluate(model), model)
+                results[key] = evaluate(model)
+            measured[key] = _metric(results[key], model)
     rows = [(name, kept, *measured[frozenset(removed)]) for name, kept, removed in points]
-    return pd.DataFrame(rows, columns=["order", "kept", "metric", "low", "high"])
+    return pd.DataFrame(rows, columns=["order", "kept", "metric", "low", "high"]), results
 
 
 def random_order(heads: Sites | HeadScores | Iterable[Head], seed: int) -> list[Head]:

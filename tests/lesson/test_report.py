@@ -437,6 +437,17 @@ def test_the_passes_it_announces_are_those_it_makes():
     assert abs(sum(cost.steps.values()) - backward - len(passes)) < 12
 
 
+def test_the_check_runs_no_sentence_that_the_pruning_curve_has_run():
+    model, rows = built("Llama"), []
+    subject = Subject(model, TOKENIZER, ENGLISH, [], None, 3, 0)
+    subject.prepare()
+    MEASURED["pruning"][1](subject)
+    hook = model.model.register_forward_hook(lambda _model, _given, output: rows.append(len(output[0])))
+    MEASURED["check"][1](subject)
+    hook.remove()
+    assert rows == [16, 16], "the repeated tokens, with all heads on and with some off"
+
+
 def test_it_needs_no_matplotlib():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"

@@ -28,7 +28,7 @@ from headtools.roles.baselines import best_offsets, offset_baselines
 from headtools.roles.controls import shuffled, untrained
 from headtools.roles.conventions import CLARK, Conventions
 from headtools.roles.sentence import Sentence
-from headtools.roles.taxonomy import best, taxonomy
+from headtools.roles.taxonomy import best, taxonomy, taxonomy_and_control
 from headtools.roles.word_alignment import align, to_words
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "dog", "cat", "play", "##ed", "##ing", "it", "saw", "."]
@@ -321,6 +321,16 @@ def test_controls_hold_next_to_nothing(organism):
     assert taxonomy(model, tokenizer, test, validation, **given).holds.sum() >= 10
     assert taxonomy(model, tokenizer, test, validation, shuffle=True, **given).holds.sum() == 0
     assert taxonomy(untrained(model), tokenizer, test, validation, **given).holds.sum() == 0
+
+
+def test_taxonomy_and_control_are_what_two_calls_give(organism):
+    model, tokenizer, test, validation = organism
+    given = {"times": 20, "batch_size": 7, "seed": 3}
+    frame, control = taxonomy_and_control(model, tokenizer, test[:20], validation[:20], **given)
+    alone = [taxonomy(model, tokenizer, test[:20], validation[:20], shuffle=shuffle, **given) for shuffle in (0, 1)]
+    pd.testing.assert_frame_equal(frame, alone[0], check_exact=True)
+    pd.testing.assert_frame_equal(control, alone[1], check_exact=True)
+    assert not frame.score.equals(control.score)
 
 
 def test_shuffling_keeps_each_rows_weights_where_they_may_be():
