@@ -66,7 +66,8 @@ def overlap(a: Circuits | Factored, b: Circuits | Factored | None = None, side: 
     >>> overlap(axes, Factored(torch.eye(4)[:, 1:3], torch.eye(4)[1:3]))
     Levels(values=tensor([[0.5000]]), chance=0.5)
     """
-    bases_a, bases_b = _bases(a, side), _bases(a if b is None else b, side)
+    bases_a = _bases(a, side)
+    bases_b = bases_a if b is None else _bases(b, side)
     _check_width(bases_a, bases_b)
     # The singular values of V_aᵀ V_b are the cosines of the principal angles; the sum of their squares is its norm².
     cos_squared = _squared_products(bases_a, bases_b)
@@ -136,19 +137,22 @@ def _squared_products(a: Tensor, b: Tensor) -> Tensor:
     """Return ‖a_iᵀ b_j‖² for all pairs, (n_a, n_b), of a (n_a, d, r_a) and b (n_b, d, r_b).
 
     It is also the inner product of the projections a_i a_iᵀ and b_j b_jᵀ. With heads wider than √d that is less work
-    than all products of r columns; blocks keep either way within some 200 MB.
+    than all products of r columns; blocks keep either way within some 200 MB. Where ``a`` is ``b`` the result is
+    symmetric, and half of it is a mirror image.
     """
     d, pairs = a.shape[1], a.shape[2] * b.shape[2]
-    rows = []
     if pairs > d and max(len(a), len(b)) * d * d <= _MOST_NUMBERS:
         n_block = max(1, _BLOCK_NUMBERS // (d * d))
-        for block in a.split(n_block):
+        grid: list[list[Tensor]] = []
+        for i, block in enumerate(a.split(n_block)):
             projections = (block @ block.mT).flatten(1)
-            rows.append(torch.cat([projections @ (other @ other.mT).flatten(1).mT for other in b.split(n_block)], 1))
-    else:
-        for block in a.split(max(1, _BLOCK_NUMBERS // (len(b) * pairs))):
-            rows.append(pairwise_products(block.mT, b).square().sum((-1, -2)))
-    return torch.cat(rows)
+            grid.append([
+                grid[j][i].mT if a is b and j < i else projections @ (other @ other.mT).flatten(1).mT
+                for j, other in enumerate(b.split(n_block))
+            ])  # fmt: skip
+        return torch.cat([torch.cat(row, 1) for row in grid])
+    blocks = a.split(max(1, _BLOCK_NUMBERS // (len(b) * pairs)))
+    return torch.cat([pairwise_products(block.mT, b).square().sum((-1, -2)) for block in blocks])
 
 
 def _check_width(a: Tensor, b: Tensor) -> None:

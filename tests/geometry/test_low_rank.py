@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headtools import geometry
+from headtools.geometry import subspaces
 from headtools.geometry.low_rank import Factored
 
 law = settings(max_examples=15, deadline=None)
@@ -169,6 +170,16 @@ def test_overlap_is_the_mean_cosine_squared(side):
             p, q = (m @ torch.linalg.pinv(m) for m in (one, two))  # projections on the column spaces
             near(values[i, j], (p * q).sum() / 2)
     assert chance == 3 / (12 if side == "read" else 10)
+
+
+@pytest.mark.parametrize("rank", [2, 4])  # by bases, and by projections
+def test_the_overlap_of_heads_with_themselves_is_the_same_in_any_blocks(monkeypatch, rank):
+    some = heads(5, 8, rank, 8)
+    at_once = geometry.overlap(some, Factored(some.left.clone(), some.right.clone())).values
+    monkeypatch.setattr(subspaces, "_BLOCK_NUMBERS", 2 * 8 * 8)
+    values = geometry.overlap(some).values
+    near(values, at_once)
+    near(values, values.T)
 
 
 def test_overlap_by_hand():
