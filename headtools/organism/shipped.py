@@ -29,6 +29,7 @@ _TABLES: dict[str, tuple[str, str, Callable[[dict], list[dict]]]] = {
     "scratch": ("scratch", "scratch", lambda file: file["runs"]),
     "merging": ("merging", "merging", lambda file: file["models"]),
     "latency": ("latency", "latency", lambda file: file["rows"]),
+    "sinks": ("sinks", "sinks", lambda file: file["runs"]),
     "gates": ("pruning", "gates", lambda file: file["gates"]),
     "encoder curve": ("pruning", "gates", lambda file: file["curve"]),
     "snapshots": ("growth", "growth", lambda file: file["snapshots"]),
@@ -56,7 +57,8 @@ TABLES = tuple(_TABLES)
 # How the sweep trains its gates: half a minute on one core, after which nearly all gates are saturated.
 LIVE_GATES = {"steps": 400, "start": 1.5, "gate_rate": 0.25, "weight_rate": 8e-4, "decay": 0.3}
 LIVE_TOKENS = 448  # padded source and target tokens per batch
-_METADATA = ("setting", "before", "sentences", "bleu", "threads", "processor", "torch")  # of a file, not of a row
+# Of a file, not of a row:
+_METADATA = ("setting", "before", "sentences", "bleu", "best_loss", "threads", "processor", "torch")
 
 
 def shipped(table: str) -> pd.DataFrame:

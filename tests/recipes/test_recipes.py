@@ -12,7 +12,7 @@ import torch
 import headtools as ht
 from headtools.organism import shipped as tables
 from headtools.organism.evaluate import bleu, token_accuracy
-from recipes import gates, growth, head_importance, latency, merging, orders, scorecard, scratch, sweep
+from recipes import gates, growth, head_importance, latency, merging, orders, scorecard, scratch, sinks, sweep
 from recipes._parallel import parallel_map
 from recipes._results import read, replace_row, update
 from recipes.train import Recipe
@@ -197,6 +197,58 @@ def test_multiplications_against_a_count():
         model.get_encoder()(input_ids=torch.ones(1, 16, dtype=torch.long), attention_mask=torch.ones(1, 16))
     expected = 6 * latency.multiplications(8, 16, 128, 256, 16)
     assert counter.get_total_flops() == 2 * expected
+
+
+def test_sinks(assets, monkeypatch, capsys):
+    monkeypatch.setattr(sinks, "TEST_ROWS", 32)
+    for few in (1, 2):  # the second command trains what is missing
+        sinks.main(seeds=few, steps=[1, 2], file=assets / "sinks.json")
+    rows = tables.shipped("sinks")
+    assert rows[["kind", "seed", "steps"]].values.tolist() == [
+        [kind, seed, steps] for kind in sinks.KINDS for seed in (0, 1) for steps in (1, 2)
+    ]
+    assert capsys.readouterr().out.count("2 steps: loss") == len(rows) / 2, "each was trained once"
+    trained = []
+    monkeypatch.setattr(sinks, "run", lambda kind, seed, steps: trained.append((kind, seed)) or [])
+    sinks.main(seeds=3, file=assets / "sinks.json")
+    assert trained == [(kind, 2) for kind in sinks.KINDS]
+    with pytest.raises(Exception, match="expected one of 'softmax', 'off by one'"):
+        sinks.main(kind=["sigmoid"], file=assets / "sinks.json")
+
+
+def test_the_weights_of_each_kind_against_their_formulas():
+    scores = torch.tensor([[[0.5, -torch.inf], [1.0, -2.0]]])
+    raised = scores.exp()
+    formulas = {"softmax": 0.0, "output gate": 0.0, "off by one": 1.0, "learned sink": torch.tensor(0.7).exp()}
+    for kind, more in formulas.items():
+        model = sinks.OneHead(kind)
+        model.sink.data.fill_(0.7)
+        torch.testing.assert_close(model.attend(scores), raised / (more + raised.sum(-1, keepdim=True)))
+
+
+def test_what_a_head_that_copies_and_rests_measures(monkeypatch):
+    """Scores set by hand: all weight on the first token, at triggers on the word before; the values decide the rest."""
+    monkeypatch.setattr(sinks, "TEST_ROWS", 32)
+    model = sinks.OneHead("softmax")
+    words = sinks.sequences(sinks.TEST_ROWS, torch.Generator().manual_seed(2))[:, :-1]
+    wanted = torch.where(sinks.is_trigger(words), torch.arange(sinks.LENGTH) - 1, 0)
+    hand_set = torch.nn.functional.one_hot(wanted, sinks.LENGTH).float()
+    model.attend = lambda scores: torch.where(scores.isinf(), 0.0, hand_set)
+    rows = sinks.measure(model)
+    assert (rows["first"], rows["first_trigger"], rows["back"], rows["itself"]) == pytest.approx((1, 0, 1, 0))
+    model.output.weight.data.zero_()  # what a head cannot write costs nothing
+    rows = sinks.measure(model)
+    assert (rows["rise"], rows["written"], rows["low"], rows["high"]) == (0, 0, 0, 0)
+    assert rows["loss"] > sinks.best_loss()
+
+
+def test_nobody_undercuts_the_best_loss_and_the_language_reaches_it():
+    words = sinks.sequences(2_000, torch.Generator().manual_seed(5))
+    seen, following = words[:, 1:-1], words[:, 2:]
+    after_trigger = sinks.is_trigger(words)[:, 1:-1]
+    losses = -sinks.bigrams()[seen, following].log()
+    assert (following == words[:, :-2])[after_trigger].all()
+    assert losses.masked_fill(after_trigger, 0).mean().item() == pytest.approx(sinks.best_loss(), abs=0.01)
 
 
 # --- what they share --------------------------------------------------------------------------------------------------
