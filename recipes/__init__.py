@@ -4,7 +4,7 @@
     scorecard        translation, roles of heads, whether roles are used        -> scores.json
     growth           snapshots, other seeds, other numbers of heads             -> growth.json
     gates            a pruning curve, and Hard Concrete gates for 1,000 steps   -> pruning.json
-    sweep            Hard Concrete gates at every penalty, three seeds          -> sweep.json
+    sweep            Hard Concrete gates at every penalty, and at four rates    -> sweep.json
     scratch          the heads that a sweep kept, trained from nothing          -> scratch.json
     orders           pruning curves of many rankings of heads                   -> orders.json
     head_importance  each head off, each left alone in its layer, pairs         -> worth.json, ablation.safetensors

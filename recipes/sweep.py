@@ -3,7 +3,7 @@
 One run trains Hard Concrete gates for one penalty and seed, cuts the heads whose gates closed, translates, and measures
 which roles the remaining heads have. There are runs with gates on the encoder's heads while the decoder is frozen, as
 in Voita et al. 2019 (section 6.2), and with gates on all heads while all weights learn (section 6.3). Penalty 0 is the
-control.
+control. A second table, of a few runs at other rates of the gates, shows why the sweep has the rate it has.
 Each finished run is a file in a folder, and the command makes only the runs that are missing. Result: ``sweep.json``.
 """
 
@@ -32,6 +32,8 @@ PENALTIES = {  # nats for one open gate; 0 is the control: as many steps, no pen
     "all": (0.0, 0.002, 0.01, 0.03, 0.1, 0.3),
 }
 SEEDS = [0, 1, 2]
+RATES = [0.25, 0.1, 0.05, 0.02]  # learning rates of the gates that are compared; the sweep has that of LIVE_GATES
+RATES_AT = (0.0, 0.05)  # penalties at which they are, with gates on the encoder's heads
 SENTENCES = 500  # of the test split, translated; roles are selected on as many of the validation split
 N_SNAPSHOTS = 21  # steps of a run at which its log alpha is stored
 SATURATED = 0.9  # P(0) or P(1) of a gate that is clearly closed or open
@@ -97,28 +99,53 @@ def roles_of_survivors(fit: Fit, tokenizer: object, sentences: int) -> dict[str,
     return {head: sorted(rows.role) for head, rows in of_kept.groupby("head")}
 
 
-def finished_run(run: dict, folder: Path, sentences: int, steps: int) -> dict:
+def finished_run(run: dict, folder: Path, sentences: int, steps: int, rate: float = LIVE_GATES["gate_rate"]) -> dict:
     """Return one run of the sweep, read from its file in ``folder`` or run and written to it."""
-    setting = LIVE_GATES | {"steps": steps, "tokens": LIVE_TOKENS, "sentences": sentences}
-    file = folder / f"{run['over']}-{run['penalty']:g}-{run['seed']}.json"
+    setting = LIVE_GATES | {"gate_rate": rate, "steps": steps, "tokens": LIVE_TOKENS, "sentences": sentences}
+    of_rate = "" if rate == LIVE_GATES["gate_rate"] else f"-rate{rate:g}"
+    file = folder / f"{run['over']}-{run['penalty']:g}-{run['seed']}{of_rate}.json"
     if stored := read(file):
         if stored["setting"] != setting:
             raise ValueError(f"{file} was made with {stored['setting']}, not {setting}; use another folder: --runs NEW")
         return stored["row"]
-    row = one_run(**run, sentences=sentences, steps=steps)
+    row = one_run(**run, sentences=sentences, steps=steps, gate_rate=rate)
     write({"setting": setting, "row": row}, file)
     return row
 
 
-def gather(rows: Iterable[dict], sentences: int, steps: int) -> dict:
-    """Return the shipped table: the setting, the model before, all runs in order, histories of the first seed only."""
+def gather(rows: Iterable[dict], rates: Iterable[dict], sentences: int, steps: int) -> dict:
+    """Return the shipped tables: the setting, the model before, all runs in order, histories of the first seed only."""
     runs = [row if row["seed"] == SEEDS[0] else {k: v for k, v in row.items() if k not in ("history", "losses")}
             for row in sorted(rows, key=lambda row: (row["over"] == "all", row["seed"], row["penalty"]))]  # fmt: skip
     return {
         "setting": LIVE_GATES | {"steps": steps, "tokens": LIVE_TOKENS, "sentences": sentences},
         "before": quality(*ht.load(), ht.corpus("organism", "test", sentences)),
         "runs": runs,
+        "rates": list(rates),
     }
+
+
+def rate_row(rate: float, row: dict, sentences: int) -> dict:
+    """Return a run at one rate of the gates, without its history, and what the closed heads cost the model before.
+
+    ``cost``: fraction of words that the untouched model gets wrong, on top of those it gets wrong anyway, if the heads
+    that closed are switched off in it, with the 95 % interval.
+
+    >>> row = {"over": "encoder", "penalty": 0.0, "seed": 0, "kept": [f"encoder 5.{head}" for head in range(8)],
+    ...        "bleu": [90, 89, 91], "accuracy": [0.9, 0.8, 1], "decided": 1.0}
+    >>> found = rate_row(0.25, row, sentences=5)
+    >>> found["rate"], found["cost"][0] > 0.1
+    (0.25, True)
+    """
+    model, _ = ht.load()
+    test, kept = ht.corpus("organism", "test", sentences), set(row["kept"])
+    closed = [(*site.key, h) for site in ht.sites(model)[row["over"]] for h in range(site.heads)
+              if name_of((*site.key, h)) not in kept]  # fmt: skip
+    before = token_accuracy(model, test)
+    with ht.ablate(model, closed):
+        cost = before - token_accuracy(model, test)
+    return {"over": row["over"], "rate": rate, "cost": interval(cost),
+            **{key: row[key] for key in ("penalty", "seed", "kept", "bleu", "accuracy", "decided")}}  # fmt: skip
 
 
 def main(
@@ -126,6 +153,7 @@ def main(
     penalty: Annotated[list[float] | None, typer.Option(help="instead of those of the shipped sweep")] = None,
     seed: list[int] = SEEDS,
     steps: int = LIVE_GATES["steps"],
+    rate: Annotated[list[float], typer.Option(help="of the gates, in the table of rates")] = RATES,
     limit: Annotated[int, typer.Option(help="test sentences translated")] = SENTENCES,
     runs: Annotated[Path, typer.Option(help="folder of finished runs")] = Path("sweep-runs"),
     jobs: Annotated[int, typer.Option(help="runs at a time, each on one core; -1 for all")] = 1,
@@ -137,7 +165,11 @@ def main(
     plan = [{"over": kind, "penalty": p, "seed": s}
             for s in seed for kind in over for p in (penalty or PENALTIES[kind])]  # fmt: skip
     rows = list(parallel_map(finished_run, [(run, folder, limit, steps) for run in plan], jobs))
-    write(gather(rows, limit, steps), file, row_key="over")
+    compared = [({"over": "encoder", "penalty": p, "seed": s}, folder, limit, steps, r)
+                for r in rate for p in RATES_AT for s in seed]  # fmt: skip
+    of_rates = [rate_row(task[-1], row, limit)
+                for task, row in zip(compared, parallel_map(finished_run, compared, jobs), strict=True)]  # fmt: skip
+    write(gather(rows, of_rates, limit, steps), file, row_key="over")
     print(json.dumps([{key: row[key] for key in ("over", "penalty", "seed", "bleu")} | {"kept": len(row["kept"])}
                       for row in rows], indent=1))  # fmt: skip
 

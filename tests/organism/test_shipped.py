@@ -10,7 +10,7 @@ import recipes
 from headtools.organism import snapshots
 from headtools.organism.batches import batches
 from headtools.organism.evaluate import token_accuracy
-from headtools.organism.shipped import TABLES, heads_with_role, shipped, shipped_ablation
+from headtools.organism.shipped import LIVE_GATES, TABLES, heads_with_role, shipped, shipped_ablation
 from recipes import gates, growth, head_importance, orders, scratch, sweep
 
 RECIPES = {path.stem for path in Path(recipes.__file__).parent.glob("*.py") if not path.stem.startswith("_")}
@@ -49,6 +49,30 @@ def test_sweep():
         assert all(low - 0.5 <= score <= high + 0.5 for score, low, high in (row.bleu,))
 
 
+def test_rates():
+    """Every rate with every seed; at the sweep's own rate these are runs of the sweep."""
+    frame, runs = shipped("rates"), shipped("sweep").set_index(["over", "penalty", "seed"])
+    plan = [(rate, p, s) for rate in sweep.RATES for p in sweep.RATES_AT for s in sweep.SEEDS]
+    assert [(row.rate, row.penalty, row.seed) for row in frame.itertuples()] == plan
+    own = frame[frame.rate == LIVE_GATES["gate_rate"]]
+    assert len(own) == len(sweep.RATES_AT) * len(sweep.SEEDS)
+    for row in own.itertuples():
+        run = runs.loc[("encoder", row.penalty, row.seed)]
+        assert (row.kept, row.bleu, row.accuracy, row.decided) == (run.kept, run.bleu, run.accuracy, run.decided)
+
+
+def test_the_rate_of_the_sweep_closes_nothing_that_matters():
+    """At penalty 0: what closes costs the model before next to no words, and is less than half of what 0.25 closes."""
+    free = shipped("rates").query("penalty == 0").set_index("rate")
+    own = free.loc[LIVE_GATES["gate_rate"]]
+    assert all(high < 0.002 for _, _, high in own.cost)
+    assert (48 - own.kept.map(len)).mean() < (48 - free.kept[0.25].map(len)).mean() / 2
+
+
+def test_the_setting_of_the_sweep_is_that_of_the_lessons():
+    assert LIVE_GATES.items() <= shipped("sweep").attrs["setting"].items()
+
+
 def test_orders():
     frame = shipped("orders").set_index(["over", "order"])
     assert set(frame.index) == {(over, name) for over in orders.KINDS for name in orders.names(over)}
@@ -64,13 +88,24 @@ def test_orders():
             assert scores[3:6].mean() > random[:, 3:6].max(1).values.mean() + 5, (over, name)
 
 
-def test_scratch_fits_the_sweep():
+def test_scratch_fits_the_sweep_that_its_heads_come_from():
+    """The rows of the present gate rate are runs of the sweep; of an earlier sweep the table of rates has some."""
     runs = shipped("sweep").set_index(["over", "penalty", "seed"])
+    rates = shipped("rates").set_index(["rate", "penalty", "seed"])
+    compared = []
     for row in shipped("scratch").itertuples():
-        run = runs.loc[tuple(row.of.values())]
+        over, penalty, seed, rate = (row.of[key] for key in ("over", "penalty", "seed", "gate_rate"))
+        assert row.steps == growth.COMPARED
+        if rate == LIVE_GATES["gate_rate"]:
+            run = runs.loc[(over, penalty, seed)]
+        elif (rate, penalty, seed) in rates.index:
+            run = rates.loc[(rate, penalty, seed)]
+        else:
+            continue
+        compared.append(row.of)
         assert row.kept == run.kept
         assert row.pruned == {"bleu": run.bleu, "accuracy": run.accuracy}
-        assert row.steps == growth.COMPARED
+    assert compared
 
 
 def test_growth():

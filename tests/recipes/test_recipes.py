@@ -71,15 +71,21 @@ def test_the_sweep_makes_only_what_is_missing(assets, monkeypatch):
     made, real = [], sweep.one_run
 
     def counted(**options):
-        made.append((options["over"], options["penalty"]))
+        made.append((options["over"], options["penalty"], options["gate_rate"]))
         return real(**options)
 
     monkeypatch.setattr(sweep, "one_run", counted)
+    own = tables.LIVE_GATES["gate_rate"]
     settings = {"seed": [0], "steps": 1, "limit": 5, "runs": assets / "runs", "file": assets / "sweep.json"}
-    sweep.main(over=["encoder"], penalty=[0.05], **settings)
-    sweep.main(over=["encoder"], penalty=[0.05, 0.1], **settings)
-    assert made == [("encoder", 0.05), ("encoder", 0.1)]
+    sweep.main(over=["encoder"], penalty=[0.05], rate=[], **settings)
+    sweep.main(over=["encoder"], penalty=[0.05, 0.1], rate=[own, 0.5], **settings)
+    assert made == [("encoder", 0.05, own), ("encoder", 0.1, own), ("encoder", 0, own), ("encoder", 0, 0.5),
+                    ("encoder", 0.05, 0.5)]  # fmt: skip
     assert tables.shipped("sweep summary").penalty.tolist() == [0.05, 0.1]
+    rates = tables.shipped("rates")
+    assert list(zip(rates.rate, rates.penalty, strict=True)) == [(own, 0), (own, 0.05), (0.5, 0), (0.5, 0.05)]
+    assert (rates.kept.map(len) == 48).all()
+    assert (rates.cost.map(max) == 0).all(), "nothing has closed"
     with pytest.raises(ValueError, match="use another folder: --runs NEW"):
         sweep.main(over=["encoder"], penalty=[0.05], **(settings | {"limit": 2}))
 
