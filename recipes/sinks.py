@@ -195,11 +195,12 @@ def main(
     for name in kind or ():
         if name not in KINDS:
             raise typer.BadParameter(f"got --kind {name!r}; expected one of {', '.join(map(repr, KINDS))}")
-    finished = {(row["kind"], row["seed"]) for row in read(file).get("runs", [])}
+    finished = {(row["kind"], row["seed"], row["steps"]) for row in read(file).get("runs", [])}
     requested = [(name, seed) for seed in range(seeds) for name in (kind or KINDS)]
     about = {"best_loss": round(best_loss(), 4), "threads": 1, "processor": platform.machine(),
              "torch": torch.__version__}  # fmt: skip
-    for name, seed in tqdm([pair for pair in requested if kind or pair not in finished], desc="models"):
+    missing = [pair for pair in requested if any((*pair, step) not in finished for step in steps)]
+    for name, seed in tqdm(requested if kind else missing, desc="models"):
         for row in run(name, seed, steps):
             update(file, lambda old, row=row: {**about, "runs": replace_row(
                 old.get("runs", []), row, lambda r: (KINDS.index(r["kind"]), r["seed"], r["steps"]))},

@@ -216,7 +216,7 @@ def test_sinks(assets, monkeypatch, capsys):
     assert capsys.readouterr().out.count("2 steps: loss") == len(rows) / 2, "each was trained once"
     trained = []
     monkeypatch.setattr(sinks, "run", lambda kind, seed, steps: trained.append((kind, seed)) or [])
-    sinks.main(seeds=3, file=assets / "sinks.json")
+    sinks.main(seeds=3, steps=[1, 2], file=assets / "sinks.json")
     assert trained == [(kind, 2) for kind in sinks.KINDS]
     with pytest.raises(Exception, match="expected one of 'softmax', 'off by one'"):
         sinks.main(kind=["sigmoid"], file=assets / "sinks.json")
