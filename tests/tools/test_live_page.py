@@ -20,6 +20,7 @@ import torch
 import headtools as ht
 from headtools.organism.batches import batches
 from headtools.organism.evaluate import token_accuracy
+from recipes import orders
 
 NODE = shutil.which("node")
 
@@ -110,9 +111,17 @@ def test_the_tour_names_heads_that_hold_the_role(root, model):
         for head in step.get("heads", []):
             assert step["role"] in stored["roles"][head]
     assert len(stored["roles"]) == len(live_measures.heads(model))
-    for scope, orders in stored["rankings"].items():
-        for order in orders.values():
+    for scope, rankings in stored["rankings"].items():
+        for order in rankings.values():
             assert len(set(order)) == len(order) == len(stored["rankings"][scope]["random"])
+
+
+def test_learned_gates_are_those_of_the_sweep(root, model):
+    stored = json.loads((root / "site" / "live" / "measured.json").read_text("utf-8"))["rankings"]
+    heads = live_measures.heads(model)
+    for scope in live_measures.SCOPES:
+        order = [heads[number] for number in stored[scope]["learned gates"]]
+        assert order == orders.ranking("learned", model, [], scope), "measured.json is of another sweep: delete it"
 
 
 def flat(tensor) -> str:
