@@ -270,7 +270,7 @@ def test_the_tables_of_gates(untrained, monkeypatch):
     assert "lost: 1.1: obj up" in text
     assert "| seed 1 | 0.02, 1,000 steps, gates 3 | 3 |" in text
     one, other, alone = run_of(few, 95.0), run_of(few, 93.9, seed=1), run_of(few, 96.0, penalty=0.1)
-    assert sweep.repeated({"runs": [one, other, alone]}) == [one, other], "one run alone may be lucky"
+    assert sweep.repeated({"runs": [one, other, alone]}) == [[one, other]], "one run alone may be lucky"
     assert sweep.repeated({"runs": [alone]}) == []
 
     monkeypatch.setattr(rates, "before", lambda *_: first)
@@ -342,6 +342,11 @@ def test_goals_are_judged_by_the_results():
     assert "cross 30.0, encoder 40.0" in text
     assert "5 (head 1.2)" in text
     assert "12 at 94.0, 13 at 94.0; before 95.0, as many steps at penalty 0 96.5" in text
+    best = [run_of([f"encoder 0.{i}" for i in range(13)], 96.0, seed=seed) for seed in (0, 1)]
+    few = [run_of(["encoder 0.0"], 94.6, seed=seed, penalty=0.03) for seed in (0, 1)]
+    text_of_few, enough = goals.gates({"sweep": {"before": {"bleu": [95.0, 94, 96]}, "runs": best + few}})
+    assert enough, "13 heads are too many, but a stronger penalty leaves one in both seeds"
+    assert text_of_few == "penalty 0.03, heads and BLEU by random gates: 1 at 94.6, 1 at 94.6; before 95.0"
     assert "left 1/2/2" in text
 
 

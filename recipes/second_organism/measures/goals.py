@@ -100,20 +100,28 @@ def stand_ins(one: dict) -> Verdict:
 
 
 def gates(one: dict) -> Verdict:
-    """The setting tried with several seeds that translates best; all of them must be good enough.
+    """A penalty tried with several seeds of which all are good enough, or the one that translates best.
 
-    Within two BLEU of the model before, and of as many steps at penalty 0 where there are such.
+    Good enough: few heads, within two BLEU of the model before, and of as many steps at penalty 0 where there are such.
     """
-    rows = repeated(one["sweep"])
-    if not rows:
+    groups = repeated(one["sweep"])
+    if not groups:
         return "no setting was tried twice", False
     before = one["sweep"]["before"]["bleu"][0]
-    said = ", ".join(f"{len(heads_of(row))} at {row['bleu'][0]:.1f}" for row in rows)
-    same = [row["bleu"][0] for row in one["sweep"]["runs"] if row["penalty"] == 0 and rows[0]["steps"] == row["steps"]]
-    least = max(before, *same) - WITHIN if same else before - WITHIN
-    enough = all(len(heads_of(row)) <= ENOUGH and row["bleu"][0] >= least for row in rows)
-    control = f", as many steps at penalty 0 {same[0]:.1f}" if same else ""
-    return f"heads and BLEU by random gates: {said}; before {before:.1f}{control}", enough
+
+    def control(rows: list[dict]) -> list[float]:
+        runs = one["sweep"]["runs"]
+        return [row["bleu"][0] for row in runs if row["penalty"] == 0 and row["steps"] == rows[0]["steps"]]
+
+    def enough(rows: list[dict]) -> bool:
+        least = max(before, *control(rows)) - WITHIN if control(rows) else before - WITHIN
+        return all(len(heads_of(row)) <= ENOUGH and row["bleu"][0] >= least for row in rows)
+
+    rows = next(filter(enough, groups), groups[0])
+    reached = ", ".join(f"{len(heads_of(row))} at {row['bleu'][0]:.1f}" for row in rows)
+    same = "".join(f", as many steps at penalty 0 {value:.1f}" for value in control(rows))
+    text = f"penalty {rows[0]['penalty']:g}, heads and BLEU by random gates: {reached}; before {before:.1f}{same}"
+    return text, enough(rows)
 
 
 def kind_first(one: dict) -> Verdict:
