@@ -341,7 +341,7 @@ def test_goals_are_judged_by_the_results():
     assert verdicts == [yes, yes, yes, yes, yes, no, no, yes, no, yes, yes, no, yes, "–"]
     assert "cross 30.0, encoder 40.0" in text
     assert "5 (head 1.2)" in text
-    assert "12 at 94.0, 13 at 94.0; before 95.0, as many steps at penalty 0 96.5" in text
+    assert "12 at 94.0, 13 at 94.0; before 95.0; the worst is 2.50 behind as many steps at penalty 0" in text
     best = [run_of([f"encoder 0.{i}" for i in range(13)], 96.0, seed=seed) for seed in (0, 1)]
     few = [run_of(["encoder 0.0"], 94.6, seed=seed, penalty=0.03) for seed in (0, 1)]
     text_of_few, enough = goals.gates({"sweep": {"before": {"bleu": [95.0, 94, 96]}, "runs": best + few}})
