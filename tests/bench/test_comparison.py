@@ -30,6 +30,7 @@ def peer(tmp_path, monkeypatch):
     return compare
 
 
+@pytest.mark.full
 def test_a_peer_that_is_the_same_agrees_and_one_that_cannot_says_so(peer):
     rows = peer("found['relevance'] = lambda: 1 / 0")
     gradient, relevance = rows

@@ -88,6 +88,7 @@ def test_damaged_files_are_refused_by_name(tmp_path):
 # --- killed, full, closed, met ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_killed_at_any_line_and_any_byte(tmp_path):
     path = write_tensors(tmp_path / "a.safetensors", OLD)
     size, ends = path.stat().st_size, set()

@@ -90,6 +90,7 @@ def test_the_sweep_makes_only_what_is_missing(assets, monkeypatch):
         sweep.main(over=["encoder"], penalty=[0.05], **(settings | {"limit": 2}))
 
 
+@pytest.mark.full
 def test_scratch(assets, monkeypatch, capsys):
     real = scratch.train_gates
     monkeypatch.setattr(scratch, "train_gates", lambda *args, **options: real(*args, **options, steps=1))
@@ -134,6 +135,7 @@ def test_a_ranking_scored_anew_starts_as_the_plain_one(organism):
     assert set(again) == set(plain)
 
 
+@pytest.mark.full
 def test_head_importance(assets, monkeypatch, capsys):
     """With translations that fall apart with the number of heads that are off, and with one pair."""
 

@@ -35,6 +35,7 @@ def test_stopped_and_resumed_ends_at_the_same_weights(straight, tmp_path):
     assert equal(train(TINY, tmp_path, progress=False), straight)
 
 
+@pytest.mark.full
 def test_killed_and_resumed_ends_at_the_same_weights(straight, tmp_path):
     """kill -9 in step 4, after the checkpoint of step 2."""
     code = f"""

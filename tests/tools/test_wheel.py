@@ -54,6 +54,7 @@ def test_it_is_small_and_has_everything_but_the_snapshots(root, wheel):
     assert all(name.startswith("headtools/") for name in names)
 
 
+@pytest.mark.full
 def test_a_snapshot_is_missing_in_words_until_it_is_in_the_cache(installed, tmp_path):
     code = "import headtools as ht; print(ht.__file__); print(ht.load(step=3000)[0].lm_head.weight.sum().item())"
     cache = {"HEADTOOLS_CACHE": str(tmp_path)}
