@@ -1,5 +1,5 @@
 """Tables of a causal language model for lessons 01 and 02: three heads on one sentence, attention layers computed anew,
-and what the weights of each head say of the written and the words that it carries.
+and what the weights of each head say of the directions and the words that it carries.
 
 ``python -m recipes.measure_real --model smollm2 --only circuits``
 """
@@ -115,7 +115,7 @@ def own_layers(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Ta
 
 @torch.no_grad()
 def circuits(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Table:
-    """Measure each head's W_OV: how many written it uses, and whether it raises the word that it reads."""
+    """Measure each head's W_OV: how many directions it uses, and whether it raises the word that it reads."""
     ov, site_list = geometry.ov(model), list(ht.sites(model))
     words = model.get_input_embeddings().weight.detach().float()
     read = words / (words.square().mean(-1, keepdim=True) + 1e-5).sqrt()  # RMSNorm, but for its gain

@@ -73,7 +73,7 @@ def _remove(answer: Any) -> str | None:
 
 def _side(answer: Any) -> str | None:
     """side(before, after): two W_OV (d, d), one direction removed -> "read" or "write"."""
-    faults = []
+    sides = []
     for d, rank, seed in ((3, 2, 0), (5, 3, 5), (4, 4, 9)):
         before = _draw(d, rank, seed=seed) @ _draw(rank, d, seed=seed + 1)
         direction = _draw(d, seed=seed + 2)
@@ -84,22 +84,22 @@ def _side(answer: Any) -> str | None:
             got = call(answer, before=before, after=after)
             if not isinstance(got, str):
                 raise Hint(f'"read" or "write" is asked for, this is {article(got)}.')
-            faults.append((got.strip().lower(), want))
-    answers = {got for got, _ in faults}
+            sides.append((got.strip().lower(), want))
+    answers = {got for got, _ in sides}
     if answers - {"read", "write"}:
         return f'"read" or "write" is asked for, you say {min(answers - {"read", "write"})!r}.'
-    if all(got == want for got, want in faults):
+    if all(got == want for got, want in sides):
         return None
-    if all(got != want for got, want in faults):
+    if all(got != want for got, want in sides):
         return (
             "You have the two exchanged. Rows are multiplied from the left, x @ W_OV: what is read meets the rows of "
             "the matrix, what is written comes out along its columns."
         )
     if len(answers) == 1:
         return f"You say {answers.pop()!r} of every edit, and half of them are on the other side."
-    wrong = sum(got != want for got, want in faults)
+    wrong = sum(got != want for got, want in sides)
     return (
-        f"{wrong} of {len(faults)} edits are told wrongly. The difference of the two matrices has rank 1, a product of "
+        f"{wrong} of {len(sides)} edits are told wrongly. The difference of the two matrices has rank 1, a product of "
         "two vectors: one of them is the direction removed, and the matrix after the edit has nothing left along it."
     )
 
