@@ -205,7 +205,7 @@ def roles(
             raise ValueError(f"{model} has no tokenizer, and roles are measured on words: save it in the same folder")
         _announce(f"roles: {subject.heads}, {subject.measured_on}")
         frame = ht.taxonomy(subject.model, subject.tokenizer, subject.sentences, seed=seed, checkpoint=checkpoint)
-        _show(frame[frame.holds] if held else frame, out)
+        _show(frame[frame.passes] if held else frame, out)
 
 
 @_command

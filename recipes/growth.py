@@ -41,15 +41,14 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     ``bleu`` and ``hard``: BLEU on the test and hard sentences (the first ``limit`` of 1,000) and the ends of its 95 %
     interval. ``accuracy``: fraction of target words right, given the preceding words, on 200 test sentences. ``roles``:
     for each role the encoder head selected on 500 validation sentences, the fraction of its queries that hit in 500
-    test sentences with Wilson's 95 % interval, the baseline, and whether it ``holds``. ``carriers``: the roles of each
+    test sentences with Wilson's 95 % interval, the baseline, and whether it ``passes``. ``carriers``: the roles of each
     head that has one; there are ``with_role`` of them among ``heads_total``. ``curve``: accuracy with encoder heads
     ablated, those of least gradient importance first, without retraining (:func:`recipes.gates.encoder_curve`).
     """
     validation, test = (ht.corpus("organism", split, ROLES_ON) for split in ("validation", "test"))
     frame = roles(model, tokenizer, validation, test)
     carriers = {head: sorted(rows.role) for head, rows in frame[frame.found].groupby("head")}
-    columns = {"head": "head", "score": "score", "low": "low", "high": "high", "baseline": "baseline", "found": "holds"}
-    table = best(frame)[list(columns)].rename(columns=columns)
+    table = best(frame)[["head", "score", "low", "high", "baseline", "found"]].rename(columns={"found": "passes"})
     table["baseline"] = table.baseline.astype(object).where(table.baseline.notna(), None)
     return {
         "bleu": _rounded(bleu(model, tokenizer, ht.corpus("organism", "test", limit))),
@@ -94,7 +93,7 @@ def markdown(results: dict[str, list[dict]]) -> str:
         header = [first, "BLEU test", "95 %", "BLEU hard", "95 %", "heads with a role", *SHOWN.values()]
         lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         for entry in results.get(part, []):
-            scores = [f"{row['score']:.2f}{' *' * row['holds']}" if (row := entry["roles"].get(role)) else "–"
+            scores = [f"{row['score']:.2f}{' *' * row['passes']}" if (row := entry["roles"].get(role)) else "–"
                       for role in SHOWN]  # fmt: skip
             bleu = [cell for score, low, high in (entry["bleu"], entry["hard"])
                     for cell in (f"{score:.1f}", f"{low:.1f}–{high:.1f}")]  # fmt: skip

@@ -177,13 +177,13 @@ def roles_table(model: nn.Module, tokenizer: Any, n: int) -> tuple[pd.DataFrame,
     test, validation = (ht.corpus("english", split, limit=n) for split in ("test", "validation"))
     frame = ht.taxonomy(model, tokenizer, test, validation)
     best = frame.groupby("role").score.rank(ascending=False, method="first") <= 3
-    columns = ["kind", "layer", "head", "family", "role", "score", "low", "high", "baseline", "chance", "n", "holds"]
+    columns = ["kind", "layer", "head", "family", "role", "score", "low", "high", "baseline", "chance", "n", "passes"]
     about = (
         f"taxonomy of {len(test)} English test sentences, words joined by spaces; best offsets from {len(validation)} "
         "of the validation split. Only heads that hold a role, and the three best of each; special tokens are left "
         "out, the first token is not"
     )
-    return frame[frame.holds | best][columns], about
+    return frame[frame.passes | best][columns], about
 
 
 def encoder_heads(model: nn.Module, tokenizer: Any, n: int) -> tuple[pd.DataFrame, str]:

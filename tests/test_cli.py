@@ -154,7 +154,7 @@ def test_roles(tmp_path):
     assert main(["roles", "organism", *FEW, "--held", "--out", str(tmp_path / "roles.json")]) == 0
     rows = json.loads((tmp_path / "roles.json").read_text())
     assert rows
-    assert all(row["holds"] for row in rows)
+    assert all(row["passes"] for row in rows)
 
 
 # --- models without a loss --------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from measure_notebooks import table
 import headtools as ht
 from headtools.lesson import catalogue
 from headtools.organism import snapshots
+from headtools.roles._taxonomy.table import COLUMNS
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "LICENSE-text.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 
@@ -74,7 +75,7 @@ def test_the_readme_examples_run(root: Path, capsys: pytest.CaptureFixture):
     assert names["plain"] != names["without"]
     exec(compile(second, "README.md", "exec"), names)
     assert "# The organism" in capsys.readouterr().out
-    assert names["roles"].holds.any()
+    assert names["roles"].passes.any()
     exec(compile(third, "README.md", "exec"), names)
     assert capsys.readouterr().out.count("English") == 1
 
@@ -388,6 +389,14 @@ def test_the_changelog_names_every_alias_that_the_code_has(root: Path):
     # the three that warn in a __getattr__ or a property of their own
     by_hand = {("holders", "head_functions"), ("geometry", "geometry"), ("seen", "captured")}
     assert len(re.findall(r"DeprecationWarning", "".join(code.values()))) == len(by_hand) + 3  # ours, and old losses
-    table = read(root, "CHANGELOG.md").split("\n## ")[1].split("| old | new | of |")[1]
+    table = read(root, "CHANGELOG.md").split("\n## ")[1].split("| old | new | of |")[1].split("\n### ")[0]
     listed = set(re.findall(r"^  \| `(\w+)=?` \| `(?:headtools\.)?(\w+)=?`", table, re.M))
     assert listed == pairs | by_hand
+
+
+def test_the_changelog_names_the_columns_that_taxonomy_has_renamed(root: Path):
+    table = read(root, "CHANGELOG.md").split("| old column | new column |")[1].split("\n## ")[0]
+    columns = dict(re.findall(r"^  \| `(\w+)` \| `(\w+)` \|$", table, re.M))
+    assert columns
+    assert set(columns.values()) <= set(COLUMNS)
+    assert not set(columns) & set(COLUMNS)

@@ -175,7 +175,7 @@ def growth() -> str:
     """Lesson 05: the best head for each role, over the training."""
     rows = shipped("snapshots")
     at = [math.log(max(step, 125) / 125) / math.log(9000 / 125) for step in rows.step]
-    roles = [role for role in rows.roles.iloc[-1] if rows.roles.iloc[-1][role]["holds"]]
+    roles = [role for role in rows.roles.iloc[-1] if rows.roles.iloc[-1][role]["passes"]]
     return "".join(
         line(at, [row[role]["score"] for row in rows.roles], colour(0.3 + 0.7 * n / len(roles)), 1.5, 0.85)
         for n, role in enumerate(roles)

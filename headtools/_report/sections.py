@@ -78,7 +78,7 @@ def roles(subject: Subject) -> Markup:
             f"shuffled at random {n_control} would. Measured on {subject.test_text}."
         )
         role_maps.append(figures.roles(frame[rows], kind[-1], claim))
-    passed = frame[frame.holds & frame.role.isin(", ".join(heads.roles).split(", "))]
+    passed = frame[frame.passes & frame.role.isin(", ".join(heads.roles).split(", "))]
     top = passed.sort_values("score", ascending=False).groupby("role", sort=False).head(2)
     _find_functions(subject, heads, control_heads)
     _find_best_role(subject, frame, passed)
@@ -126,7 +126,7 @@ def _find_best_role(subject: Subject, frame: Any, passed: Any) -> None:
     head = head_name(_head(row))
     detail = (
         f"Score {number(row['score'])} ({interval(row['low'], row['high'])}) on {row['n']} queries; the baseline "
-        f"({row['against']}) has {number(row['baseline'])}, chance {number(row['chance'])}."
+        f"({row['baseline_rule']}) has {number(row['baseline'])}, chance {number(row['chance'])}."
     )
     if len(passed):
         headline = f"The clearest role: {head} has “{row['role']}”."
@@ -320,7 +320,7 @@ def maps(subject: Subject) -> Markup:
         frame = subject.tables["roles"]
         # Roles that are functions: a class of maps, a distance or an entropy names no head worth a look, and under a
         # causal mask "map diagonal" says nothing at all.
-        frame = frame[frame.holds & frame.role.isin([role for role in frame.role.unique() if function(role)])]
+        frame = frame[frame.passes & frame.role.isin([role for role in frame.role.unique() if function(role)])]
         for row in frame.loc[frame.groupby("family").low.idxmax()].to_dict("records") if len(frame) else ():
             reasons.setdefault(_head(row), row["role"])
     if subject.has_importance:

@@ -35,7 +35,7 @@ def role_map(ax: Axes, frame: pd.DataFrame, *, kind: str = "encoder", legend: bo
     >>> import pandas as pd
     >>> from matplotlib import pyplot as plt
     >>> frame = pd.DataFrame({"kind": "encoder", "layer": 0, "head": [0, 1], "role": "obj up", "score": [0.9, 0.2],
-    ...                       "holds": [True, False]})
+    ...                       "passes": [True, False]})
     >>> [t.get_text() for t in role_map(plt.subplots()[1], frame, legend=False).texts]
     ['S']
     >>> plt.close()
@@ -62,9 +62,9 @@ def role_map(ax: Axes, frame: pd.DataFrame, *, kind: str = "encoder", legend: bo
 
 
 def beside_baselines(rows: pd.DataFrame, rivals: Sequence[float], labels: Sequence[str]) -> tuple[Figure, Axes]:
-    """Draw one score a row with its interval, and a tick at what it has to beat; another marker where no role holds.
+    """Draw one score a row with its interval, a tick at what it has to beat, and another marker where it does not pass.
 
-    rows: rows of a taxonomy's frame: score, low, high, holds
+    rows: rows of a taxonomy's frame: score, low, high, passes
     rivals: what each has to beat, such as ``rows.baseline``
     labels: names of the rows
 
@@ -72,23 +72,24 @@ def beside_baselines(rows: pd.DataFrame, rivals: Sequence[float], labels: Sequen
 
     >>> import matplotlib; matplotlib.use("agg")
     >>> import pandas as pd
-    >>> rows = pd.DataFrame({"score": [0.9, 0.4], "low": [0.8, 0.3], "high": [1.0, 0.5], "holds": [True, False]})
+    >>> rows = pd.DataFrame({"score": [0.9, 0.4], "low": [0.8, 0.3], "high": [1.0, 0.5], "passes": [True, False]})
     >>> fig, ax = beside_baselines(rows, [0.5, 0.4], ["obj up", "obj down"])
     >>> [t.get_text() for t in ax.get_yticklabels()]
     ['obj up', 'obj down']
     """
     if not len(rows) == len(rivals) == len(labels):
         raise ValueError(f"{len(rows)} rows, {len(rivals)} rivals and {len(labels)} labels; needed: one of each a row")
-    place = np.arange(len(rows))
+    position = np.arange(len(rows))
     fig, ax = subplots(figsize=(6.4, 1.2 + 0.27 * len(rows)))
     reach = np.clip([rows.score - rows.low, rows.high - rows.score], 0, None)
-    ax.errorbar(rows.score, place, xerr=reach, fmt="none", ecolor="black", capsize=3)
-    for holds, marker, text in ((True, "o", "holds"), (False, "X", "does not hold")):
-        chosen = rows.holds.to_numpy() == holds
-        ax.plot(rows.score[chosen], place[chosen], marker, markersize=8, color=OKABE_ITO[0 if holds else 1], label=text)
-    ax.plot(np.asarray(rivals), place, "|", color="black", markersize=15, label="to beat")
+    ax.errorbar(rows.score, position, xerr=reach, fmt="none", ecolor="black", capsize=3)
+    for passes, marker, text in ((True, "o", "passes"), (False, "X", "does not pass")):
+        selected = rows.passes.to_numpy() == passes
+        colour = OKABE_ITO[0 if passes else 1]
+        ax.plot(rows.score[selected], position[selected], marker, markersize=8, color=colour, label=text)
+    ax.plot(np.asarray(rivals), position, "|", color="black", markersize=15, label="to beat")
     ax.set(
-        yticks=place, yticklabels=labels, ylim=(len(rows) - 0.5, -0.5), xlim=(-0.02, 1.04), xlabel="share of queries"
+        yticks=position, yticklabels=labels, ylim=(len(rows) - 0.5, -0.5), xlim=(-0.02, 1.04), xlabel="share of queries"
     )
     ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3)
     return fig, ax

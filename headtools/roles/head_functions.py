@@ -38,16 +38,16 @@ def head_functions(frame: pd.DataFrame) -> pd.DataFrame:
     that hold, best score first. Raises ValueError for a frame without verdicts.
 
     >>> frame = pd.DataFrame({"kind": "encoder", "layer": 0, "head": [0, 0, 1], "role": ["eos", "obj up", "eos"],
-    ...                       "score": [0.75, 0.9, 0.2], "holds": [True, True, False]})
+    ...                       "score": [0.75, 0.9, 0.2], "passes": [True, True, False]})
     >>> head_functions(frame)[["head", "function", "letters", "roles"]].values.tolist()
     [[0, 'syntactic', 'SE', 'obj up, eos'], [1, 'none', '', '']]
     """
-    if "holds" not in frame:
-        raise ValueError(f"got the columns {list(frame)}; expected 'holds': make the frame with taxonomy(model, ...)")
+    if "passes" not in frame:
+        raise ValueError(f"got the columns {list(frame)}; expected 'passes': make the frame with taxonomy(model, ...)")
     head_columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]
     rows = []
     for head, verdicts in frame.groupby(head_columns, sort=False):
-        held = verdicts[verdicts.holds].sort_values("score", ascending=False, kind="stable").role
+        held = verdicts[verdicts.passes].sort_values("score", ascending=False, kind="stable").role
         held = [role for role in held if function(role)]
         functions = [name for name in LETTERS if name in {function(role) for role in held}]
         letters = "".join(LETTERS[name] for name in functions)

@@ -5,7 +5,7 @@
 >>> sentences = ht.corpus("organism", limit=40)
 >>> frame = taxonomy(model, tokenizer, sentences, ht.corpus("organism", "validation", limit=40), roles=["positional"])
 >>> top = best(frame).loc["offset -1"]
->>> (top.kind, bool(top.score > 0.9), bool(top.holds))
+>>> (top.kind, bool(top.score > 0.9), bool(top.passes))
 ('encoder', True, True)
 
 The path of one batch, in the order in which to read the code; all modules are in ``roles/_taxonomy``:
@@ -106,13 +106,13 @@ def taxonomy(
 
     Columns: ``stack`` (where a model has several), ``kind``, ``layer``, ``head``, ``family``, ``role``; ``score``, a
     fraction of queries, a mean weight or a mean (entropy and rarity in nats, distance in words or tokens);
-    ``baseline``, the score of the rule named in ``against``, on the same queries; ``chance``, of a random key or of
-    uniform attention (coreference: a random earlier noun); ``low`` and ``high``, the ``level`` interval of
-    the score; ``gap_low`` and ``gap_high``, the paired interval of score - baseline; ``n``, queries counted (sentences
-    for content and map classes; a layer that runs several times, as ALBERT's, counts each); ``holds``, whether the head
-    has the role: the *lower end* reaches the role's threshold, above both baseline and chance where the threshold is a
-    margin (``_taxonomy.roles.threshold``), with ``min_queries`` queries or more. Roles without a single query have no
-    rows.
+    ``baseline``, the score of the rule named in ``baseline_rule``, on the same queries; ``chance``, of a random key or
+    of uniform attention (coreference: a random earlier noun); ``low`` and ``high``, the ``level`` interval of the
+    score; ``difference_low`` and ``difference_high``, the paired interval of score - baseline; ``n``, queries counted
+    (sentences for content and map classes; a layer that runs several times, as ALBERT's, counts each); ``passes``,
+    whether the head has the role: the *lower end* reaches the role's threshold, above both baseline and chance where
+    the threshold is a margin (``_taxonomy.roles.threshold``), with ``min_queries`` queries or more. Roles without a
+    single query have no rows.
 
     With hundreds of heads and roles some lower ends pass by chance: run the controls and count theirs.
 

@@ -30,10 +30,11 @@ def rendered(text: str, results: Path = RESULTS) -> str:
     def table(match: re.Match) -> str:
         name = match[1]
         files = [results / f"{name}.json"] if name != "goals" else sorted(results.glob("*.json"))
-        found = {file.stem: read(file) for file in files if file.exists()}
-        found = found if name == "goals" else found.get(name)
-        how = importlib.import_module(f"recipes.second_organism.measures.{name}")
-        return f"<!-- {name} -->\n\n{how.markdown(found) if found else MISSING}\n\n<!-- end of {name} -->"
+        measured = {file.stem: read(file) for file in files if file.exists()}
+        measured = measured if name == "goals" else measured.get(name)
+        measures = importlib.import_module(f"recipes.second_organism.measures.{name}")
+        tables = measures.markdown(measured) if measured else MISSING
+        return f"<!-- {name} -->\n\n{tables}\n\n<!-- end of {name} -->"
 
     return re.sub(r"<!-- (\w+) -->\n.*?<!-- end of \1 -->", table, text, flags=re.S)
 

@@ -46,14 +46,15 @@ def main(
 ) -> None:
     """Measure tables of one model, keep the numbers, and write the card's tables anew."""
     torch.set_num_threads(1)
-    modules = {one: module(one) for one in table}
+    modules = {table_name: module(table_name) for table_name in table}
     loaded, tokenizer = ht.load(model)
-    for one, how in modules.items():
-        kept = {"runs": runs / name} if runs and one in GATED else {}
+    for table_name, measures in modules.items():
+        resumable = {"runs": runs / name} if runs and table_name in GATED else {}
         with encoder_attention(loaded, attention):
-            found = how.measure(loaded, tokenizer, limit, **kept)
-        update(results / f"{one}.json", lambda old, found=found: dict(sorted((old | {name: found}).items())))
-        print(how.markdown({name: read(results / f"{one}.json")[name]}))
+            result = measures.measure(loaded, tokenizer, limit, **resumable)
+        file = results / f"{table_name}.json"
+        update(file, lambda old, result=result: dict(sorted((old | {name: result}).items())))
+        print(measures.markdown({name: read(file)[name]}))
     card.write(results, readme)
 
 

@@ -25,7 +25,7 @@ ROWS = [
 
 @pytest.fixture
 def frame():
-    return pd.DataFrame(ROWS, columns=["kind", "layer", "head", "role", "score", "holds"])
+    return pd.DataFrame(ROWS, columns=["kind", "layer", "head", "role", "score", "passes"])
 
 
 def test_functions_are_named_in_order(frame):
@@ -37,8 +37,8 @@ def test_functions_are_named_in_order(frame):
         ["encoder", 1, 1, "positional", "P", "offset +1"],
         ["decoder", 0, 0, "coreference", "C", "coreference"],
     ]
-    with pytest.raises(ValueError, match="expected 'holds'"):
-        head_functions(frame.drop(columns="holds"))
+    with pytest.raises(ValueError, match="expected 'passes'"):
+        head_functions(frame.drop(columns="passes"))
 
 
 def test_the_map_has_a_cell_a_head_and_its_letters(frame):
@@ -63,11 +63,11 @@ def test_every_function_has_its_letter_and_colour():
 
 def test_scores_that_do_not_hold_have_another_marker():
     rows = pd.DataFrame({"score": [0.9, 0.4, 0.7], "low": [0.8, 0.3, 0.6], "high": [1.0, 0.5, 0.8],
-                         "holds": [True, False, True]})  # fmt: skip
+                         "passes": [True, False, True]})  # fmt: skip
     fig, ax = beside_baselines(rows, [0.5, 0.4, 0.2], ["a", "b", "c"])
     drawn = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines}
-    assert drawn["holds"] == ([0.9, 0.7], [0, 2])
-    assert drawn["does not hold"] == ([0.4], [1])
+    assert drawn["passes"] == ([0.9, 0.7], [0, 2])
+    assert drawn["does not pass"] == ([0.4], [1])
     assert drawn["to beat"] == ([0.5, 0.4, 0.2], [0, 1, 2])
     plt.close(fig)
     with pytest.raises(ValueError, match="3 rows, 1 rivals"):

@@ -117,7 +117,7 @@ def test_growth():
             assert entry.bleu[1] <= entry.bleu[0] <= entry.bleu[2]
             assert entry.with_role == len(entry.carriers)
             for role, row in entry.roles.items():
-                assert not row["holds"] or role in entry.carriers[row["head"]]
+                assert not row["passes"] or role in entry.carriers[row["head"]]
             assert entry.curve[0]["accuracy"] == entry.curve[0]["random"] == entry.accuracy
 
 

@@ -81,7 +81,7 @@ def test_depth_counts_what_stands_inside_something():
 
 
 def test_the_grid_has_what_it_says():
-    for (length, deep), some in scores.grid(cell=5, drawn=300).items():
+    for (length, deep), some in scores.grid(cell=5, n_drawn=300).items():
         assert all(length[0] <= len(s.words) <= length[1] and max(1, scores.depth(s)) == deep for s in some)
         assert len(some) <= 5
 
@@ -318,7 +318,7 @@ def test_the_command_keeps_results_by_name_and_writes_the_card(untrained, tmp_pa
 
 def test_goals_are_judged_by_the_results():
     heads = {"0.1": ["offset -1"], "1.2": ["offset +1", "det up", "amod up", "nsubj up", "obj up", "advmod up"]}
-    best = [{"role": "name", "head": "2.0", "score": 0.7, "holds": True}]
+    best = [{"role": "name", "head": "2.0", "score": 0.7, "passes": True}]
     row = {"name": "first fitting", "all": 0.6, "head": "3.3"}
     found = {
         "scores": {"seed 1": {"splits": {"test": {"bleu": [95.0, 94.0, 96.0]}}}},

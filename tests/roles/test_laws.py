@@ -19,7 +19,7 @@ LETTERS = "abcdefgh"
 MARKS = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3}
 PIECES = MARKS | {letter: 4 + i for i, letter in enumerate(LETTERS)} | {f"##{c}": 12 + i for i, c in enumerate(LETTERS)}
 TEXT = ("bert", "distilbert", "gpt2", "opt", "llama", "qwen3", "phi3", "t5", "marian")
-COUNTS = ("score", "baseline", "chance", "low", "high", "gap_low", "gap_high", "n")
+COUNTS = ("score", "baseline", "chance", "low", "high", "difference_low", "difference_high", "n")
 
 
 @st.composite
@@ -98,7 +98,7 @@ def test_roles_of_any_model(one, tokenizer, said, data):
     assert (known.score - 1e-6 <= known.high).all()
     assert frame.high.notna().equals(frame.low.notna())
     assert (frame.n > 0).all()
-    assert not frame.holds.any()  # fifty looks are needed
+    assert not frame.passes.any()  # fifty looks are needed
     shares = frame[frame.family.isin(["positional", "syntactic"])]
     assert len(shares)
     assert shares[["score", "baseline", "chance", "low", "high"]].stack().dropna().between(0, 1).all()

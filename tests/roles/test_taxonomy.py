@@ -232,7 +232,7 @@ def test_the_baseline_is_fitted_elsewhere(bert):
                     ("DET", "NOUN", "PUNCT", "VERB"), (0,) * 4)] * 2  # fmt: skip
     near, other = (taxonomy(bert, tokenizer, SAID, fit, times=20, roles="syntactic") for fit in (SAID, far))
     rows = [frame[frame.role == "nsubj up"].iloc[0] for frame in (near, other)]
-    assert [(row.against, row.baseline) for row in rows] == [("offset +1", 1.0), ("offset +2", 0.0)]
+    assert [(row.baseline_rule, row.baseline) for row in rows] == [("offset +1", 1.0), ("offset +2", 0.0)]
 
 
 def test_without_a_second_split_each_half_is_the_others(bert):
@@ -242,7 +242,7 @@ def test_without_a_second_split_each_half_is_the_others(bert):
     odd = Sentence(forms, (3, 3, 0, 3), ("nsubj", "det", "root", "obj"), marks, (0,) * 4)
     frame = taxonomy(bert, wordpieces(), [even, odd] * 3, times=20, roles="nsubj up")
     assert set(frame.baseline) == {0.0}  # fitted on the same half it would be 1
-    assert set(frame.against) == {"offset +2 / +1"}
+    assert set(frame.baseline_rule) == {"offset +2 / +1"}
 
 
 def test_the_best_offset_counts_pairs():
@@ -266,16 +266,16 @@ def test_a_verdict_needs_the_interval(organism):
     )
     assert (frame.low <= frame.score + 1e-6).all()
     assert (frame.score <= frame.high + 1e-6).all()
-    assert (frame.gap_low <= frame.score - frame.baseline + 1e-6).all()
+    assert (frame.difference_low <= frame.score - frame.baseline + 1e-6).all()
     positional = frame[frame.family == "positional"]
-    assert (positional.holds == ((positional.low >= 0.9 - 1e-6) & (positional.n >= 50))).all()
-    assert positional.holds.any()
+    assert (positional.passes == ((positional.low >= 0.9 - 1e-6) & (positional.n >= 50))).all()
+    assert positional.passes.any()
     syntactic = frame[frame.family == "syntactic"]
-    beaten = syntactic.gap_low >= 0.1 - 1e-6
-    assert not (syntactic.holds & ~beaten).any()
-    assert not (syntactic.holds & (syntactic.n < 50)).any()
+    beaten = syntactic.difference_low >= 0.1 - 1e-6
+    assert not (syntactic.passes & ~beaten).any()
+    assert not (syntactic.passes & (syntactic.n < 50)).any()
     points = (syntactic.score >= syntactic.baseline + 0.1) & (syntactic.n >= 50)
-    assert points.sum() > syntactic.holds.sum() > 0  # some pass as points that do not as intervals
+    assert points.sum() > syntactic.passes.sum() > 0  # some pass as points that do not as intervals
 
 
 def test_intervals_are_those_of_the_bootstrap(organism):
@@ -318,9 +318,9 @@ def test_controls_hold_next_to_nothing(organism):
     model, tokenizer, test, validation = organism
     kinds = ["positional", "syntactic", "rare", "coreference"]
     given = {"kinds": "encoder", "roles": kinds, "conventions": Conventions(n_frequent=0), "times": 200}
-    assert taxonomy(model, tokenizer, test, validation, **given).holds.sum() >= 10
-    assert taxonomy(model, tokenizer, test, validation, shuffle=True, **given).holds.sum() == 0
-    assert taxonomy(untrained(model), tokenizer, test, validation, **given).holds.sum() == 0
+    assert taxonomy(model, tokenizer, test, validation, **given).passes.sum() >= 10
+    assert taxonomy(model, tokenizer, test, validation, shuffle=True, **given).passes.sum() == 0
+    assert taxonomy(untrained(model), tokenizer, test, validation, **given).passes.sum() == 0
 
 
 def test_taxonomy_and_control_are_what_two_calls_give(organism):
@@ -479,12 +479,12 @@ def test_every_row_is_complete(organism):
     model, tokenizer, test, validation = organism
     frame = taxonomy(model, tokenizer, test[:8], validation[:8], times=50)
     assert set(frame.kind) == {"encoder", "decoder", "cross"}
-    bounds = ["low", "high", "gap_low", "gap_high"]
+    bounds = ["low", "high", "difference_low", "difference_high"]
     assert not frame.drop(columns=bounds).isna().any().any()
     few = frame.low.isna()  # roles that fewer than five of the eight sentences have
     assert (few == frame[bounds].isna().any(axis=1)).all()
     assert 0 < few.sum() < len(frame) / 2
-    assert not frame.holds[few].any()
+    assert not frame.passes[few].any()
     assert (frame[few].n < 50).all()
     assert frame.attrs["interval"] == "none for roles of which fewer than 5 sentences have a query"
     assert len(frame) == len(frame.drop_duplicates(["kind", "layer", "head", "role"]))

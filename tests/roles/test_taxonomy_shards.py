@@ -44,7 +44,7 @@ def test_several_processes_make_the_frame_of_one(count):
     assert not alone[NUMBERS].equals(luck[NUMBERS])
     for frame, shuffled in together(count, shared(lambda: (measured(), measured(shuffle=True)))):
         assert_same(alone, frame)
-        assert (alone.holds == frame.holds).all()
+        assert (alone.passes == frame.passes).all()
         assert_same(luck, shuffled)
 
 

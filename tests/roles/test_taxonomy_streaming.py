@@ -32,7 +32,7 @@ SAID = [
     Sentence(("dog", "saw", "it"), (2, 0, 2), ("nsubj", "root", "obj"), ("NOUN", "VERB", "PRON"), (0, 0, 1)),
     Sentence(("playing",), (0,), ("root",), ("VERB",), (0,)),
 ]  # fmt: skip
-NUMBERS = ["score", "baseline", "chance", "low", "high", "gap_low", "gap_high"]
+NUMBERS = ["score", "baseline", "chance", "low", "high", "difference_low", "difference_high"]
 
 
 def tokenizer(side: str) -> PreTrainedTokenizerFast:
@@ -61,8 +61,8 @@ def model(name: str) -> torch.nn.Module:
 
 
 def assert_same(one: pd.DataFrame, two: pd.DataFrame) -> None:
-    assert (one[["kind", "layer", "head", "role", "against", "n"]].values
-            == two[["kind", "layer", "head", "role", "against", "n"]].values).all()  # fmt: skip
+    assert (one[["kind", "layer", "head", "role", "baseline_rule", "n"]].values
+            == two[["kind", "layer", "head", "role", "baseline_rule", "n"]].values).all()  # fmt: skip
     for column in NUMBERS:
         far = (one[column] - two[column]).abs()
         assert (one[column].isna() == two[column].isna()).all()

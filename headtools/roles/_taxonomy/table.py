@@ -14,8 +14,8 @@ from headtools.roles._taxonomy.targets import Antecedent
 from headtools.roles.baselines import BestOffsets
 from headtools.roles.conventions import Conventions
 
-COLUMNS = ("stack", "kind", "layer", "head", "family", "role", "score", "baseline", "chance", "against", "low", "high",
-           "gap_low", "gap_high", "n", "holds")  # fmt: skip
+COLUMNS = ("stack", "kind", "layer", "head", "family", "role", "score", "baseline", "chance", "baseline_rule", "low",
+           "high", "difference_low", "difference_high", "n", "passes")  # fmt: skip
 Columns = dict[str, np.ndarray]
 
 
@@ -30,20 +30,20 @@ def table(
     by side, ``counts`` (3, R) sums of n, baseline and chance, ``n_sentences`` (R,) how many have a query of the role.
     """
     n, baseline, chance = counts.total
-    values, holds = _scores(sums, counts, n_sentences, roles, conventions, level)
+    values, passes = _scores(sums, counts, n_sentences, roles, conventions, level)
     values |= {"baseline": (baseline / n)[:, None], "chance": (chance / n)[:, None]}
     with_query = [i for i in range(len(roles)) if n[i]]
     names = [roles[i] for i in with_query]
     kind = layers[0][0].kind
     rules = [_baseline_rule(role, [offsets.get(kind, {}) for offsets in best_offsets], antecedent) for role in names]
-    by_role = {"family": [family(role) for role in names], "role": names, "against": rules}
+    by_role = {"family": [family(role) for role in names], "role": names, "baseline_rule": rules}
     out, start = {}, 0
     for site, n_runs in layers:
         heads, start = slice(start, start + site.heads), start + site.heads
         cells = {name: value.expand(len(roles), sums.total.shape[1])[with_query, heads]
                  for name, value in values.items()}  # fmt: skip
         cells["n"] = (n[with_query, None] * n_runs).long().expand(-1, site.heads)
-        cells["holds"] = holds[with_query, heads] & (cells["n"] >= conventions.min_queries)
+        cells["passes"] = passes[with_query, heads] & (cells["n"] >= conventions.min_queries)
         columns = {name: value.flatten().numpy() for name, value in cells.items()}
         columns |= {name: np.repeat(np.array(value, dtype=object), site.heads) for name, value in by_role.items()}
         columns["head"] = np.tile(np.arange(site.heads), len(with_query))
@@ -68,12 +68,12 @@ def _scores(
     ends = _interval(score, resampled, n_sentences, level)
     low, high = (end.clamp(least, greatest) for end in ends)
     # The difference is resampled as a pair: score and baseline of the same sentences.
-    gap = score - (baseline / n)[:, None]
-    resampled_gap = resampled - (resampled_baseline / resampled_n)[:, None]
-    gap_low, gap_high = _interval(gap, resampled_gap, n_sentences, level)
+    difference = score - (baseline / n)[:, None]
+    resampled_difference = resampled - (resampled_baseline / resampled_n)[:, None]
+    difference_low, difference_high = _interval(difference, resampled_difference, n_sentences, level)
     thresholds = [threshold(role, conventions) for role in roles]
     scale, minimum = (torch.tensor([getattr(t, name) for t in thresholds])[:, None] for name in ("scale", "minimum"))
-    reached = torch.where(scale == 0, low, gap_low)
+    reached = torch.where(scale == 0, low, difference_low)
     other = ((scale[:, 0] != 0) & ((scale[:, 0] != 1) | (baseline < chance))).nonzero().flatten()
     if len(other):  # roles whose threshold is on neither of the two intervals above
         # The rule to beat is the better one of the baseline and chance.
@@ -81,7 +81,8 @@ def _scores(
         margin = score - scale * (torch.maximum(baseline, chance) / n)[:, None]
         resampled_margin = resampled[other] - (scale * better)[other, None]
         reached[other] = _interval(margin[other], resampled_margin, n_sentences[other], level)[0]
-    values = {"score": score, "low": low, "high": high, "gap_low": gap_low, "gap_high": gap_high}
+    values = {"score": score, "low": low, "high": high,
+              "difference_low": difference_low, "difference_high": difference_high}  # fmt: skip
     return values, reached >= minimum - 1e-6
 
 

@@ -35,8 +35,8 @@ def function(held: list[str]) -> str:
 def before(model: nn.Module, tokenizer: object, limit: int | None = None) -> dict:
     """BLEU of a model before any gate, on the sentences that the runs translate, and the roles of its heads."""
     test = corpus("test", min(SENTENCES, limit or SENTENCES))
-    found = held_roles(model, tokenizer, min(SEEN, limit or SEEN))
-    return {"bleu": [round(x, 2) for x in bleu(model, tokenizer, test)], "roles": found}
+    head_roles = held_roles(model, tokenizer, min(SEEN, limit or SEEN))
+    return {"bleu": [round(x, 2) for x in bleu(model, tokenizer, test)], "roles": head_roles}
 
 
 def one_run(
@@ -65,9 +65,9 @@ def one_run(
     )  # fmt: skip
     test = corpus("test", min(SENTENCES, limit or SENTENCES))
     cut = fit.cut().eval()
-    whole = right_words(model, test)
+    correct = right_words(model, test)
     with ht.ablate(model, fit.closed_heads):
-        cost = (whole.float() - right_words(model, test).float()).mean().item()
+        cost = (correct.float() - right_words(model, test).float()).mean().item()
     fit.model.eval()
     with ht.gates(fit.model, fit.values()):
         held = held_roles(fit.model, tokenizer, min(SEEN, limit or SEEN))

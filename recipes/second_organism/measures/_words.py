@@ -13,22 +13,22 @@ from recipes.second_organism.batches import batches
 @torch.no_grad()
 def right_words(model: nn.Module, sentences: Sequence[Sentence], size: int = 50) -> Tensor:
     """Which target words and EOS tokens a model gets right, sentence after sentence: (words,), True or False."""
-    found = []
+    correct = []
     for batch in batches(sentences, size):
         labels = batch.pop("labels")
-        found.append((model(**batch).logits.argmax(-1) == labels)[labels != IGNORE])
-    return torch.cat(found)
+        correct.append((model(**batch).logits.argmax(-1) == labels)[labels != IGNORE])
+    return torch.cat(correct)
 
 
 @torch.no_grad()
 def losses(model: nn.Module, sentences: Sequence[Sentence], size: int = 50) -> Tensor:
     """Cross-entropy of every target word and EOS token in nats: (words,)."""
-    found = []
+    values = []
     for batch in batches(sentences, size):
         labels = batch.pop("labels")
         logits = model(**batch).logits[labels != IGNORE]
-        found.append(torch.nn.functional.cross_entropy(logits, labels[labels != IGNORE], reduction="none"))
-    return torch.cat(found)
+        values.append(torch.nn.functional.cross_entropy(logits, labels[labels != IGNORE], reduction="none"))
+    return torch.cat(values)
 
 
 def by_sentence(words: Tensor, sentences: Sequence[Sentence]) -> Tensor:

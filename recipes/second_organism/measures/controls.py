@@ -14,12 +14,12 @@ SHOWN = ("role", "noun", "left accent", "right accent", "subject", "object", "ve
 def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> dict:
     """Word accuracy on test and hard sentences, and by what a word needs to know."""
     n = min(SENTENCES, limit or SENTENCES)
-    some, hard = corpus("test", n), corpus("hard", n)
-    right = right_words(model, some)
-    needs = [needed for s in some for needed in (*s.phenomena, ())]
+    test, hard = corpus("test", n), corpus("hard", n)
+    right = right_words(model, test)
+    needs = [needed for s in test for needed in (*s.phenomena, ())]
     return {
         "sentences": n,
-        "test": interval(by_sentence(right, some)),
+        "test": interval(by_sentence(right, test)),
         "hard": interval(by_sentence(right_words(model, hard), hard)),
         "phenomena": {name: share(right[[name in needed for needed in needs]]) for name in PHENOMENA},
     }
@@ -28,8 +28,8 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
 def markdown(results: dict[str, dict]) -> str:
     """One row a run."""
     rows = [
-        [name, "{:.3f} ({:.3f}–{:.3f})".format(*found["test"]), f"{found['hard'][0]:.3f}",
-         *(f"{found['phenomena'][p]:.3f}" for p in SHOWN)]
-        for name, found in results.items()
+        [name, "{:.3f} ({:.3f}–{:.3f})".format(*result["test"]), f"{result['hard'][0]:.3f}",
+         *(f"{result['phenomena'][p]:.3f}" for p in SHOWN)]
+        for name, result in results.items()
     ]  # fmt: skip
     return table(["run", "test", "hard", *SHOWN], rows)

@@ -83,19 +83,19 @@ def look_up(with_places: bool, fitted_on: int = FITTED_ON) -> Callable[[Sequence
             values = values + by_place[0][places[..., 0]] + by_place[1][places[..., 1]]
         return values.masked_fill(~there, -1e9)
 
-    *known, gold = features(given, types)
+    *train_inputs, gold = features(given, types)
     optimizer = torch.optim.Adam([by_type, by_place], lr=0.05)
     for _ in range(200):
-        loss = F.cross_entropy(score(*known), gold) + 1e-5 * by_type.square().sum()
+        loss = F.cross_entropy(score(*train_inputs), gold) + 1e-5 * by_type.square().sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
     @torch.no_grad()
-    def choose(some: Sequence[Pronoun]) -> Tensor:
-        *known, _ = features(some, types)
-        columns = score(*known).argmax(1)
-        return torch.tensor([p.places[-MOST:][i] for p, i in zip(some, columns.tolist(), strict=True)])
+    def choose(unresolved: Sequence[Pronoun]) -> Tensor:
+        *inputs, _ = features(unresolved, types)
+        columns = score(*inputs).argmax(1)
+        return torch.tensor([p.places[-MOST:][i] for p, i in zip(unresolved, columns.tolist(), strict=True)])
 
     return choose
 
@@ -104,54 +104,54 @@ def rule(name: str, given: Sequence[Pronoun], fitted_on: int = FITTED_ON) -> Ten
     """The place that a rule names for each pronoun."""
     if name.startswith("look-up"):
         return look_up(name == "look-up with places", fitted_on)(given)
-    chosen = {
+    choose = {
         "nearest": lambda p: p.places[-1],
         "nearest fitting": lambda p: p.fitting[-1],
         "first fitting": lambda p: p.fitting[0],
         "grammar": lambda p: p.grammar[0],
     }[name]
-    return torch.tensor([chosen(p) for p in given])
+    return torch.tensor([choose(p) for p in given])
 
 
 def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> dict:
     """Shares of pronouns whose antecedent rules and heads find; the heads are chosen on validation sentences."""
     n, fitted_on = min(SENTENCES, limit or SENTENCES), min(FITTED_ON, 40 * (limit or FITTED_ON))
-    seen = {}
+    by_split = {}
     for split in ("validation", "test"):
-        some = corpus(split, n)
-        found = pronouns(some)
-        words = torch.tensor([start + p.place for _, start, p in found])
-        gold = torch.tensor([p.noun for _, _, p in found])
-        keys = observe(model, tokenizer, some, argmax_keys)[:, :, words].flatten(0, 1)  # (head, pronoun)
-        seen[split] = found, gold, keys
-    given = {split: [p for _, _, p in found] for split, (found, _, _) in seen.items()}
+        sentences = corpus(split, n)
+        located = pronouns(sentences)
+        words = torch.tensor([start + p.place for _, start, p in located])
+        gold = torch.tensor([p.noun for _, _, p in located])
+        keys = observe(model, tokenizer, sentences, argmax_keys)[:, :, words].flatten(0, 1)  # (head, pronoun)
+        by_split[split] = located, gold, keys
+    given = {split: [p for _, _, p in located] for split, (located, _, _) in by_split.items()}
     cells = sorted({p.cell for p in given["test"]})
-    masks = {split: {cell: torch.tensor([p.cell == cell for p in some]) for cell in cells}
-             for split, some in given.items()}  # fmt: skip
-    hits = {split: found == gold for split, (_, gold, found) in seen.items()}
+    masks = {split: {cell: torch.tensor([p.cell == cell for p in of_split]) for cell in cells}
+             for split, of_split in given.items()}  # fmt: skip
+    hits = {split: keys == gold for split, (_, gold, keys) in by_split.items()}
     best = {"all": hits["validation"].float().mean(1).argmax().item()}
     for cell in cells:
         best[cell] = hits["validation"][:, masks["validation"][cell]].float().mean(1).argmax().item()
-    rules = {name: rule(name, given["test"], fitted_on) == seen["test"][1] for name in (*RULES, *BEYOND)}
+    rules = {name: rule(name, given["test"], fitted_on) == by_split["test"][1] for name in (*RULES, *BEYOND)}
     right = right_words(model, corpus("test", n))
     wrong_first = ~rules["first fitting"]
     starts, position = [], 0
     for sentence in corpus("test", n):
         starts.append({number - 1: position + i for i, number in enumerate(sentence.alignment)})
         position += len(sentence.target) + 1
-    words = right[torch.tensor([starts[number][p.place] for number, _, p in seen["test"][0]])]
+    words = right[torch.tensor([starts[number][p.place] for number, _, p in by_split["test"][0]])]
 
-    def row(name: str, some: Tensor, head: int | None = None) -> dict:
-        values = {cell: share(some[masks["test"][cell]]) for cell in cells}
-        low, high = wilson(some.float().mean().item(), len(some))
-        return {"name": name, "head": None if head is None else f"{head // 8}.{head % 8}", "all": share(some),
+    def row(name: str, correct: Tensor, head: int | None = None) -> dict:
+        values = {cell: share(correct[masks["test"][cell]]) for cell in cells}
+        low, high = wilson(correct.float().mean().item(), len(correct))
+        return {"name": name, "head": None if head is None else f"{head // 8}.{head % 8}", "all": share(correct),
                 "low": round(float(low), 4), "high": round(float(high), 4),
-                "first fitting wrong": share(some[wrong_first]), **values}  # fmt: skip
+                "first fitting wrong": share(correct[wrong_first]), **values}  # fmt: skip
 
     names = {"all": "best head", **{cell: f"best head for {cell}" for cell in cells}}
     return {
         "pronouns": len(rules["nearest"]), "cells": {cell: int(masks["test"][cell].sum()) for cell in cells},
-        "rules": [row(name, some) for name, some in rules.items()],
+        "rules": [row(name, correct) for name, correct in rules.items()],
         "heads": [row(names[cell], hits["test"][head], head) for cell, head in best.items()],
         "words right": row("the pronoun's own translation", words),
     }  # fmt: skip
@@ -167,9 +167,9 @@ def by_antecedent(row: dict, cells: dict[str, int]) -> dict[str, tuple[float, fl
     """
     out = {}
     for role in sorted({cell.split(": ")[1] for cell in cells}):
-        some = {cell: n for cell, n in cells.items() if cell.endswith(f": {role}") and n}
-        if n := sum(some.values()):
-            share = sum(round(row[cell] * of_cell) for cell, of_cell in some.items()) / n
+        counts = {cell: n for cell, n in cells.items() if cell.endswith(f": {role}") and n}
+        if n := sum(counts.values()):
+            share = sum(round(row[cell] * of_cell) for cell, of_cell in counts.items()) / n
             out[role] = (share, *map(float, wilson(share, n)), n)
     return out
 
@@ -179,24 +179,24 @@ def markdown(results: dict[str, dict]) -> str:
     first = next(iter(results.values()))
     cells = first["cells"]
     lines = [(f"rule: {row['name']}", row) for row in first["rules"]]
-    for name, found in results.items():
+    for name, result in results.items():
         heads = {}
-        for row in found["heads"]:
+        for row in result["heads"]:
             heads.setdefault(row["head"], []).append(row)
-        for head, some in heads.items():
-            which = [row["name"].removeprefix("best head").removeprefix(" for ") or "all" for row in some]
-            said = "best head" if "all" in which else f"best head for {'; '.join(which)}"
-            lines.append((f"{name}: {said}, {head}", some[0]))
-        lines.append((f"{name}: {found['words right']['name']}", found["words right"]))
-    said = "{:.3f} ({:.3f}–{:.3f})".format
+        for head, same_head in heads.items():
+            cells_won = [row["name"].removeprefix("best head").removeprefix(" for ") or "all" for row in same_head]
+            title = "best head" if "all" in cells_won else f"best head for {'; '.join(cells_won)}"
+            lines.append((f"{name}: {title}, {head}", same_head[0]))
+        lines.append((f"{name}: {result['words right']['name']}", result["words right"]))
+    text = "{:.3f} ({:.3f}–{:.3f})".format
     roles = {role: n for role, (*_, n) in by_antecedent(first["rules"][0], cells).items()}
     titles = {"nsubj": "antecedent is a subject", "obj": "antecedent is an object"}
-    short = [[name, said(row["all"], row["low"], row["high"]),
-              *(said(*by_antecedent(row, cells)[role][:3]) for role in roles)] for name, row in lines]  # fmt: skip
+    short = [[name, text(row["all"], row["low"], row["high"]),
+              *(text(*by_antecedent(row, cells)[role][:3]) for role in roles)] for name, row in lines]  # fmt: skip
     keys = ["first fitting wrong", *cells]
     long = [[name, *(None if row[key] is None else f"{row[key]:.3f}" for key in keys)] for name, row in lines]
     best = max(row["all"] for row in first["rules"] if row["name"] in RULES)
-    ahead = ", ".join(f"{name} {100 * (found['heads'][0]['all'] - best):+.1f}" for name, found in results.items())
+    ahead = ", ".join(f"{name} {100 * (result['heads'][0]['all'] - best):+.1f}" for name, result in results.items())
     return "\n\n".join([
         table(["", f"all (n {first['pronouns']})", *(f"{titles.get(r, r)} (n {n})" for r, n in roles.items())], short),
         f"Points by which the best single head is ahead of the best of the four surface rules: {ahead}.",

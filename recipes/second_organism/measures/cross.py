@@ -21,8 +21,8 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
 def markdown(results: dict[str, dict]) -> str:
     """Heads that align and heads that do not, and the least error of each layer."""
     rows = []
-    for name, found in results.items():
-        errors = found["errors"]
+    for name, result in results.items():
+        errors = result["errors"]
         layers = [min(e for head, e in errors.items() if head.startswith(f"{layer}.")) for layer in range(6)]
         aligned = sum(e < ALIGNED for e in errors.values())
         apart = sum(e > APART for e in errors.values())

@@ -27,11 +27,11 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     def order(rows: slice) -> list:
         return HeadScores({key: values[rows].mean(0) for key, values in magnitudes.items()}, name="gradient").order()
 
-    parts = [slice(start, start + size) for start in range(0, n - size + 1, size)]
-    orders = {"all": order(slice(None))} | {f"draw {i}": order(part) for i, part in enumerate(parts)}
+    draws = [slice(start, start + size) for start in range(0, n - size + 1, size)]
+    orders = {"all": order(slice(None))} | {f"draw {i}": order(draw) for i, draw in enumerate(draws)}
     frame = ht.curves(model, orders, lambda m: by_sentence(right_words(m, test), test), list(KEEP))
     flat = torch.cat(list(magnitudes.values()), dim=1)  # (sentences, 48)
-    agreement = [spearmanr(flat[part].mean(0), flat.mean(0)).statistic for part in parts]
+    agreement = [spearmanr(flat[draw].mean(0), flat.mean(0)).statistic for draw in draws]
     total = flat.sum(1).sort(descending=True).values
     return {
         "sentences": n, "draw": size, "kept": list(KEEP), "curve on": len(test),
@@ -44,16 +44,16 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
 def markdown(results: dict[str, dict]) -> str:
     """One row for all sentences and one for the draws of each model."""
     rows, texts = [], []
-    for name, found in results.items():
-        drawn = [values for order, values in found["curves"].items() if order != "all"]
+    for name, result in results.items():
+        draws = [values for order, values in result["curves"].items() if order != "all"]
         rows += [
-            [name, f"{found['sentences']:,} sentences", *(f"{x:.3f}" for x in found["curves"]["all"])],
-            [name, f"{len(drawn)} draws of {found['draw']}: least, mean, best",
-             *(f"{min(v):.3f}, {sum(v) / len(v):.3f}, {max(v):.3f}" for v in zip(*drawn, strict=True))],
+            [name, f"{result['sentences']:,} sentences", *(f"{x:.3f}" for x in result["curves"]["all"])],
+            [name, f"{len(draws)} draws of {result['draw']}: least, mean, best",
+             *(f"{min(v):.3f}, {sum(v) / len(v):.3f}, {max(v):.3f}" for v in zip(*draws, strict=True))],
         ]  # fmt: skip
-        texts.append(f"{name}: rank correlation of a draw with all sentences {min(found['spearman']):.2f} to "
-                     f"{max(found['spearman']):.2f}; the twentieth of the sentences with the largest slopes carries "
-                     f"{100 * found['largest twentieth']:.0f} % of their sum")  # fmt: skip
-    kept = next(iter(results.values()))["kept"]
-    header = ["model", "importance from", *(f"{n} kept" for n in kept)]
+        texts.append(f"{name}: rank correlation of a draw with all sentences {min(result['spearman']):.2f} to "
+                     f"{max(result['spearman']):.2f}; the twentieth of the sentences with the largest slopes carries "
+                     f"{100 * result['largest twentieth']:.0f} % of their sum")  # fmt: skip
+    sizes = next(iter(results.values()))["kept"]
+    header = ["model", "importance from", *(f"{n} kept" for n in sizes)]
     return "\n\n".join([table(header, rows), ". ".join(texts) + "."])

@@ -21,13 +21,13 @@ RELATIONS = ("nsubj", "obj", "amod", "advmod")
 
 def positions(one: dict) -> Verdict:
     """Heads with an offset."""
-    heads = [head for head, some in one["roles"]["heads"].items() if any(family(r) == "position" for r in some)]
+    heads = [head for head, roles in one["roles"]["heads"].items() if any(family(r) == "position" for r in roles)]
     return f"{len(heads)} ({', '.join(heads)})", len(heads) >= 2
 
 
 def relations(one: dict) -> Verdict:
     """Relations that a head has a role for, in one direction at least."""
-    held = {role for some in one["roles"]["heads"].values() for role in some if family(role) == "relation"}
+    held = {role for roles in one["roles"]["heads"].values() for role in roles if family(role) == "relation"}
     missing = [r for r in RELATIONS if not {f"{r} up", f"{r} down"} & held]
     return f"{', '.join(sorted(held))}" + (f"; not {', '.join(missing)}" if missing else ""), not missing
 
@@ -35,7 +35,7 @@ def relations(one: dict) -> Verdict:
 def rare(one: dict) -> Verdict:
     """The head that looks at the name."""
     row = next(row for row in one["roles"]["best"] if row["role"] == "name")
-    return f"{row['head']}: {row['score']:.2f}", row["holds"]
+    return f"{row['head']}: {row['score']:.2f}", row["passes"]
 
 
 def idle(one: dict) -> Verdict:
@@ -52,7 +52,7 @@ def spread(one: dict) -> Verdict:
 
 def crowd(one: dict) -> Verdict:
     """Relations on the head that has most."""
-    counts = {h: sum(family(r) == "relation" for r in some) for h, some in one["roles"]["heads"].items()}
+    counts = {h: sum(family(r) == "relation" for r in roles) for h, roles in one["roles"]["heads"].items()}
     head = max(counts, key=counts.get, default=None)
     return f"{counts.get(head, 0)} (head {head})", counts.get(head, 0) <= 4
 
@@ -77,8 +77,8 @@ def cross_first(one: dict) -> Verdict:
     """
     lost, width = {}, 0.0
     for kind in ("cross", "encoder"):
-        whole, part = one["pruning"]["kinds"][kind]["bleu"]
-        lost[kind], width = whole[0] - part[0], math.hypot(width, (part[2] - part[1]) / 2)
+        all_heads, few_heads = one["pruning"]["kinds"][kind]["bleu"]
+        lost[kind], width = all_heads[0] - few_heads[0], math.hypot(width, (few_heads[2] - few_heads[1]) / 2)
     more = lost["cross"] - lost["encoder"]
     both = f"cross {lost['cross']:.1f}, encoder {lost['encoder']:.1f}"
     return f"{both}, difference {more - width:+.1f} to {more + width:+.1f}", more - width > 0
@@ -94,9 +94,9 @@ def antecedents(one: dict) -> Verdict:
 
 def stand_ins(one: dict) -> Verdict:
     """Backup pairs among all encoder heads, confirmed on test sentences."""
-    found = confirmed(one["pairs"]["measured"])
-    shown = f"; {found[0][0]} and {found[0][1]}: {found[0][4]:.2f} nats together" if found else ""
-    return f"{len(found)} of {one['pairs']['pairs']:,}{shown}", bool(found)
+    backups = confirmed(one["pairs"]["measured"])
+    shown = f"; {backups[0][0]} and {backups[0][1]}: {backups[0][4]:.2f} nats together" if backups else ""
+    return f"{len(backups)} of {one['pairs']['pairs']:,}{shown}", bool(backups)
 
 
 def gates(one: dict) -> Verdict:
@@ -114,8 +114,8 @@ def gates(one: dict) -> Verdict:
         return all(len(heads_of(row)) <= ENOUGH and row["bleu"][0] >= before - WITHIN for row in rows)
 
     rows = next(filter(enough, groups), groups[0])
-    reached = ", ".join(f"{len(heads_of(row))} at {row['bleu'][0]:.1f}" for row in rows)
-    text = f"penalty {rows[0]['penalty']:g}, heads and BLEU by random gates: {reached}; before {before:.1f}"
+    outcomes = ", ".join(f"{len(heads_of(row))} at {row['bleu'][0]:.1f}" for row in rows)
+    text = f"penalty {rows[0]['penalty']:g}, heads and BLEU by random gates: {outcomes}; before {before:.1f}"
     for row in one["sweep"]["runs"]:
         if row["penalty"] == 0 and row["steps"] == rows[0]["steps"]:
             behind = row["bleu"][0] - min(row["bleu"][0] for row in rows)
@@ -127,8 +127,8 @@ def kind_first(one: dict) -> Verdict:
     """Runs over all kinds in which fewest encoder heads are left."""
     verdicts = [(row, encoder_first(row)) for row in one["kinds"]["runs"]]
     judged = [(row, verdict) for row, verdict in verdicts if verdict is not None]
-    said = ", ".join("/".join(str(sum(layers)) for layers in left(row).values()) for row, _ in judged)
-    return f"encoder/decoder/cross left {said}", bool(judged) and all(verdict for _, verdict in judged)
+    counts = ", ".join("/".join(str(sum(layers)) for layers in left(row).values()) for row, _ in judged)
+    return f"encoder/decoder/cross left {counts}", bool(judged) and all(verdict for _, verdict in judged)
 
 
 def rate(one: dict) -> Verdict:
@@ -155,21 +155,21 @@ GOALS: dict[str, Callable[[dict], Verdict]] = {
 }
 
 
-def cells(found: Results, model: str) -> Iterator[str]:
+def cells(results: Results, model: str) -> Iterator[str]:
     """What a model shows of each goal; a dash where it was not measured."""
-    one = {name: rows[model] for name, rows in found.items() if model in rows}
+    one = {name: rows[model] for name, rows in results.items() if model in rows}
     for goal in GOALS.values():
         try:
-            said, enough = goal(one)
+            text, enough = goal(one)
         except KeyError:
             yield "–"
         else:
-            yield f"{'**yes**' if enough else '**no**'}: {said}"
+            yield f"{'**yes**' if enough else '**no**'}: {text}"
 
 
-def markdown(found: Results) -> str:
+def markdown(results: Results) -> str:
     """One row a goal, one column a model."""
-    models = sorted({model for name, rows in found.items() if name != "controls" for model in rows})
-    columns = [list(cells(found, model)) for model in models]
+    models = sorted({model for name, rows in results.items() if name != "controls" for model in rows})
+    columns = [list(cells(results, model)) for model in models]
     rows = [[goal, *(column[i] for column in columns)] for i, goal in enumerate(GOALS)]
     return table(["goal", *models], rows)

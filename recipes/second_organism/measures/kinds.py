@@ -27,8 +27,8 @@ def left(row: dict) -> dict[str, list[int]]:
     >>> left({"kept": ["encoder 0.1", "encoder 0.2", "cross 5.0"]})["encoder"]
     [2, 0, 0, 0, 0, 0]
     """
-    found = Counter(tuple(name.split(".")[0].split()) for name in row["kept"])
-    return {kind: [found[kind, str(layer)] for layer in range(6)] for kind in KINDS}
+    counts = Counter(tuple(name.split(".")[0].split()) for name in row["kept"])
+    return {kind: [counts[kind, str(layer)] for layer in range(6)] for kind in KINDS}
 
 
 def encoder_first(row: dict) -> bool | None:
@@ -50,15 +50,15 @@ def halves(row: dict, kind: str) -> tuple[int, int]:
 def markdown(results: dict[str, dict]) -> str:
     """Heads left by kind at each penalty, and by layer."""
     rows = []
-    for name, found in results.items():
+    for name, result in results.items():
         rows.append([name, "before", *("48: 8 8 8 8 8 8" for _ in KINDS),
-                     "{:.1f} ({:.1f}–{:.1f})".format(*found["before"]["bleu"])])  # fmt: skip
-        for row in found["runs"]:
+                     "{:.1f} ({:.1f}–{:.1f})".format(*result["before"]["bleu"])])  # fmt: skip
+        for row in result["runs"]:
             cells = [f"{sum(layers)}: {' '.join(map(str, layers))}" for layers in left(row).values()]
             rows.append([name, f"{row['penalty']:g}", *cells, "{:.1f} ({:.1f}–{:.1f})".format(*row["bleu"])])
     notes = []
-    for name, found in results.items():
-        row = min(found["runs"], key=lambda row: len(row["kept"]))
+    for name, result in results.items():
+        row = min(result["runs"], key=lambda row: len(row["kept"]))
         parts = [f"{kind} {low} and {high}" for kind in ("decoder", "cross") for low, high in [halves(row, kind)]]
         notes.append(f"{name}, penalty {row['penalty']:g}: {', '.join(parts)}")
     return "\n\n".join([

@@ -25,20 +25,20 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, top: 
     """Fall of word accuracy without each layer and without the lowest ones, and all pairs among the top heads."""
     test = corpus("test", min(SENTENCES, limit or SENTENCES))
     given = batches(corpus("validation", min(SCORED_ON, limit or SCORED_ON)))
-    whole, loss = right_words(model, test).float().mean().item(), losses(model, test)
+    accuracy, loss = right_words(model, test).float().mean().item(), losses(model, test)
 
-    def fall(heads: Sequence[Head]) -> float:
+    def accuracy_drop(heads: Sequence[Head]) -> float:
         with ht.ablate(model, heads):
-            return round(whole - right_words(model, test).float().mean().item(), 4)
+            return round(accuracy - right_words(model, test).float().mean().item(), 4)
 
     def cost(*heads: Head) -> torch.Tensor:
         with ht.ablate(model, heads), torch.no_grad():
             return losses(model, test) - loss
 
     sites = ht.sites(model)
-    off = {kind: [fall([(*site.key, h) for h in range(site.heads)]) for site in sites[kind]]
+    off = {kind: [accuracy_drop([(*site.key, h) for h in range(site.heads)]) for site in sites[kind]]
            for kind in ("encoder", "decoder", "cross")}  # fmt: skip
-    below = {str(n): fall([(*site.key, h) for site in list(sites["encoder"])[:n] for h in range(site.heads)])
+    below = {str(n): accuracy_drop([(*site.key, h) for site in list(sites["encoder"])[:n] for h in range(site.heads)])
              for n in (2, 3, 4)}  # fmt: skip
     pairs = {}
     for kind in ("encoder", "cross"):
@@ -52,7 +52,7 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, top: 
             ends = interval(by_sentence(excess, test))[1:]
             rows.append([f"{a[1]}.{a[2]}", f"{b[1]}.{b[2]}", *numbers, *ends])
         pairs[kind] = rows
-    return {"sentences": len(test), "accuracy": round(whole, 4), "off": off, "below": below, "pairs": pairs}
+    return {"sentences": len(test), "accuracy": round(accuracy, 4), "off": off, "below": below, "pairs": pairs}
 
 
 def backups(rows: Sequence[Sequence]) -> list[Sequence]:
@@ -61,23 +61,23 @@ def backups(rows: Sequence[Sequence]) -> list[Sequence]:
     >>> backups([["0.0", "1.1", 0.01, 0.02, 0.3, 0.1, 0.3], ["0.0", "2.2", 0.1, 0.1, 0.3, -0.4, -0.2]])
     [['0.0', '1.1', 0.01, 0.02, 0.3, 0.1, 0.3]]
     """
-    found = [row for row in rows if row[4] > LEAST and row[4] > TIMES * (max(row[2], 0) + max(row[3], 0))]
-    return sorted(found, key=lambda row: -row[4])
+    pairs = [row for row in rows if row[4] > LEAST and row[4] > TIMES * (max(row[2], 0) + max(row[3], 0))]
+    return sorted(pairs, key=lambda row: -row[4])
 
 
 def markdown(results: dict[str, dict]) -> str:
     """Falls by layer, then the costliest backup pairs."""
     rows, pairs, counts = [], [], []
-    for name, found in results.items():
-        for kind, falls in found["off"].items():
+    for name, result in results.items():
+        for kind, falls in result["off"].items():
             rows.append([name, kind, *(f"{x:.3f}" for x in falls)])
-        for kind, some in found["pairs"].items():
-            both = backups(some)
-            counts.append(f"{name}, {kind}: {len(both)} of {len(some)}")
+        for kind, measured in result["pairs"].items():
+            both = backups(measured)
+            counts.append(f"{name}, {kind}: {len(both)} of {len(measured)}")
             pairs += [[name, kind, f"{a}, {b}", f"{x:.3f}, {y:.3f}", f"{joint:.3f}", f"{low:+.3f} to {high:+.3f}"]
                       for a, b, x, y, joint, low, high in both[:4]]  # fmt: skip
-    lower = "; ".join(f"{name}: layers 0 and 1 {found['below']['2']:.3f}, 0 to 2 {found['below']['3']:.3f}, "
-                      f"0 to 3 {found['below']['4']:.3f}" for name, found in results.items())  # fmt: skip
+    lower = "; ".join(f"{name}: layers 0 and 1 {result['below']['2']:.3f}, 0 to 2 {result['below']['3']:.3f}, "
+                      f"0 to 3 {result['below']['4']:.3f}" for name, result in results.items())  # fmt: skip
     header = ["model", "heads", "off together", "cost of each, nats", "of both", f"both − {TIMES:g} × sum, 95 %"]
     return "\n\n".join([
         "Fall of word accuracy with all heads of a layer off:",

@@ -26,11 +26,11 @@ def measure(
     frame = ht.interaction(model, found_on, sites=sites, progress=False)
     singly = frame.delta_a.clip(lower=0) + frame.delta_b.clip(lower=0)
     frame = frame[(frame.delta_ab > LEAST) & (frame.delta_ab > TIMES * singly)].nlargest(len(frame), "delta_ab")
-    whole = by_sentence(losses(model, test), test)
+    loss = by_sentence(losses(model, test), test)
 
     def cost(*heads: tuple) -> object:
         with ht.ablate(model, heads):
-            return by_sentence(losses(model, test), test) - whole
+            return by_sentence(losses(model, test), test) - loss
 
     rows = []
     for a, b in frame[["a", "b"]].head(candidates).itertuples(index=False):
@@ -55,12 +55,12 @@ def confirmed(rows: list[list]) -> list[list]:
 def markdown(results: dict[str, dict]) -> str:
     """The pairs that were measured again; a star where the pair is confirmed."""
     rows, notes = [], []
-    for name, found in results.items():
-        good = confirmed(found["measured"])
-        notes.append(f"{name}: {found['candidates']} of {found['pairs']:,} pairs are candidates on {found['found on']} "
-                    f"validation sentences; of the {len(found['measured'])} costliest, {len(good)} are confirmed on "
-                    f"{found['confirmed on']} test sentences.")  # fmt: skip
-        rows += [[name, f"{row[0]}, {row[1]}{' *' if row in good else ''}", f"{row[2]:.3f}, {row[3]:.3f}",
-                  f"{row[4]:.3f}", f"{row[5]:+.3f} to {row[6]:+.3f}"] for row in found["measured"]]  # fmt: skip
+    for name, result in results.items():
+        backups = confirmed(result["measured"])
+        notes.append(f"{name}: {result['candidates']} of {result['pairs']:,} pairs are candidates on "
+                    f"{result['found on']} validation sentences; of the {len(result['measured'])} costliest, "
+                    f"{len(backups)} are confirmed on {result['confirmed on']} test sentences.")  # fmt: skip
+        rows += [[name, f"{row[0]}, {row[1]}{' *' if row in backups else ''}", f"{row[2]:.3f}, {row[3]:.3f}",
+                  f"{row[4]:.3f}", f"{row[5]:+.3f} to {row[6]:+.3f}"] for row in result["measured"]]  # fmt: skip
     header = ["model", "off together", "cost of each, nats", "of both", f"both − {TIMES:g} × sum, 95 %"]
     return "\n\n".join([" ".join(notes), table(header, rows)] if rows else notes)

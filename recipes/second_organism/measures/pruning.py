@@ -21,7 +21,7 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, draws
     test = corpus("test", min(CURVE_ON, limit or CURVE_ON))
     given = batches(scored)
     importance = {kind: ht.gradient(model, given, sites=[kind]) for kind in KINDS}
-    found = {}
+    by_kind = {}
     for kind in KINDS:
         orders = {"gradient": importance[kind].order()}
         orders |= {f"random {seed}": ht.random_order(ht.sites(model)[kind], seed) for seed in range(draws)}
@@ -31,24 +31,24 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, draws
         point = ht.curve(model, orders["gradient"], lambda m: bleu(m, tokenizer, test), [48, TRANSLATED])
         order = [f"{layer}.{head}" for _, layer, head in orders["gradient"]]
         points = point[["metric", "low", "high"]].round(2).values.tolist()
-        found[kind] = {"curves": rows, "interval": ends, "order": order, "bleu": points}
-    return {"scored on": len(scored), "curve on": len(test), "kept": [48, *KEEP], "kinds": found}
+        by_kind[kind] = {"curves": rows, "interval": ends, "order": order, "bleu": points}
+    return {"scored on": len(scored), "curve on": len(test), "kept": [48, *KEEP], "kinds": by_kind}
 
 
 def markdown(results: dict[str, dict]) -> str:
     """Curves of all models, then BLEU with 70 % of the heads of a kind off."""
     rows, translated = [], []
-    for name, found in results.items():
-        for kind, one in found["kinds"].items():
-            drawn = [values for order, values in one["curves"].items() if order.startswith("random")]
+    for name, result in results.items():
+        for kind, one in result["kinds"].items():
+            at_random = [values for order, values in one["curves"].items() if order.startswith("random")]
             rows.append([name, kind, "gradient", *(f"{x:.3f}" for x in one["curves"]["gradient"])])
-            rows.append([name, kind, f"{len(drawn)} random orders: mean, best",
-                         *(f"{sum(v) / len(v):.3f}, {max(v):.3f}" for v in zip(*drawn, strict=True))])  # fmt: skip
-            whole, part = one["bleu"]
-            translated.append([name, kind, *("{:.1f} ({:.1f}–{:.1f})".format(*x) for x in (whole, part)),
-                               f"{part[0] - whole[0]:+.1f}"])  # fmt: skip
-    kept = next(iter(results.values()))["kept"]
+            rows.append([name, kind, f"{len(at_random)} random orders: mean, best",
+                         *(f"{sum(v) / len(v):.3f}, {max(v):.3f}" for v in zip(*at_random, strict=True))])  # fmt: skip
+            all_heads, few_heads = one["bleu"]
+            translated.append([name, kind, *("{:.1f} ({:.1f}–{:.1f})".format(*x) for x in (all_heads, few_heads)),
+                               f"{few_heads[0] - all_heads[0]:+.1f}"])  # fmt: skip
+    sizes = next(iter(results.values()))["kept"]
     return "\n\n".join([
-        table(["model", "heads", "order", *(f"{n} kept" for n in kept)], rows),
+        table(["model", "heads", "order", *(f"{n} kept" for n in sizes)], rows),
         table(["model", "heads", "BLEU, all 48", f"BLEU, {TRANSLATED} kept by gradient", "change"], translated),
     ])  # fmt: skip

@@ -20,13 +20,13 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, runs:
     return {"before": before(model, tokenizer, limit), "runs": rows}
 
 
-def chosen(found: dict) -> float | None:
+def chosen(result: dict) -> float | None:
     """The greatest rate that closes nothing that matters: what it closes costs the model before less than MATTERS.
 
     >>> chosen({"runs": [{"rate": 0.25, "cost": 0.3}, {"rate": 0.1, "cost": 0.0}, {"rate": 0.05, "cost": 0.0}]})
     0.1
     """
-    return max((row["rate"] for row in found["runs"] if row["cost"] < MATTERS), default=None)
+    return max((row["rate"] for row in result["runs"] if row["cost"] < MATTERS), default=None)
 
 
 def markdown(results: dict[str, dict]) -> str:
@@ -34,10 +34,10 @@ def markdown(results: dict[str, dict]) -> str:
     rows = [
         [name, f"{row['rate']:g}", 48 - len(row["kept"]), f"{row['cost']:.3f}",
          f"{min(row['log_alpha']):.1f} to {max(row['log_alpha']):.1f}", "{:.1f} ({:.1f}–{:.1f})".format(*row["bleu"])]
-        for name, found in results.items() for row in found["runs"]
+        for name, result in results.items() for row in result["runs"]
     ]  # fmt: skip
     header = ["model", "gate rate", "closed of 48", "what these cost untrained", "log α at the end", "BLEU after"]
-    choices = [f"{name} {chosen(found):g}" if chosen(found) else f"{name} none" for name, found in results.items()]
+    choices = [f"{name} {chosen(result):g}" if chosen(result) else f"{name} none" for name, result in results.items()]
     return "\n\n".join([
         table(header, rows),
         f"{STEPS} steps of {TOKENS} tokens, log α from {START:g}, weight rate {WEIGHT_RATE:g}, both rates falling in "

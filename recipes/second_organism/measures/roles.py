@@ -50,10 +50,10 @@ def family(role: str) -> str:
     return {"coreference": "coreference", "name": "name", "topic": "name"}.get(role, "relation")
 
 
-def counted(frame: pd.DataFrame, holds: pd.Series) -> dict:
+def counted(frame: pd.DataFrame, passes: pd.Series) -> dict:
     """How many pairs of a head and a role hold, by family, and how many heads have one."""
-    found = frame[holds]
-    return {"heads": int(found["head"].nunique()), "pairs": dict(Counter(map(family, found.role)))}
+    having = frame[passes]
+    return {"heads": int(having["head"].nunique()), "pairs": dict(Counter(map(family, having.role)))}
 
 
 def untrained(seed: int) -> MarianMTModel:
@@ -73,15 +73,15 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     n = min(SENTENCES, limit or SENTENCES)
     splits = corpus("validation", n), corpus("test", n)
     frame = roles(model, tokenizer, *splits)
-    holds = strict(frame)
+    passes = strict(frame)
     heads = defaultdict(list)
-    for head, role in frame[holds][["head", "role"]].itertuples(index=False):
+    for head, role in frame[passes][["head", "role"]].itertuples(index=False):
         heads[head].append(role)
     rows = []
-    for role, row in best(frame.assign(holds=holds)).iterrows():
+    for role, row in best(frame.assign(passes=passes)).iterrows():
         values = {key: None if pd.isna(row[key]) else round(float(row[key]), 4) for key in
                   ("score", "low", "high", "baseline")}  # fmt: skip
-        rows.append({"role": role, "head": row["head"], "n": int(row.n), **values, "holds": bool(row.holds)})
+        rows.append({"role": role, "head": row["head"], "n": int(row.n), **values, "passes": bool(row.passes)})
     twins = []
     for seed in range(1, TWINS + 1):
         other = roles(untrained(1_000 + seed), tokenizer, *splits)
@@ -90,16 +90,16 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
             (("end", eos_weight), ("even", normalised_entropy))}  # fmt: skip
     return {
         "sentences": n, "looked at": len(frame), "best": rows, "heads": {h: sorted(heads[h]) for h in sorted(heads)},
-        "first rule": counted(frame, frame.found), "stricter rule": counted(frame, holds), "untrained": twins,
+        "first rule": counted(frame, frame.found), "stricter rule": counted(frame, passes), "untrained": twins,
         "rest": {name: [f"{i}.{j}" for i, j in (values >= MOST).nonzero().tolist()] for name, values in rest.items()},
     }  # fmt: skip
 
 
 def markdown(results: dict[str, dict]) -> str:
     """The best head of each role by model, which heads have which roles, and what untrained twins show."""
-    by_role = {name: {row["role"]: row for row in found["best"]} for name, found in results.items()}
-    seen = {role for rows in by_role.values() for role in rows}
-    order = [*(role for role in TITLES if role in seen), *sorted(seen - TITLES.keys())]
+    by_role = {name: {row["role"]: row for row in result["best"]} for name, result in results.items()}
+    all_roles = {role for rows in by_role.values() for role in rows}
+    order = [*(role for role in TITLES if role in all_roles), *sorted(all_roles - TITLES.keys())]
     first = next(iter(by_role.values()))
     rows = [
         [TITLES.get(role, role), *(said(rows.get(role)) for rows in by_role.values()),
@@ -107,26 +107,26 @@ def markdown(results: dict[str, dict]) -> str:
         for role in order if role in first
     ]  # fmt: skip
     out = [table(["what the head looks at", *results, "baseline", "n"], rows)]
-    for name, found in results.items():
-        layers = Counter(head.split(".")[0] for head in found["heads"])
-        many = max(map(len, found["heads"].values()), default=0)
+    for name, result in results.items():
+        layers = Counter(head.split(".")[0] for head in result["heads"])
+        many = max(map(len, result["heads"].values()), default=0)
         out += [
-            f"**{name}**: {len(found['heads'])} of 48 encoder heads have a role by the stricter rule "
-            f"({found['first rule']['heads']} by the first organism's), by layer "
+            f"**{name}**: {len(result['heads'])} of 48 encoder heads have a role by the stricter rule "
+            f"({result['first rule']['heads']} by the first organism's), by layer "
             f"{', '.join(str(layers[str(i)]) for i in range(6))}; at most {many} roles on one head. "
-            f"{len(found['rest']['end'])} heads rest on the EOS token ({MOST:.0%} of their weight or more), "
-            f"{len(found['rest']['even'])} spread it evenly.".replace("%", " %"),
-            "\n".join(f"- {head}: {', '.join(some)}" for head, some in found["heads"].items()),
+            f"{len(result['rest']['end'])} heads rest on the EOS token ({MOST:.0%} of their weight or more), "
+            f"{len(result['rest']['even'])} spread it evenly.".replace("%", " %"),
+            "\n".join(f"- {head}: {', '.join(head_roles)}" for head, head_roles in result["heads"].items()),
         ]
-        pairs = {rule: [sum(twin[rule]["pairs"].values()) for twin in found["untrained"]] for rule in
+        pairs = {rule: [sum(twin[rule]["pairs"].values()) for twin in result["untrained"]] for rule in
                  ("first rule", "stricter rule")}  # fmt: skip
         families = Counter()
-        for twin in found["untrained"]:
+        for twin in result["untrained"]:
             families.update(twin["stricter rule"]["pairs"])
         false = ", ".join(f"{kind} {n}" for kind, n in families.items()) or "none"
         out += [
-            f"False roles, in {len(found['untrained'])} untrained twins ({found['looked at']:,} pairs of a head and a "
-            f"role each): {', '.join(map(str, pairs['first rule']))} by the first organism's rule, "
+            f"False roles, in {len(result['untrained'])} untrained twins ({result['looked at']:,} pairs of a head and "
+            f"a role each): {', '.join(map(str, pairs['first rule']))} by the first organism's rule, "
             f"{', '.join(map(str, pairs['stricter rule']))} by the stricter one (by family, over all twins: {false})."
         ]
     return "\n\n".join(out)
@@ -136,6 +136,6 @@ def said(row: dict | None) -> str | None:
     """Score, interval and head; a star where the head has the role by the stricter rule."""
     if row is None:
         return None
-    return f"{row['score']:.2f} ({row['low']:.2f}–{row['high']:.2f}), {row['head']}{' *' if row['holds'] else ''}"
+    return f"{row['score']:.2f} ({row['low']:.2f}–{row['high']:.2f}), {row['head']}{' *' if row['passes'] else ''}"
 
 

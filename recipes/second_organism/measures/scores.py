@@ -39,15 +39,15 @@ def depth(sentence: Sentence) -> int:
 
 
 @cache
-def grid(cell: int = CELL, drawn: int = DRAWN) -> dict[tuple[tuple[int, int], int], list[Sentence]]:
+def grid(cell: int = CELL, n_drawn: int = DRAWN) -> dict[tuple[tuple[int, int], int], list[Sentence]]:
     """Sentences by length and depth, from 0 or 1 to 3, all drawn in one style that the model was not trained on."""
     style = replace(HARD, shortest=LENGTHS[0][0], longest=LENGTHS[-1][1], depth=3, two_clauses=0.5)
     cells = defaultdict(list)
-    for sentence in islice(sentences("test", style, stream=1), drawn):
+    for sentence in islice(sentences("test", style, stream=1), n_drawn):
         length = next(bounds for bounds in LENGTHS if len(sentence.words) <= bounds[1])
-        some = cells[length, max(1, depth(sentence))]
-        if len(some) < cell:
-            some.append(sentence)
+        sentences_of_cell = cells[length, max(1, depth(sentence))]
+        if len(sentences_of_cell) < cell:
+            sentences_of_cell.append(sentence)
     return dict(cells)
 
 
@@ -55,17 +55,17 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     """BLEU and whole sentences right by split, accuracy by phenomenon and by role of a noun, and the grid."""
     splits = {}
     for split, n in SPLITS.items():
-        some = corpus(split, min(n, limit or n))
-        found = ht.translate(model, tokenizer, [s.words for s in some])
-        references = [" ".join(s.target) for s in some]
-        exact = torch.tensor([a == b for a, b in zip(found, references, strict=True)]).double()
-        bleu = [round(x, 2) for x in corpus_bleu(found, references)]
-        accuracy = interval(by_sentence(right_words(model, some), some))
-        splits[split] = {"sentences": len(some), "bleu": bleu, "whole": interval(exact), "accuracy": accuracy}
-    some = corpus("test", min(1_000, limit or 1_000))
-    right = right_words(model, some)
-    needs = [needed for s in some for needed in (*s.phenomena, ())]
-    nouns = [(s.relations[n - 1] if s.upos[n - 1] == "NOUN" else "") if n else "" for s in some
+        given = corpus(split, min(n, limit or n))
+        translations = ht.translate(model, tokenizer, [s.words for s in given])
+        references = [" ".join(s.target) for s in given]
+        exact = torch.tensor([a == b for a, b in zip(translations, references, strict=True)]).double()
+        bleu = [round(x, 2) for x in corpus_bleu(translations, references)]
+        accuracy = interval(by_sentence(right_words(model, given), given))
+        splits[split] = {"sentences": len(given), "bleu": bleu, "whole": interval(exact), "accuracy": accuracy}
+    test = corpus("test", min(1_000, limit or 1_000))
+    right = right_words(model, test)
+    needs = [needed for s in test for needed in (*s.phenomena, ())]
+    nouns = [(s.relations[n - 1] if s.upos[n - 1] == "NOUN" else "") if n else "" for s in test
              for n in (*s.alignment, 0)]  # fmt: skip
     cells = []
     for (length, deep), given in sorted(grid(min(CELL, limit or CELL), DRAWN if limit is None else 20 * limit).items()):
@@ -88,16 +88,16 @@ def markdown(results: dict[str, dict]) -> str:
     """Tables of splits, of phenomena, and of the grid of the first model."""
     rows = [
         [name, split, f"{row['sentences']:,}", bleu_of(row), f"{row['whole'][0]:.1%}", f"{row['accuracy'][0]:.3f}"]
-        for name, found in results.items() for split, row in found["splits"].items()
+        for name, result in results.items() for split, row in result["splits"].items()
     ]  # fmt: skip
     out = [table(["model", "split", "sentences", "BLEU (95 %)", "whole sentences right", "word accuracy"], rows)]
     out += ["Accuracy on the test words that need to know something, given the right words so far:"]
-    rows = [[p, *(f"{found['phenomena'][p]:.3f}" for found in results.values())] for p in PHENOMENA]
-    rows += [[f"nouns that are {r}", *(f"{found['nouns'][r]:.3f}" for found in results.values())]
+    rows = [[p, *(f"{result['phenomena'][p]:.3f}" for result in results.values())] for p in PHENOMENA]
+    rows += [[f"nouns that are {r}", *(f"{result['nouns'][r]:.3f}" for result in results.values())]
              for r in ("nsubj", "obj", "obl", "nmod")]  # fmt: skip
     out += [table(["the word needs", *results], rows)]
-    name, found = next(iter(results.items()))
-    cells = {(tuple(cell["length"]), cell["depth"]): cell for cell in found["grid"]}
+    name, result = next(iter(results.items()))
+    cells = {(tuple(cell["length"]), cell["depth"]): cell for cell in result["grid"]}
     depths = sorted({deep for _, deep in cells})
     count = Counter(deep for _, deep in cells)
     out += [

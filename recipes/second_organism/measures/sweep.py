@@ -37,8 +37,8 @@ def counts(heads: list[str], roles: dict[str, list[str]]) -> list[int]:
     >>> counts(["0.0", "0.1", "0.2"], {"0.0": ["obj up"], "0.2": ["name", "topic"]})
     [0, 1, 0, 1, 0, 1]
     """
-    found = Counter(function(roles.get(head, [])) for head in heads)
-    return [found[name] for name in FUNCTIONS]
+    by_function = Counter(function(roles.get(head, [])) for head in heads)
+    return [by_function[name] for name in FUNCTIONS]
 
 
 def by_chance(heads: list[str], roles: dict[str, list[str]]) -> tuple[int, float, float]:
@@ -52,10 +52,10 @@ def by_chance(heads: list[str], roles: dict[str, list[str]]) -> tuple[int, float
     return had, len(heads) * len(roles) / HEADS, float(hypergeom.sf(had - 1, HEADS, len(roles), len(heads)))
 
 
-def repeated(found: dict) -> list[list[dict]]:
+def repeated(result: dict) -> list[list[dict]]:
     """The runs of each penalty and length with several seeds; first those whose worst seed translates best."""
     groups: dict[tuple, list[dict]] = {}
-    for row in found["runs"]:
+    for row in result["runs"]:
         groups.setdefault((row["penalty"], row["steps"]), []).append(row)
     several = [rows for rows in groups.values() if len(rows) > 1]
     return sorted(several, key=lambda rows: -min(row["bleu"][0] for row in rows))
@@ -69,10 +69,10 @@ def heads_of(row: dict) -> list[str]:
 def markdown(results: dict[str, dict]) -> str:
     """BLEU by penalty, survivors by function, and the roles of the last few heads before and after."""
     curve, functions, drift, gained, lost = [], [], [], [], []
-    for name, found in results.items():
-        first, whole = found["before"]["roles"], found["before"]["bleu"]
-        curve.append([name, "before", HEADS, None, "{:.1f} ({:.1f}–{:.1f})".format(*whole), None])
-        for row in found["runs"]:
+    for name, result in results.items():
+        first, bleu = result["before"]["roles"], result["before"]["bleu"]
+        curve.append([name, "before", HEADS, None, "{:.1f} ({:.1f}–{:.1f})".format(*bleu), None])
+        for row in result["runs"]:
             longer = f", {row['steps']:,} steps" if row["steps"] != STEPS else ""
             penalty = f"{row['penalty']:g}{longer}" + (f", gates {row['seed'] + 1}" if row["seed"] else "")
             heads = heads_of(row)

@@ -65,11 +65,11 @@ def counted(name: str, sentences: Sequence[Sentence]) -> Tensor:
 @torch.no_grad()
 def predictions(model: nn.Module, sentences: Sequence[Sentence]) -> Tensor:
     """The likeliest word at every target word and EOS token, given the right words so far: (words,), token ids."""
-    found = []
+    predicted = []
     for batch in batches(sentences):
         labels = batch.pop("labels")
-        found.append(model(**batch).logits.argmax(-1)[labels != IGNORE])
-    return torch.cat(found)
+        predicted.append(model(**batch).logits.argmax(-1)[labels != IGNORE])
+    return torch.cat(predicted)
 
 
 def measure(model: nn.Module, tokenizer: object, limit: int | None = None, sets: int = SETS) -> dict:
@@ -81,14 +81,14 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, sets:
     sentence_of = torch.tensor([i for i, s in enumerate(test) for _ in range(len(s.target) + 1)])
     words = list(vocabulary())
     heads = [f"{layer}.{head}" for layer in range(6) for head in range(8)]
-    known: dict[tuple[str, ...], Tensor] = {}
+    cache: dict[tuple[str, ...], Tensor] = {}
 
-    def without(some: Sequence[str]) -> Tensor:
-        key = tuple(sorted(some))
-        if key not in known:
+    def without(off: Sequence[str]) -> Tensor:
+        key = tuple(sorted(off))
+        if key not in cache:
             with ht.ablate(model, [("encoder", *map(int, head.split("."))) for head in key]):
-                known[key] = predictions(model, test)
-        return known[key]
+                cache[key] = predictions(model, test)
+        return cache[key]
 
     def by_sentence(values: Tensor, mask: Tensor) -> Tensor:
         return torch.zeros(n, dtype=torch.double).index_add_(0, sentence_of[mask], values[mask].double())
@@ -97,11 +97,11 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, sets:
     for name, (roles, _, names) in GROUPS.items():
         mask = counted(name, test)
         pieces = [piece(word, names) for word in words]
-        number = {said: i for i, said in enumerate(dict.fromkeys(pieces))}
-        of_word = torch.tensor([number[said] for said in pieces])
+        number = {one: i for i, one in enumerate(dict.fromkeys(pieces))}
+        of_word = torch.tensor([number[one] for one in pieces])
 
-        def right(found: Tensor, mask: Tensor = mask, of_word: Tensor = of_word) -> Tensor:
-            return by_sentence(of_word[found] == of_word[labels], mask)
+        def right(predicted: Tensor, mask: Tensor = mask, of_word: Tensor = of_word) -> Tensor:
+            return by_sentence(of_word[predicted] == of_word[labels], mask)
 
         total, full = by_sentence(torch.ones_like(labels), mask), right(without([]))
         if total.sum() == 0:
@@ -110,14 +110,14 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, sets:
         worst = sorted(singles, key=singles.get, reverse=True)[:2]
         row = {"group": name, "n": int(total.sum()), "right": round((full.sum() / total.sum()).item(), 4),
                "worst": [[head, round(singles[head], 4)] for head in worst]}  # fmt: skip
-        own = sorted(head for head, some in held.items() if set(some) & set(roles))
+        own = sorted(head for head, head_roles in held.items() if set(head_roles) & set(roles))
         row["heads"] = own
         if own:
-            dice = random.Random(f"sets of {len(own)}")
+            rng = random.Random(f"sets of {len(own)}")
             others = [head for head in heads if head not in own]
-            drawn = [dice.sample(others, min(len(own), len(others))) for _ in range(sets)]
+            random_sets = [rng.sample(others, min(len(own), len(others))) for _ in range(sets)]
             lost = full - right(without(own))
-            control = torch.stack([full - right(without(some)) for some in drawn])
+            control = torch.stack([full - right(without(other)) for other in random_sets])
             ends = bounds(linearised_ratio((lost - control.mean(0))[:, None], total))
             shares = control.sum(1) / total.sum()
             row |= {"cost": round((lost.sum() / total.sum()).item(), 4), "random": round(shares.mean().item(), 4),
@@ -133,23 +133,23 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, sets:
 def markdown(results: dict[str, dict]) -> str:
     """One row a group and model."""
     rows = []
-    for name, found in results.items():
-        for row in found["groups"]:
+    for name, result in results.items():
+        for row in result["groups"]:
             (first, a), (second, b) = row["worst"]
-            alone = ", ".join(f"{x:.3f}" for x in row["alone"]) if len(row["heads"]) > 1 else None
-            backup = " *" if alone and row["excess"][0] > 0 else ""
-            cells = [f"{row['cost']:.3f}{backup}", alone, f"{row['random']:.3f}, {row['most']:.3f}",
+            one_by_one = ", ".join(f"{x:.3f}" for x in row["alone"]) if len(row["heads"]) > 1 else None
+            backup = " *" if one_by_one and row["excess"][0] > 0 else ""
+            cells = [f"{row['cost']:.3f}{backup}", one_by_one, f"{row['random']:.3f}, {row['most']:.3f}",
                      f"{row['low']:+.3f} to {row['high']:+.3f}"] if row["heads"] else [None] * 4  # fmt: skip
             rows.append([name, row["group"], " ".join(row["heads"]) or "none", f"{row['n']:,}", f"{row['right']:.3f}",
                          *cells, f"{first} {a:.3f}, {second} {b:.3f}"])  # fmt: skip
     header = ["model", "role", "heads", "n", "pieces right", "cost of these heads", "one by one",
               "random sets: mean, most", "cost − mean, 95 %", "worst single heads of all 48"]  # fmt: skip
-    said = []
-    for name, found in results.items():
-        unused = [row["group"] for row in found["groups"] if row["heads"] and row["low"] <= 0]
+    notes = []
+    for name, result in results.items():
+        unused = [row["group"] for row in result["groups"] if row["heads"] and row["low"] <= 0]
         if unused:
-            said.append(
+            notes.append(
                 f"{name}: the cost of *{'*, *'.join(unused)}* is not above that of random heads. These heads look "
                 "where the role says, but nothing here shows that the model uses what they find."
             )
-    return "\n\n".join([table(header, rows), *said])
+    return "\n\n".join([table(header, rows), *notes])
