@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -23,6 +24,7 @@ from recipes.second_organism.measures import (
     goals,
     kinds,
     layers,
+    owner,
     pairs,
     pruning,
     rates,
@@ -202,6 +204,46 @@ def test_use(untrained, monkeypatch):
     text = rendered(use, found)
     assert "| seed 1 | its noun | none |" in text
     assert "the cost of *verb → object*, *the name* is not above that of random heads" in text
+
+
+def test_weights_to_the_owner_are_cut_and_no_others():
+    told = replace(TOLD, alignment=tuple(range(1, 15)))  # translated word by word
+    assert list(owner.owned_nouns(told)) == [], "a name has no ending"
+    (owned,) = owner.owned_nouns(replace(told, upos=("NOUN",) * 14))
+    assert [TOLD.words[i] for i in (owned.owner, owned.preposition, owned.noun)] == ["doctor", "of", "Lorana"]
+    assert [TOLD.words[i] for i in owned.agreeing] == ["the"]
+    of, *_ = owner.to_preposition(owned, [])
+    assert of == (9, 8)
+    assert {query for query, _ in owner.to_others(owned, [])} == {9}
+    assert 8 not in {key for _, key in owner.to_others(owned, [])}
+    assert owner.in_encoder(owned, [7]) == [(query, 7) for query in range(15) if query != 7]
+    # The translation of word 7 is read at position 8, and position 9 writes that of word 9.
+    assert owner.in_decoder(owned, [7]) == [(9, 8)]
+    assert owner.in_cross(owned, [7]) == [(9, 7)]
+
+
+def test_a_word_that_is_cut_everywhere_is_not_seen(untrained):
+    """Without cuts the model is as it always is; with all cuts, another owner changes no prediction."""
+    model, _ = untrained
+    some = [s for s in corpus("test", 200) if sum("owner" in p for p in s.phenomena) == 1][:10]
+    assert torch.equal(owner.predictions(model, some, {}), use.predictions(model, some))
+    changed = []
+    for sentence in some:
+        (owned,) = owner.owned_nouns(sentence)
+        words = list(sentence.words)
+        words[owned.owner] = "field" if words[owned.owner] != "field" else "river"
+        changed.append(replace(sentence, words=tuple(words)))
+    everywhere = lambda owned, keys: [(query, key) for key in keys for query in range(owned.words + 1)]  # noqa: E731
+    cuts = {"encoder": owner.in_encoder, "cross": everywhere}
+    assert torch.equal(owner.predictions(model, some, cuts), owner.predictions(model, changed, cuts))
+    assert not torch.equal(owner.predictions(model, some, {}), owner.predictions(model, changed, {}))
+
+
+def test_owner(untrained):
+    found = owner.measure(*untrained, limit=60)
+    assert found["n"] >= 5
+    assert all(row["low"] <= row["cost"] <= row["high"] for row in found["cuts"])
+    assert "| encoder: all words → owner |" in rendered(owner, found)
 
 
 def test_draws(untrained):
