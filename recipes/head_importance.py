@@ -26,14 +26,19 @@ SENTENCES = {"ablation": 200, "alone": 200, "only": 200, "pairs": 200}
 SPLITS = ("validation", "test")  # heads are selected on the first and measured again on the second
 
 
-def one_head_off(model: nn.Module, tokenizer: object, sentences: Sequence[Sentence]) -> dict:
+def one_head_off(
+    model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], layers: Iterable[int] | None = None
+) -> dict:
     """Return {"layer.head": [change of BLEU, p]} for each encoder head, ablated.
 
-    >>> changes = one_head_off(*ht.load(), ht.corpus("organism", limit=5))
+    ``layers`` limits it to some layers, [5].
+
+    >>> changes = one_head_off(*ht.load(), ht.corpus("organism", limit=5), layers=[5])
     >>> len(changes), len(changes["5.1"])
-    (48, 2)
+    (8, 2)
     """
-    heads = [(*site.key, head) for site in ht.sites(model)["encoder"] for head in range(site.heads)]
+    sites = [site for site in ht.sites(model)["encoder"] if layers is None or site.key[1] in layers]
+    heads = [(*site.key, head) for site in sites for head in range(site.heads)]
     baseline = translations(model, tokenizer, sentences)
     return {
         f"{head[-2]}.{head[-1]}": change(sentences, baseline, translations(model, tokenizer, sentences, [head]))

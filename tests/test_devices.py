@@ -73,6 +73,11 @@ def flat(measure, **options):
     return lambda model, batches: [measure(model, batches, **options).flat()]
 
 
+def ends_ablated(model, batches):
+    ends = [ht.sites(model).all[place].key for place in (0, -1)]
+    return [ht.ablation(model, batches, sites=ends, replacement="mean", progress=False).flat()]
+
+
 ACTIONS = {
     "record": recorded,
     "gates": inside(lambda model, key, _: ht.gates(model, {key: torch.linspace(0, 1, ht.sites(model)[key].heads)})),
@@ -85,7 +90,7 @@ ACTIONS = {
     "edit": inside(edited),
     "gradient": flat(ht.gradient),
     "confidence": flat(ht.confidence, exclude=[3]),
-    "ablation": flat(ht.ablation, replacement="mean", progress=False),
+    "ablation": ends_ablated,
     "all_but_one": flat(ht.all_but_one, progress=False),
     "relevance": flat(ht.relevance),
     "interaction": pairs,

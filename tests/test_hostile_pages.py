@@ -101,7 +101,8 @@ def test_names_in_drawings(name):
             assert ht.figure(fig, claim="It is drawn.", alt="Something hostile.").png[:4] == b"\x89PNG"
 
 
-def test_what_a_notebook_stores_can_be_written():
+def test_what_a_notebook_stores_can_be_written(monkeypatch):
+    monkeypatch.setattr("headtools.lesson.attention_view.map_grid", lambda *args, **options: line())  # drawn above
     for text in HOSTILE.values():
         shown = [
             others(text),

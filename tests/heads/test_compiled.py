@@ -20,6 +20,13 @@ def forgetting():
     torch._dynamo.reset()
 
 
+def two_layers():
+    """BERT with the first and the last of its layers: what compiling costs grows with their number."""
+    model, batch = fresh("bert")
+    del model.bert.encoder.layer[1:-1]
+    return model, batch
+
+
 def compiled(model):
     return torch.compile(model, backend="eager")
 
@@ -34,7 +41,7 @@ def some(model):
 
 
 def test_code_compiled_before_is_not_used_inside():
-    model, batch = fresh("bert")
+    model, batch = two_layers()
     early, plain = compiled(model), run(model, batch)
     assert error(run(early, batch), plain) == 0
     with ht.ablate(model, {some(model).key: [0, 1]}):
@@ -48,7 +55,7 @@ def test_code_compiled_before_is_not_used_inside():
 @pytest.mark.parametrize("name", ["resample", "patch"])
 def test_a_layer_with_a_hook_is_not_taken_for_one_without(name):
     """Drawing and looking at positions cannot be compiled, so layers are compiled one by one, like ones together."""
-    model, batch = fresh("bert")
+    model, batch = two_layers()
     heads = {some(model).key: [0, 1]}
     with torch.no_grad(), ht.record(model, "z") as source:
         model(**batch | {"input_ids": batch["input_ids"].flip(0)})

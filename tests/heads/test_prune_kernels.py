@@ -137,6 +137,7 @@ def test_copies_do_not_share(name):
         assert len(ht.pruned(model)) == 1
 
 
+@pytest.mark.full  # a process of its own; the test above unpickles in this one
 def test_a_pickled_t5_in_a_fresh_process(tmp_path):
     model, batch = fresh("t5")
     ht.prune(model, {("encoder", 0): [0, 2], ("decoder", 1): [1], ("cross", 0): [3]})

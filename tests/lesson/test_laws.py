@@ -3,6 +3,7 @@
 import re
 from html.parser import HTMLParser
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,6 +66,7 @@ def test_a_page_with_roles(one, tokenizer, said):
     Balanced(page.html)
 
 
+@pytest.mark.full  # draws twenty pictures; test_hostile_pages.py draws some of every kind
 @law(20)
 @given(st.data())
 def test_a_view_of_any_maps(data):

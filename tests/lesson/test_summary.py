@@ -154,7 +154,7 @@ def test_a_link_stays_a_link_and_others_entries_stay(file):
 
 def test_kernels_that_write_at_once_lose_nothing(file):
     names = [f"01.{number}" for number in range(160)]
-    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         assert list(pool.map(remember, names, ["tried"] * len(names), [file] * len(names))) == [None] * len(names)
     assert sorted(read(file)) == sorted(names)
 

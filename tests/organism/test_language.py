@@ -96,7 +96,7 @@ def test_hard_is_longer_than_test(drawn):
 
 
 def test_names_are_the_rarest_words():
-    count = frequency(20_000)
+    count = frequency(6_000)
     drawn = [s for s in corpus("organism", "test") if s.topic]
     rarest = [min(s.words, key=lambda word: count[word]) for s in drawn]
     assert sum(word in lx.TOPIC_OF_NAME for word in rarest) >= 0.99 * len(drawn)

@@ -164,16 +164,19 @@ def test_sinks():
 # --- points measured again --------------------------------------------------------------------------------------------
 
 
-def test_an_ablation_and_a_pair_again(organism):
-    model, _ = organism
-    validation = ht.corpus("organism", "validation", head_importance.SENTENCES["ablation"])
-    found = ht.ablation(model, batches(validation, 25), sites=[("encoder", 5)], progress=False)
-    assert torch.allclose(found.values["encoder", 5], shipped_ablation().values["encoder", 5], atol=1e-3, rtol=1e-3)
+def test_a_pair_and_its_heads_again(organism):
+    """The heads of the greatest interaction, on all sentences: what each costs alone, and both."""
+    assert head_importance.SENTENCES["pairs"] == head_importance.SENTENCES["ablation"]
+    validation = ht.corpus("organism", "validation", head_importance.SENTENCES["pairs"])
     pairs = shipped("pairs")
     top = pairs.loc[pairs.interaction.idxmax()]
     a, b = (("encoder", *map(int, head.split("."))) for head in (top.a, top.b))
-    row = ht.interaction(model, batches(validation, 25), [(a, b)], progress=False).iloc[0]
+    row = ht.interaction(organism[0], batches(validation, 25), [(a, b)], progress=False).iloc[0]
     assert row.interaction == pytest.approx(top.interaction, abs=2e-3)
+    for (*key, head), found in ((a, row.delta_a), (b, row.delta_b)):
+        alone = shipped_ablation().values[tuple(key)][head].item()
+        assert found == pytest.approx(alone, abs=1e-3, rel=1e-3)
+        assert alone > 0.01
 
 
 def test_a_pruning_curve_again(organism):
@@ -187,13 +190,16 @@ def test_a_pruning_curve_again(organism):
     assert right == pytest.approx(shipped_row.accuracy[5][0], abs=0.05)
 
 
-def test_the_encoder_curve_again(organism):
+def test_the_encoder_curve_again(organism, monkeypatch):
+    monkeypatch.setattr(gates, "FRACTIONS", (1.0, 0.75, 0.5, 0.0))
+    monkeypatch.setattr(gates, "RANDOM_ORDERS", 1)
     rows = {row.kept: row for row in shipped("encoder curve").itertuples()}
     assert rows[24].accuracy > rows[48].accuracy - 0.01, "half of the heads go for nothing"
     sentences = [ht.corpus("organism", split, 60) for split in ("validation", "test")]
-    for point in gates.encoder_curve(organism[0], *sentences):
-        if point["kept"] in (48, 36, 24, 0):
-            assert point["accuracy"] == pytest.approx(rows[point["kept"]].accuracy, abs=0.06)
+    points = gates.encoder_curve(organism[0], *sentences)
+    assert [point["kept"] for point in points] == [48, 36, 24, 0]
+    for point in points:
+        assert point["accuracy"] == pytest.approx(rows[point["kept"]].accuracy, abs=0.06)
 
 
 def test_learned_ranking_cuts_what_the_sweep_cut(organism):

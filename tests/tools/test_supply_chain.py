@@ -6,6 +6,8 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, metadata
 
+import pytest
+
 FREE = re.compile(r"MIT|BSD|Apache|ISC|MPL|PSF|Python Software|HPND|Unlicense|ZPL|CC0|LGPL|0BSD|zlib|CMU", re.I)
 CLOSED = re.compile(r"AGPL|non-?commercial|proprietary", re.I)
 
@@ -52,6 +54,7 @@ print("quiet")
 """
 
 
+@pytest.mark.full  # a process of its own that imports every module; the next test reads the code instead
 def test_importing_and_using_headtools_opens_no_connection(tmp_path, root):
     """Not even with the variables that keep other libraries offline taken away."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
