@@ -98,6 +98,8 @@ ACTIONS = {
     "merge": changed(lambda model, key, batches: ht.merge(model, [[(*key, 0), (*key, 1)]], batches, refit=True)),
     "fit_gates": trained,
 }
+# What sums are kept in is the same question for each architecture; these have all kinds of attention.
+WITHOUT_FLOAT64 = ("bert", "marian")
 # What only some architectures can do, or what goes the same way in each.
 ONLY = {
     "relevance": ("bert", "llama"),
@@ -114,7 +116,8 @@ def test_the_same_numbers_on_another_device(action, without, monkeypatch):
     if without:
         monkeypatch.setattr(precision, "_WITHOUT_FLOAT64", {CARD.type})
     for name in ONLY.get(action, MODELS):
-        same_numbers(name, action, without)
+        if name in WITHOUT_FLOAT64 or not without:
+            same_numbers(name, action, without)
 
 
 def same_numbers(name, action, without):

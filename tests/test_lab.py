@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full  # starts JupyterLab
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)\S*token=(\w+)")
 
 

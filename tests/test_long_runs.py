@@ -47,10 +47,10 @@ def test_contexts_leave_nothing_behind():
     for _ in range(10):
         work()
     objects, tensors = alive()
-    for _ in range(60):
+    for _ in range(20):
         work()
     assert alive()[1] == tensors
-    assert alive()[0] < objects + 60
+    assert alive()[0] < objects + 20
 
 
 @pytest.mark.full

@@ -125,6 +125,7 @@ def test_scoring_goes_on_wherever_it_was_killed(tmp_path):
             losses(path.parent)
 
 
+@pytest.mark.full
 def test_a_pruned_model_is_saved_whole_or_not_at_all(tmp_path):
     model, files = tiny(), [smaller.__file__, store.__file__]
     ht.prune(model, {("encoder", 0): [1]})

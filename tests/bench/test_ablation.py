@@ -42,6 +42,7 @@ def test_wrong_numbers_and_high_costs_are_seen(tiny: ablation.Subject, monkeypat
     assert "differs by" in lines[1]
 
 
+@pytest.mark.full  # makes models of 110 and 74 million weights
 def test_the_subjects_are_of_the_sizes_told():
     bert, marian = ablation.bert(), ablation.marian()
     assert [bert.model.num_parameters() > 80e6, marian.model.num_parameters() > 40e6] == [True, True]

@@ -31,6 +31,7 @@ def test_equals_its_definition(measure):
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.full  # compiles; heads/test_compiled.py does so in make test
 def test_a_model_compiled_inside_a_context_has_its_gates():
     chosen = {name: options[0] for name, options in CHOICES.items()}
     chosen |= {"wrapping": "compiled", "padding": "right", "architecture": "bert", "precision": "float32"}

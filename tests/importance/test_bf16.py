@@ -9,7 +9,7 @@ import headtools as ht
 
 # measure: (largest difference as a share of the largest score, rank correlation): see the table on that page
 PROMISED = {"gradient": (0.1, 0.99), "ablation": (0.03, 0.85), "relevance": (0.01, 0.999), "confidence": (0.002, 0.999)}
-MORE = {"ablation": {"progress": False}, "relevance": {"rules": "cp"}}
+MORE = {"ablation": {"progress": False, "sites": [("encoder", 0), ("encoder", 5)]}, "relevance": {"rules": "cp"}}
 
 
 @pytest.fixture(scope="module")

@@ -131,6 +131,7 @@ def test_only_the_expectation_is_rewritten(tmp_path):
         expected.write({"99.c": {"n": 4}}, tmp_path)
 
 
+@pytest.mark.full  # a kernel of its own
 def test_a_reader_types_a_prediction_that_is_kept_and_shown_again(tmp_path, monkeypatch):
     """JupyterLab names the cell that it runs: then there is a line to type in, and the caption repeats it."""
     from jupyter_client.manager import start_new_kernel

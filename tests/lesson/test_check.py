@@ -219,6 +219,7 @@ def test_hints_come_one_by_one(monkeypatch):
         check.hint("01.max")
 
 
+@pytest.mark.full  # a kernel of its own
 def test_an_older_version_of_a_function_is_named():
     cells = ["import headtools as ht\ndef cost(T, d, H):\n    return T", "ht.check('01.cost', cost).note",
              "def cost(T, d, H):\n    return T +", "ht.check('01.cost', cost).note"]  # fmt: skip

@@ -118,12 +118,18 @@ def test_every_kind_of_model(name, lacks):
     assert all(escape(reason) in found.html for reason in found.missing.values())
 
 
-
-def test_the_organism_s_numbers_are_those_of_the_functions(tmp_path):
+@pytest.fixture(scope="module")
+def of_organism(tmp_path_factory):
+    """The organism, its tokenizer, and a report of it on 40 sentences, written to a folder."""
     model, tokenizer = ht.load()
-    found = ht.report(model, "organism", tokenizer, limit=40, orders=1, path=tmp_path / "page.html", progress=False)
-    assert (tmp_path / "page.html").read_text("utf-8") == found.html
-    assert [*tmp_path.iterdir()] == [found.path]
+    path = tmp_path_factory.mktemp("report") / "page.html"
+    return model, tokenizer, ht.report(model, "organism", tokenizer, limit=40, orders=1, path=path, progress=False)
+
+
+def test_the_organism_s_numbers_are_those_of_the_functions(of_organism):
+    model, tokenizer, found = of_organism
+    assert found.path.read_text("utf-8") == found.html
+    assert [*found.path.parent.iterdir()] == [found.path]
     sentences = ht.corpus("organism", limit=40)
     measured = ht.label(model, tokenizer, sentences[::2])  # as the roles are: one half for every section
     alone = ht.gradient(model, measured)
@@ -235,9 +241,8 @@ def findings(html):
     return [tuple(map(unescape, pair)) for pair in re.findall(r"<li><b>(.*?)</b><span>(.*?)</span>", html)]
 
 
-def test_the_findings_are_the_numbers_of_the_tables():
-    model, tokenizer = ht.load()
-    found = ht.report(model, "organism", tokenizer, limit=40, orders=1, progress=False)
+def test_the_findings_are_the_numbers_of_the_tables(of_organism):
+    model, tokenizer, found = of_organism
     sentences = findings(found.html)
     heads = head_functions(found.tables["roles"])
     assert sentences[0][0] == f"{(heads.function != NONE).sum()} of 144 heads have a function."

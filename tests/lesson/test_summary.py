@@ -225,6 +225,7 @@ def test_from_the_folder_above_the_lessons(file):
     assert summary.summary().lessons["03"] == ("03 · X?", "notebooks/03_x.ipynb")
 
 
+@pytest.mark.full  # a kernel of its own
 def test_in_a_kernel_a_lesson_keeps_its_answers(tmp_path):
     code = ["import headtools as ht", "ht.check('01.cost', ...)", "ht.check('01.cost', lambda T, d, H: T)",
             "ht.check.summary()"]  # fmt: skip

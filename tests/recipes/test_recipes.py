@@ -266,6 +266,7 @@ def test_nobody_undercuts_the_best_loss_and_the_language_reaches_it():
 # --- what they share --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full  # two processes; test_summary.py has kernels that write at once
 def test_two_commands_that_add_to_one_file_lose_nothing(tmp_path):
     code = "import sys; from pathlib import Path; from recipes._results import update\n" + (
         "for i in range(20): update(Path(sys.argv[1]), lambda old: {**old, f'{sys.argv[2]}{i}': i})"

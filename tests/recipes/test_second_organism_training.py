@@ -24,6 +24,7 @@ def equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.full  # trains twice; test_train.py stops and resumes the first organism
 def test_stopped_and_resumed_ends_at_the_same_weights(straight, tmp_path):
     train(TINY, tmp_path, stop=1, progress=False)
     assert equal(train(TINY, tmp_path, progress=False), straight)

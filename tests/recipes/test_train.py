@@ -32,6 +32,8 @@ def equal(one, other):
 
 def test_stopped_and_resumed_ends_at_the_same_weights(straight, tmp_path):
     train(TINY, tmp_path, stop=2, progress=False)
+    with pytest.raises(ValueError, match="another recipe"):
+        train(replace(TINY, seed=2), tmp_path, progress=False)
     assert equal(train(TINY, tmp_path, progress=False), straight)
 
 
@@ -65,12 +67,6 @@ t.train(t.Recipe(**{asdict(TINY)}), Path({str(tmp_path)!r}), progress=False)
     assert done.returncode == -9, done.stderr
     assert read_tensors(tmp_path / _training_state.FILE)[1]["step"] == 2
     assert equal(train(TINY, tmp_path, progress=False), straight)
-
-
-def test_another_recipe_does_not_go_on_from_this_folder(tmp_path):
-    train(TINY, tmp_path, stop=2, progress=False)
-    with pytest.raises(ValueError, match="another recipe"):
-        train(replace(TINY, seed=2), tmp_path, progress=False)
 
 
 def test_seeds_differ(straight, tmp_path):
@@ -137,6 +133,7 @@ def test_keeping_snapshots_changes_nothing_and_stores_what_was_there(straight, t
     assert all(torch.equal(stored[name], halfway[name].half()) for name in stored)
 
 
+@pytest.mark.full  # trains and saves
 def test_the_command_trains_other_sizes_and_leaves_the_shipped_model_alone(tmp_path, monkeypatch, capsys):
     before = (snapshots.ASSETS / "checksums.json").read_text()
     monkeypatch.chdir(tmp_path)
@@ -148,6 +145,7 @@ def test_the_command_trains_other_sizes_and_leaves_the_shipped_model_alone(tmp_p
     assert "trained 1 steps" in capsys.readouterr().out
 
 
+@pytest.mark.full  # trains and saves
 def test_the_command_puts_model_and_snapshots_where_it_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main(steps=1, assets=tmp_path / "assets", run=tmp_path / "run")
@@ -171,6 +169,7 @@ def test_the_cut_model_starts_as_the_uncut_one_without_these_heads():
     assert torch.allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.full  # trains four times
 def test_what_was_cut_stays_away_and_training_resumes(tmp_path):
     recipe = replace(TINY, steps=3, without=WITHOUT)
     trained = train(recipe, tmp_path / "one", progress=False)
