@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -248,10 +249,12 @@ def test_a_report_says_what_it_will_cost_and_checks_a_second_corpus(folders, tmp
     assert "no.conllu" in capsys.readouterr().err
 
 
-def test_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "headtools", "roles", "./nowhere"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.startswith("headtools roles: ./nowhere")
+def test_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["headtools", "roles", "./nowhere"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("headtools", run_name="__main__")
+    assert end.value.code == 1
+    assert capsys.readouterr().err.startswith("headtools roles: ./nowhere")
 
 
 # --- several processes ------------------------------------------------------------------------------------------------

@@ -72,8 +72,15 @@ def of_page(text):
 WRITERS = (of_figure, of_ledger, of_course_claims, of_check, of_explore, of_view, of_model_view, of_page)
 
 
+@pytest.fixture
+def small_stills(monkeypatch):
+    """The still pictures of attention views are small: what names do to drawings has a test of its own."""
+    for name in ("map_grid", "layer_grid"):
+        monkeypatch.setattr(f"headtools.lesson.attention_view.{name}", lambda *args, **options: line())
+
+
 @pytest.mark.parametrize("writer", WRITERS)
-def test_pages_show_text_as_text(writer):
+def test_pages_show_text_as_text(writer, small_stills):
     expected = Skeleton(writer("harmless")).parts
     for name, text in HOSTILE.items():
         with warnings.catch_warnings():
@@ -88,21 +95,22 @@ def test_pages_show_text_as_text(writer):
         assert "\x00" not in made
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_names_in_drawings(name):
-    text = HOSTILE[name]
+def test_names_in_drawings():
+    """All at once: each drawing costs as much as its names together."""
+    texts = list(HOSTILE.values())
+    maps = np.full((2, len(texts), len(texts)), 0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for fig in (
-            draw.head_grid(np.full((2, 2, 2), 0.5), ["a", text]),
-            words.compare_words([(text, ["a", "b"]), ("b", [text, "b"])]),
-            draw.bars(plt.subplots()[1], [text, "b"], [1.0, 2.0], label="n").figure,
+            draw.head_grid(maps, texts),
+            ht.plot.maps(maps, texts, titles=texts[:2]),
+            words.compare_words([(text, ["a", text]) for text in texts]),
+            draw.bars(plt.subplots()[1], texts, range(len(texts)), label="n").figure,
         ):
             assert ht.figure(fig, claim="It is drawn.", alt="Something hostile.").png[:4] == b"\x89PNG"
 
 
-def test_what_a_notebook_stores_can_be_written(monkeypatch):
-    monkeypatch.setattr("headtools.lesson.attention_view.map_grid", lambda *args, **options: line())  # drawn above
+def test_what_a_notebook_stores_can_be_written(small_stills):
     for text in HOSTILE.values():
         shown = [
             others(text),

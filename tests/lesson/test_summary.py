@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from html.parser import HTMLParser
 from multiprocessing import get_context
@@ -152,9 +153,10 @@ def test_a_link_stays_a_link_and_others_entries_stay(file):
     assert "99.future" not in ht.check.summary().states
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_kernels_that_write_at_once_lose_nothing(file):
     names = [f"01.{number}" for number in range(160)]
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(4, mp_context=get_context("fork")) as pool:
         assert list(pool.map(remember, names, ["tried"] * len(names), [file] * len(names))) == [None] * len(names)
     assert sorted(read(file)) == sorted(names)
 
