@@ -27,7 +27,7 @@ A word is made of pieces, and each piece names its *phenomena*: what has to be k
 write it (``PHENOMENA``). So the phenomena of a word come from the code that writes it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from headtools.organism.lexicon import DIALECT, SENSES, Lexeme
 from headtools.organism.tree_nodes import Node
@@ -114,9 +114,11 @@ def joined(word: str, left: bool, right: bool) -> str:
     return LEFT * left + word + RIGHT * right
 
 
-def write(node: Node, source: list[Node], topic: str | None) -> tuple[str, tuple[str, ...]]:
-    """Target word of a node of a sentence, and its phenomena in the order of ``PHENOMENA``."""
-    texts, named = zip(*pieces(node, topic), strict=True)
+def written(
+    node: Node, source: list[Node], parts: Iterator[Piece], order: Iterable[str]
+) -> tuple[str, tuple[str, ...]]:
+    """Target word made of these parts, between its neighbours, and its phenomena in this order."""
+    texts, named = zip(*parts, strict=True)
     word, phenomena = "".join(texts), {name for names in named for name in names}
     if node.upos in UNTOUCHED:
         return word, ()
@@ -127,4 +129,9 @@ def write(node: Node, source: list[Node], topic: str | None) -> tuple[str, tuple
         if neighbour and neighbour.upos not in UNTOUCHED:  # names and marks are never accented
             phenomena.add(side)
     word = joined(word, bool(left and left.accent), bool(right and right.accent))
-    return word, tuple(name for name in PHENOMENA if name in phenomena)
+    return word, tuple(name for name in order if name in phenomena)
+
+
+def write(node: Node, source: list[Node], topic: str | None) -> tuple[str, tuple[str, ...]]:
+    """Target word of a node of a sentence, and its phenomena in the order of ``PHENOMENA``."""
+    return written(node, source, pieces(node, topic), PHENOMENA)

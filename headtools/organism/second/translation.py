@@ -35,15 +35,13 @@ from headtools.organism.translation import (
     UNTOUCHED,
     Piece,
     agreement,
-    joined,
-    speaks_dialect,
     stem_of,
+    written,
 )
 from headtools.organism.translation import PHENOMENA as FIRST_PHENOMENA
 from headtools.organism.tree_nodes import Node
 
-__all__ = ["AGENT", "ANIMATE_OBJECT", "OBLIQUE", "OWNED", "PHENOMENA", "PLACE", "PLURAL", "UNTOUCHED", "joined",
-           "speaks_dialect", "write"]  # fmt: skip
+__all__ = ["AGENT", "ANIMATE_OBJECT", "OBLIQUE", "OWNED", "PHENOMENA", "PLACE", "PLURAL", "UNTOUCHED", "write"]
 
 PLACE, OWNED = "d", "g"
 
@@ -96,15 +94,4 @@ def pieces(node: Node, topic: str | None) -> Iterator[Piece]:
 
 def write(node: Node, source: list[Node], topic: str | None) -> tuple[str, tuple[str, ...]]:
     """Target word of a node of a sentence, and its phenomena in the order of ``PHENOMENA``."""
-    texts, named = zip(*pieces(node, topic), strict=True)
-    word, phenomena = "".join(texts), {name for names in named for name in names}
-    if node.upos in UNTOUCHED:
-        return word, ()
-    i = node.position
-    left = source[i - 1] if i > 0 else None
-    right = source[i + 1] if i + 1 < len(source) else None
-    for side, neighbour in (("left accent", left), ("right accent", right)):
-        if neighbour and neighbour.upos not in UNTOUCHED:  # names and marks are never accented
-            phenomena.add(side)
-    word = joined(word, bool(left and left.accent), bool(right and right.accent))
-    return word, tuple(name for name in PHENOMENA if name in phenomena)
+    return written(node, source, pieces(node, topic), PHENOMENA)
