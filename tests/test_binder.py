@@ -29,6 +29,7 @@ def copy(root: Path, tmp_path: Path) -> Path:
     return tmp_path / "repo"
 
 
+@pytest.mark.full  # runs repo2docker
 @needs_repo2docker
 def test_binder_accepts_the_repository(root: Path):
     done = dockerfile(root)
@@ -40,6 +41,7 @@ def test_binder_accepts_the_repository(root: Path):
     assert 'R2D_ENTRYPOINT="${REPO_DIR}/binder/start"' in output
 
 
+@pytest.mark.full  # runs repo2docker
 @needs_repo2docker
 @pytest.mark.parametrize("content", ["dependencies: [python=3.11\n", "- just\n- a list\n"], ids=["yaml", "list"])
 def test_binder_refuses_a_broken_environment(copy: Path, content: str):

@@ -232,6 +232,7 @@ def test_models_are_told_by_their_weights():
         fingerprint({"loss": lambda: None})
 
 
+@pytest.mark.full  # a process of its own
 def test_the_same_in_another_process():
     code = ("import torch; from headtools._engine.store import fingerprint; "
             "print(fingerprint({'x': torch.arange(5.), 'words': ['the', 'the', 'dog'], 'n': {1, 2, 'a'}}))")  # fmt:skip

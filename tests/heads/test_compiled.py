@@ -52,6 +52,7 @@ def test_code_compiled_before_is_not_used_inside():
     assert error(run(early, batch), plain) == 0
 
 
+@pytest.mark.full  # compiles layer by layer
 @pytest.mark.parametrize("name", ["resample", "patch"])
 def test_a_layer_with_a_hook_is_not_taken_for_one_without(name):
     """Drawing and looking at positions cannot be compiled, so layers are compiled one by one, like ones together."""

@@ -164,6 +164,7 @@ def slowly(folder: Path, wanted: int, pause: float):
     ablation_module.AblatedLosses = Waiting
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_process_that_is_killed_takes_nothing_with_it(tmp_path, killed, monkeypatch):
     model, batches = subject(split=(1,) * 7)

@@ -176,6 +176,7 @@ def test_scorecard(assets, organism, monkeypatch):
     assert len(tables.shipped("roles")) > 20
 
 
+@pytest.mark.full  # merges and refits for eight models
 def test_merging(assets, monkeypatch):
     monkeypatch.setattr(merging, "FIT_ON", 4)
     monkeypatch.setattr(merging, "MEASURED_ON", 5)

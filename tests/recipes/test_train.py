@@ -121,6 +121,7 @@ def test_the_rate_warms_up_stays_and_falls():
 # --- snapshots, other sizes, heads cut before the first step ----------------------------------------------------------
 
 
+@pytest.mark.full  # trains twice
 def test_keeping_snapshots_changes_nothing_and_stores_what_was_there(straight, tmp_path):
     kept = train(TINY, tmp_path / "kept", progress=False, keep=(0, 2, 4))
     weights = zip(straight.parameters(), kept.parameters(), strict=True)

@@ -168,6 +168,7 @@ def reference(model, tokenizer) -> dict:
     }  # fmt: skip
 
 
+@pytest.mark.full  # all translations and maps once more, in node
 def test_node_agrees_with_torch(page, model, root):
     if NODE is None:
         pytest.skip("no node on the PATH")
