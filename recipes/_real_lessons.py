@@ -49,11 +49,11 @@ def parts_of_speech(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) 
             place = {"heads": [(*site.key, head)]}
             # A rare label can be missing from all words that a head attends to in a fold; then there is no row.
             (own,), (other,) = found("upos", **place), found(at_most_attended(site.layer, head), **place)
-            rows.append({"of": "head", "layer": site.layer, "head": head}
+            rows.append({"component": "head", "layer": site.layer, "head": head}
                         | {f"own_{name}": own[name] for name in COLUMNS}
                         | {f"attended_{name}": other[name] for name in COLUMNS})  # fmt: skip
-    for row in found("upos", of=["residual"]):
-        rows.append({"of": "residual", "layer": row["layer"]} | {f"own_{name}": row[name] for name in COLUMNS})
+    for row in found("upos", component=["residual"]):
+        rows.append({"component": "residual", "layer": row["layer"]} | {f"own_{name}": row[name] for name in COLUMNS})
     words = sum(len(sentence.words) for sentence in test)
     return rows, (
         f"linear discriminants fitted on {len(train)} English sentences, tested on the {words} words of {len(test)} "

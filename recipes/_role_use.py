@@ -48,9 +48,9 @@ def role_use(
     the full model gets right given the preceding words, and a frame with a row for each group of ``GROUPS`` that has
     heads, then one for all strong heads and one for all others (these two on all words): ``group``, ``heads``,
     ``words`` (the phenomena of the words counted), ``n`` (their number), ``right`` (the full model's accuracy on them),
-    ``fall`` (the accuracy lost when the outputs of the heads are set to zero), ``beside`` (the mean loss over the
-    control sets), ``most`` (the largest of these), ``low`` and ``high`` (95 % interval of fall − beside, by bootstrap
-    over sentences), and ``used``: whether low is above 0.
+    ``accuracy_drop`` (the accuracy lost when the outputs of the heads are set to zero), ``control_mean`` (the mean loss
+    over the control sets), ``control_max`` (the largest of these), ``low`` and ``high`` (95 % interval of accuracy_drop
+    − control_mean, by bootstrap over sentences), and ``used``: whether low is above 0.
 
     The control of one head is each of the other heads (or ``alone`` of them, drawn at random); of several heads,
     ``times`` random sets of other heads, or of all heads where too few others remain. Raises ValueError for no
@@ -60,7 +60,7 @@ def role_use(
     >>> model, tokenizer = ht.load()
     >>> few = ht.corpus("organism", limit=3)
     >>> accuracy, frame = role_use(model, roles(model, tokenizer, few, few), few, times=1, alone=1)
-    >>> accuracy > 0.9, "beside" in frame
+    >>> accuracy > 0.9, "control_mean" in frame
     (True, True)
     """
     test_batches = batches(sentences)
@@ -99,7 +99,8 @@ def role_use(
         accuracy, drop = (correct.sum() / n.sum()).item(), (lost.sum() / n.sum()).item()
         rows.append((name, heads, list(words), int(n.sum()), accuracy, drop,
                      control_drops.mean().item(), control_drops.max().item(), low, high, low > 0))  # fmt: skip
-    columns = ["group", "heads", "words", "n", "right", "fall", "beside", "most", "low", "high", "used"]
+    columns = ["group", "heads", "words", "n", "right", "accuracy_drop", "control_mean", "control_max", "low", "high",
+               "used"]  # fmt: skip
     return full_model.double().mean().item(), pd.DataFrame(rows, columns=columns)
 
 

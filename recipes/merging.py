@@ -44,9 +44,9 @@ def measure(model: nn.Module, kind: str, fractions: Sequence[float] = FRACTIONS)
     """Compare all methods for one model and kind of heads.
 
     Returns ``kind``, ``heads`` (of this kind), ``accuracy`` of the full model, and ``points``, one for each fraction
-    removed: ``gone`` (the number of heads), ``pairs`` (those merged first), ``lost`` (their mean ``missed``, see
-    ``merge``); for each of ``METHODS`` the accuracy and the ends of its 95 % interval; and ``differences``, for each of
-    ``COMPARED`` the difference and the ends of its interval, by bootstrap over the same sentences.
+    removed: ``removed`` (the number of heads), ``pairs`` (those merged first), ``lost`` (their mean ``relative_error``,
+    see ``merge``); for each of ``METHODS`` the accuracy and the ends of its 95 % interval; and ``differences``, for
+    each of ``COMPARED`` the difference and the ends of its interval, by bootstrap over the same sentences.
     """
     fitted_on = batches(ht.corpus("organism", "validation", FIT_ON))
     test = ht.corpus("organism", "test", MEASURED_ON)
@@ -56,23 +56,23 @@ def measure(model: nn.Module, kind: str, fractions: Sequence[float] = FRACTIONS)
     full_model = token_accuracy(model, test)
     points = []
     for fraction in fractions:
-        gone = round(heads * fraction)
-        pairs = disjoint_pairs(similar, min(gone, heads // 2))
+        n_removed = round(heads * fraction)
+        pairs = disjoint_pairs(similar, min(n_removed, heads // 2))
         models = {"merge": copy.deepcopy(model), "merge, refit": copy.deepcopy(model)}
         frame = ht.merge(models["merge"], pairs, fitted_on)
         ht.merge(models["merge, refit"], pairs, fitted_on, refit=True)
         # Pairs remove at most half of the heads; beyond that, merged heads are merged once more.
-        for name in ("merge", "merge, refit") if gone > heads // 2 else ():
-            more_pairs = disjoint_pairs(head_similarity(models[name], fitted_on, kind), gone - heads // 2)
+        for name in ("merge", "merge, refit") if n_removed > heads // 2 else ():
+            more_pairs = disjoint_pairs(head_similarity(models[name], fitted_on, kind), n_removed - heads // 2)
             ht.merge(models[name], more_pairs, fitted_on, refit="refit" in name)
-        for name, removed in (("same", ht.pruned(models["merge"])), ("gradient", ranking[:gone])):
+        for name, removed in (("same", ht.pruned(models["merge"])), ("gradient", ranking[:n_removed])):
             models[name] = copy.deepcopy(model)
             cut_heads(models[name], removed)
             models[f"{name}, refit"] = copy.deepcopy(model)
             _cut_and_refit(models[f"{name}, refit"], removed, fitted_on)
         accuracy = {name: token_accuracy(models[name], test) for name in METHODS}
-        points.append({"gone": gone, "pairs": [[list(head) for head in pair] for pair in pairs],
-                       "lost": round(frame.missed.mean(), 4)}
+        points.append({"removed": n_removed, "pairs": [[list(head) for head in pair] for pair in pairs],
+                       "lost": round(frame.relative_error.mean(), 4)}
                       | {name: interval(accuracy[name]) for name in METHODS}
                       | {"differences": [[a, b, *interval(accuracy[a] - accuracy[b])]
                                          for a, b in COMPARED]})  # fmt: skip
@@ -91,12 +91,12 @@ def _cut_and_refit(model: nn.Module, heads: Sequence[tuple], fitted_on: list[Map
 
 def markdown(entries: Sequence[Mapping]) -> str:
     """Return the model card's table: a row for each model, kind and number removed; accuracies and two differences."""
-    header = ["model", "heads", "gone", *METHODS, *(f"{a} − {b}" for a, b in COMPARED[1:])]
+    header = ["model", "heads", "removed", *METHODS, *(f"{a} − {b}" for a, b in COMPARED[1:])]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for entry in entries:
         for point in entry["points"]:
             differences = [f"{d:+.3f} ({low:+.3f} to {high:+.3f})" for _, _, d, low, high in point["differences"][1:]]
-            cells = [entry["model"], f"{entry['heads']} {entry['kind']}", str(point["gone"]),
+            cells = [entry["model"], f"{entry['heads']} {entry['kind']}", str(point["removed"]),
                      *(f"{point[method][0]:.3f}" for method in METHODS), *differences]  # fmt: skip
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

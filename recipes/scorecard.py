@@ -118,7 +118,8 @@ def markdown(scores: dict) -> str:
     lines += [f"Token accuracy on {used['sentences']} test sentences: {used['accuracy']:.3f}. It falls by", ""]
     lines += _table("heads | words that need | n | fall | beside: mean, greatest | difference, 95 % | used", [
         f"{r['group']}: {' '.join(r['heads']) if len(r['heads']) <= n // 2 else len(r['heads'])} | "
-        f"{', '.join(r['words']) or 'all words'} | {r['n']:,} | {r['fall']:.3f} | {r['beside']:.3f}, {r['most']:.3f} | "
+        f"{', '.join(r['words']) or 'all words'} | {r['n']:,} | {r['accuracy_drop']:.3f} | "
+        f"{r['control_mean']:.3f}, {r['control_max']:.3f} | "
         f"{r['low']:+.3f} to {r['high']:+.3f} | {'yes' if r['used'] else 'no'}"
         for r in used["groups"]
     ])  # fmt: skip

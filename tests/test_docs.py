@@ -18,7 +18,9 @@ from measure_notebooks import table
 import headtools as ht
 from headtools.lesson import catalogue
 from headtools.organism import snapshots
-from headtools.roles._taxonomy.table import COLUMNS
+from headtools.roles import attention_probe, probing
+from headtools.roles._taxonomy import table as taxonomy_table
+from headtools.sparse import head_similarity, merge
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "LICENSE-text.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 
@@ -394,9 +396,12 @@ def test_the_changelog_names_every_alias_that_the_code_has(root: Path):
     assert listed == pairs | by_hand
 
 
-def test_the_changelog_names_the_columns_that_taxonomy_has_renamed(root: Path):
+def test_the_changelog_names_the_columns_that_are_renamed(root: Path):
     table = read(root, "CHANGELOG.md").split("| old column | new column |")[1].split("\n## ")[0]
-    columns = dict(re.findall(r"^  \| `(\w+)` \| `(\w+)` \|$", table, re.M))
-    assert columns
-    assert set(columns.values()) <= set(COLUMNS)
-    assert not set(columns) & set(COLUMNS)
+    renamed = re.findall(r"^  \| `(\w+)` \| `(\w+)` \| `(\w+)", table, re.M)
+    has = {"taxonomy": taxonomy_table.COLUMNS, "probe": probing.COLUMNS, "merge": merge.COLUMNS,
+           "attention_probe": attention_probe.WEIGHT_COLUMNS, "head_similarity": head_similarity.COLUMNS}  # fmt: skip
+    assert {function for _, _, function in renamed} == set(has)
+    for old, new, function in renamed:
+        assert new in has[function]
+        assert old not in has[function]

@@ -25,6 +25,7 @@ from headtools.roles.word_alignment import align, to_words
 
 PENALTIES = (1e-2, 1e-3, 1e-4)
 METHODS = ("attention", "untrained", "distance", "offset by upos", "best offset", "right-branching")
+WEIGHT_COLUMNS = ("kind", "layer", "head", "down", "up", "effective_weight")
 MAX_DISTANCE = 10  # words; beyond, the distance probe distinguishes only before from after
 MAX_BYTES = 2 * 2**30
 
@@ -36,9 +37,9 @@ class AttentionProbe:
     scores     frame, one row a method: ``method``, ``uas``, ``low``, ``high`` (fractions, 95 % bootstrap interval over
                sentences), ``n`` words of test
     weights    frame, one row a head of the trained model: ``kind``, ``layer``, ``head``, ``down`` (w: the weight of
-               attention from the candidate to the word) and ``up`` (u: from the word to the candidate); ``pull``, the
-               greater of |w| and |u| times the standard deviation of that attention over the pairs of train: a head
-               whose maps hardly vary needs a large weight for a small effect
+               attention from the candidate to the word) and ``up`` (u: from the word to the candidate);
+               ``effective_weight``, the greater of |w| and |u| times the standard deviation of that attention over the
+               pairs of train: a head whose maps hardly vary needs a large weight for a small effect
     penalty    the L2 penalty of each probe, by method
     """
 
@@ -109,11 +110,11 @@ def attention_probe(
             uas = share(torch.as_tensor(correct[method]).double(), test_pairs.sentence)
             rows.append((method, *map(float, uas), n_test))
     down_up = weights["attention"].view(2, -1)  # w and u of each head
-    pull = (down_up * features["attention"][0].std(0).view(2, -1)).abs().amax(0)
+    effective_weight = (down_up * features["attention"][0].std(0).view(2, -1)).abs().amax(0)
     return AttentionProbe(
         pd.DataFrame(rows, columns=["method", "uas", "low", "high", "n"]),
         pd.DataFrame([(*head, w, u) for head, w, u in zip(heads, *down_up.tolist(), strict=True)],
-                     columns=["kind", "layer", "head", "down", "up"]).assign(pull=pull.numpy()),
+                     columns=list(WEIGHT_COLUMNS[:-1])).assign(effective_weight=effective_weight.numpy()),
         penalty,
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from headtools._renamed import old_arguments
 from headtools.heads._select import Heads
 from headtools.heads.bootstrap import bounds
 from headtools.roles._linear import SOLVERS
@@ -29,11 +30,12 @@ from headtools.roles.tasks import Task, control, labels, lookup, name_of
 from headtools.roles.word_states import Place, word_states
 
 COLUMNS = (
-    "model", "of", "kind", "layer", "head", "task", "accuracy", "low", "high", "control", "selectivity",
+    "model", "component", "kind", "layer", "head", "task", "accuracy", "low", "high", "control", "selectivity",
     "selectivity_low", "selectivity_high", "lookup", "majority", "n",
 )  # fmt: skip
 
 
+@old_arguments(of="component")
 def probe(
     model: nn.Module,
     tokenizer: object,
@@ -41,7 +43,7 @@ def probe(
     test: Sequence[Sentence],
     tasks: Task | Sequence[Task] = ("upos",),
     *,
-    of: Sequence[str] = ("head",),
+    component: Sequence[str] = ("head",),
     heads: Heads | None = None,
     pieces: str = "last",
     untrained: bool = False,
@@ -54,29 +56,29 @@ def probe(
 ) -> pd.DataFrame:
     """Fit a linear probe at every place of a model for every task, and test it on other sentences.
 
-    ``tasks`` are names or functions (:func:`headtools.roles.tasks.labels`), ``of``, ``heads`` and ``pieces`` what is
-    read of each word (``headtools.roles.word_states``, which says how much memory that takes). With ``untrained`` the
-    model's untrained twin is probed as well. ``solver`` is "logistic", scikit-learn's multinomial regression, or
-    "discriminant", Fisher's linear discriminant in closed form, which takes all places at once and suits grids
-    of heads (:mod:`headtools.roles._linear`). Features have mean 0 and variance 1 over the fitting words. The strength
-    of regularisation (``strengths``, in the solver's own unit, the strongest first) is chosen for each place by
-    cross-validation in ``folds`` folds of ``train``, each sentence in one fold only; ``test`` does not affect it. The
-    control task is fitted the same way, ``draws`` times with other random labels, and the mean is reported.
+    ``tasks`` are names or functions (:func:`headtools.roles.tasks.labels`), ``component``, ``heads`` and ``pieces``
+    what is read of each word (``headtools.roles.word_states``, which says how much memory that takes). With
+    ``untrained`` the model's untrained twin is probed as well. ``solver`` is "logistic", scikit-learn's multinomial
+    regression, or "discriminant", Fisher's linear discriminant in closed form, which takes all places at once and suits
+    grids of heads (:mod:`headtools.roles._linear`). Features have mean 0 and variance 1 over the fitting words. The
+    strength of regularisation (``strengths``, in the solver's own unit, the strongest first) is chosen for each place
+    by cross-validation in ``folds`` folds of ``train``, each sentence in one fold only; ``test`` does not affect it.
+    The control task is fitted the same way, ``draws`` times with other random labels, and the mean is reported.
 
-    Returns a frame with a row for each model, place and task: ``model`` trained or untrained; ``of`` head, layer or
-    residual; ``kind``, ``layer`` and ``head`` (none for layers and the stream); ``task``; ``accuracy`` on the ``n``
+    Returns a frame with a row for each model, place and task: ``model`` trained or untrained; ``component`` head, layer
+    or residual; ``kind``, ``layer`` and ``head`` (none for layers and the stream); ``task``; ``accuracy`` on the ``n``
     words of ``test``, with a 95 % bootstrap interval over sentences, ``low`` to ``high`` (NaN for fewer than five);
-    ``control`` accuracy and ``selectivity`` with its interval, for the control labels that were drawn; ``lookup``
-    and ``majority``, the two baselines without a model. All are fractions from 0 to 1. The residual stream of layer l
-    is what layer l reads.
+    ``control`` accuracy and ``selectivity`` with its interval, for the control labels that were drawn; ``lookup`` and
+    ``majority``, the two baselines without a model. All are fractions from 0 to 1. The residual stream of layer l is
+    what layer l reads.
 
     Raises ImportError for "logistic" without scikit-learn, and ValueError for an unknown solver, a sentence in both
     train and test, a task with fewer than two labels, or labels too rare to be in every fold of the cross-validation.
 
     >>> import headtools as ht
     >>> few = [ht.corpus("organism", split, limit=40) for split in ("validation", "test")]
-    >>> frame = probe(*ht.load(), *few, "number", of=["residual"], solver="discriminant")
-    >>> frame[["of", "layer", "task"]].values.tolist()[-1], bool(frame.accuracy.max() > 0.9)
+    >>> frame = probe(*ht.load(), *few, "number", component=["residual"], solver="discriminant")
+    >>> frame[["component", "layer", "task"]].values.tolist()[-1], bool(frame.accuracy.max() > 0.9)
     (['residual', 6, 'number'], True)
     """
     tasks = [tasks] if isinstance(tasks, str) or callable(tasks) else list(tasks)
@@ -96,7 +98,7 @@ def probe(
     rows = []
     for model_name, probed in models.items():
         states = word_states(
-            probed, tokenizer, sentences, of, heads=heads, pieces=pieces, only=only, batch_size=batch_size
+            probed, tokenizer, sentences, component, heads=heads, pieces=pieces, only=only, batch_size=batch_size
         )
         for task in labelled:
             correct = task.correct(states, [task.labels], solver, strengths)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headtools._renamed import old_arguments
 from headtools.heads._devices import device_of
 from headtools.heads._finite import check_weights, explain_nonfinite
 from headtools.heads._select import Heads, select
@@ -14,26 +15,27 @@ from headtools.heads.sites import sites
 from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import align
 
-OF = ("head", "layer", "residual")
+COMPONENTS = ("head", "layer", "residual")
 PIECES = ("first", "last", "mean")
 MAX_BYTES = 2 * 2**30
 
 
 class Place(NamedTuple):
-    """Where in a model a vector was read: ``of`` head, layer or residual; ``head`` is None for the latter two."""
+    """Where in a model a vector was read: ``component`` is head, layer or residual, ``head`` None for the last two."""
 
-    of: str
+    component: str
     kind: str
     layer: int
     head: int | None = None
 
 
+@old_arguments(of="component")
 @torch.no_grad()
 def word_states(
     model: nn.Module,
     tokenizer: object,
     sentences: Sequence[Sentence],
-    of: Sequence[str] = ("head",),
+    component: Sequence[str] = ("head",),
     *,
     heads: Heads | None = None,
     pieces: str = "last",
@@ -43,7 +45,7 @@ def word_states(
     """Read the vectors of every word in one pass: a tensor (word, features) float32 for each place in the model.
 
     The words of all sentences follow one another; ``only`` says for each sentence which of its words to read (None:
-    all). ``of`` names what to read:
+    all). ``component`` names what to read:
 
     "head"      z of each head, value_dim features; with ``heads``, of those alone: {("encoder", 2): [0, 5]} or
                 [("encoder", 2, 0), ...]
@@ -54,18 +56,18 @@ def word_states(
     "last", or their "mean". The result takes 4 bytes a feature and word, of the organism 3 KB a word for its heads,
     once for heads and layers together, and 3.6 KB for the residual stream; beyond 2 GiB it is refused.
 
-    Raises what ``ablate`` raises for heads that do not exist, and ValueError for an unknown ``of`` or ``pieces``, no
-    word to read, more than 2 GiB, and a model that runs one attention layer several times (ALBERT), whose layers cannot
-    be told apart.
+    Raises what ``ablate`` raises for heads that do not exist, and ValueError for an unknown ``component`` or
+    ``pieces``, no word to read, more than 2 GiB, and a model that runs one attention layer several times (ALBERT),
+    whose layers cannot be told apart.
 
     >>> import headtools as ht
     >>> states = word_states(*ht.load(), ht.corpus("organism", limit=2), ["head", "residual"])
     >>> states[Place("head", "encoder", 5, 0)].shape, states[Place("residual", "encoder", 6)].shape
     (torch.Size([31, 16]), torch.Size([31, 128]))
     """
-    of = (of,) if isinstance(of, str) else tuple(of)
-    if not of or set(of) - set(OF):
-        raise ValueError(f"got of={of!r}; expected one or more of {', '.join(OF)}")
+    components = (component,) if isinstance(component, str) else tuple(component)
+    if not components or set(components) - set(COMPONENTS):
+        raise ValueError(f"got component={component!r}; expected one or more of {', '.join(COMPONENTS)}")
     if pieces not in PIECES:
         raise ValueError(f"got pieces={pieces!r}; expected one of {', '.join(PIECES)}")
     check_weights(model)
@@ -80,14 +82,14 @@ def word_states(
 
     reader = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
     heads_of = None if heads is None else {site.key: listed for site, listed in select(sites(model), heads).items()}
-    only_sites = None if {"head", "layer"} & set(of) else ()  # None: all
+    only_sites = None if {"head", "layer"} & set(components) else ()  # None: all
     with record(model, want="z", accumulate=pool_batch, only=only_sites) as recorded:
         for start in range(0, len(order), batch_size):
             indices = order[start : start + batch_size]
             batch, words = align(tokenizer, [sentences[i] for i in indices], device=device_of(model))
             pooling = _tokens_of_words(words, [selected[i] for i in indices], pieces)
-            out = reader(**batch, output_hidden_states="residual" in of)
-            if "residual" in of:
+            out = reader(**batch, output_hidden_states="residual" in components)
+            if "residual" in components:
                 residual.append([_pool(x, pooling) for x in out.hidden_states])
                 nonfinite = [layer for layer, x in enumerate(residual[-1]) if not x.isfinite().all()]
                 if nonfinite:
@@ -107,10 +109,10 @@ def word_states(
             times = len(z) // n_words
             raise ValueError(f"{kind} {layer} runs {times} times in one pass, so that its layers cannot be separated")
         z = z[original_order]
-        if "head" in of:
+        if "head" in components:
             own_heads = range(z.shape[1]) if heads_of is None else heads_of.get(key, ())
             states |= {Place("head", kind, layer, head): z[:, head] for head in own_heads}
-        if "layer" in of:
+        if "layer" in components:
             states[Place("layer", kind, layer)] = z.flatten(1)
     kind = next(iter(sites(model))).kind
     for layer, by_batch in enumerate(zip(*residual, strict=True)):
@@ -162,8 +164,8 @@ def _check_memory(first_batch: list[Tensor], n_words: int) -> None:
     if size > MAX_BYTES:
         raise ValueError(
             f"the vectors of {n_words:,} words take {size / 2**30:.1f} GiB; at most {MAX_BYTES / 2**30:.0f} GiB are "
-            f"allowed: give about {int(n_words * MAX_BYTES / size):,} words, fewer places (of=), or a task with fewer "
-            "words"
+            f"allowed: give about {int(n_words * MAX_BYTES / size):,} words, fewer places (component=), or a task "
+            "with fewer words"
         )
 
 

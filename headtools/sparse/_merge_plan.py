@@ -37,9 +37,9 @@ def plan_merge(m: Moments, groups: list[list[int]], refit: bool, ridge: float) -
         total = m.sum_of_squares(m.output_map(group)) or 1.0
         fits = {head: fit_merged(m, head, group, ridge) for head in group}
         best = min(fits, key=lambda head: fits[head][0])
-        missed, values[best], outputs[best], residual = fits[best]
+        least, values[best], outputs[best], residual = fits[best]
         absorbed[best] = tuple(h for h in group if h != best)
-        error[best] = missed / total
+        error[best] = least / total
         error_unfitted[best] = m.sum_of_squares(m.output_map(absorbed[best])) / total
         constant += m.mean @ residual
     removed = tuple(sorted(h for heads in absorbed.values() for h in heads))

@@ -24,6 +24,8 @@ from headtools.sparse.merge import RIDGE
 if TYPE_CHECKING:
     import pandas as pd
 
+COLUMNS = ("first", "second", "map_distance", "ov", "relative_error", "layer_error")
+
 
 def head_similarity(
     model: nn.Module,
@@ -34,10 +36,11 @@ def head_similarity(
     """Return how similar the two heads of each pair in a layer are, and how well one head could replace both.
 
     ``batches``: a list of dicts of the model's arguments; ``sites``: kinds or keys, as in ``gradient``. Columns:
-    ``first`` and ``second``, heads as (kind, layer, head); ``pattern``, the mean total variation distance of their
-    maps, 0 for equal maps and 1 for maps that share no key; ``ov``, the cosine of their W_OV; ``missed``, the fraction
-    of what the two wrote together that the best merged head does not reproduce (see ``merge``); ``cost``, the same as
-    a fraction of what the whole layer wrote. Two heads with equal maps and equal W_OV cost 0. Sorted by cost.
+    ``first`` and ``second``, heads as (kind, layer, head); ``map_distance``, the mean total variation distance of their
+    maps, 0 for equal maps and 1 for maps that share no key; ``ov``, the cosine of their W_OV; ``relative_error``, the
+    fraction of what the two wrote together that the best merged head does not reproduce (see ``merge``);
+    ``layer_error``, the same as a fraction of what the whole layer wrote. For two heads with equal maps and equal W_OV
+    both are 0. Sorted by ``layer_error``.
 
     Raises as ``merge`` does, and ``ValueError`` for a layer of one head.
 
@@ -45,7 +48,7 @@ def head_similarity(
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> frame = head_similarity(BertModel(tiny).eval(), [{"input_ids": torch.tensor([[1, 2, 3, 4]])}])
-    >>> len(frame), bool(frame.pattern.between(0, 1).all()), frame.cost.is_monotonic_increasing
+    >>> len(frame), bool(frame.map_distance.between(0, 1).all()), frame.layer_error.is_monotonic_increasing
     (12, True, True)
     """
     import pandas as pd
@@ -61,14 +64,14 @@ def head_similarity(
         cosines = cosine(ov(site)).values
         layer_total = m.sum_of_squares(m.output_map(range(site.heads))) or 1.0
         for pair in combinations(range(site.heads), 2):
-            missed = min(fit_merged(m, head, pair, ridge)[0] for head in pair)
+            error = min(fit_merged(m, head, pair, ridge)[0] for head in pair)
             pair_total = m.sum_of_squares(m.output_map(pair)) or 1.0
             rows.append(
                 ((*site.key, pair[0]), (*site.key, pair[1]), float(distances[site.key][pair]), float(cosines[pair]),
-                 missed / pair_total, missed / layer_total)
+                 error / pair_total, error / layer_total)
             )  # fmt: skip
-    frame = pd.DataFrame(rows, columns=["first", "second", "pattern", "ov", "missed", "cost"])
-    return frame.sort_values("cost", kind="stable", ignore_index=True)
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    return frame.sort_values("layer_error", kind="stable", ignore_index=True)
 
 
 def disjoint_pairs(pairs: pd.DataFrame, n: int) -> list[tuple[tuple, tuple]]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RIDGE = 0.01  # the best power of ten on held-out sentences of the organism's language
+COLUMNS = ("site", "kept", "removed", "relative_error", "dropped")
 Group = Sequence[tuple]  # two or more heads of one site
 
 
@@ -57,9 +58,9 @@ def merge(
     tried, so on ``batches``, and without a ridge, merging is at least as close to what the layer wrote, with the same
     number of weights.
 
-    Returns a frame with a row for each group: ``site``, ``kept``, ``gone``; ``missed``, the fraction of the sum of
-    squares of what the group wrote (centered, where a bias can make up for its mean) that the merged head does not
-    reproduce; and ``dropped``, that fraction if the others were cut and nothing was fitted. With ``refit`` both are
+    Returns a frame with a row for each group: ``site``, ``kept``, ``removed``; ``relative_error``, the fraction of the
+    sum of squares of what the group wrote (centered, where a bias can make up for its mean) that the merged head does
+    not reproduce; and ``dropped``, that fraction if the others were cut and nothing was fitted. With ``refit`` both are
     fractions of what the whole layer wrote, the same for all its groups.
 
     Raises ``ValueError`` for groups of one, of several layers or that share a head, where query heads share values, and
@@ -74,7 +75,7 @@ def merge(
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> model = BertModel(tiny).eval()
     >>> frame = ht.merge(model, [(("encoder", 1, 0), ("encoder", 1, 3))], {"input_ids": torch.tensor([[1, 2, 3, 4]])})
-    >>> ht.sites(model)["encoder", 1].heads, len(frame.gone[0])
+    >>> ht.sites(model)["encoder", 1].heads, len(frame.removed[0])
     (3, 1)
     """
     _check_ridge(ridge)
@@ -95,7 +96,7 @@ def refit(
     ``heads`` as in ``prune``. In each layer the new W_O and bias minimise Σ over tokens ‖ what the layer wrote − what
     it writes ‖² + ridge · v · ‖ new W_O − old W_O ‖², v as above but of z: linear regression of the layer's output on
     the outputs of the remaining heads, whose maps and values stay the same. Returns a frame with a row for each layer:
-    ``site``, ``kept`` (heads), ``gone``, ``missed`` and ``dropped`` as in :func:`merge`.
+    ``site``, ``kept`` (heads), ``removed``, ``relative_error`` and ``dropped`` as in :func:`merge`.
 
     Raises as ``prune`` does, and ``ValueError`` for a layer of which no head would remain.
     """
@@ -192,6 +193,6 @@ def _table(plans: Sequence[MergePlan]) -> pd.DataFrame:
         remaining = tuple(h for h in range(plan.site.heads) if h not in plan.removed)
         for head, absorbed in plan.absorbed.items():
             kept = remaining if head == WHOLE_LAYER else head
-            gone = absorbed or plan.removed
-            rows.append((plan.site.key, kept, gone, plan.error[head], plan.error_unfitted[head]))
-    return pd.DataFrame(rows, columns=["site", "kept", "gone", "missed", "dropped"])
+            removed = absorbed or plan.removed
+            rows.append((plan.site.key, kept, removed, plan.error[head], plan.error_unfitted[head]))
+    return pd.DataFrame(rows, columns=list(COLUMNS))

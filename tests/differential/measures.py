@@ -785,12 +785,13 @@ def merge(case: Case) -> Pair:
         frame = ht.merge(smaller, [((*key, 0), (*key, 1))], case.batches, ridge=1e-9)
         case.model = smaller
         try:
-            return _answers(case, lambda number: contextlib.nullcontext()) | {"missed": torch.tensor(frame.missed[0])}
+            answers = _answers(case, lambda number: contextlib.nullcontext())
+            return answers | {"error": torch.tensor(frame.relative_error[0])}
         finally:
             case.model = kept
 
     def slow() -> Numbers:
-        return naive.answers(case, case.units, lambda number, unit: {}, model) | {"missed": torch.tensor(0.0)}
+        return naive.answers(case, case.units, lambda number, unit: {}, model) | {"error": torch.tensor(0.0)}
 
     return ours, slow
 

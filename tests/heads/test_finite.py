@@ -232,8 +232,8 @@ def test_taxonomy_names_layer_and_head(broken_organism, roles):
 PROBES = {
     "word states": lambda *given: word_states(*given[:2], given[2], ["head"]),
     "residual": lambda *given: word_states(*given[:2], given[2], ["residual"]),
-    "probe of heads": lambda *given: probe(*given, "upos", of=["head"], solver="discriminant"),
-    "probe of the stream": lambda *given: probe(*given, "upos", of=["residual"], solver="discriminant"),
+    "probe of heads": lambda *given: probe(*given, "upos", component=["head"], solver="discriminant"),
+    "probe of the stream": lambda *given: probe(*given, "upos", component=["residual"], solver="discriminant"),
     "probe of attention": lambda *given: attention_probe(*given, untrained=False),
 }
 

@@ -69,7 +69,8 @@ def test_switching_off_in_the_card():
         assert label == row["group"]
         assert heads == (" ".join(row["heads"]) if len(row["heads"]) <= 24 else str(len(row["heads"])))
         assert cells[1] == (", ".join(row["words"]) or "all words")
-        assert numbers(" ".join(cells[2:5])) == [row["n"], *(round(row[key], 3) for key in ("fall", "beside", "most"))]
+        costs = [round(row[key], 3) for key in ("accuracy_drop", "control_mean", "control_max")]
+        assert numbers(" ".join(cells[2:5])) == [row["n"], *costs]
         assert cells[5] == f"{row['low']:+.3f} to {row['high']:+.3f}"
         assert cells[6] == ("yes" if row["used"] else "no")
     text = " ".join(CARD.split())
@@ -184,9 +185,9 @@ def test_switching_off_measured_again(organism, found, monkeypatch):
     now = frame.set_index("group")
     for group in ("previous word", "next word", "its noun", "the name"):
         assert now.loc[group, "heads"] == in_card[group]["heads"]
-        assert now.loc[group, "fall"] == pytest.approx(in_card[group]["fall"], abs=0.1)
+        assert now.loc[group, "accuracy_drop"] == pytest.approx(in_card[group]["accuracy_drop"], abs=0.1)
         assert now.loc[group, "used"]
-    assert now.fall["all strong"] > now.fall["all others"] + 0.3
+    assert now.accuracy_drop["all strong"] > now.accuracy_drop["all others"] + 0.3
 
 
 def test_usage_by_hand(monkeypatch):
@@ -211,6 +212,6 @@ def test_usage_by_hand(monkeypatch):
     accuracy, frame = _role_use.role_use(None, found, sentences)
     assert accuracy == 1
     rows = frame.set_index("group")
-    assert rows.loc["previous word", ["n", "fall", "beside"]].tolist() == [2, 0.5, 0.0]
-    assert rows.loc["next word", ["n", "fall", "beside"]].tolist() == [2, 0.5, 0.0]
+    assert rows.loc["previous word", ["n", "accuracy_drop", "control_mean"]].tolist() == [2, 0.5, 0.0]
+    assert rows.loc["next word", ["n", "accuracy_drop", "control_mean"]].tolist() == [2, 0.5, 0.0]
     assert "the name" not in rows.index, "nobody has it"

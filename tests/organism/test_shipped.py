@@ -147,7 +147,7 @@ def test_latency_and_merging():
     assert (timed.low <= timed.high).all()
     assert timed.ideal.between(0, 1).all()
     for entry in shipped("merging").itertuples():
-        assert [point["gone"] for point in entry.points] == [round(entry.heads * share) for share in (0.25, 0.5, 0.75)]
+        assert [p["removed"] for p in entry.points] == [round(entry.heads * share) for share in (0.25, 0.5, 0.75)]
 
 
 def test_sinks():

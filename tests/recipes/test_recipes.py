@@ -189,7 +189,7 @@ def test_merging(assets, monkeypatch):
     merging.main(models=["shipped"], share=[0.25], file=assets / "merging.json")
     frame = tables.shipped("merging")
     assert frame.model.tolist() == ["other", "shipped", "shipped"]
-    assert frame.points[1][0]["gone"] == 12
+    assert frame.points[1][0]["removed"] == 12
 
 
 def test_latency(assets, monkeypatch):

@@ -213,7 +213,7 @@ def test_the_twin_is_untrained_and_leaves_no_trace():
 
 def test_the_frame():
     frame = probe(MODEL, TOKENIZER, TRAIN, TEST, ["number", "target left"], untrained=True, solver="discriminant",
-                  of=["head", "residual"], heads=[("encoder", 4, 2), ("encoder", 0, 0)])  # fmt: skip
+                  component=["head", "residual"], heads=[("encoder", 4, 2), ("encoder", 0, 0)])  # fmt: skip
     assert tuple(frame.columns) == COLUMNS
     assert len(frame) == 2 * 2 * (2 + 7)
     assert (frame.low <= frame.accuracy).all()
@@ -222,7 +222,7 @@ def test_the_frame():
     assert (frame.selectivity_low <= frame.selectivity).all()
     nouns = sum(upos == "NOUN" for s in TEST for upos in s.upos)
     assert set(frame[frame.task == "number"].n) == {nouns}
-    at = frame.set_index(["model", "of", "layer", "task"]).accuracy
+    at = frame.set_index(["model", "component", "layer", "task"]).accuracy
     assert at["trained", "residual", 0, "number"] > 0.95  # the noun says it
     assert at["trained", "residual", 6, "target left"] > at["trained", "residual", 0, "target left"] + 0.2
     assert frame.lookup.between(0, 1).all()
@@ -240,7 +240,7 @@ def test_no_test_sentence_has_a_say_in_the_fit():
 
 
 def test_random_labels_are_not_found():
-    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, _RandomLabels(), of=["residual"], solver="discriminant")
+    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, _RandomLabels(), component=["residual"], solver="discriminant")
     assert frame.accuracy.between(0.4, 0.6).all(), frame.accuracy
 
 

@@ -76,7 +76,7 @@ def test_maps_that_hold_the_tree_are_found_in_either_direction(monkeypatch):
     monkeypatch.setattr(ap, "_attention_features", features)
     found = attention_probe(MODEL, TOKENIZER, TRAIN, TEST, untrained=False)
     assert found.scores.set_index("method").uas["attention"] == 1
-    top = found.weights.loc[found.weights.pull.idxmax()]
+    top = found.weights.loc[found.weights.effective_weight.idxmax()]
     assert (top["head"], top.up > 1, abs(top.down) < 0.5 * top.up) == (1, True, True)
 
 

@@ -130,15 +130,15 @@ def test_a_fit_misses_no_more_than_no_fit(one, data):
     inputs = {name: value for name, value in one.batch.items() if name != "labels"}
     plain, cut = logits(one), copy.deepcopy(one.model)
     frame = ht.refit(cut, heads, [inputs], ridge=0.0)
-    assert (frame.missed <= frame.dropped + 1e-6).all()
+    assert (frame.relative_error <= frame.dropped + 1e-6).all()
     assert sorted(ht.pruned(cut)) == sorted((*key, head) for key, off in heads.items() for head in off)
     assert logits_of(cut, one).isfinite().all()
     assert torch.equal(logits(one), plain)  # the model that was copied
     groups = [((*key, 0), (*key, 1)) for key in heads]
     merged = copy.deepcopy(one.model)
     frame = ht.merge(merged, groups, [inputs], ridge=0.0)
-    assert (frame.missed <= frame.dropped + 1e-6).all()
-    assert all(kept != gone for kept, gone in zip(frame.kept, frame.gone, strict=True))
+    assert (frame.relative_error <= frame.dropped + 1e-6).all()
+    assert all(kept != gone for kept, gone in zip(frame.kept, frame.removed, strict=True))
     assert len(ht.pruned(merged)) == len(groups)
     assert logits_of(merged, one).isfinite().all()
 
