@@ -178,7 +178,7 @@ def report(
             subject.model, subject.sentences, subject.tokenizer, path=out, seed=seed, title=f"The heads of {model}",
             check=None if check is None else _sentences(check, limit),
         )  # fmt: skip
-        missing = "".join(f"\nnot measured: {part}: {reason}" for part, reason in page.missing.items())
+        missing = "".join(f"\nnot measured: {section}: {reason}" for section, reason in page.missing.items())
         _say(f"{out}{missing}")
 
 

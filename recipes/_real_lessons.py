@@ -39,20 +39,20 @@ def parts_of_speech(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) 
     def at_most_attended(layer: int, head: int) -> Callable[[Sentence], list[str]]:
         return lambda sentence: [sentence.upos[j] for j in attended[sentence.words][layer, head].tolist()]
 
-    def found(task: str | Callable, **where: Any) -> list[dict[str, Any]]:
+    def probed(task: str | Callable, **where: Any) -> list[dict[str, Any]]:
         frame = probe(model, tokenizer, train, test, [task], solver="discriminant", strengths=[0.03], **where)
         return frame.to_dict("records")
 
     rows = []
     for site in ht.sites(model):
         for head in range(site.heads):
-            place = {"heads": [(*site.key, head)]}
+            these_heads = {"heads": [(*site.key, head)]}
             # A rare label can be missing from all words that a head attends to in a fold; then there is no row.
-            (own,), (other,) = found("upos", **place), found(at_most_attended(site.layer, head), **place)
+            (own,), (other,) = probed("upos", **these_heads), probed(at_most_attended(site.layer, head), **these_heads)
             rows.append({"component": "head", "layer": site.layer, "head": head}
                         | {f"own_{name}": own[name] for name in COLUMNS}
                         | {f"attended_{name}": other[name] for name in COLUMNS})  # fmt: skip
-    for row in found("upos", component=["residual"]):
+    for row in probed("upos", component=["residual"]):
         rows.append({"component": "residual", "layer": row["layer"]} | {f"own_{name}": row[name] for name in COLUMNS})
     words = sum(len(sentence.words) for sentence in test)
     return rows, (
@@ -65,21 +65,21 @@ def parts_of_speech(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) 
 @torch.no_grad()
 def _attended(model: nn.Module, tokenizer: Any, sentences: Sequence[Sentence]) -> dict[tuple, Tensor]:
     """Return for each sentence the word each head attends to most, (layer, head, word)."""
-    found = {}
+    attended = {}
     for sentence in sentences:
         batch, words = align(tokenizer, [sentence])
         with ht.record(model, want="maps") as r:
             model(**batch)
         maps = [to_words(r[site.key].maps, words)[0, ..., :-1].argmax(-1) for site in ht.sites(model)]
-        found[sentence.words] = torch.stack(maps)[..., : len(sentence.words)]
-    return found
+        attended[sentence.words] = torch.stack(maps)[..., : len(sentence.words)]
+    return attended
 
 
 def relevance(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Table:
     """Compare relevance by three rules, and gradients, with what it costs to switch each head off."""
     texts = natural_text("english", "validation")[: sizes["relevance texts"]]
     batches = text_batches(tokenizer, texts, batch_size=1)
-    rises = _flat(ht.ablation_losses(model, batches, progress=False, max_rows=16))
+    increases = _flat(ht.ablation_losses(model, batches, progress=False, max_rows=16))
     slopes = _flat(ht.gate_gradients(model, batches)).abs()
     measures, conserved = {"|gradient|": slopes}, {}
     for rules in ("attnlrp", "cp", "gradient"):
@@ -88,14 +88,14 @@ def relevance(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tab
         conserved[rules] = [score.notes["conserved"] for score in scores]
     rows: list[dict[str, Any]] = []
     for name, values in measures.items():
-        signed, low, high = rank_correlation(values, rises)
-        size, size_low, size_high = rank_correlation(values, rises, True)
+        signed, low, high = rank_correlation(values, increases)
+        size, size_low, size_high = rank_correlation(values, increases, True)
         row = {"measure": name, "spearman": signed, "low": low, "high": high, "spearman_size": size,
                "size_low": size_low, "size_high": size_high}  # fmt: skip
         if name in conserved:
             row["conserved"] = sum(conserved[name]) / len(conserved[name])
         rows.append(row)
-    each = {name: values.mean(0) for name, values in measures.items()} | {"leave_one_out": rises.mean(0)}
+    each = {name: values.mean(0) for name, values in measures.items()} | {"leave_one_out": increases.mean(0)}
     heads = [(site.layer, head) for site in ht.sites(model) for head in range(site.heads)]
     rows += [
         {"measure": "head", "layer": layer, "head": head, **{name: values[i].item() for name, values in each.items()}}

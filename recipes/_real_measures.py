@@ -17,7 +17,7 @@ from recipes._results import interval
 @torch.no_grad()
 def losses(model: nn.Module, batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return each row's loss in nats a token (B,): over the whole of it, its first half and its second."""
-    found: dict[str, list[Tensor]] = {"whole": [], "first": [], "second": []}
+    parts_of_loss: dict[str, list[Tensor]] = {"whole": [], "first": [], "second": []}
     for batch in batches:
         logits = model(**model_inputs(model, batch)).logits[:, :-1].float()
         labels = batch["labels"][:, 1:]
@@ -25,8 +25,8 @@ def losses(model: nn.Module, batches: Sequence[dict[str, Tensor]]) -> dict[str, 
         counted = labels != -100
         half = each.shape[1] // 2  # from here on tokens of the second half are predicted
         for part, piece in (("whole", slice(None)), ("first", slice(half)), ("second", slice(half, None))):
-            found[part].append(each[:, piece].sum(1) / counted[:, piece].sum(1).clamp_min(1))
-    return {part: torch.cat(rows) for part, rows in found.items()}
+            parts_of_loss[part].append(each[:, piece].sum(1) / counted[:, piece].sum(1).clamp_min(1))
+    return {part: torch.cat(rows) for part, rows in parts_of_loss.items()}
 
 
 def repeated_tokens(model: nn.Module, n: int, length: int, seed: int = 1) -> list[dict[str, Tensor]]:

@@ -27,8 +27,8 @@ SENTENCE = "Anna met Bartholomew Quill, and Bartholomew Quill waved."
 @torch.no_grad()
 def three_heads(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Table:
     """Keep the maps of the best previous-token head, the best induction head, and of one that shares its keys."""
-    looks = induction_scores(model, n=sizes["induction sequences"], length=sizes["segment"], batch_size=10)
-    best = {role: rows.loc[rows.score.idxmax()] for role, rows in looks.groupby("role")}
+    frame = induction_scores(model, n=sizes["induction sequences"], length=sizes["segment"], batch_size=10)
+    best = {role: rows.loc[rows.score.idxmax()] for role, rows in frame.groupby("role")}
     ids = tokenizer(SENTENCE, return_tensors="pt").input_ids
     with ht.record(model, want="maps") as r:
         model(input_ids=ids)
@@ -119,8 +119,8 @@ def circuits(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tabl
     ov, site_list = geometry.ov(model), list(ht.sites(model))
     words = model.get_input_embeddings().weight.detach().float()
     read = words / (words.square().mean(-1, keepdim=True) + 1e-5).sqrt()  # RMSNorm, but for its gain
-    written = model.get_output_embeddings().weight.detach().float() * model.model.norm.weight.float()
-    written = written - written.mean(0)  # the softmax ignores what all words share
+    w_u = model.get_output_embeddings().weight.detach().float() * model.model.norm.weight.float()
+    w_u = w_u - w_u.mean(0)  # the softmax ignores what all words share
     draw = torch.Generator().manual_seed(0)
     every = ordinary_tokens(model)
     n = min(sizes["circuit words"], len(every))
@@ -128,7 +128,7 @@ def circuits(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tabl
 
     def row(name: str, layer: int, head: int, circuit: Factored) -> dict[str, Any]:
         gain = model.model.layers[layer].input_layernorm.weight.float()
-        logits = ((read[ids] * gain) @ circuit.left) @ (circuit.right @ written.T)  # (word read, word said)
+        logits = ((read[ids] * gain) @ circuit.left) @ (circuit.right @ w_u.T)  # (word read, word said)
         own = logits.gather(1, ids[:, None])
         mean, low, high = interval((logits < own).float().mean(1))
         first, first_low, first_high = interval((logits > own).sum(1).eq(0).float())
@@ -142,7 +142,7 @@ def circuits(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tabl
                 "own_first": first, "first_low": first_low, "first_high": first_high,
                 "eigenvalues": (values.real.sum() / values.abs().sum()).item()}  # fmt: skip
 
-    joint = (written.T @ (read - read.mean(0))).double()  # the sum over words of what is said times what is read
+    joint = (w_u.T @ (read - read.mean(0))).double()  # the sum over words of what is said times what is read
     rows = []
     for site in site_list:
         of_site = ov[site.key]
@@ -156,7 +156,7 @@ def circuits(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tabl
         "W_OV of every head (gain of the norm before the layer folded in where words are read); random: independent "
         "Gaussian factors of the same shape, one for each layer; crossed: W_V of a layer's head 0 and W_O of a head "
         "with other values. effective_rank: of W_OV; largest_share: largest singular value, of their sum. A head is "
-        f"given the normalised embedding of one word, {n} words in turn. own_word: share of all {len(written)} words "
+        f"given the normalised embedding of one word, {n} words in turn. own_word: share of all {len(w_u)} words "
         "whose logit it raises less than that of the word itself (chance 0.5), own_first: share of the words whose own "
         "logit it raises most, with 95 % intervals over words. eigenvalues: sum of the eigenvalues of W_E W_OV W_U, "
         "over the sum of their absolute values (1: all are positive)"

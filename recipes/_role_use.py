@@ -122,10 +122,10 @@ def _sums_by_sentence(values: Tensor, sentence_of: Tensor, counted: Tensor) -> T
     return sums.index_add_(0, sentence_of[counted], values[counted].double())
 
 
-def _control_sets(heads: Sequence[str], all_heads: Sequence[str], times: int, alone: int | None) -> list[list[str]]:
+def _control_sets(heads: Sequence[str], all_heads: Sequence[str], times: int, n_single: int | None) -> list[list[str]]:
     """Return sets of as many heads to compare with: each other head, or random ones."""
     others = [head for head in all_heads if head not in heads]
     rng = random.Random(f"beside {len(heads)}")  # this seed gives the sets of the shipped table
     if len(heads) == 1:
-        return [[head] for head in (others if alone is None else rng.sample(others, alone))]
+        return [[head] for head in (others if n_single is None else rng.sample(others, n_single))]
     return [rng.sample(others if len(heads) <= len(others) else list(all_heads), len(heads)) for _ in range(times)]

@@ -48,10 +48,10 @@ def encoder_curve(model: nn.Module, validation: Sequence[Sentence], test: Sequen
     random = frame[frame.order != "gradient"].groupby("kept").metric
     curve = frame[frame.order == "gradient"].set_index("kept")
     return [
-        {"kept": int(kept), "share": round(kept / heads.n_heads, 4), "accuracy": round(row.metric, 4),
-         "low": round(row.low, 4), "high": round(row.high, 4), "random": round(random.mean()[kept], 4),
-         "best": round(random.max()[kept], 4)}
-        for kept, row in curve.iterrows()
+        {"kept": int(n_kept), "share": round(n_kept / heads.n_heads, 4), "accuracy": round(row.metric, 4),
+         "low": round(row.low, 4), "high": round(row.high, 4), "random": round(random.mean()[n_kept], 4),
+         "best": round(random.max()[n_kept], 4)}
+        for n_kept, row in curve.iterrows()
     ]  # fmt: skip
 
 

@@ -60,9 +60,9 @@ def one_head_left(
     sites, baseline = ht.sites(model), translations(model, tokenizer, sentences)
     layers = list(sites) if keys is None else [sites[key] for key in keys]
     rows: dict[str, list] = {}
-    steps = [(site, kept) for site in layers for kept in range(site.heads)]
-    for site, kept in progress(steps, "one head left"):
-        others = [(*site.key, head) for head in range(site.heads) if head != kept]
+    steps = [(site, only) for site in layers for only in range(site.heads)]
+    for site, only in progress(steps, "one head left"):
+        others = [(*site.key, head) for head in range(site.heads) if head != only]
         without = translations(model, tokenizer, sentences, others)
         rows.setdefault(" ".join(map(str, site.key)), []).append(change(sentences, baseline, without))
     return rows

@@ -73,32 +73,32 @@ def heads_table(
     model: nn.Module, english: TextBatches, start: int | None, sizes: dict[str, int]
 ) -> tuple[pd.DataFrame, HeadScores]:
     """Return what each head looks at, and the scores for induction."""
-    looks = induction_scores(model, n=sizes["induction sequences"], length=sizes["segment"], batch_size=10)
+    all_scores = induction_scores(model, n=sizes["induction sequences"], length=sizes["segment"], batch_size=10)
     keys = ["kind", "layer", "head"]
-    wide = looks.pivot(index=keys, columns="role", values="score")[list(SCORES)].rename(columns=SCORES)
-    without_sink = looks.pivot(index=keys, columns="role", values="without_sink")[list(SCORES)[:-1]]
+    by_head = all_scores.pivot(index=keys, columns="role", values="score")[list(SCORES)].rename(columns=SCORES)
+    without_sink = all_scores.pivot(index=keys, columns="role", values="without_sink")[list(SCORES)[:-1]]
     without_sink = without_sink.rename(columns={role: f"{name}_without_sink" for role, name in SCORES.items()})
     sinks = {"sink": attention_sinks(model, english)}
     if start is not None:
         sinks["sink_start"] = attention_sinks(model, english, start=start)
-    columns = [wide, without_sink]
+    columns = [by_head, without_sink]
     for name, frame in sinks.items():
         frame = frame.set_index(keys)
         columns.append(frame[["score", "low", "high"]].set_axis([name, f"{name}_low", f"{name}_high"], axis=1))
     table = pd.concat(columns, axis=1).reset_index()
-    values = {site.key: torch.tensor(wide.induction[site.key].to_numpy()) for site in ht.sites(model)}
-    chance = looks.groupby("role").chance.first().rename(SCORES).round(4).to_dict()
+    values = {site.key: torch.tensor(by_head.induction[site.key].to_numpy()) for site in ht.sites(model)}
+    chance = all_scores.groupby("role").chance.first().rename(SCORES).round(4).to_dict()
     table.attrs = {"chance": chance | {name: round(float(frame.chance[0]), 4) for name, frame in sinks.items()}}
     return table, HeadScores(values, "induction")
 
 
-def agreement(slopes: dict[tuple, Tensor], rises: dict[tuple, Tensor]) -> list[dict[str, Any]]:
+def agreement(slopes: dict[tuple, Tensor], increases: dict[tuple, Tensor]) -> list[dict[str, Any]]:
     """Return how far the measures name the same heads: |gradient|, minus the signed gradient, |leave-one-out|.
 
     A head's signed slope is what the loss gains with more of it, so its negative is compared with what it costs to lose
     the head. The absolute value of a leave-one-out is that of its mean: how far the loss moves, whichever way.
     """
-    slope, rise = (torch.cat(list(rows.values()), 1).cpu().double() for rows in (slopes, rises))
+    slope, rise = (torch.cat(list(rows.values()), 1).cpu().double() for rows in (slopes, increases))
     pairs = {
         ("|gradient|", "leave-one-out"): (slope.abs(), rise),
         ("|gradient|", "|leave-one-out|"): (slope.abs(), rise, True),
@@ -119,21 +119,21 @@ def without_induction(
     for head in strongest:
         by_layer[head[:-1]] = by_layer.get(head[:-1], 0) + 1
     sites, generator = ht.sites(model), torch.Generator().manual_seed(0)
-    some = f"{len(strongest)} induction heads"
-    contexts = {"all heads on": nullcontext(), f"{some} off": ht.ablate(model, strongest),
-                f"{some} windowed": ht.window(model, strongest, first=4, recent=8)}  # fmt: skip
-    for number in range(sets):
-        drawn = []
+    label = f"{len(strongest)} induction heads"
+    contexts = {"all heads on": nullcontext(), f"{label} off": ht.ablate(model, strongest),
+                f"{label} windowed": ht.window(model, strongest, first=4, recent=8)}  # fmt: skip
+    for index in range(sets):
+        random_set = []
         for key, count in by_layer.items():
             others = [h for h in range(sites[key].heads) if (*key, h) not in strongest]
-            drawn += [(*key, others[i]) for i in torch.randperm(len(others), generator=generator)[:count].tolist()]
-        contexts[f"other heads of these layers off, set {number}"] = ht.ablate(model, drawn)
-    rows, before = [], None
+            random_set += [(*key, others[i]) for i in torch.randperm(len(others), generator=generator)[:count].tolist()]
+        contexts[f"other heads of these layers off, set {index}"] = ht.ablate(model, random_set)
+    rows, intact = [], None
     for name, context in contexts.items():
         with context:
-            now = losses(model, repeated)
-        before = before or now
-        rows += [compared(name, now[half], before[half], half=half) for half in ("first", "second")]
+            changed = losses(model, repeated)
+        intact = intact or changed
+        rows += [compared(name, changed[half], intact[half], half=half) for half in ("first", "second")]
     return rows
 
 
@@ -192,8 +192,8 @@ def encoder_heads(model: nn.Module, tokenizer: Any, n: int) -> tuple[pd.DataFram
     weighed_by = objective(model, tokenizer, sentences, "output")
     batches = weighed_by.batches(sentences)
     table = weighed_by.gradient(batches).to_frame().rename(columns=lambda c: "gradient" if "change" in c else c)
-    rises = weighed_by.ablation(batches, progress=False)
-    table["leave_one_out"] = rises.flat().tolist()
+    increases = weighed_by.ablation(batches, progress=False)
+    table["leave_one_out"] = increases.flat().tolist()
     table = table.rename(columns={"low": "gradient_low", "high": "gradient_high"})
     return table, f"change of the output, as a share of its norm, on {len(sentences)} English validation sentences"
 
@@ -255,12 +255,12 @@ def _measure_causal(model: nn.Module, tokenizer: Any, sizes: dict[str, int], kee
     ranking = ht.gradient(model, text_batches(tokenizer, validation[: sizes["ranking texts"]]))
     loo = text_batches(tokenizer, validation[: sizes["leave-one-out texts"]])
     slopes = ht.gate_gradients(model, loo)
-    rises = ht.ablation_losses(model, loo, progress=False, max_rows=16)
+    increases = ht.ablation_losses(model, loo, progress=False, max_rows=16)
     keys = [(row.layer, row.head) for row in table.itertuples()]
     for column, values in (
         ("gradient", {key: value.abs().mean(0) for key, value in slopes.items()}),
         ("signed_gradient", {key: value.mean(0) for key, value in slopes.items()}),
-        ("leave_one_out", {key: value.mean(0) for key, value in rises.items()}),
+        ("leave_one_out", {key: value.mean(0) for key, value in increases.items()}),
         ("ranking_gradient", ranking.values),
     ):
         table[column] = [values["decoder", layer][head].item() for layer, head in keys]
@@ -270,8 +270,8 @@ def _measure_causal(model: nn.Module, tokenizer: Any, sizes: dict[str, int], kee
          f"tokens); sink_start: with {tokenizer.bos_token!r} before them. gradient, signed_gradient, leave_one_out: "
          f"nats, {loo.rows} sentences ({loo.tokens} tokens); ranking_gradient: {sizes['ranking texts']} sentences. "
          f"Chance: {table.attrs['chance']}")  # fmt: skip
-    keep("agreement", agreement(slopes, rises), f"Spearman over {sites.n_heads} heads, 95 % intervals over {loo.rows} "
-         "English sentences")  # fmt: skip
+    keep("agreement", agreement(slopes, increases), f"Spearman over {sites.n_heads} heads, 95 % intervals over "
+         f"{loo.rows} English sentences")  # fmt: skip
 
     repeated = repeated_tokens(model, sizes["repeated"], sizes["repeated segment"])
     about_repeated = f"{sizes['repeated']} sequences of {sizes['repeated segment']} random tokens, twice"

@@ -110,13 +110,13 @@ def main(
     if unknown := sorted(set(penalty) - run_of.keys()):
         raise typer.BadParameter(f"the sweep has no run of penalty {unknown[0]:g}; it has {sorted(run_of)}")
     folder = runs.resolve()  # absolute, since a worker may be started in another folder
-    known = {
+    finished = {
         row["of"]["penalty"]: row["on"] for row in _of_this_sweep(read(file))
         if row["of"]["seed"] == of_seed and row["steps"] == steps and row["sentences"] == limit
     }  # fmt: skip
     arguments = [
         (run_of[p], folder / f"encoder-{p:g}-{of_seed}-steps{steps}-seed{s}", Recipe(seed=s, steps=steps), limit,
-         known.get(p))
+         finished.get(p))
         for s in seed for p in penalty
     ]  # fmt: skip
     results = {}

@@ -147,22 +147,22 @@ def measure(model: OneHead) -> dict[str, float]:
     with ``low`` and ``high``, the ends of its 95 % interval over sequences.
     """
     words = sequences(TEST_ROWS, torch.Generator().manual_seed(2))
-    seen = words[:, :-1]
-    logits, weights, value, gates = model(seen)
+    visible = words[:, :-1]
+    logits, weights, value, gates = model(visible)
     losses = word_losses(logits, words)
-    rise = (word_losses(model(seen, hide_first=True)[0], words) - losses).mean(-1)
+    rise = (word_losses(model(visible, hide_first=True)[0], words) - losses).mean(-1)
     margin = 1.96 * rise.std().item() / math.sqrt(len(rise))
     counted = torch.arange(LENGTH) >= FIRST_MEASURED
-    trigger = is_trigger(seen)
-    at, other = trigger & counted, ~trigger & counted & (seen > TRIGGERS)
+    trigger = is_trigger(visible)
+    at, other = trigger & counted, ~trigger & counted & (visible > TRIGGERS)
     back = F.pad(weights.diagonal(-1, 1, 2), (1, 0))
-    written = (model.output(weights @ value) * gates[..., None]).norm(dim=-1)
+    output_norms = (model.output(weights @ value) * gates[..., None]).norm(dim=-1)
     norms = value.norm(dim=-1)
     return {
         "loss": losses.mean().item(), "loss_trigger": losses[trigger[:, 1:]].mean().item(),
         "first": weights[..., 0][other].mean().item(), "first_trigger": weights[..., 0][at].mean().item(),
-        "itself": weights.diagonal(0, 1, 2)[other].mean().item(), "written": written[other].mean().item(),
-        "written_trigger": written[at].mean().item(),
+        "itself": weights.diagonal(0, 1, 2)[other].mean().item(), "written": output_norms[other].mean().item(),
+        "written_trigger": output_norms[at].mean().item(),
         "back": back[at].mean().item(), "sum": weights.sum(-1)[other].mean().item(),
         "sum_trigger": weights.sum(-1)[at].mean().item(), "gate": gates[other].mean().item(),
         "gate_trigger": gates[at].mean().item(), "value_ratio": (norms[:, 0].mean() / norms[:, 1:].mean()).item(),

@@ -59,19 +59,19 @@ def roles(frame: pd.DataFrame, kind: str, claim: str) -> Markup:
     heads = head_functions(frame)
     layers = [(str(layer), of_layer.to_dict("records")) for layer, of_layer in heads.groupby("layer", sort=True)]
     n_heads = heads["head"].max() + 1
-    seen = [name for name in (*LETTERS, NONE) if (heads.function == name).any()]
+    shown = [name for name in (*LETTERS, NONE) if (heads.function == name).any()]
 
     def draw(drawing: Drawing, x: float, y: float, size: float, row: dict) -> None:
-        place, name = x + (row["head"]) * size, row["function"]
+        left, name = x + (row["head"]) * size, row["function"]
         tip = f"{kind} {row['layer']}.{row['head']}: {row['roles'] or 'no function'}"
-        drawing.rect(place + 1, y + 1, size - 2, size - 2, "none", fill="" if name == NONE else COLOURS[name], tip=tip)
+        drawing.rect(left + 1, y + 1, size - 2, size - 2, "none", fill="" if name == NONE else COLOURS[name], tip=tip)
         if row["letters"]:
             small = "small dark" if len(row["letters"]) > 2 else "strong dark"
-            drawing.text(place + size / 2, y + size / 2 + 4, row["letters"][:4], small, anchor="middle")
+            drawing.text(left + size / 2, y + size / 2 + 4, row["letters"][:4], small, anchor="middle")
 
-    drawing = _grid(layers, n_heads, draw, legend=34 + 18 * -(-len(seen) // 2))
-    for i, name in enumerate(seen):
-        x, y = _LEFT + 130 * (i % 2), drawing.height - 18 * (-(-len(seen) // 2) - i // 2) - 4
+    drawing = _grid(layers, n_heads, draw, legend=34 + 18 * -(-len(shown) // 2))
+    for i, name in enumerate(shown):
+        x, y = _LEFT + 130 * (i % 2), drawing.height - 18 * (-(-len(shown) // 2) - i // 2) - 4
         drawing.rect(x, y, 13, 13, "none", fill="" if name == NONE else COLOURS[name])
         drawing.text(x + 19, y + 11, f"{LETTERS[name]} {name}" if name in LETTERS else name)
     counts = heads[heads.function != NONE].groupby("layer").size()
@@ -92,13 +92,13 @@ def grids(scores: HeadScores, label: str, *, from_zero: bool = True, signed: boo
     values = scores.flat()
     low = 0.0 if from_zero or signed else float(values.min())
     top = float(values.abs().max() if signed else values.max())
-    spread = (top - low) or 1.0
+    value_range = (top - low) or 1.0
 
     def shade(value: float) -> float:
-        share = max(0.0, (abs(value) if signed else value) - low) / spread
+        share = max(0.0, (abs(value) if signed else value) - low) / value_range
         return math.sqrt(share) if from_zero or signed else share
 
-    def look(value: float) -> dict[str, Any]:
+    def style(value: float) -> dict[str, Any]:
         return {"kind": "second" if signed and value < 0 else "mark", "opacity": round(0.04 + 0.96 * shade(value), 3)}
 
     kinds: dict[tuple, list[tuple]] = {}
@@ -111,18 +111,18 @@ def grids(scores: HeadScores, label: str, *, from_zero: bool = True, signed: boo
 
         def draw(drawing: Drawing, x: float, y: float, size: float, cell: tuple, name: str = name) -> None:
             layer, head, value = cell
-            drawing.rect(x + head * size + 0.5, y + 0.5, size - 1, size - 1, **look(value),
+            drawing.rect(x + head * size + 0.5, y + 0.5, size - 1, size - 1, **style(value),
                          tip=f"{name} {layer}.{head}: {number(value)}")  # fmt: skip
 
         rows = [(layer, [(layer, head, value) for head, value in of_layer]) for layer, of_layer in layers]
         n_heads = max(len(of_layer) for _, of_layer in layers)
         drawing = _grid(rows, n_heads, draw, legend=38, least=230)
         ends = (-top, top) if signed else (low, top)
-        marks = [ends[0] + (ends[1] - ends[0]) * i / (_STEPS - 1) for i in range(_STEPS)]
-        for i, mark in enumerate(marks):
-            drawing.rect(_LEFT + 36 * i, drawing.height - 30, 36, 10, **look(mark))
+        samples = [ends[0] + (ends[1] - ends[0]) * i / (_STEPS - 1) for i in range(_STEPS)]
+        for i, sample in enumerate(samples):
+            drawing.rect(_LEFT + 36 * i, drawing.height - 30, 36, 10, **style(sample))
             if i in (0, (_STEPS - 1) // 2, _STEPS - 1):
-                drawing.text(_LEFT + 36 * i + 18, drawing.height - 7, number(mark), "small soft", anchor="middle")
+                drawing.text(_LEFT + 36 * i + 18, drawing.height - 7, number(sample), "small soft", anchor="middle")
         best = max(((key, head) for key in keys for head in range(len(scores.values[key]))),
                    key=lambda place: abs(float(scores.values[place[0]][place[1]])))  # fmt: skip
         alt = (
@@ -162,33 +162,33 @@ def pruning(frame: pd.DataFrame, claim: str, metric: str = "loss (nats)") -> Mar
     if len(random):
         mean = random.mean()
         lines.append(("second", "random order, mean", mean.index, mean, random.min(), random.max()))
-    known = np.concatenate([np.asarray(values, float) for line in lines for values in line[3:]])
-    ticks = _ticks(float(np.nanmax(known)))
+    plotted = np.concatenate([np.asarray(values, float) for line in lines for values in line[3:]])
+    ticks = _ticks(float(np.nanmax(plotted)))
     width, height, left, bottom = 560, 300, 58, 44
     total, top = int(frame.kept.max()) or 1, ticks[-1]
     drawing = Drawing(width, height + bottom)
 
-    def place(kept: float, value: float) -> tuple[float, float]:
-        return left + (width - left - 14) * kept / total, height - (height - 34) * value / top
+    def position(n_kept: float, value: float) -> tuple[float, float]:
+        return left + (width - left - 14) * n_kept / total, height - (height - 34) * value / top
 
     drawing.text(4, 14, metric, "soft")
     for tick in ticks:
-        y = place(0, tick)[1]
+        y = position(0, tick)[1]
         drawing.line([(left, y), (width - 14, y)])
         drawing.text(left - 8, y + 4, number(tick), "small", anchor="end")
-    for kept in sorted({round(total * quarter / 4) for quarter in range(5)}):
-        drawing.text(place(kept, 0)[0], height + 18, kept, "small", anchor="middle")
+    for n_kept in sorted({round(total * quarter / 4) for quarter in range(5)}):
+        drawing.text(position(n_kept, 0)[0], height + 18, n_kept, "small", anchor="middle")
     drawing.text((left + width) / 2, height + 38, "heads kept", "soft", anchor="middle")
-    for kind, _, kept, _, low, high in lines:
-        ends = [(k, a, b) for k, a, b in zip(kept, low, high, strict=True) if not math.isnan(a)]
+    for kind, _, n_kept, _, low, high in lines:
+        ends = [(k, a, b) for k, a, b in zip(n_kept, low, high, strict=True) if not math.isnan(a)]
         if ends:
-            around = [place(k, max(a, 0.0)) for k, a, _ in ends] + [place(k, b) for k, _, b in reversed(ends)]
+            around = [position(k, max(a, 0.0)) for k, a, _ in ends] + [position(k, b) for k, _, b in reversed(ends)]
             drawing.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in around) + "z",
                          "mark" if kind == "first" else kind, opacity=0.16)  # fmt: skip
-    for i, (kind, name, kept, metric_values, _, _) in enumerate(lines):
-        drawing.line([place(k, v) for k, v in zip(kept, metric_values, strict=True)], f"{kind}-line")
-        for k, v in zip(kept, metric_values, strict=True):
-            x, y = place(k, v)
+    for i, (kind, name, n_kept, metric_values, _, _) in enumerate(lines):
+        drawing.line([position(k, v) for k, v in zip(n_kept, metric_values, strict=True)], f"{kind}-line")
+        for k, v in zip(n_kept, metric_values, strict=True):
+            x, y = position(k, v)
             drawing.rect(x - 3, y - 3, 6, 6, "mark" if kind == "first" else kind, tip=f"{name}, {k} heads: {number(v)}")
         drawing.line([(width - 204, 14 + 18 * i), (width - 174, 14 + 18 * i)], f"{kind}-line")
         drawing.text(width - 168, 18 + 18 * i, name)
@@ -201,17 +201,17 @@ def pruning(frame: pd.DataFrame, claim: str, metric: str = "loss (nats)") -> Mar
     return figure(drawing.inline(alt), claim)
 
 
-def _ticks(most: float) -> list[float]:
-    """Return round numbers from 0 to the first that is at least ``most``.
+def _ticks(maximum: float) -> list[float]:
+    """Return round numbers from 0 to the first that is at least ``maximum``.
 
     >>> _ticks(12.4), _ticks(0.0)
     ([0.0, 5.0, 10.0, 15.0], [0.0, 1.0])
     """
-    if not most > 0:
+    if not maximum > 0:
         return [0.0, 1.0]
-    power = 10.0 ** math.floor(math.log10(most / 3))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= most / 4)
-    return [step * i for i in range(math.ceil(most / step - 1e-9) + 1)]
+    power = 10.0 ** math.floor(math.log10(maximum / 3))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= maximum / 4)
+    return [step * i for i in range(math.ceil(maximum / step - 1e-9) + 1)]
 
 
 def maps(
@@ -250,27 +250,27 @@ def _map(
     if step > 1:
         pooled = torch.nn.functional.avg_pool2d(torch.from_numpy(table)[None, None], step, ceil_mode=True)[0, 0]
         table, low, top = pooled.numpy(), 0.0, float(pooled.max()) or 1.0
-    high, wide = table.shape
-    size = min(17.0, max(4.0, 260 / max(high, wide)))
+    n_rows, n_columns = table.shape
+    size = min(17.0, max(4.0, 260 / max(n_rows, n_columns)))
     named = size >= 11
     left = 12 + LETTER * max(len(shortened(token)) for token in rows) if named and rows else 26
     above = 12 + LETTER * max(len(shortened(token)) for token in columns) if named and columns else 26
-    drawing = Drawing(left + wide * size + 8, above + high * size + 4)
+    drawing = Drawing(left + n_columns * size + 8, above + n_rows * size + 4)
     cells(drawing, table, left, above, size, top, rows, columns, low=low)
     if named and rows:
         for i, token in enumerate(rows):
             drawing.text(left - 5, above + (i + 0.5) * size + 4, shortened(token), "small", anchor="end")
     else:
-        drawing.text(14, above + high * size / 2, "query", "soft small", anchor="middle", turned=True)
+        drawing.text(14, above + n_rows * size / 2, "query", "soft small", anchor="middle", turned=True)
     if named and columns:
         for j, token in enumerate(columns):
             drawing.text(left + (j + 0.5) * size + 4, above - 5, shortened(token), "small", turned=True)
     else:
-        drawing.text(left + wide * size / 2, 16, "key", "soft small", anchor="middle")
+        drawing.text(left + n_columns * size / 2, 16, "key", "soft small", anchor="middle")
     caption = f"{strongest}. " + (f"Nearly uniform; scale {low:.3f} to {top:.3f}." if low else f"Scale 0 to {top:.2f}.")
     if step > 1:
         caption += f" Each cell is the mean of {step} x {step} positions."
-    return figure(drawing.inline(f"{name}, a map of {high} queries by {wide} keys. {strongest}."), caption,
+    return figure(drawing.inline(f"{name}, a map of {n_rows} queries by {n_columns} keys. {strongest}."), caption,
                   f"{name}: {reason}")  # fmt: skip
 
 

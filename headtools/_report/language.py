@@ -63,12 +63,12 @@ def sinks(subject: Subject) -> Markup:
         f"{n_above} of {len(frame)} heads give the first token more than half of their weight; spread evenly it would "
         f"get {number(chance)}. Measured on {subject.test_text}, {texts}."
     )
-    drawn = figures.grids(_scores(frame, "score"), "weight on the first token")
+    drawings = figures.grids(_scores(frame, "score"), "weight on the first token")
     if "with start token" in frame:
         with_start = number(float(frame["with start token"].mean()))
         claim += f" With a start token before each text: {with_start} on average, without {number(mean)}."
-        drawn += figures.grids(_scores(frame, "with start token"), "on the start token")
-    return paragraph(claim) + side_by_side(drawn) + table(
+        drawings += figures.grids(_scores(frame, "with start token"), "on the start token")
+    return paragraph(claim) + side_by_side(drawings) + table(
         display(top, *columns, "chance"),
         "Heads with most weight on the first token, with 95 % intervals over texts; chance is weight spread evenly",
     )
@@ -103,12 +103,12 @@ def repetition(subject: Subject) -> Markup:
         f"{number(previous['score'])} against {number(previous['chance'])}.",
         "induction",
     )
-    drawn, claims = [], []
+    drawings, claims = [], []
     for role, where in _SOURCE.items():
         first = by_role[role].to_dict("records")[0]
-        spread = number(first["chance"])
-        claims.append(f"Most weight on {where}: {_name(first)}, {number(first['score'])}; spread evenly, {spread}.")
-        drawn += figures.grids(_scores(by_role[role].sort_index(), "score"), role)
+        uniform = number(first["chance"])
+        claims.append(f"Most weight on {where}: {_name(first)}, {number(first['score'])}; spread evenly, {uniform}.")
+        drawings += figures.grids(_scores(by_role[role].sort_index(), "score"), role)
     import pandas as pd
 
     top = pd.concat([rows.head(3) for rows in by_role.values()])
@@ -116,7 +116,7 @@ def repetition(subject: Subject) -> Markup:
     shown = shown.rename(columns={"without_sink": "first token left out"})
     return (
         paragraph(" ".join(claims))
-        + side_by_side(drawn)
+        + side_by_side(drawings)
         + table(
             shown,
             f"The three highest heads for each score, on {N_SEQUENCES} sequences of {length} random tokens that "
@@ -148,10 +148,10 @@ def check(subject: Subject) -> Markup:
         corpora[REPEATED] = ([repeated_tokens(subject.model, length=length, seed=subject.seed)], None)
     if not corpora:
         raise ValueError("there is no second corpus to check the ranking on: pass check=")
-    known = [subject.losses_without.get(frozenset(off)) for off in ((), heads)]  # points of the pruning curve
-    if any(losses is None for losses in known):
-        known = losses_of_cut(subject.model, heads, subject.halves[1], subject.loss_of(subject.halves[1]))
-    frame = compared({first: tuple(known)} | {
+    losses_of_first = [subject.losses_without.get(frozenset(off)) for off in ((), heads)]  # points of the pruning curve
+    if any(losses is None for losses in losses_of_first):
+        losses_of_first = losses_of_cut(subject.model, heads, subject.halves[1], subject.loss_of(subject.halves[1]))
+    frame = compared({first: tuple(losses_of_first)} | {
         name: losses_of_cut(subject.model, heads, *corpus) for name, corpus in corpora.items()
     })  # fmt: skip
     subject.tables["check"] = frame
@@ -206,10 +206,10 @@ def cache(subject: Subject) -> Markup:
     lengths = [1024, *([limit] if isinstance(limit, int) and limit > 1024 else [])]
     sizes = "; ".join(f"{n:,} tokens take {total * n / 1e6:,.1f} MB" for n in lengths)
     shared = "" if total == unshared else f" Were they not shared, it would be {unshared / total:.3g} times that."
-    alike = frame.drop(columns="layer").drop_duplicates()
-    if len(alike) == 1:
-        shown = alike.assign(layers=len(frame))
-        shown = shown[["layers", *alike.columns]]
+    distinct = frame.drop(columns="layer").drop_duplicates()
+    if len(distinct) == 1:
+        shown = distinct.assign(layers=len(frame))
+        shown = shown[["layers", *distinct.columns]]
     else:
         shown = frame
     text = f"A text costs {total:,} bytes a token for the keys and values of all layers: {sizes}.{shared}"

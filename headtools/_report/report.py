@@ -148,18 +148,18 @@ def report(
                       for kind in model_sites.kinds)  # fmt: skip
     lead = f"{n:,} parameters; {kinds}. Measured on {subject.corpus_text}. Layers and heads count from 0."
     html = page(title, lead, [finished[name] for name in SHOWN if name in finished], _findings(subject, missing))
-    written = None if path is None else write(html, path)
-    return Report(html, missing, subject.tables, written)
+    written_to = None if path is None else write(html, path)
+    return Report(html, missing, subject.tables, written_to)
 
 
 def _findings(subject: Subject, missing: Mapping[str, str]) -> list[Finding]:
     """Return the five findings of the page; where there are fewer, what was not measured takes their places."""
     names = CAUSAL_FINDINGS if subject.is_causal else FINDINGS
-    found = [subject.findings[name] for name in names if name in subject.findings]
+    measured = [subject.findings[name] for name in names if name in subject.findings]
     gaps = [Finding(f"Not measured: {MEASURED[name][0][0].lower()}{MEASURED[name][0][1:]}.", reason, name)
             for name, reason in missing.items() if name != "maps"]  # fmt: skip
     first = gaps[:1] if "roles" in missing else []
-    return [*first, *found, *gaps[len(first) :]][:N_FINDINGS]
+    return [*first, *measured, *gaps[len(first) :]][:N_FINDINGS]
 
 
 def _sentences_or_batches(corpus: Any, limit: int) -> tuple[list[Sentence], list[Mapping]]:

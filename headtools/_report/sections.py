@@ -114,15 +114,16 @@ def _find_functions(subject: Subject, heads: Any, control_heads: Any) -> None:
 
 def _find_best_role(subject: Subject, frame: Any, passed: Any) -> None:
     """Leave the finding on the head that is furthest above its baseline."""
-    known = passed if len(passed) else frame[frame.baseline.notna() & (frame.n >= VOITA.min_queries)]
-    functions = {role: function(role) for role in known.role.unique()}
-    known = known[known.low.notna() & known.baseline.notna() & known.role.isin([*filter(functions.get, functions)])]
-    common = [role for role, name in functions.items() if name in ("mark", "self")]
-    telling = known[~known.role.isin(common)]  # what many heads do anyhow comes last
-    known = telling if len(telling) else known
-    if not len(known):
+    candidates = passed if len(passed) else frame[frame.baseline.notna() & (frame.n >= VOITA.min_queries)]
+    functions = {role: function(role) for role in candidates.role.unique()}
+    named = candidates.role.isin([*filter(functions.get, functions)])
+    candidates = candidates[candidates.low.notna() & candidates.baseline.notna() & named]
+    unremarkable = [role for role, name in functions.items() if name in ("mark", "self")]
+    telling = candidates[~candidates.role.isin(unremarkable)]  # what many heads do anyhow comes last
+    candidates = telling if len(telling) else candidates
+    if not len(candidates):
         return
-    row = known.loc[[(known.low - known.baseline).idxmax()]].to_dict("records")[0]
+    row = candidates.loc[[(candidates.low - candidates.baseline).idxmax()]].to_dict("records")[0]
     head = head_name(_head(row))
     detail = (
         f"Score {number(row['score'])} ({interval(row['low'], row['high'])}) on {row['n']} queries; the baseline "
@@ -137,14 +138,14 @@ def _find_best_role(subject: Subject, frame: Any, passed: Any) -> None:
 
 def importance(subject: Subject) -> Markup:
     """Return importance by gradient with intervals, absolute and with its sign."""
-    scores, rises = subject.slopes(subject.halves[1])
+    scores, increases = subject.slopes(subject.halves[1])
     subject.tables["importance"] = frame = scores.to_frame()
     columns = [scores.name, *(("low", "high") if scores.low is not None else ())]
-    if rises is not None:
-        signed = rises.to_frame()
-        frame["rise without"] = signed[rises.name]
+    if increases is not None:
+        signed = increases.to_frame()
+        frame["rise without"] = signed[increases.name]
         columns.append("rise without")
-        if rises.low is not None:
+        if increases.low is not None:
             frame["rise low"], frame["rise high"] = signed.low, signed.high
             columns += ["rise low", "rise high"]
     row_of = {head: row for row, head in enumerate(scores)}
@@ -161,12 +162,12 @@ def importance(subject: Subject) -> Markup:
     else:
         label = "mean |gradient|"
         quantity = "Mean absolute gradient of the loss with respect to the head's gate"
-    _find_importance(subject, scores, rises)
+    _find_importance(subject, scores, increases)
     caption = f"{quantity}; {subject.measure_text}, mean over {subject.test_text}, {intervals}"
     absolute = figures.grids(scores, label)
-    if rises is None:
+    if increases is None:
         return paragraph(claim) + side_by_side(absolute) + table(display(top, *columns), caption)
-    signed = figures.grids(rises, "rise without it", signed=True)
+    signed = figures.grids(increases, "rise without it", signed=True)
     caption += ". “Rise without”: how much the loss would rise without the head, to first order; below 0 it would fall"
     return (
         paragraph(claim)
@@ -181,7 +182,7 @@ def importance(subject: Subject) -> Markup:
     )
 
 
-def _find_importance(subject: Subject, scores: HeadScores, rises: HeadScores | None) -> None:
+def _find_importance(subject: Subject, scores: HeadScores, increases: HeadScores | None) -> None:
     """Leave the findings on the most important head and on how unequal, and of which sign, importance is."""
     best, flat = subject.selection_scores.top(1)[0], scores.flat()
     median = float(flat.median())
@@ -200,8 +201,8 @@ def _find_importance(subject: Subject, scores: HeadScores, rises: HeadScores | N
     n_top = max(1, round(len(flat) / 10))
     share = float(flat.sort(descending=True).values[:n_top].sum() / flat.sum()) if float(flat.sum()) > 0 else 0.0
     detail = f"Were all heads equal, it would be {percent(n_top / len(flat))}."
-    if rises is not None and rises.high is not None:
-        high = torch.cat([rises.high[key] for key in rises.values])
+    if increases is not None and increases.high is not None:
+        high = torch.cat([increases.high[key] for key in increases.values])
         detail += (
             f" Without {int((high < 0).sum())} of {len(flat)} heads, each alone, the loss would fall (interval below "
             "0, to first order)."
@@ -274,7 +275,7 @@ def pruning(subject: Subject) -> Markup:
     subject.tables["pruning"] = frame
     curve = frame[frame.order == "gradient"].set_index("kept")
     random = frame[frame.order != "gradient"].groupby("kept").metric.mean()
-    half = min(random.index if len(random) else curve.index, key=lambda kept: abs(kept - total / 2))
+    half = min(random.index if len(random) else curve.index, key=lambda n_kept: abs(n_kept - total / 2))
     low, high = curve.low[half], curve.high[half]
     within = NO_INTERVAL if math.isnan(low) else f"95 % interval {low:.2f} to {high:.2f}"
     claim = (
@@ -294,21 +295,23 @@ def pruning(subject: Subject) -> Markup:
 def _find_pruning(subject: Subject, curve: Any, random: Any, half: int) -> None:
     """Leave the finding on how many heads the model needs, and whether the order in which they go matters."""
     total = max(curve.index)
-    whole, some, none = (float(curve.metric[kept]) for kept in (total, half, 0))
+    with_all, with_half, with_none = (float(curve.metric[n_kept]) for n_kept in (total, half, 0))
     low, high = float(curve.low[half]), float(curve.high[half])
-    whole_high = float(curve.high[total])
-    bar = whole * 1.05 if math.isnan(whole_high) else whole_high
-    free = total - min(kept for kept in curve.index if all(curve.metric[k] <= bar for k in curve.index if k >= kept))
+    high_with_all = float(curve.high[total])
+    threshold = with_all * 1.05 if math.isnan(high_with_all) else high_with_all
+    free = total - min(
+        n_kept for n_kept in curve.index if all(curve.metric[k] <= threshold for k in curve.index if k >= n_kept)
+    )
     unit = f" {subject.metric.removesuffix(' (nats)')}"
-    detail = f"With {half} heads it is {number(some)} ({interval(low, high)}), with none {number(none)}"
+    detail = f"With {half} heads it is {number(with_half)} ({interval(low, high)}), with none {number(with_none)}"
     detail += f"; when heads go in random order, {number(float(random[half]))} with {half}." if len(random) else "."
-    if none <= bar:
-        headline = f"Here the model does not need its heads: its{unit} is {number(none)} without any."
+    if with_none <= threshold:
+        headline = f"Here the model does not need its heads: its{unit} is {number(with_none)} without any."
     elif free:
-        headline = f"{free} of {total} heads can go before the{unit} of {number(whole)} clearly rises."
+        headline = f"{free} of {total} heads can go before the{unit} of {number(with_all)} clearly rises."
     else:
-        headline = f"Not even the least important tenth of the heads can go: the{unit} rises from {number(whole)}."
-    if len(random) and not math.isnan(low) and none > bar and not high < float(random[half]):
+        headline = f"Not even the least important tenth of the heads can go: the{unit} rises from {number(with_all)}."
+    if len(random) and not math.isnan(low) and with_none > threshold and not high < float(random[half]):
         detail += " At that point the order is no better than a random one."
     subject.findings["pruning"] = Finding(headline, detail, "pruning")
 

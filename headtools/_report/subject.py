@@ -226,8 +226,8 @@ def example(subject: Subject) -> tuple[dict, Sequence[str] | None, Sequence[str]
         batch = next(each_batch(subject.model, subject.batches[0]))
         batch = {name: value[:1] if isinstance(value, Tensor) else value for name, value in batch.items()}
         return _without_labels(batch), None, None
-    fewest, most = EXAMPLE_WORDS
-    suitable = [sentence for sentence in subject.sentences if fewest <= len(sentence.words) <= most]
+    min_words, max_words = EXAMPLE_WORDS
+    suitable = [sentence for sentence in subject.sentences if min_words <= len(sentence.words) <= max_words]
     sentence = suitable[0] if suitable else min(subject.sentences, key=lambda sentence: len(sentence.words))
     if subject.objective is not None:
         batch = next(each_batch(subject.model, subject.objective.batches([sentence])))
@@ -262,11 +262,11 @@ def by_length(
     >>> [tuple(batch["input_ids"].shape) for batch in found]
     [(2, 1), (2, 2), (2, 3)]
     """
-    known = {"input_ids": 0, "attention_mask": 0, "token_type_ids": 0, "labels": -100}
+    padding = {"input_ids": 0, "attention_mask": 0, "token_type_ids": 0, "labels": -100}
     rows = []
     for batch in batches:
         mask = batch.get("attention_mask")
-        if not batch.keys() <= known.keys() or not isinstance(mask, Tensor) or mask.dim() != 2:
+        if not batch.keys() <= padding.keys() or not isinstance(mask, Tensor) or mask.dim() != 2:
             return list(batches)
         if (mask[:, 1:] > mask[:, :-1]).any():
             return list(batches)
@@ -276,17 +276,17 @@ def by_length(
                 ends["labels"] = int((batch["labels"][i] != -100).nonzero().max()) + 1
             rows.append({name: value[i, : ends[name]] if name in ends else value[i] for name, value in batch.items()})
 
-    def together(some: Sequence[Mapping]) -> dict:
-        return {name: torch.nn.utils.rnn.pad_sequence([row[name] for row in some], True, known[name])
-                if some[0][name].dim() else torch.stack([row[name] for row in some])
-                for name in some[0]}  # fmt: skip
+    def together(texts: Sequence[Mapping]) -> dict:
+        return {name: torch.nn.utils.rnn.pad_sequence([row[name] for row in texts], True, padding[name])
+                if texts[0][name].dim() else torch.stack([row[name] for row in texts])
+                for name in texts[0]}  # fmt: skip
 
-    most = max(map(size_of, batches))
+    batch_size = max(map(size_of, batches))
     groups: list[list[Mapping]] = []
     for row in sorted(rows, key=lambda row: len(row["input_ids"])):
         group = groups[-1] if groups else []
-        alike = group and len(row["input_ids"]) <= 1.4 * len(group[0]["input_ids"])
-        if alike and len(group) < most and (size is None or size(together([*group, row])) < ROOM):
+        fits_length = group and len(row["input_ids"]) <= 1.4 * len(group[0]["input_ids"])
+        if fits_length and len(group) < batch_size and (size is None or size(together([*group, row])) < ROOM):
             group.append(row)
         else:
             groups.append([row])
@@ -299,15 +299,15 @@ def kept_bytes(model: nn.Module, batch: Mapping) -> int:
     Of each layer the maps before and after the softmax and some sixteen states of each token, and of a language model
     four sets of logits: as they are, in single precision, their logarithms and their gradient.
     """
-    found, examples = list(sites(model)), size_of(batch)
+    every_site, examples = list(sites(model)), size_of(batch)
     tokens = next((batch[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in batch), None)
     if tokens is None:  # images, sound: as many patches as would be usual
         tokens = 200
-    width = max(site.heads * site.head_dim for site in found if not site.empty)
+    width = max(site.heads * site.head_dim for site in every_site if not site.empty)
     table = getattr(model, "get_output_embeddings", lambda: None)()
     classes = getattr(table, "out_features", 0)
-    maps = sum(2 * site.heads * tokens * tokens for site in found)
-    return 4 * examples * (maps + len(found) * 16 * tokens * width + 4 * tokens * classes)
+    maps = sum(2 * site.heads * tokens * tokens for site in every_site)
+    return 4 * examples * (maps + len(every_site) * 16 * tokens * width + 4 * tokens * classes)
 
 
 def _without_labels(batch: Mapping) -> dict:

@@ -216,16 +216,16 @@ def _hook_obstacle(model: nn.Module, module: nn.Module, name: str) -> str | None
     """Do the same for weights that a hook computes before every forward pass."""
     target = f'model.get_submodule("{name}")'
     for hook in module._forward_pre_hooks.values():
-        for kind, part, line in (
+        for kind, attribute, line in (
             (BasePruningMethod, "_tensor_name", "prune.remove({}, {!r})"),
             (WeightNorm, "name", "remove_weight_norm({}, {!r})"),
             (SpectralNorm, "name", "remove_spectral_norm({}, {!r})"),
         ):
             if isinstance(hook, kind):
-                part = getattr(hook, part)
+                weight = getattr(hook, attribute)  # its name
                 return (
-                    f"the {part} of {name} is computed before each forward pass ({kind.__module__}); make it plain: "
-                    f"torch.nn.utils.{line.format(target, part)}"
+                    f"the {weight} of {name} is computed before each forward pass ({kind.__module__}); make it plain: "
+                    f"torch.nn.utils.{line.format(target, weight)}"
                 )
     return None
 

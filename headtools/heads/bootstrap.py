@@ -125,8 +125,8 @@ def resample_counts(n_examples: int, times: int, seed: int) -> Iterator[Tensor]:
     chunk_size = max(1, _DRAWS_PER_CHUNK // n_examples)
     for start in range(0, times, chunk_size):
         shape = (min(chunk_size, times - start), n_examples)
-        draws = torch.randint(n_examples, shape, generator=generator)
-        yield torch.zeros(shape, dtype=torch.double).scatter_add_(1, draws, torch.ones(shape, dtype=torch.double))
+        indices = torch.randint(n_examples, shape, generator=generator)
+        yield torch.zeros(shape, dtype=torch.double).scatter_add_(1, indices, torch.ones(shape, dtype=torch.double))
 
 
 def _percentile(rows: Tensor, times: int, level: float, seed: int) -> tuple[Tensor, Tensor]:

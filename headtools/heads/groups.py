@@ -39,9 +39,9 @@ def query_heads(model: nn.Module, groups: Heads) -> list[Head]:
     [('decoder', 0, 2), ('decoder', 0, 3)]
     """
     heads = []
-    for site, chosen in select(sites(model), groups).items():
+    for site, group_numbers in select(sites(model), groups).items():
         share = site.heads // site.kv_heads
-        for group in chosen:
+        for group in group_numbers:
             if group >= site.kv_heads:
                 raise IndexError(
                     f"{site.label} has key-value heads 0..{site.kv_heads - 1}, got {group}: with groups=True heads are "
@@ -66,22 +66,22 @@ def group_scores(model: nn.Module, scores: HeadScores) -> HeadScores:
     >>> group_scores(model, HeadScores({("decoder", 0): torch.tensor([1.0, 2.0, 3.0, 5.0])})).values["decoder", 0]
     tensor([3., 8.])
     """
-    found, values = sites(model), {}
+    by_site, values = sites(model), {}
     for key, value in scores.values.items():
-        site = found[key]
+        site = by_site[key]
         if len(value) != site.heads:
             raise ValueError(f"got {len(value)} scores for {site.label}; expected {site.heads}: measure them again")
         values[key] = value.view(site.kv_heads, -1).sum(1)
     return HeadScores(values, f"{scores.name}, summed over groups")
 
 
-def spared(chosen: Mapping[Site, list[int]], spare: Mapping[Site, list[int]], groups: bool) -> dict[Site, list[int]]:
+def spared(selected: Mapping[Site, list[int]], spare: Mapping[Site, list[int]], groups: bool) -> dict[Site, list[int]]:
     """Return the chosen heads without the spared ones; with ``groups``, without every group that has one of these."""
     left, stay = {}, {site.key: heads for site, heads in spare.items()}
-    for site, heads in chosen.items():
+    for site, heads in selected.items():
         share = site.heads // site.kv_heads if groups else 1
-        kept = {head // share for head in stay.get(site.key, ())}
-        left[site] = [head for head in heads if head // share not in kept]
+        spared_numbers = {head // share for head in stay.get(site.key, ())}
+        left[site] = [head for head in heads if head // share not in spared_numbers]
     return {site: heads for site, heads in left.items() if heads}
 
 
@@ -106,19 +106,19 @@ def cache_size(
     9600
     """
     every = sites(model)
-    found = [site for site in every if site.kind == "decoder"]
-    if not found:
+    decoder_sites = [site for site in every if site.kind == "decoder"]
+    if not decoder_sites:
         raise ValueError(f"{type(model).__name__} has no attention that reads from left to right, so it keeps no cache")
-    chosen = select(every, streaming or [])
+    windowed = select(every, streaming or [])
     numbers = 0
-    for site in found:
+    for site in decoder_sites:
         if site.empty:
             continue
         if site.latent:
             numbers += tokens * _latent_numbers(site)
             continue
         share = site.heads // site.kv_heads
-        short = sum(all(g * share + i in chosen.get(site, ()) for i in range(share)) for g in range(site.kv_heads))
+        short = sum(all(g * share + i in windowed.get(site, ()) for i in range(share)) for g in range(site.kv_heads))
         held = (site.kv_heads - short) * tokens + short * min(tokens, first + recent)
         numbers += held * (site.head_dim + site.value_dim)
     return numbers * (number_bytes or next(model.parameters()).element_size())
@@ -173,13 +173,13 @@ def model_size(model: nn.Module, tokens: int = 1024) -> dict[str, int]:
     ...                                 vocab_size=9)))
     {'parameters': 10104, 'weight_bytes': 40416, 'heads': 4, 'kv_heads': 4, 'cache_bytes': 0}
     """
-    found = list(sites(model))
+    every_site = list(sites(model))
     weights = list(model.parameters())
-    causal = any(site.kind == "decoder" for site in found)
+    causal = any(site.kind == "decoder" for site in every_site)
     return {
         "parameters": sum(weight.numel() for weight in weights),
         "weight_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
-        "heads": sum(site.heads for site in found if not site.empty),
-        "kv_heads": sum(site.kv_heads for site in found if not site.empty),
+        "heads": sum(site.heads for site in every_site if not site.empty),
+        "kv_heads": sum(site.kv_heads for site in every_site if not site.empty),
         "cache_bytes": cache_size(model, tokens) if causal else 0,
     }

@@ -229,7 +229,7 @@ def check_prunable(site: Site) -> None:
         if not isinstance(module, nn.Linear) and not layout.is_transposed(module):
             kind = type(module).__name__
             raise ValueError(f"{name} projects with {kind}; only nn.Linear and Conv1D can be sliced: {advice}")
-        rows = [part.rows.flatten() for part in (site.q, site.k, site.v) if part.module is module]
+        rows = [projection.rows.flatten() for projection in (site.q, site.k, site.v) if projection.module is module]
         if rows and len(torch.cat(rows).unique()) != layout.width_out(module):
             raise ValueError(f"{name}: a projection computes more than queries, keys and values: {advice}")
 
@@ -265,13 +265,13 @@ def _rows_to_keep(site: Site, query: list[int], key: list[int], value: list[int]
         by_module.setdefault(projection.module, []).append((projection, projection.rows[heads]))
     result = []
     for module, parts in by_module.items():
-        kept = [rows for _, rows in parts]  # of each part, (heads, width)
+        remaining = [rows for _, rows in parts]  # of each part, (heads, width)
         if all(torch.equal(projection.rows, parts[0][0].rows) for projection, _ in parts):
-            rows = kept[0].flatten()  # a module of one part, or keys that are also the values (Gemma 4)
+            rows = remaining[0].flatten()  # a module of one part, or keys that are also the values (Gemma 4)
         elif _is_head_by_head(site):
-            rows = torch.stack(kept, 1).flatten()  # [q0 k0 v0 | q1 k1 v1 | ...]
+            rows = torch.stack(remaining, 1).flatten()  # [q0 k0 v0 | q1 k1 v1 | ...]
         else:
-            rows = torch.cat([part_rows.flatten() for part_rows in kept])  # [q | k | v]
+            rows = torch.cat([part_rows.flatten() for part_rows in remaining])  # [q | k | v]
         result.append((module, rows))
     return result
 

@@ -70,9 +70,9 @@ def select_sites(model: nn.Module, only: SiteSelection) -> list[Site]:
     remains and for weights that are NaN, ``RuntimeError`` for a compiled model.
     """
     check_not_compiled(model)
-    found = sites(model)  # searched for once: on a small model this takes as long as a layer's forward pass
-    check_weights(model, found)
-    selected = [site for site in found.pick(only) if not site.empty]
+    every_site = sites(model)  # searched for once: on a small model this takes as long as a layer's forward pass
+    check_weights(model, every_site)
+    selected = [site for site in every_site.pick(only) if not site.empty]
     if not selected:
         raise ValueError(f'sites={only!r} leaves no heads to measure: pass sites=["encoder"], or None for all')
     return selected

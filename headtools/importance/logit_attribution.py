@@ -89,27 +89,27 @@ def direct_logit_attribution(
         )
     inputs = model_inputs(model, batch)
     trace = _Trace(model, unembedding, sites)
-    with frozen(model), trace, ht.record(model, want=("z",)) as seen:
+    with frozen(model), trace, ht.record(model, want=("z",)) as captured:
         model(**inputs)
     norm, stream, normed = trace.checked()
 
     ids = next(value for value in inputs.values() if isinstance(value, Tensor))
     rows = torch.arange(len(ids), device=stream.device)
-    places = _positions(batch, stream.shape[:2], positions).to(stream.device)
+    at = _positions(batch, stream.shape[:2], positions).to(stream.device)
     tokens, instead_of = (None if t is None else _checked(t, len(ids)).to(stream.device) for t in (tokens, instead_of))
     direction = unembedding.weight[tokens].double()
     bias = _bias(unembedding, tokens)
     if instead_of is not None:
         direction, bias = direction - unembedding.weight[instead_of].double(), bias - _bias(unembedding, instead_of)
 
-    linear = _Linearised(norm, stream[rows, places].double(), normed[rows, places].double())
+    linear = _Linearised(norm, stream[rows, at].double(), normed[rows, at].double())
     towards = linear.backwards(direction)  # (B, d_model): its product with any part of the stream is the part's share
-    logit = (normed[rows, places].double() * direction).sum(-1) + bias
+    logit = (normed[rows, at].double() * direction).sum(-1) + bias
     heads = {}
     for site in sites:
-        written = ht.contributions(site, seen[site].z[rows, places][:, None].double())[:, 0]  # (B, H, d_model)
-        heads[site.key] = torch.einsum("bhd,bd->bh", written, towards).float().cpu()
-    rest = logit.float().cpu() - sum(part.sum(1) for part in heads.values())
+        written_by = ht.contributions(site, captured[site].z[rows, at][:, None].double())[:, 0]  # (B, H, d_model)
+        heads[site.key] = torch.einsum("bhd,bd->bh", written_by, towards).float().cpu()
+    rest = logit.float().cpu() - sum(of_site.sum(1) for of_site in heads.values())
     return LogitAttribution(heads, rest, logit.float().cpu())
 
 
@@ -197,12 +197,12 @@ class _Linearised:
         alternating[:, 1::2] = -1
         alternating = alternating * 100  # far above any epsilon
 
-        def of(vector: Tensor) -> Tensor:
+        def linearised(vector: Tensor) -> Tensor:
             return norm(vector).double()
 
-        self.bias = of(torch.zeros_like(alternating))
-        self.centred = bool(torch.allclose(of(alternating.abs()), self.bias, atol=1e-3))
-        self.gain = (of(alternating) - self.bias) * alternating.sign().double()
+        self.bias = linearised(torch.zeros_like(alternating))
+        self.centred = bool(torch.allclose(linearised(alternating.abs()), self.bias, atol=1e-3))
+        self.gain = (linearised(alternating) - self.bias) * alternating.sign().double()
         taken = self.gain * (x - x.mean(-1, keepdim=True) if self.centred else x)
         given = y - self.bias
         self.scale = (taken * given).sum(-1, keepdim=True) / (given * given).sum(-1, keepdim=True)

@@ -76,8 +76,8 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None 
         raise ValueError(f"examples {(n_labels == 0).nonzero().flatten().tolist()} of a batch have no label: drop them")
     _check_classes(labels[counted], logits.shape[-1])
     # Only labelled positions go through the softmax, in float32 or wider: (n, V) -> (n,), then summed by example.
-    chosen = logits.flatten(0, 1) if bool(counted.all()) else logits[counted]  # choosing copies: not where all are
-    upcast = chosen.to(torch.promote_types(logits.dtype, torch.float32))
+    selected = logits.flatten(0, 1) if bool(counted.all()) else logits[counted]  # choosing copies: not where all are
+    upcast = selected.to(torch.promote_types(logits.dtype, torch.float32))
     token_losses = F.cross_entropy(upcast, labels[counted], reduction="none")
     return token_losses.new_zeros(len(labels)).index_add(0, counted.nonzero()[:, 0], token_losses) / n_labels
 
@@ -103,32 +103,32 @@ def labels_only_loss(model: nn.Module, batch: Mapping) -> Tensor:
     of_tokens = isinstance(labels, Tensor) and labels.dim() == 2 and not labels.is_floating_point()
     if not of_tokens or type(unembedding) is not nn.Linear or not type(model).__module__.startswith("transformers."):
         return label_loss(model, model(**inputs), batch)
-    wanted, targets = labels != IGNORE_INDEX, labels
+    labelled, targets = labels != IGNORE_INDEX, labels
     if labels_need_shift(model, batch):
         real = _can_predict(batch.get("attention_mask"), labels.shape).to(labels.device)
-        wanted = torch.cat([wanted[:, 1:] & real[:, :-1], torch.zeros_like(wanted[:, :1])], 1)
+        labelled = torch.cat([labelled[:, 1:] & real[:, :-1], torch.zeros_like(labelled[:, :1])], 1)
         targets = labels.roll(-1, 1)
     shapes = []
 
-    def keep_wanted(_layer: nn.Module, given: tuple) -> tuple[Tensor, ...]:
+    def keep_labelled(_layer: nn.Module, given: tuple) -> tuple[Tensor, ...]:
         shapes.append(given[0].shape)
         if shapes != [(*labels.shape, unembedding.in_features)]:
             return given
-        return given[0][wanted.to(given[0].device)][None], *given[1:]
+        return given[0][labelled.to(given[0].device)][None], *given[1:]
 
-    hook = unembedding.register_forward_pre_hook(keep_wanted)
+    hook = unembedding.register_forward_pre_hook(keep_labelled)
     try:
         with torch.no_grad():
             outputs = model(**inputs)
     finally:
         hook.remove()
     logits = getattr(outputs, "logits", None)
-    if not wanted.any(1).all() or getattr(logits, "shape", ())[:2] != (1, int(wanted.sum())):
+    if not labelled.any(1).all() or getattr(logits, "shape", ())[:2] != (1, int(labelled.sum())):
         return label_loss(model, model(**inputs), batch)
     outputs.logits = logits[0]  # as if each labelled token were an example
-    token_losses = label_loss(model, outputs, {"labels": targets[wanted]})
-    example = wanted.nonzero()[:, 0].to(token_losses.device)
-    n_labels = wanted.sum(1).to(token_losses.device)
+    token_losses = label_loss(model, outputs, {"labels": targets[labelled]})
+    example = labelled.nonzero()[:, 0].to(token_losses.device)
+    n_labels = labelled.sum(1).to(token_losses.device)
     return token_losses.new_zeros(len(labels)).index_add(0, example, token_losses) / n_labels
 
 
@@ -214,11 +214,11 @@ def predicts_next_token(model: nn.Module) -> bool:
     """
     if is_encoder_decoder(model) or "TokenClassification" in type(model).__name__:
         return False
-    found = sites(model)
-    if "decoder" in found.kinds:
+    every_site = sites(model)
+    if "decoder" in every_site.kinds:
         return True
-    if found.guessed:
-        raise ValueError(f"{type(model).__name__}, {found.guessed[0].label}: {GUESSED_KIND}")
+    if every_site.guessed:
+        raise ValueError(f"{type(model).__name__}, {every_site.guessed[0].label}: {GUESSED_KIND}")
     return False
 
 
@@ -230,10 +230,10 @@ def labels_need_shift(model: nn.Module, batch: Mapping) -> bool:
     """
     if is_encoder_decoder(model):  # whose decoder input is shifted, not its labels
         return False
-    found, labels = sites(model), batch["labels"]
-    if is_transformers_class(type(model)) and not found.guessed:
-        return "decoder" in found.kinds and "TokenClassification" not in type(model).__name__
-    causal = True if "decoder" in found.kinds else None if found.guessed else False
+    every_site, labels = sites(model), batch["labels"]
+    if is_transformers_class(type(model)) and not every_site.guessed:
+        return "decoder" in every_site.kinds and "TokenClassification" not in type(model).__name__
+    causal = True if "decoder" in every_site.kinds else None if every_site.guessed else False
     inputs = [value for name, value in batch.items() if _is_token_ids(name, value, labels)]
     if causal is False:
         return False
@@ -244,7 +244,7 @@ def labels_need_shift(model: nn.Module, batch: Mapping) -> bool:
         return False  # labels are shifted already
     elif causal is None and inputs:
         return False  # labels are other tokens than the input's: masked ones, or tags
-    about = f"; {found.guessed[0].label}: {GUESSED_KIND}" if causal is None else ""
+    about = f"; {every_site.guessed[0].label}: {GUESSED_KIND}" if causal is None else ""
     raise ValueError(
         f"nothing says whether the labels of {type(model).__name__} belong to the token at their position or to the "
         f'one before it: pass loss="aligned" or loss="causal"; to relevance, a score{about}'

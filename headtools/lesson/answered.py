@@ -24,12 +24,12 @@ STATES = ("tried", "passed")  # the later one stays
 _ABOUT = "Exercises of the headtools course that were tried and passed. Delete this file to start again."
 
 
-def place() -> Path | None:
+def progress_path() -> Path | None:
     """Give the file, relative to the working folder unless ``HEADTOOLS_PROGRESS`` says otherwise; None when it is off.
 
     >>> from unittest.mock import patch
     >>> with patch.dict(os.environ, {VARIABLE: "here.json"}):
-    ...     place().name
+    ...     progress_path().name
     'here.json'
     """
     setting = os.environ.get(VARIABLE, "").strip()
@@ -43,7 +43,7 @@ def keeping() -> bool:
     """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     named = bool(os.environ.get(VARIABLE, "").strip())
-    return place() is not None and (named or getattr(shell, "kernel", None) is not None)
+    return progress_path() is not None and (named or getattr(shell, "kernel", None) is not None)
 
 
 def read(file: Path) -> dict[str, str]:
@@ -58,17 +58,17 @@ def read(file: Path) -> dict[str, str]:
     except UnicodeDecodeError:
         raise _other(file, "it is no text") from None
     try:
-        found = json.loads(text)["exercises"]
+        recorded = json.loads(text)["exercises"]
     except (ValueError, RecursionError):
         raise _other(file, "it is no JSON") from None
     except (KeyError, TypeError, IndexError):
         raise _other(file, "it has no part 'exercises'") from None
-    if not isinstance(found, dict):
+    if not isinstance(recorded, dict):
         raise _other(file, "its part 'exercises' is no list of names")
-    odd = [state for state in found.values() if state not in STATES]
+    odd = [state for state in recorded.values() if state not in STATES]
     if odd:
         raise _other(file, f"{str(odd[0])[:40]!r} is neither tried nor passed")
-    return found
+    return recorded
 
 
 def remember(name: str, state: str, file: Path) -> None:
@@ -87,10 +87,10 @@ def remember(name: str, state: str, file: Path) -> None:
     """
     if _settled(read(file), name, state):
         return
-    with _alone(file):
-        known = read(file)  # again: another kernel may have written meanwhile
-        if not _settled(known, name, state):
-            _write({**known, name: state}, file)
+    with _locked(file):
+        states = read(file)  # again: another kernel may have written meanwhile
+        if not _settled(states, name, state):
+            _write({**states, name: state}, file)
 
 
 def update(new: dict[str, str], file: Path) -> None:
@@ -98,29 +98,29 @@ def update(new: dict[str, str], file: Path) -> None:
 
     Raises OSError where it cannot be written, and ValueError where the file holds something else.
     """
-    with _alone(file):
-        known = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        write_bytes(file, f"{json.dumps({**known, **new}, indent=1)}\n".encode())
+    with _locked(file):
+        entries = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        write_bytes(file, f"{json.dumps({**entries, **new}, indent=1)}\n".encode())
 
 
 def forget(file: Path) -> None:
     """Delete the file, whatever is in it. Raises OSError where that is not allowed."""
     if file.exists():
-        with _alone(file):
+        with _locked(file):
             file.unlink(missing_ok=True)
 
 
-def _settled(known: dict[str, str], name: str, state: str) -> bool:
-    return name in known and STATES.index(known[name]) >= STATES.index(state)
+def _settled(states: dict[str, str], name: str, state: str) -> bool:
+    return name in states and STATES.index(states[name]) >= STATES.index(state)
 
 
-def _write(known: dict[str, str], file: Path) -> None:
-    text = json.dumps({"about": _ABOUT, "exercises": dict(sorted(known.items()))}, indent=1)
+def _write(entries: dict[str, str], file: Path) -> None:
+    text = json.dumps({"about": _ABOUT, "exercises": dict(sorted(entries.items()))}, indent=1)
     write_bytes(file, f"{text}\n".encode())
 
 
 @contextmanager
-def _alone(file: Path, seconds: float = 5) -> Iterator[None]:
+def _locked(file: Path, seconds: float = 5) -> Iterator[None]:
     """Hold the lock beside the file, ``.my-progress.json.lock``, which git ignores and JupyterLab does not show."""
     file = file.resolve()  # of two links to one file, there is one lock
     lock = FileLock(file.with_name(f".{file.name}.lock"), timeout=seconds, poll_interval=0.02)

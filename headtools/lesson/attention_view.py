@@ -40,8 +40,8 @@ class AttentionView:
     ``.svg("view.svg")`` writes it as a drawing for a paper or a slide.
     """
 
-    def __init__(self, html: str, script: str, text: str, drawn: _Drawn) -> None:
-        self.html, self.script, self._text, self._drawn = html, script, text, drawn
+    def __init__(self, html: str, script: str, text: str, view: _Drawn) -> None:
+        self.html, self.script, self._text, self._drawn = html, script, text, view
 
     def svg(self, path: str | Path | None = None) -> str | Path:
         """Write the view to an SVG file, whole or not at all, and return its path; without a path, return the SVG.
@@ -111,8 +111,8 @@ def attention_view(
     queries = [str(t) for t in tokens]
     keys = queries if key_tokens is None else [str(t) for t in key_tokens]
     maps = [_one_layer(getattr(m, "maps", m), number) for number, m in enumerate(maps)]
-    layers = _chosen("layers", layers, len(maps))
-    heads = _chosen("heads", heads, min(maps[layer].shape[0] for layer in layers))
+    layers = _selected("layers", layers, len(maps))
+    heads = _selected("heads", heads, min(maps[layer].shape[0] for layer in layers))
     shapes = {maps[layer].shape[1:] for layer in layers}
     if shapes != {(len(queries), len(keys))}:
         raise ValueError(
@@ -152,50 +152,50 @@ def attention_view(
             f"the view takes {len(html) / 1000:.0f} kB and an output may take {limit / 1000:.0f}: show fewer layers "
             f"(layers=range(3)) or a shorter sentence, or allow it with limit={-(-len(html) // 10_000) * 10_000}"
         )
-    drawn = _Drawn(kind, weights, queries, keys, layers, heads, alt)
-    return AttentionView(html, script, f"{sizes}. {claim or alt}", drawn)
+    view = _Drawn(kind, weights, queries, keys, layers, heads, alt)
+    return AttentionView(html, script, f"{sizes}. {claim or alt}", view)
 
 
 _LINE, _SPAN = 20, 150  # pixels from one word to the next, and between the two sides
 
 
-def _head_drawing(drawn: _Drawn) -> Drawing:
+def _head_drawing(view: _Drawn) -> Drawing:
     """Draw all layers side by side, a line for each query and key in the colour of the head."""
-    queries, keys = ([shortened(token, 20) for token in side] for side in (drawn.queries, drawn.keys))
+    queries, keys = ([shortened(token, 20) for token in side] for side in (view.queries, view.keys))
     left, right = (LETTER * max(map(len, side)) + 14 for side in (queries, keys))
     panel, top = left + _SPAN + right + 16, 62
     height = top + _LINE * max(len(queries), len(keys)) + 10
-    drawing = Drawing(max(panel * len(drawn.layers), 26 * len(drawn.heads) + 60), height)
+    drawing = Drawing(max(panel * len(view.layers), 26 * len(view.heads) + 60), height)
     drawing.text(8, 18, "heads", "soft")
-    for place, head in enumerate(drawn.heads):
-        drawing.rect(52 + 26 * place, 6, 22, 16, fill=_colour(place))
-        drawing.text(63 + 26 * place, 18, head, "small", anchor="middle", fill="#fff")
-    for number, layer in enumerate(drawn.layers):
+    for column, head in enumerate(view.heads):
+        drawing.rect(52 + 26 * column, 6, 22, 16, fill=_colour(column))
+        drawing.text(63 + 26 * column, 18, head, "small", anchor="middle", fill="#fff")
+    for number, layer in enumerate(view.layers):
         x = number * panel + left
         drawing.text(x + _SPAN / 2, top - 18, f"layer {layer}", "strong", anchor="middle")
-        _lines(drawing, drawn.weights[number], (x, x + _SPAN), top, _LINE, 2.0)
+        _lines(drawing, view.weights[number], (x, x + _SPAN), top, _LINE, 2.0)
         for side, tokens, anchor in ((x - 6, queries, "end"), (x + _SPAN + 6, keys, "start")):
-            for place, token in enumerate(tokens):
-                drawing.text(side, top + _LINE * (place + 0.5) + 4, token, anchor=anchor)
+            for column, token in enumerate(tokens):
+                drawing.text(side, top + _LINE * (column + 0.5) + 4, token, anchor=anchor)
     return drawing
 
 
-def _model_drawing(drawn: _Drawn) -> Drawing:
+def _model_drawing(view: _Drawn) -> Drawing:
     """Draw every head small, layers down and heads across."""
     step = 4
-    width, height = 56, step * max(len(drawn.queries), len(drawn.keys)) + 6
-    drawing = Drawing(64 + (width + 10) * len(drawn.heads), 44 + (height + 10) * len(drawn.layers))
+    width, height = 56, step * max(len(view.queries), len(view.keys)) + 6
+    drawing = Drawing(64 + (width + 10) * len(view.heads), 44 + (height + 10) * len(view.layers))
     drawing.text(8, 16, "layer", "soft")
     drawing.text(64, 16, "head", "soft")
-    for place, head in enumerate(drawn.heads):
-        drawing.text(64 + (width + 10) * place + width / 2, 34, head, anchor="middle")
-    for i, layer in enumerate(drawn.layers):
+    for column, head in enumerate(view.heads):
+        drawing.text(64 + (width + 10) * column + width / 2, 34, head, anchor="middle")
+    for i, layer in enumerate(view.layers):
         y = 40 + (height + 10) * i
         drawing.text(40, y + height / 2 + 4, layer, anchor="end")
-        for j in range(len(drawn.heads)):
+        for j in range(len(view.heads)):
             x = 64 + (width + 10) * j
             drawing.rect(x, y, width, height, "ground")
-            _lines(drawing, drawn.weights[i, j][None], (x + 4, x + width - 4), y + 3, step, 1.2, first=j)
+            _lines(drawing, view.weights[i, j][None], (x + 4, x + width - 4), y + 3, step, 1.2, first=j)
     return drawing
 
 
@@ -207,12 +207,12 @@ def _lines(
     for head, table in enumerate(weights):
         for weight in np.unique(table[table >= 0.01]):
             points = ((top + step * (i + 0.5), top + step * (j + 0.5)) for i, j in np.argwhere(table == weight))
-            look = f"stroke:{_colour(first + head)};stroke-width:{width};stroke-opacity:{weight:.2f}"
-            drawing.path("".join(f"M{ends[0]:g} {a:g}L{ends[1]:g} {b:g}" for a, b in points), style=look)
+            style = f"stroke:{_colour(first + head)};stroke-width:{width};stroke-opacity:{weight:.2f}"
+            drawing.path("".join(f"M{ends[0]:g} {a:g}L{ends[1]:g} {b:g}" for a, b in points), style=style)
 
 
-def _colour(place: int) -> str:
-    return (*OKABE_ITO, "#7f7f7f")[place % 8]
+def _colour(index: int) -> str:
+    return (*OKABE_ITO, "#7f7f7f")[index % 8]
 
 
 def _one_layer(given: Any, number: int) -> np.ndarray:
@@ -229,8 +229,8 @@ def _one_layer(given: Any, number: int) -> np.ndarray:
     return array
 
 
-def _chosen(what: str, given: Sequence[int] | None, size: int) -> list[int]:
-    chosen = list(range(size)) if given is None else [int(g) for g in given]
-    if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= c < size for c in chosen):
+def _selected(what: str, given: Sequence[int] | None, size: int) -> list[int]:
+    selected = list(range(size)) if given is None else [int(g) for g in given]
+    if not selected or len(set(selected)) < len(selected) or not all(0 <= c < size for c in selected):
         raise ValueError(f"{what} must be different numbers from 0 to {size - 1}, got {given!r}")
-    return chosen
+    return selected

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from headtools.lesson.answered import keeping, place, remember
+from headtools.lesson.answered import keeping, progress_path, remember
 from headtools.lesson.catalogue import lesson
 from headtools.lesson.exercises import all_exercises
 from headtools.lesson.exercises.exercise import Hint, NotTried
@@ -72,10 +72,10 @@ def check(name: str, answer: Any) -> CheckResult:
     >>> check("01.cost", lambda T, d, H: 4 * T * d * d + 2 * T * T * d).passed
     True
     """
-    known = all_exercises()
-    if name not in known:
-        raise KeyError(f"there is no exercise {name!r}; there are {', '.join(known)}")
-    exercise = known[name]
+    exercises = all_exercises()
+    if name not in exercises:
+        raise KeyError(f"there is no exercise {name!r}; there are {', '.join(exercises)}")
+    exercise = exercises[name]
     try:
         if answer is None or answer is ...:
             raise NotTried
@@ -146,16 +146,16 @@ def _older(answer: Any) -> str:
     if shell is None or not name.isidentifier():
         return ""
     cells = dict(enumerate(shell.history_manager.input_hist_raw))
-    written = [n for n, cell in cells.items() if re.search(rf"^def {name}\b", cell, re.M)]
+    defined = [n for n, cell in cells.items() if re.search(rf"^def {name}\b", cell, re.M)]
     try:
         source = inspect.getsource(answer).strip()
     except (OSError, TypeError):
         return ""
-    ran = [n for n in written if f"{source}\n" in f"{cells[n]}\n"]
-    if not ran or ran[-1] == written[-1]:
+    ran = [n for n in defined if f"{source}\n" in f"{cells[n]}\n"]
+    if not ran or ran[-1] == defined[-1]:
         return ""
     return (
-        f"This is the version of {name} that cell [{ran[-1]}] defined. Cell [{written[-1]}], which you ran later, "
+        f"This is the version of {name} that cell [{ran[-1]}] defined. Cell [{defined[-1]}], which you ran later, "
         "stopped with an error and defined nothing: mend it and run it again."
     )
 
@@ -164,7 +164,7 @@ def _keep(name: str, status: str) -> str:
     """Add the result to the progress page; gives "" or why it could not, because no check may fail for that."""
     try:
         if status != "not tried yet" and keeping():  # a blank is no answer, so running a lesson as it is leaves no file
-            remember(name, "passed" if status == "right" else "tried", place())
+            remember(name, "passed" if status == "right" else "tried", progress_path())
     except (OSError, ValueError) as error:
-        return f"This result is not on your progress page. {explained(error, place())}"
+        return f"This result is not on your progress page. {explained(error, progress_path())}"
     return ""

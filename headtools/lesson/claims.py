@@ -103,11 +103,11 @@ def ledger_rows(notebook: str | Path) -> list[dict[str, str]]:
     """
     try:
         cells = json.loads(Path(notebook).read_text("utf-8"))["cells"]
-        found = []
+        rows = []
         for output in (o for cell in cells for o in cell.get("outputs", [])):
             html = output.get("data", {}).get("text/html", "")
             html = html if isinstance(html, str) else "".join(html)
-            found += [json.loads(unescape(m)) for m in re.findall(r'data-ledger="([^"]*)"', html)]
+            rows += [json.loads(unescape(m)) for m in re.findall(r'data-ledger="([^"]*)"', html)]
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{notebook} is no notebook that can be read ({error}): run it and save it again") from error
-    return found
+    return rows

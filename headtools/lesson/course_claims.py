@@ -71,9 +71,9 @@ class CourseClaims(Sequence):
         >>> len(claims.filtered(word="no claim contains this"))
         0
         """
-        for what, given, known in (("verdict", verdict, VERDICTS), ("topic", topic, TOPICS.values())):
-            if given != ALL and given not in known:
-                raise ValueError(f"got {what} {given!r}; expected {ALL!r} or one of {', '.join(map(repr, known))}")
+        for what, given, allowed in (("verdict", verdict, VERDICTS), ("topic", topic, TOPICS.values())):
+            if given != ALL and given not in allowed:
+                raise ValueError(f"got {what} {given!r}; expected {ALL!r} or one of {', '.join(map(repr, allowed))}")
         return CourseClaims([
             claim for claim in self.claims
             if verdict in (ALL, claim.cited, claim.here) and topic in (ALL, claim.topic)

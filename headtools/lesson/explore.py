@@ -42,10 +42,10 @@ class Explore:
         return {name: control.value for name, control in self.controls.items()}
 
     def _draw(self) -> None:
-        drawn = self.fn(**self.values)
-        if not (isinstance(drawn, tuple) and len(drawn) == 2 and isinstance(drawn[1], str) and drawn[1].strip()):
-            raise TypeError(f"{self.fn!r} must return (matplotlib Figure, text), got {drawn!r}")
-        self.png, self.text = png(drawn[0]), drawn[1]
+        output = self.fn(**self.values)
+        if not (isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], str) and output[1].strip()):
+            raise TypeError(f"{self.fn!r} must return (matplotlib Figure, text), got {output!r}")
+        self.png, self.text = png(output[0]), output[1]
         at = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.values.items())
         self.alt = f"{self.about} Here: {at}."
 

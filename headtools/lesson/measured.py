@@ -51,9 +51,9 @@ class Measured:
     @property
     def html(self) -> str:
         """Sentence, prediction and small print."""
-        mine = f" <b>{escape(self.prediction)}</b>" if self.prediction else ""
+        prediction = f" <b>{escape(self.prediction)}</b>" if self.prediction else ""
         small = f" <b>{escape(self.check)}</b>" if self.off else f" <small>{escape(self.check)}</small>"
-        return f"{escape(self.sentence)}{mine}{'' if self.silent else small}"
+        return f"{escape(self.sentence)}{prediction}{'' if self.silent else small}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         if self.fold:  # the sentence is Markdown, and as long as it likes
@@ -91,10 +91,11 @@ def measured(key: str, /, **numbers: Any) -> Measured:
     caption = about.get("caption", "")
     off = []
     for name, value in here.items():
-        most = given.get(name, unit(caption, name, expect[name]))
+        allowed = given.get(name, unit(caption, name, expect[name]))
         # The factor forgives the rounding of |0.85 - 0.83| <= 0.02; written so that NaN is off.
-        if not abs(value - expect[name]) <= most * (1 + 1e-9):
-            off.append(f"{name} is {value:.6g}, expected {expect[name]:g}{f' to within {most:g}' if most else ''}")
+        if not abs(value - expect[name]) <= allowed * (1 + 1e-9):
+            within = f" to within {allowed:g}" if allowed else ""
+            off.append(f"{name} is {value:.6g}, expected {expect[name]:g}{within}")
     if off and os.environ.get("HEADTOOLS_STRICT"):
         raise NotAsExpected(f"{key}: {'; '.join(off)}")
     return Measured(key, caption.format(**expect), tuple(off), predicted(key), about.get("fold", ""), not here)

@@ -200,19 +200,19 @@ def maps(
     if isinstance(outline, int):
         outline = [(i, i + outline) for i in range(len(tokens)) if 0 <= i + outline < len(keys)]
     cells = list(outline)
-    wide = len(shown) if len(shown) <= 4 else -(-len(shown) // 2) if len(shown) <= 8 else 4
-    high = -(-len(shown) // wide)
-    side = {1: 4.4, 2: 3.0, 3: 2.1}.get(wide, 1.6 if len(tokens) <= 12 else 2.2)
-    fig, grid = subplots(high, wide, figsize=(side * wide + 1.2, 0.92 * side * high + 0.9), squeeze=False)
-    for place, ax in enumerate(grid.flat):
-        if place >= len(shown):
+    n_columns = len(shown) if len(shown) <= 4 else -(-len(shown) // 2) if len(shown) <= 8 else 4
+    high = -(-len(shown) // n_columns)
+    side = {1: 4.4, 2: 3.0, 3: 2.1}.get(n_columns, 1.6 if len(tokens) <= 12 else 2.2)
+    fig, grid = subplots(high, n_columns, figsize=(side * n_columns + 1.2, 0.92 * side * high + 0.9), squeeze=False)
+    for index, ax in enumerate(grid.flat):
+        if index >= len(shown):
             ax.set_axis_off()
             continue
-        left, low = place % wide == 0, place + wide >= len(shown)
-        matrix(table[shown[place]], rows=tokens, columns=keys, values=False, bar=False, ax=ax,
+        left, low = index % n_columns == 0, index + n_columns >= len(shown)
+        matrix(table[shown[index]], rows=tokens, columns=keys, values=False, bar=False, ax=ax,
                outline=cells, row_label="query" if left else "", column_label="key" if low else "")  # fmt: skip
         ax.tick_params(labelleft=left, labelbottom=low)
-        ax.set_title(titles[place], pad=3)
+        ax.set_title(titles[index], pad=3)
     fig.colorbar(grid[0, 0].images[0], ax=list(grid.flat), label="attention", shrink=0.8, pad=0.01)
     if title:
         fig.suptitle(title, fontsize=11, weight="bold", parse_math=False)
@@ -294,11 +294,11 @@ def layer_grid(maps: Any, *, layers: Sequence[int] | None = None, heads: Sequenc
     from matplotlib import pyplot as plt
 
     table = _array(maps, 4)
-    high, wide = table.shape[:2]
-    layers, heads = range(high) if layers is None else layers, range(wide) if heads is None else heads
+    n_rows, n_columns = table.shape[:2]
+    layers, heads = range(n_rows) if layers is None else layers, range(n_columns) if heads is None else heads
     with plt.rc_context(style()):
-        size = (0.75 * wide + 1.6, 0.75 * high + 0.6)
-        fig, grid = plt.subplots(high, wide, figsize=size, squeeze=False, sharex=True, sharey=True)
+        size = (0.75 * n_columns + 1.6, 0.75 * n_rows + 0.6)
+        fig, grid = plt.subplots(n_rows, n_columns, figsize=size, squeeze=False, sharex=True, sharey=True)
         for (i, j), ax in np.ndenumerate(grid):
             ax.imshow(table[i, j], vmin=0, vmax=1, cmap="cividis", aspect="auto")
             ax.set(xticks=[], yticks=[])
@@ -335,15 +335,15 @@ def bars(
     if len(names) != len(table):
         raise ValueError(f"{len(names)} names but {len(table)} values")
     fig, ax = _on(ax, (6.8, 1.1 + 0.36 * len(table)), title)
-    place = np.arange(len(table))
-    drawn = ax.barh(place, table, color=[OKABE_ITO[1 if i in highlight else 0] for i in place])
+    positions = np.arange(len(table))
+    patches = ax.barh(positions, table, color=[OKABE_ITO[1 if i in highlight else 0] for i in positions])
     for i in highlight:
-        drawn[i].set_hatch("//")
-        drawn[i].set_edgecolor("white")
+        patches[i].set_hatch("//")
+        patches[i].set_edgecolor("white")
     ends = table
     if low is not None and high is not None:
         reach = np.stack([table - _array(low, 1), _array(high, 1) - table]).clip(0)  # it may lie to one side
-        ax.errorbar(table, place, xerr=reach, fmt="none", ecolor="black", capsize=3)
+        ax.errorbar(table, positions, xerr=reach, fmt="none", ecolor="black", capsize=3)
         ends = table + reach[1]
     for i, end in enumerate(ends):
         ax.annotate(f"{table[i]:.3g}", (max(end, 0), i), (4, 0), textcoords="offset points", va="center", fontsize=9)
@@ -374,27 +374,27 @@ def flow(nodes: Sequence[Sequence[str]], messages: Sequence[Any], *, title: str 
     from matplotlib.patches import FancyArrowPatch
 
     tables = [_array(table, 2) for table in messages]
-    wanted = [(len(late), len(early)) for early, late in pairwise(nodes)]
-    if [table.shape for table in tables] != wanted:
-        raise ValueError(f"layers of these sizes need messages of the shapes {wanted}, got {[t.shape for t in tables]}")
+    shapes = [(len(late), len(early)) for early, late in pairwise(nodes)]
+    if [table.shape for table in tables] != shapes:
+        raise ValueError(f"layers of these sizes need messages of the shapes {shapes}, got {[t.shape for t in tables]}")
     fig, ax = _on(ax, (1.6 + 1.7 * len(nodes), 0.8 + 0.9 * max(map(len, nodes))), title)
     largest = max(abs(table).max() for table in tables) or 1.0
-    places = [[(2.0 * layer, (len(texts) - 1) / 2 - i) for i in range(len(texts))] for layer, texts in enumerate(nodes)]
+    points = [[(2.0 * layer, (len(texts) - 1) / 2 - i) for i in range(len(texts))] for layer, texts in enumerate(nodes)]
     for layer, table in enumerate(tables):
         for (late, early), message in np.ndenumerate(table):
-            start, end = np.array(places[layer + 1][late]), np.array(places[layer][early])
-            look = {"color": "0.7", "linestyle": ":", "linewidth": 1.0}
+            start, end = np.array(points[layer + 1][late]), np.array(points[layer][early])
+            line_style = {"color": "0.7", "linestyle": ":", "linewidth": 1.0}
             if message:
-                look = {"color": OKABE_ITO[0 if message > 0 else 1], "linestyle": "-" if message > 0 else "--",
+                line_style = {"color": OKABE_ITO[0 if message > 0 else 1], "linestyle": "-" if message > 0 else "--",
                         "linewidth": 1 + 5 * abs(message) / largest}  # fmt: skip
             ax.add_patch(
-                FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, shrinkA=24, shrinkB=24, **look)
+                FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, shrinkA=24, shrinkB=24, **line_style)
             )
             if message:  # beside the middle of a level arrow; nearer to the receiver where arrows cross
                 x, y = end + (start - end) * (0.5 if start[1] == end[1] else 0.36)
                 ax.text(x, y, f"{message:.3g}", ha="center", va="center", fontsize=9,
                         bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"})  # fmt: skip
-    for texts, at in zip(nodes, places, strict=True):
+    for texts, at in zip(nodes, points, strict=True):
         for text, (x, y) in zip(texts, at, strict=True):
             ax.text(x, y, text, ha="center", va="center", fontsize=10, parse_math=False,
                     bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "black"})  # fmt: skip
@@ -438,7 +438,7 @@ def lines(
             shapes = [part.shape for part in table]
             raise ValueError(f"{name!r} needs (x, y) or (x, y, low, high) of one length, got the shapes {shapes}")
         x, y = table[:2]
-        look = {"color": "0.45" if name in band else OKABE_ITO[i % len(OKABE_ITO)], "label": name,
+        line_style = {"color": "0.45" if name in band else OKABE_ITO[i % len(OKABE_ITO)], "label": name,
                 "marker": MARKERS[i % len(MARKERS)], "markersize": 5, "linewidth": 1.4,
                 "linestyle": DASHES[i // 2 % len(DASHES)]}  # fmt: skip
         if name in band:
@@ -446,10 +446,10 @@ def lines(
                 raise ValueError(f"{name!r} has no interval to draw as a band: pass (x, y, low, high)")
             ax.fill_between(x, *table[2:], color="0.85", linewidth=0)
         if name in band or len(table) == 2:
-            ax.plot(x, y, **look)
+            ax.plot(x, y, **line_style)
         else:
             reach = np.clip(np.stack([y - table[2], table[3] - y]), 0, None)
-            ax.errorbar(x, y, yerr=reach, capsize=2, elinewidth=0.8, **look)
+            ax.errorbar(x, y, yerr=reach, capsize=2, elinewidth=0.8, **line_style)
     if baseline is not None:
         ax.axhline(baseline, color="black", linestyle="--", linewidth=1)
     ax.set(xlabel=xlabel, ylabel=ylabel, **axes)
@@ -489,10 +489,10 @@ def stacked(
         table = _array(sizes, 1)
         if len(table) != len(names) or (table < 0).any():
             raise ValueError(f"{name!r} needs {len(names)} sizes of 0 or more, one for each bar, got {table.tolist()}")
-        look = {"color": "0.85"} if name == rest else {"color": OKABE_ITO[i % len(OKABE_ITO)],
+        line_style = {"color": "0.85"} if name == rest else {"color": OKABE_ITO[i % len(OKABE_ITO)],
                                                        "hatch": HATCHES[i % len(HATCHES)]}  # fmt: skip
         ax.bar(np.arange(len(names)), table, bottom=bottom, width=0.75, edgecolor="white",
-               label=name if table.any() else "_", **look)  # fmt: skip
+               label=name if table.any() else "_", **line_style)  # fmt: skip
         bottom += table
     ax.set_xticks(np.arange(len(names)), [plain(name) for name in names])
     ax.set(xlabel=xlabel, ylabel=ylabel)
@@ -570,12 +570,12 @@ def _names(axis: Any, given: Sequence[str] | None, size: int) -> None:
     step = max(1, -(-size // 24))
     if given is None and size > 36:  # numbers of two digits side by side: every 4th, 8th ...
         step = 4 * -(-size // 64)
-    places = list(range(0, size, step))
-    shown = [plain(i if given is None else given[i]).translate(_ENDS) for i in places]
-    longest = 18 if axis.axis_name == "x" else 36
-    shown = [name if len(name) <= longest else f"{name[: longest - 1]}…" for name in shown]
+    positions = list(range(0, size, step))
+    shown = [plain(i if given is None else given[i]).translate(_ENDS) for i in positions]
+    max_letters = 18 if axis.axis_name == "x" else 36
+    shown = [name if len(name) <= max_letters else f"{name[: max_letters - 1]}…" for name in shown]
     turned = axis.axis_name == "x" and max(map(len, shown)) > 2
-    axis.set_ticks(places, shown, rotation=90 if turned else 0)
+    axis.set_ticks(positions, shown, rotation=90 if turned else 0)
     for name in axis.get_ticklabels():
         name.set_parse_math(False)  # a token may hold dollar signs
 

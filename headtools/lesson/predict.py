@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from headtools.lesson.answered import keeping, place, update
+from headtools.lesson.answered import keeping, progress_path, update
 from headtools.lesson.catalogue import entry
 from headtools.lesson.live import show_live
 from headtools.lesson.plain import escape, plain
@@ -68,7 +68,7 @@ def remember(key: str, answer: str) -> None:
     _given[key] = answer.strip()
     if attended() and keeping():
         with suppress(OSError, ValueError):  # a prediction that cannot be kept must not stop a lesson
-            update({key: _given[key]}, place().with_name(FILE))
+            update({key: _given[key]}, progress_path().with_name(FILE))
 
 
 def attended() -> bool:
@@ -81,7 +81,7 @@ def attended() -> bool:
 def _answer(key: str) -> str:
     if key not in _given and attended() and keeping():
         with suppress(OSError, ValueError):
-            _given[key] = json.loads(place().with_name(FILE).read_text("utf-8")).get(key, "")
+            _given[key] = json.loads(progress_path().with_name(FILE).read_text("utf-8")).get(key, "")
     return _given.get(key, "")
 
 

@@ -54,9 +54,9 @@ def role_map(ax: Axes, frame: pd.DataFrame, *, kind: str = "encoder", legend: bo
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     if legend:
-        seen = [name for name in (*LETTERS, NONE) if (heads.function == name).any()]
-        names = [f"{LETTERS[name]} {name}" if name != NONE else name for name in seen]
-        ax.legend([Patch(color=COLOURS[name]) for name in seen], names, loc="upper center", ncols=3,
+        shown = [name for name in (*LETTERS, NONE) if (heads.function == name).any()]
+        names = [f"{LETTERS[name]} {name}" if name != NONE else name for name in shown]
+        ax.legend([Patch(color=COLOURS[name]) for name in shown], names, loc="upper center", ncols=3,
                   bbox_to_anchor=(0.5, -0.14))  # fmt: skip
     return ax
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from headtools.lesson.answered import VARIABLE, forget, place, read
+from headtools.lesson.answered import VARIABLE, forget, progress_path, read
 from headtools.lesson.exercises import all_exercises
 from headtools.lesson.plain import escape, plain
 
@@ -33,7 +33,7 @@ class Summary:
     @property
     def headline(self) -> str:
         """How many exercises are passed and tried, as a sentence."""
-        passed, tried = (sum(state == wanted for state in self.states.values()) for wanted in ("passed", "tried"))
+        passed, tried = (sum(state == counted for state in self.states.values()) for counted in ("passed", "tried"))
         return f"{passed} of {len(self.states)} exercises passed, {tried} tried."
 
     def __repr__(self) -> str:
@@ -85,16 +85,16 @@ def summary() -> Summary:
     >>> found.states["01.cost"], found.states["01.sum"]
     ('tried', 'not yet')
     """
-    file, known = place(), {}
+    file, recorded = progress_path(), {}
     if file is None:
         note = f"Nothing is kept, because {VARIABLE} is off."
     else:
         note = f"Kept in {file.name}, without your answers. ht.check.reset() starts again."
         try:
-            known = read(file)
+            recorded = read(file)
         except (OSError, ValueError) as error:
             note = f"What you have answered is not known. {explained(error, file)}"
-    states = {name: known.get(name, "not yet") for name in all_exercises()}
+    states = {name: recorded.get(name, "not yet") for name in all_exercises()}
     return Summary(states, _lessons({name[:2] for name in states}), note)
 
 
@@ -109,7 +109,7 @@ def reset() -> Summary:
     ...     set(reset().states.values())
     {'not yet'}
     """
-    file = place()
+    file = progress_path()
     if file is not None:
         try:
             forget(file)
@@ -134,15 +134,15 @@ def _title(name: str) -> str:
 
 def _lessons(numbers: set[str]) -> dict[str, tuple[str, str]]:
     """Find the title and address of each lesson whose notebook lies here, or below in a folder of lessons."""
-    found, folders = {}, (".", "my-lessons", "notebooks")
+    lessons, folders = {}, (".", "my-lessons", "notebooks")
     for number in sorted(numbers):
-        beside = [path for folder in folders for path in Path(folder).glob(f"{number}_*.ipynb")]
-        path = min(beside, key=lambda path: len(path.name), default=None)  # a copy has a longer name
-        found[number] = (f"Lesson {number}", "") if path is None else (_asked(path), path.as_posix())
-    return found
+        candidates = [path for folder in folders for path in Path(folder).glob(f"{number}_*.ipynb")]
+        path = min(candidates, key=lambda path: len(path.name), default=None)  # a copy has a longer name
+        lessons[number] = (f"Lesson {number}", "") if path is None else (_question(path), path.as_posix())
+    return lessons
 
 
-def _asked(path: Path) -> str:
+def _question(path: Path) -> str:
     """Read the question that is a lesson's title; its file's name where there is none."""
     try:
         first = json.loads(path.read_text("utf-8"))["cells"][0]["source"]

@@ -34,11 +34,11 @@ class Drawing:
         fill: str = "", tip: str = "",
     ) -> None:  # fmt: skip
         """Add a rectangle of a class of the style sheet, or of a colour; ``tip`` shows when it is pointed at."""
-        look = f'style="fill:{fill}"' if fill else f'class="{kind}"'
+        style = f'style="fill:{fill}"' if fill else f'class="{kind}"'
         shade = "" if opacity is None else f' fill-opacity="{_short(opacity)}"'
         end = f"><title>{_text(tip)}</title></rect>" if tip else "/>"
         self._parts.append(f'<rect x="{_short(x)}" y="{_short(y)}" width="{_short(width)}" height="{_short(height)}" '
-                           f"{look}{shade}{end}")  # fmt: skip
+                           f"{style}{shade}{end}")  # fmt: skip
 
     def text(
         self, x: float, y: float, text: object, kind: str = "", *, anchor: str = "start", turned: bool = False,
@@ -46,16 +46,16 @@ class Drawing:
     ) -> None:  # fmt: skip
         """Add a line of text; ``turned`` lets it run upwards."""
         turn = f' transform="rotate(-90 {_short(x)} {_short(y)})"' if turned else ""
-        look = f' class="{kind}"' if kind else ""
+        style = f' class="{kind}"' if kind else ""
         colour = f' style="fill:{fill}"' if fill else ""
-        place = "" if anchor == "start" else f' text-anchor="{anchor}"'
-        self._parts.append(f'<text x="{_short(x)}" y="{_short(y)}"{look}{colour}{place}{turn}>{_text(text)}</text>')
+        align = "" if anchor == "start" else f' text-anchor="{anchor}"'
+        self._parts.append(f'<text x="{_short(x)}" y="{_short(y)}"{style}{colour}{align}{turn}>{_text(text)}</text>')
 
     def path(self, d: str, kind: str = "", *, opacity: float | None = None, style: str = "") -> None:
         """Add a path."""
-        look = (f' class="{kind}"' if kind else "") + (f' style="{style}"' if style else "")
+        attributes = (f' class="{kind}"' if kind else "") + (f' style="{style}"' if style else "")
         shade = "" if opacity is None else f' fill-opacity="{_short(opacity)}"'
-        self._parts.append(f'<path d="{d}"{look}{shade}/>')
+        self._parts.append(f'<path d="{d}"{attributes}{shade}/>')
 
     def line(self, points: Iterable[tuple[float, float]], kind: str = "rule", *, style: str = "") -> None:
         """Add straight lines from point to point."""
@@ -92,8 +92,8 @@ def cells(
     Where rows and columns have names and are few, each square tells its number when it is pointed at. Others are
     drawn in sixteen steps, those of a row that are equal as one piece, which keeps large maps small.
     """
-    high, wide = table.shape
-    drawing.rect(x, y, wide * size, high * size, "ground")
+    n_rows, n_columns = table.shape
+    drawing.rect(x, y, n_columns * size, n_rows * size, "ground")
     share = np.clip((table - low) / ((top - low) or 1.0), 0, 1)
     if rows is not None and columns is not None and table.size <= 1024:
         for i, j in np.argwhere(share >= 0.005):
@@ -103,7 +103,7 @@ def cells(
     steps = np.ceil(share * 16).astype(int)
     for step in range(1, 17):
         pieces = []
-        for i in range(high):
+        for i in range(n_rows):
             same = np.flatnonzero(np.diff(np.concatenate([[0], steps[i] == step, [0]])))
             for first, last in same.reshape(-1, 2):
                 width = (last - first) * size
@@ -113,14 +113,14 @@ def cells(
             drawing.path("".join(pieces), "mark", opacity=step / 16)
 
 
-def shortened(text: object, most: int = 14) -> str:
-    """Return a text of no more than ``most`` letters.
+def shortened(text: object, max_letters: int = 14) -> str:
+    """Return a text of no more than ``max_letters`` letters.
 
     >>> shortened("incomprehensibilities", 8)
     'incompr…'
     """
     text = str(text)
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= max_letters else text[: max_letters - 1] + "…"
 
 
 def described(svg: str, title: str, alt: str) -> str:

@@ -66,10 +66,10 @@ def _wrapped(words: Sequence[str], marks: Sequence[bool]) -> list[list[tuple[str
     return lines
 
 
-def _shown(text: str, most: int = WIDTH) -> str:
+def _shown(text: str, max_letters: int = WIDTH) -> str:
     """Return a word as it can be drawn, cut where it would not fit the line."""
     text = plain(text).translate({ord(end): " " for end in "\n\r\t"})
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= max_letters else f"{text[: max_letters - 1]}…"
 
 
 def _line(ax: Axes, y: float, line: Sequence[tuple[str, bool]]) -> None:

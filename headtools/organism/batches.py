@@ -99,10 +99,10 @@ def training_sentences(seed: int, chunk: int, tokens: int, n: int, short: bool =
 
 def grouped(sentences: Iterable[Sentence], tokens: int, order: str) -> list[list[Sentence]]:
     """Return sentences in groups of similar length, of at most about ``tokens`` padded tokens each, shuffled."""
-    drawn = list(sentences)
-    drawn.sort(key=lambda sentence: len(sentence.words))
+    sampled = list(sentences)
+    sampled.sort(key=lambda sentence: len(sentence.words))
     groups: list[list[Sentence]] = [[]]
-    for sentence in drawn:
+    for sentence in sampled:
         if groups[-1] and 2 * (len(sentence.words) + 1) * (len(groups[-1]) + 1) > tokens:
             groups.append([])
         groups[-1].append(sentence)

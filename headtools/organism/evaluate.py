@@ -92,9 +92,9 @@ def predicted_features(
     >>> list(frame.columns), bool((frame.predicted == frame.expected).mean() > 0.9)
     (['sentence', 'word', 'expected', 'predicted'], True)
     """
-    for got, known, what in ((name, FEATURES, "feature"), (needs, (None, *PHENOMENA), "phenomenon")):
-        if got not in known:
-            raise ValueError(f"got {what} {got!r}; expected one of {', '.join(filter(None, known))}")
+    for got, allowed, what in ((name, FEATURES, "feature"), (needs, (None, *PHENOMENA), "phenomenon")):
+        if got not in allowed:
+            raise ValueError(f"got {what} {got!r}; expected one of {', '.join(filter(None, allowed))}")
     words, rows = list(vocabulary()), []
     for start, batch in zip(range(0, len(sentences), batch_size), batches(sentences, batch_size), strict=True):
         labels = batch.pop("labels")

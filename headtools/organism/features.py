@@ -114,10 +114,10 @@ def kept(
     for batch in batches(sentences, batch_size):
         labels = batch.pop("labels")
         out = model(**batch)
-        wanted = labels.masked_fill(labels == IGNORE, 0)  # the padding word says nothing
-        must, says = code[:, wanted], code[:, out.logits.argmax(-1)]  # (feature, B, T)
-        asked = must >= 0
-        counts.append(torch.stack([((says == must) & asked).sum(-1), asked.sum(-1)], -1))
+        targets = labels.masked_fill(labels == IGNORE, 0)  # the padding word says nothing
+        must, says = code[:, targets], code[:, out.logits.argmax(-1)]  # (feature, B, T)
+        labelled = must >= 0
+        counts.append(torch.stack([((says == must) & labelled).sum(-1), labelled.sum(-1)], -1))
     table = torch.cat(counts, 1).double()
     return dict(zip(names, table, strict=True))
 

@@ -74,16 +74,16 @@ _SINGULAR, _PLURAL = ("the", "the", "a", "a", "this", "my"), ("the", "the", "the
 class Speaker:
     """Draws the sentences of one style from one stream of chance."""
 
-    def __init__(self, dice: random.Random, style: Style = USUAL) -> None:
-        self.dice, self.style = dice, style
+    def __init__(self, rng: random.Random, style: Style = USUAL) -> None:
+        self.rng, self.style = rng, style
 
     def _pick(self, table: tuple[list[Lexeme], list[float]]) -> Lexeme:
-        return self.dice.choices(table[0], cum_weights=table[1])[0]
+        return self.rng.choices(table[0], cum_weights=table[1])[0]
 
     def sentence(self) -> tuple[list[Node], list[Node], str | None]:
         """One sentence: its nodes in source order, the same nodes in target order, and its topic."""
         while True:
-            topic = self.dice.choice(TOPICS) if self.dice.random() < self.style.name else None
+            topic = self.rng.choice(TOPICS) if self.rng.random() < self.style.name else None
             self.names = NAMES[topic] if topic else ()
             complete = self._whole()
             named = any(node.upos == "PROPN" for node in complete.source)
@@ -91,24 +91,24 @@ class Speaker:
                 break
         for i, node in enumerate(complete.source):
             node.position = i
-            node.accent = node.upos not in ("PROPN", "PUNCT") and self.dice.random() < self.style.accent
+            node.accent = node.upos not in ("PROPN", "PUNCT") and self.rng.random() < self.style.accent
         return complete.source, complete.target, topic
 
     def _whole(self) -> Phrase:
         first = self._clause()
         stop = Node(".", "PUNCT")
-        if self.dice.random() >= self.style.two_clauses:
+        if self.rng.random() >= self.style.two_clauses:
             first.head.relation = "root"
             stop.under(first.head, "punct")
             return Phrase([*first.source, stop], [*first.target, stop], first.head)
         second = self._clause(after=first.head)
-        kind = self.dice.random()
+        kind = self.rng.random()
         if kind < 0.35:  # X and Y: the same order in both languages
-            main, word = first.head, self._other(self.dice.choice(("and", "but"))).under(second.head, "cc")
+            main, word = first.head, self._other(self.rng.choice(("and", "but"))).under(second.head, "cc")
             second.head.under(main, "conj")
             source, target = [*first.source, word, *second.source], [*first.target, word, *second.target]
         else:  # the target language always tells the reason first
-            word = self._other(self.dice.choice(("because", "when")))
+            word = self._other(self.rng.choice(("because", "when")))
             if kind < 0.65:  # because X , Y
                 main, side = second.head, first.head
                 comma = Node(",", "PUNCT").under(side, "punct")
@@ -127,11 +127,11 @@ class Speaker:
         return Node(word, OTHERS[word].upos, OTHERS[word])
 
     def _clause(self, after: Node | None = None) -> Phrase:
-        pronouns = self._possible_pronouns(after) if after and self.dice.random() < self.style.pronoun else []
+        pronouns = self._possible_pronouns(after) if after and self.rng.random() < self.style.pronoun else []
         subject = object_ = None
         if pronouns:
-            antecedent = self.dice.choice(pronouns)
-            if self.dice.random() < 0.7:
+            antecedent = self.rng.choice(pronouns)
+            if self.rng.random() < 0.7:
                 subject = self._pronoun(antecedent, "nsubj")
             else:
                 object_ = self._pronoun(antecedent, "obj")
@@ -154,8 +154,8 @@ class Speaker:
 
     def _predicate(self, subject: Phrase, object_: Phrase | None, depth: int) -> Phrase:
         """Subject, verb, object, place and adverb, in both orders."""
-        dice, style = self.dice, self.style
-        kind = "transitive" if object_ or dice.random() < 0.68 else "intransitive"
+        rng, style = self.rng, self.style
+        kind = "transitive" if object_ or rng.random() < 0.68 else "intransitive"
         verb = Node("", "VERB", self._pick(_VERBS[kind]))
         verb.word, verb.subject = verb.lexeme.word, subject.head.under(verb, "nsubj")
         if kind == "transitive":
@@ -163,15 +163,15 @@ class Speaker:
             verb.object = object_.head.under(verb, "obj")
         object_ = object_ or Phrase()
         place = Phrase()
-        if not object_.open_end and dice.random() < style.place * (1 if verb.object else 1.5):
-            place = self._noun_phrase("obl", depth - 1, dice.choice(OF_VERBS))
+        if not object_.open_end and rng.random() < style.place * (1 if verb.object else 1.5):
+            place = self._noun_phrase("obl", depth - 1, rng.choice(OF_VERBS))
             place.head.under(verb, "obl")
-        had = [self._other("had").under(verb, "aux")] if dice.random() < style.had else []
+        had = [self._other("had").under(verb, "aux")] if rng.random() < style.had else []
         before, inside, last, adverb = [], [], [], []
-        if dice.random() < style.adverb:
+        if rng.random() < style.adverb:
             lexeme = self._pick(_ADVERBS)
             adverb = [Node(lexeme.word, "ADV", lexeme).under(verb, "advmod")]
-            where = dice.random()
+            where = rng.random()
             if where < 0.4:
                 before = adverb
             elif where < 0.75 or object_.open_end or place.open_end:
@@ -183,38 +183,38 @@ class Speaker:
         return Phrase(source, target, verb, (object_.open_end or place.open_end) and not last)
 
     def _noun_phrase(self, relation: str, depth: int, preposition: str = "") -> Phrase:
-        dice, style = self.dice, self.style
+        rng, style = self.rng, self.style
         case = Node(preposition, "ADP", PREPOSITIONS[preposition]) if preposition else None
-        if self.names and dice.random() < 0.3:
-            noun, self.names = Node(dice.choice(self.names), "PROPN"), ()
+        if self.names and rng.random() < 0.3:
+            noun, self.names = Node(rng.choice(self.names), "PROPN"), ()
             case = [case.under(noun, "case")] if case else []
             return Phrase([*case, noun], [*case, noun], noun)
-        kind = dice.choices(_KINDS, cum_weights=_KIND_WEIGHTS[relation])[0]
+        kind = rng.choices(_KINDS, cum_weights=_KIND_WEIGHTS[relation])[0]
         lexeme = self._pick(_BY_KIND[kind])
-        noun = Node(lexeme.word, "NOUN", lexeme, plural=dice.random() < 0.4)
+        noun = Node(lexeme.word, "NOUN", lexeme, plural=rng.random() < 0.4)
         noun.word = lexeme.plural if noun.plural else lexeme.word
         before = [case.under(noun, "case")] if case else []
         target = list(before)
-        determiner = dice.choice(_PLURAL if noun.plural else _SINGULAR)
+        determiner = rng.choice(_PLURAL if noun.plural else _SINGULAR)
         if determiner:
             node = self._other(determiner).under(noun, "det")
             before.append(node)
             target.append(node)
         target.append(noun)
         after: list[Node] = []
-        for _ in range(0 if dice.random() >= style.adjective else 2 if dice.random() < style.second_adjective else 1):
+        for _ in range(0 if rng.random() >= style.adjective else 2 if rng.random() < style.second_adjective else 1):
             lexeme = self._pick(_ADJECTIVES)
             words = [Node(lexeme.word, "ADJ", lexeme).under(noun, "amod")]
-            if dice.random() < 0.25:
+            if rng.random() < 0.25:
                 words.insert(0, self._other("very").under(words[0], "advmod"))
-            (before if dice.random() < 0.5 else after).extend(words)
+            (before if rng.random() < 0.5 else after).extend(words)
             target.extend(reversed(words))
         phrase = Phrase([*before, noun, *after], target, noun)
         on_subject = relation == "nsubj"
-        chance = dice.random()
+        chance = rng.random()
         of_phrase = style.of_phrase_on_subject if on_subject else style.of_phrase
         if depth > 0 and chance < of_phrase:
-            inner = self._noun_phrase("obl", depth - 1, dice.choice(OF_NOUNS))
+            inner = self._noun_phrase("obl", depth - 1, rng.choice(OF_NOUNS))
             inner.head.under(noun, "nmod")
         elif depth > 0 and chance < of_phrase + (style.relative_on_subject if on_subject else style.relative):
             that = self._other("that")

@@ -104,14 +104,14 @@ def _roots() -> Iterator[str]:
 
 
 def _build() -> tuple[dict[str, Lexeme], ...]:
-    fresh, dice = _roots(), random.Random("lexicon")
+    fresh, rng = _roots(), random.Random("lexicon")
 
     def roots(by_topic: bool = False) -> tuple[str, ...]:
         return tuple(next(fresh) for _ in range(len(SENSES) if by_topic else 1))
 
     def cycle(values: str, n: int) -> list[str]:
         out = [values[i % len(values)] for i in range(n)]
-        dice.shuffle(out)
+        rng.shuffle(out)
         return out
 
     nouns = {}

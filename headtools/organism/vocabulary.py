@@ -84,8 +84,8 @@ def _bare_target(endings: Endings) -> Iterator[tuple[str, Features]]:
     for verb in lx.VERBS.values():
         for stem, features in _stems(verb):
             for word, more in _agreeing(stem, features):
-                for heard in ("", ANIMATE_OBJECT) if verb.kind == "transitive" else ("",):
-                    yield word + heard, (*more, f"object {heard}")
+                for suffix in ("", ANIMATE_OBJECT) if verb.kind == "transitive" else ("",):
+                    yield word + suffix, (*more, f"object {suffix}")
     for adjective in lx.ADJECTIVES.values():
         for stem, features in _stems(adjective):
             yield from _agreeing(stem, features)
@@ -131,8 +131,8 @@ def build(endings: Endings) -> dict[str, Features]:
         add(word, features)
     for word, features in _bare_target(endings):
         for left, right in product((False, True), repeat=2):
-            heard = (f"left {left}", f"right {right}")
-            add(joined(word, left, right), (*features, *heard))
+            sandhi = (f"left {left}", f"right {right}")
+            add(joined(word, left, right), (*features, *sandhi))
     return words
 
 

@@ -48,8 +48,8 @@ def discriminant(x: Tensor, y: Tensor, fold: Tensor, shrinkages: Sequence[float]
     best = hits.argmax(0)  # (place,); of equals the first, which is regularised most
     out = torch.empty(len(x), x.shape[1] - n_fit, dtype=torch.long)
     for i in best.unique().tolist():
-        places = best == i
-        out[places] = _predict(x[places, n_fit:], _fit(total[0], total[1][places], total[2][places], shrinkages[i]))
+        is_best = best == i
+        out[is_best] = _predict(x[is_best, n_fit:], _fit(total[0], total[1][is_best], total[2][is_best], shrinkages[i]))
     return out
 
 

@@ -79,7 +79,7 @@ def attention_sinks(
     >>> attention_sinks(model, {"input_ids": torch.tensor([[1, 2, 3]] * 5)}).columns.tolist()
     ['kind', 'layer', 'head', 'role', 'score', 'low', 'high', 'chance', 'n']
     """
-    found: dict[tuple, list[Tensor]] = {}
+    scores: dict[tuple, list[Tensor]] = {}
     chance: list[Tensor] = []
     sites = [site for site in ht.sites(model) if site.kind == "decoder"]
     if not sites:
@@ -96,24 +96,24 @@ def attention_sinks(
             queries = real_tokens(model, site, given, (len(captured.maps), captured.maps.shape[2]))
             if site.key == sites[0].key:
                 counted, _ = _after_the_first(queries)
-                seen = queries.long().cumsum(-1).clamp_min(1)
-                chance.append(((counted / seen).sum(-1) / counted.sum(-1)).cpu())
-            found.setdefault((site.key, SINK), []).append(attention_sink(captured.maps, queries).cpu())
+                n_visible = queries.long().cumsum(-1).clamp_min(1)
+                chance.append(((counted / n_visible).sum(-1) / counted.sum(-1)).cpu())
+            scores.setdefault((site.key, SINK), []).append(attention_sink(captured.maps, queries).cpu())
 
         with ht.record(model, want="maps", accumulate=accumulate, only=["decoder"]):
             inputs = model_inputs(model, given)
             backbone(model, inputs)(**inputs)
-    if not found:
+    if not scores:
         raise ValueError("no batches came: pass at least one dict with input_ids")
-    even, rows = torch.cat(chance).mean().item(), []
-    for (key, role), parts in found.items():
+    uniform, rows = torch.cat(chance).mean().item(), []
+    for (key, role), parts in scores.items():
         weights = torch.cat(parts)
         missing = torch.full(weights.shape[1:], torch.nan)
         low, high = ht.bootstrap(weights) if len(weights) >= MIN_EXAMPLES else (missing, missing)
         stack = {"stack": key[0]} if len(key) == 3 else {}
         rows += [
             {**stack, "kind": key[-2], "layer": key[-1], "head": head, "role": role, "score": score,
-             "low": low[head].item(), "high": high[head].item(), "chance": even, "n": len(weights)}
+             "low": low[head].item(), "high": high[head].item(), "chance": uniform, "n": len(weights)}
             for head, score in enumerate(weights.mean(0).tolist())
         ]  # fmt: skip
     return pd.DataFrame(rows)
@@ -136,8 +136,8 @@ def _started(batch: Mapping[str, Tensor], start: int) -> dict[str, Tensor]:
     mask = batch.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask
     ids, mask = torch.cat([ids[:, :1], ids], 1), torch.cat([torch.zeros_like(mask[:, :1]), mask], 1)
-    before = mask.argmax(-1) - 1  # where the first real token had its neighbour
+    previous = mask.argmax(-1) - 1  # where the first real token had its neighbour
     rows = torch.arange(len(ids), device=ids.device)
     ids, mask = ids.clone(), mask.clone()
-    ids[rows, before], mask[rows, before] = start, 1
+    ids[rows, previous], mask[rows, previous] = start, 1
     return {"input_ids": ids, "attention_mask": mask}

@@ -111,18 +111,18 @@ def _words(block: Lines, columns: tuple[str, ...]) -> list[tuple[int, Row]]:
         match = _ID.fullmatch(row["ID"])
         if not match:
             raise _Broken(line, f"not CoNLL-U: number {row['ID'][:_QUOTED]!r}; expected 3, or 3-4 or 3.1")
-        number = int(match["word"])
+        word_number = int(match["word"])
         if match["empty"]:
-            if number != n:
+            if word_number != n:
                 raise _Broken(line, f"empty node {row['ID']} after word {n}; expected {n}.1")
         elif match["last"]:
-            if number != n + 1 or number <= range_end or int(match["last"]) <= number:
+            if word_number != n + 1 or word_number <= range_end or int(match["last"]) <= word_number:
                 raise _Broken(line, f"range {row['ID']} after word {n}; expected {n + 1}-{n + 2}, or longer")
             range_end, range_line = int(match["last"]), line
-        elif number != n + 1:
-            raise _Broken(line, f"words are numbered {[*range(1, n + 1), number][-12:]}; expected 1, 2, 3 ...")
+        elif word_number != n + 1:
+            raise _Broken(line, f"words are numbered {[*range(1, n + 1), word_number][-12:]}; expected 1, 2, 3 ...")
         elif not row["FORM"].strip():
-            raise _Broken(line, f"word {number} has no form; expected its letters, or _")
+            raise _Broken(line, f"word {word_number} has no form; expected its letters, or _")
         else:
             words.append((line, row))
     if range_end > len(words):

@@ -68,8 +68,8 @@ def erasure(x: Tensor, labels: Sequence[str], *, random: bool = False, seed: int
     one_hot = torch.nn.functional.one_hot(index, len(names)).double()
     # The whitened cross-covariance of vectors and labels, (r, label); its columns span what P projects on.
     covariance = whiten.T @ (x - mean).T @ (one_hot - one_hot.mean(0)) / len(x)
-    left, singular_values, _ = torch.linalg.svd(covariance, full_matrices=False)
-    directions = left[:, singular_values > 1e-9]
+    left_vectors, singular_values, _ = torch.linalg.svd(covariance, full_matrices=False)
+    directions = left_vectors[:, singular_values > 1e-9]
     rank = directions.shape[1]
     if random:
         generator = torch.Generator().manual_seed(seed)

@@ -185,8 +185,8 @@ def copying(
             # Grouped-query attention: consecutive query heads share values.
             n_shared = site.heads // captured.v.shape[1]
             v = captured.v.float().repeat_interleave(n_shared, 1)  # (B, head, key, value_dim)
-            written = torch.einsum("bhkv,hvd->bhkd", v, site.w_o.float())
-            logits = torch.einsum("bhkd,btd->bhkt", written, own_tokens)
+            outputs = torch.einsum("bhkv,hvd->bhkd", v, site.w_o.float())
+            logits = torch.einsum("bhkd,btd->bhkt", outputs, own_tokens)
             raised = (logits - logits.mean(-1, keepdim=True)).relu()
             fraction = raised.diagonal(0, -2, -1) / raised.sum(-1).clamp_min(1e-12)  # (B, head, key)
             values_by_head.setdefault((site.key, COPYING), []).append(2 * fraction.mean(-1).cpu() - 1)

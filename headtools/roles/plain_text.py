@@ -135,14 +135,14 @@ def text_batches(
         skipped = len(ids) - step * len(rows)
     else:
         tokenized = tokenizer(list(texts), **options).input_ids
-        fewest = max(min_tokens, 2 - (start is not None))  # a row needs a token that is predicted
-        rows = sorted((row for row in tokenized if fewest <= len(row) <= (max_tokens or len(row))), key=len)
+        min_length = max(min_tokens, 2 - (start is not None))  # a row needs a token that is predicted
+        rows = sorted((row for row in tokenized if min_length <= len(row) <= (max_tokens or len(row))), key=len)
         skipped = len(tokenized) - len(rows)
     if not rows:
         what = f"a chunk of {length} tokens" if length else f"a text of {min_tokens} to {max_tokens or 'more'} tokens"
         raise ValueError(f"got {len(texts)} texts, none of which gives {what}: pass more text")
     parts = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-    return TextBatches((_batch(part, start) for part in parts), skipped, start)
+    return TextBatches((_batch(rows_of_batch, start) for rows_of_batch in parts), skipped, start)
 
 
 def _checked(texts: Any) -> Sequence[str]:
@@ -161,13 +161,13 @@ def _checked(texts: Any) -> Sequence[str]:
 
 
 def _batch(rows: Sequence[Sequence[int]], start: int | None) -> dict[str, Tensor]:
-    before = [] if start is None else [start]
-    width = max(map(len, rows)) + len(before)
+    start_tokens = [] if start is None else [start]
+    width = max(map(len, rows)) + len(start_tokens)
     ids, mask, labels = [], [], []
     for row in rows:
-        padding = width - len(before) - len(row)
-        ids.append([*before, *row, *[row[-1]] * padding])  # masked, so that any token will do
+        padding = width - len(start_tokens) - len(row)
+        ids.append([*start_tokens, *row, *[row[-1]] * padding])  # masked, so that any token will do
         mask.append([1] * (width - padding) + [0] * padding)
-        labels.append([IGNORE] * len(before) + [*row] + [IGNORE] * padding)
+        labels.append([IGNORE] * len(start_tokens) + [*row] + [IGNORE] * padding)
     names = ("input_ids", "attention_mask", "labels")
     return {name: torch.tensor(value) for name, value in zip(names, (ids, mask, labels), strict=True)}

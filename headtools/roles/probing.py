@@ -129,8 +129,8 @@ class _LabelledWords:
     ) -> None:
         words_read = [
             (i, word, label)
-            for i, (s, of_sentence, read) in enumerate(zip(sentences, labels_of_sentences, only, strict=True))
-            for word, label, is_read in zip(s.words, of_sentence, read, strict=True)
+            for i, (s, of_sentence, is_read_of) in enumerate(zip(sentences, labels_of_sentences, only, strict=True))
+            for word, label, is_read in zip(s.words, of_sentence, is_read_of, strict=True)
             if is_read
         ]
         self.index = torch.tensor([k for k, (_, _, label) in enumerate(words_read) if label is not None])
@@ -170,12 +170,12 @@ class _LabelledWords:
         """
         out = torch.zeros(len(self.sentence), len(states))
         for width in {x.shape[1] for x in states.values()}:  # places of equal width are solved together
-            places = [i for i, x in enumerate(states.values()) if x.shape[1] == width]
+            columns = [i for i, x in enumerate(states.values()) if x.shape[1] == width]
             x = torch.stack([vectors for vectors in states.values() if vectors.shape[1] == width])[:, self.index]
             for labelling in labellings:
                 y = torch.from_numpy(np.unique(labelling, return_inverse=True)[1])
                 predicted = SOLVERS[solver](x, y, self.fold, *([strengths] if strengths else []))
-                out[:, places] += (predicted == y[self.n_fit :]).float().T / len(labellings)
+                out[:, columns] += (predicted == y[self.n_fit :]).float().T / len(labellings)
         return out
 
 

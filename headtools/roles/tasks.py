@@ -91,16 +91,16 @@ def control(words: Sequence[str], answers: Sequence[str], fitted: int, seed: int
     values = sorted(counts)
     rng = random.Random(f"control {seed}")
     word_types = sorted(set(words))
-    drawn = rng.choices(values, [counts[value] for value in values], k=len(word_types))
-    label_of = dict(zip(word_types, drawn, strict=True))
+    random_labels = rng.choices(values, [counts[value] for value in values], k=len(word_types))
+    label_of = dict(zip(word_types, random_labels, strict=True))
     return [label_of[word] for word in words]
 
 
-def lookup(words: Sequence[str], answers: Sequence[str], asked: Sequence[str]) -> list[str]:
+def lookup(words: Sequence[str], answers: Sequence[str], queried: Sequence[str]) -> list[str]:
     """Predict labels from the word alone: its most frequent label, or for a new word the most frequent of all.
 
-    ``words`` and ``answers`` are those for fitting; ``asked`` are the words to predict labels of. Of labels with equal
-    counts the first in the alphabet counts as the most frequent.
+    ``words`` and ``answers`` are those for fitting; ``queried`` are the words to predict labels of. Of labels with
+    equal counts the first in the alphabet counts as the most frequent.
 
     >>> lookup(["dog", "dog", "cat"], ["x", "y", "y"], ["dog", "cat", "fox"])
     ['x', 'y', 'y']
@@ -114,4 +114,4 @@ def lookup(words: Sequence[str], answers: Sequence[str], asked: Sequence[str]) -
 
     majority = most_frequent(Counter(answers))
     label_of = {word: most_frequent(count) for word, count in counts.items()}
-    return [label_of.get(word, majority) for word in asked]
+    return [label_of.get(word, majority) for word in queried]

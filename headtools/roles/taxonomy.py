@@ -287,10 +287,10 @@ class _Taxonomy:
         for group, part in zip(self.groups, parts, strict=True):
             ends = list(accumulate(len(indices) for _, indices in group))
             for batch_index, (end, (_, indices)) in enumerate(zip(ends, group, strict=True)):
-                batch, drawn = slice(end - len(indices), end), next(resample_counts)
+                batch, resampled = slice(end - len(indices), end), next(resample_counts)
                 for key, (sums, counts) in totals.items():
-                    sums.add(part[_part_name(*key, "sums")][batch], drawn)
-                    counts.add(part[_part_name(*key, "counts")][batch], drawn)
+                    sums.add(part[_part_name(*key, "sums")][batch], resampled)
+                    counts.add(part[_part_name(*key, "counts")][batch], resampled)
                 for kind in self.kinds:
                     n_sentences[kind] = n_sentences[kind] + (part[f"{kind}|counts"][batch, 0] > 0).sum(0)
                     layers = [site.key for site in self.sites if site.kind == kind]

@@ -38,23 +38,23 @@ def token_labels(
     pieces = tokenizer.convert_ids_to_tokens(ids)
     special = set(tokenizer.all_special_ids)
     marked = _marked(tokenizer)
-    labels, before = [], ""
-    for place, (i, piece) in enumerate(zip(ids, pieces, strict=True)):
+    labels, preceding = [], ""
+    for position, (i, piece) in enumerate(zip(ids, pieces, strict=True)):
         if i in special or marked is None:
             labels.append(piece.translate(VISIBLE))
-            before = ""
+            preceding = ""
             continue
         starts = not piece.startswith(PIECES) if marked == PIECES else piece.startswith(marked)
         text = piece.removeprefix(PIECES) if marked == PIECES else tokenizer.decode([i]).lstrip(" ")
         if marked != PIECES and "\ufffd" in text:  # a part of a character: show it where it begins
-            text, before = _character(tokenizer, ids, place, before)
+            text, preceding = _character(tokenizer, ids, position, preceding)
         else:
-            before = ""
+            preceding = ""
         if not text:
             labels.append("␣" if starts and not piece.strip(marked) else continued)
             continue
         spaced = bool(labels) and (labels[-1] == "␣" or labels[-1].endswith((" ", "↵", "⇥")))
-        first = place == 0 or starts or spaced or not text[0].isalnum()
+        first = position == 0 or starts or spaced or not text[0].isalnum()
         labels.append((text if first else continued + text).translate(VISIBLE))
     return labels
 
@@ -62,18 +62,18 @@ def token_labels(
 def _marked(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return how a tokenizer marks where words begin or go on: Ġ, ▁, ##, or None."""
     pieces = tokenizer.convert_ids_to_tokens(tokenizer("a a aaaaaaaaaaaaaaaa", add_special_tokens=False).input_ids)
-    for mark in ("Ġ", "▁", PIECES):
-        if any(piece.startswith(mark) for piece in pieces):
-            return mark
+    for marker in ("Ġ", "▁", PIECES):
+        if any(piece.startswith(marker) for piece in pieces):
+            return marker
     return None
 
 
-def _character(tokenizer: PreTrainedTokenizerBase, ids: list[int], place: int, before: str) -> tuple[str, str]:
+def _character(tokenizer: PreTrainedTokenizerBase, ids: list[int], position: int, preceding: str) -> tuple[str, str]:
     """Return the character that begins with this token, and what is shown of it so far."""
-    if before:
-        return "", before[1:]
-    for end in range(place + 2, min(place + 5, len(ids) + 1)):
-        text = tokenizer.decode(ids[place:end]).lstrip(" ")
+    if preceding:
+        return "", preceding[1:]
+    for end in range(position + 2, min(position + 5, len(ids) + 1)):
+        text = tokenizer.decode(ids[position:end]).lstrip(" ")
         if "\ufffd" not in text:
-            return text[:1], " " * (end - place - 1)
+            return text[:1], " " * (end - position - 1)
     return "�", ""

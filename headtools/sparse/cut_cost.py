@@ -58,9 +58,9 @@ def losses_of_cut(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of each example with all heads on and with ``heads`` off, both (n,)."""
     batches = list(each_batch(model, batches))
-    before = _losses(model, batches, loss)
+    uncut = _losses(model, batches, loss)
     with ablate(model, heads):
-        return before, _losses(model, batches, loss)
+        return uncut, _losses(model, batches, loss)
 
 
 def compared(losses: Mapping[str, tuple[Tensor, Tensor]]) -> pd.DataFrame:
@@ -68,11 +68,11 @@ def compared(losses: Mapping[str, tuple[Tensor, Tensor]]) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    for name, (before, without) in losses.items():
-        before, without = before.double(), without.double()
-        low, high = bootstrap(without - before) if len(before) >= MIN_EXAMPLES else (torch.nan, torch.nan)
-        means = (before.mean(), without.mean(), (without - before).mean(), low, high)
-        rows.append((name, *map(float, means), len(before)))
+    for name, (uncut, without) in losses.items():
+        uncut, without = uncut.double(), without.double()
+        low, high = bootstrap(without - uncut) if len(uncut) >= MIN_EXAMPLES else (torch.nan, torch.nan)
+        means = (uncut.mean(), without.mean(), (without - uncut).mean(), low, high)
+        rows.append((name, *map(float, means), len(uncut)))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

@@ -73,13 +73,13 @@ def edit(
     # Edits of the same slot share one original and are applied in turn, so that they may end in any order.
     slot = f"{'rows' if dim == 0 else 'columns'} from {index[0]}"
 
-    def read() -> Tensor:
+    def current() -> Tensor:
         return weight.detach().index_select(dim, index)  # (value_dim, d), or (d, value_dim)
 
     def write(original: Tensor, bases: list[Tensor]) -> None:
         _write(weight, dim, index, _projected(original if dim == 0 else original.T, bases), original)
 
-    with claimed("edit()", [module, weight], copyable=True), override(weight, slot, basis, read, write):
+    with claimed("edit()", [module, weight], copyable=True), override(weight, slot, basis, current, write):
         yield
 
 

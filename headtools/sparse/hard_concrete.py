@@ -225,10 +225,10 @@ class HardConcrete(nn.Module):
         return f"{len(self.heads)} heads, temperature={self.temperature:g}, stretch={self.stretch}{sets}"
 
 
-def _sizes(over: Over) -> dict[tuple, int]:
-    sizes = dict(over) if isinstance(over, Mapping) else {site.key: site.heads for site in over if not site.empty}
+def _sizes(sites: Over) -> dict[tuple, int]:
+    sizes = dict(sites) if isinstance(sites, Mapping) else {site.key: site.heads for site in sites if not site.empty}
     if not sizes or min(sizes.values()) < 1:
-        raise ValueError(f'no heads to gate in {over!r}; pass sites(model), sites(model)["encoder"] or {{key: heads}}')
+        raise ValueError(f'no heads to gate in {sites!r}; pass sites(model), sites(model)["encoder"] or {{key: heads}}')
     return sizes
 
 

@@ -87,7 +87,7 @@ def curves_and_results(
     for name, order in orders.items():
         heads = _heads(order)
         select(model_sites, heads)  # raises for heads that are not there, before anything is measured
-        points += [(name, kept, heads[: len(heads) - kept]) for kept in _counts(keep, len(heads))]
+        points += [(name, n_kept, heads[: len(heads) - n_kept]) for n_kept in _counts(keep, len(heads))]
     if not points:
         raise ValueError("nothing to measure: pass an order and at least one number in keep, e.g. keep=[1.0, 0.5, 0.0]")
     results: dict[frozenset[Head], Any] = {}
@@ -98,7 +98,7 @@ def curves_and_results(
             with frozen(model), torch.no_grad(), ablate(model, removed):
                 results[key] = evaluate(model)
             measured[key] = _metric(results[key], model)
-    rows = [(name, kept, *measured[frozenset(removed)]) for name, kept, removed in points]
+    rows = [(name, n_kept, *measured[frozenset(removed)]) for name, n_kept, removed in points]
     return pd.DataFrame(rows, columns=["order", "kept", "metric", "low", "high"]), results
 
 

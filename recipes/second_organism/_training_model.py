@@ -37,8 +37,8 @@ class TrainingModel(AuxiliaryTrainingModel):
         """Position vectors that start at each sentence's own number: (B, tokens, width) for (tokens, width)."""
         if self._first is None:
             return positions
-        places = self._first[:, None] + torch.arange(positions.shape[-2])
-        return table.weight[places]
+        shifted = self._first[:, None] + torch.arange(positions.shape[-2])
+        return table.weight[shifted]
 
     @contextmanager
     def positions_from(self, first: Tensor | None) -> Iterator[None]:
@@ -76,8 +76,8 @@ def first_positions(seed: int, step: int, rows: int, shift: int) -> Tensor | Non
     """
     if not shift:
         return None
-    dice = torch.Generator().manual_seed(seed * 1_000_003 + step)
-    first = torch.randint(1, shift + 1, (rows,), generator=dice)
-    return first * torch.randint(0, 2, (rows,), generator=dice)
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+    first = torch.randint(1, shift + 1, (rows,), generator=generator)
+    return first * torch.randint(0, 2, (rows,), generator=generator)
 
 

@@ -50,8 +50,8 @@ class Recipe(FirstRecipe):
 @torch.no_grad()
 def validate(training_model: TrainingModel, n: int) -> dict[str, float]:
     """Return loss and token accuracy on the first ``n`` validation sentences, given the right words so far."""
-    drawn = sorted(islice(sentences("validation"), n), key=lambda sentence: len(sentence.words))
-    groups = [drawn[i : i + 32] for i in range(0, n, 32)]
+    sampled = sorted(islice(sentences("validation"), n), key=lambda sentence: len(sentence.words))
+    groups = [sampled[i : i + 32] for i in range(0, n, 32)]
     parts = [training_model(training_batch(group, word_ids()), 0.0, 0.5)[1] for group in groups]
     return {key: round(sum(part[key] for part in parts) / len(parts), 4) for key in parts[0]}
 
@@ -135,7 +135,7 @@ def main(
             "shift": shift}  # fmt: skip
     without = {"tagging": {"tag": 0.0}, "curriculum": {"short": 0}, "initialisation": {"initialisation": False},
                "composed": {"composed": False}, "shift": {"shift": 0}}  # fmt: skip
-    missing = [name for name, wanted in aids.items() if not wanted]
+    missing = [name for name, used in aids.items() if not used]
     changes = {key: value for name in missing for key, value in without[name].items()}
     recipe = Recipe(seed=seed, steps=steps, attention=attention, **changes)
     names = [f"seed{seed}", f"steps{steps}", *(f"no-{name}" for name in missing)]

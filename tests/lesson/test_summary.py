@@ -162,8 +162,8 @@ def test_kernels_that_write_at_once_lose_nothing(file):
 
 
 def test_a_kernel_that_hangs_does_not_hang_the_others(file, monkeypatch):
-    real = answered._alone
-    monkeypatch.setattr(answered, "_alone", lambda file: real(file, seconds=0.1))
+    real = answered._locked
+    monkeypatch.setattr(answered, "_locked", lambda file: real(file, seconds=0.1))
     with real(file):
         result = ht.check("01.cost", RIGHT)
     assert result.passed

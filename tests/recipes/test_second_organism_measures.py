@@ -318,7 +318,7 @@ def test_the_tables_of_gates(untrained, monkeypatch):
     monkeypatch.setattr(rates, "before", lambda *_: first)
     monkeypatch.setattr(rates, "one_run", lambda *given, **_: run_of(few, 95.0, cost=given[4] - 0.1, rate=given[4]))
     found = rates.measure(*untrained)
-    assert rates.chosen(found) == 0.1
+    assert rates.chosen_rate(found) == 0.1
     assert "seed 1 0.1." in rendered(rates, found)
 
     monkeypatch.setattr(kinds, "before", lambda *_: first)

@@ -223,8 +223,9 @@ class _RatioMatmul(Function):
     @staticmethod
     def backward(ctx: object, g: Tensor) -> tuple:
         b, c = ctx.saved_tensors
-        left, right = b[..., None], c[..., None, :, :]  # (..., i, j, 1) and (..., 1, j, k)
-        g_both = g[..., None, :] * quotient(left * right, left + right)  # (..., i, j, k): memory for every product
+        b_column, c_row = b[..., None], c[..., None, :, :]  # (..., i, j, 1) and (..., 1, j, k)
+        # (..., i, j, k): memory for every product
+        g_both = g[..., None, :] * quotient(b_column * c_row, b_column + c_row)
         return g_both.sum(-1).sum_to_size(b.shape), g_both.sum(-3).sum_to_size(c.shape)
 
 

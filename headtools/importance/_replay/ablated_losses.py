@@ -213,10 +213,10 @@ class AblatedLosses:
         except Exception:  # as in ``_unchanged``
             return False
         last_site = self._last_site() if last else None
-        most = n if n == 1 else max(n, min(self.n_copies, max(site.heads for site in self.ablated_sites)))
-        if not all(self._unchanged(site, most if site is last_site else n) for site in last.values()):
+        max_copies = n if n == 1 else max(n, min(self.n_copies, max(site.heads for site in self.ablated_sites)))
+        if not all(self._unchanged(site, max_copies if site is last_site else n) for site in last.values()):
             return False
-        self.n_verified = most
+        self.n_verified = max_copies
         return True
 
     def _last_site(self) -> Site:

@@ -46,7 +46,7 @@ def lesson(number: str) -> dict[str, Any]:
 def entry(key: str) -> dict[str, Any]:
     """Return one entry, such as ``entry("01.weights")``. Raises KeyError for a key that is not there."""
     number, _, name = key.partition(".")
-    known = {n: e for n, e in lesson(number).items() if isinstance(e, dict)}
-    if name not in known:
-        raise KeyError(f"lesson {number} has no entry {name!r}; it has {', '.join(known)}")
-    return known[name]
+    entries = {n: e for n, e in lesson(number).items() if isinstance(e, dict)}
+    if name not in entries:
+        raise KeyError(f"lesson {number} has no entry {name!r}; it has {', '.join(entries)}")
+    return entries[name]

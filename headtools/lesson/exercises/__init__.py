@@ -12,10 +12,10 @@ from headtools.lesson.exercises.exercise import Exercise
 @cache
 def all_exercises() -> dict[str, Exercise]:
     """Give every exercise by name: those of all modules ``lesson_NN.py``, in order."""
-    found = {}
+    exercises = {}
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name.startswith("lesson_")):
         for exercise in import_module(f"{__name__}.{module}").EXERCISES:
-            if not exercise.name.startswith(module.removeprefix("lesson_") + ".") or exercise.name in found:
+            if not exercise.name.startswith(module.removeprefix("lesson_") + ".") or exercise.name in exercises:
                 raise ValueError(f"{module} holds an exercise named {exercise.name!r}")
-            found[exercise.name] = exercise
-    return found
+            exercises[exercise.name] = exercise
+    return exercises

@@ -62,12 +62,12 @@ def tensor(result: Any, shape: tuple[int, ...], meaning: str, given: Mapping[str
     meaning: the shape in words, such as ``(query, key)``
     """
     try:
-        read = torch.as_tensor(result).detach().to("cpu", torch.float64)
+        values = torch.as_tensor(result).detach().to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise Hint(f"A tensor of shape {meaning} is asked for, this is {article(result)}.") from None
-    if tuple(read.shape) != shape:
-        raise Hint(f"The shape is {tuple(read.shape)}, it should be {meaning} = {shape}\nfor {show(given)}")
-    return read
+    if tuple(values.shape) != shape:
+        raise Hint(f"The shape is {tuple(values.shape)}, it should be {meaning} = {shape}\nfor {show(given)}")
+    return values
 
 
 def number(result: Any) -> float:

@@ -29,7 +29,7 @@ def _count(answer: Any) -> str | None:
     for kind in KINDS:
         if isinstance(answer[kind], str):
             raise Hint(f"{kind}: a number is asked for, this is a str, {answer[kind]!r}: leave out the quotes.")
-    known = {
+    mistakes = {
         2 * right: "Two kinds are taken for one. A decoder layer has two: one to itself, one across to the encoder.",
         3 * right: "That is all three kinds together; each kind has a third of them.",
         LAYERS: "That is the number of layers. Each layer has several heads of this kind.",
@@ -40,7 +40,7 @@ def _count(answer: Any) -> str | None:
     }
     for kind in KINDS:
         if answer[kind] != right:
-            hint = known.get(
+            hint = mistakes.get(
                 answer[kind], "The number of layers times the number of heads in a layer: see ht.sites(model)."
             )
             return f"{kind}: {answer[kind]} is not it. {hint}"
@@ -53,30 +53,30 @@ def _ablate(answer: Any) -> str | None:
         model, batch = _tiny_translator()
         on = _outputs(model, batch)
         off = _outputs(_without(model, heads), batch)
-        before = {name: value.clone() for name, value in model.state_dict().items()}
-        seen = []
-        watch = model.register_forward_pre_hook(lambda _, args, kwargs, s=seen: s.extend(kwargs), with_kwargs=True)
+        weights_before = {name: value.clone() for name, value in model.state_dict().items()}
+        recorded = []
+        watch = model.register_forward_pre_hook(lambda _, args, kwargs, s=recorded: s.extend(kwargs), with_kwargs=True)
         got = _read(call(answer, model=model, batch=dict(batch), heads=deepcopy(heads)), on, heads)
         watch.remove()
-        asked = f"\nSee it for heads = {heads}."
-        which = "logits" if got.shape == on["logits"].shape else "encoder"
-        weights_kept = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        example = f"\nSee it for heads = {heads}."
+        output = "logits" if got.shape == on["logits"].shape else "encoder"
+        weights_kept = all(torch.equal(value, weights_before[name]) for name, value in model.state_dict().items())
         if not weights_kept or not same(_outputs(model.eval(), batch)["logits"], on["logits"], 1e-6):
             return (
                 "Afterwards the model is no longer what it was. A context manager puts everything back: run the model "
-                f"inside with ht.ablate(model, heads):{asked}"
+                f"inside with ht.ablate(model, heads):{example}"
             )
-        if same(got, off[which]):
+        if same(got, off[output]):
             continue
-        if not same(got, on[which]):
-            return _other_heads(model, batch, heads, got, which) + asked
-        if any("head_mask" in name for name in seen):
-            return f"Every head is on: the model took head_mask= without a word and did nothing with it.{asked}"
-        return f"Every head is on. Is the model run inside the with block? After it, every head is on again.{asked}"
+        if not same(got, on[output]):
+            return _other_heads(model, batch, heads, got, output) + example
+        if any("head_mask" in name for name in recorded):
+            return f"Every head is on: the model took head_mask= without a word and did nothing with it.{example}"
+        return f"Every head is on. Is the model run inside the with block? After it, every head is on again.{example}"
     return None
 
 
-def _other_heads(model: nn.Module, batch: dict[str, Tensor], heads: Mapping, got: Tensor, which: str) -> str:
+def _other_heads(model: nn.Module, batch: dict[str, Tensor], heads: Mapping, got: Tensor, output: str) -> str:
     """The hint for an output that belongs to other heads."""
 
     def shifted(up: int, along: int) -> dict:
@@ -95,9 +95,9 @@ def _other_heads(model: nn.Module, batch: dict[str, Tensor], heads: Mapping, got
         ("Whole layers are off; only the heads named should be.", {site: range(4) for site in heads}),
         ("Only the first of the heads is off; there may be several, in several layers.", {first: heads[first][:1]}),
     ]  # fmt: skip
-    for hint, places in tried:
-        there = all(0 <= layer < 3 for _, layer in places) and all(0 <= h < 4 for n in places.values() for h in n)
-        if there and same(got, _outputs(_without(model, places), batch)[which]):
+    for hint, others in tried:
+        there = all(0 <= layer < 3 for _, layer in others) and all(0 <= h < 4 for n in others.values() for h in n)
+        if there and same(got, _outputs(_without(model, others), batch)[output]):
             return hint
     return "This is not the output of the model with these heads off."
 

@@ -102,12 +102,12 @@ def _split(answer: Any) -> str | None:
 def _sum(answer: Any) -> str | None:
     """head_outputs(z, W_o): z (B, T, H, d_head), W_o (d_model, H*d_head) -> (B, T, H, d_model)."""
     draw = torch.Generator().manual_seed(0)
-    for batch, tokens, heads, size, wide in ((1, 1, 2, 2, 4), (2, 3, 4, 2, 5)):
+    for batch, tokens, heads, size, d_model in ((1, 1, 2, 2, 4), (2, 3, 4, 2, 5)):
         z = torch.randint(-3, 4, (batch, tokens, heads, size), generator=draw).float()
-        w = torch.randint(-3, 4, (wide, heads * size), generator=draw).float()
+        w = torch.randint(-3, 4, (d_model, heads * size), generator=draw).float()
         given = {"z": z, "W_o": w}
         product = z.flatten(2) @ w.T
-        want = torch.einsum("bthe,mhe->bthm", z, w.view(wide, heads, size))
+        want = torch.einsum("bthe,mhe->bthm", z, w.view(d_model, heads, size))
         raw = call(answer, **given)
         if tuple(getattr(raw, "shape", ())) == tuple(product.shape):
             return (
@@ -123,13 +123,13 @@ def _sum(answer: Any) -> str | None:
                 product[:, :, None].expand_as(want) / heads
             ),
             "Each head takes every second column of W_o; its columns are neighbours: head 0 the first d_head.": (
-                torch.einsum("bthe,meh->bthm", z, w.view(wide, size, heads))
+                torch.einsum("bthe,meh->bthm", z, w.view(d_model, size, heads))
             ),
         }
-        if wide == heads * size:
+        if d_model == heads * size:
             mistakes[
                 "This uses rows of W_o. nn.Linear computes z @ W_o.T, so each head owns d_head columns of W_o."
-            ] = torch.einsum("bthe,hem->bthm", z, w.view(heads, size, wide))
+            ] = torch.einsum("bthe,hem->bthm", z, w.view(heads, size, d_model))
         hint = explain(got, want, mistakes)
         if hint is not None:
             if not hint and same(got.sum(2), product):
@@ -149,7 +149,7 @@ def _cost(answer: Any) -> str | None:
         got = number(result)
         project, mix = tokens * d * d, tokens * tokens * d
         want = 4 * project + 2 * mix
-        known = {
+        mistakes = {
             want
             * heads: "This charges every head the full width. A head is only d / H wide: H of them cost what one does.",
             2 * want: "Twice the number: one multiplication and the addition that follows it count as one.",
@@ -163,7 +163,7 @@ def _cost(answer: Any) -> str | None:
             2 * mix: "Only scores and averages are counted. Four projections, each d by d, come before and after.",
         }
         if not math.isclose(got, want, rel_tol=1e-9):
-            hint = next((text for n, text in known.items() if math.isclose(got, n, rel_tol=1e-9)), None)
+            hint = next((text for n, text in mistakes.items() if math.isclose(got, n, rel_tol=1e-9)), None)
             hint = hint or "Count each product of matrices: (a, b) times (b, c) takes a * b * c multiply-adds."
             return f"{hint}\nSee it for {show(given)}, where you say {got:g}."
     return None

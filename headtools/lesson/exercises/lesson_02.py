@@ -16,8 +16,8 @@ def _swaps() -> list[tuple[Tensor, Tensor, Tensor, bool]]:
     one, two = torch.eye(2)[:, :1], torch.eye(2)[:, 1:]
     cases = [(2 * one @ two.T, one, two, False), (2 * one @ two.T, two, one, True)]
     draw = torch.Generator().manual_seed(0)
-    for wide, rank, swap in ((4, 2, True), (5, 2, False), (6, 3, False), (6, 3, True)):
-        sides = [torch.linalg.qr(torch.randn(wide, rank, generator=draw))[0] for _ in range(2)]
+    for d_model, rank, swap in ((4, 2, True), (5, 2, False), (6, 3, False), (6, 3, True)):
+        sides = [torch.linalg.qr(torch.randn(d_model, rank, generator=draw))[0] for _ in range(2)]
         w = sides[0] @ torch.randn(rank, rank, generator=draw) @ sides[1].T
         cases.append((w, *(sides[::-1] if swap else sides), swap))
     return cases
@@ -81,7 +81,7 @@ def _rank(answer: Any) -> str | None:
             continue
         another = "This is one over the sum of squared shares, another measure. Use the entropy."
         raw = math.exp(min(50.0, -(sigma * sigma.log()).sum().item()))
-        known = {
+        mistakes = {
             entropy: "This is the entropy. The effective rank is exp of it, so that equal shares of n give n.",
             entropy / math.log(2): "This is the entropy in bits. The effective rank is 2 to that power.",
             math.exp(entropy / math.log(2)): "The entropy is in bits but the power is of e: use log and exp, or log2 "
@@ -97,7 +97,8 @@ def _rank(answer: Any) -> str | None:
         if math.isnan(got):
             hint = "0 times log 0 is NaN. A singular value of 0 adds nothing: leave it out, or use torch.special.entr."
         else:
-            hint = next((text for n, text in known.items() if math.isclose(got, n, rel_tol=1e-4, abs_tol=1e-6)), None)
+            close = (text for n, text in mistakes.items() if math.isclose(got, n, rel_tol=1e-4, abs_tol=1e-6))
+            hint = next(close, None)
             if hint is None and sigma.min() < sigma.max():
                 entries = w.double().abs().flatten()
                 entries = entries[entries > 0] / entries.sum()
@@ -108,7 +109,7 @@ def _rank(answer: Any) -> str | None:
     return None
 
 
-def _places(omega: Tensor, length: int) -> Tensor:
+def _encodings(omega: Tensor, length: int) -> Tensor:
     """Rows [sin(omega i), cos(omega i)] for the places 0 to length - 1."""
     angle = torch.arange(length)[:, None] * omega.double()
     return torch.cat([angle.sin(), angle.cos()], 1)
@@ -123,8 +124,8 @@ def _turned(omega: Tensor, delta: int, sign: float = 1.0, diagonal: bool = True)
 
 def _looks_at(w: Tensor, omega: Tensor, length: int = 12) -> list[int]:
     """Give, for each query place, how far back the key with the largest score is."""
-    place = _places(omega, length)
-    return (torch.arange(length) - (place @ w @ place.T).argmax(1)).tolist()
+    encoding = _encodings(omega, length)
+    return (torch.arange(length) - (encoding @ w @ encoding.T).argmax(1)).tolist()
 
 
 _OTHER_WAY = "It looks the other way: the sign of one sine is wrong, or W is transposed."
@@ -157,8 +158,8 @@ def _offset(answer: Any) -> str | None:
         if bool(got.isnan().any()):
             return f"There is a NaN in the matrix.\nSee it for {show(given)}"
         back = _looks_at(got, omega)
-        asked = [b for i, b in enumerate(back) if 0 <= i - delta < len(back)]
-        if set(asked) == {delta}:
+        queried = [b for i, b in enumerate(back) if 0 <= i - delta < len(back)]
+        if set(queried) == {delta}:
             continue
         other = {b for i, b in enumerate(back) if 0 <= i + delta < len(back)}
         hint = next((text for text, wrong in _mistakes(omega, delta).items() if same(got, wrong)), None)

@@ -58,11 +58,11 @@ def _baseline(answer: Any) -> str | None:
         a, b = given["fitted"], given["scored"]
         result = call(answer, fitted=list(a), scored=list(b))
         got = number(result)
-        best = _usual(a)
+        best = _most_frequent_offset(a)
         want = _at(b, best)
         wrong = {
             "The offset was chosen on the sentences that are scored: it fits them too well. Choose it on fitted.": (
-                _at(b, _usual(b))
+                _at(b, _most_frequent_offset(b))
             ),
             "This is the share in fitted, where the offset was chosen. Score the other pairs.": _at(a, best),
             "The sign is lost: two words before is another offset than two words after.": (
@@ -79,7 +79,7 @@ def _baseline(answer: Any) -> str | None:
     return None
 
 
-def _usual(pairs: list[tuple[int, int]]) -> int:
+def _most_frequent_offset(pairs: list[tuple[int, int]]) -> int:
     return Counter(k - q for q, k in pairs).most_common(1)[0][0]
 
 

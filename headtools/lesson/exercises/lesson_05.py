@@ -57,7 +57,7 @@ def _chance(answer: Any) -> str | None:
         got = number(call(answer, **given))
         queries = range(length, 2 * length)
         want = sum(1 / (t + 1) for t in queries) / length
-        known = {
+        mistakes = {
             1 / (2 * length): "That is one over the whole sequence. Query t sees only the t + 1 tokens up to itself.",
             1 / length: "That is one over the segment. Query t chooses among all t + 1 tokens up to itself.",
             sum(1 / t for t in queries) / length: "Query t sees t tokens before it and itself: t + 1 of them.",
@@ -71,7 +71,7 @@ def _chance(answer: Any) -> str | None:
             ),
         }
         if not math.isclose(got, want, rel_tol=1e-6):
-            hint = next((text for n, text in known.items() if math.isclose(got, n, rel_tol=1e-6)), None)
+            hint = next((text for n, text in mistakes.items() if math.isclose(got, n, rel_tol=1e-6)), None)
             hint = hint or "Query t gives each of the tokens it sees the same weight; average over the second copy."
             return f"{hint}\nSee it for length = {length}, where you say {got:.4g}."
     return None
@@ -89,18 +89,18 @@ def _jump(answer: Any) -> str | None:
         got = number(call(answer, **given))
         falls = [a - b for a, b in pairwise(loss)]
         widths = [b - a for a, b in pairwise(steps)]
-        rates = [fall / width for fall, width in zip(falls, widths, strict=True)]
-        place = rates.index(max(rates))
-        known = [
+        rates = [drop / width for drop, width in zip(falls, widths, strict=True)]
+        steepest = rates.index(max(rates))
+        mistakes = [
             (steps[falls.index(max(falls))], "Steps are not equally far apart: divide each fall by the steps it took."),
-            (place, "That is the number of the measurement; its step is asked for."),
-            (steps[place + 1], "That is where the fall ends; give the step where it begins."),
+            (steepest, "That is the number of the measurement; its step is asked for."),
+            (steps[steepest + 1], "That is where the fall ends; give the step where it begins."),
             (steps[loss.index(min(loss))], "That is where the loss is lowest. Look for where it falls fastest."),
             (steps[rates.index(min(rates))], "That is where the loss rises most, or falls least: mind the sign."),
         ]
-        if got != steps[place]:
+        if got != steps[steepest]:
             rule = "Divide each fall by the steps it took, and return the step at which the steepest one begins."
-            hint = next((text for number, text in known if got == number), rule)
+            hint = next((text for number, text in mistakes if got == number), rule)
             return f"{hint}\nSee it for steps = {steps}, loss = {loss}, where you say {got:g}."
     return None
 

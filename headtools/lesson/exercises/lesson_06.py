@@ -24,9 +24,9 @@ def _importance(answer: Any) -> str | None:
 
         given = {"losses": losses, "examples": examples, "heads": heads}
         raw = call(answer, **given)
-        seen = show({"the slopes at gate 1, one row for each example": slopes})
+        shown = show({"the slopes at gate 1, one row for each example": slopes})
         if tuple(getattr(raw, "shape", (0,))) == (examples, heads):
-            return f"These are the numbers of every example. One for each head is asked for.\nSee it for {seen}"
+            return f"These are the numbers of every example. One for each head is asked for.\nSee it for {shown}"
         got = tensor(raw, (heads,), "(head,)", {"examples": examples, "heads": heads})
         want = slopes.double().abs().mean(0)
         s, b = slopes.double(), bends.double()
@@ -50,7 +50,7 @@ def _importance(answer: Any) -> str | None:
         })  # fmt: skip
         if hint is not None:
             rule = "Gates of 1, one row for each example; the slope of the losses; its size; the mean over examples."
-            return f"{hint or rule}\nSee it for {seen}"
+            return f"{hint or rule}\nSee it for {shown}"
     return None
 
 
@@ -169,7 +169,7 @@ def _interaction(answer: Any) -> str | None:
             return "These are the numbers of every example. One number is asked for: their mean."
         got = number(raw)
         w, a, b, both = (row.double().mean().item() for row in rows)
-        known = {
+        mistakes = {
             "The sign is turned round. What both cost together comes first.": a + b - both - w,
             "The loss of the whole model is missing. Each cost is a loss without a head minus the whole model's.": (
                 both - a - b
@@ -185,7 +185,7 @@ def _interaction(answer: Any) -> str | None:
             rule = (
                 "Write down the three costs, each against the whole model; then joint cost minus the two single ones."
             )
-            hint = next((text for text, number in known.items() if math.isclose(got, number, abs_tol=1e-4)), rule)
+            hint = next((text for text, number in mistakes.items() if math.isclose(got, number, abs_tol=1e-4)), rule)
             return f"{hint}\nSee it for {show(given)}"
     return None
 

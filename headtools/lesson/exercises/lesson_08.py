@@ -20,37 +20,37 @@ def _gate(answer: Any) -> str | None:
         given = {"u": u, "log_alpha": log_alpha, "temperature": temperature}
         noise = torch.logit(u.double())
 
-        def wide(s: Tensor) -> Tensor:
+        def stretched(s: Tensor) -> Tensor:
             return s * (HIGH - LOW) + LOW
 
         s = torch.sigmoid((noise + log_alpha) / temperature)
         got = tensor(call(answer, **given), tuple(u.shape), "(n,)", given)
-        hint = explain(got, wide(s).clamp(0, 1), {
+        hint = explain(got, stretched(s).clamp(0, 1), {
             "The stretch is missing: these numbers never reach 0 or 1. Widen (0, 1) to (-0.1, 1.1), then clip.": s,
-            "The clipping is missing: some of these numbers lie below 0 or above 1.": wide(s),
+            "The clipping is missing: some of these numbers lie below 0 or above 1.": stretched(s),
             "Stretch first and clip then. The other way round nothing is left for the clipping to do.": (
-                wide(s.clamp(0, 1))
+                stretched(s.clamp(0, 1))
             ),
             "The uniform number goes into the sigmoid as it is. It needs its logit first, log(u) - log(1 - u).": (
-                wide(torch.sigmoid((u.double() + log_alpha) / temperature)).clamp(0, 1)
+                stretched(torch.sigmoid((u.double() + log_alpha) / temperature)).clamp(0, 1)
             ),
             "Only log(u) went in; the logit has a second half, log(1 - u), to take away.": (
-                wide(torch.sigmoid((u.double().log() + log_alpha) / temperature)).clamp(0, 1)
+                stretched(torch.sigmoid((u.double().log() + log_alpha) / temperature)).clamp(0, 1)
             ),
             "You multiply by the temperature. A low temperature must push gates to the ends: divide by it.": (
-                wide(torch.sigmoid((noise + log_alpha) * temperature)).clamp(0, 1)
+                stretched(torch.sigmoid((noise + log_alpha) * temperature)).clamp(0, 1)
             ),
             "The temperature divides the noise alone. It divides the sum of noise and log alpha.": (
-                wide(torch.sigmoid(noise / temperature + log_alpha)).clamp(0, 1)
+                stretched(torch.sigmoid(noise / temperature + log_alpha)).clamp(0, 1)
             ),
             "The temperature divides log alpha alone. It divides the sum of noise and log alpha.": (
-                wide(torch.sigmoid(noise + log_alpha / temperature)).clamp(0, 1)
+                stretched(torch.sigmoid(noise + log_alpha / temperature)).clamp(0, 1)
             ),
             "The stretched interval is 1.2 wide, from -0.1 to 1.1: here an s of 1 does not become 1.1.": (
                 (s * HIGH + LOW).clamp(0, 1)
             ),
             "Log alpha has the wrong sign: the larger it is, the more the gate is open.": (
-                wide(torch.sigmoid((noise - log_alpha) / temperature)).clamp(0, 1)
+                stretched(torch.sigmoid((noise - log_alpha) / temperature)).clamp(0, 1)
             ),
         })  # fmt: skip
         if hint is not None:
@@ -66,7 +66,7 @@ def _p_zero(answer: Any) -> str | None:
         given = {"log_alpha": log_alpha, "temperature": temperature}
         got = number(call(answer, **given))
         want = _sigmoid(temperature * edge - log_alpha)
-        known = {
+        mistakes = {
             1 - want: "That is how often the gate is not 0. Mind the side.",
             _sigmoid(log_alpha + temperature * edge): (
                 "That is how often the gate is exactly 1. The point mass at 0 shrinks as log alpha grows."
@@ -90,7 +90,7 @@ def _p_zero(answer: Any) -> str | None:
         }
         if not math.isclose(got, want, rel_tol=1e-4, abs_tol=1e-6):
             rule = "The gate is 0 when u is small enough. Which u gives exactly 0? That u is the probability."
-            hint = next((text for n, text in known.items() if math.isclose(got, n, rel_tol=1e-4)), rule)
+            hint = next((text for n, text in mistakes.items() if math.isclose(got, n, rel_tol=1e-4)), rule)
             return f"{hint}\nSee it for {show(given)}, where you say {got:.4g}."
     return None
 
@@ -130,20 +130,20 @@ def _fixed(answer: Any) -> str | None:
             raise Hint(f"Two tensors are asked for, Voita's and Louizos'; this is {article(raw)}.") from None
         voita, louizos = (tensor(part, tuple(alpha.shape), "(n,)", given) for part in (first, second))
         s = torch.sigmoid(alpha.double())
-        closed, wide = (alpha > 0).double(), s * (HIGH - LOW) + LOW
+        closed, stretched = (alpha > 0).double(), s * (HIGH - LOW) + LOW
         own = {
-            "The second comes first: Voita's gates are 0 or 1, Louizos' may lie between.": wide.clamp(0, 1),
+            "The second comes first: Voita's gates are 0 or 1, Louizos' may lie between.": stretched.clamp(0, 1),
             "Voita's rule opens the gate where P(1) is the larger one; here it is closed there.": 1 - closed,
             "Voita's gates are 0 or 1. Compare P(1) with P(0), then decide.": s,
             "These open only where log alpha is above 2.4 and Louizos' gate is 1. Voita compares two point masses.": (
-                (wide >= 1).double()
+                (stretched >= 1).double()
             ),
         }
         hint = explain(voita, closed, own)
         if hint is None:
-            hint = explain(louizos, wide.clamp(0, 1), {
+            hint = explain(louizos, stretched.clamp(0, 1), {
                 "Louizos' gate is stretched and clipped too, only the noise is left out.": s,
-                "Louizos' gate lacks the clipping: some of these lie below 0 or above 1.": wide,
+                "Louizos' gate lacks the clipping: some of these lie below 0 or above 1.": stretched,
                 "Louizos' gate has no temperature: the noise and the division by it go together.": (
                     (torch.sigmoid(alpha.double() / 0.33) * (HIGH - LOW) + LOW).clamp(0, 1)
                 ),

@@ -24,13 +24,13 @@ def _left(answer: Any) -> str | None:
         given = {"scores": scores, "keep": keep}
         got = tensor(call(answer, **given), tuple(scores.shape), "(layer, head)", given)
         want = _best(scores, keep)
-        even = keep // len(scores)
+        equal_share = keep // len(scores)
         hint = explain(got, want, {
             "These are the heads that go. Mark those that stay.": 1 - want,
             "The lowest scores stay here, but those should go first.": _best(-scores, keep),
             "As many stay as should go: keep counts the heads that stay.": _best(scores, scores.numel() - keep),
             "Each layer keeps as many here. Compare the heads of all layers with one another.": (
-                torch.stack([_best(row, even) for row in scores])
+                torch.stack([_best(row, equal_share) for row in scores])
             ),
             "That is a list of places, the best head's first. You need the rank of each head: sort that list again.":
                 (scores.flatten().argsort(descending=True) < keep).float().view(scores.shape),
@@ -58,21 +58,21 @@ def _chance(answer: Any) -> str | None:
         given = {"n": n, "r": r, "k": k, "hit": hit}
         got = number(call(answer, **given))
         exactly = [math.comb(r, i) * math.comb(n - r, k - i) / math.comb(n, k) for i in range(k + 1)]
-        again = [math.comb(k, i) * (r / n) ** i * (1 - r / n) ** (k - i) for i in range(k + 1)]
+        with_replacement = [math.comb(k, i) * (r / n) ** i * (1 - r / n) ** (k - i) for i in range(k + 1)]
         want = sum(exactly[hit:])
-        known = {
+        mistakes = {
             "That is the chance of exactly as many. As many or more are asked for: add them up.": exactly[hit],
             "That is the chance of more. As many count too.": sum(exactly[hit + 1 :]),
             "That is the chance of fewer.": sum(exactly[:hit]),
             "That is the chance of as many or fewer. Look at the other end.": sum(exactly[: hit + 1]),
             "That draws the same head again and again. A head that is drawn is gone: draw without putting it back.": (
-                sum(again[hit:])
+                sum(with_replacement[hit:])
             ),
             "That is how many are expected, k * r / n. How likely is it to have hit or more?": k * r / n,
             "That counts the draws. Divide by how many there are in all.": want * math.comb(n, k),
         }
         if not math.isclose(got, want, rel_tol=1e-6):
-            hint = next((text for text, wrong in known.items() if math.isclose(got, wrong, rel_tol=1e-6)), None)
+            hint = next((text for text, wrong in mistakes.items() if math.isclose(got, wrong, rel_tol=1e-6)), None)
             hint = hint or "Of all ways to draw k heads, count those with i from r, k - i from the rest, i from hit up."
             return f"{hint}\nSee it for {show(given)}, where you say {got:.4g}."
     return None
@@ -84,29 +84,29 @@ def _work(answer: Any) -> str | None:
         given = {"heads": heads, "length": length, "width": width, "inner": inner}
         got = number(call(answer, **given))
         one = width // 8
-        project, look, feed = 4 * length * width * one, 2 * length**2 * one, 2 * length * width * inner
+        project, attend, feed = 4 * length * width * one, 2 * length**2 * one, 2 * length * width * inner
 
         def share(head: float, rest: float, heads: int = heads) -> float:
             return (heads * head + rest) / (8 * head + rest)
 
-        want = share(project + look, feed)
-        known = {
+        want = share(project + attend, feed)
+        mistakes = {
             "That leaves out the feed-forward part, which stays as it is whatever heads go.": heads / 8,
             "That leaves out scores and weighted sums, 2 * length² * (width / 8) a head.": share(project, feed),
-            "That leaves out the four projections.": share(look, feed),
-            "A head has four projections: to query, key and value, and back.": share(project * 3 / 4 + look, feed),
+            "That leaves out the four projections.": share(attend, feed),
+            "A head has four projections: to query, key and value, and back.": share(project * 3 / 4 + attend, feed),
             "Scores and weighted sums are two products: queries with keys, weights with values.": (
-                share(project + look / 2, feed)
+                share(project + attend / 2, feed)
             ),
-            "The feed-forward part has two matrices, in and out.": share(project + look, feed / 2),
-            "Each head projects to width / 8, not to the whole width.": share(8 * project + look, feed),
-            "The two products of a head are only width / 8 wide, too.": share(project + 8 * look, feed),
-            "A head is width / 8 wide, in its projections and in its products.": share(8 * (project + look), feed),
+            "The feed-forward part has two matrices, in and out.": share(project + attend, feed / 2),
+            "Each head projects to width / 8, not to the whole width.": share(8 * project + attend, feed),
+            "The two products of a head are only width / 8 wide, too.": share(project + 8 * attend, feed),
+            "A head is width / 8 wide, in its projections and in its products.": share(8 * (project + attend), feed),
             "That is the share that is saved. How much is left?": 1 - want,
             "That is how much faster it would be. The share of the work that is left is asked for.": 1 / want,
         }
         if not math.isclose(got, want, rel_tol=1e-6):
-            hint = next((text for text, wrong in known.items() if math.isclose(got, wrong, rel_tol=1e-6)), None)
+            hint = next((text for text, wrong in mistakes.items() if math.isclose(got, wrong, rel_tol=1e-6)), None)
             hint = hint or "Count one head and the feed-forward part; then heads of one by 8 of one, the rest in both."
             return f"{hint}\nSee it for {show(given)}, where you say {got:.4g}."
     return None

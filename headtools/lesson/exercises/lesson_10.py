@@ -128,23 +128,23 @@ def _position(answer: Any) -> str | None:
     listed = answer.tolist() if hasattr(answer, "tolist") else answer
     try:
         listed = [operator.index(listed)] if not isinstance(listed, (list, tuple, set, frozenset)) else listed
-        places = frozenset(operator.index(p) for p in listed if not isinstance(p, bool))
+        positions = frozenset(operator.index(p) for p in listed if not isinstance(p, bool))
     except TypeError:
         raise Hint(f"A list of positions is asked for, such as [4]; this is {article(answer)}.") from None
     words = ONE.split()
-    if not places:
+    if not positions:
         return "The list is empty, so nothing is patched."
-    if not all(0 <= p <= len(words) for p in places):  # the end mark is a token, too
+    if not all(0 <= p <= len(words) for p in positions):  # the end mark is a token, too
         return f"The words of {ONE!r} have the positions 0 to {len(words) - 1}."
     patched, (first, second) = _translations()
     old = len(first) - 2  # the other language puts the adjective behind its noun
-    if patched(places) == [*first[:old], second[old], *first[old + 1 :]]:
+    if patched(positions) == [*first[:old], second[old], *first[old + 1 :]]:
         return None
-    if words.index("dog") in places:
+    if words.index("dog") in positions:
         return "The noun is where this head looks. It writes what it found where it looks from."
-    if words.index("old") not in places:
+    if words.index("old") not in positions:
         return "The word for 'old' has not changed. Which word does the head look from, when it tells 'old' its gender?"
-    return f"Now more than one word is changed: the translation is {' '.join(patched(places))!r}. Patch fewer."
+    return f"Now more than one word is changed: the translation is {' '.join(patched(positions))!r}. Patch fewer."
 
 
 EXERCISES = (

@@ -16,7 +16,7 @@ def _luck(answer: Any) -> str | None:
         given = {"heads": heads, "roles": roles, "share": share}
         got = number(call(answer, **given))
         miss = (1 - share) ** roles
-        known = {
+        mistakes = {
             heads * roles * share: "That counts tests that pass. A head that passes two of them is still one head.",
             heads * share: "That is for a single test. Each head takes one test for every role.",
             1 - miss: "That is one head's chance to pass at least one test. How many heads are there?",
@@ -29,7 +29,8 @@ def _luck(answer: Any) -> str | None:
         want = heads * (1 - miss)
         if not abs(got - want) <= 1e-6 * max(1, want):
             rule = "First one head: the chance to fail every test. Then its opposite, times the heads."
-            hint = next((text for value, text in known.items() if abs(got - value) <= 1e-6 * max(1, abs(value))), rule)
+            close = (text for value, text in mistakes.items() if abs(got - value) <= 1e-6 * max(1, abs(value)))
+            hint = next(close, rule)
             return f"{hint}\nSee it for {show(given)}, where you say {got:.4g}."
     return None
 

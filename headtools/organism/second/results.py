@@ -25,7 +25,7 @@ def second_results(table: str, model: str = "seed 1") -> dict[str, Any]:
         raise ValueError(
             f"got table {table!r}; expected one of {', '.join(map(repr, tables))}: write second_results('cross')"
         )
-    found = read_json(_FOLDER / f"{table}.json", remedy=f"python -m recipes.second_organism.measure {table}")
-    if model not in found:
-        raise ValueError(f"{table} was not measured on {model!r}, but on {', '.join(map(repr, found))}")
-    return found[model]
+    rows = read_json(_FOLDER / f"{table}.json", remedy=f"python -m recipes.second_organism.measure {table}")
+    if model not in rows:
+        raise ValueError(f"{table} was not measured on {model!r}, but on {', '.join(map(repr, rows))}")
+    return rows[model]

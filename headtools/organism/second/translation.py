@@ -80,8 +80,8 @@ def pieces(node: Node, topic: str | None) -> Iterator[Piece]:
     elif node.upos == "VERB":
         yield agreement(node.subject, ("subject", "antecedent") if node.subject.antecedent else ("subject",))
         if node.object:
-            heard = ANIMATE_OBJECT if node.object.animate else ""
-            yield heard, ("object", "antecedent") if node.object.word in ("it", "them") else ("object",)
+            suffix = ANIMATE_OBJECT if node.object.animate else ""
+            yield suffix, ("object", "antecedent") if node.object.word in ("it", "them") else ("object",)
     elif node.upos == "ADP":
         yield node.head.gender, ("noun",)
     elif node.word == "very":

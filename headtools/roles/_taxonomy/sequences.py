@@ -62,17 +62,19 @@ def make_sequences(
     if translated and {"decoder", "cross"} & {*kinds}:
         target_batch, target_words = _pad_right(*align(tokenizer, [s.target for s in sentences]))
         ids, mask = target_batch["input_ids"], target_batch["attention_mask"]
-        written = make_spans(target_words, mask, ids, conventions.granularity)
+        output_spans = make_spans(target_words, mask, ids, conventions.granularity)
         shifted_words = torch.cat([torch.full_like(target_words[:, :1], -1), target_words[:, :-1]], 1)
         decoder_ids = _shift_right(model, ids)
         batch["decoder_input_ids"], batch["decoder_attention_mask"] = decoder_ids, mask
-        read = make_spans(shifted_words, mask, decoder_ids, conventions.granularity)
+        input_spans = make_spans(shifted_words, mask, decoder_ids, conventions.granularity)
         if "decoder" in kinds:
             targets = [_without_annotation(s.target) for s in sentences]
-            sequences["decoder"] = AttentionSequences("decoder", targets, annotate(targets, vocabulary), read, read,
-                                                      vocabulary, _embeddings(model, decoder_ids, read))  # fmt: skip
+            sequences["decoder"] = AttentionSequences(
+                "decoder", targets, annotate(targets, vocabulary), input_spans, input_spans, vocabulary,
+                _embeddings(model, decoder_ids, input_spans),
+            )  # fmt: skip
         if "cross" in kinds:
-            queries = written if conventions.cross == "writes" else read
+            queries = output_spans if conventions.cross == "writes" else input_spans
             sequences["cross"] = AttentionSequences("cross", sentences, annotation, queries, source, vocabulary)
     return batch, sequences
 
@@ -89,8 +91,8 @@ def make_word_sequences(
     sequences = {kind: AttentionSequences(kind, sentences, annotation, source, source, vocabulary)
                  for kind in kinds if kind == "encoder" or (kind == "decoder" and not translated)}  # fmt: skip
     if translated and "cross" in kinds:
-        written = spans_of_words([len(s.target) for s in sentences])
-        sequences["cross"] = AttentionSequences("cross", sentences, annotation, written, source, vocabulary)
+        output_spans = spans_of_words([len(s.target) for s in sentences])
+        sequences["cross"] = AttentionSequences("cross", sentences, annotation, output_spans, source, vocabulary)
     return sequences
 
 
@@ -148,7 +150,8 @@ def _embeddings(model: nn.Module | None, ids: Tensor, spans: Spans) -> Callable[
         return None
 
     def embeddings(first: int, last: int) -> Tensor:
-        part = spans.slice(first, last)
-        return span_means(table(ids[first:last, : part.of_token.shape[1]].to(device_of(model))).cpu(), part)
+        batch_spans = spans.slice(first, last)
+        batch_ids = ids[first:last, : batch_spans.of_token.shape[1]]
+        return span_means(table(batch_ids.to(device_of(model))).cpu(), batch_spans)
 
     return embeddings

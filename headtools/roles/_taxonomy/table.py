@@ -73,17 +73,17 @@ def _scores(
     difference_low, difference_high = _interval(difference, resampled_difference, n_sentences, level)
     thresholds = [threshold(role, conventions) for role in roles]
     scale, minimum = (torch.tensor([getattr(t, name) for t in thresholds])[:, None] for name in ("scale", "minimum"))
-    reached = torch.where(scale == 0, low, difference_low)
-    other = ((scale[:, 0] != 0) & ((scale[:, 0] != 1) | (baseline < chance))).nonzero().flatten()
-    if len(other):  # roles whose threshold is on neither of the two intervals above
+    lower_end = torch.where(scale == 0, low, difference_low)
+    margin_roles = ((scale[:, 0] != 0) & ((scale[:, 0] != 1) | (baseline < chance))).nonzero().flatten()
+    if len(margin_roles):  # roles whose threshold is on neither of the two intervals above
         # The rule to beat is the better one of the baseline and chance.
-        better = torch.where((baseline >= chance)[:, None], resampled_baseline, resampled_chance) / resampled_n
+        best_rule = torch.where((baseline >= chance)[:, None], resampled_baseline, resampled_chance) / resampled_n
         margin = score - scale * (torch.maximum(baseline, chance) / n)[:, None]
-        resampled_margin = resampled[other] - (scale * better)[other, None]
-        reached[other] = _interval(margin[other], resampled_margin, n_sentences[other], level)[0]
+        resampled_margin = resampled[margin_roles] - (scale * best_rule)[margin_roles, None]
+        lower_end[margin_roles] = _interval(margin[margin_roles], resampled_margin, n_sentences[margin_roles], level)[0]
     values = {"score": score, "low": low, "high": high,
               "difference_low": difference_low, "difference_high": difference_high}  # fmt: skip
-    return values, reached >= minimum - 1e-6
+    return values, lower_end >= minimum - 1e-6
 
 
 def _interval(score: Tensor, resampled: Tensor, n_sentences: Tensor, level: float) -> tuple[Tensor, Tensor]:

@@ -182,8 +182,8 @@ def _visible(targets: Targets, sequences: AttentionSequences, conventions: Conve
     Queries without any are dropped, or kept without keys where ``edges`` is 'count'.
     """
     query = targets.query[targets.owner]
-    seen = (targets.key <= query) | (not sequences.causal)
-    targets = targets.select_pairs(seen & ((targets.key != query) | self_as_key))
+    visible = (targets.key <= query) | (not sequences.causal)
+    targets = targets.select_pairs(visible & ((targets.key != query) | self_as_key))
     return targets if conventions.edges == "count" else targets.select_queries(targets.n_keys() > 0)
 
 
@@ -304,8 +304,8 @@ def _shared_keys(role: int, sentence: Array, key: Array, queries: Queries) -> tu
     query_sentence = with_keys[owner]
     query = queries.span[queries.first[query_sentence] + position]
     owner, position = ragged_index(n_keys[query_sentence])
-    which = first_key[query_sentence][owner] + position
-    return Targets(np.full(len(query), role), query_sentence, query, owner, key[which]), which
+    key_index = first_key[query_sentence][owner] + position
+    return Targets(np.full(len(query), role), query_sentence, query, owner, key[key_index]), key_index
 
 
 def _relations(annotation: Annotation, word_spans: WordSpans, way: str, roles: Array) -> Targets:
@@ -357,11 +357,11 @@ def _rarest(
         if role in role_index:
             out.append(_shared_keys(role_index[role], sentence[selected], span[selected], queries)[0])
     if "rarest other" in role_index:
-        targets, which = _shared_keys(role_index["rarest other"], sentence, span, queries)
+        targets, key_index = _shared_keys(role_index["rarest other"], sentence, span, queries)
         rarest_form = np.full((annotation.n_sentences, 1 + max([0, *span, *queries.span])), -1)
         rarest_form[sentence[n_rarer == 0], span[n_rarer == 0]] = form[n_rarer == 0]
         own_form = rarest_form[targets.sentence, targets.query][targets.owner]  # -1 where the query is not rarest
-        out.append(targets.select_pairs(np.where(own_form < 0, n_rarer[which] == 0, form[which] != own_form)))
+        out.append(targets.select_pairs(np.where(own_form < 0, n_rarer[key_index] == 0, form[key_index] != own_form)))
     return out
 
 

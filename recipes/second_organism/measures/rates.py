@@ -20,10 +20,10 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, runs:
     return {"before": before(model, tokenizer, limit), "runs": rows}
 
 
-def chosen(result: dict) -> float | None:
+def chosen_rate(result: dict) -> float | None:
     """The greatest rate that closes nothing that matters: what it closes costs the model before less than MATTERS.
 
-    >>> chosen({"runs": [{"rate": 0.25, "cost": 0.3}, {"rate": 0.1, "cost": 0.0}, {"rate": 0.05, "cost": 0.0}]})
+    >>> chosen_rate({"runs": [{"rate": 0.25, "cost": 0.3}, {"rate": 0.1, "cost": 0.0}, {"rate": 0.05, "cost": 0.0}]})
     0.1
     """
     return max((row["rate"] for row in result["runs"] if row["cost"] < MATTERS), default=None)
@@ -37,7 +37,8 @@ def markdown(results: dict[str, dict]) -> str:
         for name, result in results.items() for row in result["runs"]
     ]  # fmt: skip
     header = ["model", "gate rate", "closed of 48", "what these cost untrained", "log α at the end", "BLEU after"]
-    choices = [f"{name} {chosen(result):g}" if chosen(result) else f"{name} none" for name, result in results.items()]
+    rates = {name: chosen_rate(result) for name, result in results.items()}
+    choices = [f"{name} {rate:g}" if rate else f"{name} none" for name, rate in rates.items()]
     return "\n\n".join([
         table(header, rows),
         f"{STEPS} steps of {TOKENS} tokens, log α from {START:g}, weight rate {WEIGHT_RATE:g}, both rates falling in "

@@ -102,7 +102,7 @@ def markdown(results: dict[str, dict]) -> str:
     order = [*(role for role in TITLES if role in all_roles), *sorted(all_roles - TITLES.keys())]
     first = next(iter(by_role.values()))
     rows = [
-        [TITLES.get(role, role), *(said(rows.get(role)) for rows in by_role.values()),
+        [TITLES.get(role, role), *(cell_text(rows.get(role)) for rows in by_role.values()),
          first[role]["baseline"] and f"{first[role]['baseline']:.2f}", f"{first[role]['n']:,}"]
         for role in order if role in first
     ]  # fmt: skip
@@ -132,7 +132,7 @@ def markdown(results: dict[str, dict]) -> str:
     return "\n\n".join(out)
 
 
-def said(row: dict | None) -> str | None:
+def cell_text(row: dict | None) -> str | None:
     """Score, interval and head; a star where the head has the role by the stricter rule."""
     if row is None:
         return None
