@@ -61,12 +61,12 @@ def name_of(head: Head) -> str:
     >>> name_of(("encoder", 5, 1)), head_of("encoder 5.1")
     ('encoder 5.1', ('encoder', 5, 1))
     """
-    kind, layer, number = head
-    return f"{kind} {layer}.{number}"
+    kind, layer, index = head
+    return f"{kind} {layer}.{index}"
 
 
 def head_of(name: str) -> tuple[str, int, int]:
     """Return the head with this name, the inverse of :func:`name_of`."""
     kind, numbers = name.split()
-    layer, number = numbers.split(".")
-    return kind, int(layer), int(number)
+    layer, index = numbers.split(".")
+    return kind, int(layer), int(index)

@@ -63,36 +63,36 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("which", "layers"), WAYS)
-def test_sites_are_named_alike_everywhere(which, layers):
+@pytest.mark.parametrize(("selection", "layers"), WAYS)
+def test_sites_are_named_alike_everywhere(selection, layers):
     model, batch = zoo_model("bert")
     batch, keys = labelled(batch), [("encoder", layer) for layer in layers]
     with untouched(model):
-        assert [site.key for site in ht.sites(model).pick(which)] == keys
-        with ht.record(model, want="z", only=which) as seen:
+        assert [site.key for site in ht.sites(model).pick(selection)] == keys
+        with ht.record(model, want="z", only=selection) as seen:
             run(model, batch)
         assert list(seen) == sorted(keys)
-        assert list(ht.gradient(model, batch, sites=which).values) == keys
-        assert list(gate_gradients(model, batch, sites=which)) == keys
-        fit = ht.fit_gates(model, batch, 1.0, sites=which, steps=1, weights=None, progress=False)
+        assert list(ht.gradient(model, batch, sites=selection).values) == keys
+        assert list(gate_gradients(model, batch, sites=selection)) == keys
+        fit = ht.fit_gates(model, batch, 1.0, sites=selection, steps=1, weights=None, progress=False)
         assert list(fit.gates.sizes) == keys
 
 
-@pytest.mark.parametrize("which", [("encoder", 0), "encoder"])
-def test_every_measure_takes_one_key_and_one_batch(which):
+@pytest.mark.parametrize("selection", [("encoder", 0), "encoder"])
+def test_every_measure_takes_one_key_and_one_batch(selection):
     model, batch = zoo_model("bert")
-    batch, layers = labelled(batch), [0] if which != "encoder" else [0, 1, 2]
+    batch, layers = labelled(batch), [0] if selection != "encoder" else [0, 1, 2]
     keys = [("encoder", layer) for layer in layers]
     for scores in (
-        ht.ablation(model, batch, sites=which, progress=False),
-        ht.relevance(model, batch, sites=which, rules="cp"),
-        ht.confidence(model, batch, sites=which, exclude=[]),
-        ht.all_but_one(model, batch, sites=which, progress=False),
+        ht.ablation(model, batch, sites=selection, progress=False),
+        ht.relevance(model, batch, sites=selection, rules="cp"),
+        ht.confidence(model, batch, sites=selection, exclude=[]),
+        ht.all_but_one(model, batch, sites=selection, progress=False),
     ):
         assert list(scores.values) == keys
-    assert {head[:-1] for head in head_similarity(model, batch, which)["first"]} == set(keys)
-    if which != "encoder":
-        frame = ht.interaction(model, batch, sites=which, progress=False)
+    assert {head[:-1] for head in head_similarity(model, batch, selection)["first"]} == set(keys)
+    if selection != "encoder":
+        frame = ht.interaction(model, batch, sites=selection, progress=False)
         assert {head[:-1] for head in [*frame.a, *frame.b]} == set(keys)
 
 
@@ -108,11 +108,11 @@ def test_sites_may_be_sites_of_the_model_it_was_copied_from():
         assert torch.equal(run(model, batch), inside)
 
 
-@pytest.mark.parametrize("which", [3, {("encoder", 0): [1]}, torch.ones(2), [3]])
-def test_other_names_of_sites(which):
+@pytest.mark.parametrize("selection", [3, {("encoder", 0): [1]}, torch.ones(2), [3]])
+def test_other_names_of_sites(selection):
     model, batch = zoo_model("bert")
     with pytest.raises((TypeError, KeyError), match="encoder"):
-        ht.gradient(model, labelled(batch), sites=which)
+        ht.gradient(model, labelled(batch), sites=selection)
 
 
 def test_gates_that_come_twice_for_one_site():

@@ -174,9 +174,9 @@ def page() -> str:
     return PAGE.read_text("utf-8")
 
 
-@pytest.mark.parametrize("rows", [memory_rows, time_rows])
-def test_tables_are_what_the_arithmetic_gives(page, rows):
-    wanted = rows()
+@pytest.mark.parametrize("make_rows", [memory_rows, time_rows])
+def test_tables_are_what_the_arithmetic_gives(page, make_rows):
+    wanted = make_rows()
     assert len(wanted) == len(SHAPES)
     for row in wanted:
         assert row in page, f"the page should have\n{row}"

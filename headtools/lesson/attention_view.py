@@ -110,7 +110,7 @@ def attention_view(
         raise ValueError(f"attention_view needs alt= as a sentence, got {alt!r}")
     queries = [str(t) for t in tokens]
     keys = queries if key_tokens is None else [str(t) for t in key_tokens]
-    maps = [_one_layer(getattr(m, "maps", m), number) for number, m in enumerate(maps)]
+    maps = [_one_layer(getattr(m, "maps", m), index) for index, m in enumerate(maps)]
     layers = _selected("layers", layers, len(maps))
     heads = _selected("heads", heads, min(maps[layer].shape[0] for layer in layers))
     shapes = {maps[layer].shape[1:] for layer in layers}
@@ -170,10 +170,10 @@ def _head_drawing(view: _Drawn) -> Drawing:
     for column, head in enumerate(view.heads):
         drawing.rect(52 + 26 * column, 6, 22, 16, fill=_colour(column))
         drawing.text(63 + 26 * column, 18, head, "small", anchor="middle", fill="#fff")
-    for number, layer in enumerate(view.layers):
-        x = number * panel + left
+    for index, layer in enumerate(view.layers):
+        x = index * panel + left
         drawing.text(x + _SPAN / 2, top - 18, f"layer {layer}", "strong", anchor="middle")
-        _lines(drawing, view.weights[number], (x, x + _SPAN), top, _LINE, 2.0)
+        _lines(drawing, view.weights[index], (x, x + _SPAN), top, _LINE, 2.0)
         for side, tokens, anchor in ((x - 6, queries, "end"), (x + _SPAN + 6, keys, "start")):
             for column, token in enumerate(tokens):
                 drawing.text(side, top + _LINE * (column + 0.5) + 4, token, anchor=anchor)
@@ -215,17 +215,17 @@ def _colour(index: int) -> str:
     return (*OKABE_ITO, "#7f7f7f")[index % 8]
 
 
-def _one_layer(given: Any, number: int) -> np.ndarray:
+def _one_layer(given: Any, index: int) -> np.ndarray:
     """One layer's maps as (head, query, key)."""
     array = np.asarray(given.detach().float().cpu() if hasattr(given, "detach") else given, dtype=float)
     array = array[0] if array.ndim == 4 and array.shape[0] == 1 else array
     if array.ndim != 3 or array.size == 0:
         raise ValueError(
-            f"maps must be a list with (head, query, key) or (1, head, query, key) for each layer; layer {number} is "
+            f"maps must be a list with (head, query, key) or (1, head, query, key) for each layer; layer {index} is "
             f"{array.shape}: for one sentence of a batch take maps[:1], for one layer write [maps]"
         )
     if not (array.min() >= 0 and array.max() <= 1.001):  # a NaN fails this too
-        raise ValueError(f"layer {number}: attention lies between 0 and 1, got {array.min():g} to {array.max():g}")
+        raise ValueError(f"layer {index}: attention lies between 0 and 1, got {array.min():g} to {array.max():g}")
     return array
 
 

@@ -82,8 +82,8 @@ def labels(sentence: Sentence, name: str) -> tuple[str | None, ...]:
     if sentence.target is None or sentence.alignment is None:
         raise ValueError(f"{str(sentence)!r} has no translation: {name} is a feature of corpus('organism')")
     out: list[str | None] = [None] * len(sentence.words)
-    for word, number in zip(sentence.target, sentence.alignment, strict=True):
-        out[number - 1] = _read(word).get(name)
+    for word, source_word in zip(sentence.target, sentence.alignment, strict=True):
+        out[source_word - 1] = _read(word).get(name)
     return tuple(out)
 
 

@@ -71,7 +71,7 @@ _KIND_WEIGHTS = {"nsubj": (0.4, 0.8, 0.95, 1.0), "obj": (0.25, 0.5, 0.9, 1.0), "
 _SINGULAR, _PLURAL = ("the", "the", "a", "a", "this", "my"), ("the", "the", "these", "some", "my", "", "")
 
 
-class Speaker:
+class SentenceSampler:
     """Draws the sentences of one style from one stream of chance."""
 
     def __init__(self, rng: random.Random, style: Style = USUAL) -> None:

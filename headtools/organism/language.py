@@ -45,7 +45,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from headtools.organism.grammar import HARD, USUAL, Speaker, Style
+from headtools.organism.grammar import HARD, USUAL, SentenceSampler, Style
 from headtools.organism.lexicon import accented
 from headtools.organism.translation import write
 from headtools.roles.sentence import Sentence
@@ -66,7 +66,7 @@ def sentences(split: str = "test", style: Style | None = None, stream: int = 0) 
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}: the organism's language has {', '.join(SPLITS)}; write split='test'")
     style = style or (HARD if split == "hard" else USUAL)
-    yield from of_split(Speaker(random.Random(f"{split} {stream}"), style), write, split)
+    yield from of_split(SentenceSampler(random.Random(f"{split} {stream}"), style), write, split)
 
 
 def of_split(speaker: Any, write: Callable[..., tuple], split: str) -> Iterator[Sentence]:
@@ -77,18 +77,18 @@ def of_split(speaker: Any, write: Callable[..., tuple], split: str) -> Iterator[
         # The checksum of its words decides which split a sentence belongs to, so splits share none.
         if zlib.crc32(" ".join(words).encode()) % 12 not in _SHELVES[split]:
             continue
-        number = {id(node): i + 1 for i, node in enumerate(source)}
+        word_number = {id(node): i + 1 for i, node in enumerate(source)}
         written = [write(n, source, topic) for n in target]
         yield Sentence(
             words=words,
-            heads=tuple(number[id(n.head)] if n.head else 0 for n in source),
+            heads=tuple(word_number[id(n.head)] if n.head else 0 for n in source),
             relations=tuple(n.relation for n in source),
             upos=tuple(n.upos for n in source),
             coreference=tuple(
-                number[id(n.antecedent)] if n.antecedent and n.word != "that" else 0 for n in source
+                word_number[id(n.antecedent)] if n.antecedent and n.word != "that" else 0 for n in source
             ),
             target=tuple(word for word, _ in written),
-            alignment=tuple(number[id(n)] for n in target),
+            alignment=tuple(word_number[id(n)] for n in target),
             topic=topic,
             phenomena=tuple(phenomena for _, phenomena in written),
         )

@@ -160,7 +160,7 @@ def test_processes_agree_or_all_of_them_are_told(others):
 
 
 @pytest.mark.parametrize(
-    ("told", "count"),
+    ("variables", "count"),
     [
         ({}, 0),
         ({"WORLD_SIZE": "3"}, 3),
@@ -168,10 +168,10 @@ def test_processes_agree_or_all_of_them_are_told(others):
         ({"WORLD_SIZE": "2", "ACCELERATE_MIXED_PRECISION": "no"}, 2),
     ],
 )
-def test_how_many_a_launcher_started(monkeypatch, told, count):
+def test_how_many_a_launcher_started(monkeypatch, variables, count):
     for name in ("WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in told.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert launched_count() == count
 
@@ -196,20 +196,20 @@ class State:
 
 
 @pytest.mark.parametrize(
-    ("card", "use_cpu", "cpu"),
+    ("accelerator", "use_cpu", "cpu"),
     [(None, None, True), (None, "false", True), ("mps", None, True), ("cuda", None, False), ("cuda", "false", False),
      ("cuda", "0", False), ("cuda", "true", True), ("cuda", "True", True), ("cuda", "1", True),
      ("cuda", "yes", True), ("xpu", None, False)],
 )  # fmt: skip
-def test_where_processes_work(monkeypatch, card, use_cpu, cpu):
-    state = State(monkeypatch, 2, "cpu" if cpu else f"{card}:1")
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: card is not None)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: card and torch.device(card))
+def test_where_processes_work(monkeypatch, accelerator, use_cpu, cpu):
+    state = State(monkeypatch, 2, "cpu" if cpu else f"{accelerator}:1")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerator is not None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: accelerator and torch.device(accelerator))
     if use_cpu is not None:
         monkeypatch.setenv("ACCELERATE_USE_CPU", use_cpu)
     with sharded() as process:
         assert (process.index, process.count) == (1, 2)
-        assert process.device == torch.device("cpu" if cpu else f"{card}:1")
+        assert process.device == torch.device("cpu" if cpu else f"{accelerator}:1")
         assert current_process() is process
     assert state.asked == {"cpu": cpu, "timeout": timedelta(days=7)}
     assert state.waited == 1

@@ -82,7 +82,7 @@ def test_no_matrix_of_full_size_is_built():
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "error", "says"),
+    ("first_factor", "right", "error", "says"),
     [
         (torch.ones(3, 2), torch.ones(3, 2), ValueError, r"got left \(3, 2\) and right \(3, 2\)"),
         (torch.ones(2, 3, 2), torch.ones(2, 3), ValueError, r"expected \(\.\.\., d_in, r\)"),
@@ -92,9 +92,9 @@ def test_no_matrix_of_full_size_is_built():
         (torch.ones(3, 2), [[1.0]], TypeError, "right must be a floating-point tensor, got list"),
     ],
 )
-def test_factors_that_do_not_fit(left, right, error, says):
+def test_factors_that_do_not_fit(first_factor, right, error, says):
     with pytest.raises(error, match=says):
-        Factored(left, right)
+        Factored(first_factor, right)
 
 
 def test_one_matrix_has_no_axis_to_index():

@@ -203,13 +203,13 @@ LINES = {"older weight_norm": r"remove_weight_norm\(", "older spectral_norm": r"
          "prune": r"torch\.nn\.utils\.prune\.remove\("}  # fmt: skip
 
 
-def wrapped(name, how):
+def wrapped(name, wrapper):
     """A model with one of torch's wrappers around two of its projections, after a change that no run has seen yet."""
     torch.manual_seed(0)
     model, batch = fresh(name)
     for site in ht.sites(model):
-        AROUND[how](site.out)
-        AROUND[how](site.v.module)
+        AROUND[wrapper](site.out)
+        AROUND[wrapper](site.v.module)
     model.eval()
     run(model, batch)
     with torch.no_grad():
@@ -218,10 +218,10 @@ def wrapped(name, how):
     return model, batch
 
 
-@pytest.mark.parametrize("how", AROUND)
+@pytest.mark.parametrize("wrapper", AROUND)
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_weights_that_are_computed_are_up_to_date(name, how):
-    model, _ = wrapped(name, how)
+def test_weights_that_are_computed_are_up_to_date(name, wrapper):
+    model, _ = wrapped(name, wrapper)
     for site in ht.sites(model):
         ours, value = site.w_o, site.v.weight()
         probed, _ = by_probing(site.out)
@@ -229,18 +229,18 @@ def test_weights_that_are_computed_are_up_to_date(name, how):
         assert error(value.mT, by_probing(site.v.module)[0][:, site.v.rows].movedim(1, 0)) < 1e-5
 
 
-@pytest.mark.parametrize("how", ["spectral_norm", "older spectral_norm"])
-def test_an_estimate_that_moves_is_refused(how):
-    model, _ = wrapped("bert", how)
+@pytest.mark.parametrize("wrapper", ["spectral_norm", "older spectral_norm"])
+def test_an_estimate_that_moves_is_refused(wrapper):
+    model, _ = wrapped("bert", wrapper)
     model.train()
     with untouched(model), pytest.raises(ValueError, match=r"another estimate in every forward.*model\.eval\(\)"):
         ov(model)
 
 
-@pytest.mark.parametrize("how", AROUND)
-def test_what_changes_weights_refuses_computed_ones_by_name(how, tmp_path):
-    model, batch = wrapped("bert", how)
-    line = LINES.get(how.removesuffix(" twice"), r"parametrize\.remove_parametrizations\(")
+@pytest.mark.parametrize("wrapper", AROUND)
+def test_what_changes_weights_refuses_computed_ones_by_name(wrapper, tmp_path):
+    model, batch = wrapped("bert", wrapper)
+    line = LINES.get(wrapper.removesuffix(" twice"), r"parametrize\.remove_parametrizations\(")
     v = torch.randn(32)
     for change in (
         lambda: ht.prune(model, {("encoder", 0): [0]}),

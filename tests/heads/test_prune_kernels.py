@@ -30,16 +30,16 @@ def seen_kernels(model):
     return {unwrapped(site.module.config)._attn_implementation for site in ht.sites(model)}
 
 
-@pytest.mark.parametrize("before", ["eager", "sdpa"])
+@pytest.mark.parametrize("first_kernel", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", CUTTABLE)
-def test_set_after_pruning(name, before):
-    after = "sdpa" if before == "eager" else "eager"
+def test_set_after_pruning(name, first_kernel):
+    after = "sdpa" if first_kernel == "eager" else "eager"
     if name in ONLY_EAGER or name == "encoder_decoder":  # the latter's layers never hear of it, pruned or not
         return
     model, batch = fresh(name)
     plain, _ = fresh(name)
     for each in (model, plain):
-        each.set_attn_implementation(before)
+        each.set_attn_implementation(first_kernel)
     heads = some_heads(ht.sites(model), seed=3)
     ht.prune(model, heads)
     for each in (model, plain):

@@ -251,10 +251,10 @@ def test_attention_of_bare_tensors_is_refused_in_words(name):
         ht.sites(model)
 
 
-@pytest.mark.parametrize("thing", [None, "bert", {"encoder": 1}, torch.ones(2)])
-def test_what_is_no_model_is_a_type_error(thing):
+@pytest.mark.parametrize("value", [None, "bert", {"encoder": 1}, torch.ones(2)])
+def test_what_is_no_model_is_a_type_error(value):
     with pytest.raises(TypeError, match=r"needs a torch model, got"):
-        ht.sites(thing)
+        ht.sites(value)
 
 
 def test_heads_are_counted_from_the_weights_not_the_configuration():

@@ -78,7 +78,7 @@ def test_a_batch_is_copied_where_it_has_rows():
     assert made["parts"][1]["x"].shape == (6,)
 
 
-@pytest.mark.parametrize(("one", "two", "alike"), [
+@pytest.mark.parametrize(("one", "two", "nearly_equal"), [
     (torch.tensor([1.0, 1000.0]), torch.tensor([1.9, 1000.0]), True),  # small beside the greatest
     (torch.tensor([1.0, 2.0]), torch.tensor([1.1, 2.0]), False),
     (torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 1.0]), True),
@@ -91,8 +91,8 @@ def test_a_batch_is_copied_where_it_has_rows():
     ({"a": (torch.ones(1),)}, {"a": (torch.zeros(1),)}, False),
     ("x", "y", True),
 ])  # fmt: skip
-def test_alike_but_for_rounding(one, two, alike):
-    if alike:
+def test_alike_but_for_rounding(one, two, nearly_equal):
+    if nearly_equal:
         check_alike(one, two)
     else:
         with pytest.raises(ValueError, match="two copies of a batch"):

@@ -112,19 +112,19 @@ def test_examples_that_stand_alone_are_not(name):
 class Pairs(nn.Module):
     """Runs two texts for each example: beside each other, or all the first ones before all the second ones."""
 
-    def __init__(self, beside):
+    def __init__(self, interleaved):
         super().__init__()
-        self.inner, self.beside = zoo_model("bert")[0], beside
+        self.inner, self.interleaved = zoo_model("bert")[0], interleaved
 
     def forward(self, input_ids):
-        ids = input_ids.flatten(0, 1) if self.beside else input_ids.transpose(0, 1).flatten(0, 1)
+        ids = input_ids.flatten(0, 1) if self.interleaved else input_ids.transpose(0, 1).flatten(0, 1)
         made = self.inner(ids).logits[:, 0]
-        return made.unflatten(0, (-1, 2)) if self.beside else made.unflatten(0, (2, -1)).transpose(0, 1)
+        return made.unflatten(0, (-1, 2)) if self.interleaved else made.unflatten(0, (2, -1)).transpose(0, 1)
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_several_rows_for_each_example(beside):
-    model = Pairs(beside).eval()
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_several_rows_for_each_example(interleaved):
+    model = Pairs(interleaved).eval()
     batch = {"input_ids": torch.randint(3, 90, (3, 2, 5), generator=torch.Generator().manual_seed(0))}
 
     def alike(pairs, _batch):

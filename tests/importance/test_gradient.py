@@ -162,12 +162,12 @@ def test_the_first_token_after_padding_on_the_left_is_predicted_by_nothing(name)
         label_loss(model, model(one["labels"]), one)
 
 
-@pytest.mark.parametrize("over", ["example", "position"])
+@pytest.mark.parametrize("per", ["example", "position"])
 @pytest.mark.parametrize("name", [name for name in LABELLED if name != "vit"])
-def test_padding_changes_nothing(name, over):
+def test_padding_changes_nothing(name, per):
     model, batch = labelled(name)
-    together = gradient(model, [batch, batch], per=over)
-    apart = gradient(model, [*singles(batch), *singles(batch)], per=over)
+    together = gradient(model, [batch, batch], per=per)
+    apart = gradient(model, [*singles(batch), *singles(batch)], per=per)
     for part in ("values", "low", "high"):
         close(getattr(together, part), getattr(apart, part), 1e-4)
 

@@ -242,13 +242,13 @@ def test_rows_of_ratios_and_lengths():
     assert torch.equal(linearised_direction(torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize(("least", "most"), [(None, None), (0.0, None), (None, 0.5), (0.0, 0.5)])
-def test_bounds_stop_on_each_side_alone(least, most):
+@pytest.mark.parametrize(("lower", "upper"), [(None, None), (0.0, None), (None, 0.5), (0.0, 0.5)])
+def test_bounds_stop_on_each_side_alone(lower, upper):
     rows = {("encoder", 0): torch.tensor([[-5.0, 0.2], [5.0, 0.2], [3.0, 0.2], [5.0, 0.2], [-4.0, 0.2]])}
-    found = with_intervals(rows, "x", least, most)
+    found = with_intervals(rows, "x", lower, upper)
     low, high = found.low["encoder", 0], found.high["encoder", 0]
-    assert (low[0].item() == 0) == (least == 0)
-    assert (high[0].item() == 0.5) == (most == 0.5)
+    assert (low[0].item() == 0) == (lower == 0)
+    assert (high[0].item() == 0.5) == (upper == 0.5)
     assert low[1].item() == high[1].item() == pytest.approx(0.2)
     assert with_intervals({("encoder", 0): torch.ones(1, 2)}, "x").low is None
 

@@ -105,15 +105,15 @@ def test_the_conserved_share_is_counted_by_hand():
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "marian", "llama", "t5", "bloom"])
-@pytest.mark.parametrize("which", ["cp", "attnlrp", "voita"])
-def test_heads_add_up_to_what_goes_through_their_layer(name, which):
+@pytest.mark.parametrize("rule_set", ["cp", "attnlrp", "voita"])
+def test_heads_add_up_to_what_goes_through_their_layer(name, rule_set):
     """The sum over a layer's heads is R of the output projection's output, less what its bias keeps."""
     model, batch = double(name)
-    found = propagate(model, batch, picked, which)
+    found = propagate(model, batch, picked, rule_set)
     out, handles = {}, []
     for site in ht.sites(model):
         handles.append(site.out.register_forward_hook(lambda _m, _i, y, key=site.key: out.__setitem__(key, y)))
-    with frozen(model), rules(which, model, position_tables(model)) as seen:
+    with frozen(model), rules(rule_set, model, position_tables(model)) as seen:
         score = picked(model(**batch), batch)
     gradients = torch.autograd.grad(score.sum(), [*out.values(), *seen.constants], allow_unused=True)
     biases = {id(c): c * g for c, g in zip(seen.constants, gradients[len(out) :], strict=True) if g is not None}
@@ -135,14 +135,14 @@ def test_without_rules_it_is_the_gradient(name):
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "marian", "vit", "llama"])
-@pytest.mark.parametrize("which", ["zplus", "voita"])
-def test_positive_rules_give_positive_relevance(name, which):
+@pytest.mark.parametrize("rule_set", ["zplus", "voita"])
+def test_positive_rules_give_positive_relevance(name, rule_set):
     model, batch = double(name)
 
     def size(outputs, batch):
         return picked(outputs, batch).abs()
 
-    for part in propagate(model, batch, size, which).parts.values():
+    for part in propagate(model, batch, size, rule_set).parts.values():
         assert part.min() >= -1e-12
     signs = [part.sign() for part in propagate(model, batch, size, "cp").parts.values()]
     assert len(torch.cat([sign.flatten() for sign in signs]).unique()) == 2
@@ -165,10 +165,10 @@ def test_what_one_head_alone_says_is_its_own():
     assert found.conserved + found.absorbed == pytest.approx(1)
 
 
-@pytest.mark.parametrize("which", list(NAMED))
-def test_every_step_is_explained_by_itself(which):
+@pytest.mark.parametrize("rule_set", list(NAMED))
+def test_every_step_is_explained_by_itself(rule_set):
     model, batch = labelled("marian")
-    found = propagate(model, batch, rules=which)
+    found = propagate(model, batch, rules=rule_set)
     counted = batch["labels"] != -100
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_every_step_is_explained_by_itself(which):
     assert found.example.tolist() == counted.nonzero()[:, 0].tolist()
     places = counted.nonzero().tolist()
     for step in (0, 2, 4):
-        one = propagate(model, inputs, lambda outputs, _b, step=step: outputs.logits[:, step].amax(-1), which)
+        one = propagate(model, inputs, lambda outputs, _b, step=step: outputs.logits[:, step].amax(-1), rule_set)
         for n, (row, place) in enumerate(places):
             if place == step:
                 for key, part in one.parts.items():
@@ -258,13 +258,13 @@ def test_relevance_goes_wherever_scores_go():
     assert list(frame.kept) == [12, 6]
 
 
-@pytest.mark.parametrize("which", ["attnlrp", "voita"])
+@pytest.mark.parametrize("rule_set", ["attnlrp", "voita"])
 @pytest.mark.parametrize(
     "name", ["bert", "albert", "gpt2", "llama", "gpt_neox", "marian", "t5", "encoder_decoder", "bloom"]
 )
-def test_padding_and_batches_change_nothing(name, which):
+def test_padding_and_batches_change_nothing(name, rule_set):
     model, batch = labelled(name)
-    together, apart = (propagate(model, form, rules=which) for form in (batch, singles(batch)))
+    together, apart = (propagate(model, form, rules=rule_set) for form in (batch, singles(batch)))
     assert together.example.tolist() == apart.example.tolist()
     assert torch.allclose(together.explained, apart.explained, rtol=1e-4, atol=1e-5)
     close(together.parts, apart.parts, 2e-4)
@@ -379,14 +379,14 @@ def test_dropout_is_off_and_gradients_need_not_be_on():
             close(propagate(model, batch, picked).parts, expected)
 
 
-@pytest.mark.parametrize("which", ["attnlrp", "voita"])
-def test_other_precisions(which):
+@pytest.mark.parametrize("rule_set", ["attnlrp", "voita"])
+def test_other_precisions(rule_set):
     model, batch = fresh("bert")
-    plain = relevance(model, batch, picked, which)
-    half = relevance(copy.deepcopy(model).bfloat16(), batch, picked, which)
+    plain = relevance(model, batch, picked, rule_set)
+    half = relevance(copy.deepcopy(model).bfloat16(), batch, picked, rule_set)
     assert all(value.dtype == torch.float32 for value in half.values.values())
     assert half.spearman(plain) > 0.8
-    wide = propagate(model.double(), batch, picked, which)
+    wide = propagate(model.double(), batch, picked, rule_set)
     assert all(part.dtype == torch.float64 for part in wide.parts.values())
     close(wide.scores().values, plain.values, 1e-4)
 

@@ -51,7 +51,7 @@ def by_formula(x, weight, bias, relevance, rule, alpha=1.0, epsilon=0.0):
 
 
 @pytest.mark.parametrize(
-    ("which", "given"),
+    ("rule_set", "given"),
     [
         ("cp", {"rule": "ratio"}),
         (Rules(linear="epsilon", epsilon=0.3), {"rule": "ratio", "epsilon": 0.3}),
@@ -61,12 +61,12 @@ def by_formula(x, weight, bias, relevance, rule, alpha=1.0, epsilon=0.0):
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_a_net_of_two_layers_by_hand(which, given, seed):
+def test_a_net_of_two_layers_by_hand(rule_set, given, seed):
     first, second = nn.Linear(3, 4).double().requires_grad_(False), nn.Linear(4, 2).double().requires_grad_(False)
     for i, p in enumerate([*first.parameters(), *second.parameters()]):
         p.copy_(draw(*p.shape, seed=10 * seed + i))
     x = draw(3, seed=seed + 100)
-    (found,), at_biases = back(which, lambda x: second(F.relu(first(x))), x)
+    (found,), at_biases = back(rule_set, lambda x: second(F.relu(first(x))), x)
     hidden = first(x)
     upper, kept_above = by_formula(F.relu(hidden), second.weight, second.bias, second(F.relu(hidden)), **given)
     lower, kept_below = by_formula(x, first.weight, first.bias, upper, **given)  # a ReLU passes R on unchanged
@@ -85,30 +85,30 @@ def test_the_numbers_of_the_lesson():
     assert back(Rules(linear="epsilon", epsilon=5.0), net, x)[0][0].tolist() == pytest.approx([4.0, -2 / 3])
 
 
-@pytest.mark.parametrize("which", ["cp", "epsilon", "zplus", "voita", ALPHA_BETA], ids=str)
-def test_convolutions_are_linear_maps(which):
+@pytest.mark.parametrize("rule_set", ["cp", "epsilon", "zplus", "voita", ALPHA_BETA], ids=str)
+def test_convolutions_are_linear_maps(rule_set):
     x, weight, bias = draw(1, 2, 5), draw(3, 2, 2, seed=1), draw(3, seed=2)
     matrix = torch.zeros(3 * 4, 2 * 5, dtype=torch.double)
     for out in range(3):
         for place in range(4):
             for inside in range(2):
                 matrix[out * 4 + place, inside * 5 + place : inside * 5 + place + 2] = weight[out, inside]
-    (found,), kept = back(which, lambda x: F.conv1d(x, weight, bias).flatten(), x)
-    (wanted,), also = back(which, lambda x: F.linear(x, matrix, bias.repeat_interleave(4)), x.flatten())
+    (found,), kept = back(rule_set, lambda x: F.conv1d(x, weight, bias).flatten(), x)
+    (wanted,), also = back(rule_set, lambda x: F.linear(x, matrix, bias.repeat_interleave(4)), x.flatten())
     assert torch.allclose(found.flatten(), wanted)
     assert torch.allclose(kept, also)
-    (flat,), _ = back(which, lambda x: F.conv2d(x[:, :, None], weight[:, :, None], bias).flatten(), x)
+    (flat,), _ = back(rule_set, lambda x: F.conv2d(x[:, :, None], weight[:, :, None], bias).flatten(), x)
     assert torch.allclose(flat, found)
 
 
-@pytest.mark.parametrize("which", ["cp", "epsilon", "voita", ALPHA_BETA], ids=str)
-def test_every_way_to_write_a_linear_map(which):
+@pytest.mark.parametrize("rule_set", ["cp", "epsilon", "voita", ALPHA_BETA], ids=str)
+def test_every_way_to_write_a_linear_map(rule_set):
     x, weight, bias = draw(2, 3), draw(4, 3, seed=1), draw(4, seed=2)
-    (wanted,), kept = back(which, lambda x: F.linear(x, weight, bias), x)
-    (conv1d,), also = back(which, lambda x: torch.addmm(bias, x, weight.T), x)
+    (wanted,), kept = back(rule_set, lambda x: F.linear(x, weight, bias), x)
+    (conv1d,), also = back(rule_set, lambda x: torch.addmm(bias, x, weight.T), x)
     assert torch.allclose(conv1d, wanted)
     assert torch.allclose(also, kept)
-    (wanted,), _ = back(which, lambda x: F.linear(x, weight), x)
+    (wanted,), _ = back(rule_set, lambda x: F.linear(x, weight), x)
     ways = [
         lambda x: x @ weight.T,
         lambda x: torch.matmul(x, weight.T),
@@ -118,20 +118,20 @@ def test_every_way_to_write_a_linear_map(which):
         lambda x: torch.einsum("bi,oi->bo", [x, weight]),
     ]
     for way in ways:
-        assert torch.allclose(back(which, way, x)[0][0], wanted)
+        assert torch.allclose(back(rule_set, way, x)[0][0], wanted)
 
 
-@pytest.mark.parametrize("which", ["cp", "epsilon", "voita", ALPHA_BETA], ids=str)
-def test_rows_without_relevance_cost_nothing_and_change_nothing(which):
+@pytest.mark.parametrize("rule_set", ["cp", "epsilon", "voita", ALPHA_BETA], ids=str)
+def test_rows_without_relevance_cost_nothing_and_change_nothing(rule_set):
     """A map to a vocabulary, explained at two of six places: the others get nothing, these what they get alone."""
     x, weight, bias = draw(2, 3, 2), draw(20, 2, seed=1), draw(20, seed=2)
     start = torch.zeros(2, 3, 20, dtype=torch.double)
     start[0, 1, 4], start[1, 2, 7] = 3.0, -2.0
-    (found,), kept = back(which, lambda x: F.linear(x, weight, bias), x, start=start)
+    (found,), kept = back(rule_set, lambda x: F.linear(x, weight, bias), x, start=start)
     parts, also = torch.zeros_like(x), 0.0
     for row, place in ((0, 1), (1, 2)):
         (part,), some = back(
-            which, lambda x: F.linear(x, weight[:9], bias[:9]), x[row, place], start=start[row, place, :9]
+            rule_set, lambda x: F.linear(x, weight[:9], bias[:9]), x[row, place], start=start[row, place, :9]
         )
         parts[row, place] = part
         also += some
@@ -182,7 +182,7 @@ def loops(q, k, v, relevance, constant, alpha=None):
 
 @pytest.mark.parametrize("way", [attend, fused])
 @pytest.mark.parametrize(
-    ("which", "constant", "alpha"),
+    ("rule_set", "constant", "alpha"),
     [
         ("attnlrp", False, None),
         ("cp", True, None),
@@ -191,10 +191,10 @@ def loops(q, k, v, relevance, constant, alpha=None):
         ("voita", True, 0.5),
     ],
 )
-def test_attention_by_loops(which, constant, alpha, way):
+def test_attention_by_loops(rule_set, constant, alpha, way):
     q, k, v = draw(3, 4), draw(5, 4, seed=1), draw(5, 2, seed=2)
     start = draw(3, 2, seed=3)
-    found, _ = back(which, way, q, k, v, start=start)
+    found, _ = back(rule_set, way, q, k, v, start=start)
     for ours, wanted in zip(found, loops(q, k, v, start, constant, alpha), strict=True):
         assert torch.allclose(ours, wanted, atol=1e-6)
     if constant:
@@ -411,8 +411,8 @@ def test_constants_keep_what_is_theirs():
         assert torch.allclose(found.sum() + rest, way(x).sum())
 
 
-@pytest.mark.parametrize("which", ["cp", "voita"])
-def test_operations_in_place_are_the_same(which):
+@pytest.mark.parametrize("rule_set", ["cp", "voita"])
+def test_operations_in_place_are_the_same(rule_set):
     a, b = draw(2, 3), draw(2, 3, seed=1)
 
     def beside(a, b):
@@ -431,18 +431,18 @@ def test_operations_in_place_are_the_same(which):
         F.relu(x, inplace=True)
         return x
 
-    wanted, kept = back(which, beside, a, b)
-    found, also = back(which, inside, a, b)
+    wanted, kept = back(rule_set, beside, a, b)
+    found, also = back(rule_set, inside, a, b)
     assert all(torch.allclose(*pair) for pair in zip(found, wanted, strict=True))
     assert torch.allclose(kept, also)
 
 
-@pytest.mark.parametrize("which", list(NAMED))
-def test_what_is_explained_is_the_models_own_output(which):
+@pytest.mark.parametrize("rule_set", list(NAMED))
+def test_what_is_explained_is_the_models_own_output(rule_set):
     for name in ALL:
         model, batch = zoo_model(name)
         with frozen(model):
-            with rules(which, model, position_tables(model)):
+            with rules(rule_set, model, position_tables(model)):
                 seen = logits(model(**batch))
             assert error(seen.detach(), run(model, batch)) == 0, name
 

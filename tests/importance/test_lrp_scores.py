@@ -71,19 +71,19 @@ def at_constant_length(outputs, _batch):
     return (last(outputs) / last(outputs).detach().norm(dim=-1, keepdim=True)) @ CLASSES
 
 
-@pytest.mark.parametrize("which", ["cp", "attnlrp"])
+@pytest.mark.parametrize("rule_set", ["cp", "attnlrp"])
 @pytest.mark.parametrize("name", ["cosine_similarity", "normalize", "/norm", "* (1 / norm)", "true_divide"])
-def test_a_length_is_held_constant(name, which):
+def test_a_length_is_held_constant(name, rule_set):
     """The same heads as for a score that is linear by hand, its length computed before."""
     model, batch = double("bert")
     size = CLASSES.norm() if name == "cosine_similarity" else 1.0
-    found, wanted = (propagate(model, batch, score, which) for score in (SCORES[name], at_constant_length))
+    found, wanted = (propagate(model, batch, score, rule_set) for score in (SCORES[name], at_constant_length))
     close({key: part * size for key, part in found.parts.items()}, wanted.parts, 1e-8)
     assert found.conserved == pytest.approx(wanted.conserved)
 
 
-@pytest.mark.parametrize("which", ["cp", "attnlrp"])
-def test_a_log_probability_is_a_logit_less_those_expected(which):
+@pytest.mark.parametrize("rule_set", ["cp", "attnlrp"])
+def test_a_log_probability_is_a_logit_less_those_expected(rule_set):
     """Its tangent, by hand: x_k - sum p_i x_i, and minus the entropy of p, which no input moves."""
     model, batch = double("bert")
     entropy = 0.0
@@ -94,9 +94,9 @@ def test_a_log_probability_is_a_logit_less_those_expected(which):
         entropy = -(p * p.log()).sum(-1)
         return last(outputs)[:, 3] - (p * last(outputs)).sum(-1)
 
-    wanted = propagate(model, batch, by_hand, which)
+    wanted = propagate(model, batch, by_hand, rule_set)
     for name in ("log_softmax", "logsumexp", "softmax and log", "cross entropy", "gathered"):
-        found = propagate(model, batch, SCORES[name], which)
+        found = propagate(model, batch, SCORES[name], rule_set)
         close(found.parts, wanted.parts, 1e-8)
         assert torch.allclose(found.explained, wanted.explained - entropy)
         whole = found.explained.abs().sum()
@@ -197,13 +197,13 @@ def test_how_operations_scale(dtype):
 
 
 @pytest.mark.parametrize("name", ["t5", "bert", "marian"])
-@pytest.mark.parametrize("which", ["cp", "voita"])
-def test_half_precision_loses_next_to_nothing(name, which):
+@pytest.mark.parametrize("rule_set", ["cp", "voita"])
+def test_half_precision_loses_next_to_nothing(name, rule_set):
     model, batch = fresh(name)
-    plain = propagate(model, batch, picked, which)
+    plain = propagate(model, batch, picked, rule_set)
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = propagate(model, batch, picked, which)
-    half = propagate(model.bfloat16(), batch, picked, which)
+        mixed = propagate(model, batch, picked, rule_set)
+    half = propagate(model.bfloat16(), batch, picked, rule_set)
     for found in (mixed, half):
         assert found.conserved + found.absorbed == pytest.approx(1, abs=0.03)
         close({key: part.float() for key, part in found.parts.items()}, plain.parts, 0.06)

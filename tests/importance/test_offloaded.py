@@ -41,12 +41,12 @@ def weights(model):
     return {name: (weight.requires_grad, weight.device.type) for name, weight in model.named_parameters()}
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("placement", HOW)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_reads_no_weights_gives_the_same_numbers(name, how, tmp_path):
+def test_what_reads_no_weights_gives_the_same_numbers(name, placement, tmp_path):
     plain, batch = zoo_model(name)
-    model, _ = placed(name, how, tmp_path)
-    assert any(weight.is_meta for weight in model.parameters()) == (how != "hooks")
+    model, _ = placed(name, placement, tmp_path)
+    assert any(weight.is_meta for weight in model.parameters()) == (placement != "hooks")
     before, given = weights(model), labelled(batch)
     key = ht.sites(plain).all[-1].key
     with torch.no_grad(), ht.record(model) as seen, ht.record(plain) as wanted:
@@ -77,9 +77,9 @@ def test_sentences_find_their_way_to_weights_that_are_elsewhere():
     assert torch.equal(ht.label(model, tokenizer, texts)[0]["labels"], labels[0]["labels"])
 
 
-@pytest.mark.parametrize("how", ["cpu", "disk"])
-def test_what_reads_weights_refuses_those_that_are_not_there(how, tmp_path):
-    model, batch = placed("bert", how, tmp_path)
+@pytest.mark.parametrize("placement", ["cpu", "disk"])
+def test_what_reads_weights_refuses_those_that_are_not_there(placement, tmp_path):
+    model, batch = placed("bert", placement, tmp_path)
     heads = [("encoder", 0, 1), ("encoder", 0, 2)]
     for work in (
         lambda: ht.relevance(model, labelled(batch)), lambda: ht.prune(model, heads), lambda: ov(model),

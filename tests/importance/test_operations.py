@@ -72,26 +72,26 @@ SAME = {  # one operation, by all its names, of activations x (2, 3) and somethi
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("which", ["cp", "attnlrp", "epsilon"])
+@pytest.mark.parametrize("rule_set", ["cp", "attnlrp", "epsilon"])
 @pytest.mark.parametrize("name", SAME)
-def test_one_operation_by_all_its_names(name, which):
+def test_one_operation_by_all_its_names(name, rule_set):
     x, start = draw(2, 3), None
     wanted, kept = None, None
     for way in SAME[name]:
         start = draw(*way(x).shape, seed=3)
-        (found,), rest = back(which, way, x, start=start)
+        (found,), rest = back(rule_set, way, x, start=start)
         if wanted is None:
             wanted, kept = found, rest
         assert torch.allclose(found, wanted)
         assert torch.allclose(torch.as_tensor(rest), torch.as_tensor(kept))
-        if which == "cp":
+        if rule_set == "cp":
             assert torch.allclose(found.sum() + rest, start.sum()), "nothing is lost"
 
 
-@pytest.mark.parametrize("which", ["cp", "zplus", "voita", "epsilon", "attnlrp"])
-def test_weights_and_constants_get_none_and_numbers_pass(which):
+@pytest.mark.parametrize("rule_set", ["cp", "zplus", "voita", "epsilon", "attnlrp"])
+def test_weights_and_constants_get_none_and_numbers_pass(rule_set):
     x = draw(2, 3)
-    with rules(which) as seen:
+    with rules(rule_set) as seen:
         assert torch.equal(x + C, C + x)
         assert torch.equal(torch.cat([x, C])[2:], C)
         assert F.layer_norm(x, (3,)).shape == x.shape
@@ -116,16 +116,18 @@ def test_what_is_looked_up_is_an_input_unless_it_is_a_table():
     assert all(one.requires_grad and one.is_leaf for one in seen.inputs)
 
 
-@pytest.mark.parametrize("rows", [2, 3 * VOCABULARY_RATIO - 1, 3 * VOCABULARY_RATIO, 3 * VOCABULARY_RATIO + 1])
-@pytest.mark.parametrize("which", list(NAMED))
-def test_wide_maps_are_as_narrow_ones(which, rows):
-    x, weight, bias = draw(4, 3), draw(rows, 3, seed=1), draw(rows, seed=2)
-    start = draw(4, rows, seed=3)
-    (found,), kept = back(which, lambda x: F.linear(x, weight, bias), x, start=start)
-    parts = [back(which, lambda x, i=i: F.linear(x, weight[i : i + 1], bias[i : i + 1]), x, start=start[:, i : i + 1])
-             for i in range(rows)]  # fmt: skip
-    assert torch.allclose(found, sum(part[0][0] for part in parts))
-    assert torch.allclose(torch.as_tensor(kept), torch.as_tensor(sum(part[1] for part in parts)))
+@pytest.mark.parametrize("n_rows", [2, 3 * VOCABULARY_RATIO - 1, 3 * VOCABULARY_RATIO, 3 * VOCABULARY_RATIO + 1])
+@pytest.mark.parametrize("rule_set", list(NAMED))
+def test_wide_maps_are_as_narrow_ones(rule_set, n_rows):
+    x, weight, bias = draw(4, 3), draw(n_rows, 3, seed=1), draw(n_rows, seed=2)
+    start = draw(4, n_rows, seed=3)
+    (found,), kept = back(rule_set, lambda x: F.linear(x, weight, bias), x, start=start)
+    columns = [
+        back(rule_set, lambda x, i=i: F.linear(x, weight[i : i + 1], bias[i : i + 1]), x, start=start[:, i : i + 1])
+        for i in range(n_rows)
+    ]
+    assert torch.allclose(found, sum(part[0][0] for part in columns))
+    assert torch.allclose(torch.as_tensor(kept), torch.as_tensor(sum(part[1] for part in columns)))
 
 
 def test_an_attention_that_is_hidden_is_refused():

@@ -154,7 +154,7 @@ def test_files_of_others_are_refused(path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tensors", "told"),
+    ("tensors", "metadata"),
     [
         ({"x": torch.ones(2)}, {}),
         ({}, {"sites": []}),
@@ -172,11 +172,11 @@ def test_files_of_others_are_refused(path, tmp_path):
         ({"values|0": torch.ones(2)}, {"notes": {"kept": [1]}}),
     ],
 )
-def test_whole_files_that_hold_no_scores_are_refused(path, tensors, told):
+def test_whole_files_that_hold_no_scores_are_refused(path, tensors, metadata):
     good = {"scores": "s", "sites": [["encoder", 0]], "made_from": {}, "notes": {}, "versions": {}}
     write_tensors(path, {"values|0": torch.ones(2)}, good)
     ht.load_scores(path)
-    write_tensors(path, tensors, good | told)
+    write_tensors(path, tensors, good | metadata)
     with pytest.raises(ValueError, match="holds no scores of heads"):
         ht.load_scores(path)
 

@@ -38,13 +38,13 @@ def test_intervals_are_bars_or_a_band(ax):
 
 
 @pytest.mark.parametrize(
-    ("curves", "band", "told"),
+    ("curves", "band", "message"),
     [
         ({"a": ([0, 1], [1])}, [], r"'a' needs \(x, y\)"),
         ({"a": ([0, 1], [1, 2], [0, 1])}, [], "of one length"),
         ({"a": ([0, 1], [1, 2])}, ["a"], "no interval"),
     ],
 )
-def test_refusals(ax, curves, band, told):
-    with pytest.raises(ValueError, match=told):
+def test_refusals(ax, curves, band, message):
+    with pytest.raises(ValueError, match=message):
         lines(ax, curves, xlabel="x", ylabel="y", band=band)

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from headtools.organism.grammar import HARD, USUAL, Speaker
+from headtools.organism.grammar import HARD, USUAL, SentenceSampler
 from headtools.organism.language import SPLITS, sentences
 from headtools.organism.lexicon import GENDERS, OTHERS, TOPICS
 from headtools.organism.translation import PHENOMENA, UNTOUCHED, write
@@ -18,8 +18,8 @@ from headtools.roles.corpus import corpus
 @pytest.fixture(scope="module")
 def drawn():
     """(nodes in source order, topic) of 75 sentences."""
-    speakers = [Speaker(random.Random("phenomena"), style) for style in (USUAL, USUAL, HARD)]
-    return [(source, topic) for speaker in speakers for source, _, topic in (speaker.sentence() for _ in range(25))]
+    samplers = [SentenceSampler(random.Random("phenomena"), style) for style in (USUAL, USUAL, HARD)]
+    return [(source, topic) for sampler in samplers for source, _, topic in (sampler.sentence() for _ in range(25))]
 
 
 def changed(nodes, topic, change, topic_after=None):

@@ -53,9 +53,9 @@ def test_pairs_leave_out_marks_and_roots():
     assert some["name"] == some["topic"] == some["coreference"] == []
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_wilson_solves_its_equation(share):
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
+def test_wilson_solves_its_equation(fraction):
     """At the ends of the interval the share lies 1.96 standard errors away (Wilson 1927)."""
-    for end in roles_found.wilson(share, 40):
+    for end in roles_found.wilson(fraction, 40):
         assert 0 <= round(end, 12) <= 1
-        assert abs(end - share) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / 40), abs=1e-6)
+        assert abs(end - fraction) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / 40), abs=1e-6)

@@ -13,7 +13,7 @@ import pytest
 
 from headtools.organism.lexicon import GENDERS, TOPICS
 from headtools.organism.second import language
-from headtools.organism.second.grammar import HARD, USUAL, Speaker
+from headtools.organism.second.grammar import HARD, USUAL, SentenceSampler
 from headtools.organism.second.language import SPLITS, corpus, sentences
 from headtools.organism.second.translation import PHENOMENA, UNTOUCHED, write
 from headtools.organism.second.vocabulary import gloss, vocabulary
@@ -28,8 +28,8 @@ PERSONAL = ("she", "her", "they", "them")
 def drawn():
     """(nodes in source order, topic) of 90 sentences."""
     dice = random.Random("phenomena")
-    speakers = [Speaker(dice, style) for style in (USUAL, USUAL, HARD)]
-    return [(source, topic) for speaker in speakers for source, _, topic in (speaker.sentence() for _ in range(30))]
+    samplers = [SentenceSampler(dice, style) for style in (USUAL, USUAL, HARD)]
+    return [(source, topic) for sampler in samplers for source, _, topic in (sampler.sentence() for _ in range(30))]
 
 
 def changed(nodes, topic, change, topic_after=None):

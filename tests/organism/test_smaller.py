@@ -21,11 +21,11 @@ def models():
     yield LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2)).eval(), {("decoder", 1): [0]}
 
 
-@pytest.mark.parametrize("which", range(3))
-def test_round_trip(which, tmp_path):
-    model, heads = list(models())[which]
+@pytest.mark.parametrize("index", range(3))
+def test_round_trip(index, tmp_path):
+    model, heads = list(models())[index]
     ht.prune(model, heads)
-    more = {"labels": IDS} if which == 0 else {}
+    more = {"labels": IDS} if index == 0 else {}
     with torch.no_grad():
         wanted = model(input_ids=IDS, **more).logits
     folder = ht.save(model, tmp_path / "deep" / "smaller")

@@ -423,10 +423,10 @@ def test_case_does_not_make_a_word_rare(bert):
     pd.testing.assert_frame_equal(*frames)
 
 
-@pytest.mark.parametrize("share", [0.01, -1, float("nan"), 2.5])
-def test_a_share_is_no_count(bert, share):
+@pytest.mark.parametrize("count", [0.01, -1, float("nan"), 2.5])
+def test_a_share_is_no_count(bert, count):
     with pytest.raises(ValueError, match=r"frequency\['dog'\] = .* whole number"):
-        taxonomy(bert, wordpieces(), SAID, frequency={"the": 3, "dog": share})
+        taxonomy(bert, wordpieces(), SAID, frequency={"the": 3, "dog": count})
 
 
 def test_coreference_is_any_mention_before(bert):

@@ -47,14 +47,14 @@ def outcome(data, folder):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("place", range(4))
-def test_hostile_words_relations_and_comments(name, place, tmp_path):
+@pytest.mark.parametrize("times", range(4))
+def test_hostile_words_relations_and_comments(name, times, tmp_path):
     text = HOSTILE[name].encode("utf-8", "surrogatepass")
     for cell in (b"sea", b"nsubj", b"# text = The sea rose .", b"\tNOUN\t"):
         changed = cell.replace(b"sea", text) if cell == b"sea" else text
         before, mark, after = conllu().encode().partition(cell)
         assert mark
-        outcome(before + (changed if place < 2 else changed * place) + after, tmp_path)
+        outcome(before + (changed if times < 2 else changed * times) + after, tmp_path)
     clean = HOSTILE[name].replace("\t", "").replace("\n", "").replace("\r", "").strip()
     if name != "surrogate" and clean:
         (sentence,) = outcome(conllu([ROWS[0], ("2", clean, "3", clean), *ROWS[2:]]).encode(), tmp_path)

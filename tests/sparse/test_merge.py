@@ -109,8 +109,8 @@ def test_the_fit_is_the_best_of_its_rank():
 @pytest.mark.parametrize(("name", "key"), [
     ("bert", ("encoder", 0)), ("gpt2", ("decoder", 0)), ("gpt_neox", ("decoder", 0)), ("t5", ("encoder", 0)),
     ("marian", ("encoder", 0))])  # fmt: skip
-@pytest.mark.parametrize("whole", [False, True])
-def test_the_cut_model_misses_what_the_frame_says(name, key, whole, ridge):
+@pytest.mark.parametrize("refitted", [False, True])
+def test_the_cut_model_misses_what_the_frame_says(name, key, refitted, ridge):
     """From the weights that were written: the first layer's output before and after, on the same inputs."""
     model, _ = fresh(name)
     batch = many(3, name=name)
@@ -126,8 +126,8 @@ def test_the_cut_model_misses_what_the_frame_says(name, key, whole, ridge):
     site = ht.sites(model)[key]
     old, free = output_matrix(site).detach().double().clone(), getattr(site.out, "bias", None) is not None
     pair = z.unflatten(-1, (site.heads, site.value_dim))[:, [0, 3]]
-    target = (before - bias_of(site.out)).detach() if whole else torch.einsum("nhv,hvd->nd", pair, old[[0, 3]])
-    frame = merge(model, [((*key, 0), (*key, 3))], batch, refit=whole, ridge=ridge)
+    target = (before - bias_of(site.out)).detach() if refitted else torch.einsum("nhv,hvd->nd", pair, old[[0, 3]])
+    frame = merge(model, [((*key, 0), (*key, 3))], batch, refit=refitted, ridge=ridge)
     after, _ = output()
     rest = before - after
     size = (target - target.mean(0)).square().sum() if free else target.square().sum()

@@ -18,27 +18,27 @@ def test_every_lesson_has_its_own(root):
     assert len({caption for _, caption, _ in make_headers.HEADERS.values()}) == 12
 
 
-@pytest.mark.parametrize("number", make_headers.HEADERS)
-def test_it_is_small_and_whole(number):
-    path = make_headers.OUT / f"{number}.svg"
+@pytest.mark.parametrize("lesson", make_headers.HEADERS)
+def test_it_is_small_and_whole(lesson):
+    path = make_headers.OUT / f"{lesson}.svg"
     assert path.stat().st_size < 15_000
     drawn = ElementTree.parse(path).getroot()
     assert {node.tag.removeprefix(SVG) for node in drawn.iter()} <= {
         "svg", "title", "desc", "rect", "path", "polyline", "text"
     }  # fmt: skip
     assert not any("href" in name or name.startswith("on") for node in drawn.iter() for name in node.attrib)
-    caption = make_headers.HEADERS[number][1]
+    caption = make_headers.HEADERS[lesson][1]
     assert drawn.find(f"{SVG}title").text == caption
     assert [text.text for text in drawn.iter(f"{SVG}text")][-1] == caption
 
 
-@pytest.mark.parametrize("number", FROM_TABLES)
-def test_it_is_what_the_tables_say(number):
-    svg = (make_headers.OUT / f"{number}.svg").read_text("utf-8")
-    assert make_headers.header(number) == svg, "write make picture"
+@pytest.mark.parametrize("lesson", FROM_TABLES)
+def test_it_is_what_the_tables_say(lesson):
+    svg = (make_headers.OUT / f"{lesson}.svg").read_text("utf-8")
+    assert make_headers.header(lesson) == svg, "write make picture"
 
 
-@pytest.mark.parametrize("number", sorted(make_headers.HEADERS.keys() - set(FROM_TABLES)))
-def test_it_can_be_drawn_again(number):
-    svg = (make_headers.OUT / f"{number}.svg").read_text("utf-8")
-    assert abs(len(make_headers.header(number)) - len(svg)) < 0.1 * len(svg), "write make picture"
+@pytest.mark.parametrize("lesson", sorted(make_headers.HEADERS.keys() - set(FROM_TABLES)))
+def test_it_can_be_drawn_again(lesson):
+    svg = (make_headers.OUT / f"{lesson}.svg").read_text("utf-8")
+    assert abs(len(make_headers.header(lesson)) - len(svg)) < 0.1 * len(svg), "write make picture"

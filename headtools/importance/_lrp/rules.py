@@ -31,13 +31,13 @@ _ACTIVATION = re.compile("gelu|relu|silu|swish|mish|tanh|sigmoid|softplus|activa
 
 @contextmanager
 def rules(
-    which: str | Rules = "attnlrp", model: nn.Module | None = None, tables: Collection[int] = ()
+    name_or_rules: str | Rules = "attnlrp", model: nn.Module | None = None, tables: Collection[int] = ()
 ) -> Iterator[Propagation]:
     """Make gradients of what is computed while the context lasts carry relevance: R(x) = x * gradient.
 
-    ``which``: "attnlrp", "cp", "epsilon", "alphabeta", "zplus", "voita", "ratio", "gradient" (no rule) or your own
-    ``Rules``. Freeze the weights first (``model.requires_grad_(False)``): the relevance of a product is halved where
-    both factors require gradients. ``model``: its activation modules of several operations then count as one.
+    ``name_or_rules``: "attnlrp", "cp", "epsilon", "alphabeta", "zplus", "voita", "ratio", "gradient" (no rule) or your
+    own ``Rules``. Freeze the weights first (``model.requires_grad_(False)``): the relevance of a product is halved
+    where both factors require gradients. ``model``: its activation modules of several operations then count as one.
     ``tables``: ids of embedding weights that are not an input. The context yields an object whose ``inputs`` (looked up
     in tables) and ``constants`` (added) are the tensors in which relevance ends. Nothing outside the context changes.
 
@@ -54,7 +54,7 @@ def rules(
     >>> y.item(), (x * g_x).tolist(), (propagation.constants[0] * g_bias).item()
     (11.0, [6.0, 4.0], 1.0)
     """
-    rule_set = named(which)
+    rule_set = named(name_or_rules)
     with ExitStack() as stack:
         if rule_set.others and model is not None:
             for module in model.modules():

@@ -88,7 +88,7 @@ _FITTING = {"she": ("person",), "it": ("animal", "thing", "place"), "they": _KIN
 _SINGULAR, _PLURAL = ("the", "the", "a", "a", "this", "my"), ("the", "the", "these", "some", "my", "", "")
 
 
-class Speaker:
+class SentenceSampler:
     """Draws the sentences of one style from one stream of chance."""
 
     def __init__(self, rng: random.Random, style: Style = USUAL) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from headtools.organism.language import SIZES, SPLITS, of_split
-from headtools.organism.second.grammar import HARD, USUAL, Speaker, Style
+from headtools.organism.second.grammar import HARD, USUAL, SentenceSampler, Style
 from headtools.organism.second.translation import write
 from headtools.roles.sentence import Sentence
 
@@ -31,7 +31,7 @@ def sentences(split: str = "test", style: Style | None = None, stream: int = 0) 
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}: the organism's language has {', '.join(SPLITS)}; write split='test'")
     style = style or (HARD if split == "hard" else USUAL)
-    yield from of_split(Speaker(random.Random(f"{split} {stream}"), style), write, split)
+    yield from of_split(SentenceSampler(random.Random(f"{split} {stream}"), style), write, split)
 
 
 def corpus(split: str = "test", limit: int | None = None) -> list[Sentence]:

@@ -62,13 +62,3 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     text = ["| " + " | ".join("–" if cell is None else str(cell) for cell in line) + " |" for line in lines]
     text[1] = text[1].replace(" ", "")
     return "\n".join(text)
-
-
-def spread(results: Iterable[float], digits: int = 3) -> str:
-    """Mean, and least and greatest in brackets.
-
-    >>> spread([0.5, 0.6])
-    '0.550 (0.500–0.600)'
-    """
-    values = list(results)
-    return f"{sum(values) / len(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"

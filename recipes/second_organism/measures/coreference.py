@@ -49,8 +49,8 @@ def pronouns(sentences: Sequence[Sentence]) -> list[tuple[int, int, Pronoun]]:
     ['nsubj, meant: nsubj']
     """
     out, start = [], 0
-    for number, sentence in enumerate(sentences):
-        out += [(number, start, Pronoun(sentence, i)) for i, noun in enumerate(sentence.coreference) if noun]
+    for sentence_index, sentence in enumerate(sentences):
+        out += [(sentence_index, start, Pronoun(sentence, i)) for i, noun in enumerate(sentence.coreference) if noun]
         start += len(sentence.words)
     return out
 
@@ -137,9 +137,9 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     wrong_first = ~rules["first fitting"]
     starts, position = [], 0
     for sentence in corpus("test", n):
-        starts.append({number - 1: position + i for i, number in enumerate(sentence.alignment)})
+        starts.append({source_word - 1: position + i for i, source_word in enumerate(sentence.alignment)})
         position += len(sentence.target) + 1
-    words = right[torch.tensor([starts[number][p.place] for number, _, p in by_split["test"][0]])]
+    words = right[torch.tensor([starts[source_word][p.place] for source_word, _, p in by_split["test"][0]])]
 
     def row(name: str, correct: Tensor, head: int | None = None) -> dict:
         values = {cell: share(correct[masks["test"][cell]]) for cell in cells}

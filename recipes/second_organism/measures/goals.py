@@ -32,38 +32,38 @@ def relations(one: dict) -> Verdict:
     return f"{', '.join(sorted(held))}" + (f"; not {', '.join(missing)}" if missing else ""), not missing
 
 
-def rare(one: dict) -> Verdict:
+def name_head(one: dict) -> Verdict:
     """The head that looks at the name."""
     row = next(row for row in one["roles"]["best"] if row["role"] == "name")
     return f"{row['head']}: {row['score']:.2f}", row["passes"]
 
 
-def idle(one: dict) -> Verdict:
+def heads_without_role(one: dict) -> Verdict:
     """Heads without a role."""
     n = 48 - len(one["roles"]["heads"])
     return f"{n} of 48", n >= 24
 
 
-def spread(one: dict) -> Verdict:
+def layers_with_role(one: dict) -> Verdict:
     """Layers with a role."""
     layers = sorted({head.split(".")[0] for head in one["roles"]["heads"]})
     return ", ".join(layers), len(layers) >= 4
 
 
-def crowd(one: dict) -> Verdict:
+def most_relations(one: dict) -> Verdict:
     """Relations on the head that has most."""
     counts = {h: sum(family(r) == "relation" for r in roles) for h, roles in one["roles"]["heads"].items()}
     head = max(counts, key=counts.get, default=None)
     return f"{counts.get(head, 0)} (head {head})", counts.get(head, 0) <= 4
 
 
-def quality(one: dict) -> Verdict:
+def translates(one: dict) -> Verdict:
     """BLEU on test sentences."""
     bleu, low, high = one["scores"]["splits"]["test"]["bleu"]
     return f"{bleu:.1f} ({low:.1f}–{high:.1f})", bleu >= 90
 
 
-def different(one: dict) -> Verdict:
+def unaligned(one: dict) -> Verdict:
     """Cross heads that do not align."""
     errors = one["cross"]["errors"].values()
     apart = sum(e > APART for e in errors)
@@ -138,14 +138,14 @@ def rate(one: dict) -> Verdict:
 
 
 GOALS: dict[str, Callable[[dict], Verdict]] = {
-    "BLEU 90 on test sentences": quality,
+    "BLEU 90 on test sentences": translates,
     "two heads with an offset or more": positions,
     f"relations with a head, among them {', '.join(RELATIONS)}": relations,
-    "a head for the rarest word, the name": rare,
-    "half of the encoder heads without a role": idle,
-    "roles in four layers or more": spread,
-    "no head with more than four relations": crowd,
-    "a third of the cross heads or more do not align": different,
+    "a head for the rarest word, the name": name_head,
+    "half of the encoder heads without a role": heads_without_role,
+    "roles in four layers or more": layers_with_role,
+    "no head with more than four relations": most_relations,
+    "a third of the cross heads or more do not align": unaligned,
     f"with {TRANSLATED} of 48 heads left, cross-attention loses more BLEU than the encoder": cross_first,
     "coreference: the best single head ten points above the best surface rule": antecedents,
     "a backup pair in the encoder": stand_ins,

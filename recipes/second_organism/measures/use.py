@@ -55,8 +55,8 @@ def counted(name: str, sentences: Sequence[Sentence]) -> Tensor:
     _, needs, names = GROUPS[name]
     out = []
     for s in sentences:
-        for word, number, needed in zip(s.target, s.alignment, s.phenomena, strict=True):
-            own = name != "pronoun → its noun" or s.upos[number - 1] == "PRON"  # a verb's gender is its subject's
+        for word, source_word, needed in zip(s.target, s.alignment, s.phenomena, strict=True):
+            own = name != "pronoun → its noun" or s.upos[source_word - 1] == "PRON"  # a verb's gender is its subject's
             out.append(own and bool(set(needs) & set(needed)) and piece(word, names) is not None)
         out.append(False)
     return torch.tensor(out)
@@ -97,8 +97,8 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, sets:
     for name, (roles, _, names) in GROUPS.items():
         mask = counted(name, test)
         pieces = [piece(word, names) for word in words]
-        number = {one: i for i, one in enumerate(dict.fromkeys(pieces))}
-        of_word = torch.tensor([number[one] for one in pieces])
+        index_of = {one: i for i, one in enumerate(dict.fromkeys(pieces))}
+        of_word = torch.tensor([index_of[one] for one in pieces])
 
         def right(predicted: Tensor, mask: Tensor = mask, of_word: Tensor = of_word) -> Tensor:
             return by_sentence(of_word[predicted] == of_word[labels], mask)
