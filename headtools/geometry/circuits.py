@@ -189,6 +189,7 @@ def _sites(where: nn.Module | Sites | Site) -> list[Site]:
 
 def _projection(projection: Projection, site: Site, bias: bool) -> Tensor:
     """Return the projection's weight as (heads, d_in, width), with ``bias`` its bias as one more row."""
+    # torch stores (out, in); here rows are multiplied from the left.
     weight = projection.weight().mT
     if bias:
         offset = projection.bias()

@@ -79,6 +79,7 @@ class Factored:
             return NotImplemented
         if self.shape[-1] != other.shape[-2]:
             raise ValueError(f"{tuple(self.shape)} @ {tuple(other.shape)}: the inner widths differ")
+        # (L₁ R₁)(L₂ R₂) = L₁ (R₁ L₂) R₂
         middle = self.right @ other.left  # (r, r'), the one product over the full width
         if self.left.shape[-1] <= other.left.shape[-1]:  # the product's rank is at most the smaller of the two
             return Factored(*_broadcast(self.left, middle @ other.right))

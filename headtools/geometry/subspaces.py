@@ -129,6 +129,7 @@ def _bases(of: Circuits | Factored, side: str) -> Tensor:
     if side not in SIDES:
         raise ValueError(f'side must be "read" or "write", got {side!r}')
     u, s, v = _stacked(of).svd()
+    # What counts as rank in floating point, as in numpy.linalg.matrix_rank.
     tolerance = s[:, :1] * max(u.shape[-2], v.shape[-2]) * torch.finfo(s.dtype).eps
     return (u if side == "read" else v) * (s > tolerance)[:, None]
 

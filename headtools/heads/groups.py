@@ -71,6 +71,7 @@ def group_scores(model: nn.Module, scores: HeadScores) -> HeadScores:
         site = by_site[key]
         if len(value) != site.heads:
             raise ValueError(f"got {len(value)} scores for {site.label}; expected {site.heads}: measure them again")
+        # Consecutive query heads share a key-value head.
         values[key] = value.view(site.kv_heads, -1).sum(1)
     return HeadScores(values, f"{scores.name}, summed over groups")
 
@@ -118,6 +119,7 @@ def cache_size(
             numbers += tokens * _latent_numbers(site)
             continue
         share = site.heads // site.kv_heads
+        # Query heads of a group read the same keys: only if all of them are windowed can keys be dropped.
         short = sum(all(g * share + i in windowed.get(site, ()) for i in range(share)) for g in range(site.kv_heads))
         held = (site.kv_heads - short) * tokens + short * min(tokens, first + recent)
         numbers += held * (site.head_dim + site.value_dim)

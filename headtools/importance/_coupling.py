@@ -50,6 +50,7 @@ def check_uncoupled_gradients(plain: Tensor, weighted: Tensor, weights: Tensor) 
         return
     tolerance = max(TOLERANCE, 16 * torch.finfo(plain.dtype).eps)
     plain, weighted = to_float64(plain), to_float64(weighted)
+    # Uncoupled, row b of the gradient comes from loss b alone, and is multiplied by its weight.
     expected = plain * to_float64(weights).to(plain.device).view(-1, *[1] * (plain.dim() - 1))
     if ((expected - weighted).abs() > tolerance * torch.maximum(plain.abs().max(), weighted.abs().max())).any():
         raise ValueError(_MESSAGE)

@@ -205,6 +205,7 @@ class _LossIncrease:
                     {site: heads for site, heads in self.head_sets[column].items() if ablated.ran(site)}
                     for column in columns
                 ]
+                # Sets of a group have the same sites: where this batch ran none of them, the increase is 0.
                 if head_sets[0]:
                     increase[:, columns] = (ablated.without(head_sets) - ablated.full_model).T
                 advance()

@@ -92,6 +92,7 @@ def paired_bootstrap(
     ]
     difference, differences = second - first, resampled[1] - resampled[0]
     p = float(np.mean(differences * np.sign(difference) <= 0))
+    # ``bootstrap`` knows intervals of means; those of BLEU come from its own resamples.
     if score is _mean:
         low, high = bootstrap(torch.from_numpy(tables[1] - tables[0])[:, 0], times=n, seed=seed)
     elif n_examples < MANY_EXAMPLES:
@@ -145,6 +146,7 @@ def _bleu_counts(hypotheses: list[str], references: list[str], metric: BLEU) -> 
 
 def _corpus_bleu(metric: BLEU, sums: np.ndarray, _size: int) -> np.ndarray:
     """Return corpus BLEU for every row of summed counts: (rows,)."""
+    # Whole numbers again, after sums in floating point.
     sums = sums.round().astype(int)
     orders = (sums.shape[1] - 2) // 2
     options = {"smooth_method": metric.smooth_method, "smooth_value": metric.smooth_value,

@@ -99,6 +99,7 @@ def _sufficient_statistics(x: Tensor, one_hot: Tensor) -> tuple[Tensor, Tensor, 
 
 def _fit(count: Tensor, total: Tensor, products: Tensor, shrinkage: float) -> tuple[Tensor, Tensor]:
     """Weights (place, features, label) and biases (place, 1, label) of the discriminant."""
+    # A label may have no word in these folds; its bias, log 0, then keeps it from being predicted.
     mean = total / count.clamp_min(1)[:, None]
     within = (products - total.transpose(1, 2) @ mean) / count.sum()
     identity = torch.eye(within.shape[-1], dtype=within.dtype)

@@ -185,6 +185,7 @@ class _Pairs:
                                    tolerance_grad=1e-5, tolerance_change=1e-7)  # fmt: skip
 
         def closure() -> Tensor:
+            # x @ weights: Σ_k (w_k A^k_ij + u_k A^k_ji). The objective is convex, so the start does not matter.
             loss, gradient = self.loss(x @ weights, words)
             weights.grad = gradient @ x + penalty * weights
             return loss + penalty / 2 * weights.square().sum()

@@ -94,6 +94,7 @@ def attention_sinks(
 
         def accumulate(site: ht.Site, captured: object, _before: object, given: Mapping = given) -> None:
             queries = real_tokens(model, site, given, (len(captured.maps), captured.maps.shape[2]))
+            # Chance depends on the texts alone: the first layer is enough.
             if site.key == sites[0].key:
                 counted, _ = _after_the_first(queries)
                 n_visible = queries.long().cumsum(-1).clamp_min(1)
@@ -135,6 +136,7 @@ def _started(batch: Mapping[str, Tensor], start: int) -> dict[str, Tensor]:
     ids = batch["input_ids"]
     mask = batch.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask
+    # A column more on the left: masked where a row has padding there, else overwritten below.
     ids, mask = torch.cat([ids[:, :1], ids], 1), torch.cat([torch.zeros_like(mask[:, :1]), mask], 1)
     previous = mask.argmax(-1) - 1  # where the first real token had its neighbour
     rows = torch.arange(len(ids), device=ids.device)

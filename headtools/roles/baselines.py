@@ -77,6 +77,7 @@ def offset_baselines(sentences: Sequence[Sentence], fitted: Sequence[Sentence]) 
 def _count_columns(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The different columns of (2, P), as (C, 2), and how often each occurs."""
     width = 1 + 2 * np.abs(pairs[1]).max(initial=0)
+    # Each column as one whole number, which sorts much faster than columns do.
     code, n = np.unique(pairs[0] * width + pairs[1] + width // 2, return_counts=True)
     return np.stack([code // width, code % width - width // 2], 1), n
 

@@ -44,6 +44,7 @@ def shuffled(maps: Tensor, visible: Tensor, generator: torch.Generator) -> Tenso
     tensor([[[0.]]])
     """
     visible = visible.expand_as(maps)
+    # Indices of the keys, those that the row sees first: their weights go to the same keys in random order.
     visible_first = (~visible).long().argsort(dim=-1, stable=True)
     # Sorting random numbers below 1 permutes the visible keys; the others, at 2, come last.
     random = torch.rand(maps.shape, generator=generator).to(maps.device).masked_fill(~visible, 2.0)

@@ -62,6 +62,7 @@ def erasure(x: Tensor, labels: Sequence[str], *, random: bool = False, seed: int
     varies = eigenvalues > 1e-10 * eigenvalues[-1]
     if not eigenvalues[-1] > 0:
         raise ValueError("all vectors are equal, so there is nothing to erase")
+    # Whitened, the orthogonal projection is the map that erases with the least change (LEACE).
     eigenvectors, deviation = eigenvectors[:, varies], eigenvalues[varies].sqrt()
     whiten, unwhiten = eigenvectors / deviation, (eigenvectors * deviation).T  # W (d, r) and W⁻¹ (r, d)
     index = torch.tensor([names.index(label) for label in labels])

@@ -67,6 +67,7 @@ def induction(maps: Tensor, length: int) -> Tensor:
             f"got length={length} and maps of {maps.shape[-2]} queries; expected a length of 2 or more, and maps that "
             "are longer. Write the length of one segment, not of the whole sequence"
         )
+    # Query length + i, key i + 1: without the rows of the first copy, the diagonal above the main one.
     return maps[..., length:, :].diagonal(1, -2, -1).mean(-1)
 
 
@@ -125,18 +126,18 @@ def induction_scores(
     tokens = ordinary_tokens(model) if tokens is None else tokens
     first = 0 if start is None else 1
     # One pass is for both: under a causal mask the maps of two copies are the first rows of those of more.
-    two, more = first + 2 * length, first + repeats * length
+    two_copies, all_copies = first + 2 * length, first + repeats * length
     measures: dict[str, tuple[int, Measure]] = {
-        "previous-token": (two, lambda maps, ids: previous_token(maps)),
-        "duplicate-token": (two, duplicate_token),
-        INDUCTION: (two, lambda maps, ids: induction(maps[..., first:, first:], length)),
-        PREFIX: (more, prefix_matching),
+        "previous-token": (two_copies, lambda maps, ids: previous_token(maps)),
+        "duplicate-token": (two_copies, duplicate_token),
+        INDUCTION: (two_copies, lambda maps, ids: induction(maps[..., first:, first:], length)),
+        PREFIX: (all_copies, prefix_matching),
     }
     sequences = segments(n, length, repeats, tokens, start=start, seed=seed)
     chance = {role: _uniform_score(measure, sequences[:1, :used]) for role, (used, measure) in measures.items()}
-    as_it_is, sink_left_out = _score_heads(model, sequences, measures, batch_size)
+    with_sink, sink_left_out = _score_heads(model, sequences, measures, batch_size)
     other = _scores_frame(sink_left_out, chance)  # the same rows in the same sequence
-    frames = [_scores_frame(as_it_is, chance).assign(without_sink=other.score)]
+    frames = [_scores_frame(with_sink, chance).assign(without_sink=other.score)]
     frames.append(copying(model, n=n, length=length, tokens=tokens, seed=seed, batch_size=batch_size))
     frame = pd.concat(frames, ignore_index=True)
     head_columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]
@@ -188,6 +189,7 @@ def copying(
             outputs = torch.einsum("bhkv,hvd->bhkd", v, site.w_o.float())
             logits = torch.einsum("bhkd,btd->bhkt", outputs, own_tokens)
             raised = (logits - logits.mean(-1, keepdim=True)).relu()
+            # Where all logits are equal none is raised: the fraction is 0.
             fraction = raised.diagonal(0, -2, -1) / raised.sum(-1).clamp_min(1e-12)  # (B, head, key)
             values_by_head.setdefault((site.key, COPYING), []).append(2 * fraction.mean(-1).cpu() - 1)
 

@@ -209,6 +209,7 @@ def share(right: Tensor, sentence: Sequence[int]) -> tuple[Tensor, Tensor, Tenso
     n_words = torch.bincount(index).double()
     sums = torch.zeros(len(n_words), *right.shape[1:], dtype=torch.double).index_add_(0, index, right.double())
     mean = sums.sum(0) / n_words.sum()
+    # The delta method: a ratio of two sums varies as the mean of these numbers does.
     linearised = mean + (sums - mean * n_words.view(-1, *[1] * (sums.dim() - 1))) / n_words.mean()
     low, high = bounds(linearised, -1.0 if (right < 0).any() else 0.0, 1.0)
     return mean, low, high

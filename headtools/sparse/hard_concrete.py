@@ -103,6 +103,7 @@ class HardConcrete(nn.Module):
     @without_autocast
     def mean(self, log_alpha: Tensor | None = None) -> Tensor:
         """Return the expected gate, the integral of 1 - cdf over [0, 1] (by 40-point Gauss-Legendre quadrature)."""
+        # Smooth on [0, 1], since the stretch keeps logit(s) finite: a quadrature of few points will do.
         points, weights = np.polynomial.legendre.leggauss(40)
         alpha = self._alpha(log_alpha)
         x = torch.as_tensor((points + 1) / 2).to(alpha)
@@ -114,6 +115,7 @@ class HardConcrete(nn.Module):
         alpha = self._alpha(log_alpha)
         x = torch.as_tensor(x).to(alpha).reshape(*torch.as_tensor(x).shape, *[1] * alpha.dim())
         inside = torch.sigmoid(self.temperature * torch.logit(self._unstretched(x.clamp(0, 1))) - alpha)
+        # At x = 0 ``inside`` is P(0), so that jump is included; that at 1 is not.
         return torch.where(x < 0, 0.0, torch.where(x >= 1, 1.0, inside))
 
     def density(self, x: Tensor, log_alpha: Tensor | None = None) -> Tensor:
@@ -166,8 +168,9 @@ class HardConcrete(nn.Module):
     def draw(self, u: Tensor, log_alpha: Tensor | None = None) -> Tensor:
         """Return the gates for uniform numbers ``u``, its quantiles (Louizos et al. 2018, eq. 10, 11)."""
         low, high = self.stretch
+        # eq. 10, its logit: log u - log(1 - u)
         s = torch.sigmoid((torch.logit(u) + self._alpha(log_alpha)) / self.temperature)
-        return (s * (high - low) + low).clamp(0, 1)
+        return (s * (high - low) + low).clamp(0, 1)  # stretched (eq. 10) and clipped (eq. 11)
 
     def test_gates(self, rule: str = "voita", log_alpha: Tensor | None = None) -> Tensor:
         """Return the deterministic gates that are used after training, in the shape of log alpha.
@@ -183,7 +186,7 @@ class HardConcrete(nn.Module):
             return (alpha > threshold).to(alpha)
         if rule == "louizos":
             low, high = self.stretch
-            return (torch.sigmoid(alpha) * (high - low) + low).clamp(0, 1)
+            return (torch.sigmoid(alpha) * (high - low) + low).clamp(0, 1)  # eq. 13
         raise ValueError(f'rule must be "voita" (0 or 1) or "louizos" (clipped), got {rule!r}')
 
     def split(self, flat: Tensor) -> dict[tuple, Tensor]:

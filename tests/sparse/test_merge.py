@@ -239,7 +239,7 @@ def test_similarity_is_what_loops_find():
     maps, real = seen["encoder", 1].maps, batch["attention_mask"].bool()
     row = frame[(frame["first"] == ("encoder", 1, 0)) & (frame["second"] == ("encoder", 1, 2))].iloc[0]
     distance = (maps[:, 0] - maps[:, 2]).abs().sum(-1)[real].mean() / 2
-    assert row.pattern == pytest.approx(distance.item(), rel=1e-5)
+    assert row.map_distance == pytest.approx(distance.item(), rel=1e-5)
 
 
 def test_twins_come_first_and_cost_nothing():
@@ -249,8 +249,8 @@ def test_twins_come_first_and_cost_nothing():
     frame = head_similarity(model, [many(0)], ["encoder"], ridge=0.0)
     top = frame.iloc[0]
     assert (top["first"], top["second"]) == (("encoder", 1, 0), ("encoder", 1, 3))
-    assert top.cost < 1e-9 < frame.cost[1]
-    assert top.pattern < 1e-6
+    assert top.layer_error < 1e-9 < frame.layer_error[1]
+    assert top.map_distance < 1e-6
     chosen = disjoint_pairs(frame, 6)
     heads = [head for pair in chosen for head in pair]
     assert len(set(heads)) == 12

@@ -90,6 +90,7 @@ class _LayerNorm(Function):
             return (g * quotient(y, x) + lost * quotient(x.sign(), x.abs().sum(features, keepdim=True)), *[None] * 5)
         scale, weight = ctx.saved_tensors
         g_x = g.clone() if weight is None else g * weight
+        # x - mean is linear in x; 1 / deviation counts as a constant.
         g_x = g_x.sub_(g_x.mean(features, keepdim=True)) * scale
         g_bias = g.flatten(0, -len(ctx.shape) - 1).sum(0) if ctx.needs_input_grad[3] else None
         return (g_x.to(ctx.dtype), None, None, g_bias, None, None)
@@ -129,8 +130,10 @@ class _AlphaBeta(Function):
     @staticmethod
     def backward(ctx: object, g: Tensor) -> tuple:
         g_sums = [g * factor for factor in ctx.saved_tensors]
+        # The graph is kept: every number that is explained takes a backward pass of its own.
         g_parts = torch.autograd.grad(ctx.sums, ctx.parts, g_sums, retain_graph=True)
         g_x, g_bias = [
+            # R = x g: of the two parts only that with the sign of x is not 0.
             torch.where(tensor > 0, g_parts[2 * i], g_parts[2 * i + 1]).to(tensor.dtype)
             for i, tensor in enumerate(ctx.inputs)
         ] + [None] * (2 - len(ctx.inputs))  # fmt: skip
@@ -208,7 +211,7 @@ class _RatioProduct(Function):
     @staticmethod
     def backward(ctx: object, g: Tensor) -> tuple:
         a, b = ctx.saved_tensors
-        g_both = g * quotient(a * b, a + b)
+        g_both = g * quotient(a * b, a + b)  # a g_both = a / (a + b) R(v)
         return g_both.sum_to_size(a.shape), g_both.sum_to_size(b.shape)
 
 

@@ -215,6 +215,7 @@ class Propagation(TorchFunctionMode):
             return func(*operands, **kwargs)
 
         x, w = args[x_index], args[w_index]
+        # In x @ W the activations come first, in maps @ values the maps, which are constant here.
         if x_index < w_index:  # activations times weights, a linear layer
             return self._weighted(layer, x, w, None)
         # attention weights (held constant, or x would not be the only factor) times values
@@ -294,6 +295,7 @@ class Propagation(TorchFunctionMode):
         return func(a, b.detach() if active(b) else b, **kwargs)
 
     def _reversed_quotient(self, func: Callable, x: Tensor, a: Any) -> Tensor:
+        # The divisor of a / x is held constant, and a is no activation: no relevance passes.
         return func(x.detach(), a)
 
     def _power(self, func: Callable, x: Any, *args: Any, **kwargs: Any) -> Tensor:

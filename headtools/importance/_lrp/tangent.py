@@ -34,6 +34,7 @@ class _Tangent(Function):
 
     @staticmethod
     def backward(ctx: object, *g: Tensor) -> tuple:
+        # The graph is kept: every number that is explained takes a backward pass of its own.
         g_inputs = torch.autograd.grad(ctx.outputs, ctx.inputs, g, retain_graph=True, allow_unused=True)
         of_outputs = sum(_relevance(y.detach(), g_y) for y, g_y in zip(ctx.outputs, g, strict=True))
         of_inputs = sum(_relevance(x.detach(), g_x) for x, g_x in zip(ctx.inputs, g_inputs, strict=True))
@@ -60,7 +61,7 @@ def shared_by_tangent(func: Callable, args: tuple, kwargs: dict, new_one: Callab
     if n == 1:
         return result
     if n:
-        return operation([scale_relevance(x, 1 / n) for x in inputs])
+        return operation([scale_relevance(x, 1 / n) for x in inputs])  # Euler: Σ x df/dx = n f
     if n == 0:
         warnings.warn(
             f"{func.__name__} gives the same whatever its input is multiplied by, and relevance has no rule for it: "

@@ -178,13 +178,13 @@ def _watch(call: Call, clock: Iterator[int], out: Call | None = None) -> Callabl
     return make
 
 
-def _watch_out(out: Call, part: Call, clock: Iterator[int]) -> Callable:
+def _watch_out(out: Call, attention: Call, clock: Iterator[int]) -> Callable:
     def make(own: Callable) -> Callable:
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             out.times, out.start = out.times + 1, next(clock)
             projected = own(*args, **kwargs)
-            if part.times and part.end < 0:  # the attention layer has not returned: ``_watch`` looks for its index
-                part.projection_input, out.output = first_input(args, kwargs).detach().clone(), projected
+            if attention.times and attention.end < 0:  # the layer has not returned: ``_watch`` looks for its index
+                attention.projection_input, out.output = first_input(args, kwargs).detach().clone(), projected
             return projected
 
         return forward

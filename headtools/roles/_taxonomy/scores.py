@@ -98,6 +98,7 @@ class GroupScorer:
 
     def _flat_pairs(self, pairs: Array, first: int, last: int, n_queries: int) -> FlatPairs:
         """The pairs of some sentences, as :class:`BatchScorer` has them."""
+        # Pairs are sorted by sentence: those of a batch lie side by side.
         sentence, role, query, key = pairs[:, slice(*np.searchsorted(pairs[0], (first, last)))]
         sentence = sentence - first
         sum_index, row = sentence * len(self.roles) + role, sentence * n_queries + query
@@ -122,6 +123,7 @@ class GroupScorer:
         them: chance is then one over the words alone.
         """
         n_targets, n_roles = targets.n_keys(), len(self.roles)
+        # With this probability a random key of the row is a target.
         chance = n_targets / np.maximum(keys.sum(-1).numpy()[targets.sentence, targets.query], 1)
         if renormalise:
             row = targets.sentence[targets.owner], targets.query[targets.owner]
@@ -137,6 +139,7 @@ class GroupScorer:
             chance[mentions], baseline[mentions] = self._count_antecedents(
                 targets.sentence[mentions], targets.query[mentions]
             )
+        # The sums are flat: by sentence, then n, baseline and chance, then role.
         first_sum, size = targets.sentence * 3 * n_roles + targets.role, len(self.sequences.sentences) * 3 * n_roles
         values = (np.ones_like(baseline), baseline, chance)
         return sum(np.bincount(first_sum + i * n_roles, value, size) for i, value in enumerate(values))

@@ -237,6 +237,7 @@ def _alignment(sequences: AttentionSequences, role: int) -> Targets:
     word = query_word[sentence, span]
     no_span = query_word.shape[1]
     first_span = np.full((len(sentences), max([0, *word, *links[:, 1]]) + 1), no_span)
+    # Unbuffered, unlike fancy assignment: a word of several spans keeps the least of them.
     np.minimum.at(first_span, (sentence, word), span)
     sentence, target, source = links.T
     query = first_span[sentence, target]
@@ -269,6 +270,7 @@ def _concatenate(parts: Sequence[Targets]) -> Targets:
     """The queries of all parts, one part after the other, with their keys; no queries without parts."""
     parts = [Targets(*[np.zeros(0, dtype=np.int64)] * 5), *parts]
     first = np.cumsum([0, *(len(part.query) for part in parts)])
+    # ``owner`` is an index of queries: it moves by as many as the parts before have.
     parts = [part._replace(owner=part.owner + n) for part, n in zip(parts, first, strict=False)]
     return Targets(*(np.concatenate(values).astype(np.int64) for values in zip(*parts, strict=True)))
 
@@ -283,6 +285,7 @@ def _at_offsets(offsets: Mapping[int, int], queries: Queries, may_be_key: Array)
     role, offset = (np.array(list(values), dtype=np.int64) for values in (offsets.keys(), offsets.values()))
     key = queries.span + offset[:, None]  # (role, query)
     inside = (key >= 0) & (key < may_be_key.shape[1])
+    # A query has one key or none here, so that its flat index is its pair's owner.
     owner = np.flatnonzero(inside & may_be_key[queries.sentence, np.where(inside, key, 0)])
     sentence, query = (np.tile(values, len(offset)) for values in (queries.sentence, queries.span))
     return Targets(role.repeat(len(queries.span)), sentence, query, owner, key.ravel()[owner])
@@ -385,6 +388,7 @@ def _repeats(annotation: Annotation, word_spans: WordSpans, role_index: Mapping[
     is_word = np.zeros((annotation.n_sentences, 2 + max([0, *word_spans.span])), dtype=bool)
     is_word[word_spans.sentence, word_spans.span] = True
     pair_query, next_span = query[duplicate.owner], duplicate.key + 1
+    # Induction reads the token after an earlier copy; the query itself is not one to predict from.
     follows = (duplicate.key < pair_query) & is_word[sentence[duplicate.owner], next_span] & (next_span != pair_query)
     induction = Targets(np.full(len(repeated), role_index.get("induction", -1)), sentence, query,
                         duplicate.owner[follows], next_span[follows])  # fmt: skip
