@@ -68,7 +68,7 @@ def _verdict(verdict: str, why: str, style: str) -> str:
 def _others(number: str) -> Others:
     """Read a lesson's list from its catalogue; its numbers are those that the lesson's entries expect."""
     about = lesson(number)
-    expected = {name: e.get("expect") or measured_here.found.get(f"{number}.{name}", {})
+    expected = {name: e.get("expect") or measured_here.recorded.get(f"{number}.{name}", {})
                 for name, e in about.items() if isinstance(e, dict)}  # fmt: skip
     rows = [{**row, "here": [row["here"][0], row["here"][1].format(**expected)]} for row in about.get("others", [])]
     return Others(tuple(rows))

@@ -17,7 +17,7 @@ from headtools.lesson.catalogue import entry
 from headtools.lesson.plain import escape, plain
 from headtools.lesson.predict import predicted
 
-found: dict[str, dict[str, float]] = {}  # what this kernel measured, {key: numbers}
+recorded: dict[str, dict[str, float]] = {}  # what this kernel measured, {key: numbers}
 BOX = "border-left:4px solid {};padding:.15em .8em;margin:.3em 0;max-width:48em"
 
 
@@ -77,7 +77,7 @@ def measured(key: str, /, **numbers: Any) -> Measured:
     >>> measured("01.mask", before=1.0, after=0.2521)
     Masked before the softmax, the first row sums to 1. Masked after it, the row sums to 0.25.
     """
-    here = found[key] = {name: x.item() if hasattr(x, "item") else x for name, x in numbers.items()}
+    here = recorded[key] = {name: x.item() if hasattr(x, "item") else x for name, x in numbers.items()}
     about = entry(key)
     expect, given = about.get("expect", {}), about.get("tolerance", {})
     log = os.environ.get("HEADTOOLS_MEASURED")

@@ -52,7 +52,7 @@ def feature(word: str, name: str) -> str | None:
     >>> feature("s'mavyu", "topic"), feature("s'mavyu", "left"), feature("s'mavyu", "gender")
     ('sea', 'accented', None)
     """
-    _known(name)
+    _check_name(name)
     if word not in vocabulary():
         raise ValueError(f"no word {word!r} in the target language; list(vocabulary()) shows them all")
     return _read(word).get(name)
@@ -78,7 +78,7 @@ def labels(sentence: Sentence, name: str) -> tuple[str | None, ...]:
     >>> dict(zip(first.words, labels(first, "gender")))["lámp"]
     'o'
     """
-    _known(name)
+    _check_name(name)
     if sentence.target is None or sentence.alignment is None:
         raise ValueError(f"{str(sentence)!r} has no translation: {name} is a feature of corpus('organism')")
     out: list[str | None] = [None] * len(sentence.words)
@@ -106,7 +106,7 @@ def kept(
     """
     names = tuple(names)
     for name in names:
-        _known(name)
+        _check_name(name)
     if not sentences:
         raise ValueError("no sentences came; write kept(model, corpus('organism', limit=200), ['gender'])")
     code = _codes()[[FEATURES.index(name) for name in names]]  # (feature, vocabulary); -1 says nothing
@@ -133,6 +133,6 @@ def _codes() -> Tensor:
     return torch.tensor(rows).T
 
 
-def _known(name: str) -> None:
+def _check_name(name: str) -> None:
     if name not in FEATURES:
         raise ValueError(f"no feature {name!r}; there is {', '.join(FEATURES)}")

@@ -85,7 +85,7 @@ class SentenceSampler:
         while True:
             topic = self.rng.choice(TOPICS) if self.rng.random() < self.style.name else None
             self.names = NAMES[topic] if topic else ()
-            complete = self._whole()
+            complete = self._complete_sentence()
             named = any(node.upos == "PROPN" for node in complete.source)
             if named == bool(topic) and self.style.shortest <= len(complete.source) <= self.style.longest:
                 break
@@ -94,7 +94,7 @@ class SentenceSampler:
             node.accent = node.upos not in ("PROPN", "PUNCT") and self.rng.random() < self.style.accent
         return complete.source, complete.target, topic
 
-    def _whole(self) -> Phrase:
+    def _complete_sentence(self) -> Phrase:
         first = self._clause()
         stop = Node(".", "PUNCT")
         if self.rng.random() >= self.style.two_clauses:

@@ -107,8 +107,8 @@ def _tiny_translator() -> tuple[nn.Module, dict[str, Tensor]]:
     from transformers import MarianConfig, MarianMTModel
 
     size = {"d_model": 16, "vocab_size": 12, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-    for side in ("encoder", "decoder"):
-        size |= {f"{side}_layers": 3, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 16}
+    for stack in ("encoder", "decoder"):
+        size |= {f"{stack}_layers": 3, f"{stack}_attention_heads": 4, f"{stack}_ffn_dim": 16}
     # Large random weights, so that one head more or less shows in every output.
     config = MarianConfig(**size, max_position_embeddings=16, init_std=0.5, dropout=0.0, forced_eos_token_id=None)
     with torch.random.fork_rng():

@@ -105,14 +105,14 @@ CUTS: dict[str, tuple[dict[str, Cut], bool]] = {
 }  # fmt: skip
 
 
-def edges(cut: Cut, owned: Owned, agreeing: bool, instead: bool, dice: random.Random) -> Edges:
+def edges(cut: Cut, owned: Owned, agreeing: bool, instead: bool, rng: random.Random) -> Edges:
     """The weights to cut; with ``instead``, those of as many other words before the noun as there are."""
     keys = [owned.owner, *(owned.agreeing if agreeing else ())]
     if not instead:
         return cut(owned, keys)
     taken = {*keys, owned.preposition, owned.noun}
     others = [i for i in range(owned.noun) if i not in taken]
-    return cut(owned, dice.sample(others, min(len(keys), len(others))))
+    return cut(owned, rng.sample(others, min(len(keys), len(others))))
 
 
 @torch.no_grad()
@@ -120,26 +120,27 @@ def predictions(
     model: nn.Module, sentences: Sequence[Sentence], cuts: dict[str, Cut], agreeing: bool = False, instead: bool = False
 ) -> Tensor:
     """The likeliest word at every target word and EOS token, given the right words so far: (words,), token ids."""
-    found, dice, rows = [], random.Random("other words"), iter(sentences)
+    predicted, rng, rows = [], random.Random("other words"), iter(sentences)
     for batch in batches(sentences):
         there, labels = batch["attention_mask"].bool(), batch["labels"]
         n, source, target = len(there), there.shape[1], labels.shape[1]
         causal = torch.ones(target, target, dtype=torch.bool).tril()
-        seen = {"encoder": there[:, None].repeat(1, source, 1), "cross": there[:, None].repeat(1, target, 1),
+        visible = {"encoder": there[:, None].repeat(1, source, 1), "cross": there[:, None].repeat(1, target, 1),
                 "decoder": causal.repeat(n, 1, 1)}  # fmt: skip
         for row, sentence in zip(range(n), rows, strict=False):
             for owned in owned_nouns(sentence):
                 for kind, cut in cuts.items():
-                    for query, key in edges(cut, owned, agreeing, instead, dice):
-                        seen[kind][row, query, key] = False
-        masks = {kind: torch.zeros(allowed.shape).masked_fill(~allowed, CUT)[:, None] for kind, allowed in seen.items()}
+                    for query, key in edges(cut, owned, agreeing, instead, rng):
+                        visible[kind][row, query, key] = False
+        masks = {kind: torch.zeros(allowed.shape).masked_fill(~allowed, CUT)[:, None]
+                 for kind, allowed in visible.items()}  # fmt: skip
         encoded = model.get_encoder()(input_ids=batch["input_ids"], attention_mask=masks["encoder"])
         logits = model(
             encoder_outputs=encoded, attention_mask=masks["cross"], decoder_attention_mask=masks["decoder"],
             decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
         ).logits  # fmt: skip
-        found.append(logits.argmax(-1)[labels != IGNORE])
-    return torch.cat(found)
+        predicted.append(logits.argmax(-1)[labels != IGNORE])
+    return torch.cat(predicted)
 
 
 def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> dict:
@@ -162,20 +163,20 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     def share(values: Tensor) -> float:
         return round((values.sum() / total.sum()).item(), 4)
 
-    whole, others = right(predictions(model, test, {}))
+    uncut, others = right(predictions(model, test, {}))
     commonest = gender_of[labels][needs].bincount().max().item()
-    found = {"n": int(total.sum()), "right": share(whole), "others": round(others, 4),
+    result = {"n": int(total.sum()), "right": share(uncut), "others": round(others, 4),
              "commonest": round(commonest / int(total.sum()), 4), "cuts": []}  # fmt: skip
     for name, (cuts, agreeing) in CUTS.items():
         cut, others = right(predictions(model, test, cuts, agreeing))
-        ends = bounds(linearised_ratio((whole - cut)[:, None], total))
-        row = {"name": name, "cost": share(whole - cut), "low": round(ends[0].item(), 4),
+        ends = bounds(linearised_ratio((uncut - cut)[:, None], total))
+        row = {"name": name, "cost": share(uncut - cut), "low": round(ends[0].item(), 4),
                "high": round(ends[1].item(), 4), "others": round(others, 4)}  # fmt: skip
         if not set(OWN) & set(cuts.values()):
             control, _ = right(predictions(model, test, cuts, agreeing, instead=True))
-            row["instead"] = share(whole - control)
-        found["cuts"].append(row)
-    return found
+            row["instead"] = share(uncut - control)
+        result["cuts"].append(row)
+    return result
 
 
 def markdown(results: dict[str, dict]) -> str:
@@ -183,13 +184,13 @@ def markdown(results: dict[str, dict]) -> str:
     rows = []
     for i, name in enumerate(CUTS):
         cells = []
-        for found in results.values():
-            row = found["cuts"][i]
+        for result in results.values():
+            row = result["cuts"][i]
             instead = f"; {row['instead']:.3f}" if "instead" in row else ""
             cells.append(f"{row['cost']:.3f} ({row['low']:.3f}–{row['high']:.3f}){instead}")
         rows.append([name, *cells])
-    before = "; ".join(
-        f"{name}: {found['right']:.3f} right before, n = {found['n']}, the commonest gender {found['commonest']:.3f}"
-        for name, found in results.items()
+    uncut = "; ".join(
+        f"{name}: {result['right']:.3f} right before, n = {result['n']}, the commonest gender {result['commonest']:.3f}"
+        for name, result in results.items()
     )
-    return "\n\n".join([table(["no weight left for", *results], rows), f"{before}."])
+    return "\n\n".join([table(["no weight left for", *results], rows), f"{uncut}."])
