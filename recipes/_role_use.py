@@ -37,14 +37,14 @@ N_RANDOM_SETS = 20
 @torch.no_grad()
 def role_use(
     model: nn.Module,
-    found: pd.DataFrame,
+    frame: pd.DataFrame,
     sentences: Sequence[Sentence],
     times: int = N_RANDOM_SETS,
     alone: int | None = None,
 ) -> tuple[float, pd.DataFrame]:
     """Return what it costs to ablate the heads of each role, compared with sets of as many other encoder heads.
 
-    ``found`` is the result of :func:`~headtools.organism.roles_found.roles`. Returns the fraction of target words that
+    ``frame`` is the result of :func:`~headtools.organism.roles_found.roles`. Returns the fraction of target words that
     the full model gets right given the preceding words, and a frame with a row for each group of ``GROUPS`` that has
     heads, then one for all strong heads and one for all others (these two on all words): ``group``, ``heads``,
     ``words`` (the phenomena of the words counted), ``n`` (their number), ``right`` (the full model's accuracy on them),
@@ -64,7 +64,7 @@ def role_use(
     (True, True)
     """
     test_batches = batches(sentences)
-    all_heads = sorted(found["head"].unique())
+    all_heads = sorted(frame["head"].unique())
     cache: dict[tuple[str, ...], Tensor] = {}
 
     def correct_without(heads: Sequence[str]) -> Tensor:
@@ -76,9 +76,9 @@ def role_use(
         return cache[key]
 
     full_model, sentence_of, phenomena = correct_without([]), *_words(sentences)
-    groups = {name: (sorted(set(found[found.found & found.role.isin(roles)]["head"])), words)
+    groups = {name: (sorted(set(frame[frame.passes & frame.role.isin(roles)]["head"])), words)
               for name, (roles, words) in GROUPS.items()}  # fmt: skip
-    strong_heads = sorted(set(strong(found)["head"]))
+    strong_heads = sorted(set(strong(frame)["head"]))
     groups |= {"all strong": (strong_heads, ()),
                "all others": ([h for h in all_heads if h not in strong_heads], ())}  # fmt: skip
     rows = []

@@ -47,8 +47,8 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     """
     validation, test = (ht.corpus("organism", split, ROLES_ON) for split in ("validation", "test"))
     frame = roles(model, tokenizer, validation, test)
-    carriers = {head: sorted(rows.role) for head, rows in frame[frame.found].groupby("head")}
-    table = best(frame)[["head", "score", "low", "high", "baseline", "found"]].rename(columns={"found": "passes"})
+    carriers = {head: sorted(rows.role) for head, rows in frame[frame.passes].groupby("head")}
+    table = best(frame)[["head", "score", "low", "high", "baseline", "passes"]]
     table["baseline"] = table.baseline.astype(object).where(table.baseline.notna(), None)
     return {
         "bleu": _rounded(bleu(model, tokenizer, ht.corpus("organism", "test", limit))),

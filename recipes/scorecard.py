@@ -76,10 +76,10 @@ def measure(model: nn.Module, tokenizer: object, splits: Iterable[str] = TRANSLA
     return {
         "translation": _records(translation(model, tokenizer, splits, limit)),
         "roles": _records(best(frame).reset_index()),
-        "heads": {head: sorted(rows.role) for head, rows in frame[frame.found].groupby("head")},
+        "heads": {head: sorted(rows.role) for head, rows in frame[frame.passes].groupby("head")},
         "strong": sorted(set(strong(frame)["head"])),
-        "end_mark": _by_head(observe(model, tokenizer, test, eos_weight).mean(-1)),
-        "evenness": _by_head(observe(model, tokenizer, test, normalised_entropy).mean(-1)),
+        "eos_weight": _by_head(observe(model, tokenizer, test, eos_weight).mean(-1)),
+        "normalised_entropy": _by_head(observe(model, tokenizer, test, normalised_entropy).mean(-1)),
         "usage": {"accuracy": round(accuracy, 6), "sentences": len(test[:USED_ON]), "groups": _records(used)},
     }
 
@@ -107,8 +107,8 @@ def markdown(scores: dict) -> str:
             for role in listed if (r := row_of.get(role))
         ])  # fmt: skip
     heads = scores["heads"]
-    n = len(scores["end_mark"])
-    on_eos, uniform = ([h for h, x in scores[key].items() if x >= MOST] for key in ("end_mark", "evenness"))
+    n = len(scores["eos_weight"])
+    on_eos, uniform = ([h for h, x in scores[key].items() if x >= MOST] for key in ("eos_weight", "normalised_entropy"))
     lines += [f"{len(heads)} of the {n} encoder heads have a role and {n - len(heads)} have none.", ""]
     lines += [f"- {head}: {', '.join(head_roles)}" for head, head_roles in heads.items()]
     lines += ["", f"{len(scores['strong'])} are strong: {' '.join(scores['strong'])}.", ""]

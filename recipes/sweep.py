@@ -95,7 +95,7 @@ def roles_of_survivors(fit: Fit, tokenizer: object, sentences: int) -> dict[str,
     fit.model.eval()
     with ht.gates(fit.model, fit.values()):
         frame = roles(fit.model, tokenizer, *splits)
-    of_kept = frame[frame.found & frame["head"].isin(kept)]
+    of_kept = frame[frame.passes & frame["head"].isin(kept)]
     return {head: sorted(rows.role) for head, rows in of_kept.groupby("head")}
 
 

@@ -17,7 +17,7 @@ from measure_notebooks import table
 
 import headtools as ht
 from headtools.lesson import catalogue
-from headtools.organism import snapshots
+from headtools.organism import roles_found, snapshots
 from headtools.roles import attention_probe, probing
 from headtools.roles._taxonomy import table as taxonomy_table
 from headtools.sparse import head_similarity, merge
@@ -398,9 +398,10 @@ def test_the_changelog_names_every_alias_that_the_code_has(root: Path):
 
 def test_the_changelog_names_the_columns_that_are_renamed(root: Path):
     table = read(root, "CHANGELOG.md").split("| old column | new column |")[1].split("\n## ")[0]
-    renamed = re.findall(r"^  \| `(\w+)` \| `(\w+)` \| `(\w+)", table, re.M)
+    renamed = re.findall(r"^  \| `(\w+)` \| `(\w+)` \| `([\w.]+)", table, re.M)
     has = {"taxonomy": taxonomy_table.COLUMNS, "probe": probing.COLUMNS, "merge": merge.COLUMNS,
-           "attention_probe": attention_probe.WEIGHT_COLUMNS, "head_similarity": head_similarity.COLUMNS}  # fmt: skip
+           "attention_probe": attention_probe.WEIGHT_COLUMNS, "head_similarity": head_similarity.COLUMNS,
+           "organism.roles_found.roles": roles_found.COLUMNS}  # fmt: skip
     assert {function for _, _, function in renamed} == set(has)
     for old, new, function in renamed:
         assert new in has[function]

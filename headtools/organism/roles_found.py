@@ -29,6 +29,7 @@ import headtools as ht
 from headtools.organism.lexicon import ADJECTIVES, ADVERBS, NOUNS, PREPOSITIONS, VERBS, plain
 from headtools.roles.sentence import Sentence
 
+COLUMNS = ("role", "head", "validation", "score", "low", "high", "baseline", "n", "passes")
 OFFSETS = (-2, -1, 1, 2)
 MARGIN, MIN_QUERIES, STRONG = 0.1, 50, 0.9
 _THRESHOLDS = {**{f"offset {k:+d}": 0.9 for k in OFFSETS}, "name": 0.6, "topic": 0.6}  # others: baseline + MARGIN
@@ -193,7 +194,7 @@ def roles(
     validation and the test sentences (by default all 1,000 each); ``low`` and ``high``, Wilson's 95 % interval of
     ``score``; ``baseline``, what the offset most frequent in validation hits in the test sentences, for coreference
     what the nearest noun that fits hits, and none for offsets; ``n``, the number of queries in the test sentences;
-    ``found``, whether the head has the role: whether it reaches the threshold in the validation sentences and again in
+    ``passes``, whether the head has the role: whether it reaches the threshold in the validation sentences and again in
     the test sentences, on at least 50 queries of each.
 
     Raises ValueError for no sentences.
@@ -215,9 +216,9 @@ def roles(
     frequent = frame.role.map(fitted.groupby("role").size()).clip(upper=frame.n) >= MIN_QUERIES
     passes_validation = frame.validation >= fixed.fillna(frame.role.map(_baseline(fitted, fitted)) + MARGIN)
     passes_test = frame.score >= fixed.fillna(frame.baseline + MARGIN)
-    frame["found"] = frequent & passes_validation & passes_test
+    frame["passes"] = frequent & passes_validation & passes_test
     frame["baseline"] = frame.baseline.mask(frame.role.str.startswith("offset"))
-    return frame
+    return frame[list(COLUMNS)]
 
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:
@@ -227,4 +228,4 @@ def best(frame: pd.DataFrame) -> pd.DataFrame:
 
 def strong(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of :func:`roles` in which a head has the role with a validation score of 0.9 or more."""
-    return frame[frame.found & (frame.validation >= STRONG)]
+    return frame[frame.passes & (frame.validation >= STRONG)]

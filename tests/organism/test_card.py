@@ -87,10 +87,10 @@ def test_counts_in_the_card():
     words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
     assert f"{words[len(strong)].capitalize()} of the {len(heads)} are strong" in text
     assert f"{words[len(last)]} of those sit in the last two layers" in text
-    resting = [head for head, weight in SCORES["end_mark"].items() if weight >= scorecard.MOST]
+    resting = [head for head, weight in SCORES["eos_weight"].items() if weight >= scorecard.MOST]
     assert f"{words[len(resting)].capitalize()} of the eight heads in layer 0 rest on the EOS token" in text
     assert all(head.startswith("0.") for head in resting)
-    middle = [x for head, x in SCORES["evenness"].items() if head[0] in "123"]
+    middle = [x for head, x in SCORES["normalised_entropy"].items() if head[0] in "123"]
     even = sum(x >= scorecard.MOST for x in middle)
     assert f"{even} of the {len(middle)} heads of layers 1 to 3" in text
 
@@ -208,7 +208,7 @@ def test_usage_by_hand(monkeypatch):
     sentences = [Sentence(("a", "b"), (0, 1), ("root", "obj"), ("X", "X"), (0, 0), ("A", "B"), (1, 2), None, needs),
                  Sentence(("a", "b", "c"), (0, 1, 1), ("root", "obj", "obj"), ("X",) * 3, (0,) * 3, ("A", "B", "C"),
                           (1, 2, 3), None, (*needs, ()))]  # fmt: skip
-    found = pd.DataFrame({"role": ["offset -1", "offset +1"], "head": ["0.0", "0.1"], "found": True, "validation": 1})
+    found = pd.DataFrame({"role": ["offset -1", "offset +1"], "head": ["0.0", "0.1"], "passes": True, "validation": 1})
     accuracy, frame = _role_use.role_use(None, found, sentences)
     assert accuracy == 1
     rows = frame.set_index("group")

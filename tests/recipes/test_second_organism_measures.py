@@ -91,7 +91,7 @@ def test_the_grid_has_what_it_says():
 def test_the_stricter_rule():
     """Half of the looks must hit, and the interval must clear the baseline with all pairs allowed for."""
     rows = [(0.9, 500, 0.5, True), (0.45, 500, 0.1, True), (0.62, 60, 0.5, True), (0.9, 500, 0.5, False)]
-    frame = pd.DataFrame(rows, columns=["score", "n", "baseline", "found"])
+    frame = pd.DataFrame(rows, columns=["score", "n", "baseline", "passes"])
     assert roles.strict(frame).tolist() == [True, False, False, False]
 
 

@@ -36,7 +36,7 @@ TITLES = NAMES | {
 def strict(frame: pd.DataFrame) -> pd.Series:
     """Whether each head has each role by the stricter rule."""
     low, _ = wilson(frame.score, frame.n, 1 - 0.05 / len(frame))
-    return frame.found & (frame.score >= HALF) & (low > frame.baseline.fillna(0.0))
+    return frame.passes & (frame.score >= HALF) & (low > frame.baseline.fillna(0.0))
 
 
 def family(role: str) -> str:
@@ -85,12 +85,12 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     twins = []
     for seed in range(1, TWINS + 1):
         other = roles(untrained(1_000 + seed), tokenizer, *splits)
-        twins.append({"first rule": counted(other, other.found), "stricter rule": counted(other, strict(other))})
+        twins.append({"first rule": counted(other, other.passes), "stricter rule": counted(other, strict(other))})
     rest = {name: observe(model, tokenizer, splits[1], how).mean(-1) for name, how in
             (("end", eos_weight), ("even", normalised_entropy))}  # fmt: skip
     return {
         "sentences": n, "looked at": len(frame), "best": rows, "heads": {h: sorted(heads[h]) for h in sorted(heads)},
-        "first rule": counted(frame, frame.found), "stricter rule": counted(frame, passes), "untrained": twins,
+        "first rule": counted(frame, frame.passes), "stricter rule": counted(frame, passes), "untrained": twins,
         "rest": {name: [f"{i}.{j}" for i, j in (values >= MOST).nonzero().tolist()] for name, values in rest.items()},
     }  # fmt: skip
 
