@@ -33,6 +33,7 @@ def select(sites: Sites, heads: Heads, original: bool = False) -> dict[Site, lis
             raise KeyError(f"{key!r} names a kind, not a site: write {site.all[0].key}")
         for head in (_head_index(head, site) for head in indices):
             if original:
+                # Heads are named as they were before any pruning; the weights have those that remain.
                 head = _current_index(head, site)
             if not 0 <= head < site.heads:
                 raise IndexError(f"{site.label} has heads 0..{site.heads - 1}, got {head} (heads count from 0)")

@@ -74,6 +74,7 @@ def all_but_one(
         options = AblationOptions(loss, replacement, max_rows, reference, seed, checkpoint, progress, per)
         measured = loss_increase(model, batches, [head_sets[index] for index in nonempty], options)
         increase = measured.new_zeros(len(measured), len(head_sets))
+        # In a layer of one head nothing is switched off, and the increase is 0.
         increase[:, nonempty] = measured
         return with_intervals(split_by_site(increase, measured_sites), name)
     if checkpoint is not None:

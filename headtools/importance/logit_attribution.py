@@ -103,6 +103,7 @@ def direct_logit_attribution(
         direction, bias = direction - unembedding.weight[instead_of].double(), bias - _bias(unembedding, instead_of)
 
     linear = _Linearised(norm, stream[rows, at].double(), normed[rows, at].double())
+    # The norm, linear once its scale is fixed, taken over to the unembedding's direction.
     towards = linear.backwards(direction)  # (B, d_model): its product with any part of the stream is the part's share
     logit = (normed[rows, at].double() * direction).sum(-1) + bias
     heads = {}

@@ -111,11 +111,13 @@ def output_projection(model: nn.Module, seed: int = 0) -> Loss:
 
     def loss(outputs: Any, batch: Mapping) -> Tensor:
         output = _output(outputs)
+        # Of the content, not of the position: the same batch gets the same directions in every run and process.
         content = zlib.crc32(b"".join(_keys(batch, len(output))))
         # torch uses the lower 32 bits of a seed; an odd factor keeps the directions of two seeds apart
         generator = torch.Generator().manual_seed((content + 7919 * seed) % 2**32)
         directions = torch.randn(output.shape, generator=generator).to(output.device)
         counted = _counted(model, site, batch, output)
+        # u . y for a normal u: by each gate its slope is normal with the deviation |dy/dgate|.
         projected = (output.float() * directions * counted).flatten(1).sum(1)
         return projected * math.sqrt(math.pi / 2) / _norm(output.detach().float() * counted)
 
@@ -128,6 +130,7 @@ def _output(outputs: Any) -> Tensor:
     if isinstance(hidden, Tensor):
         return hidden
     if isinstance(logits, Tensor):
+        # The softmax ignores what all logits share, so that a change of their mean is no change.
         return logits - logits.mean(-1, keepdim=True)
     raise ValueError(
         f"the model returned {type(outputs).__name__}; expected last_hidden_state or logits, to measure how its output "

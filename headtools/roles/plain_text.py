@@ -131,6 +131,7 @@ def text_batches(
             raise ValueError(f"got length={length}; expected 2 tokens or more, of which one is predicted")
         ids = tokenizer(separator.join(texts), **options).input_ids
         step = length - (start is not None)
+        # The last chunk is left out if it is short: every row has the same length.
         rows = [ids[i : i + step] for i in range(0, len(ids) - step + 1, step)]
         skipped = len(ids) - step * len(rows)
     else:

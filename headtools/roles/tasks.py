@@ -90,6 +90,7 @@ def control(words: Sequence[str], answers: Sequence[str], fitted: int, seed: int
     counts = Counter(answers[:fitted])
     values = sorted(counts)
     rng = random.Random(f"control {seed}")
+    # Sorted, since the order of a set differs from one Python process to the next.
     word_types = sorted(set(words))
     random_labels = rng.choices(values, [counts[value] for value in values], k=len(word_types))
     label_of = dict(zip(word_types, random_labels, strict=True))

@@ -77,6 +77,7 @@ def align(
     word_of_token = []
     for i, (words, mask) in enumerate(zip(texts, batch["attention_mask"], strict=True)):
         row = _words_of_tokens(f"sentences[{i}]", words, offsets[i], is_special[i])
+        # A row is as long as the longest of the batch; the limit is for its text alone.
         without_padding = [word for word, real in zip(row, mask, strict=True) if real]
         _check_length(f"sentences[{i}]", words, without_padding, max_length)
         word_of_token.append(row)
@@ -184,6 +185,7 @@ def to_words(maps: Tensor, words: Tensor, keys: Tensor | None = None) -> Tensor:
             "(B, head, query, key), words (B, query), keys (B, key) of one batch: batch, words = align(...)"
         )
     to_word, from_word = _membership(keys, maps), _membership(words, maps)[..., :-1]
+    # The mean over the tokens of the query's word, the sum over those of the key's.
     from_word = from_word / from_word.sum(1, keepdim=True).clamp_min(1)
     return from_word.transpose(1, 2)[:, None] @ (maps.float() @ to_word[:, None])
 

@@ -41,6 +41,7 @@ def plan_merge(m: Moments, groups: list[list[int]], refit: bool, ridge: float) -
         absorbed[best] = tuple(h for h in group if h != best)
         error[best] = least / total
         error_unfitted[best] = m.sum_of_squares(m.output_map(absorbed[best])) / total
+        # What the fit misses on average goes into the output projection's bias.
         constant += m.mean @ residual
     removed = tuple(sorted(h for heads in absorbed.values() for h in heads))
     if refit:

@@ -90,6 +90,7 @@ def repeated_tokens(model: nn.Module, *, n: int = 16, length: int = 25, seed: in
     """
     ids = segments(n, length, 2, ordinary_tokens(model), seed=seed)
     labels = ids.clone()
+    # The first copy, and the token that opens the second.
     labels[:, : length + 1] = -100
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 

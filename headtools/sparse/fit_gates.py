@@ -147,6 +147,7 @@ def fit_gates(
     warn_of_old_loss(loss)
     if in_place:
         check_no_open_context(model, "fit_gates(in_place=True)")
+    # Without weights to train the model stays as it is, and no copy of it is needed.
     student = model if weights is None else copy.deepcopy(model)
     trained = trained_weights(student, weights)
     gates = HardConcrete(
@@ -253,6 +254,7 @@ def _result(model: nn.Module, gates: HardConcrete, history: Mapping[str, Tensor]
     n_open = (gates.p_one(log_alpha) > gates.p_zero(log_alpha)).sum(1)
     loss = history["loss"][:, k or 0]
     loss = loss.to(torch.promote_types(loss.dtype, torch.float32))  # numpy has no bfloat16
+    # log alpha has one row more than there are steps: its state at the start.
     losses = {"loss": loss, "l0": gates.expected_l0(log_alpha)[:-1], "open": n_open[:-1]}
     return Fit(
         model, gates, penalty, pd.DataFrame(log_alpha.numpy(), steps, columns),

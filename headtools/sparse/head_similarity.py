@@ -64,6 +64,7 @@ def head_similarity(
         cosines = cosine(ov(site)).values
         layer_total = m.sum_of_squares(m.output_map(range(site.heads))) or 1.0
         for pair in combinations(range(site.heads), 2):
+            # Either head may be the one that stays, with its map; ``merge`` keeps the better, too.
             error = min(fit_merged(m, head, pair, ridge)[0] for head in pair)
             pair_total = m.sum_of_squares(m.output_map(pair)) or 1.0
             rows.append(

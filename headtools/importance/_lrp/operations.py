@@ -142,6 +142,7 @@ class Propagation(TorchFunctionMode):
     def _embedding(self, func: Callable, *args: Any, **kwargs: Any) -> Tensor:
         out = func(*args, **kwargs)
         weight = args[1] if len(args) > 1 else kwargs.get("weight")
+        # A table of position biases (T5) is no input: what it gives is part of the scores.
         if id(weight) in self.tables:
             return out
         self.inputs.append(out.detach().requires_grad_())
@@ -262,6 +263,7 @@ class Propagation(TorchFunctionMode):
     def _sum(self, func: Callable, a: Any, b: Any, **kwargs: Any) -> Tensor:
         if not active(a) and not active(b):
             return func(a, b, **kwargs)
+        # A number or a constant tensor is added to activations: it takes its share, as a bias does.
         x = a if active(a) else b
         a, b = (value if isinstance(value, Tensor) else x.new_tensor(value) for value in (a, b))
         a, b = (value if active(value) else self.constant(value) for value in (a, b))

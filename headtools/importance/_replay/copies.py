@@ -54,6 +54,7 @@ def copies_of(value: Any, axes: Any, times: int) -> Any:
     (tensor([1, 2, 1, 2]), None)
     """
     if isinstance(value, Tensor):
+        # Tensors without an axis of examples serve all copies as they are.
         return value.clone() if axes is None or times == 1 else torch.cat([value] * times, axes)
     if isinstance(value, Mapping):
         parts = {name: copies_of(part, axes and axes[name], times) for name, part in value.items()}
@@ -74,6 +75,7 @@ def check_alike(expected: Any, actual: Any) -> None:
     if isinstance(expected, Tensor):
         is_float = expected.numel() and expected.is_floating_point()
         largest = expected.abs().nan_to_num(nan=0.0, posinf=0.0).max().item() if is_float else 0
+        # Relative to the largest entry: small ones are differences of large ones, and round as these do.
         if not torch.allclose(expected, actual, rtol=1e-3, atol=1e-3 * largest, equal_nan=True):
             raise ValueError("two copies of a batch do not give what the batch gives, twice")
     elif isinstance(expected, Mapping):

@@ -63,6 +63,7 @@ def make_sequences(
         target_batch, target_words = _pad_right(*align(tokenizer, [s.target for s in sentences]))
         ids, mask = target_batch["input_ids"], target_batch["attention_mask"]
         output_spans = make_spans(target_words, mask, ids, conventions.granularity)
+        # The decoder reads one word behind what it writes; its start token is no word.
         shifted_words = torch.cat([torch.full_like(target_words[:, :1], -1), target_words[:, :-1]], 1)
         decoder_ids = _shift_right(model, ids)
         batch["decoder_input_ids"], batch["decoder_attention_mask"] = decoder_ids, mask
@@ -74,6 +75,7 @@ def make_sequences(
                 _embeddings(model, decoder_ids, input_spans),
             )  # fmt: skip
         if "cross" in kinds:
+            # Position t reads word t - 1 and writes word t: a map belongs to either.
             queries = output_spans if conventions.cross == "writes" else input_spans
             sequences["cross"] = AttentionSequences("cross", sentences, annotation, queries, source, vocabulary)
     return batch, sequences
@@ -124,6 +126,7 @@ def _pad_right(batch: MutableMapping[str, Tensor], words: Tensor) -> tuple[Mutab
     mask = batch["attention_mask"].bool()
     if not (mask[:, 1:] & ~mask[:, :-1]).any():
         return batch, words
+    # Stable, so that the text keeps its order.
     order = mask.long().argsort(dim=1, descending=True, stable=True)
     for name, values in batch.items():
         if values.shape == order.shape:
