@@ -94,13 +94,13 @@ OWN = (to_preposition, to_others)  # cuts in which another word cannot take the 
 # The cuts in each of the three kinds of attention, and whether words that agree with the owner count as the owner.
 CUTS: dict[str, tuple[dict[str, Cut], bool]] = {
     "encoder: noun → *of*, *with*": ({"encoder": to_preposition}, False),
-    "encoder: noun → all other words": ({"encoder": to_others}, False),
+    "encoder: noun → all but *of*, *with*": ({"encoder": to_others}, False),
     "encoder: all words → owner": ({"encoder": in_encoder}, False),
     "decoder: later words → owner": ({"decoder": in_decoder}, False),
     "cross: later words → owner": ({"cross": in_cross}, False),
     "decoder and cross": ({"decoder": in_decoder, "cross": in_cross}, False),
     "encoder, decoder and cross": ({"encoder": in_encoder, "decoder": in_decoder, "cross": in_cross}, False),
-    "the same, and the words that agree with the owner":
+    "all three, of words that agree with the owner, too":
         ({"encoder": in_encoder, "decoder": in_decoder, "cross": in_cross}, True),
 }  # fmt: skip
 
