@@ -16,7 +16,7 @@ from recipes.second_organism.measures._words import table
 PENALTIES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 AGAIN = {0.02: (1, 2), 0.3: (1, 2)}  # penalties that are tried with other seeds, which draw other gates and sentences
 FUNCTIONS = ("position", "relation", "coreference", "name", "several", "none")
-LONGER = {0.0: (0,), 0.02: (0, 1, 2), 0.025: (0, 1, 2)}  # penalties and seeds of the runs with more steps, see LONG
+LONGER = {0.0: (0,)} | dict.fromkeys((0.02, 0.025, 0.035), (0, 1, 2))  # penalties and seeds of runs of LONG
 HEADS = 48
 FEW = (3, 6)  # heads left in the runs whose heads are listed
 WITHIN, ENOUGH = 2.0, 12  # BLEU, heads
