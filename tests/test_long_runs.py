@@ -13,6 +13,8 @@ import headtools as ht
 SHAPE = {"hidden_size": 4, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 4, "vocab_size": 9}
 IDS = torch.tensor([[1, 2, 3]])
 
+pytestmark = pytest.mark.full
+
 
 def tiny(seed=0, kind=tf.BertForMaskedLM):
     torch.manual_seed(seed)
@@ -53,7 +55,6 @@ def test_contexts_leave_nothing_behind():
     assert alive()[0] < objects + 20
 
 
-@pytest.mark.full
 def test_memory_is_flat_over_ten_thousand_batches():
     """A stream of batches that nobody keeps, through one call: statistics fold, so the peak stays where it was."""
     model = tiny()

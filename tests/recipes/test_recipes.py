@@ -17,6 +17,8 @@ from recipes._parallel import parallel_map
 from recipes._results import read, replace_row, update
 from recipes.train import Recipe
 
+pytestmark = pytest.mark.full  # each recipe once, with less of everything: whoever changes one runs this file
+
 
 @pytest.fixture(scope="module")
 def organism():
@@ -94,7 +96,6 @@ def test_the_sweep_makes_only_what_is_missing(assets, monkeypatch):
         sweep.main(over=["encoder"], penalty=[0.05], **(settings | {"limit": 2}))
 
 
-@pytest.mark.full
 def test_scratch(assets, monkeypatch, capsys):
     real = scratch.train_gates
     monkeypatch.setattr(scratch, "train_gates", lambda *args, **options: real(*args, **options, steps=1))
@@ -139,7 +140,6 @@ def test_a_ranking_scored_anew_starts_as_the_plain_one(organism):
     assert set(again) == set(plain)
 
 
-@pytest.mark.full
 def test_head_importance(assets, monkeypatch, capsys):
     """With translations that fall apart with the number of heads that are off, and with one pair."""
 
@@ -176,7 +176,6 @@ def test_scorecard(assets, organism, monkeypatch):
     assert len(tables.shipped("roles")) > 20
 
 
-@pytest.mark.full  # merges and refits for eight models
 def test_merging(assets, monkeypatch):
     monkeypatch.setattr(merging, "FIT_ON", 4)
     monkeypatch.setattr(merging, "MEASURED_ON", 5)
@@ -267,7 +266,6 @@ def test_nobody_undercuts_the_best_loss_and_the_language_reaches_it():
 # --- what they share --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full  # two processes; test_summary.py has kernels that write at once
 def test_two_commands_that_add_to_one_file_lose_nothing(tmp_path):
     code = "import sys; from pathlib import Path; from recipes._results import update\n" + (
         "for i in range(20): update(Path(sys.argv[1]), lambda old: {**old, f'{sys.argv[2]}{i}': i})"
