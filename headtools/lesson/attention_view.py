@@ -175,8 +175,8 @@ def _head_drawing(view: _Drawn) -> Drawing:
         drawing.text(x + _SPAN / 2, top - 18, f"layer {layer}", "strong", anchor="middle")
         _lines(drawing, view.weights[index], (x, x + _SPAN), top, _LINE, 2.0)
         for side, tokens, anchor in ((x - 6, queries, "end"), (x + _SPAN + 6, keys, "start")):
-            for column, token in enumerate(tokens):
-                drawing.text(side, top + _LINE * (column + 0.5) + 4, token, anchor=anchor)
+            for row, token in enumerate(tokens):
+                drawing.text(side, top + _LINE * (row + 0.5) + 4, token, anchor=anchor)
     return drawing
 
 

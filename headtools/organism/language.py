@@ -69,10 +69,10 @@ def sentences(split: str = "test", style: Style | None = None, stream: int = 0) 
     yield from of_split(SentenceSampler(random.Random(f"{split} {stream}"), style), write, split)
 
 
-def of_split(speaker: Any, write: Callable[..., tuple], split: str) -> Iterator[Sentence]:
-    """Endless stream of what a speaker says and ``write`` translates, of one split; both organisms draw theirs here."""
+def of_split(sampler: Any, write: Callable[..., tuple], split: str) -> Iterator[Sentence]:
+    """Endless stream of what a sampler says and ``write`` translates, of one split; both organisms draw theirs here."""
     while True:
-        source, target, topic = speaker.sentence()
+        source, target, topic = sampler.sentence()
         words = tuple(accented(n.word) if n.accent else n.word for n in source)
         # The checksum of its words decides which split a sentence belongs to, so splits share none.
         if zlib.crc32(" ".join(words).encode()) % 12 not in _SHELVES[split]:

@@ -81,7 +81,11 @@ def _later_queries(owned: Owned, key: int) -> range:
 
 
 def in_decoder(owned: Owned, keys: Sequence[int]) -> Edges:
-    """Decoder: what comes later does not see the translations of these keys. Position t + 1 reads target word t."""
+    """Decoder: what comes later does not see the translations of these keys. Position t + 1 reads target word t.
+
+    Position t, which writes the word, stays visible. Where an agreeing word stands right before the owner, position t
+    is the one that reads it, so cutting agreeing words takes away both.
+    """
     return [(query, owned.translated[key] + 1) for key in keys for query in _later_queries(owned, key)]
 
 
@@ -90,7 +94,7 @@ def in_cross(owned: Owned, keys: Sequence[int]) -> Edges:
     return [(query, key) for key in keys for query in _later_queries(owned, key)]
 
 
-OWN = (to_preposition, to_others)  # cuts in which another word cannot take the owner's place
+WITHOUT_CONTROL = (to_preposition, to_others)  # cuts of the noun, in which no other word can take the owner's place
 # The cuts in each of the three kinds of attention, and whether words that agree with the owner count as the owner.
 CUTS: dict[str, tuple[dict[str, Cut], bool]] = {
     "encoder: noun → *of*, *with*": ({"encoder": to_preposition}, False),
@@ -106,7 +110,10 @@ CUTS: dict[str, tuple[dict[str, Cut], bool]] = {
 
 
 def edges(cut: Cut, owned: Owned, agreeing: bool, instead: bool, rng: random.Random) -> Edges:
-    """The weights to cut; with ``instead``, those of as many other words before the noun as there are."""
+    """The weights to cut; with ``instead``, those of as many other words before the noun, or of fewer if there are not.
+
+    A random word stands nearer to the noun than its owner on average, so the control cuts fewer weights in the decoder.
+    """
     keys = [owned.owner, *(owned.agreeing if agreeing else ())]
     if not instead:
         return cut(owned, keys)
@@ -172,7 +179,7 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
         ends = bounds(linearised_ratio((uncut - cut)[:, None], total))
         row = {"name": name, "cost": share(uncut - cut), "low": round(ends[0].item(), 4),
                "high": round(ends[1].item(), 4), "others": round(others, 4)}  # fmt: skip
-        if not set(OWN) & set(cuts.values()):
+        if not set(WITHOUT_CONTROL) & set(cuts.values()):
             control, _ = right(predictions(model, test, cuts, agreeing, instead=True))
             row["instead"] = share(uncut - control)
         result["cuts"].append(row)
