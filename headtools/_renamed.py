@@ -1,4 +1,4 @@
-"""Aliases of renamed arguments: they work for one more release, with a warning that names the new one."""
+"""Old names of functions and arguments: they work for one more release, with a warning that names the new one."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def old_name(old: str, new: Callable[P, R]) -> Callable[P, R]:
     return renamed
 
 
-def old_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def old_arguments(**new_names: str | None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function also accept arguments by their names in the last release: ``old_arguments(run="checkpoint")``.
 
-    ``quiet`` becomes ``progress``, which has the opposite meaning.
+    ``quiet`` becomes ``progress``, which has the opposite meaning. An argument whose new name is None is ignored.
 
     >>> @old_arguments(run="checkpoint")
     ... def measure(checkpoint=None):
@@ -52,12 +52,11 @@ def old_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]
                 if new in kwargs:
                     raise TypeError(f"{function.__name__}() got {new}= and its old name {old}=: write {new}= alone")
                 value = kwargs.pop(old)
-                kwargs[new] = not value if old == "quiet" else value
-                warnings.warn(
-                    f"{function.__name__}({old}=...) is now {function.__name__}({new}=...): write {new}=",
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
+                message = f"{function.__name__}({old}=...) no longer has an effect: leave {old}= out"
+                if new is not None:
+                    kwargs[new] = not value if old == "quiet" else value
+                    message = f"{function.__name__}({old}=...) is now {function.__name__}({new}=...): write {new}="
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
             return function(*args, **kwargs)
 
         return with_old_names

@@ -79,7 +79,7 @@ def relevance(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tab
     """Compare relevance by three rules, and gradients, with what it costs to switch each head off."""
     texts = natural_text("english", "validation")[: sizes["relevance texts"]]
     batches = text_batches(tokenizer, texts, batch_size=1)
-    increases = _flat(ht.ablation_losses(model, batches, progress=False, max_rows=16))
+    increases = _flat(ht.ablation_losses(model, batches, progress=False))
     slopes = _flat(ht.gate_gradients(model, batches)).abs()
     measures, conserved = {"|gradient|": slopes}, {}
     for rules in ("attnlrp", "cp", "gradient"):

@@ -15,7 +15,7 @@ import torch
 import transformers as tf
 
 import headtools as ht
-from headtools.importance._replay.ablated_losses import AblatedLosses, losses
+from headtools.importance._replay import AblatedLosses, losses
 from headtools.roles._taxonomy.roles import role_names
 from headtools.roles.conventions import VOITA
 
@@ -94,7 +94,7 @@ def for_ablation(make: type, layers: int, dtype: torch.dtype) -> float:
     model = tiny(make, layers, dtype)
     with torch.no_grad():
         runs = AblatedLosses(
-            model, BATCH, None, list(ht.sites(model)), "zero", {}, 0, 64, {"replaying": True, "axes": None}
+            model, BATCH, None, list(ht.sites(model)), "zero", {}, 0, {"replaying": True}
         )
         assert torch.equal(runs.full_model, losses(model, BATCH, None))
     kept = {}

@@ -26,20 +26,19 @@ from headtools.heads.sites import Site
 from headtools.importance._coupling import check_per
 from headtools.importance._inputs import check_all_ran, each_batch, frozen, select_sites
 from headtools.importance._intervals import with_intervals
-from headtools.importance._replay.ablated_losses import AblatedLosses, HeadSet, losses
+from headtools.importance._replay import AblatedLosses, HeadSet, losses
 from headtools.importance.loss import Loss, of_labels
 
 Batches = Mapping | Iterable[Mapping]
 
 
-@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress")
+@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress", max_rows=None)
 def ablation(
     model: nn.Module,
     batches: Batches,
     loss: Loss | None = None,
     replacement: str = "zero",
     sites: Iterable[str | tuple] | str | None = None,
-    max_rows: int = 64,
     reference: Batches | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
@@ -57,15 +56,12 @@ def ablation(
     - ``batches``: dicts of the model's arguments, with labels. ``sites``: kinds or layers, ``["encoder"]``.
     - ``replacement``: what takes the place of a head's output, as in ``ablate``. "mean" and "resample" take it from
       ``reference``, or from ``batches`` where none is given; draws start from ``seed`` in every batch.
-    - ``max_rows``: how many rows may go through the model at once. Where several copies of a batch fit, several heads
-      are measured in one run; scores stay the same, memory grows. A ``loss`` that brings labels of its own, instead of
-      those of ``batch``, cannot be computed on copies: heads then go one by one.
     - ``checkpoint``: a folder in which the results of every batch are stored; the same call resumes from there.
     - ``progress``: show a progress bar.
     - ``per``: "example", or "batch" for a loss that couples examples, such as a contrastive one, which compares each
       with all others: the rise of the batch's loss (the mean of what ``loss`` returns, or the one number that it
-      returns) with a head off for all examples alike. A row is then a batch, all weigh the same, the bootstrap is
-      over batches, and batches are not copied. The number depends on how the examples were batched.
+      returns) with a head off for all examples alike. A row is then a batch, all weigh the same, and the bootstrap is
+      over batches. The number depends on how the examples were batched.
 
     Exact, like a loop over heads with ``ablate``, in half of its time: what comes before a head is computed once per
     batch and stored, so a batch's activations must fit in memory. The model is run without dropout and left unchanged.
@@ -84,20 +80,19 @@ def ablation(
     ('ablation', 8, torch.Size([4]))
     """
     increases = ablation_losses(
-        model, batches, loss, replacement, sites, max_rows, reference, seed, checkpoint, progress, per
+        model, batches, loss, replacement, sites, reference, seed, checkpoint, progress, per
     )
     name = "ablation" if per == "example" else "ablation per batch"
     return with_intervals(increases, name if replacement == "zero" else f"{name} by {replacement}")
 
 
-@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress")
+@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress", max_rows=None)
 def ablation_losses(
     model: nn.Module,
     batches: Batches,
     loss: Loss | None = None,
     replacement: str = "zero",
     sites: Iterable[str | tuple] | str | None = None,
-    max_rows: int = 64,
     reference: Batches | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
@@ -120,7 +115,7 @@ def ablation_losses(
     """
     measured_sites = select_sites(model, sites)
     single_heads = [{site: [head]} for site in measured_sites for head in range(site.heads)]
-    options = AblationOptions(loss, replacement, max_rows, reference, seed, checkpoint, progress, per)
+    options = AblationOptions(loss, replacement, reference, seed, checkpoint, progress, per)
     return split_by_site(loss_increase(model, batches, single_heads, options), measured_sites)
 
 
@@ -130,7 +125,6 @@ class AblationOptions:
 
     loss: Loss | None = None
     replacement: str = "zero"
-    max_rows: int = 64
     reference: Batches | None = None
     seed: int = 0
     checkpoint: str | Path | None = None
@@ -144,13 +138,11 @@ def loss_increase(model: nn.Module, batches: Batches, head_sets: Sequence[HeadSe
     A set names the heads that are off together, {site: [head, ...]}. With ``per="batch"`` the rows are batches. For a
     batch that does not run a site, the increase is 0 there. Errors are those of ``ablation``.
     """
-    if options.max_rows < 1:
-        raise ValueError(f"max_rows must be 1 or more, got {options.max_rows}: 64 rows at once is a good number")
     check_per(options.per)
     batches = list(each_batch(model, batches))
     measure = _LossIncrease(model, head_sets, options, batches if options.reference is None else options.reference)
     label = "switching heads off" if options.progress else ""
-    return run(measure, model, batches, checkpoint=options.checkpoint, label=label, steps=len(measure.groups))
+    return run(measure, model, batches, checkpoint=options.checkpoint, label=label, steps=len(head_sets))
 
 
 @dataclass
@@ -167,8 +159,7 @@ class _LossIncrease:
         check_replacement(self.options.replacement, self.sites)
         if not isinstance(self.reference, Mapping):
             self.reference = list(self.reference)
-        self.groups = _group_by_sites(self.head_sets)
-        self.cache: dict = {}  # what one batch has shown about the model, for the next
+        self.cache: dict = {}  # whether the model can be replayed, as the first batch has shown
         # The loss of labels couples no examples, and a loss per batch may.
         self.coupling_checked = of_labels(self.options.loss) or self.options.per == "batch"
 
@@ -194,20 +185,16 @@ class _LossIncrease:
         with frozen(self.model), torch.no_grad(), checked_inputs(self.model):
             ablated = AblatedLosses(
                 self.model, batch, options.loss, self.sites, options.replacement, self.replacement_values,
-                options.seed, options.max_rows, self.cache, options.per,
+                options.seed, self.cache, options.per,
             )  # fmt: skip
             if not self.coupling_checked and len(ablated.full_model) > 1:
                 ablated.check_uncoupled()
                 self.coupling_checked = True
             increase = torch.zeros(len(ablated.full_model), len(self.head_sets), dtype=torch.float64)
-            for columns in self.groups:
-                head_sets = [
-                    {site: heads for site, heads in self.head_sets[column].items() if ablated.ran(site)}
-                    for column in columns
-                ]
-                # Sets of a group have the same sites: where this batch ran none of them, the increase is 0.
-                if head_sets[0]:
-                    increase[:, columns] = (ablated.without(head_sets) - ablated.full_model).T
+            for column, head_set in enumerate(self.head_sets):
+                # Where this batch runs none of the sites, the increase is 0.
+                if reached := {site: heads for site, heads in head_set.items() if ablated.ran(site)}:
+                    increase[:, column] = ablated.without(reached) - ablated.full_model
                 advance()
         ran = torch.tensor([ablated.ran(site) for site in self.sites])
         return {"losses": ablated.full_model, "increase": increase, "ran": ran}
@@ -222,14 +209,6 @@ class _LossIncrease:
     def replacement_values(self) -> dict:
         """What takes the place of heads' outputs; computed with the first batch, and not if all batches are stored."""
         return replacement_values(self.model, self.sites, self.options.replacement, self.reference)
-
-
-def _group_by_sites(head_sets: Iterable[HeadSet]) -> list[list[int]]:
-    """Return which sets are of the same sites, so that they can run together: lists of their indices."""
-    groups: dict[tuple, list[int]] = {}
-    for index, heads in enumerate(head_sets):
-        groups.setdefault(tuple(site.key for site in heads), []).append(index)
-    return list(groups.values())
 
 
 def split_by_site(columns: Tensor, sites: Sequence[Site]) -> dict[tuple, Tensor]:

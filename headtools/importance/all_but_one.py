@@ -16,14 +16,14 @@ from headtools.heads.ablate import replace_outputs
 from headtools.heads.scores import HeadScores
 from headtools.importance._inputs import frozen, select_sites
 from headtools.importance._intervals import with_intervals
-from headtools.importance._replay.ablated_losses import HeadSet
+from headtools.importance._replay import HeadSet
 from headtools.importance.ablation import AblationOptions, Batches, loss_increase, split_by_site
 from headtools.importance.loss import Loss
 
 Evaluate = Callable[[nn.Module], Any]  # model -> (B,) tensor, (score, low, high), or a number
 
 
-@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress")
+@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress", max_rows=None)
 def all_but_one(
     model: nn.Module,
     batches: Batches | None = None,
@@ -31,7 +31,6 @@ def all_but_one(
     replacement: str = "zero",
     sites: Iterable[str | tuple] | str | None = None,
     evaluate: Evaluate | None = None,
-    max_rows: int = 64,
     reference: Batches | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
@@ -71,7 +70,7 @@ def all_but_one(
         nonempty = [index for index, heads in enumerate(head_sets) if any(heads.values())]
         if not nonempty:
             raise ValueError("every layer has one head only: there is nothing to switch off")
-        options = AblationOptions(loss, replacement, max_rows, reference, seed, checkpoint, progress, per)
+        options = AblationOptions(loss, replacement, reference, seed, checkpoint, progress, per)
         measured = loss_increase(model, batches, [head_sets[index] for index in nonempty], options)
         increase = measured.new_zeros(len(measured), len(head_sets))
         # In a layer of one head nothing is switched off, and the increase is 0.

@@ -26,7 +26,7 @@ from headtools.heads.scores import Head
 from headtools.heads.sites import Site
 from headtools.heads.sites import sites as find_sites
 from headtools.importance._inputs import each_batch, frozen, select_sites
-from headtools.importance._replay.ablated_losses import HeadSet
+from headtools.importance._replay import HeadSet
 from headtools.importance.ablation import AblationOptions, Batches, loss_increase
 from headtools.importance.loss import Loss, each_loss
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 COLUMNS = ["a", "b", "delta_a", "delta_b", "delta_ab", "interaction", "low", "high", "n"]
 
 
-@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress")
+@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress", max_rows=None)
 def interaction(
     model: nn.Module,
     batches: Batches,
@@ -45,7 +45,6 @@ def interaction(
     replacement: str = "zero",
     sites: Iterable[str | tuple] | str | None = None,
     predict: bool = False,
-    max_rows: int = 64,
     reference: Batches | None = None,
     seed: int = 0,
     checkpoint: str | Path | None = None,
@@ -92,7 +91,7 @@ def interaction(
     batches = [batches] if isinstance(batches, Mapping) else list(batches)  # ``predict`` goes through them again
     heads = list(dict.fromkeys(head for pair in pairs for head in pair))
     head_sets = [_head_set(by_key, [head]) for head in heads] + [_head_set(by_key, pair) for pair in pairs]
-    options = AblationOptions(loss, replacement, max_rows, reference, seed, checkpoint, progress, per)
+    options = AblationOptions(loss, replacement, reference, seed, checkpoint, progress, per)
     increase = loss_increase(model, batches, head_sets, options)  # (n, heads and then pairs)
     column = {head: index for index, head in enumerate(heads)}
     delta_a, delta_b = (increase[:, [column[pair[i]] for pair in pairs]] for i in (0, 1))

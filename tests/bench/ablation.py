@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.importance._replay.ablated_losses import losses
+from headtools.importance._replay import losses
 
 BOUND = 0.52
 TOLERANCE = 1e-4  # of the greatest rise
@@ -26,12 +26,11 @@ UNIT, WORK, WHY = "loop over heads", "exact leave-one-out", "what lies above eac
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with a batch, and how many rows may go through it at once."""
+    """A model with a batch."""
 
     name: str
     model: nn.Module
     batch: dict[str, Tensor]
-    max_rows: int
     bound: float | None = BOUND
 
 
@@ -41,17 +40,17 @@ def ragged(rows: int, tokens: int, shortest: int) -> tuple[Tensor, Tensor]:
     return torch.randint(10, 1000, (rows, tokens)) * mask, mask
 
 
-def bert(layers: int = 12, rows: int = 2, max_rows: int = 8) -> Subject:
+def bert(layers: int = 12, rows: int = 2) -> Subject:
     """BERT-base as a classifier, with a small vocabulary: 12 layers of 12 heads."""
     torch.manual_seed(0)
     config = transformers.BertConfig(num_hidden_layers=layers, vocab_size=1000, num_labels=3)
     model = transformers.BertForSequenceClassification(config).eval()
     ids, mask = ragged(rows, 64, 32)
     batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.arange(rows) % 3}
-    return Subject(f"BERT-base, {rows} x 64 tokens, {max_rows // rows} heads a run", model, batch, max_rows)
+    return Subject(f"BERT-base, {rows} x 64 tokens", model, batch)
 
 
-def marian(rows: int = 2, max_rows: int = 8) -> Subject:
+def marian(rows: int = 2) -> Subject:
     """The size of a Marian translation model: 6 + 6 layers of 8 heads, 512 wide, 2,048 between."""
     torch.manual_seed(0)
     config = transformers.MarianConfig(
@@ -64,12 +63,12 @@ def marian(rows: int = 2, max_rows: int = 8) -> Subject:
     labels, counted = ragged(rows, 64, 40)
     batch = {"input_ids": ids, "attention_mask": mask, "labels": labels.masked_fill(counted == 0, -100)}
     batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
-    return Subject(f"Marian, 6 + 6 layers, {rows} x 64 tokens, {max_rows // rows} heads a run", model, batch, max_rows)
+    return Subject(f"Marian, 6 + 6 layers, {rows} x 64 tokens", model, batch)
 
 
 def ours(subject: Subject) -> dict[tuple, Tensor]:
     """The rises of every example and head, by replaying."""
-    return ht.ablation_losses(subject.model, subject.batch, max_rows=subject.max_rows, progress=False)
+    return ht.ablation_losses(subject.model, subject.batch, progress=False)
 
 
 def naive(subject: Subject) -> dict[tuple, Tensor]:

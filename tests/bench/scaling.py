@@ -5,7 +5,7 @@
 Everything at BERT-base's width; 4 layers, 4 rows and 64 tokens unless one of them is what changes. The bounds are
 counted in ``counts.py`` for each length and depth. A cost that grew with length, batch or corpus beyond that of a pass
 would show here as a ratio that rises; with layers, that of exact ablation must rise as their number does. Exact
-ablation tries first what it can rely on (copies of a batch, entering in the middle). These five passes or so are once a
+ablation tries first what it can rely on (entering in the middle). These few passes are once a
 call: much of a single batch through a shallow model, little of a corpus.
 """
 
@@ -29,8 +29,8 @@ EXACT = "what lies above each head"
 
 def exact(model: nn.Module, batches: object, labels: Tensor) -> dict:
     """The exact rise of every example's loss without each head."""
-    score = lambda out, _batch: subjects.loss_of_copies(out.logits, labels)  # noqa: E731
-    return ht.ablation_losses(model, batches, loss=score, max_rows=16, progress=False)
+    score = lambda out, _batch: subjects.loss(out.logits, labels)  # noqa: E731
+    return ht.ablation_losses(model, batches, loss=score, progress=False)
 
 
 def ablation(subject: Subject) -> dict:

@@ -62,17 +62,6 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").mean(1)
 
 
-def loss_of_copies(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the same for logits of several copies of the batch, one behind the other, (n B,).
-
-    ``ht.ablation`` measures several heads in one run where the loss can be taken of copies, and one where it cannot.
-
-    >>> loss_of_copies(torch.zeros(4, 3, 5), torch.zeros(2, 3).long())
-    tensor([1.6094, 1.6094, 1.6094, 1.6094])
-    """
-    return loss(logits, labels.repeat(len(logits) // len(labels), 1))
-
-
 def size_of(kind: str, size: str = "full", **changes: int) -> Size:
     """Return the size of a kind of model, with changes: ``size_of("bert", layers=4)``."""
     return replace(TINY if size == "tiny" else FULL[kind], **changes)

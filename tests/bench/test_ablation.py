@@ -16,7 +16,7 @@ def tiny() -> ablation.Subject:
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_()
-    return ablation.Subject("tiny", model, {"input_ids": torch.arange(8).view(2, 4), "labels": torch.ones(2).long()}, 4)
+    return ablation.Subject("tiny", model, {"input_ids": torch.arange(8).view(2, 4), "labels": torch.ones(2).long()})
 
 
 def test_a_row_says_what_was_measured(tiny: ablation.Subject):

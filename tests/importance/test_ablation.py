@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.importance._replay.ablated_losses import AblatedLosses
+from headtools.importance._replay import AblatedLosses
 from headtools.importance.ablation import ablation, ablation_losses
 from headtools.importance.loss import label_loss
 
@@ -55,14 +55,14 @@ def close(found, wanted, tolerance=1e-5):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """What became of every batch: was it replayed, and in how many copies at once."""
+    """Whether each batch was replayed."""
     seen = []
     plain = AblatedLosses.__init__
 
     def watched(self, *args):
         plain(self, *args)
         sites = [site for site in self.ablated_sites if self.trace.replayable(site)]
-        seen.append((self.cache["replaying"] and len(sites) == len(self.ablated_sites), self.n_copies))
+        seen.append(self.replaying and len(sites) == len(self.ablated_sites))
 
     monkeypatch.setattr(AblatedLosses, "__init__", watched)
     return seen
@@ -73,19 +73,10 @@ def test_rises_equal_those_of_a_loop(name, runs):
     model, batch = zoo_model(name)
     over = "batch" if name == "clip" else "example"  # CLIP's scores are of one text beside all pictures
     with untouched(model):
-        found = quietly(model, batch, scored, max_rows=12, per=over)
+        found = quietly(model, batch, scored, per=over)
     wanted = by_loop(model, batch, scored)
     close(found, {key: rises.mean(0, keepdim=True) for key, rises in wanted.items()} if over == "batch" else wanted)
-    # a batch of such scores is not copied; ALBERT has one layer for all
-    assert runs == [(name != "albert", 1 if name in ("albert", "clip") else 4)]
-
-
-@pytest.mark.parametrize("max_rows", [1, 3, 6, 100])
-@pytest.mark.parametrize("name", ["bert", "t5"])
-def test_the_number_of_rows_changes_nothing(name, max_rows, runs):
-    model, batch = zoo_model(name)
-    close(quietly(model, batch, scored, max_rows=max_rows), by_loop(model, batch, scored))
-    assert runs == [(True, max(1, max_rows // 3))]
+    assert runs == [name != "albert"]  # ALBERT has one layer for all
 
 
 @pytest.mark.parametrize("by", ["mean", "resample", "uniform"])
@@ -97,8 +88,15 @@ def test_every_replacement_is_that_of_ablate(name, by):
             quietly(model, batch, scored, replacement=by)
         return
     with untouched(model):
-        found = quietly(model, batch, scored, replacement=by, max_rows=9)
+        found = quietly(model, batch, scored, replacement=by)
     close(found, by_loop(model, batch, scored, by))
+
+
+def test_the_number_of_rows_is_no_longer_asked_for():
+    model, batch = zoo_model("bert")
+    with pytest.warns(DeprecationWarning, match="max_rows=...\\) no longer has an effect: leave max_rows= out"):
+        found = quietly(model, batch, scored, max_rows=4)
+    close(found, quietly(model, batch, scored), 0)
 
 
 def test_a_reference_of_its_own():
@@ -118,15 +116,15 @@ def test_the_loss_is_that_of_the_labels(name, runs):
         return label_loss(model, outputs, batch)
 
     close(quietly(model, batch), by_loop(model, batch, own))
-    assert runs == [(True, 21)]
+    assert runs == [True]
 
 
 def test_batches_of_several_sizes_come_one_after_the_other(runs):
     model, batch = zoo_model("marian")
     short = {key: value[:1, :3] for key, value in batch.items()}
     two = {key: value[1:] for key, value in batch.items()}
-    close(quietly(model, [batch, short, two], scored, max_rows=4), by_loop(model, [batch, short, two], scored))
-    assert runs == [(True, 1), (True, 4), (True, 2)]
+    close(quietly(model, [batch, short, two], scored), by_loop(model, [batch, short, two], scored))
+    assert runs == [True] * 3
 
 
 def test_scores_are_means_with_paired_intervals():
@@ -166,7 +164,7 @@ def test_what_comes_before_is_not_run_for_every_head(name, layer):
     hooks = [module.register_forward_hook(count(part)) for part, module in
              (("before", inside), ("its q", last.q.module))]  # fmt: skip
     try:
-        quietly(model, [batch] * 5, scored, sites=[last.key], max_rows=3)
+        quietly(model, [batch] * 5, scored, sites=[last.key])
     finally:
         for hook in hooks:
             hook.remove()
@@ -185,11 +183,11 @@ def test_other_heads_may_be_off_and_gates_closed_around_it():
         assert (quietly(model, batch, scored)["encoder", 2][:, 3] == 0).all()
 
 
-def test_gates_of_single_examples_around_it_allow_no_copies(runs):
+def test_gates_of_single_examples_may_be_around_it(runs):
     model, batch = zoo_model("gpt2")
     with ht.gates(model, {("decoder", 1): torch.rand(3, 4, generator=torch.Generator().manual_seed(5))}):
         close(quietly(model, batch, scored), by_loop(model, batch, scored))
-    assert runs == [(True, 1)]
+    assert runs == [True]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
@@ -202,7 +200,7 @@ def test_hooks_of_others_see_and_change_what_they_did(name):
         second.out.register_forward_hook(lambda _m, _i, out: out / 2),
         second.module.register_forward_hook(lambda _m, _i, out: (out[0] * 3, *out[1:])),
     ]
-    close(quietly(model, batch, scored, max_rows=6), by_loop(model, batch, scored))
+    close(quietly(model, batch, scored), by_loop(model, batch, scored))
     assert all(hook.id in hook.hooks_dict_ref() for hook in hooks)
 
 
@@ -254,12 +252,12 @@ class Attention(nn.Module):
 @pytest.mark.parametrize(
     ("odd", "expected"),
     [
-        ("nothing", (True, 6)),
-        ("in place", (True, 6)),
-        ("all layers", (True, 6)),
-        ("memory of 0", (True, 1)),
-        ("memory of 1", (False, 1)),
-        ("row", (True, 1)),
+        ("nothing", True),
+        ("in place", True),
+        ("all layers", True),
+        ("memory of 0", True),
+        ("memory of 1", False),
+        ("row", True),
     ],
 )
 def test_odd_models(odd, expected, runs):
@@ -269,7 +267,7 @@ def test_odd_models(odd, expected, runs):
     def loss(outputs, _batch):
         return outputs.flatten(1).sin().sum(1)
 
-    found = quietly(model, {"x": x}, loss, max_rows=18)
+    found = quietly(model, {"x": x}, loss)
     assert runs == [expected]
     base = loss(model(x), None).double()
     for site in ht.sites(model):
@@ -283,16 +281,26 @@ def test_odd_models(odd, expected, runs):
             assert torch.allclose(found[site.key][:, head], wanted, atol=1e-5), (site.label, head)
 
 
-def broken(outputs, _batch):
-    if len(outputs.logits) > 3:
-        raise KeyError("no copies")
-    return scored(outputs, None)
-
-
-def test_a_loss_that_does_not_stand_copies_gets_none(runs):
+def test_a_loss_may_bring_labels_of_its_own(runs):
     model, batch = zoo_model("bert")
-    close(quietly(model, batch, broken), by_loop(model, batch, scored))
-    assert runs == [(True, 1)]
+    own = torch.tensor([0.5, 1.0, 2.0])
+    close(quietly(model, batch, lambda outputs, _: own * scored(outputs, None)),
+          by_loop(model, batch, lambda outputs, _: own * scored(outputs, None)))  # fmt: skip
+    assert runs == [True]
+
+
+def test_a_loss_that_depends_on_the_run_itself_is_computed_in_full_runs(runs):
+    model, batch = zoo_model("bert")
+    queries, seen = next(iter(ht.sites(model))).q.module, []
+    hook = queries.register_forward_hook(lambda *_: seen.append(1))
+
+    def loss(outputs, _batch):  # it depends on whether the first layer ran
+        ran, seen[:] = len(seen), []
+        return scored(outputs, None) * (2 if ran else 1)
+
+    close(quietly(model, batch, loss), by_loop(model, batch, loss))
+    hook.remove()
+    assert runs == [False]
 
 
 def test_the_model_is_left_as_it_was_when_something_fails():
@@ -306,7 +314,7 @@ def test_the_model_is_left_as_it_was_when_something_fails():
             return scored(outputs, None)
 
         with untouched(model), pytest.raises(KeyboardInterrupt):
-            quietly(model, batch, loss, max_rows=6)
+            quietly(model, batch, loss)
     assert torch.is_grad_enabled()
 
 
@@ -333,7 +341,6 @@ def test_half_precision():
     ("change", "error", "message"),
     [
         ({"replacement": "nothing"}, ValueError, 'replacement must be "zero"'),
-        ({"max_rows": 0}, ValueError, "max_rows must be 1"),
         ({"loss": lambda o, b: scored(o, b).mean()}, ValueError, "one number per example"),
         ({"loss": lambda o, b: scored(o, b) * float("nan")}, ValueError, "is no finite number"),
         ({"sites": ["cross"]}, KeyError, "no 'cross' attention"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.importance._replay.ablated_losses import losses
+from headtools.importance._replay import losses
 from headtools.importance.interaction import curvature
 
 from ..heads.reference import untouched
@@ -45,7 +45,7 @@ def test_interactions_are_what_they_are_defined_to_be(name, by):
     model, batch = zoo_model(name)
     pairs = pairs_of(name)
     with untouched(model):
-        frame = ht.interaction(model, batch, pairs, scored, replacement=by, max_rows=9, progress=False)
+        frame = ht.interaction(model, batch, pairs, scored, replacement=by, progress=False)
     assert list(frame.columns) == ["a", "b", "delta_a", "delta_b", "delta_ab", "interaction", "low", "high", "n"]
     for row, (a, b) in zip(frame.itertuples(), pairs, strict=True):
         alone_a, alone_b, both = (rise(model, batch, heads, by, batch) for heads in ([a], [b], [a, b]))
@@ -174,7 +174,7 @@ def test_bad_pairs_are_refused(change, error, message):
 def test_one_head_a_layer(name, by):
     model, batch = zoo_model(name)
     with untouched(model):
-        found = ht.all_but_one(model, [batch, batch], scored, replacement=by, max_rows=9, progress=False)
+        found = ht.all_but_one(model, [batch, batch], scored, replacement=by, progress=False)
     for site in ht.sites(model):
         for head in range(site.heads):
             others = {site.key: [other for other in range(site.heads) if other != head]}

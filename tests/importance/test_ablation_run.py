@@ -12,12 +12,12 @@ import torch
 
 import headtools as ht
 from headtools._engine import run
-from headtools.importance._replay.ablated_losses import AblatedLosses
+from headtools.importance._replay import AblatedLosses
 
 from ..heads.zoo import zoo_model
 from .test_ablation import quietly, scored
 
-SMALL = {"sites": ["encoder"], "max_rows": 6}
+SMALL = {"sites": ["encoder"]}
 
 
 def batches():
@@ -52,7 +52,7 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, monkeypatch):
         quietly(model, parts, stops, checkpoint=tmp_path)
     assert sorted(path.name for path in tmp_path.glob("0*")) == ["000000.safetensors", "000001.safetensors"]
     seen = counted(monkeypatch)
-    found = quietly(model, parts, scored, checkpoint=tmp_path, max_rows=1)
+    found = quietly(model, parts, scored, checkpoint=tmp_path)
     assert seen == [1], "only the last batch was run"
     assert all(torch.allclose(found[key], value, atol=1e-5) for key, value in wanted.items())
     again = quietly(model, parts, scored, checkpoint=str(tmp_path))

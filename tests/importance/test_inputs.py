@@ -66,7 +66,7 @@ def test_labels_alone_give_the_models_own_loss(name, made, config, sizes, reads)
     assert "decoder_input_ids" in prepared
     assert each.mean().item() == pytest.approx(own, rel=1e-4)
     assert set(gate_gradients(model, batch)) == {site.key for site in ht.sites(model)}
-    by_mean = ablation(model, batch, replacement="mean", max_rows=4, progress=False)
+    by_mean = ablation(model, batch, replacement="mean", progress=False)
     assert by_mean.values.keys() == gradient(model, batch).values.keys()
 
 

@@ -20,14 +20,14 @@ def works(kind: str, size: str) -> dict[str, Callable]:
     ht.prune(smaller, {site.key: common.half(site.heads) for site in ht.sites(model)})
 
     def score(labels) -> Callable:
-        return lambda out, _batch: subjects.loss_of_copies(out.logits, labels)
+        return lambda out, _batch: subjects.loss(out.logits, labels)
 
     def gradient() -> dict:
         values = ht.gradient(model, subject.batch, loss=score(subject.labels)).values
         return common.by_head((*key, row) for key, row in values.items())
 
     def ablation() -> dict:
-        found = ht.ablation_losses(model, few.batch, loss=score(few.labels), max_rows=8, progress=False)
+        found = ht.ablation_losses(model, few.batch, loss=score(few.labels), progress=False)
         return common.by_head((*key, rows.mean(0)) for key, rows in found.items())
 
     def relevance() -> dict:

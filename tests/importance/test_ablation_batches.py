@@ -1,4 +1,4 @@
-"""Batches of several sizes and forms, one after the other: what is copied in one of them is told for each."""
+"""Batches of several sizes and forms, one after the other."""
 
 import pytest
 import torch
@@ -40,23 +40,23 @@ def batches(sizes, **more):
 def test_a_shared_tensor_with_as_many_numbers_as_a_batch_has_rows(use, sizes, runs):  # noqa: F811
     model = Weighted(use).eval()
     several = batches(sizes, w=draw(5).abs())
-    close(quietly(model, several, summed, max_rows=20), by_loop(model, several, summed))
-    assert runs == [(True, 20 // size) for size in sizes]
+    close(quietly(model, several, summed), by_loop(model, several, summed))
+    assert runs == [True] * len(sizes)
 
 
 @pytest.mark.parametrize("form", [lambda t: t, lambda t: {"scale": [t]}])
 def test_a_tensor_that_only_the_loss_reads(form, runs):  # noqa: F811
     model = Weighted("nowhere").eval()
     several = batches((3, 5, 4), more=form(draw(5)))
-    close(quietly(model, several, summed, max_rows=20), by_loop(model, several, summed))
-    assert runs == [(True, 6), (True, 4), (True, 5)]
+    close(quietly(model, several, summed), by_loop(model, several, summed))
+    assert runs == [True] * 3
 
 
 def test_what_makes_no_difference_in_the_first_batch_may_make_one_later():
     """A shared tensor of zeros can be copied or not; that of the next batch cannot."""
     model = Weighted("first").eval()
     several = [{"inputs_embeds": draw(5, 5, 8, seed=i), "w": draw(5) * i} for i in range(3)]
-    close(quietly(model, several, summed, max_rows=20), by_loop(model, several, summed))
+    close(quietly(model, several, summed), by_loop(model, several, summed))
 
 
 def test_a_loss_with_labels_of_its_own_that_are_alike_at_first():
@@ -68,7 +68,7 @@ def test_a_loss_with_labels_of_its_own_that_are_alike_at_first():
         return -outputs.logits[:, 0].log_softmax(-1).gather(1, chosen)[:, 0]
 
     several = [batch | {"labels": torch.full((3, 7), number)} for number in (0, 1, 2)]
-    found = quietly(Labelled(model), several, loss, max_rows=12)
+    found = quietly(Labelled(model), several, loss)
     close(found, by_loop(Labelled(model), several, loss))
 
 
@@ -91,8 +91,8 @@ def test_batches_with_and_without_padding(name, runs):  # noqa: F811
     full = batch | {"attention_mask": torch.ones_like(batch["attention_mask"])}
     one = {key: value[1:2] for key, value in batch.items()}
     for several in ([plain, batch], [full, batch, one], [one, full, batch], [batch, plain]):
-        close(quietly(model, several, scored, max_rows=9), by_loop(model, several, scored))
-    assert all(replayed and copies in (3, 9) for replayed, copies in runs)
+        close(quietly(model, several, scored), by_loop(model, several, scored))
+    assert all(runs)
 
 
 def test_masks_and_positions_of_all_examples_at_once(runs):  # noqa: F811
@@ -105,5 +105,5 @@ def test_masks_and_positions_of_all_examples_at_once(runs):  # noqa: F811
         {"input_ids": ids, "position_ids": places, "attention_mask": causal},
         {"input_ids": ids[:2], "position_ids": places.repeat(2, 1), "attention_mask": causal.repeat(2, 1, 1, 1)},
     ]
-    close(quietly(model, several, scored, max_rows=6), by_loop(model, several, scored))
-    assert runs == [(True, 6), (True, 2), (True, 3)]
+    close(quietly(model, several, scored), by_loop(model, several, scored))
+    assert runs == [True] * 3
