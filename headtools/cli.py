@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from enum import StrEnum
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
+
+import headtools as ht
 
 # torch and transformers are imported inside the commands, so that --help and errors in options take no seconds.
 if TYPE_CHECKING:
     import pandas as pd
 
+    from headtools._engine.processes import Process
     from headtools.heads.scores import HeadScores
     from headtools.importance.objective import Objective
 
@@ -45,29 +48,9 @@ app = typer.Typer(
 )  # fmt: skip
 
 
-class Method(StrEnum):
-    """Measures of importance."""
-
-    gradient = "gradient"
-    confidence = "confidence"
-    ablation = "ablation"
-    relevance = "relevance"
-
-
-class LossName(StrEnum):
-    """Losses by which importance is measured."""
-
-    mlm = "mlm"
-    lm = "lm"
-    output = "output"
-
-
-class Kind(StrEnum):
-    """Kinds of attention."""
-
-    encoder = "encoder"
-    decoder = "decoder"
-    cross = "cross"
+Method = Literal["gradient", "confidence", "ablation", "relevance"]
+LossName = Literal["mlm", "lm", "output"]
+Kind = Literal["encoder", "decoder", "cross"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,9 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from headtools import __version__
-
-        print(f"headtools {__version__} (torch {version('torch')}, transformers {version('transformers')})")
+        print(f"headtools {ht.__version__} (torch {version('torch')}, transformers {version('transformers')})")
         raise typer.Exit
 
 
@@ -170,8 +151,6 @@ def report(
     """
     _check_folder_of(out)
     with _one_process("report"):
-        import headtools as ht
-
         subject = _Subject(model, corpus, limit)
         _announce(f"report: {subject.heads}, {subject.measured_on}; selected on one half, measured on the other")
         page = ht.report(
@@ -197,9 +176,7 @@ def roles(
     One row for each head and role, with a 95 % interval, the best fixed offset and chance.
     """
     _check_table_file(out)
-    with _shared_processes():
-        import headtools as ht
-
+    with ht.sharded():
         subject = _Subject(model, corpus, limit)
         if subject.tokenizer is None:
             raise ValueError(f"{model} has no tokenizer, and roles are measured on words: save it in the same folder")
@@ -216,7 +193,7 @@ def importance(
     seed: Seed = 0,
     out: TableFile = None,
     checkpoint: RunFolder = None,
-    method: Annotated[Method, Option(help="How it is measured.")] = Method.gradient,
+    method: Annotated[Method, Option(help="How it is measured.")] = "gradient",
     loss: Loss = None,
 ) -> None:
     """Measure the importance of each head.
@@ -224,13 +201,13 @@ def importance(
     For the model's loss or, if it has no logits and so no loss, for its output: the column's name says which.
     """
     _check_table_file(out)
-    if checkpoint is not None and method == Method.confidence:
+    if checkpoint is not None and method == "confidence":
         raise ValueError(
             "--checkpoint is for gradient, ablation and relevance; confidence takes one pass: leave --checkpoint out"
         )
-    if loss is not None and method in (Method.confidence, Method.relevance):
+    if loss is not None and method in ("confidence", "relevance"):
         raise ValueError(f"--loss is for gradient and ablation; {method} uses no loss: leave --loss out")
-    with _shared_processes():
+    with ht.sharded():
         subject = _Subject(model, corpus, limit)
         options = {} if checkpoint is None else {"checkpoint": checkpoint}
         _show(_scores("importance", subject, method, loss, seed, options).to_frame(), out)
@@ -268,13 +245,12 @@ def prune(
     if out.exists():
         raise FileExistsError(f"--out {out} already exists: choose a new name")
     with _one_process("prune"):
-        import headtools as ht
         from headtools.heads.prune import cut_heads
         from headtools.organism.save import how_to_open
 
         subject = _Subject(model, corpus, limit)
         checked_on = {} if check is None else {check: _sentences(check, limit)}
-        scores = _scores("prune", subject, Method.gradient, loss, seed, {"sites": kind and kind.value})
+        scores = _scores("prune", subject, "gradient", loss, seed, {"sites": kind})
         spare = _strongest_induction(subject.model, spare_induction)
         cut = [head for head in scores.order() if head not in spare][: len(scores) - round(keep * len(scores))]
         _check_cut(subject, cut, checked_on, loss, seed)
@@ -287,7 +263,6 @@ def _strongest_induction(model: Any, n: int) -> set[tuple]:
     """Return the heads with the highest induction scores, which are to be spared."""
     if not n:
         return set()
-    import headtools as ht
     from headtools.roles.induction import INDUCTION
 
     frame = ht.induction_scores(model)
@@ -299,18 +274,17 @@ def _check_cut(
     subject: _Subject, cut: Sequence[tuple], checked_on: dict[str, list], loss: LossName | None, seed: int
 ) -> None:
     """Print the loss increase on the corpus of the ranking and on a second one, and warn where they clearly differ."""
-    from headtools.heads.sites import sites
-    from headtools.sparse.cut_cost import cut_cost, repeated_tokens, warning_of
+    from headtools.sparse.cut_cost import warning_of
 
     objective = subject.objective(loss, seed)
     sentences = {subject.corpus: subject.sentences} | checked_on
     corpora = {name: _on_device(objective.batches(corpus)) for name, corpus in sentences.items()}
     losses = {name: objective.loss(batches) for name, batches in corpora.items()}
-    if not checked_on and objective.name == "lm" and set(sites(subject.model).kinds) == {"decoder"}:
-        corpora["repeated random tokens"] = _on_device([repeated_tokens(subject.model)])
+    if not checked_on and objective.name == "lm" and set(ht.sites(subject.model).kinds) == {"decoder"}:
+        corpora["repeated random tokens"] = _on_device([ht.repeated_tokens(subject.model)])
     if len(corpora) < 2 or not cut:
         return
-    frame = cut_cost(subject.model, cut, corpora, losses)
+    frame = ht.cut_cost(subject.model, cut, corpora, losses)
     for row in frame.itertuples():
         _say(f"{row.corpus}: loss {row.loss:.2f}, without {len(cut)} heads {row.rise:+.2f} "
              f"[{row.low:+.2f}, {row.high:+.2f}]")  # fmt: skip
@@ -320,8 +294,6 @@ def _check_cut(
 
 def _sentences(name: str, limit: int) -> list:
     """Return the sentences of a corpus; commands need their words, which plain text does not tell."""
-    import headtools as ht
-
     sentences = ht.corpus(name, limit=limit)
     if any(isinstance(sentence, str) for sentence in sentences):
         raise ValueError(
@@ -335,20 +307,15 @@ class _Subject:
     """A command's model, on the device of this process, with its tokenizer and sentences."""
 
     def __init__(self, name: str, corpus: str | None, limit: int) -> None:
-        import headtools as ht
-        from headtools._engine.processes import current_process
-
         self.corpus = corpus or (name if name in ("organism", "organism2") else "english")
         self.sentences = _sentences(self.corpus, limit)
         model, self.tokenizer = ht.load(None if name == "organism" else name)
-        self.model = model.to(current_process().device)
+        self.model = model.to(_process().device)
 
     @property
     def heads(self) -> str:
         """The number of heads and the model's class, for messages."""
-        from headtools.heads.sites import sites
-
-        return f"{sites(self.model).n_heads} heads of {type(self.model).__name__}"
+        return f"{ht.sites(self.model).n_heads} heads of {type(self.model).__name__}"
 
     @property
     def measured_on(self) -> str:
@@ -359,27 +326,24 @@ class _Subject:
         """Return the loss, and the batches it needs."""
         from headtools.importance.objective import objective
 
-        return objective(self.model, self.tokenizer, self.sentences, loss and loss.value, seed)
+        return objective(self.model, self.tokenizer, self.sentences, loss, seed)
 
 
 def _scores(
     command: str, subject: _Subject, method: Method, loss: LossName | None, seed: int, options: dict
 ) -> HeadScores:
     """Announce what is measured, and measure it."""
-    import headtools as ht
     from headtools.importance.objective import unlabelled, writes
 
-    if method == Method.confidence and not writes(
-        subject.model
-    ):  # an encoder-decoder needs labels: its decoder reads them
+    if method == "confidence" and not writes(subject.model):  # an encoder-decoder needs labels: its decoder reads them
         _announce(f"{command}: confidence, {subject.heads}, {subject.measured_on}")
         return ht.confidence(subject.model, _on_device(unlabelled(subject.tokenizer, subject.sentences)), **options)
     objective = subject.objective(loss, seed)
-    if method in (Method.gradient, Method.ablation):
+    if method in ("gradient", "ablation"):
         _announce(f"{command}: {method} of the {objective.description} (--loss {objective.name}), {subject.heads}, "
                   f"{subject.measured_on}")  # fmt: skip
         return getattr(objective, method)(_on_device(objective.batches(subject.sentences)), **options)
-    if objective.name == "output" and method == Method.relevance:
+    if objective.name == "output" and method == "relevance":
         raise ValueError(
             f"{type(subject.model).__name__} has no logits, and relevance explains the highest logit: "
             "write --method gradient or --method ablation"
@@ -389,21 +353,16 @@ def _scores(
 
 
 def _on_device(batches: Sequence[dict]) -> list[dict]:
+    return [{name: value.to(_process().device) for name, value in batch.items()} for batch in batches]
+
+
+def _process() -> Process:
     from headtools._engine.processes import current_process
 
-    return [{name: value.to(current_process().device) for name, value in batch.items()} for batch in batches]
+    return current_process()
 
 
-@contextmanager
-def _shared_processes() -> Iterator[None]:
-    from headtools._engine.processes import sharded
-
-    with sharded():
-        yield
-
-
-@contextmanager
-def _one_process(name: str) -> Iterator[None]:
+def _one_process(name: str) -> AbstractContextManager:
     """Raise for several processes, which would do the same work and write to the same file."""
     from headtools._engine.processes import launched_count
 
@@ -411,35 +370,28 @@ def _one_process(name: str) -> Iterator[None]:
         raise ValueError(
             f"{launched_count()} processes can share {' and '.join(SHARED)} only; start {name} once, without accelerate"
         )
-    with _shared_processes():
-        yield
+    return ht.sharded()
 
 
 def _announce(text: str) -> None:
     """Print what will be measured to stderr, from the main process only."""
-    from headtools._engine.processes import current_process
-
-    if current_process().main:
+    if _process().main:
         print(text, file=sys.stderr, flush=True)
 
 
 def _say(text: str) -> None:
     """Print a result, from the main process only."""
-    from headtools._engine.processes import current_process
     from headtools._engine.progress import print_encodable
 
-    if current_process().main:
+    if _process().main:
         print_encodable(text)
 
 
 def _show(frame: pd.DataFrame, out: Path | None) -> None:
     """Print a table, or write it to a file and print the path, from the main process only."""
-    import json
-
-    from headtools._engine.processes import current_process
     from headtools._report.page import write
 
-    if not current_process().main:
+    if not _process().main:
         return
     if out is None:
         _say(frame.to_string(index=False))

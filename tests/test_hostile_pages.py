@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import headtools as ht
 from headtools._report.page import Section, page, paragraph, table, write
-from headtools.lesson import draw, words
+from headtools.lesson import words
 from headtools.lesson.check import CheckResult
 from headtools.lesson.claims import Others, ledger_rows
 from headtools.lesson.course_claims import CourseClaim, CourseClaims
@@ -102,10 +102,9 @@ def test_names_in_drawings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for fig in (
-            draw.head_grid(maps, texts),
             ht.plot.maps(maps, texts, titles=texts[:2]),
             words.compare_words([(text, ["a", text]) for text in texts]),
-            draw.bars(plt.subplots()[1], texts, range(len(texts)), label="n").figure,
+            ht.plot.bars(texts, range(len(texts)), label="n"),
         ):
             assert ht.figure(fig, claim="It is drawn.", alt="Something hostile.").png[:4] == b"\x89PNG"
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headtools.lesson.draw import subplots
 from headtools.lesson.figure import OKABE_ITO
+from headtools.lesson.plot import subplots
 from headtools.roles.head_functions import LETTERS, NONE, head_functions
 
 if TYPE_CHECKING:

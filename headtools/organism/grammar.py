@@ -63,16 +63,18 @@ def _cumulative(words: list[Lexeme]) -> tuple[list[Lexeme], list[float]]:
     return order, list(accumulate((rank + 5) ** -0.7 for rank in range(1, len(order) + 1)))
 
 
-_BY_KIND = {k: _cumulative([n for n in NOUNS.values() if n.kind == k]) for k in ("person", "animal", "thing", "place")}
+KINDS = ("person", "animal", "thing", "place")
+_BY_KIND = {k: _cumulative([n for n in NOUNS.values() if n.kind == k]) for k in KINDS}
 _VERBS = {k: _cumulative([v for v in VERBS.values() if v.kind == k]) for k in ("transitive", "intransitive")}
 _ADJECTIVES, _ADVERBS = _cumulative(list(ADJECTIVES.values())), _cumulative(list(ADVERBS.values()))
-_KINDS = ("person", "animal", "thing", "place")
-_KIND_WEIGHTS = {"nsubj": (0.4, 0.8, 0.95, 1.0), "obj": (0.25, 0.5, 0.9, 1.0), "obl": (0.1, 0.2, 0.5, 1.0)}
+KIND_WEIGHTS = {"nsubj": (0.4, 0.8, 0.95, 1.0), "obj": (0.25, 0.5, 0.9, 1.0), "obl": (0.1, 0.2, 0.5, 1.0)}
 _SINGULAR, _PLURAL = ("the", "the", "a", "a", "this", "my"), ("the", "the", "these", "some", "my", "", "")
 
 
 class SentenceSampler:
     """Draws the sentences of one style from one stream of chance."""
+
+    relation_of_very = "advmod"
 
     def __init__(self, rng: random.Random, style: Style = USUAL) -> None:
         self.rng, self.style = rng, style
@@ -96,8 +98,12 @@ class SentenceSampler:
 
     def _complete_sentence(self) -> Phrase:
         first = self._clause()
+        return self._closed(first, two=self.rng.random() < self.style.two_clauses)
+
+    def _closed(self, first: Phrase, two: bool) -> Phrase:
+        """A sentence of this clause, or of ``two``: it and another one."""
         stop = Node(".", "PUNCT")
-        if self.rng.random() >= self.style.two_clauses:
+        if not two:
             first.head.relation = "root"
             stop.under(first.head, "punct")
             return Phrase([*first.source, stop], [*first.target, stop], first.head)
@@ -130,7 +136,7 @@ class SentenceSampler:
         pronouns = self._possible_pronouns(after) if after and self.rng.random() < self.style.pronoun else []
         subject = object_ = None
         if pronouns:
-            antecedent = self.rng.choice(pronouns)
+            antecedent = self._antecedent(pronouns)
             if self.rng.random() < 0.7:
                 subject = self._pronoun(antecedent, "nsubj")
             else:
@@ -138,30 +144,41 @@ class SentenceSampler:
         subject = subject or self._noun_phrase("nsubj", self.style.depth)
         return self._predicate(subject, object_, self.style.depth)
 
+    def _antecedent(self, nouns: list[Node]) -> Node:
+        return self.rng.choice(nouns)
+
     def _possible_pronouns(self, verb: Node) -> list[Node]:
         """A pronoun means the subject of the clause before if that fits, else its object."""
         candidates = [n for n in (verb.subject, verb.object) if n]
-        if len(candidates) == 2 and _pronoun_of(candidates[0]) == _pronoun_of(candidates[1]):
+        if len(candidates) == 2 and pronoun_of(candidates[0]) == pronoun_of(candidates[1]):
             return candidates[:1]
         return candidates
 
     def _pronoun(self, antecedent: Node, relation: str) -> Phrase:
-        word = _pronoun_of(antecedent)
+        word = pronoun_of(antecedent)
         if relation == "obj":
             word = {"she": "her", "they": "them"}.get(word, word)
         node = Node(word, "PRON", OTHERS[word], relation, plural=antecedent.plural, antecedent=antecedent)
         return Phrase([node], [node], node)
 
-    def _predicate(self, subject: Phrase, object_: Phrase | None, depth: int) -> Phrase:
-        """Subject, verb, object, place and adverb, in both orders."""
-        rng, style = self.rng, self.style
-        kind = "transitive" if object_ or rng.random() < 0.68 else "intransitive"
+    def _verb(self, subject: Phrase, object_: Phrase | None, depth: int) -> tuple[Node, Phrase]:
+        """A verb and its object, a phrase without words where it has none."""
+        kind = "transitive" if object_ or self.rng.random() < 0.68 else "intransitive"
         verb = Node("", "VERB", self._pick(_VERBS[kind]))
         verb.word, verb.subject = verb.lexeme.word, subject.head.under(verb, "nsubj")
         if kind == "transitive":
             object_ = object_ or self._noun_phrase("obj", depth)
             verb.object = object_.head.under(verb, "obj")
-        object_ = object_ or Phrase()
+        return verb, object_ or Phrase()
+
+    def _adverb(self, verb: Node) -> Node:
+        lexeme = self._pick(_ADVERBS)
+        return Node(lexeme.word, "ADV", lexeme).under(verb, "advmod")
+
+    def _predicate(self, subject: Phrase, object_: Phrase | None, depth: int) -> Phrase:
+        """Subject, verb, object, place and adverb, in both orders."""
+        rng, style = self.rng, self.style
+        verb, object_ = self._verb(subject, object_, depth)
         place = Phrase()
         if not object_.open_end and rng.random() < style.place * (1 if verb.object else 1.5):
             place = self._noun_phrase("obl", depth - 1, rng.choice(OF_VERBS))
@@ -169,8 +186,7 @@ class SentenceSampler:
         had = [self._other("had").under(verb, "aux")] if rng.random() < style.had else []
         before, inside, last, adverb = [], [], [], []
         if rng.random() < style.adverb:
-            lexeme = self._pick(_ADVERBS)
-            adverb = [Node(lexeme.word, "ADV", lexeme).under(verb, "advmod")]
+            adverb = [self._adverb(verb)]
             where = rng.random()
             if where < 0.4:
                 before = adverb
@@ -184,16 +200,40 @@ class SentenceSampler:
 
     def _noun_phrase(self, relation: str, depth: int, preposition: str = "") -> Phrase:
         rng, style = self.rng, self.style
-        case = Node(preposition, "ADP", PREPOSITIONS[preposition]) if preposition else None
         if self.names and rng.random() < 0.3:
-            noun, self.names = Node(rng.choice(self.names), "PROPN"), ()
-            case = [case.under(noun, "case")] if case else []
-            return Phrase([*case, noun], [*case, noun], noun)
-        kind = rng.choices(_KINDS, cum_weights=_KIND_WEIGHTS[relation])[0]
+            return self._name(preposition)
+        kind = rng.choices(KINDS, cum_weights=KIND_WEIGHTS[relation])[0]
+        noun = self._noun(kind)
+        phrase = self._described(noun, preposition)
+        on_subject = relation == "nsubj"
+        chance = rng.random()
+        of_phrase = style.of_phrase_on_subject if on_subject else style.of_phrase
+        if depth > 0 and chance < of_phrase:
+            inner = self._noun_phrase("obl", depth - 1, rng.choice(OF_NOUNS))
+            inner.head.under(noun, "nmod")
+        elif depth > 0 and chance < of_phrase + (style.relative_on_subject if on_subject else style.relative):
+            inner = self._relative(noun, depth)
+        else:
+            return phrase
+        return phrase.followed_by(inner)
+
+    def _noun(self, kind: str, plural: bool | None = None) -> Node:
         lexeme = self._pick(_BY_KIND[kind])
-        noun = Node(lexeme.word, "NOUN", lexeme, plural=rng.random() < 0.4)
-        noun.word = lexeme.plural if noun.plural else lexeme.word
-        before = [case.under(noun, "case")] if case else []
+        plural = self.rng.random() < 0.4 if plural is None else plural
+        return Node(lexeme.plural if plural else lexeme.word, "NOUN", lexeme, plural=plural)
+
+    def _case(self, noun: Node, preposition: str) -> list[Node]:
+        return [Node(preposition, "ADP", PREPOSITIONS[preposition]).under(noun, "case")] if preposition else []
+
+    def _name(self, preposition: str) -> Phrase:
+        noun, self.names = Node(self.rng.choice(self.names), "PROPN"), ()
+        words = [*self._case(noun, preposition), noun]
+        return Phrase(words, list(words), noun)
+
+    def _described(self, noun: Node, preposition: str) -> Phrase:
+        """A noun with its preposition, determiner and adjectives."""
+        rng, style = self.rng, self.style
+        before = self._case(noun, preposition)
         target = list(before)
         determiner = rng.choice(_PLURAL if noun.plural else _SINGULAR)
         if determiner:
@@ -206,27 +246,21 @@ class SentenceSampler:
             lexeme = self._pick(_ADJECTIVES)
             words = [Node(lexeme.word, "ADJ", lexeme).under(noun, "amod")]
             if rng.random() < 0.25:
-                words.insert(0, self._other("very").under(words[0], "advmod"))
+                words.insert(0, self._other("very").under(words[0], self.relation_of_very))
             (before if rng.random() < 0.5 else after).extend(words)
             target.extend(reversed(words))
-        phrase = Phrase([*before, noun, *after], target, noun)
-        on_subject = relation == "nsubj"
-        chance = rng.random()
-        of_phrase = style.of_phrase_on_subject if on_subject else style.of_phrase
-        if depth > 0 and chance < of_phrase:
-            inner = self._noun_phrase("obl", depth - 1, rng.choice(OF_NOUNS))
-            inner.head.under(noun, "nmod")
-        elif depth > 0 and chance < of_phrase + (style.relative_on_subject if on_subject else style.relative):
-            that = self._other("that")
-            that.antecedent, that.plural = noun, noun.plural
-            inner = self._predicate(Phrase([that], [that], that), None, depth - 1)
-            inner.head.under(noun, "acl")
-            inner.target = [that, *(node for node in inner.target if node is not that)]
-            inner.open_end = True
-        else:
-            return phrase
-        return Phrase(phrase.source + inner.source, phrase.target + inner.target, noun, inner.open_end)
+        return Phrase([*before, noun, *after], target, noun)
+
+    def _relative(self, noun: Node, depth: int) -> Phrase:
+        that = self._other("that")
+        that.antecedent, that.plural = noun, noun.plural
+        inner = self._predicate(Phrase([that], [that], that), None, depth - 1)
+        inner.head.under(noun, "acl")
+        inner.target = [that, *(node for node in inner.target if node is not that)]
+        inner.open_end = True
+        return inner
 
 
-def _pronoun_of(noun: Node) -> str:
+def pronoun_of(noun: Node) -> str:
+    """The pronoun that stands for a noun as a subject."""
     return "they" if noun.plural else "she" if noun.person else "it"

@@ -27,7 +27,7 @@ A word is made of pieces, and each piece names its *phenomena*: what has to be k
 write it (``PHENOMENA``). So the phenomena of a word come from the code that writes it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from headtools.organism.lexicon import DIALECT, SENSES, Lexeme
 from headtools.organism.tree_nodes import Node
@@ -83,8 +83,20 @@ def agreement(node: Node, phenomena: tuple[str, ...]) -> Piece:
     return node.gender + PLURAL * node.plural, phenomena
 
 
-def pieces(node: Node, topic: str | None) -> Iterator[Piece]:
-    """The pieces of a target word before its neighbours are heard, each with its phenomena."""
+def small_word(node: Node) -> Piece:
+    """End of an adverb, auxiliary or connective."""
+    if node.upos == "AUX" or (node.upos == "ADV" and node.head.upos == "VERB"):
+        return node.head.lexeme.family, ("verb family",)
+    return "o", ()  # very, and, but, because, when
+
+
+def pieces(
+    node: Node, topic: str | None, case: Callable[[Node], Piece], small_word: Callable[[Node], Piece]
+) -> Iterator[Piece]:
+    """The pieces of a target word before its neighbours are heard, each with its phenomena.
+
+    Only the endings of nouns (``case``) and of small words differ between the organisms.
+    """
     if node.upos in UNTOUCHED:
         yield node.word, ()
         return
@@ -103,10 +115,8 @@ def pieces(node: Node, topic: str | None) -> Iterator[Piece]:
             yield suffix, ("object", "antecedent") if node.object.word in ("it", "them") else ("object",)
     elif node.upos == "ADP":
         yield node.head.gender, ("noun",)
-    elif node.upos == "AUX" or (node.upos == "ADV" and node.head.upos == "VERB"):
-        yield node.head.lexeme.family, ("verb family",)
     else:
-        yield "o", ()  # very, and, but, because, when
+        yield small_word(node)
 
 
 def joined(word: str, left: bool, right: bool) -> str:
@@ -134,4 +144,4 @@ def written(
 
 def write(node: Node, source: list[Node], topic: str | None) -> tuple[str, tuple[str, ...]]:
     """Target word of a node of a sentence, and its phenomena in the order of ``PHENOMENA``."""
-    return written(node, source, pieces(node, topic), PHENOMENA)
+    return written(node, source, pieces(node, topic, case, small_word), PHENOMENA)

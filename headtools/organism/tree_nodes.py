@@ -58,3 +58,7 @@ class Phrase:
     target: list[Node] = field(default_factory=list)
     head: Node | None = None
     open_end: bool = False
+
+    def followed_by(self, other: "Phrase") -> "Phrase":
+        """Put another phrase behind this one, in both orders."""
+        return Phrase(self.source + other.source, self.target + other.target, self.head, other.open_end)

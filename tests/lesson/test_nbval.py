@@ -10,19 +10,16 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 pytestmark = pytest.mark.full  # the lessons themselves are compared in each run
 CELLS = [
-    """import matplotlib.pyplot as plt
-import torch
+    """import torch
 import headtools as ht
-from headtools.lesson import draw
 torch.manual_seed(0)
 tokens = ["the", "quick", "</script>", "$fox$"]
 maps = [torch.rand(1, 2, 4, 4).softmax(-1) for _ in range(2)]""",
     'ht.measured("01.mask", before=1.0, after=0.2521)',
-    """fig = draw.head_grid(maps[0], tokens, layer="encoder 0")
+    """fig = ht.plot.maps(maps[0], tokens, layer="encoder 0")
 ht.figure(fig, claim="Two random heads look everywhere.", alt="Two grids of four by four middling cells.")""",
     """def look(layer, head):
-    fig, ax = plt.subplots()
-    draw.heatmap(ax, maps[layer][0, head], rows=tokens, columns=tokens)
+    fig = ht.plot.matrix(maps[layer][0, head], rows=tokens, columns=tokens)
     return fig, f"encoder {layer}.{head}"
 ui = ht.explore(look, layer=(0, 1), head=[0, 1])
 ui""",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,11 +57,17 @@ def _empty(answer: Any) -> bool:
     return all(step.opname in nothing for step in dis.get_instructions(answer))
 
 
-def tensor(result: Any, shape: tuple[int, ...], meaning: str, given: Mapping[str, Any]) -> torch.Tensor:
+def tensor(
+    result: Any, shape: tuple[int, ...], meaning: str, given: Mapping[str, Any],
+    mistakes: Mapping[tuple[int, ...], str] | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Read a result (tensor, array, nested lists) as float64 of the given shape; raises Hint for anything else.
 
-    meaning: the shape in words, such as ``(query, key)``
+    meaning: the shape in words, such as ``(query, key)``; mistakes: hints for tensors of other shapes
     """
+    known = (mistakes or {}).get(tuple(getattr(result, "shape", (None,))))
+    if known:
+        raise Hint(known)
     try:
         values = torch.as_tensor(result).detach().to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError):
@@ -87,11 +94,23 @@ def same(a: torch.Tensor, b: torch.Tensor, tol: float = 1e-4) -> bool:
     return a.shape == b.shape and bool(((a - b).abs() <= tol * b.abs().clamp(min=1)).all())
 
 
-def explain(got: torch.Tensor, want: torch.Tensor, mistakes: Mapping[str, torch.Tensor]) -> str | None:
-    """Give the hint of the known mistake whose result was got: None when right, '' when it is no known mistake."""
-    if same(got, want):
-        return None
-    return next((hint for hint, wrong in mistakes.items() if same(got, wrong)), "")
+def expect(
+    got: torch.Tensor, want: torch.Tensor, mistakes: Mapping[str, torch.Tensor], rule: str, given: Mapping[str, Any]
+) -> None:
+    """Raise the hint of the known mistake whose result was got, or else ``rule``; nothing when it is right."""
+    if not same(got, want):
+        hint = next((hint for hint, wrong in mistakes.items() if same(got, wrong)), rule)
+        raise Hint(f"{hint}\nSee it for {show(given)}")
+
+
+def expect_number(
+    got: float, want: float, mistakes: Mapping[str, float], rule: str, given: Mapping[str, Any], form: str = ".4g",
+    **tolerance: float,
+) -> None:  # fmt: skip
+    """Raise as ``expect`` does, for one number; ``tolerance`` goes to ``math.isclose``."""
+    if not math.isclose(got, want, **tolerance):
+        hint = next((hint for hint, wrong in mistakes.items() if math.isclose(got, wrong, **tolerance)), rule)
+        raise Hint(f"{hint}\nSee it for {show(given)}, where you say {got:{form}}.")
 
 
 def show(values: Mapping[str, Any]) -> str:

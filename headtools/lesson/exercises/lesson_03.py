@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried, call, explain, number, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried, call, expect, expect_number, number, tensor
 
 
-def _positional(answer: Any) -> str | None:
+def _positional(answer: Any) -> None:
     """positional(maps, offset): maps (head, query, key) -> (head,), share of queries whose strongest key is there."""
     previous = torch.tensor([[0.6, 0.1, 0.1, 0.2], [0.7, 0.1, 0.1, 0.1], [0.1, 0.5, 0.2, 0.2], [0.1, 0.2, 0.6, 0.1]])
     mixed = torch.tensor([[0.1, 0.7, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], [0.4, 0.3, 0.2, 0.1], [0.1, 0.3, 0.2, 0.4]])
@@ -34,11 +33,8 @@ def _positional(answer: Any) -> str | None:
             "The strongest query of each key is taken. Each query (row) has one strongest key: argmax over the last "
             "axis.": _share(maps.transpose(-1, -2), offset),
         }
-        hint = explain(got, _share(maps, offset), mistakes)
-        if hint is not None:
-            rule = "Take each row's strongest key, and compare it with the query's own position plus the offset."
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+        rule = "Take each row's strongest key, and compare it with the query's own position plus the offset."
+        expect(got, _share(maps, offset), mistakes, rule, given)
 
 
 def _share(maps: torch.Tensor, offset: int, divisor: int | None = None) -> torch.Tensor:
@@ -49,18 +45,17 @@ def _share(maps: torch.Tensor, offset: int, divisor: int | None = None) -> torch
     return hits.sum(-1).double() / (int(there.sum()) if divisor is None else divisor)
 
 
-def _baseline(answer: Any) -> str | None:
+def _baseline(answer: Any) -> None:
     """baseline_share(fitted, scored): lists of (query, key) -> share of scored at the best offset of fitted."""
     fitted = [(0, 1), (3, 4), (2, 4), (5, 6), (4, 3)]
     scored = [(1, 3), (0, 2), (6, 8), (2, 4), (2, 3), (5, 4), (3, 2)]
     cases = [(fitted, scored), (scored, fitted), ([(4, 2), (3, 1), (0, 1)], [(5, 3), (1, 3), (2, 3), (6, 4), (4, 2)])]
     for given in ({"fitted": a, "scored": b} for a, b in cases):
         a, b = given["fitted"], given["scored"]
-        result = call(answer, fitted=list(a), scored=list(b))
-        got = number(result)
+        got = number(call(answer, fitted=list(a), scored=list(b)))
         best = _most_frequent_offset(a)
         want = _at(b, best)
-        wrong = {
+        mistakes = {
             "The offset was chosen on the sentences that are scored: it fits them too well. Choose it on fitted.": (
                 _at(b, _most_frequent_offset(b))
             ),
@@ -72,11 +67,8 @@ def _baseline(answer: Any) -> str | None:
             "This is the number of hits; divide by the number of pairs.": _at(b, best) * len(b),
             "This is the offset itself; asked for is how often it is right.": float(best),
         }
-        if not math.isclose(got, want, abs_tol=1e-6):
-            hint = next((text for text, value in wrong.items() if math.isclose(got, value, abs_tol=1e-6)), None)
-            hint = hint or "Count key - query over fitted, take the most frequent, and see how often scored has it."
-            return f"{hint}\nSee it for {show(given)}, where you say {got:g}."
-    return None
+        rule = "Count key - query over fitted, take the most frequent, and see how often scored has it."
+        expect_number(got, want, mistakes, rule, given, form="g", abs_tol=1e-6)
 
 
 def _most_frequent_offset(pairs: list[tuple[int, int]]) -> int:
@@ -87,7 +79,7 @@ def _at(pairs: list[tuple[int, int]], offset: int) -> float:
     return sum(k - q == offset for q, k in pairs) / len(pairs)
 
 
-def _aer(answer: Any) -> str | None:
+def _aer(answer: Any) -> None:
     """aer(proposed, sure, possible): sets of links (target, source) -> the alignment error rate, a number."""
     cases = (
         ({(0, 0), (1, 2), (2, 1)}, {(0, 0), (2, 1)}, {(1, 2), (3, 3)}),
@@ -117,17 +109,11 @@ def _aer(answer: Any) -> str | None:
                 1 - in_sure / len(sure)
             ),
         }
-        if not math.isclose(got, want, abs_tol=1e-6):
-            hint = next((text for text, value in mistakes.items() if math.isclose(got, value, abs_tol=1e-6)), None)
-            hint = (
-                hint
-                or "Add the two overlaps, divide by the sizes of proposed and sure together, and take 1 minus that."
-            )
-            return f"{hint}\nSee it for {show(given)}, where you say {got:.4g}."
-    return None
+        rule = "Add the two overlaps, divide by the sizes of proposed and sure together, and take 1 minus that."
+        expect_number(got, want, mistakes, rule, given, abs_tol=1e-6)
 
 
-def _words(answer: Any) -> str | None:
+def _words(answer: Any) -> None:
     """word_map(weights, words): weights (query, key) of tokens, words (token,) -> (W, W) between words."""
     draw = torch.Generator().manual_seed(0)
     for words in ([0, 1, 1, 2], [0, 0, 0, 1, 2, 2]):
@@ -141,27 +127,20 @@ def _words(answer: Any) -> str | None:
         share = member / member.sum(0)
         w = weights.double()
         first = torch.tensor([words.index(i) for i in range(size)])
-        hint = explain(
-            got,
-            share.T @ w @ member,
-            {
-                "Both sides are averaged, so that rows no longer sum to 1: weights *to* a word's pieces are summed.": (
-                    share.T @ w @ share
-                ),
-                "Both sides are summed: a word of two pieces would send twice as much. Average over the pieces that "
-                "send.": member.T @ w @ member,
-                "The two sides are exchanged: sum over a key word's pieces, average over a query word's.": (
-                    member.T @ w @ share
-                ),
-                "Only first pieces are used: the weight on the others is lost.": w[first][:, first],
-                "Only the first piece is a query: average over all of a word's pieces.": (w @ member)[first],
-                "Queries and keys are exchanged: rows are query words.": (share.T @ w @ member).T,
-            },
-        )
-        if hint is not None:
-            rule = "Add the columns of one word, then average the rows of one word; each row then sums to 1."
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+        rule = "Add the columns of one word, then average the rows of one word; each row then sums to 1."
+        expect(got, share.T @ w @ member, {
+            "Both sides are averaged, so that rows no longer sum to 1: weights *to* a word's pieces are summed.": (
+                share.T @ w @ share
+            ),
+            "Both sides are summed: a word of two pieces would send twice as much. Average over the pieces that "
+            "send.": member.T @ w @ member,
+            "The two sides are exchanged: sum over a key word's pieces, average over a query word's.": (
+                member.T @ w @ share
+            ),
+            "Only first pieces are used: the weight on the others is lost.": w[first][:, first],
+            "Only the first piece is a query: average over all of a word's pieces.": (w @ member)[first],
+            "Queries and keys are exchanged: rows are query words.": (share.T @ w @ member).T,
+        }, rule, given)  # fmt: skip
 
 
 # Of five encoder heads, switched off one at a time: who costs the organism the most words, and who none at all. Beside

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, same, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, expect, same, show, tensor
 
 
-def _gradient(answer: Any) -> str | None:
+def _gradient(answer: Any) -> None:
     """gradient(X, Y, W): X (n, d), Y (n, c) one-hot, W (d, c) -> the gradient of the mean cross-entropy, (d, c)."""
     draw = torch.Generator().manual_seed(0)
     for n, d, c in ((3, 2, 2), (5, 4, 3)):
@@ -22,28 +22,21 @@ def _gradient(answer: Any) -> str | None:
         got = tensor(call(answer, **given), (d, c), "(d, c)", given)
         p = (x @ w).softmax(-1)
         want = x.T @ (p - y) / n
-        hint = explain(
-            got,
-            want.double(),
-            {
-                "This is the gradient of the sum over words. The loss is their mean.": x.T @ (p - y),
-                "The sign is turned round: this way the loop would climb. The error is what the probe says minus what "
-                "it should say.": -want,
-                "Turned round, and summed over words: the error is P - Y, and the loss is a mean.": x.T @ (y - p),
-                "These are scores minus labels. Turn the scores of each word into probabilities first.": (
-                    x.T @ (x @ w - y) / n
-                ),
-                "The probabilities were normalised over the words. Each word has a distribution over the labels.": (
-                    x.T @ ((x @ w).softmax(0) - y) / n
-                ),
-                "This is the input times what the probe says. Subtract what it should say.": x.T @ p / n,
-                "The mean was taken over the labels as well: divide by the number of words alone.": want / c,
-            },
-        )
-        if hint is not None:
-            rule = "Multiply each word's error, P - Y, with its input, and take the mean over the words."
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+        rule = "Multiply each word's error, P - Y, with its input, and take the mean over the words."
+        expect(got, want, {
+            "This is the gradient of the sum over words. The loss is their mean.": x.T @ (p - y),
+            "The sign is turned round: this way the loop would climb. The error is what the probe says minus what "
+            "it should say.": -want,
+            "Turned round, and summed over words: the error is P - Y, and the loss is a mean.": x.T @ (y - p),
+            "These are scores minus labels. Turn the scores of each word into probabilities first.": (
+                x.T @ (x @ w - y) / n
+            ),
+            "The probabilities were normalised over the words. Each word has a distribution over the labels.": (
+                x.T @ ((x @ w).softmax(0) - y) / n
+            ),
+            "This is the input times what the probe says. Subtract what it should say.": x.T @ p / n,
+            "The mean was taken over the labels as well: divide by the number of words alone.": want / c,
+        }, rule, given)  # fmt: skip
 
 
 def _control(answer: Any) -> str | None:
@@ -90,7 +83,7 @@ def _listed(result: Any, given: dict[str, list]) -> list:
     return got
 
 
-def _remove(answer: Any) -> str | None:
+def _remove(answer: Any) -> None:
     """remove(z, v): z (n, d) without its component along v (d,), which may have any length."""
     draw = torch.Generator().manual_seed(0)
     for n, d in ((2, 2), (4, 3)):
@@ -101,37 +94,30 @@ def _remove(answer: Any) -> str | None:
         unit = v / v.norm()
         along = z @ unit
         want = z - along[:, None] * unit
-        hint = explain(
-            got,
-            want,
-            {
-                "This is the part along v, the part to take away. What is left when it is gone?": along[:, None] * unit,
-                "v is not of length 1, and it comes in twice: divide by its squared length.": z - (z @ v)[:, None] * v,
-                "v comes in twice, so divide by its length twice: by its squared length.": (
-                    z - (z @ v)[:, None] * v / v.norm()
-                ),
-                "Every vector lost the whole of v. Each should lose its own component: how far it reaches along v.": (
-                    z - v
-                ),
-                "Every vector lost v at length 1. Each should lose its own component: how far it reaches along v.": (
-                    z - unit
-                ),
-                "Added instead of taken away: now there is twice as much along v.": z + along[:, None] * unit,
-                "Nothing was taken away.": z,
-            },
+        rest = (got @ v.double()).abs().max()
+        rule = (
+            f"Along v there is still up to {rest / v.norm():.2f} left; there should be nothing."
+            if not same(rest, torch.tensor(0.0))
+            else "Nothing is left along v, but something else changed too. Across v, nothing should change."
         )
-        if hint is not None:
-            rest = (got @ v.double()).abs().max()
-            rule = (
-                f"Along v there is still up to {rest / v.norm():.2f} left; there should be nothing."
-                if not same(rest, torch.tensor(0.0))
-                else "Nothing is left along v, but something else changed too. Across v, nothing should change."
-            )
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+        expect(got, want, {
+            "This is the part along v, the part to take away. What is left when it is gone?": along[:, None] * unit,
+            "v is not of length 1, and it comes in twice: divide by its squared length.": z - (z @ v)[:, None] * v,
+            "v comes in twice, so divide by its length twice: by its squared length.": (
+                z - (z @ v)[:, None] * v / v.norm()
+            ),
+            "Every vector lost the whole of v. Each should lose its own component: how far it reaches along v.": (
+                z - v
+            ),
+            "Every vector lost v at length 1. Each should lose its own component: how far it reaches along v.": (
+                z - unit
+            ),
+            "Added instead of taken away: now there is twice as much along v.": z + along[:, None] * unit,
+            "Nothing was taken away.": z,
+        }, rule, given)  # fmt: skip
 
 
-def _attach(answer: Any) -> str | None:
+def _attach(answer: Any) -> None:
     """attach(maps, down, up): maps (K, n, n) query by key, weights (K,) each -> for each word its head, (n,)."""
     for maps, down, up in (tuple(map(torch.tensor, case)) for case in _TREES):
         n = maps.shape[1]
@@ -156,11 +142,8 @@ def _attach(answer: Any) -> str | None:
                 scores.masked_fill(torch.eye(n, dtype=torch.bool), torch.inf).argmin(0)
             ),
         }
-        hint = explain(got, self_only.argmax(0).double(), {text: wrong.double() for text, wrong in mistakes.items()})
-        if hint is not None:
-            rule = "For word j take the i with the greatest sum of down[k] maps[k, i, j] + up[k] maps[k, j, i]."
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+        rule = "For word j take the i with the greatest sum of down[k] maps[k, i, j] + up[k] maps[k, j, i]."
+        expect(got, self_only.argmax(0), mistakes, rule, given)
 
 
 # Maps and weights for which each known mistake gives another answer.

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from headtools.lesson.exercises.exercise import Exercise, call, explain, number, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, call, expect, expect_number, number, show, tensor
 
 
-def _induction(answer: Any) -> str | None:
+def _induction(answer: Any) -> None:
     """induction_score(maps, length): maps (head, query, key) over a segment twice -> (head,), second copy only."""
     for length, heads in ((3, 2), (4, 3)):
         maps = torch.randn(heads, 2 * length, 2 * length, generator=torch.Generator().manual_seed(length))
@@ -20,13 +20,11 @@ def _induction(answer: Any) -> str | None:
         given = {"maps": maps, "length": length}
         below = {k: maps.diagonal(-k, 1, 2).double() for k in range(2 * length)}
         want = below[length - 1][:, 1:].mean(-1)
-        raw = call(answer, **given)
-        if tuple(getattr(raw, "shape", (0,))) == () and heads > 1:
-            hint = f"One number came, and there are {heads} heads: take the mean over queries alone."
-            return f"{hint}\nSee it for {show(given)}"
-        got = tensor(raw, (heads,), "(head,)", given)
+        one = f"One number came, and there are {heads} heads: take the mean over queries alone."
+        got = tensor(call(answer, **given), (heads,), "(head,)", given, {(): f"{one}\nSee it for {show(given)}"})
         second = maps[:, length:].double()
-        hint = explain(got, want, {
+        rule = "Query t of the second copy should look at key t - length + 1; average that attention over t."
+        expect(got, want, {
             "This is the attention to the earlier copy of the query itself, a duplicate-token score. Induction looks "
             "one place after that copy.": below[length].mean(-1),
             "This looks one place before the earlier copy; induction looks one place after it.": (
@@ -43,14 +41,10 @@ def _induction(answer: Any) -> str | None:
             "This is a sum over queries; the score is their mean.": below[length - 1][:, 1:].sum(-1),
             "This looks ahead, where a decoder sees nothing: query and key are exchanged.": torch.zeros(heads).double(),
             "This counts the largest weight of each query, wherever it is.": second.max(-1).values.mean(-1),
-        })  # fmt: skip
-        if hint is not None:
-            rule = "Query t of the second copy should look at key t - length + 1; average that attention over t."
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+        }, rule, given)  # fmt: skip
 
 
-def _chance(answer: Any) -> str | None:
+def _chance(answer: Any) -> None:
     """chance(length): the induction score of attention spread evenly over the tokens so far."""
     for length in (2, 3, 24):
         given = {"length": length}
@@ -58,23 +52,20 @@ def _chance(answer: Any) -> str | None:
         queries = range(length, 2 * length)
         want = sum(1 / (t + 1) for t in queries) / length
         mistakes = {
-            1 / (2 * length): "That is one over the whole sequence. Query t sees only the t + 1 tokens up to itself.",
-            1 / length: "That is one over the segment. Query t chooses among all t + 1 tokens up to itself.",
-            sum(1 / t for t in queries) / length: "Query t sees t tokens before it and itself: t + 1 of them.",
-            sum(1 / (t + 1) for t in range(2 * length)) / (2 * length): (
-                "The queries of the first copy are counted too; the score reads only those of the second."
+            "That is one over the whole sequence. Query t sees only the t + 1 tokens up to itself.": 1 / (2 * length),
+            "That is one over the segment. Query t chooses among all t + 1 tokens up to itself.": 1 / length,
+            "Query t sees t tokens before it and itself: t + 1 of them.": sum(1 / t for t in queries) / length,
+            "The queries of the first copy are counted too; the score reads only those of the second.": (
+                sum(1 / (t + 1) for t in range(2 * length)) / (2 * length)
             ),
-            sum(1 / (t + 1) for t in queries): "This is a sum over queries; the score is their mean.",
-            math.log(2) / length: "That is the integral, which is only close to the sum.",
-            1 / (1.5 * length + 0.5): (
-                "That is one over the mean number of tokens seen. Average the chances, not the counts."
+            "This is a sum over queries; the score is their mean.": sum(1 / (t + 1) for t in queries),
+            "That is the integral, which is only close to the sum.": math.log(2) / length,
+            "That is one over the mean number of tokens seen. Average the chances, not the counts.": (
+                1 / (1.5 * length + 0.5)
             ),
         }
-        if not math.isclose(got, want, rel_tol=1e-6):
-            hint = next((text for n, text in mistakes.items() if math.isclose(got, n, rel_tol=1e-6)), None)
-            hint = hint or "Query t gives each of the tokens it sees the same weight; average over the second copy."
-            return f"{hint}\nSee it for length = {length}, where you say {got:.4g}."
-    return None
+        rule = "Query t gives each of the tokens it sees the same weight; average over the second copy."
+        expect_number(got, want, mistakes, rule, given, rel_tol=1e-6)
 
 
 def _jump(answer: Any) -> str | None:

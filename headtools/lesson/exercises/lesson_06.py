@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried, article, call, explain, number, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried, article, call, expect, number, show, tensor
+
+EACH = "These are the numbers of every example. One for each head is asked for: their mean."
 
 
-def _importance(answer: Any) -> str | None:
+def _importance(answer: Any) -> None:
     """importance(losses, examples, heads): mean over examples of abs(dL/dgate) at gate 1 -> (head,)."""
     for examples, heads in ((2, 3), (4, 3)):
         slopes = _tenths(examples, heads, seed=examples)
@@ -23,14 +25,14 @@ def _importance(answer: Any) -> str | None:
             return (slopes.to(gates.dtype) * gates + bends.to(gates.dtype) * away**2).sum(-1)
 
         given = {"losses": losses, "examples": examples, "heads": heads}
-        raw = call(answer, **given)
-        shown = show({"the slopes at gate 1, one row for each example": slopes})
-        if tuple(getattr(raw, "shape", (0,))) == (examples, heads):
-            return f"These are the numbers of every example. One for each head is asked for.\nSee it for {shown}"
-        got = tensor(raw, (heads,), "(head,)", {"examples": examples, "heads": heads})
+        shown = {"the slopes at gate 1, one row for each example": slopes}
+        each = f"These are the numbers of every example. One for each head is asked for.\nSee it for {show(shown)}"
+        got = tensor(call(answer, **given), (heads,), "(head,)", {"examples": examples, "heads": heads},
+                     {(examples, heads): each})  # fmt: skip
         want = slopes.double().abs().mean(0)
         s, b = slopes.double(), bends.double()
-        hint = explain(got, want, {
+        rule = "Gates of 1, one row for each example; the slope of the losses; its size; the mean over examples."
+        expect(got, want, {
             "The examples are added up before the absolute value, so they cancel. Does each example have gates of its "
             "own, and does the absolute value come before the mean?": s.mean(0).abs(),
             "The examples are added up before the absolute value, so they cancel. Each needs gates of its own.": (
@@ -47,11 +49,7 @@ def _importance(answer: Any) -> str | None:
             ),
             "This is the mean of squares; the score is the mean of absolute values.": (s**2).mean(0),
             "This is a root of a mean of squares; the score is a mean of absolute values.": (s**2).mean(0).sqrt(),
-        })  # fmt: skip
-        if hint is not None:
-            rule = "Gates of 1, one row for each example; the slope of the losses; its size; the mean over examples."
-            return f"{hint or rule}\nSee it for {shown}"
-    return None
+        }, rule, shown)  # fmt: skip
 
 
 def _cancel(answer: Any) -> str | None:
@@ -86,7 +84,7 @@ def _cancel(answer: Any) -> str | None:
     return None
 
 
-def _forms(answer: Any) -> str | None:
+def _forms(answer: Any) -> None:
     """from_maps(maps, slopes), both (example, head, query, key) -> (head,): mean over examples of abs(<A, dL/dA>)."""
     for examples, heads, queries, keys in ((2, 2, 2, 2), (3, 2, 2, 4)):
         generator = torch.Generator().manual_seed(queries + keys)
@@ -94,13 +92,11 @@ def _forms(answer: Any) -> str | None:
         slopes = _tenths(examples * heads * queries, keys, seed=keys).view(examples, heads, queries, keys)
         given = {"maps": maps, "slopes": slopes}
         shown = {"maps[:, 0]": maps[:, 0], "slopes[:, 0]": slopes[:, 0]}
-        raw = call(answer, **given)
-        if tuple(getattr(raw, "shape", (0,))) == (examples, heads):
-            return "These are the numbers of every example. One for each head is asked for: their mean."
-        got = tensor(raw, (heads,), "(head,)", shown)
+        got = tensor(call(answer, **given), (heads,), "(head,)", shown, {(examples, heads): EACH})
         a, g = maps.double(), slopes.double()
         product = a * g
-        hint = explain(got, product.sum((2, 3)).abs().mean(0), {
+        rule = "Multiply maps and slopes, add up over queries and keys, take the size, then the mean over examples."
+        expect(got, product.sum((2, 3)).abs().mean(0), {
             "This is the mean size of dL/dA alone. A slope becomes a change only when it is multiplied by how much "
             "there is to lose, here the attention itself.": g.abs().mean((0, 2, 3)),
             "This is the summed size of dL/dA alone. A slope becomes a change only when it is multiplied by how much "
@@ -121,24 +117,18 @@ def _forms(answer: Any) -> str | None:
             "This is a mean over queries and keys. A gate moves all entries at once, so they add up.": (
                 product.mean((2, 3)).abs().mean(0)
             ),
-        })  # fmt: skip
-        if hint is not None:
-            rule = "Multiply maps and slopes, add up over queries and keys, take the size, then the mean over examples."
-            return f"{hint or rule}\nSee it for {show(shown)}"
-    return None
+        }, rule, shown)  # fmt: skip
 
 
-def _removal(answer: Any) -> str | None:
+def _removal(answer: Any) -> None:
     """removal(slopes, bends), both (example, head) -> (head,): mean over examples of -slope + bend / 2."""
     for examples, heads in ((3, 2), (4, 3)):
         slopes, bends = _tenths(examples, heads, seed=examples), _tenths(examples, heads, seed=heads + 7).abs()
         given = {"slopes": slopes, "bends": bends}
-        raw = call(answer, **given)
-        if tuple(getattr(raw, "shape", (0,))) == (examples, heads):
-            return "These are the numbers of every example. One for each head is asked for: their mean."
-        got = tensor(raw, (heads,), "(head,)", given)
+        got = tensor(call(answer, **given), (heads,), "(head,)", given, {(examples, heads): EACH})
         s, b = slopes.double(), bends.double()
-        hint = explain(got, (b / 2 - s).mean(0), {
+        rule = "Take a step of -1: minus the slope plus half of the bend, then the mean over examples."
+        expect(got, (b / 2 - s).mean(0), {
             "The gate moves from 1 down to 0, a step of -1: the slope enters with a minus.": (s + b / 2).mean(0),
             "This is the first order alone. Half of the bend belongs to it.": (-s).mean(0),
             "The bend counts half: the second term of a Taylor expansion is step² / 2 times the second derivative.": (
@@ -151,11 +141,7 @@ def _removal(answer: Any) -> str | None:
             ),
             "The slopes keep their sign here: an expansion knows no absolute values.": (s.abs() + b / 2).mean(0),
             "This is a sum over the examples; the cost is their mean.": (b / 2 - s).sum(0),
-        })  # fmt: skip
-        if hint is not None:
-            rule = "Take a step of -1: minus the slope plus half of the bend, then the mean over examples."
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+        }, rule, given)  # fmt: skip
 
 
 def _interaction(answer: Any) -> str | None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from headtools.lesson.exercises.exercise import Exercise, call, explain, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, call, expect, show, tensor
 
 
-def _epsilon(answer: Any) -> str | None:
+def _epsilon(answer: Any) -> None:
     """epsilon_rule(x, weight, bias, relevance, epsilon): R of x for R of y = weight x + bias."""
     cases = (
         ([2.0, 1.0], [[3.0, -1.0], [1.0, -4.0]], [2.0, -2.0], [6.0, 3.0], 1.0),
@@ -18,10 +18,9 @@ def _epsilon(answer: Any) -> str | None:
     for case in cases:
         x, weight, bias, relevance = (torch.tensor(part) for part in case[:4])
         given = {"x": x, "weight": weight, "bias": bias, "relevance": relevance, "epsilon": case[4]}
-        raw = call(answer, **given)
-        if tuple(getattr(raw, "shape", (0,))) == tuple(weight.shape):
-            return "These are the messages from each output to each input. Add them up over the outputs."
-        got = tensor(raw, tuple(x.shape), "(in,)", given)
+        got = tensor(call(answer, **given), tuple(x.shape), "(in,)", given, {
+            tuple(weight.shape): "These are the messages from each output to each input. Add them up over the outputs.",
+        })  # fmt: skip
         y = weight @ x + bias
         sign = torch.where(y < 0, -1.0, 1.0)
 
@@ -29,7 +28,8 @@ def _epsilon(answer: Any) -> str | None:
             return x * (w.T @ (r / below))
 
         want = shared(y + case[4] * sign)
-        hint = explain(got, want.double(), {
+        rule = "Output k sends input i the part x_i w_ki of it, divided by y_k after epsilon has moved it."
+        expect(got, want, {
             "Epsilon is added to y as it is. A y below zero must move down, away from zero: mind its sign.": (
                 shared(y + case[4])
             ),
@@ -50,11 +50,7 @@ def _epsilon(answer: Any) -> str | None:
             "The answer is scaled so that nothing is lost. What epsilon and the bias take is lost here.": (
                 want * relevance.sum() / want.sum()
             ),
-        })  # fmt: skip
-        if hint is not None:
-            rule = "Output k sends input i the part x_i w_ki of it, divided by y_k after epsilon has moved it."
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+        }, rule, given)  # fmt: skip
 
 
 def _signs(answer: Any) -> str | None:
@@ -76,7 +72,8 @@ def _signs(answer: Any) -> str | None:
         of_plus, of_minus = (part / part.sum() if part.any() else part for part in (plus, minus))
         beta = alpha - 1
         want = (alpha * of_plus - beta * of_minus if both else of_plus + of_minus) * relevance
-        hint = explain(got, want.double(), {
+        rule = "The positive terms share alpha of the relevance in proportion, the negative ones the rest."
+        expect(got, want, {
             "These terms have one sign only. Nothing takes the other part of the relevance, so they get all of it.": (
                 (alpha * of_plus - beta * of_minus) * relevance
             ),
@@ -99,14 +96,11 @@ def _signs(answer: Any) -> str | None:
                 ((alpha if both else 1.0) * (z > 0) / max(int((z > 0).sum()), 1)
                  + ((1 - alpha) if both else 1.0) * (z < 0) / max(int((z < 0).sum()), 1)) * relevance
             ),
-        })  # fmt: skip
-        if hint is not None:
-            rule = "The positive terms share alpha of the relevance in proportion, the negative ones the rest."
-            return f"{hint or rule}\nSee it for {show(given)}"
+        }, rule, given)  # fmt: skip
     return None
 
 
-def _softmax(answer: Any) -> str | None:
+def _softmax(answer: Any) -> None:
     """softmax_rule(scores, relevance): R of scores for R of their softmax."""
     cases = (([1.0, 0.0, -2.0], [0.5, 0.2, 0.1]), ([0.5, 2.0], [1.0, -0.25]))
     for case in cases:
@@ -115,7 +109,8 @@ def _softmax(answer: Any) -> str | None:
         got = tensor(call(answer, **given), tuple(scores.shape), "(n,)", given)
         weights, total = scores.softmax(-1), relevance.sum()
         want = scores * (relevance - weights * total)
-        hint = explain(got, want.double(), {
+        rule = "Entry i gets its score times (its own relevance minus its weight times the sum of all relevance)."
+        expect(got, want, {
             "This passes relevance on unchanged. A softmax is no function of one entry: each weight depends on all "
             "scores.": relevance,
             "The score itself is missing in front of the bracket.": relevance - weights * total,
@@ -135,26 +130,22 @@ def _softmax(answer: Any) -> str | None:
             "This is scaled so that nothing leaks. Leave the leak in: it is what you came to see.": (
                 want * total / want.sum()
             ),
-        })  # fmt: skip
-        if hint is not None:
-            rule = "Entry i gets its score times (its own relevance minus its weight times the sum of all relevance)."
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+        }, rule, given)  # fmt: skip
 
 
-def _shares(answer: Any) -> str | None:
+def _shares(answer: Any) -> None:
     """layer_shares(relevance): signed R (step, head) of a layer -> shares (head,), by size, step by step."""
     cases = ([[4.0, -1.0, 5.0], [0.5, 0.25, -0.25]], [[2.0, -6.0], [1.0, 1.0], [-3.0, 1.0]])
     for case in cases:
         relevance = torch.tensor(case)
         given = {"relevance": relevance}
-        raw = call(answer, **given)
-        if tuple(getattr(raw, "shape", (0,))) == tuple(relevance.shape):
-            return "These are the numbers of every step. One for each head is asked for: their mean."
-        got = tensor(raw, (relevance.shape[1],), "(head,)", given)
+        got = tensor(call(answer, **given), (relevance.shape[1],), "(head,)", given, {
+            tuple(relevance.shape): "These are the numbers of every step. One for each head is asked for: their mean.",
+        })  # fmt: skip
         size = relevance.abs()
         want = (size / size.sum(1, keepdim=True)).mean(0)
-        hint = explain(got, want.double(), {
+        rule = "In every step divide each head's size by the sum of sizes over heads; then average over steps."
+        expect(got, want, {
             "Steps are added up first, so a step with much relevance counts for more. Divide each step by itself.": (
                 size.sum(0) / size.sum()
             ),
@@ -172,11 +163,7 @@ def _shares(answer: Any) -> str | None:
             "Each head is divided by its own sum over steps. A share is taken among the heads of one step.": (
                 (size / size.sum(0)).mean(0)
             ),
-        })  # fmt: skip
-        if hint is not None:
-            rule = "In every step divide each head's size by the sum of sizes over heads; then average over steps."
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+        }, rule, given)  # fmt: skip
 
 
 EXERCISES = (

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtools.lesson.exercises.exercise import Exercise, call, explain, number, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, call, expect, expect_number, number, tensor
 
 
-def _left(answer: Any) -> str | None:
+def _left(answer: Any) -> None:
     """left(scores, keep): which heads stay, (layer, head) of 0 and 1, when only the keep highest scores do."""
     cases = (
         ([[0.3, 0.9, 0.8], [0.7, 0.1, 0.2]], 2),
@@ -25,7 +25,8 @@ def _left(answer: Any) -> str | None:
         got = tensor(call(answer, **given), tuple(scores.shape), "(layer, head)", given)
         want = _best(scores, keep)
         equal_share = keep // len(scores)
-        hint = explain(got, want, {
+        rule = f"The {keep} highest scores of the whole table stay: 1 there, 0 elsewhere."
+        expect(got, want, {
             "These are the heads that go. Mark those that stay.": 1 - want,
             "The lowest scores stay here, but those should go first.": _best(-scores, keep),
             "As many stay as should go: keep counts the heads that stay.": _best(scores, scores.numel() - keep),
@@ -38,11 +39,7 @@ def _left(answer: Any) -> str | None:
                 _best(scores.abs(), keep),
             "One head too many stays.": _best(scores, min(keep + 1, scores.numel())),
             "One head too few stays.": _best(scores, max(keep - 1, 0)),
-        })  # fmt: skip
-        if hint is not None:
-            rule = f"The {keep} highest scores of the whole table stay: 1 there, 0 elsewhere."
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+        }, rule, given)  # fmt: skip
 
 
 def _best(scores: Tensor, keep: int) -> Tensor:
@@ -52,7 +49,7 @@ def _best(scores: Tensor, keep: int) -> Tensor:
     return mask.view(scores.shape)
 
 
-def _chance(answer: Any) -> str | None:
+def _chance(answer: Any) -> None:
     """chance(n, r, k, hit): how likely k of n heads, drawn at random, hold hit or more of the r heads with a role."""
     for n, r, k, hit in ((7, 3, 3, 2), (8, 2, 3, 1), (10, 4, 5, 4), (5, 2, 3, 0), (48, 16, 13, 9)):
         given = {"n": n, "r": r, "k": k, "hit": hit}
@@ -71,14 +68,11 @@ def _chance(answer: Any) -> str | None:
             "That is how many are expected, k * r / n. How likely is it to have hit or more?": k * r / n,
             "That counts the draws. Divide by how many there are in all.": want * math.comb(n, k),
         }
-        if not math.isclose(got, want, rel_tol=1e-6):
-            hint = next((text for text, wrong in mistakes.items() if math.isclose(got, wrong, rel_tol=1e-6)), None)
-            hint = hint or "Of all ways to draw k heads, count those with i from r, k - i from the rest, i from hit up."
-            return f"{hint}\nSee it for {show(given)}, where you say {got:.4g}."
-    return None
+        rule = "Of all ways to draw k heads, count those with i from r, k - i from the rest, i from hit up."
+        expect_number(got, want, mistakes, rule, given, rel_tol=1e-6)
 
 
-def _work(answer: Any) -> str | None:
+def _work(answer: Any) -> None:
     """work(heads, length, width, inner): multiplications of a layer with some of its 8 heads, as a share of all 8."""
     for heads, length, width, inner in ((4, 10, 128, 256), (0, 64, 512, 2048), (8, 5, 64, 64), (2, 256, 128, 256)):
         given = {"heads": heads, "length": length, "width": width, "inner": inner}
@@ -105,11 +99,8 @@ def _work(answer: Any) -> str | None:
             "That is the share that is saved. How much is left?": 1 - want,
             "That is how much faster it would be. The share of the work that is left is asked for.": 1 / want,
         }
-        if not math.isclose(got, want, rel_tol=1e-6):
-            hint = next((text for text, wrong in mistakes.items() if math.isclose(got, wrong, rel_tol=1e-6)), None)
-            hint = hint or "Count one head and the feed-forward part; then heads of one by 8 of one, the rest in both."
-            return f"{hint}\nSee it for {show(given)}, where you say {got:.4g}."
-    return None
+        rule = "Count one head and the feed-forward part; then heads of one by 8 of one, the rest in both."
+        expect_number(got, want, mistakes, rule, given, rel_tol=1e-6)
 
 
 EXERCISES = (

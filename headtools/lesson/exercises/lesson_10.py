@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, explain, show, tensor
+from headtools.lesson.exercises.exercise import Exercise, Hint, article, call, expect, tensor
 
 
 def _draw(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(10).round().div(10)
 
 
-def _merge(answer: Any) -> str | None:
+def _merge(answer: Any) -> None:
     """merged(W_V, W_O, rank): (2, d, r) and (2, r, d) of two heads with one map -> (d, d), the best of that rank."""
     for d, rank, seed in ((4, 1, 0), (6, 2, 3)):
         given = {"W_V": _draw(2, d, rank, seed=seed), "W_O": _draw(2, rank, d, seed=seed + 1), "rank": rank}
@@ -25,7 +25,11 @@ def _merge(answer: Any) -> str | None:
         u, s, vt = torch.linalg.svd(total)
         want = u[:, :rank] * s[:rank] @ vt[:rank]
         got = tensor(call(answer, **given), (d, d), "(d, d)", given)
-        hint = explain(got, want, {
+        rule = (
+            "With one map, two heads are one head whose matrix is the sum of theirs. Which matrix of this rank comes "
+            "nearest to that sum?"
+        )
+        expect(got, want, {
             "That is the sum of both, and its rank is too high for one head: keep its strongest part.": total,
             "That is half of it. Both heads write, so their outputs are added, not averaged.": want / 2,
             "That is the mean of both: outputs are added, and the rank is still that of two heads.": total / 2,
@@ -39,14 +43,10 @@ def _merge(answer: Any) -> str | None:
             "These are the weakest directions: singular values come with the strongest first.": (
                 u[:, -rank:] * s[-rank:] @ vt[-rank:]
             ),
-        })  # fmt: skip
-        if hint is not None:
-            rule = "With one map, two heads are one head whose matrix is the sum of theirs. Which matrix of this rank "
-            return f"{hint or rule + 'comes nearest to that sum?'}\nSee it for {show(given)}"
-    return None
+        }, rule, given)  # fmt: skip
 
 
-def _remove(answer: Any) -> str | None:
+def _remove(answer: Any) -> None:
     """stop_writing(W_O, v): (r, d) and (d,) of any length -> (r, d) that writes nothing along v, all else as before."""
     for r, d, seed in ((1, 3, 0), (2, 4, 1)):
         given = {"W_O": _draw(r, d, seed=seed), "v": _draw(d, seed=seed + 2)}
@@ -54,7 +54,8 @@ def _remove(answer: Any) -> str | None:
         along, length = torch.outer(old @ v, v), v @ v
         want = old - along / length
         got = tensor(call(answer, **given), (r, d), "(r, d)", given)
-        hint = explain(got, want, {
+        rule = "Each row of W_O is something the head can write. Take from it its part along v, and no more."
+        expect(got, want, {
             "v is not of length 1 here: the part along it is too large by its length squared.": old - along,
             "v is not of length 1 here: its length comes in twice, once for each time v is used.": (
                 old - along / length.sqrt()
@@ -64,11 +65,7 @@ def _remove(answer: Any) -> str | None:
             "The part along v is doubled: mind the sign.": old + along / length,
             "That turns the part along v around. Taking it away once leaves nothing of it.": old - 2 * along / length,
             "Nothing has changed.": old,
-        })  # fmt: skip
-        if hint is not None:
-            rule = "Each row of W_O is something the head can write. Take from it its part along v, and no more."
-            return f"{hint or rule}\nSee it for {show(given)}"
-    return None
+        }, rule, given)  # fmt: skip
 
 
 def _side(answer: Any) -> str | None:

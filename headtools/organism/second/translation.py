@@ -25,8 +25,6 @@ of pieces, and each piece names its *phenomena*: what has to be known from elsew
 (``PHENOMENA``). So the phenomena of a word come from the code that writes it.
 """
 
-from collections.abc import Iterator
-
 from headtools.organism.translation import (
     AGENT,
     ANIMATE_OBJECT,
@@ -34,8 +32,7 @@ from headtools.organism.translation import (
     PLURAL,
     UNTOUCHED,
     Piece,
-    agreement,
-    stem_of,
+    pieces,
     written,
 )
 from headtools.organism.translation import PHENOMENA as FIRST_PHENOMENA
@@ -64,34 +61,15 @@ def case(node: Node) -> Piece:
     return OBLIQUE if node.head.lexeme.family == "u" else other, (*role, "verb family")
 
 
-def pieces(node: Node, topic: str | None) -> Iterator[Piece]:
-    """The pieces of a target word before its neighbours are heard, each with its phenomena."""
-    if node.upos in UNTOUCHED:
-        yield node.word, ()
-        return
-    yield stem_of(node, topic)
-    if node.word == "that":
-        yield agreement(node, ("antecedent",))
-    elif node.upos in ("NOUN", "PRON"):
-        yield agreement(node, ("antecedent",) if node.antecedent else ())
-        yield case(node)
-    elif node.upos in ("DET", "ADJ"):
-        yield agreement(node.head, ("noun",))
-    elif node.upos == "VERB":
-        yield agreement(node.subject, ("subject", "antecedent") if node.subject.antecedent else ("subject",))
-        if node.object:
-            suffix = ANIMATE_OBJECT if node.object.animate else ""
-            yield suffix, ("object", "antecedent") if node.object.word in ("it", "them") else ("object",)
-    elif node.upos == "ADP":
-        yield node.head.gender, ("noun",)
-    elif node.word == "very":
-        yield node.head.head.gender, ("noun",)
-    elif node.upos == "CCONJ":
-        yield node.head.head.lexeme.family, ("joined verb",)
-    else:  # adverbs, had, because, when
-        yield node.head.lexeme.family, ("verb family",)
+def small_word(node: Node) -> Piece:
+    """End of an adverb, auxiliary or connective."""
+    if node.word == "very":
+        return node.head.head.gender, ("noun",)
+    if node.upos == "CCONJ":
+        return node.head.head.lexeme.family, ("joined verb",)
+    return node.head.lexeme.family, ("verb family",)  # adverbs, had, because, when
 
 
 def write(node: Node, source: list[Node], topic: str | None) -> tuple[str, tuple[str, ...]]:
     """Target word of a node of a sentence, and its phenomena in the order of ``PHENOMENA``."""
-    return written(node, source, pieces(node, topic), PHENOMENA)
+    return written(node, source, pieces(node, topic, case, small_word), PHENOMENA)
