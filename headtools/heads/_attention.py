@@ -22,18 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtools.heads._hooks import append_entry
 from headtools.heads._interventions import claimed, override
 from headtools.heads._layer_config import unwrapped
 from headtools.heads._layout import PRUNED
-from headtools.heads._uniform import check_no_sinks, check_uniform, uniform_mask, zero_heads
-from headtools.heads._window import WINDOW, windowed
+from headtools.heads._masks import check_no_sinks, check_uniform, uniform_mask, windowed, zero_heads
 from headtools.heads.sites import Site
 
 EAGER, SDPA = "headtools_eager", "headtools_sdpa"
 PRUNED_BIAS = "headtools_pruned"
 # entries in the __dict__ of an attention module
 TAPS = "_headtools_taps"  # functions to call with its queries, keys, values and maps
-_UNIFORM = "_headtools_uniform"  # heads whose attention is uniform
+WINDOW = "_headtools_window"  # (heads, first, recent) of each window
+_UNIFORM = "_headtools_uniform"  # lists of heads whose attention is uniform
 
 
 @contextmanager
@@ -81,17 +82,8 @@ def attend_uniformly(model: nn.Module, selected: Mapping[Site, list[int]]) -> It
     """
     with attention_function(model, None), ExitStack() as stack:
         for site, heads in selected.items():
-            stack.enter_context(_uniform_module(site.module, heads))
+            stack.enter_context(append_entry(site.module, _UNIFORM, heads))
         yield
-
-
-def _uniform_module(module: nn.Module, heads: list[int]) -> AbstractContextManager[None]:
-    def write(_original: None, requests: list[list[int]]) -> None:
-        module.__dict__[_UNIFORM] = sorted({head for heads in requests for head in heads})
-        if not requests:
-            del module.__dict__[_UNIFORM]
-
-    return override(module, "uniform heads", heads, lambda: None, write)
 
 
 def _configs(model: nn.Module) -> list:
@@ -182,15 +174,17 @@ def _run(
         mask = windowed(mask, windows, q, k)
 
     def uniform(heads: list[int]) -> tuple:
-        check_no_sinks(module, kwargs)
-        biases = {name: zero_heads(kwargs[name], heads) for name in ("position_bias",) if kwargs.get(name) is not None}
+        for name in ("sinks", "s_aux"):
+            check_no_sinks(type(module).__name__, kwargs.get(name))
+        bias = kwargs.get("position_bias")
+        biases = {} if bias is None else {"position_bias": zero_heads(bias, heads)}
         mask_without_bias = uniform_mask(mask, heads, q.shape[1])
         result = function(module, zero_heads(q, heads), k, v, mask_without_bias, **(kwargs | biases))
         if shows_maps:
             check_uniform(module, result[1], heads)
         return result
 
-    heads = module.__dict__.get(_UNIFORM)
+    heads = sorted({head for heads in module.__dict__.get(_UNIFORM, ()) for head in heads})
     result = uniform(heads) if heads else function(module, q, k, v, mask, **kwargs)
     for tap in module.__dict__.get(TAPS, ()):  # (B, head or kv_head, token, width); maps (B, head, query, key)
         tap(q=q, k=k, v=v, uniform=uniform, **({"maps": result[1]} if shows_maps else {}))

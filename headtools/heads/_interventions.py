@@ -30,16 +30,16 @@ _GETSTATE = "__getstate__"  # copy and pickle call it first; set in the __dict__
 _LOCK = threading.RLock()
 
 
-class Claim:
+@dataclass
+class _Claim:
     """Which contexts hold an object, and for which thread."""
 
-    def __init__(self, target: object) -> None:
-        self.target = target  # a reference, so that no other object can get its id
-        self.thread = threading.current_thread()
-        self.contexts: list[str] = []
-        self.uncopyable: list[str] = []
+    target: object  # a reference, so that no other object can get its id
+    thread: threading.Thread | None = None
+    contexts: list[str] = field(default_factory=list)
+    uncopyable: list[str] = field(default_factory=list)
 
-    def _reject_copy(self) -> None:
+    def reject_copy(self) -> None:
         """Raise ``RuntimeError`` where copy and pickle would read the module's state."""
         raise RuntimeError(
             f"the model cannot be copied or pickled inside {self.uncopyable[-1]}: the copy would keep what the context "
@@ -55,7 +55,7 @@ class _Overrides:
     values: dict[object, Any] = field(default_factory=dict)  # one per open context, in order of entry
 
 
-_CLAIMS: dict[int, Claim] = {}
+_CLAIMS: dict[int, _Claim] = {}
 _OVERRIDES: dict[tuple[int, str], _Overrides] = {}
 
 
@@ -78,32 +78,29 @@ def claimed(context: str, targets: Iterable[object], copyable: bool = False) -> 
         for target in targets:
             _check_thread(context, _CLAIMS.get(id(target)))
         for target in targets:
-            claim = _CLAIMS.setdefault(id(target), Claim(target))
+            claim = _CLAIMS.setdefault(id(target), _Claim(target))
             claim.thread = threading.current_thread()
             claim.contexts.append(context)
             if not copyable:
                 claim.uncopyable.append(context)
                 if isinstance(target, nn.Module):
-                    target.__dict__[_GETSTATE] = claim._reject_copy
+                    target.__dict__[_GETSTATE] = claim.reject_copy
     try:
         yield
     finally:
         with _LOCK:
             for target in targets:
-                _release(_CLAIMS[id(target)], context, copyable)
+                claim = _CLAIMS[id(target)]
+                claim.contexts.remove(context)
+                if not copyable:
+                    claim.uncopyable.remove(context)
+                if not claim.uncopyable and isinstance(target, nn.Module):
+                    target.__dict__.pop(_GETSTATE, None)
+                if not claim.contexts:
+                    del _CLAIMS[id(target)]
 
 
-def _release(claim: Claim, context: str, copyable: bool) -> None:
-    claim.contexts.remove(context)
-    if not copyable:
-        claim.uncopyable.remove(context)
-    if not claim.uncopyable and isinstance(claim.target, nn.Module):
-        claim.target.__dict__.pop(_GETSTATE, None)
-    if not claim.contexts:
-        del _CLAIMS[id(claim.target)]
-
-
-def _check_thread(context: str, claim: Claim | None) -> None:
+def _check_thread(context: str, claim: _Claim | None) -> None:
     if claim is None or claim.thread is threading.current_thread() or not claim.thread.is_alive():
         return
     raise RuntimeError(
@@ -113,22 +110,11 @@ def _check_thread(context: str, claim: Claim | None) -> None:
     )
 
 
-def open_contexts(modules: Iterable[nn.Module]) -> list[str]:
-    """Return the names of the contexts that hold any of ``modules``, in order of entry.
-
-    >>> layer = nn.Linear(2, 2)
-    >>> with claimed("record()", [layer]):
-    ...     open_contexts([layer])
-    ['record()']
-    """
-    with _LOCK:
-        claims = [_CLAIMS[id(module)] for module in modules if id(module) in _CLAIMS]
-        return list(dict.fromkeys(name for claim in claims for name in claim.contexts))
-
-
 def check_no_open_context(model: nn.Module, what: str) -> None:
     """Raise ``RuntimeError`` where ``what`` would change a model permanently while a context holds part of it."""
-    names = open_contexts(model.modules())
+    with _LOCK:
+        claims = [_CLAIMS[id(module)] for module in model.modules() if id(module) in _CLAIMS]
+    names = [name for claim in claims for name in claim.contexts]
     if names:
         raise RuntimeError(
             f"{what} changes the model permanently, and {names[-1]} is open, which will restore what it changed: "

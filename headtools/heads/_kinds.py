@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import nn
 
@@ -63,7 +63,7 @@ def causal_by_masks(root: nn.Module, name: str) -> bool | None:
     The nearest enclosing module that builds masks decides. The search ends at the first model with its own
     configuration: anything outside belongs to another model.
     """
-    for owner in _enclosing_modules(root, name):
+    for owner in enclosing_modules(root, name):
         called = _names_in_forward(type(owner))
         if "create_bidirectional_mask" in called:
             return False
@@ -78,11 +78,11 @@ def causal_by_masks(root: nn.Module, name: str) -> bool | None:
 
 def _causal_by_attribute(root: nn.Module, name: str) -> bool | None:
     """Return ``is_causal`` of the nearest enclosing module that has it; users set it to decide the kind."""
-    values = (getattr(owner, "is_causal", None) for owner in _enclosing_modules(root, name))
+    values = (getattr(owner, "is_causal", None) for owner in enclosing_modules(root, name))
     return next((value for value in values if isinstance(value, bool)), None)
 
 
-def _enclosing_modules(root: nn.Module, name: str) -> Iterator[nn.Module]:
+def enclosing_modules(root: nn.Module, name: str) -> Iterator[nn.Module]:
     """Yield the modules that enclose the module ``name``, the nearest first, the root last."""
     path = name.split(".")
     for depth in range(len(path) - 1, -1, -1):
@@ -91,14 +91,15 @@ def _enclosing_modules(root: nn.Module, name: str) -> Iterator[nn.Module]:
 
 def _names_in_forward(kind: type) -> set[str]:
     """Return the names that a class's forward uses, including those in the methods about masks that it calls."""
-    names = set(_names(inspect.unwrap(kind.forward)))
+    names = set(names_in(kind.forward))
     for method in [name for name in names if "mask" in name and inspect.isfunction(getattr(kind, name, None))]:
-        names |= set(_names(getattr(kind, method)))
+        names |= set(names_in(getattr(kind, method)))
     return names
 
 
-def _names(function: object) -> tuple[str, ...]:
-    return getattr(getattr(function, "__code__", None), "co_names", ())
+def names_in(function: Callable) -> tuple[str, ...]:
+    """Return the names that a function uses, read from its code without running it."""
+    return getattr(getattr(inspect.unwrap(function), "__code__", None), "co_names", ())
 
 
 def _causal_by_name(name: str, module: nn.Module) -> bool:

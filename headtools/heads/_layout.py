@@ -13,12 +13,12 @@ Requirements:
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from headtools.heads._kinds import names_in
 from headtools.heads._weights import bias_of, is_projection, is_transposed, shape_of, weight_of
 
 PRUNED = "_headtools_pruned"  # in the __dict__ of a module that prune() has cut: its remaining and removed heads
@@ -38,13 +38,13 @@ _SEPARATE = [
 # all three in one module: [q of all heads | k of all heads | v of all heads] ...
 _BLOCKS = ("Wqkv", "qkv_proj", "qkv", "c_attn", "att_proj")
 # ... or head by head: [q0 k0 v0 | q1 k1 v1 | ...]
-_BY_HEAD = ("query_key_value",)
+_BY_HEAD = "query_key_value"
 # q alone, keys and values through a low-rank latent (DeepSeek's multi-head latent attention)
 _LATENT = ("kv_a_proj_with_mqa", "kv_b_proj")
 _OUT = ("o_proj", "out_proj", "c_proj", "Wo", "proj", "projection", "projection_layer", "dense", "o", "out_lin",
         "linear_out", "output", "attention_out", "post_proj", "output_projection")  # fmt: skip
 _HEAD_DIM = ("v_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size", "d_head", "dim_head")
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
+QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
 # children of layers that are called attention but compute no attention: state-space models, RWKV, delta rule
 _NOT_ATTENTION = ("conv1d", "receptance", "b_proj", "A_log")
 
@@ -53,13 +53,16 @@ _NOT_ATTENTION = ("conv1d", "receptance", "b_proj", "A_log")
 class Projection:
     """The rows of one (possibly fused) weight that compute the heads' queries, keys or values.
 
-    ``rows``: (heads, width) row indices in ``module``'s output; ``transposed`` marks GPT-2's Conv1D, whose weight is
-    (in, out) instead of (out, in).
+    ``rows``: (heads, width) row indices in ``module``'s output.
     """
 
     module: nn.Module
     rows: Tensor
-    transposed: bool = False
+
+    @property
+    def transposed(self) -> bool:
+        """Return whether ``module`` is GPT-2's Conv1D, whose weight is (in, out) instead of (out, in)."""
+        return is_transposed(self.module)
 
     def weight(self) -> Tensor:
         """Return the weight in use, adapters included, head by head: (heads, width, d_model)."""
@@ -75,8 +78,7 @@ class Projection:
 
 def uses_interface(module: nn.Module) -> bool:
     """Return whether ``module``'s forward calls transformers' AttentionInterface (read from its code, not run)."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+    return "ALL_ATTENTION_FUNCTIONS" in names_in(type(module).forward)
 
 
 def looks_like_attention(module: nn.Module) -> bool:
@@ -84,7 +86,7 @@ def looks_like_attention(module: nn.Module) -> bool:
     if "att" not in type(module).__name__.lower() or any(hasattr(module, name) for name in _NOT_ATTENTION):
         return False
     children = dict(module.named_children())
-    fused = any(_linear(children.get(name)) is not None for name in _BLOCKS + _BY_HEAD)
+    fused = any(_linear(children.get(name)) is not None for name in (*_BLOCKS, _BY_HEAD))
     return fused or any(all(_linear(children.get(n)) is not None for n in names) for names in _SEPARATE)
 
 
@@ -135,9 +137,8 @@ def head_width(module: nn.Module, out: nn.Module) -> int | None:
         value = getattr(module, name, None)
         if type(value) is int and value > 0 and width % value == 0:
             return value
-    config = getattr(module, "config", None)
-    for source in (module, config):  # a pruned module is right where its configuration is not
-        for name in _HEADS:
+    for source in (module, getattr(module, "config", None)):  # a pruned module is right, its configuration is not
+        for name in QUERY_HEADS:
             value = getattr(source, name, None)
             if type(value) is int and value > 0 and width % value == 0:
                 return width // value
@@ -169,12 +170,12 @@ def find_projections(module: nn.Module, heads: int, value_dim: int) -> Layout:
         q, kv = children["q_attn"], children["c_attn"]
         q_rows = torch.arange(heads * value_dim).view(heads, value_dim)
         k_rows, v_rows = torch.arange(2 * heads * value_dim).view(2, heads, value_dim)
-        return Layout(Projection(q, q_rows, True), Projection(kv, k_rows, True), Projection(kv, v_rows, True))
-    for name in (*_BLOCKS, *_BY_HEAD):
+        return Layout(Projection(q, q_rows), Projection(kv, k_rows), Projection(kv, v_rows))
+    for name in (*_BLOCKS, _BY_HEAD):
         fused = _linear(children.get(name))
         if fused is not None:
             grouped = hasattr(module, "new_decoder_architecture")  # only Falcon has this attribute, true or false
-            return _fused(fused, heads, value_dim, by_head=name in _BY_HEAD, grouped=grouped)
+            return _fused(fused, heads, value_dim, by_head=name == _BY_HEAD, grouped=grouped)
     return Layout()
 
 
@@ -192,19 +193,19 @@ def _separate(modules: list[nn.Module], heads: int, value_dim: int) -> Layout:
     if query_dim == 2 * key_dim:  # Qwen 3.5: for each head the query projection also computes an output gate
         q_rows = q_rows[:, :key_dim]
     return Layout(
-        Projection(q, q_rows, is_transposed(q)),
-        Projection(k, torch.arange(kv_heads * key_dim).view(kv_heads, key_dim), is_transposed(k)),
-        Projection(v, torch.arange(kv_heads * value_dim).view(kv_heads, value_dim), is_transposed(v)),
+        Projection(q, q_rows),
+        Projection(k, torch.arange(kv_heads * key_dim).view(kv_heads, key_dim)),
+        Projection(v, torch.arange(kv_heads * value_dim).view(kv_heads, value_dim)),
     )
 
 
-def _fused(fused: nn.Module, heads: int, dim: int, by_head: bool, grouped: bool = False) -> Layout:
+def _fused(fused: nn.Module, heads: int, dim: int, by_head: bool, grouped: bool) -> Layout:
     """Return the rows of each head in one fused matrix; the number of key heads follows from its width.
 
     With ``by_head`` each group of query heads is followed by its key and value; a group has one query head unless
     ``grouped`` (Falcon), because other models with this order do not share keys.
     """
-    total, transposed = width_out(fused), is_transposed(fused)
+    total = width_out(fused)
     kv_heads, remainder = divmod(total - heads * dim, 2 * dim)
     if remainder or kv_heads < 1 or heads % kv_heads or (by_head and kv_heads != heads and not grouped):
         return Layout()
@@ -214,4 +215,4 @@ def _fused(fused: nn.Module, heads: int, dim: int, by_head: bool, grouped: bool 
     else:
         rows = torch.arange(total).view(heads + 2 * kv_heads, dim)
         q, k, v = rows.split([heads, kv_heads, kv_heads])
-    return Layout(*(Projection(fused, rows.contiguous(), transposed) for rows in (q, k, v)))
+    return Layout(*(Projection(fused, rows.contiguous()) for rows in (q, k, v)))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headtools.heads._checks import check_batch
 from headtools.heads._finite import check_weights
+from headtools.heads._masks import ALTERNATIVES, check_no_sinks
 from headtools.heads._precision import to_float64
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.record import Captured, record
@@ -28,13 +29,9 @@ def check_replacement(replacement: str, sites: Iterable[Site]) -> None:
         if not site.interface:
             raise ValueError(
                 f"{name} does not use transformers' AttentionInterface, so its attention cannot be made uniform: "
-                'use replacement="mean", replacement="resample" or replacement="zero"'
+                f"{ALTERNATIVES}"
             )
-        if getattr(site.module, "sinks", None) is not None:
-            raise ValueError(
-                f"{name} has attention sinks: part of every row goes to no token, so no row can be uniform: "
-                'use replacement="mean", replacement="resample" or replacement="zero"'
-            )
+        check_no_sinks(name, getattr(site.module, "sinks", None))
 
 
 def replacement_values(
@@ -60,17 +57,17 @@ def replacement_values(
     check_weights(model)
     parts: dict[tuple, list[Tensor]] = {site.key: [] for site in sites}
     n_tokens = dict.fromkeys(parts, 0)
-    for batch in batches:
-        check_batch(batch)
 
-        def collect(site: Site, captured: Captured, _previous: object, batch: Mapping = batch) -> None:
-            # (B, T, heads, value_dim) -> (real tokens, heads, value_dim); every call counts, also of a shared layer
-            real = real_tokens(model, site, batch, captured.z.shape[:2])
-            z = captured.z.float()[real].reshape(-1, site.heads, site.value_dim)
-            n_tokens[site.key] += len(z)
-            parts[site.key].append(z if replacement == "resample" else to_float64(z).sum(0, keepdim=True))
+    def collect(site: Site, captured: Captured, _previous: None) -> None:
+        # (B, T, heads, value_dim) -> (real tokens, heads, value_dim); every call counts, also of a shared layer
+        real = real_tokens(model, site, batch, captured.z.shape[:2])
+        z = captured.z.float()[real].reshape(-1, site.heads, site.value_dim)
+        n_tokens[site.key] += len(z)
+        parts[site.key].append(z if replacement == "resample" else to_float64(z).sum(0, keepdim=True))
 
-        with torch.no_grad(), without_dropout(model), record(model, want=("z",), only=list(parts), accumulate=collect):
+    with torch.no_grad(), _without_dropout(model), record(model, "z", only=list(parts), accumulate=collect):
+        for batch in batches:
+            check_batch(batch)
             model(**model_inputs(model, batch))
     not_run = [site.label for site in sites if not n_tokens[site.key]]
     if not_run:
@@ -82,16 +79,8 @@ def replacement_values(
 
 
 @contextmanager
-def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Run a model in evaluation mode while the context lasts; then each module returns to the mode it had.
-
-    >>> layer = nn.Dropout()
-    >>> with without_dropout(layer):
-    ...     layer.training
-    False
-    >>> layer.training
-    True
-    """
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Run a model in evaluation mode while the context lasts; then each module returns to the mode it had."""
     training = [module for module in model.modules() if module.training]
     try:
         for module in training:

@@ -32,9 +32,11 @@ def select(sites: Sites, heads: Heads, original: bool = False) -> dict[Site, lis
         if isinstance(site, Sites):
             raise KeyError(f"{key!r} names a kind, not a site: write {site.all[0].key}")
         for head in (_head_index(head, site) for head in indices):
-            if original:
-                # Heads are named as they were before any pruning; the weights have those that remain.
-                head = _current_index(head, site)
+            if original:  # heads are named as they were before any pruning; the weights have those that remain
+                if head not in site.original:
+                    remaining = list(site.original)
+                    raise ValueError(f"head {site.label}.{head} is not there; the remaining heads are {remaining}")
+                head = site.original.index(head)
             if not 0 <= head < site.heads:
                 raise IndexError(f"{site.label} has heads 0..{site.heads - 1}, got {head} (heads count from 0)")
             if head in selected.setdefault(site, []):
@@ -55,13 +57,6 @@ def _head_index(head: object, site: Site) -> int:
         return as_int(head)
     except TypeError:
         raise TypeError(f"a head is an integer, got {head!r} for {site.label}") from None
-
-
-def _current_index(head: int, site: Site) -> int:
-    """Return the current index of the head that had index ``head`` before any pruning."""
-    if head not in site.original:
-        raise ValueError(f"head {site.label}.{head} is not there; the remaining heads are {list(site.original)}")
-    return site.original.index(head)
 
 
 def _check_head_name(name: object) -> tuple:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtools.heads._kinds import enclosing_modules
 from headtools.heads.sites import Site
 
 IGNORE_INDEX = -100  # the label of tokens without a loss, as everywhere in transformers
@@ -43,19 +44,19 @@ def real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple[int, 
     tensor([[ True,  True, False]])
     """
     shape = tuple(shape)
-    all_real = torch.ones(shape, dtype=torch.bool)
+    result = torch.ones(shape, dtype=torch.bool)
     in_decoder = is_encoder_decoder(model) and site.kind != "encoder"
     name = "decoder_attention_mask" if in_decoder else "attention_mask"
     mask, labels = batch.get(name), batch.get("labels")
     if mask is None and in_decoder and isinstance(labels, Tensor) and labels.shape == shape:
         counted = (labels != IGNORE_INDEX).long()
         return counted.flip(1).cumsum(1).flip(1).bool()  # true where a label from here on counts
-    readers = _input_readers(model, site)
-    if mask is None or (readers and getattr(readers[0], "main_input_name", None) == "pixel_values"):
-        return all_real
-    masks = [each for each in mask.values() if each is not None] if isinstance(mask, Mapping) else [mask]
-    result = all_real.to(masks[0].device) if masks and isinstance(masks[0], Tensor) else all_real
-    for layer_mask in masks:  # a dict has one for each kind of layer (full, sliding window)
+    # what declares its input, the innermost first
+    readers = [module for module in enclosing_modules(model, site.name) if hasattr(module, "main_input_name")]
+    if mask is None or (readers and readers[0].main_input_name == "pixel_values"):
+        return result
+    # a dict has a mask for each kind of layer (full, sliding window)
+    for layer_mask in [each for each in mask.values() if each is not None] if isinstance(mask, Mapping) else [mask]:
         real = real_from_mask(layer_mask, shape, readers)
         if real is None:
             is_tensor = isinstance(layer_mask, Tensor)
@@ -65,7 +66,7 @@ def real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple[int, 
                 f"of shape {shape}, 1 for real tokens, leave the site out with sites=[...], or leave {name} out "
                 "if there is no padding"
             )
-        result = result & real.to(result.device)
+        result = result.to(real.device) & real
     return result
 
 
@@ -86,13 +87,6 @@ def model_inputs(model: nn.Module, batch: Mapping) -> dict[str, Any]:
     return inputs
 
 
-def _input_readers(model: nn.Module, site: Site) -> list[nn.Module]:
-    """Return the modules around a site that declare their input (``main_input_name``), the innermost first."""
-    path = site.name.split(".")
-    enclosing = [model.get_submodule(".".join(path[:depth])) for depth in range(len(path) - 1, -1, -1)]
-    return [module for module in enclosing if hasattr(module, "main_input_name")]
-
-
 def real_from_mask(mask: Any, shape: tuple[int, int], readers: Sequence[nn.Module] = ()) -> Tensor | None:
     """Return the real tokens by one mask, (B, T) bool, or None where it does not determine them.
 
@@ -106,7 +100,8 @@ def real_from_mask(mask: Any, shape: tuple[int, int], readers: Sequence[nn.Modul
     if mask.dim() == 2 and mask.shape == shape:
         return mask.bool()
     if mask.dim() == 4:
-        return _real_from_pairs(_visible_keys(mask), shape)
+        visible = mask > _MASKED if mask.is_floating_point() else mask.bool()
+        return _real_from_pairs(visible.any(1), shape)  # which keys a query sees in some head
     if mask.bool().all():
         return torch.ones(shape, dtype=torch.bool, device=mask.device)
     if mask.dim() == 3 and mask.shape[-1] == shape[1] and mask.numel() == shape[0] * shape[1]:
@@ -117,12 +112,6 @@ def real_from_mask(mask: Any, shape: tuple[int, int], readers: Sequence[nn.Modul
             token_mask = downsample(shape[1], mask)
             return token_mask.bool() if token_mask.shape == shape else None
     return None
-
-
-def _visible_keys(mask: Tensor) -> Tensor:
-    """Return which keys a query sees in some head: mask (B, heads, T, S), additive or bool, -> (B, T, S) bool."""
-    visible = mask > _MASKED if mask.is_floating_point() else mask.bool()
-    return visible.any(1)
 
 
 def _real_from_pairs(visible: Tensor, shape: tuple[int, int]) -> Tensor | None:

@@ -115,11 +115,6 @@ def is_adapter(module: object) -> bool:
     return tuners is not None and isinstance(module, tuners.BaseTunerLayer) and hasattr(module, "base_layer")
 
 
-def has_adapters(model: nn.Module) -> bool:
-    """Return whether PEFT has changed a model: by adapters, trained copies of layers, or prompts before its input."""
-    return hasattr(model, "peft_config") or any(is_adapter(module) or _is_copied(module) for module in model.modules())
-
-
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the layer inside PEFT's wrappers, or the module itself where there are none."""
     while is_adapter(module) or _is_copied(module):
@@ -141,8 +136,7 @@ def unused_copies(model: nn.Module) -> set[nn.Module]:
 def check_not_quantised(module: nn.Module, what: str) -> None:
     """Raise ``TypeError`` for a layer without a floating-point weight."""
     layer = unwrapped(module)
-    kind = _quantised_as(layer)
-    if kind:
+    if kind := _quantised_as(layer):
         raise TypeError(
             f"{type(layer).__name__} keeps its weights as {kind}; load the model in floating point to {what}. Gates, "
             "ablation and records of z work on quantised layers too"
@@ -181,7 +175,8 @@ def check_plain_model(model: nn.Module, what: str) -> None:
 
     Weight norm of convolutions is allowed: it belongs to the architecture (Wav2Vec 2), and a new model has it too.
     """
-    if has_adapters(model):
+    # adapters, trained copies of layers, or prompts before the input
+    if hasattr(model, "peft_config") or any(is_adapter(module) or _is_copied(module) for module in model.modules()):
         raise ValueError(
             f"{what} writes the model's own weights, and {type(model).__name__} has adapters of PEFT, which would be "
             f"lost; {_merge_advice(model)}. To keep the adapters alone, use model.save_pretrained(folder)"

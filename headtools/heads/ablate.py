@@ -1,6 +1,6 @@
 """Switch heads off: ``ablate`` replaces their outputs by zeros, means, outputs at other tokens, or uniform attention.
 
-What replaces an output is made in ``_replacement.py``; ``_uniform.py`` makes attention uniform.
+What replaces an output is made in ``_replacement.py``; ``_masks.py`` makes attention uniform.
 """
 
 from __future__ import annotations

@@ -78,10 +78,10 @@ def group_scores(model: nn.Module, scores: HeadScores) -> HeadScores:
 
 def spared(selected: Mapping[Site, list[int]], spare: Mapping[Site, list[int]], groups: bool) -> dict[Site, list[int]]:
     """Return the chosen heads without the spared ones; with ``groups``, without every group that has one of these."""
-    remaining, spared_heads = {}, {site.key: heads for site, heads in spare.items()}
+    remaining = {}
     for site, heads in selected.items():
         group_size = site.heads // site.kv_heads if groups else 1
-        spared_numbers = {head // group_size for head in spared_heads.get(site.key, ())}
+        spared_numbers = {head // group_size for head in spare.get(site, ())}
         remaining[site] = [head for head in heads if head // group_size not in spared_numbers]
     return {site: heads for site, heads in remaining.items() if heads}
 

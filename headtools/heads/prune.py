@@ -26,17 +26,16 @@ from headtools.heads._attention import PRUNED_BIAS
 from headtools.heads._checks import check_not_compiled, check_not_offloaded
 from headtools.heads._interventions import check_no_open_context
 from headtools.heads._layer_config import LayerConfig
-from headtools.heads._layout import PRUNED, Projection
+from headtools.heads._layout import PRUNED, QUERY_HEADS
 from headtools.heads._select import Heads, select
 from headtools.heads._weights import check_plain_weights
 from headtools.heads.groups import query_heads, spared
 from headtools.heads.sites import Site, sites
 
 # names of sizes in attention modules
-QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
 KEY_HEADS = ("num_key_value_heads", "kv_heads", "num_kv_heads")
 _WIDTHS = ("all_head_size", "split_size", "embed_dim", "inner_dim", "q_dim")
-_KEY_WIDTHS = ("kv_dim",)
+_KEY_WIDTH = "kv_dim"
 
 
 def prune(
@@ -91,8 +90,9 @@ def cut_heads(
     check_not_compiled(model)
     check_no_open_context(model, "prune()")
     check_not_offloaded(model, "prune")
-    selected = select(sites(model), query_heads(model, heads) if groups else heads)
-    selected = spared(selected, select(sites(model), spare or []), groups)
+    all_sites = sites(model)
+    selected = select(all_sites, query_heads(model, heads) if groups else heads)
+    selected = spared(selected, select(all_sites, spare or []), groups)
     check_plain_weights(model, [module for site in selected for module in (*site.module.modules(), site.out)], "prune")
     _cut(selected, gqa)
     return sum(map(len, selected.values()))
@@ -165,15 +165,14 @@ def _plan_cut(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
     keep = [head for head in range(site.heads) if head not in cut]
     empty = not keep
     keep = keep or [0]  # the silent head: its columns of the output projection become 0
-    query, key, value, kv_heads = _remaining_heads(site, keep, gqa)
-    slices = _rows_to_keep(site, query, key, value)
+    key_heads = _remaining_key_heads(site, keep, gqa)
+    slices = _rows_to_keep(site, keep, key_heads)
     state = site.module.__dict__.get(PRUNED) or {"removed": (), "physical": site.original}
     new_state = {
-        "kept": () if empty else tuple(site.original[head] for head in keep),
         "removed": tuple(sorted((*state["removed"], *(site.original[head] for head in cut)))),
         "physical": tuple(state["physical"][head] for head in keep),
         "empty": empty,
-        "ungrouped": state.get("ungrouped", False) or len(set(key)) < len(key),
+        "ungrouped": state.get("ungrouped", False) or len(set(key_heads)) < len(key_heads),
     }
     columns = torch.arange(site.heads * site.value_dim).view(site.heads, site.value_dim)[keep].flatten()
 
@@ -186,7 +185,7 @@ def _plan_cut(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
         sinks = getattr(site.module, "sinks", None)
         if isinstance(sinks, Tensor):
             site.module.sinks = nn.Parameter(sinks[keep].clone(), sinks.requires_grad)
-        _resize(site, len(keep), kv_heads)
+        _resize(site, len(keep), len(key_heads))
         site.module.__dict__[PRUNED] = new_state  # not an attribute that state_dict would save
 
     return apply
@@ -213,10 +212,11 @@ def check_prunable(site: Site) -> None:
     for parameter, tensor in site.module.named_parameters():
         harmless = (
             id(tensor) in sliced
-            # a norm inside each head; where n_heads == head_dim the shape alone does not tell it from one number a head
+            # a norm inside each head; where n_heads == head_dim the shape alone does not tell it from a parameter of
+            # the attention module itself with one number for each head
             or (
                 tuple(tensor.shape) in ((site.head_dim,), (site.value_dim,))
-                and not _may_be_one_per_head(parameter, tensor, site)
+                and ("." in parameter or tuple(tensor.shape) != (site.heads,))
             )
             or (parameter == "sinks" and tensor.shape == (site.heads,))
             or parameter.startswith("relative_attention_bias")  # T5's, shared by all layers: sliced when it is used
@@ -234,51 +234,38 @@ def check_prunable(site: Site) -> None:
             raise ValueError(f"{name}: a projection computes more than queries, keys and values: {advice}")
 
 
-def _may_be_one_per_head(parameter: str, tensor: Tensor, site: Site) -> bool:
-    """Return whether a parameter of the attention module itself may hold one number for each head."""
-    return "." not in parameter and tuple(tensor.shape) == (site.heads,)
-
-
-def _remaining_heads(site: Site, keep: list[int], gqa: str) -> tuple[list[int], list[int], list[int], int]:
-    """Return the query, key and value heads to keep, and the new number of key heads; a repeated index is a copy."""
+def _remaining_key_heads(site: Site, keep: list[int], gqa: str) -> list[int]:
+    """Return the key-value heads that the query heads ``keep`` read; a repeated index is a copy."""
     group_size = site.heads // site.kv_heads
     if group_size == 1:
-        return keep, keep, keep, len(keep)
+        return keep
     groups = [head // group_size for head in keep]  # the key head of each query head
     sizes = {group: groups.count(group) for group in groups}
     if len(set(sizes.values())) == 1 and gqa != "copy":
-        key_heads = sorted(sizes)
-        return keep, key_heads, key_heads, len(key_heads)
+        return sorted(sizes)
     if gqa == "error":
         raise ValueError(
             f"{site.label}: {group_size} query heads share a key head and the cut leaves groups of "
             f"{sorted(sizes.values())}; "
             'cut as many in each group, or allow gqa="ungroup", which copies keys and values for every query head'
         )
-    return keep, groups, groups, len(keep)
+    return groups
 
 
-def _rows_to_keep(site: Site, query: list[int], key: list[int], value: list[int]) -> list[tuple[nn.Module, Tensor]]:
+def _rows_to_keep(site: Site, queries: list[int], keys: list[int]) -> list[tuple[nn.Module, Tensor]]:
     """Return each projection module with the rows to keep, in the order in which the model's forward reads them."""
-    by_module: dict[nn.Module, list[tuple[Projection, Tensor]]] = {}
-    for projection, heads in ((site.q, query), (site.k, key), (site.v, value)):
-        by_module.setdefault(projection.module, []).append((projection, projection.rows[heads]))
-    result = []
-    for module, parts in by_module.items():
-        remaining = [rows for _, rows in parts]  # of each part, (heads, width)
-        if all(torch.equal(projection.rows, parts[0][0].rows) for projection, _ in parts):
-            rows = remaining[0].flatten()  # a module of one part, or keys that are also the values (Gemma 4)
-        elif _is_head_by_head(site):
-            rows = torch.stack(remaining, 1).flatten()  # [q0 k0 v0 | q1 k1 v1 | ...]
-        else:
-            rows = torch.cat([part_rows.flatten() for part_rows in remaining])  # [q | k | v]
-        result.append((module, rows))
-    return result
-
-
-def _is_head_by_head(site: Site) -> bool:
-    """Return whether a fused projection is ordered head by head (GPT-NeoX), and not query, key, value."""
-    return site.heads > 1 and bool(site.q.rows[1, 0] > site.k.rows[0, 0]) and site.q.module is site.k.module
+    kept = [(site.q, queries), (site.k, keys)]
+    if site.k.module is not site.v.module or not torch.equal(site.k.rows, site.v.rows):  # Gemma 4: keys are the values
+        kept.append((site.v, keys))
+    by_module: dict[nn.Module, list[Tensor]] = {}
+    for projection, heads in kept:
+        by_module.setdefault(projection.module, []).append(projection.rows[heads])  # (heads, width)
+    # in a fused projection: head by head, [q0 k0 v0 | q1 k1 v1 | ...] (GPT-NeoX), and not [q | k | v]
+    by_head = site.q.module is site.k.module and site.heads > 1 and bool(site.q.rows[1, 0] > site.k.rows[0, 0])
+    return [
+        (module, torch.stack(parts, 1).flatten() if by_head else torch.cat([rows.flatten() for rows in parts]))
+        for module, parts in by_module.items()
+    ]
 
 
 def _slice(module: nn.Module, index: Tensor, outgoing: bool) -> None:
@@ -298,7 +285,7 @@ def _slice(module: nn.Module, index: Tensor, outgoing: bool) -> None:
 def _resize(site: Site, heads: int, kv_heads: int) -> None:
     """Set the attention module's sizes, under the names that its class uses."""
     module, own = site.module, vars(site.module)
-    if _shared_bias(module):
+    if "has_relative_attention_bias" in own:
         # T5 computes one position bias, with all heads, for all layers. The sizes stay, and the layer's own attention
         # function selects the rows of its remaining heads from the bias.
         module.config = LayerConfig(module.config, {"_attn_implementation": PRUNED_BIAS})
@@ -312,9 +299,8 @@ def _resize(site: Site, heads: int, kv_heads: int) -> None:
     for name in _WIDTHS:
         if own.get(name) == site.heads * site.value_dim and name in reads:
             setattr(module, name, heads * site.value_dim)
-    for name in _KEY_WIDTHS:
-        if own.get(name) == site.kv_heads * site.head_dim and name in reads:
-            setattr(module, name, kv_heads * site.head_dim)
+    if own.get(_KEY_WIDTH) == site.kv_heads * site.head_dim and _KEY_WIDTH in reads:
+        setattr(module, _KEY_WIDTH, kv_heads * site.head_dim)
     missing = {name: size for name, size in sizes.items() if name in reads and name not in own}
     if missing and hasattr(module, "config"):  # Phi-3 reads its sizes from the shared configuration
         module.config = LayerConfig(module.config, missing)
@@ -323,7 +309,3 @@ def _resize(site: Site, heads: int, kv_heads: int) -> None:
 def _names_read(code: CodeType) -> set[str]:
     """Return the names that a function reads, its comprehensions included."""
     return set(code.co_names).union(*(_names_read(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
-
-
-def _shared_bias(module: nn.Module) -> bool:
-    return "has_relative_attention_bias" in vars(module)

@@ -183,44 +183,39 @@ def _record_site(
     """Collect what one site produces: from the attention function first, then from the output projection."""
     # The model may run in several threads inside one context: a call's tensors are collected for each thread apart.
     call, lock = threading.local(), threading.Lock()
-    last = "z" if "z" in want else "attention"  # the event that completes a call
 
-    def collect(**tensors: Tensor) -> None:
+    def collect(tensors: dict[str, Tensor], complete: bool) -> None:
         for name in want:
             if name in tensors:
                 tensor = tensors[name] if grad else tensors[name].detach()
                 # measures sum maps over tokens and batches; half precision is too coarse for that
                 call.__dict__[name] = tensor.float() if name == "maps" else tensor
-
-    def finish() -> None:
-        captured = Captured(site.label, **{name: call.__dict__[name] for name in want if name in call.__dict__})
+        if not complete:
+            return
+        recorded = call.__dict__.copy()
         call.__dict__.clear()
         if accumulate is not None:  # a sum would hide NaN; recorded tensors show it themselves
-            for name in want:
-                if name in captured.__dict__:
-                    check_recorded(model, site, name, captured.__dict__[name].detach())
+            for name, tensor in recorded.items():
+                check_recorded(model, site, name, tensor.detach())
+        captured = Captured(site.label, **recorded)
         with lock:
             previous = results.get(site.key)
             results[site.key] = captured if accumulate is None else accumulate(site, captured, previous)
 
     def from_attention(**tensors: Tensor) -> None:
-        if _recomputing():
-            return
-        collect(**tensors)
-        if last == "attention":
-            finish()
+        if not _recomputing():
+            collect(tensors, complete="z" not in want)
 
     def from_output(flat: Tensor) -> Tensor | None:
         if _recomputing():
             return None
         z = site.split(flat)
-        collect(z=z)
-        finish()
+        collect({"z": z}, complete=True)
         return site.join(z) if grad else None  # the model continues from z, so that z is part of the graph
 
     # within one call attention runs before its output projection, so a call with z is complete there
     with append_entry(site.module, TAPS, from_attention), ExitStack() as stack:
-        if last == "z":
+        if "z" in want:
             stack.callback(hook_input(site.out, from_output).remove)
         yield
 

@@ -88,11 +88,8 @@ class HeadScores:
 
     def rank(self) -> HeadScores:
         """Return every head's rank as scores: 0 for the lowest; equal scores share their mean rank."""
-        ranks, start, values = _mean_ranks(self.flat()), 0, {}
-        for key, value in self.values.items():
-            values[key] = ranks[start : start + len(value)]
-            start += len(value)
-        return HeadScores(values, name=f"rank of {self.name}")
+        ranks = _mean_ranks(self.flat()).split([len(value) for value in self.values.values()])
+        return HeadScores(dict(zip(self.values, ranks, strict=True)), name=f"rank of {self.name}")
 
     def spearman(self, other: HeadScores) -> float:
         """Return Spearman's rank correlation with scores of the same heads, in [-1, 1].

@@ -6,7 +6,7 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +97,7 @@ class Sites:
     """
 
     all: tuple[Site, ...]
-    skipped: tuple[str, ...] = field(default=())
+    skipped: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self.all)
@@ -108,7 +108,7 @@ class Sites:
     @property
     def n_heads(self) -> int:
         """Return the number of heads; a site whose heads are all pruned has none."""
-        return sum(0 if site.empty else site.heads for site in self)
+        return sum(self.kinds.values())
 
     @property
     def guessed(self) -> tuple[Site, ...]:
@@ -118,10 +118,10 @@ class Sites:
     @property
     def kinds(self) -> dict[str, int]:
         """Return how many heads there are of each kind present."""
-        count = Counter()
+        count = dict.fromkeys((site.kind for site in self), 0)
         for site in self:
             count[site.kind] += 0 if site.empty else site.heads
-        return dict(count)
+        return count
 
     def __getitem__(self, key: str | SiteKey | Site) -> Site | Sites:
         if isinstance(key, str):
@@ -275,22 +275,21 @@ def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) 
         return None
     heads = layout.width_in(out) // value_dim  # out reads (B, T, heads * value_dim), also after pruning
     projections = layout.find_projections(module, heads, value_dim)
-    if projections.q is None and not projections.latent:
+    if projections.latent:
+        kv_heads, head_dim = heads, getattr(module, "qk_head_dim", getattr(module, "head_dim", value_dim))
+    elif projections.q is not None:
+        kv_heads, head_dim = len(projections.k.rows), projections.q.rows.shape[1]
+    else:
         return None
     state = module.__dict__.get(layout.PRUNED)  # written by prune()
+    empty = bool(state and state["empty"])
+    original = tuple(range(heads)) if state is None else () if empty else state["physical"]
     return Site(
         kind=find_kind(name, module), layer=-1, stack="", name=name, module=module, out=out,
-        heads=heads, kv_heads=heads if projections.latent else projections.k.rows.shape[0],
-        head_dim=_latent_dim(module, value_dim) if projections.latent else projections.q.rows.shape[1],
-        value_dim=value_dim, q=projections.q, k=projections.k, v=projections.v,
-        interface=interface, latent=projections.latent,
-        original=state["kept"] if state else tuple(range(heads)), empty=bool(state and state["empty"]),
-        tokens_first=layout.tokens_first(module),
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, value_dim=value_dim,
+        q=projections.q, k=projections.k, v=projections.v, interface=interface, latent=projections.latent,
+        original=original, empty=empty, tokens_first=layout.tokens_first(module),
     )  # fmt: skip
-
-
-def _latent_dim(module: nn.Module, value_dim: int) -> int:
-    return getattr(module, "qk_head_dim", getattr(module, "head_dim", value_dim))
 
 
 def _number_layers(model: nn.Module, all_sites: list[Site]) -> Iterable[Site]:
@@ -309,8 +308,8 @@ def _number_layers(model: nn.Module, all_sites: list[Site]) -> Iterable[Site]:
 def _prefix(name: str) -> str:
     """Return the path above the first layer number: 'text_model.encoder.layers'."""
     parts = name.split(".")
-    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[: numbers[0]] if numbers else parts[:-1])
+    number = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
+    return ".".join(parts[:number])
 
 
 def _stack_name(prefix: str, prefixes: set[str]) -> str:

@@ -11,16 +11,14 @@ No cache is shortened here, so no memory is saved: the keys exist and are masked
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
-from headtools.heads._attention import attention_function
+from headtools.heads._attention import WINDOW, attention_function
 from headtools.heads._checks import check_not_compiled
-from headtools.heads._hooks import intervention
-from headtools.heads._interventions import override
+from headtools.heads._hooks import append_entry, intervention
 from headtools.heads._select import Heads, select
-from headtools.heads._window import WINDOW
 from headtools.heads.sites import Site, sites
 
 
@@ -63,7 +61,7 @@ def window(model: nn.Module, heads: Heads, first: int = 4, recent: int = 64) -> 
         _check(site)
     with intervention(model, "window()", selected), attention_function(model, None), ExitStack() as stack:
         for site, indices in selected.items():
-            stack.enter_context(_limited(site.module, (tuple(indices), first, recent)))
+            stack.enter_context(append_entry(site.module, WINDOW, (tuple(indices), first, recent)))
         yield
 
 
@@ -78,12 +76,3 @@ def _check(site: Site) -> None:
             f"{type(site.module).__name__} ({site.label}) does not use transformers' AttentionInterface, so what its "
             "heads see cannot be limited: use ablate(model, heads)"
         )
-
-
-def _limited(module: nn.Module, limit: tuple) -> AbstractContextManager[None]:
-    def write(_original: None, limits: list[tuple]) -> None:
-        module.__dict__[WINDOW] = tuple(limits)
-        if not limits:
-            del module.__dict__[WINDOW]
-
-    return override(module, "window", limit, lambda: None, write)

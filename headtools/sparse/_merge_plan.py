@@ -28,6 +28,11 @@ class MergePlan:
     error: dict[int, float]  # keys as in ``absorbed``: fraction of the sum of squares that the fit misses
     error_unfitted: dict[int, float]  # the same if heads were removed and nothing fitted
 
+    @property
+    def remaining(self) -> tuple[int, ...]:
+        """Return the heads that are not removed."""
+        return tuple(head for head in range(self.site.heads) if head not in self.removed)
+
 
 def plan_merge(m: Moments, groups: list[list[int]], refit: bool, ridge: float) -> MergePlan:
     """Fit one merged head to each group of a site, and with ``refit`` the output maps of the whole layer."""

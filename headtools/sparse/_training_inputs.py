@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -110,10 +110,7 @@ def batches_from(batches: Batches, first_step: int) -> Iterator[Mapping]:
     """
     if isinstance(batches, Mapping):
         batches = [batches]
-    if callable(batches):
-        stream = _batches_by_step(batches, first_step)
-    else:
-        stream = islice(_rotation(batches), first_step, None)
+    stream = map(batches, count(first_step)) if callable(batches) else islice(_rotation(batches), first_step, None)
     for step, batch in enumerate(stream, first_step):
         if not isinstance(batch, Mapping):
             raise TypeError(
@@ -123,21 +120,15 @@ def batches_from(batches: Batches, first_step: int) -> Iterator[Mapping]:
         yield batch
 
 
-def _batches_by_step(batches: Callable[[int], Mapping], step: int) -> Iterator[Mapping]:
-    while True:
-        yield batches(step)
-        step += 1
-
-
 def _rotation(batches: Iterable[Mapping]) -> Iterator[Mapping]:
-    count = 0
+    total = 0
     while True:
-        count_before = count
+        total_before = total
         for batch in batches:
-            count += 1
+            total += 1
             yield batch
-        if count == count_before:
-            raise ValueError(f"the batches ran out after {count}; pass a list, which can be repeated")
+        if total == total_before:
+            raise ValueError(f"the batches ran out after {total}; pass a list, which can be repeated")
 
 
 def batch_size(batch: Mapping) -> int:

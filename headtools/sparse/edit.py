@@ -76,30 +76,18 @@ def edit(
     def current() -> Tensor:
         return weight.detach().index_select(dim, index)  # (value_dim, d), or (d, value_dim)
 
+    @torch.no_grad()
     def write(original: Tensor, bases: list[Tensor]) -> None:
-        _write(weight, dim, index, _projected(original if dim == 0 else original.T, bases), original)
+        rows = to_float64(original if dim == 0 else original.T)  # (value_dim, d); exact: without edits nothing changes
+        for basis in bases:
+            basis = basis.to(rows)
+            rows = rows - (rows @ basis) @ basis.T  # W (I - V V')
+        # the weight may be on another device by now
+        weight.index_copy_(dim, index.to(weight.device), (rows if dim == 0 else rows.T).to(weight))
+        torch.clear_autocast_cache()  # an autocast region around the caller may hold a copy of the old weight
 
     with claimed("edit()", [module, weight], copyable=True), override(weight, slot, basis, current, write):
         yield
-
-
-def _projected(original: Tensor, bases: list[Tensor]) -> Tensor | None:
-    """Return a head's weights (value_dim, d) with the directions of all edits projected out; None without edits."""
-    if not bases:
-        return None
-    rows = to_float64(original)
-    for basis in bases:
-        basis = basis.to(rows)
-        rows = rows - (rows @ basis) @ basis.T  # W (I - V V')
-    return rows
-
-
-@torch.no_grad()
-def _write(weight: Tensor, dim: int, index: Tensor, rows: Tensor | None, original: Tensor) -> None:
-    """Write a head's edited weights, or without any the original, into a weight that may have changed its device."""
-    rows = original if rows is None else rows if dim == 0 else rows.T
-    weight.index_copy_(dim, index.to(weight.device), rows.to(weight))
-    torch.clear_autocast_cache()  # an autocast region around the caller may hold a copy of the old weight
 
 
 def _head_weight(model: nn.Module, site: Site, head: int, side: str) -> tuple[nn.Module, nn.Parameter, Tensor, int]:

@@ -178,14 +178,12 @@ class HardConcrete(nn.Module):
         ``rule="voita"``: 1 where P(1) > P(0), else 0 (Voita et al. 2019, footnote 7), as pruning leaves the model;
         ``rule="louizos"``: clip(sigmoid(log alpha) * (high - low) + low) to [0, 1] (Louizos et al. 2018, eq. 13).
         """
-        alpha = self._alpha(log_alpha).detach()
+        alpha, (low, high) = self._alpha(log_alpha).detach(), self.stretch
         if rule == "voita":
-            low, high = self.stretch
             # P(1) > P(0), solved for log alpha; rounded, so that a symmetric stretch has its threshold at exactly 0
             threshold = round(self.temperature / 2 * math.log((1 - low) / (high - 1) * -low / high), 9)
             return (alpha > threshold).to(alpha)
         if rule == "louizos":
-            low, high = self.stretch
             return (torch.sigmoid(alpha) * (high - low) + low).clamp(0, 1)  # eq. 13
         raise ValueError(f'rule must be "voita" (0 or 1) or "louizos" (clipped), got {rule!r}')
 

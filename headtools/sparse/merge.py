@@ -159,8 +159,7 @@ def _apply(model: nn.Module, plans: Sequence[MergePlan]) -> None:
     pruned_sites = sites(model)
     for plan in plans:
         site = pruned_sites[plan.site.key]
-        remaining = [h for h in range(plan.site.heads) if h not in plan.removed]
-        for index, head in enumerate(remaining):  # index: the head's number in the pruned model
+        for index, head in enumerate(plan.remaining):  # index: the head's number in the pruned model
             if head in plan.values:
                 _write_value(site, index, plan.values[head])
             if head in plan.outputs:
@@ -190,9 +189,8 @@ def _table(plans: Sequence[MergePlan]) -> pd.DataFrame:
 
     rows = []
     for plan in plans:
-        remaining = tuple(h for h in range(plan.site.heads) if h not in plan.removed)
         for head, absorbed in plan.absorbed.items():
-            kept = remaining if head == WHOLE_LAYER else head
+            kept = plan.remaining if head == WHOLE_LAYER else head
             removed = absorbed or plan.removed
             rows.append((plan.site.key, kept, removed, plan.error[head], plan.error_unfitted[head]))
     return pd.DataFrame(rows, columns=list(COLUMNS))

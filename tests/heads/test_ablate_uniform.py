@@ -6,7 +6,7 @@ import transformers as tf
 from torch import nn
 
 import headtools as ht
-from headtools.heads._uniform import check_uniform, uniform_mask
+from headtools.heads._masks import check_uniform, uniform_mask
 
 from .reference import some_heads, untouched, watch
 from .zoo import BUILDERS, INTERFACE, PADDED, _spread, error, fresh, run, valid, zoo_model

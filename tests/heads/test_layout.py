@@ -58,7 +58,7 @@ def test_a_projection_of_either_kind(kind):
     assert (width_in(module), width_out(module)) == (4, 6)
     with torch.no_grad():
         module.bias.copy_(torch.arange(6.0))
-    part = Projection(module, torch.tensor([[5, 0], [1, 2]]), kind is Conv1D)
+    part = Projection(module, torch.tensor([[5, 0], [1, 2]]))
     x = torch.randn(3, 4)
     made = torch.einsum("bd,hwd->bhw", x, part.weight()) + part.bias()
     assert torch.allclose(made.flatten(1), module(x)[:, [5, 0, 1, 2]], atol=1e-6)
