@@ -34,6 +34,16 @@ def head_name(head: Head) -> str:
     return f"{' '.join(map(str, head[:-2]))} {head[-2]}.{head[-1]}"
 
 
+def head_columns(table: Any) -> list[str]:
+    """Return the columns of a table, or the names of a row of it, that say which head a row is about."""
+    return [name for name in ("stack", "kind", "layer", "head") if name in table]
+
+
+def head_of(row: Mapping) -> Head:
+    """Return the head that a row of a table is about."""
+    return tuple(row[name] for name in head_columns(row))
+
+
 def number(value: float) -> str:
     """Write a number with three digits, as it would be said.
 
@@ -94,19 +104,18 @@ def grids(scores: HeadScores, label: str, *, from_zero: bool = True, signed: boo
     top = float(values.abs().max() if signed else values.max())
     value_range = (top - low) or 1.0
 
-    def shade(value: float) -> float:
-        share = max(0.0, (abs(value) if signed else value) - low) / value_range
-        return math.sqrt(share) if from_zero or signed else share
-
     def style(value: float) -> dict[str, Any]:
-        return {"kind": "second" if signed and value < 0 else "mark", "opacity": round(0.04 + 0.96 * shade(value), 3)}
+        share = max(0.0, (abs(value) if signed else value) - low) / value_range
+        shade = math.sqrt(share) if from_zero or signed else share
+        return {"kind": "second" if signed and value < 0 else "mark", "opacity": round(0.04 + 0.96 * shade, 3)}
 
     kinds: dict[tuple, list[tuple]] = {}
     for key in scores.values:
         kinds.setdefault(key[:-1], []).append(key)
     figures = []
     for kind, keys in kinds.items():
-        layers = [(str(key[-1]), list(enumerate(scores.values[key].tolist()))) for key in keys]
+        rows = [(str(key[-1]), [(key[-1], head, value) for head, value in enumerate(scores.values[key].tolist())])
+                for key in keys]  # fmt: skip
         name = " ".join(map(str, kind))
 
         def draw(drawing: Drawing, x: float, y: float, size: float, cell: tuple, name: str = name) -> None:
@@ -114,8 +123,7 @@ def grids(scores: HeadScores, label: str, *, from_zero: bool = True, signed: boo
             drawing.rect(x + head * size + 0.5, y + 0.5, size - 1, size - 1, **style(value),
                          tip=f"{name} {layer}.{head}: {number(value)}")  # fmt: skip
 
-        rows = [(layer, [(layer, head, value) for head, value in of_layer]) for layer, of_layer in layers]
-        n_heads = max(len(of_layer) for _, of_layer in layers)
+        n_heads = max(len(of_layer) for _, of_layer in rows)
         drawing = _grid(rows, n_heads, draw, legend=38, least=230)
         ends = (-top, top) if signed else (low, top)
         samples = [ends[0] + (ends[1] - ends[0]) * i / (_STEPS - 1) for i in range(_STEPS)]
@@ -123,12 +131,11 @@ def grids(scores: HeadScores, label: str, *, from_zero: bool = True, signed: boo
             drawing.rect(_LEFT + 36 * i, drawing.height - 30, 36, 10, **style(sample))
             if i in (0, (_STEPS - 1) // 2, _STEPS - 1):
                 drawing.text(_LEFT + 36 * i + 18, drawing.height - 7, number(sample), "small soft", anchor="middle")
-        best = max(((key, head) for key in keys for head in range(len(scores.values[key]))),
-                   key=lambda place: abs(float(scores.values[place[0]][place[1]])))  # fmt: skip
+        layer, head, best = max((cell for _, of_layer in rows for cell in of_layer), key=lambda cell: abs(cell[2]))
         alt = (
             f"A grid of {name} heads, {len(keys)} layers by up to {n_heads} heads, shaded from {number(ends[0])} to "
-            f"{number(ends[1])}: {label}. The {'strongest' if signed else 'highest'} of this kind is head {best[1]} of "
-            f"layer {best[0][-1]}, {number(float(scores.values[best[0]][best[1]]))}."
+            f"{number(ends[1])}: {label}. The {'strongest' if signed else 'highest'} of this kind is head {head} of "
+            f"layer {layer}, {number(best)}."
         )
         figures.append(figure(drawing.inline(alt), "", f"{name} heads: {label}"))
     return figures
@@ -158,11 +165,11 @@ def pruning(frame: pd.DataFrame, claim: str, metric: str = "loss (nats)") -> Mar
     """Draw the loss, or another ``metric``, against the number of heads kept, by gradient and in random order."""
     curve = frame[frame.order == "gradient"].sort_values("kept")
     random = frame[frame.order != "gradient"].groupby("kept").metric
-    lines = [("first", "least important first", curve.kept, curve.metric, curve.low, curve.high)]
+    lines = [("mark", "first-line", "least important first", curve.kept, curve.metric, curve.low, curve.high)]
     if len(random):
         mean = random.mean()
-        lines.append(("second", "random order, mean", mean.index, mean, random.min(), random.max()))
-    plotted = np.concatenate([np.asarray(values, float) for line in lines for values in line[3:]])
+        lines.append(("second", "second-line", "random order, mean", mean.index, mean, random.min(), random.max()))
+    plotted = np.concatenate([np.asarray(values, float) for line in lines for values in line[4:]])
     ticks = _ticks(float(np.nanmax(plotted)))
     width, height, left, bottom = 560, 300, 58, 44
     total, top = int(frame.kept.max()) or 1, ticks[-1]
@@ -179,18 +186,17 @@ def pruning(frame: pd.DataFrame, claim: str, metric: str = "loss (nats)") -> Mar
     for n_kept in sorted({round(total * quarter / 4) for quarter in range(5)}):
         drawing.text(position(n_kept, 0)[0], height + 18, n_kept, "small", anchor="middle")
     drawing.text((left + width) / 2, height + 38, "heads kept", "soft", anchor="middle")
-    for kind, _, n_kept, _, low, high in lines:
+    for fill, _, _, n_kept, _, low, high in lines:
         ends = [(k, a, b) for k, a, b in zip(n_kept, low, high, strict=True) if not math.isnan(a)]
         if ends:
             around = [position(k, max(a, 0.0)) for k, a, _ in ends] + [position(k, b) for k, _, b in reversed(ends)]
-            drawing.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in around) + "z",
-                         "mark" if kind == "first" else kind, opacity=0.16)  # fmt: skip
-    for i, (kind, name, n_kept, metric_values, _, _) in enumerate(lines):
-        drawing.line([position(k, v) for k, v in zip(n_kept, metric_values, strict=True)], f"{kind}-line")
+            drawing.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in around) + "z", fill, opacity=0.16)
+    for i, (fill, stroke, name, n_kept, metric_values, _, _) in enumerate(lines):
+        drawing.line([position(k, v) for k, v in zip(n_kept, metric_values, strict=True)], stroke)
         for k, v in zip(n_kept, metric_values, strict=True):
             x, y = position(k, v)
-            drawing.rect(x - 3, y - 3, 6, 6, "mark" if kind == "first" else kind, tip=f"{name}, {k} heads: {number(v)}")
-        drawing.line([(width - 204, 14 + 18 * i), (width - 174, 14 + 18 * i)], f"{kind}-line")
+            drawing.rect(x - 3, y - 3, 6, 6, fill, tip=f"{name}, {k} heads: {number(v)}")
+        drawing.line([(width - 204, 14 + 18 * i), (width - 174, 14 + 18 * i)], stroke)
         drawing.text(width - 168, 18 + 18 * i, name)
     all_heads, none = curve.iloc[-1], curve.iloc[0]
     bands = "the band is " if curve.low.isna().all() else "bands are 95 % intervals, and "
@@ -232,19 +238,20 @@ def maps(
         visible = counted[np.tril(np.ones(table.shape, bool))[-len(counted) :]] if one_sided else counted
         low, top = float(visible.min()), float(visible.max()) or 1.0
         low = low if low > top / 2 else 0.0  # all but uniform: from 0 there would be nothing to see
-        tokens = _queries_and_keys(head, decoder_tokens, input_tokens)
-        rows, columns = (_if_fitting(side, size) for side, size in zip(tokens, table.shape, strict=True))
+        rows, columns = (
+            tokens if tokens is not None and len(tokens) == size else None  # models may add or drop some
+            for tokens, size in zip(_queries_and_keys(head, decoder_tokens, input_tokens), table.shape, strict=True)
+        )
         first = len(table) - len(counted)
-        figures.append(_map(head_name(head), reasons[head], table, (low, top), rows, columns, first))
+        figures.append(_map(head_name(head), reasons[head], table, low, top, rows, columns, first))
     return side_by_side(figures)
 
 
 def _map(
-    name: str, reason: str, table: np.ndarray, scale: tuple[float, float], rows: Sequence[str] | None,
+    name: str, reason: str, table: np.ndarray, low: float, top: float, rows: Sequence[str] | None,
     columns: Sequence[str] | None, first: int,
 ) -> Markup:  # fmt: skip
     """Draw one map with the names of its tokens, where they are few; the scale counts from the query ``first`` on."""
-    low, top = scale
     step = -(-max(table.shape) // MOST_CELLS)
     strongest = _description(table[first:], rows[first:] if rows else None, columns, first)
     if step > 1:
@@ -280,11 +287,6 @@ def _queries_and_keys(head: Head, decoder_tokens: Any, input_tokens: Any) -> tup
     if decoder_tokens is None or kind == "encoder":
         return input_tokens, input_tokens
     return decoder_tokens, decoder_tokens if kind == "decoder" else input_tokens
-
-
-def _if_fitting(tokens: Sequence[str] | None, size: int) -> Sequence[str] | None:
-    """Return the tokens if there is one for each row or column; models may add or drop some."""
-    return tokens if tokens is not None and len(tokens) == size else None
 
 
 def _description(table: np.ndarray, rows: Sequence[str] | None, columns: Sequence[str] | None, first: int) -> str:

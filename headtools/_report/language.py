@@ -9,7 +9,7 @@ import torch
 from markupsafe import Markup
 
 from headtools._report import figures
-from headtools._report.figures import head_name, number, percent
+from headtools._report.figures import head_columns, head_name, head_of, number, percent
 from headtools._report.page import Finding, paragraph, side_by_side, table
 from headtools._report.sections import N_TABLE, display, interval
 from headtools._report.subject import Subject
@@ -19,7 +19,7 @@ from headtools.heads.sites import sites
 from headtools.roles._segments import ordinary_tokens
 from headtools.roles.attention_sinks import attention_sinks
 from headtools.roles.induction import COPYING, INDUCTION, PREFIX, induction_scores
-from headtools.sparse.cut_cost import compared, losses_of_cut, repeated_tokens, warning_of
+from headtools.sparse.cut_cost import cut_cost, repeated_tokens, warning_of
 
 REPEATED = "repeated random tokens"
 N_SEQUENCES, LENGTH, REPEATS = 12, 25, 4  # random segments, their tokens, and how often each stands in a sequence
@@ -81,7 +81,7 @@ def repetition(subject: Subject) -> Markup:
         subject.model, n=N_SEQUENCES, length=length, repeats=repeats, seed=subject.seed, batch_size=N_AT_ONCE
     )
     subject.tables["induction"] = frame
-    columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]
+    columns = head_columns(frame)
     by_role = {role: rows.sort_values("score", ascending=False, kind="stable")
                for role, rows in frame.groupby("role", sort=False)}  # fmt: skip
     best = by_role[INDUCTION].to_dict("records")[0]
@@ -135,26 +135,19 @@ def check(subject: Subject) -> Markup:
     """Return what the least important heads are worth on the corpus of the ranking and on a second one."""
     scores = subject.selection_scores
     heads = scores.order()[: max(1, round(CUT * len(scores)))]
-    first = "the corpus of the ranking"
-    corpora: dict[str, Any] = {}
+    corpora: dict[str, Any] = {"the corpus of the ranking": subject.halves[1]}
     if subject.check is not None:
         name, sentences, batches = subject.check
         if sentences and subject.objective is None:
             raise ValueError("check has sentences and the report has batches: pass batches as check, too")
-        batches = subject.objective.batches(sentences) if sentences else batches
-        corpora[name] = (batches, subject.loss_of(batches))
+        corpora[name] = subject.objective.batches(sentences) if sentences else batches
+    losses = {name: subject.loss_of(batches) for name, batches in corpora.items()}
     if subject.is_causal and subject.loss is None and (subject.objective is None or subject.objective.name == "lm"):
         length, _ = _length(subject.model)
-        corpora[REPEATED] = ([repeated_tokens(subject.model, length=length, seed=subject.seed)], None)
-    if not corpora:
+        corpora[REPEATED] = repeated_tokens(subject.model, length=length, seed=subject.seed)
+    if len(corpora) == 1:
         raise ValueError("there is no second corpus to check the ranking on: pass check=")
-    losses_of_first = [subject.losses_without.get(frozenset(off)) for off in ((), heads)]  # points of the pruning curve
-    if any(losses is None for losses in losses_of_first):
-        losses_of_first = losses_of_cut(subject.model, heads, subject.halves[1], subject.loss_of(subject.halves[1]))
-    frame = compared({first: tuple(losses_of_first)} | {
-        name: losses_of_cut(subject.model, heads, *corpus) for name, corpus in corpora.items()
-    })  # fmt: skip
-    subject.tables["check"] = frame
+    subject.tables["check"] = frame = cut_cost(subject.model, heads, corpora, losses)
     worst = frame.iloc[1:].sort_values("rise").iloc[-1]
     here = frame.iloc[0]
     warned = warning_of(frame)
@@ -223,8 +216,7 @@ def _resting(subject: Subject, total: int) -> Markup:
     resting = frame[frame.score > SINK_FROM] if frame is not None else ()
     if not len(resting):
         return Markup()
-    columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]
-    heads = [tuple(row) for row in resting[columns].values.tolist()]
+    heads = [tuple(row) for row in resting[head_columns(frame)].values.tolist()]
     tokens = 4096
     saved = 1 - cache_size(subject.model, tokens, streaming=heads) / (total * tokens)
     return paragraph(
@@ -258,14 +250,13 @@ def _first(batch: dict) -> torch.Tensor:
 
 def _scores(frame: Any, column: str) -> HeadScores:
     """Return a column of a table of heads as scores."""
-    columns = [name for name in ("stack", "kind", "layer") if name in frame]
     values = {tuple(key): torch.tensor(rows.sort_values("head")[column].to_numpy())
-              for key, rows in frame.groupby(columns, sort=False)}  # fmt: skip
+              for key, rows in frame.groupby(head_columns(frame)[:-1], sort=False)}  # fmt: skip
     return HeadScores(values, column)
 
 
 def _name(row: dict) -> str:
-    return head_name(tuple(row[name] for name in ("stack", "kind", "layer", "head") if name in row))
+    return head_name(head_of(row))
 
 
 def _signed(row: Any) -> str:

@@ -34,7 +34,7 @@ MEASURED = {
     "conventions": ("How it was measured", sections.conventions),
 }
 SHOWN = ("maps", "roles", "sinks", "induction", "importance", "check", "pruning", "geometry", "cache", "conventions")
-CAUSAL = ("sinks", "induction", "check", "cache")  # of causal language models; check also with a second corpus
+CAUSAL = ("sinks", "induction", "cache")  # of causal language models
 FINDINGS = ("roles", "best role", "importance", "pruning", "check", "geometry", "spread")
 CAUSAL_FINDINGS = ("roles", "sinks", "induction", "importance", "check", "pruning", "spread", "geometry")
 N_FINDINGS = 5
@@ -122,19 +122,17 @@ def report(
     if check is not None:
         name = str(check) if isinstance(check, (str, Path)) else "the second corpus"
         subject.check = (name, *_sentences_or_batches(check, limit))
-    applicable = [name for name in MEASURED if name not in CAUSAL or subject.is_causal]
-    if check is not None and "check" not in applicable:
-        applicable.insert(applicable.index("maps"), "check")
-    if "check" in applicable and check is None and loss is not None:
-        applicable.remove("check")  # there is no telling what a loss of the user's is on random tokens
-    cost = estimate(subject, applicable) if progress else None
-    if cost is not None:
-        print(f"report: {cost.text(subject)}", file=sys.stderr, flush=True)
-    steps = cost.steps if cost is not None else {}
+    skipped = set() if subject.is_causal else set(CAUSAL)
+    # There is no telling what a loss of the user's is on random tokens.
+    if check is None and (not subject.is_causal or loss is not None):
+        skipped.add("check")
+    applicable = {name: of_section for name, of_section in MEASURED.items() if name not in skipped}
+    steps, cost = estimate(subject, applicable) if progress else ({}, "")
+    if cost:
+        print(f"report: {cost}", file=sys.stderr, flush=True)
     finished, missing, planned = {}, {}, 0
-    with ProgressBar(sum(steps.values()), "report", show=cost is not None) as bar:
-        for name in applicable:
-            heading, measure = MEASURED[name]
+    with ProgressBar(sum(steps.values()), "report", show=bool(cost)) as bar:
+        for name, (heading, measure) in applicable.items():
             bar.relabel(f"report, {name}")
             try:
                 finished[name] = Section(name, heading, html=measure(subject))

@@ -6,14 +6,13 @@ A section that does not apply to a model raises an error, whose message the page
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from markupsafe import Markup
 
 from headtools._report import figures
-from headtools._report.figures import head_name, number, percent
+from headtools._report.figures import head_columns, head_name, head_of, number, percent
 from headtools._report.page import Finding, items, paragraph, side_by_side, table
 from headtools._report.subject import Subject, example
 from headtools.geometry.circuits import ov, random_like
@@ -25,7 +24,7 @@ from headtools.heads.sites import sites
 from headtools.roles.conventions import VOITA
 from headtools.roles.head_functions import NONE, function, head_functions
 from headtools.roles.taxonomy import taxonomy_and_control
-from headtools.sparse.pruning_curve import curves, curves_and_results, random_order
+from headtools.sparse.pruning_curve import curves, random_order
 
 _FUNCTIONS = {"mark": "special token or punctuation", "self": "own position", "rare": "rare word"}
 N_TABLE = 10  # heads in a table
@@ -124,7 +123,7 @@ def _find_best_role(subject: Subject, frame: Any, passed: Any) -> None:
     if not len(candidates):
         return
     row = candidates.loc[[(candidates.low - candidates.baseline).idxmax()]].to_dict("records")[0]
-    head = head_name(_head(row))
+    head = head_name(head_of(row))
     detail = (
         f"Score {number(row['score'])} ({interval(row['low'], row['high'])}) on {row['n']} queries; the baseline "
         f"({row['baseline_rule']}) has {number(row['baseline'])}, chance {number(row['chance'])}."
@@ -140,14 +139,12 @@ def importance(subject: Subject) -> Markup:
     """Return importance by gradient with intervals, absolute and with its sign."""
     scores, increases = subject.slopes(subject.halves[1])
     subject.tables["importance"] = frame = scores.to_frame()
-    columns = [scores.name, *(("low", "high") if scores.low is not None else ())]
     if increases is not None:
         signed = increases.to_frame()
         frame["rise without"] = signed[increases.name]
-        columns.append("rise without")
         if increases.low is not None:
             frame["rise low"], frame["rise high"] = signed.low, signed.high
-            columns += ["rise low", "rise high"]
+    columns = [name for name in frame if name not in head_columns(frame)]
     row_of = {head: row for row, head in enumerate(scores)}
     top = frame.iloc[[row_of[head] for head in subject.selection_scores.top(min(N_TABLE, len(scores)))]]
     claim = (
@@ -168,18 +165,17 @@ def importance(subject: Subject) -> Markup:
     if increases is None:
         return paragraph(claim) + side_by_side(absolute) + table(display(top, *columns), caption)
     signed = figures.grids(increases, "rise without it", signed=True)
+    drawings = [absolute + signed] if len(absolute) == 1 else [absolute, signed]
+    note = (
+        "The absolute value says how much the loss of an example depends on a head; the sign, whether all examples "
+        "together are better off with it: the rise of the loss without the head, to first order. Shades grow with "
+        "the square root."
+    )
     caption += ". “Rise without”: how much the loss would rise without the head, to first order; below 0 it would fall"
     return (
-        paragraph(claim)
-        + (side_by_side([*absolute, *signed]) if len(absolute) == 1 else side_by_side(absolute) + side_by_side(signed))
-        + paragraph(
-            "The absolute value says how much the loss of an example depends on a head; the sign, whether all examples "
-            "together are better off with it: the rise of the loss without the head, to first order. Shades grow with "
-            "the square root.",
-            note=True,
-        )
+        paragraph(claim) + Markup().join(map(side_by_side, drawings)) + paragraph(note, note=True)
         + table(display(top, *columns), caption)
-    )
+    )  # fmt: skip
 
 
 def _find_importance(subject: Subject, scores: HeadScores, increases: HeadScores | None) -> None:
@@ -264,7 +260,7 @@ def pruning(subject: Subject) -> Markup:
 
     random_orders = {f"random {i}": random_order(sites(subject.model), subject.seed + i) for i in range(subject.orders)}
     measure = subject.test_losses()
-    frame, subject.losses_without = curves_and_results(subject.model, {"gradient": subject.selection_scores}, measure)
+    frame = curves(subject.model, {"gradient": subject.selection_scores}, measure)
     total = len(subject.selection_scores)
     if random_orders:  # their mean is smooth: half as many points will do, and all heads and none they share
         ends = frame[frame.kept.isin([0, total])]
@@ -325,7 +321,7 @@ def maps(subject: Subject) -> Markup:
         # causal mask "map diagonal" says nothing at all.
         frame = frame[frame.passes & frame.role.isin([role for role in frame.role.unique() if function(role)])]
         for row in frame.loc[frame.groupby("family").low.idxmax()].to_dict("records") if len(frame) else ():
-            reasons.setdefault(_head(row), row["role"])
+            reasons.setdefault(head_of(row), row["role"])
     if subject.has_importance:
         for head in subject.selection_scores.top(min(N_MAPS, len(subject.selection_scores))):
             reasons.setdefault(head, "important")
@@ -363,17 +359,8 @@ def conventions(subject: Subject) -> Markup:
     return items(lines)
 
 
-def _head(row: Mapping) -> tuple:
-    """Return the head that a row of a table is about."""
-    return (*((row["stack"],) if "stack" in row else ()), row["kind"], row["layer"], row["head"])
-
-
 def display(frame: Any, *columns: str) -> Any:
     """Return some columns of a table of heads after the names of the heads."""
     shown = frame[list(columns)].copy()
-    shown.insert(0, "head", [head_name(tuple(row)) for row in frame[_head_columns(frame)].itertuples(index=False)])
+    shown.insert(0, "head", [head_name(tuple(row)) for row in frame[head_columns(frame)].itertuples(index=False)])
     return shown
-
-
-def _head_columns(frame: Any) -> list[str]:
-    return [name for name in ("stack", "kind", "layer", "head") if name in frame]

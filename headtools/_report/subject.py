@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headtools._engine.progress import advance
 from headtools.heads._tokens import is_encoder_decoder
-from headtools.heads.scores import Head, HeadScores
+from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
 from headtools.importance._inputs import each_batch
 from headtools.importance._intervals import with_intervals
@@ -42,7 +42,6 @@ class Subject:
     ``objective``: what importance is measured by; None for batches, which have labels or come with a ``loss``.
     ``unlabelled_reason``: why there is neither objective nor labels, if so. ``check``: the name of a second corpus and
     its sentences or batches, if there is one. ``findings``: what the sections say on top of the page, by name.
-    ``losses_without``: those of the examples that heads are measured on, by set of heads that were off.
     """
 
     model: nn.Module
@@ -57,7 +56,6 @@ class Subject:
     check: tuple[str, Sequence[Sentence], Sequence[Mapping]] | None = None
     tables: dict[str, Any] = field(default_factory=dict)
     findings: dict[str, Finding] = field(default_factory=dict)
-    losses_without: dict[frozenset[Head], Tensor] = field(default_factory=dict)
 
     def prepare(self) -> None:
         """Determine the objective and label the sentences for it; where that fails, keep the reason."""

@@ -47,29 +47,16 @@ def cut_cost(
     >>> frame.corpus.tolist(), frame.n.tolist()
     (['repeated'], [5])
     """
-    if not corpora:
-        raise ValueError('got no corpora; expected {name: batches}: {"repeated": repeated_tokens(model)}')
-    return compared({name: losses_of_cut(model, heads, batches, (loss or {}).get(name))
-                     for name, batches in corpora.items()})  # fmt: skip
-
-
-def losses_of_cut(
-    model: nn.Module, heads: Heads, batches: Mapping | Iterable[Mapping], loss: Loss | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return the loss of each example with all heads on and with ``heads`` off, both (n,)."""
-    batches = list(each_batch(model, batches))
-    uncut = _losses(model, batches, loss)
-    with ablate(model, heads):
-        return uncut, _losses(model, batches, loss)
-
-
-def compared(losses: Mapping[str, tuple[Tensor, Tensor]]) -> pd.DataFrame:
-    """Return the table of :func:`cut_cost` from the losses on each corpus: (all heads on, heads off)."""
     import pandas as pd
 
+    if not corpora:
+        raise ValueError('got no corpora; expected {name: batches}: {"repeated": repeated_tokens(model)}')
     rows = []
-    for name, (uncut, without) in losses.items():
-        uncut, without = uncut.double(), without.double()
+    for name, batches in corpora.items():
+        batches, its_loss = list(each_batch(model, batches)), (loss or {}).get(name)
+        uncut = _losses(model, batches, its_loss)
+        with ablate(model, heads):
+            without = _losses(model, batches, its_loss)
         low, high = bootstrap(without - uncut) if len(uncut) >= MIN_EXAMPLES else (torch.nan, torch.nan)
         means = (uncut.mean(), without.mean(), (without - uncut).mean(), low, high)
         rows.append((name, *map(float, means), len(uncut)))

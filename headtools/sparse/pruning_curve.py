@@ -72,13 +72,6 @@ def curves(
     >>> curves(model, orders, lambda m: m(ids).pooler_output.mean().item(), keep=[0]).order.tolist()
     ['random 0', 'random 1']
     """
-    return curves_and_results(model, orders, evaluate, keep)[0]
-
-
-def curves_and_results(
-    model: nn.Module, orders: Mapping[str, Order], evaluate: Evaluate, keep: Iterable[float] = FRACTIONS
-) -> tuple[pd.DataFrame, dict[frozenset[Head], Any]]:
-    """Return the frame of :func:`curves`, and by set of heads removed what ``evaluate`` returned."""
     import pandas as pd
 
     check_weights(model)
@@ -90,16 +83,15 @@ def curves_and_results(
         points += [(name, n_kept, heads[: len(heads) - n_kept]) for n_kept in _counts(keep, len(heads))]
     if not points:
         raise ValueError("nothing to measure: pass an order and at least one number in keep, e.g. keep=[1.0, 0.5, 0.0]")
-    results: dict[frozenset[Head], Any] = {}
     measured: dict[frozenset[Head], tuple[float, float, float]] = {}
     for _, _, removed in points:
         key = frozenset(removed)
         if key not in measured:
             with frozen(model), torch.no_grad(), ablate(model, removed):
-                results[key] = evaluate(model)
-            measured[key] = _metric(results[key], model)
+                result = evaluate(model)
+            measured[key] = _metric(result, model)
     rows = [(name, n_kept, *measured[frozenset(removed)]) for name, n_kept, removed in points]
-    return pd.DataFrame(rows, columns=["order", "kept", "metric", "low", "high"]), results
+    return pd.DataFrame(rows, columns=["order", "kept", "metric", "low", "high"])
 
 
 def random_order(heads: Sites | HeadScores | Iterable[Head], seed: int) -> list[Head]:
