@@ -14,7 +14,8 @@ import headtools as ht
 from headtools.heads import _precision as precision
 
 MODELS = ("bert", "gpt2", "llama", "marian", "t5")
-BOTH = pytest.mark.parametrize("without", [(), (torch.float64,)], ids=["all dtypes", "no float64"])
+ALL_DTYPES = pytest.param((), marks=pytest.mark.full, id="all dtypes")
+BOTH = pytest.mark.parametrize("without", [ALL_DTYPES, pytest.param((torch.float64,), id="no float64")])
 
 
 def recorded(model, batches):

@@ -19,7 +19,6 @@ from headtools.roles.sentence import Sentence
 
 
 @torch.no_grad()
-@torch.no_grad()
 def token_accuracy(model: nn.Module, sentences: Sequence[Sentence], size: int = 50) -> Tensor:
     """Return the fraction of target words (EOS token included) that the model gets right, by sentence: (B,), 0 to 1.
 

@@ -7,6 +7,8 @@ import torch
 
 import headtools as ht
 
+pytestmark = pytest.mark.full  # the organism twice, in two types
+
 # measure: (largest difference as a share of the largest score, rank correlation): see the table on that page
 PROMISED = {"gradient": (0.1, 0.99), "ablation": (0.03, 0.85), "relevance": (0.01, 0.999), "confidence": (0.002, 0.999)}
 MORE = {"ablation": {"progress": False, "sites": [("encoder", 0), ("encoder", 5)]}, "relevance": {"rules": "cp"}}

@@ -15,6 +15,8 @@ from headtools.importance import gradient as gradient_module
 
 from ..heads.zoo import zoo_model
 
+pytestmark = pytest.mark.full  # starts processes
+
 SPLIT = (1, 2, 1, 1)  # examples of each batch: uneven, and more batches than two processes can share evenly
 
 

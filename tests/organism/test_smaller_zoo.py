@@ -51,6 +51,7 @@ def test_round_trip(name, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["smaller"]
 
 
+@pytest.mark.full  # one of them opens in test_an_auto_class_opens_it_too
 @pytest.mark.parametrize("name", OPEN)
 def test_cut_alike_opens_without_headtools(name, tmp_path):
     model, batch = fresh(name)

@@ -35,6 +35,8 @@ from recipes.second_organism.measures import (
 )
 from recipes.second_organism.measures._words import by_sentence, losses, right_words, share
 
+pytestmark = pytest.mark.full  # as tests/recipes/test_recipes.py
+
 
 @pytest.fixture(scope="module")
 def untrained():

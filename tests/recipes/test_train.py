@@ -30,6 +30,7 @@ def equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.full
 def test_stopped_and_resumed_ends_at_the_same_weights(straight, tmp_path):
     train(TINY, tmp_path, stop=2, progress=False)
     with pytest.raises(ValueError, match="another recipe"):

@@ -13,6 +13,8 @@ from headtools.roles.taxonomy import taxonomy
 
 from .test_taxonomy_streaming import NUMBERS, SAID, assert_same, model, tokenizer
 
+pytestmark = pytest.mark.full  # starts processes
+
 GIVEN = {"frequency": {"the": 9}, "conventions": Conventions(n_frequent=1, span=2), "times": 80, "batch_size": 2}
 
 

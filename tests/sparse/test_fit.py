@@ -287,6 +287,7 @@ def killed(batches, folder, when):
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("when", [0, 2, 3, 7, "saving"])
 def test_killed_and_resumed_ends_the_same(batches, straight, tmp_path, when):

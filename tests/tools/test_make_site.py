@@ -149,6 +149,7 @@ def world(tmp_path_factory):
     plt.close("all")
 
 
+@pytest.mark.full  # the doctests run the library; these are the short calls that the site shows
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
 def test_every_example_runs(call, world, capsys):
     own = world | {name: copy.deepcopy(world[name]) for name in ("model", "llm")}  # some examples cut their model
