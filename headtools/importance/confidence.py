@@ -6,23 +6,18 @@ The measure of Voita et al. 2019 (arXiv:1905.09418), section 4.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headtools._engine.run import run
-from headtools._engine.store import Part
-from headtools.heads._tokens import is_encoder_decoder, model_inputs, real_tokens
-from headtools.heads.record import Captured, record
+from headtools.heads._tokens import is_encoder_decoder
+from headtools.heads.record import Captured
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance._inputs import each_batch, frozen, select_sites
-from headtools.importance._intervals import linearised_ratio, with_intervals
+from headtools.importance._query_means import query_means
 
 
-@torch.no_grad()
 def confidence(
     model: nn.Module,
     batches: Mapping | Iterable[Mapping],
@@ -49,66 +44,20 @@ def confidence(
     >>> bool((scores.flat() >= 1 / 4).all() and (scores.flat() <= 1).all())
     True
     """
-    measure = _Confidence(model, select_sites(model, sites), _excluded(model, exclude))
-    return run(measure, model, each_batch(model, batches))
+    excluded = _excluded(model, exclude)
 
+    def largest_weights(site: Site, captured: Captured, batch: Mapping, queries: Tensor) -> tuple[Tensor, Tensor]:
+        maps = captured.maps  # (B, head, query, key)
+        if excluded:
+            maps = maps.masked_fill(_is_excluded(_key_ids(model, site, batch), excluded, site, maps), 0.0)
+            decodes = is_encoder_decoder(model) and site.kind != "encoder"
+            query_ids = batch.get("decoder_input_ids" if decodes else "input_ids")
+            if isinstance(query_ids, Tensor) and query_ids.shape == queries.shape:
+                is_excluded = torch.isin(query_ids, torch.tensor(excluded, device=query_ids.device))
+                queries = queries & ~is_excluded.to(queries.device)
+        return maps.amax(-1), queries
 
-@dataclass
-class _Confidence:
-    """Each head's largest weight, summed over the queries of an example, and the number of these queries."""
-
-    model: nn.Module
-    sites: Sequence[Site]
-    excluded: Sequence[int]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All that determines the sums."""
-        return {"sites": [site.label for site in self.sites], "excluded": self.excluded}
-
-    def per_batch(self, batch: dict) -> dict[str, Tensor]:
-        """Return sums (B, H) and counts (B,) of every site that the batch runs."""
-
-        def accumulate(site: Site, captured: Captured, previous: tuple | None) -> tuple[Tensor, Tensor]:
-            weights = captured.maps  # (B, head, query, key)
-            queries = real_tokens(self.model, site, batch, weights.shape[::2]).to(weights.device)
-            if self.excluded:
-                weights, queries = self._without_excluded(site, batch, weights, queries)
-            sums, counts = (weights.amax(-1) * queries[:, None]).sum(-1), queries.sum(-1)
-            if previous is None:
-                return sums, counts
-            return previous[0] + sums, previous[1] + counts  # a shared layer runs several times
-
-        keys = [site.key for site in self.sites]
-        with frozen(self.model), record(self.model, ("maps",), accumulate=accumulate, only=keys) as recorded:
-            self.model(**model_inputs(self.model, batch))
-        ran = [site for site in self.sites if site.key in recorded.captured]
-        return {f"{name}|{site.label}": value.cpu() for site in ran
-                for name, value in zip(("sums", "counts"), recorded[site.key], strict=True)}  # fmt: skip
-
-    def finish(self, parts: Iterable[Part]) -> HeadScores:
-        """Return all sums over all counts, with intervals."""
-        parts, rows = list(parts), {}
-        for site in self.sites:
-            of_site = [part for part in parts if f"sums|{site.label}" in part]
-            if of_site:
-                sums, counts = (torch.cat([part[f"{name}|{site.label}"] for part in of_site])
-                                for name in ("sums", "counts"))  # fmt: skip
-                rows[site.key] = linearised_ratio(sums, counts)
-        not_run = [site.label for site in self.sites if site.key not in rows]
-        if not_run:
-            raise ValueError(f"{', '.join(not_run)} did not run on any batch: leave them out with sites=[...]")
-        return with_intervals(rows, "confidence", minimum=0.0, maximum=1.0)
-
-    def _without_excluded(self, site: Site, batch: Mapping, weights: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights that are 0 on excluded keys, and queries without excluded ones."""
-        key_ids = _key_ids(self.model, site, batch)
-        weights = weights.masked_fill(_is_excluded(key_ids, self.excluded, site, weights), 0.0)
-        decodes = is_encoder_decoder(self.model) and site.kind != "encoder"
-        ids = batch.get("decoder_input_ids" if decodes else "input_ids")
-        if isinstance(ids, Tensor) and ids.shape == queries.shape:
-            queries = queries & ~torch.isin(ids, torch.tensor(self.excluded, device=ids.device)).to(queries.device)
-        return weights, queries
+    return query_means(model, batches, sites, largest_weights, name="confidence", settings={"excluded": excluded})
 
 
 def _excluded(model: nn.Module, exclude: Iterable[int] | int | None) -> list[int]:
