@@ -20,7 +20,7 @@ from headtools._engine.store import explain_os_error, write_bytes
 
 FILE = "my-progress.json"
 VARIABLE = "HEADTOOLS_PROGRESS"
-STATES = ("tried", "passed")  # the later one stays
+STATES = ("tried", "passed")
 _ABOUT = "Exercises of the headtools course that were tried and passed. Delete this file to start again."
 
 
@@ -85,12 +85,12 @@ def remember(name: str, state: str, file: Path) -> None:
     ...     read(file)
     {'01.cost': 'passed'}
     """
-    if _settled(read(file), name, state):
-        return
     with _locked(file):
-        states = read(file)  # again: another kernel may have written meanwhile
-        if not _settled(states, name, state):
-            _write({**states, name: state}, file)
+        states = read(file)
+        if states.get(name) not in (state, "passed"):
+            entries = dict(sorted({**states, name: state}.items()))
+            text = json.dumps({"about": _ABOUT, "exercises": entries}, indent=1)
+            write_bytes(file, f"{text}\n".encode())
 
 
 def update(new: dict[str, str], file: Path) -> None:
@@ -108,15 +108,6 @@ def forget(file: Path) -> None:
     if file.exists():
         with _locked(file):
             file.unlink(missing_ok=True)
-
-
-def _settled(states: dict[str, str], name: str, state: str) -> bool:
-    return name in states and STATES.index(states[name]) >= STATES.index(state)
-
-
-def _write(entries: dict[str, str], file: Path) -> None:
-    text = json.dumps({"about": _ABOUT, "exercises": dict(sorted(entries.items()))}, indent=1)
-    write_bytes(file, f"{text}\n".encode())
 
 
 @contextmanager

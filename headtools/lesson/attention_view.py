@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from headtools.lesson.catalogue import entry
 from headtools.lesson.figure import LIMIT, OKABE_ITO, png
-from headtools.lesson.frame import view_height, view_html, view_script
+from headtools.lesson.frame import View, view_html, view_script
 from headtools.lesson.measured import measured
 from headtools.lesson.plain import escape, plain
 from headtools.lesson.plot import layer_grid
@@ -21,27 +20,14 @@ from headtools.lesson.svg import LETTER, Drawing, shortened, write_svg
 MOST_TOKENS = {"head": 64, "model": 20}  # a line for each pair of tokens in each head: 64 in the model view take 12 s
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """What a view shows: weights (layer, head, query, key), the names of both sides, which layers and heads."""
-
-    kind: str
-    weights: np.ndarray
-    queries: Sequence[str]
-    keys: Sequence[str]
-    layers: Sequence[int]
-    heads: Sequence[int]
-    alt: str
-
-
 class AttentionView:
     """An attention view ready to be displayed; ``.html`` is all of it, ``.script`` what runs inside the frame.
 
     ``.svg("view.svg")`` writes it as a drawing for a paper or a slide.
     """
 
-    def __init__(self, html: str, script: str, text: str, view: _Drawn) -> None:
-        self.html, self.script, self._text, self._drawn = html, script, text, view
+    def __init__(self, html: str, script: str, text: str, view: View) -> None:
+        self.html, self.script, self._text, self._view = html, script, text, view
 
     def svg(self, path: str | Path | None = None) -> str | Path:
         """Write the view to an SVG file, whole or not at all, and return its path; without a path, return the SVG.
@@ -57,8 +43,8 @@ class AttentionView:
         >>> view.svg().count("L")  # 3 heads x 2 lines
         6
         """
-        draw = _model_drawing if self._drawn.kind == "model" else _head_drawing
-        text = draw(self._drawn).document(self._text.split(". ")[0], self._drawn.alt)
+        draw = _model_drawing if self._view.kind == "model" else _head_drawing
+        text = draw(self._view).document(self._text.split(". ")[0], self._view.alt)
         return text if path is None else write_svg(path, text)
 
     def __repr__(self) -> str:
@@ -136,30 +122,21 @@ def attention_view(
         still = map_grid(weights[0], queries, key_tokens=keys, titles=[f"layer {layers[0]}, head {h}" for h in heads])
     else:
         still = layer_grid(weights, layers=layers, heads=heads)
-    script = view_script(kind, weights, queries, keys, layers, heads)
-    html = view_html(
-        kind,
-        script,
-        still=png(still, dpi=80),
-        alt=alt,
-        caption=escape(claim or sizes + "."),
-        heads=heads,
-        height=view_height(kind, longest, len(layers), len(heads)),
-        indent=8 * max(0, min(40, max(map(len, queries))) - 12) if kind == "head" else 0,
-    )
+    view = View(kind, weights, queries, keys, layers, heads, alt)
+    script = view_script(view)
+    html = view_html(view, script, still=png(still, dpi=80), caption=escape(claim or sizes + "."))
     if len(html) > limit:
         raise ValueError(
             f"the view takes {len(html) / 1000:.0f} kB and an output may take {limit / 1000:.0f}: show fewer layers "
             f"(layers=range(3)) or a shorter sentence, or allow it with limit={-(-len(html) // 10_000) * 10_000}"
         )
-    view = _Drawn(kind, weights, queries, keys, layers, heads, alt)
     return AttentionView(html, script, f"{sizes}. {claim or alt}", view)
 
 
 _LINE, _SPAN = 20, 150  # pixels from one word to the next, and between the two sides
 
 
-def _head_drawing(view: _Drawn) -> Drawing:
+def _head_drawing(view: View) -> Drawing:
     """Draw all layers side by side, a line for each query and key in the colour of the head."""
     queries, keys = ([shortened(token, 20) for token in side] for side in (view.queries, view.keys))
     left, right = (LETTER * max(map(len, side)) + 14 for side in (queries, keys))
@@ -180,7 +157,7 @@ def _head_drawing(view: _Drawn) -> Drawing:
     return drawing
 
 
-def _model_drawing(view: _Drawn) -> Drawing:
+def _model_drawing(view: View) -> Drawing:
     """Draw every head small, layers down and heads across."""
     step = 4
     width, height = 56, step * max(len(view.queries), len(view.keys)) + 6

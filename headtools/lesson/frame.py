@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 
 import numpy as np
@@ -115,23 +116,30 @@ svg.style.cssText = 'width:100%;max-width:970px;height:auto';
 _STYLE = "<style>.headtools-view:has(iframe) .headtools-still{display:none}</style>"
 
 
-def view_script(
-    kind: str,
-    weights: np.ndarray,
-    queries: Sequence[str],
-    keys: Sequence[str],
-    layers: Sequence[int],
-    heads: Sequence[int],
-) -> str:
+@dataclass(frozen=True)
+class View:
+    """What a view shows: weights (layer, head, query, key), the names of both sides, which layers and heads."""
+
+    kind: str
+    weights: np.ndarray
+    queries: Sequence[str]
+    keys: Sequence[str]
+    layers: Sequence[int]
+    heads: Sequence[int]
+    alt: str
+
+
+def view_script(view: View) -> str:
     """Write bertviz's drawing code, what it stands on, and the weights and tokens, as one script.
 
-    weights: (layer, head, query, key), 0 to 1; raises ValueError for another version of bertviz
+    Raises ValueError for another version of bertviz.
     """
-    view = files("bertviz").joinpath(f"{kind}_view.js").read_text("utf-8")
-    view, without = re.subn(r"^require\.config\(\{.*?\}\);\n", "", view, flags=re.M | re.S)  # addresses of CDNs
-    if not without or view.count("const params = PYTHON_PARAMS;") != 1:
+    drawing = files("bertviz").joinpath(f"{view.kind}_view.js").read_text("utf-8")
+    drawing, without = re.subn(r"^require\.config\(\{.*?\}\);\n", "", drawing, flags=re.M | re.S)  # addresses of CDNs
+    if not without or drawing.count("const params = PYTHON_PARAMS;") != 1:
         raise ValueError("the attention view is made for bertviz 1.4.1: pip install bertviz==1.4.1")
-    left, right = ([t.replace("Ġ", " ").replace("▁", " ").replace("</w>", "") for t in s] for s in (queries, keys))
+    left, right = ([token.replace("Ġ", " ").replace("▁", " ").replace("</w>", "") for token in side]
+                   for side in (view.queries, view.keys))  # fmt: skip
     params = {
         "attention": [{"name": None, "attn": "WEIGHTS", "left_text": left, "right_text": right}],
         "default_filter": "0",
@@ -139,43 +147,33 @@ def view_script(
         "root_div_id": "view",
         "layer": None,
         "heads": None,
-        "include_layers": list(layers),
-        "include_heads": list(heads),
-        "total_heads": len(heads),
+        "include_layers": list(view.layers),
+        "include_heads": list(view.heads),
+        "total_heads": len(view.heads),
     }
-    packed = base64.b64encode((weights * 100).round().astype(np.uint8).tobytes()).decode()
+    packed = base64.b64encode((view.weights * 100).round().astype(np.uint8).tobytes()).decode()
     data = json.dumps(params, separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
-    data = data.replace('"WEIGHTS"', f'weights("{packed}",{list(weights.shape)})', 1)
+    data = data.replace('"WEIGHTS"', f'weights("{packed}",{list(view.weights.shape)})', 1)
     # Once only: the marker stands a second time in a comment, where a token could end it.
-    return _SHIM + view.replace("PYTHON_PARAMS", data, 1)
+    return _SHIM + drawing.replace("PYTHON_PARAMS", data, 1)
 
 
-def view_height(kind: str, n_tokens: int, n_layers: int, n_heads: int) -> int:
-    """Give the pixels that a view of the longer side's ``n_tokens`` needs, by the constants of bertviz 1.4.1."""
-    if kind == "head":
+def _height(view: View) -> int:
+    """Give the pixels that a view needs, by the constants of bertviz 1.4.1."""
+    n_tokens = max(len(view.queries), len(view.keys))
+    if view.kind == "head":
         return round(n_tokens * 22.5 + 30 + 100)
-    thumbnail = n_tokens * 7 * 12 / n_heads + 10
-    return round(max(n_layers * thumbnail + 41, n_tokens * 18 + 55) + 70)
+    thumbnail = n_tokens * 7 * 12 / len(view.heads) + 10
+    return round(max(len(view.layers) * thumbnail + 41, n_tokens * 18 + 55) + 70)
 
 
-def view_html(
-    kind: str,
-    script: str,
-    *,
-    still: bytes,
-    alt: str,
-    caption: str,
-    height: int,
-    heads: Sequence[int],
-    indent: int = 0,
-) -> str:
-    """Write the ``<figure>``: the still picture (PNG), the frame around ``script`` and the caption, which is HTML.
-
-    height, indent: pixels, indent to the left of the drawing for long words; heads: the numbers behind the colours
-    """
-    if kind == "head":
+def view_html(view: View, script: str, *, still: bytes, caption: str) -> str:
+    """Write the ``<figure>``: the still picture (PNG), the frame around ``script`` and the caption, which is HTML."""
+    height, alt = _height(view), escape(view.alt)
+    if view.kind == "head":
         pick = '<label>Layer: <select id="layer"></select></label>'
         shape = f"height:{height}px"
+        indent = 8 * max(0, min(40, max(map(len, view.queries))) - 12)  # pixels, for long words
         css = f"body{{min-width:{350 + indent}px}}svg{{overflow:visible;margin-left:{indent}px}}"
     else:
         pick, script = "", script + _FIT
@@ -183,16 +181,16 @@ def view_html(
         css = "body{min-width:500px}"
     page = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_CSP}"><title>{escape(alt)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{_CSP}"><title>{alt}</title>'
         "<!-- Drawn by bertviz 1.4.1, Jesse Vig, Apache License 2.0 -->"
         f"<style>body{{margin:6px;background:#fff;color:#000;font:14px sans-serif}}p{{margin:0 0 .4em}}{css}</style>"
-        f"</head><body><p>{_HOW[kind].format(heads=', '.join(map(str, heads)))}</p>"
+        f"</head><body><p>{_HOW[view.kind].format(heads=', '.join(map(str, view.heads)))}</p>"
         f'<div id="view">{pick}<div id="vis"></div></div><script>{script}</script></body></html>'
     )
     return (
-        f'<figure class="headtools-view" style="margin:.4em 0"><img class="headtools-still" alt="{escape(alt)}" '
+        f'<figure class="headtools-view" style="margin:.4em 0"><img class="headtools-still" alt="{alt}" '
         f'src="data:image/png;base64,{base64.b64encode(still).decode()}" style="{IMG_STYLE}">'
-        f'<iframe title="{escape(alt)}" sandbox="allow-scripts" '
+        f'<iframe title="{alt}" sandbox="allow-scripts" '
         f'style="box-sizing:border-box;width:100%;{shape};border:1px solid #999;background:#fff" '
         f'srcdoc="{escape(page)}"></iframe>'
         f'<figcaption style="max-width:48em">{caption}</figcaption></figure>{_STYLE}'

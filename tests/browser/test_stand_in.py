@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headtools.lesson.frame import view_height, view_html, view_script
+from headtools.lesson.frame import View, view_html, view_script
 
 pytestmark = pytest.mark.full
 
@@ -101,9 +101,8 @@ def view(kind, shape):
     queries, keys, layers, heads = VIEWS[kind, shape]
     keys = keys or queries
     maps = np.random.default_rng(0).dirichlet(np.ones(len(keys)), (layers, heads, len(queries)))
-    script = view_script(kind, maps, queries, keys, range(layers), range(heads))
-    height = view_height(kind, max(len(queries), len(keys)), layers, heads)
-    return view_html(kind, script, still=b"", alt="Lines.", caption="Lines.", height=height, heads=range(heads))
+    view = View(kind, maps, queries, keys, range(layers), range(heads), "Lines.")
+    return view_html(view, view_script(view), still=b"", caption="Lines.")
 
 
 def replaced(view, pattern, new):

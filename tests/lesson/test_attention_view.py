@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headtools.lesson.attention_view import attention_view
-from headtools.lesson.frame import view_script
+from headtools.lesson.frame import View, view_script
 
 TOKENS = ["the", "quick", "brown", "fox"]
 
@@ -123,4 +123,4 @@ def test_another_bertviz_is_refused(monkeypatch, tmp_path):
     (tmp_path / "head_view.js").write_text("const settings = PYTHON_PARAMS;")
     monkeypatch.setattr("headtools.lesson.frame.files", lambda _: tmp_path)
     with pytest.raises(ValueError, match=r"made for bertviz 1\.4\.1"):
-        view_script("head", np.ones((1, 1, 1, 1)), ["a"], ["a"], [0], [0])
+        view_script(View("head", np.ones((1, 1, 1, 1)), ["a"], ["a"], [0], [0], "A line."))
