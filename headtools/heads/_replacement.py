@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headtools.heads._checks import check_batch
 from headtools.heads._finite import check_weights
+from headtools.heads._hooks import Edit
 from headtools.heads._masks import ALTERNATIVES, check_no_sinks
 from headtools.heads._precision import to_float64
 from headtools.heads._tokens import model_inputs, real_tokens
@@ -91,22 +92,21 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def site_generator(site: Site, seed: int) -> torch.Generator:
-    """Return a generator seeded by ``seed`` and the site alone, so that draws do not depend on other ablated heads."""
-    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {site.label}".encode()))
+def replacement_edit(site: Site, heads: list[int], replacement: str, values: Tensor, seed: int) -> Edit:
+    """Return the edit of z (..., head, value_dim) that replaces ``heads`` by a site's ``replacement_values``.
 
+    Draws start from ``seed`` and the site alone, so that they do not depend on other ablated heads.
+    """
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {site.label}".encode()))
 
-def draw_replacement(replacement: str, values: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return what replaces z (*shape, head, value_dim) of a site: a tensor of that shape, or one row for all tokens."""
-    if replacement != "resample":
-        return values[0]
-    return values[torch.randint(len(values), shape, generator=generator).to(values.device)]
+    def edit(z: Tensor) -> Tensor:
+        row = 0
+        if replacement == "resample":
+            row = torch.randint(len(values), z.shape[:-2], generator=generator).to(values.device)
+        new = values[row][..., heads, :].to(z)
+        return z.index_copy(-2, torch.tensor(heads, device=z.device), new.expand(*z.shape[:-2], *new.shape[-2:]))
 
-
-def replace_heads(z: Tensor, heads: list[int], replacement: Tensor) -> Tensor:
-    """Return z (..., head, value_dim) with ``heads`` replaced; ``replacement`` has all heads, and broadcasts."""
-    values = replacement[..., heads, :].to(z)
-    return z.index_copy(-2, torch.tensor(heads, device=z.device), values.expand(*z.shape[:-2], *values.shape[-2:]))
+    return edit
 
 
 def _device(site: Site) -> torch.device:

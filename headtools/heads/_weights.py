@@ -182,9 +182,9 @@ def check_plain_model(model: nn.Module, what: str) -> None:
             f"lost; {_merge_advice(model)}. To keep the adapters alone, use model.save_pretrained(folder)"
         )
     for name, module in model.named_modules():
-        obstacle = _obstacle(model, module, name) if is_projection(module) else None
-        if obstacle or any(isinstance(hook, BasePruningMethod) for hook in module._forward_pre_hooks.values()):
-            obstacle = obstacle or _hook_obstacle(model, module, name)
+        masked = any(isinstance(hook, BasePruningMethod) for hook in module._forward_pre_hooks.values())
+        obstacle = _obstacle(model, module, name) if masked or is_projection(module) else None
+        if obstacle:
             raise ValueError(f"{what} writes plain weights, and {obstacle}")
 
 
@@ -204,12 +204,6 @@ def _obstacle(model: nn.Module, module: nn.Module, name: str) -> str | None:
     kind = _quantised_as(module)
     if kind and is_projection(module):
         return f"{name} keeps its weights as {kind}; load the model in floating point"
-    return _hook_obstacle(model, module, name)
-
-
-def _hook_obstacle(model: nn.Module, module: nn.Module, name: str) -> str | None:
-    """Do the same for weights that a hook computes before every forward pass."""
-    target = f'model.get_submodule("{name}")'
     for hook in module._forward_pre_hooks.values():
         for kind, attribute, line in (
             (BasePruningMethod, "_tensor_name", "prune.remove({}, {!r})"),
@@ -291,11 +285,16 @@ def _is_plain_lora(module: nn.Module) -> bool:
     return not any(variants.values()) and not any(module.use_dora.values())
 
 
-def _lora_in_use(module: nn.Module) -> list[str]:
-    """Return the names of the adapters that a LoRA layer adds to its base layer in its next forward pass."""
+def _is_idle(module: nn.Module) -> bool:
+    """Return whether an adapter adds nothing to its base layer: it is disabled, or the layer contains it already."""
     if module.merged and module.disable_adapters:
         raise ValueError(f"an adapter is merged and disabled, and the next forward pass would remove it: {_MERGE}")
-    if module.merged or module.disable_adapters:
+    return module.merged or module.disable_adapters
+
+
+def _lora_in_use(module: nn.Module) -> list[str]:
+    """Return the names of the adapters that a LoRA layer adds to its base layer in its next forward pass."""
+    if _is_idle(module):
         return []
     active = [adapter for adapter in module.active_adapters if adapter in module.lora_A]
     _check_no_dropout([module.lora_dropout[adapter] for adapter in active])
@@ -309,9 +308,7 @@ def _merged(module: nn.Module) -> nn.Module:
     if not path.endswith(_MERGEABLE) or not variants <= {"DoraLinearVariant"}:
         kind = " ".join([path, type(module).__name__, *sorted(variants)])
         raise ValueError(f"headtools cannot read weights under an adapter of this kind ({kind}); merge it: {_MERGE}")
-    if module.disable_adapters and module.merged:
-        raise ValueError(f"an adapter is merged and disabled, and the next forward pass would remove it: {_MERGE}")
-    if module.merged or module.disable_adapters:
+    if _is_idle(module):
         return module.base_layer
     check_not_quantised(module, "merge the adapter")
     dropouts = [getattr(module, name, {}) for name in ("rank_dropout", "module_dropout")]  # of LoHa and LoKr

@@ -13,14 +13,8 @@ from torch import Tensor, nn
 from headtools._renamed import old_arguments
 from headtools.heads._attention import attend_uniformly
 from headtools.heads._checks import check_not_compiled
-from headtools.heads._hooks import Edit, edit_outputs, intervention
-from headtools.heads._replacement import (
-    check_replacement,
-    draw_replacement,
-    replace_heads,
-    replacement_values,
-    site_generator,
-)
+from headtools.heads._hooks import edit_outputs, intervention
+from headtools.heads._replacement import check_replacement, replacement_edit, replacement_values
 from headtools.heads._select import Heads, select
 from headtools.heads.sites import Site, sites
 
@@ -90,11 +84,7 @@ def replace_outputs(
             yield
         return
 
-    def edit_of(site: Site, heads: list[int]) -> Edit:
-        generator = site_generator(site, seed)
-        return lambda z: replace_heads(
-            z, heads, draw_replacement(replacement, values[site.key], z.shape[:-2], generator)
-        )
-
-    with edit_outputs(model, "ablate()", {site: edit_of(site, heads) for site, heads in selected.items()}):
+    edits = {site: replacement_edit(site, heads, replacement, values[site.key], seed)
+             for site, heads in selected.items()}  # fmt: skip
+    with edit_outputs(model, "ablate()", edits):
         yield

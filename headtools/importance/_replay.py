@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from headtools.heads._attention import TAPS, attention_function
 from headtools.heads._hooks import append_entry, first_input, replace_first_input
-from headtools.heads._replacement import draw_replacement, replace_heads, replacement_values, site_generator
+from headtools.heads._replacement import replacement_edit, replacement_values
 from headtools.heads.ablate import replace_outputs
 from headtools.heads.sites import Site, sites
 from headtools.importance._coupling import check_uncoupled_losses
@@ -79,16 +79,9 @@ class AblatedLosses:
         check_uncoupled_losses(self.model, self._losses, self.full_model, ran, self._rounding())
 
     def _edit(self, site: Site, heads: list[int]) -> Callable[[Tensor], Tensor]:
-        generator = site_generator(site, self.seed)
-
-        def edit(z: Tensor) -> Tensor:
-            if self.replacement == "uniform":
-                values = self.trace.parts[site.module].uniform
-            else:
-                values = draw_replacement(self.replacement, self.replacement_values[site.key], z.shape[:-2], generator)
-            return replace_heads(z, heads, values)
-
-        return edit
+        uniform = self.trace.parts[site.module].uniform
+        values = uniform[None] if self.replacement == "uniform" else self.replacement_values[site.key]
+        return replacement_edit(site, heads, self.replacement, values, self.seed)
 
     def _losses(self) -> Tensor:
         return losses(self.model, self.batch, self.loss, self.per)

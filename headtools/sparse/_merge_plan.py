@@ -12,48 +12,39 @@ from headtools.geometry.circuits import ov
 from headtools.heads.sites import Site
 from headtools.sparse._least_squares import Moments, fit, fit_low_rank, residual_moments
 
-WHOLE_LAYER = -1  # in the place of a head, where all heads of a layer were fitted together
-
 
 @dataclass(frozen=True, eq=False)
 class MergePlan:
     """What becomes of one site: which heads are removed, and the weights of those that remain."""
 
     site: Site
-    absorbed: dict[int, tuple[int, ...]]  # remaining head (or WHOLE_LAYER): the removed heads whose work it takes over
     removed: tuple[int, ...]
     values: dict[int, Tensor]  # head: (d_in, value_dim), and one more row where values have a bias
     outputs: dict[int, Tensor]  # head: (value_dim, d_model)
     constant: Tensor | None  # (d_model,), what goes into the output projection's bias, if it has one
-    error: dict[int, float]  # keys as in ``absorbed``: fraction of the sum of squares that the fit misses
-    error_unfitted: dict[int, float]  # the same if heads were removed and nothing fitted
-
-    @property
-    def remaining(self) -> tuple[int, ...]:
-        """Return the heads that are not removed."""
-        return tuple(head for head in range(self.site.heads) if head not in self.removed)
+    # of each fit: the head that stays, or all that stay; the heads removed; the fraction of the sum of squares that it
+    # misses; and the same if the heads were removed and nothing fitted
+    fits: list[tuple[int | tuple[int, ...], tuple[int, ...], float, float]]
 
 
 def plan_merge(m: Moments, groups: list[list[int]], refit: bool, ridge: float) -> MergePlan:
     """Fit one merged head to each group of a site, and with ``refit`` the output maps of the whole layer."""
-    absorbed, values, outputs, error, error_unfitted = {}, {}, {}, {}, {}
+    absorbed, values, outputs, fits = {}, {}, {}, []  # absorbed: remaining head -> heads whose work it takes over
     constant = torch.zeros(m.site.w_o.shape[-1], dtype=torch.double)
     for group in groups:
         total = m.sum_of_squares(m.output_map(group)) or 1.0
-        fits = {head: fit_merged(m, head, group, ridge) for head in group}
-        best = min(fits, key=lambda head: fits[head][0])
-        least, values[best], outputs[best], residual = fits[best]
+        merged = {head: fit_merged(m, head, group, ridge) for head in group}
+        best = min(merged, key=lambda head: merged[head][0])
+        least, values[best], outputs[best], residual = merged[best]
         absorbed[best] = tuple(h for h in group if h != best)
-        error[best] = least / total
-        error_unfitted[best] = m.sum_of_squares(m.output_map(absorbed[best])) / total
+        unfitted = m.sum_of_squares(m.output_map(absorbed[best]))
+        fits.append((best, absorbed[best], least / total, unfitted / total))
         # What the fit misses on average goes into the output projection's bias.
         constant += m.mean @ residual
     removed = tuple(sorted(h for heads in absorbed.values() for h in heads))
     if refit:
         return plan_refit(m, absorbed, removed, *_fit_merged_in_turn(m, absorbed, removed, ridge), ridge)
-    return MergePlan(
-        m.site, absorbed, removed, values, outputs, constant if m.has_bias else None, error, error_unfitted
-    )
+    return MergePlan(m.site, removed, values, outputs, constant if m.has_bias else None, fits)
 
 
 def fit_merged(m: Moments, head: int, group: Sequence[int], ridge: float) -> tuple[float, Tensor, Tensor, Tensor]:
@@ -94,14 +85,10 @@ def plan_refit(
     full_prior = torch.cat([prior.get(h, old_outputs[h]) for h in remaining])
     new_outputs = _rounded(fit(cross_moments @ regressors, cross_moments @ target, full_prior, ridge), m.site.out)
     residual, total = target - regressors @ new_outputs, m.sum_of_squares(target) or 1.0
-    error = m.sum_of_squares(residual) / total
-    error_unfitted = m.sum_of_squares(m.output_map(removed)) / total
+    errors = (m.sum_of_squares(residual) / total, m.sum_of_squares(m.output_map(removed)) / total)
     outputs = dict(zip(remaining, new_outputs.split(m.site.value_dim), strict=True))
-    absorbed = dict(absorbed) or {WHOLE_LAYER: ()}
-    return MergePlan(
-        m.site, absorbed, tuple(removed), values, outputs, m.mean @ residual if m.has_bias else None,
-        dict.fromkeys(absorbed, error), dict.fromkeys(absorbed, error_unfitted),
-    )  # fmt: skip
+    fits = [(head, heads, *errors) for head, heads in absorbed.items()] or [(tuple(remaining), tuple(removed), *errors)]
+    return MergePlan(m.site, tuple(removed), values, outputs, m.mean @ residual if m.has_bias else None, fits)
 
 
 def _fit_merged_in_turn(

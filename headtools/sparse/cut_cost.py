@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headtools.heads._select import Heads
 from headtools.heads.ablate import ablate
-from headtools.heads.bootstrap import MIN_EXAMPLES, bootstrap
+from headtools.heads.bootstrap import bounds
 from headtools.importance._inputs import each_batch, frozen
 from headtools.importance.loss import Loss, check_losses, each_loss, labels_only_loss
 from headtools.roles._segments import ordinary_tokens, segments
@@ -57,8 +57,7 @@ def cut_cost(
         uncut = _losses(model, batches, its_loss)
         with ablate(model, heads):
             without = _losses(model, batches, its_loss)
-        low, high = bootstrap(without - uncut) if len(uncut) >= MIN_EXAMPLES else (torch.nan, torch.nan)
-        means = (uncut.mean(), without.mean(), (without - uncut).mean(), low, high)
+        means = (uncut.mean(), without.mean(), (without - uncut).mean(), *bounds(without - uncut))
         rows.append((name, *map(float, means), len(uncut)))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 

@@ -30,7 +30,7 @@ from headtools.heads._weights import check_plain_weights, is_transposed
 from headtools.heads.prune import check_prunable, prune
 from headtools.heads.sites import Site, sites
 from headtools.sparse._least_squares import moments
-from headtools.sparse._merge_plan import WHOLE_LAYER, MergePlan, plan_merge, plan_refit
+from headtools.sparse._merge_plan import MergePlan, plan_merge, plan_refit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -159,7 +159,8 @@ def _apply(model: nn.Module, plans: Sequence[MergePlan]) -> None:
     pruned_sites = sites(model)
     for plan in plans:
         site = pruned_sites[plan.site.key]
-        for index, head in enumerate(plan.remaining):  # index: the head's number in the pruned model
+        remaining = [h for h in range(plan.site.heads) if h not in plan.removed]
+        for index, head in enumerate(remaining):  # index: the head's number in the pruned model
             if head in plan.values:
                 _write_value(site, index, plan.values[head])
             if head in plan.outputs:
@@ -187,10 +188,5 @@ def _matrix(module: nn.Module) -> Tensor:
 def _table(plans: Sequence[MergePlan]) -> pd.DataFrame:
     import pandas as pd
 
-    rows = []
-    for plan in plans:
-        for head, absorbed in plan.absorbed.items():
-            kept = plan.remaining if head == WHOLE_LAYER else head
-            removed = absorbed or plan.removed
-            rows.append((plan.site.key, kept, removed, plan.error[head], plan.error_unfitted[head]))
+    rows = [(plan.site.key, *fit) for plan in plans for fit in plan.fits]
     return pd.DataFrame(rows, columns=list(COLUMNS))

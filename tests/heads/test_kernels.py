@@ -10,10 +10,8 @@ import headtools as ht
 from headtools.heads._attention import attend_uniformly, attention_function
 from headtools.heads._replacement import (
     check_replacement,
-    draw_replacement,
-    replace_heads,
+    replacement_edit,
     replacement_values,
-    site_generator,
 )
 from headtools.heads.ablate import replace_outputs
 
@@ -128,12 +126,12 @@ def on_meta(name="gpt2"):
 
 
 def test_gates_and_stand_ins_come_where_the_outputs_are():
-    z = torch.zeros(2, 3, 4, 5, device="meta", dtype=torch.bfloat16)
-    for given in (torch.ones(4, 5), torch.ones(2, 3, 4, 5, dtype=torch.float64)):
-        found = replace_heads(z, [1, 3], given)
-        assert (found.device.type, found.dtype, found.shape) == ("meta", torch.bfloat16, z.shape)
     model, batch = on_meta()
     sites = ht.sites(model)
+    z = torch.zeros(2, 3, 4, 5, device="meta", dtype=torch.bfloat16)
+    for given in (torch.ones(4, 5), torch.ones(2, 3, 4, 5, dtype=torch.float64)):
+        found = replacement_edit(sites.all[0], [1, 3], "mean", given[None], 0)(z)
+        assert (found.device.type, found.dtype, found.shape) == ("meta", torch.bfloat16, z.shape)
     key = ("decoder", 1)
     z = {site.key: torch.zeros(3, 7, 4, 8) for site in sites}
     for context in (
@@ -172,10 +170,10 @@ def test_a_model_without_a_configuration_has_one_side():
 
 def test_draws_and_means_stay_with_their_pool():
     site = ht.sites(zoo_model("bert")[0]).all[0]
-    pool = torch.zeros(6, 4, 8, device="meta")
-    for by, shape in (("resample", (2, 3, 4, 8)), ("mean", (4, 8))):
-        found = draw_replacement(by, pool, (2, 3), site_generator(site, 0))
-        assert (found.device.type, tuple(found.shape)) == ("meta", shape)
+    pool, z = torch.zeros(6, 4, 8, device="meta"), torch.zeros(2, 3, 4, 8, device="meta")
+    for by in ("resample", "mean"):
+        found = replacement_edit(site, [0, 2], by, pool, 0)(z)
+        assert (found.device.type, found.shape) == ("meta", z.shape)
 
 
 # --- what takes the place of an output --------------------------------------------------------------------------------
@@ -235,7 +233,8 @@ def test_the_seed_is_zero_unless_it_is_told():
     assert torch.equal(plain, inside(replace_outputs(model, selected, "resample", pools, 0)))
     assert torch.equal(plain, inside(ht.ablate(model, {site.key: [0, 2]}, replacement="resample", reference=batch)))
     assert not torch.equal(plain, inside(replace_outputs(model, selected, "resample", pools, 1)))
-    one, two = (torch.rand(3, generator=site_generator(other, 0)) for other in ht.sites(model).all[:2])
+    pool, z = torch.arange(100.0)[:, None, None].expand(100, 4, 8), torch.zeros(2, 3, 4, 8)  # row i holds i
+    one, two = (replacement_edit(other, [0, 1, 2, 3], "resample", pool, 0)(z) for other in ht.sites(model).all[:2])
     assert not torch.equal(one, two), "each site has draws of its own"
 
 
