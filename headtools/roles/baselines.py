@@ -1,44 +1,31 @@
 """The best fixed offset of each role: what a head could score that knows positions only."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-import numpy as np
 import pandas as pd
 import torch
 
 from headtools.heads.bootstrap import bounds
 from headtools.roles._taxonomy.roles import family
-from headtools.roles._taxonomy.targets import SentenceTargets, Targets, targets_of_sentence
+from headtools.roles._taxonomy.targets import Targets, argmax_targets
+from headtools.roles._taxonomy.vocabulary import count_words
 from headtools.roles.conventions import VOITA
 from headtools.roles.sentence import Sentence
 
 BestOffsets = dict[str, int]
-OffsetCounts = dict[str, Counter]
 
 
-def best_offsets(targets: Iterable[SentenceTargets]) -> BestOffsets:
+def best_offsets(targets: Iterable[Targets]) -> BestOffsets:
     """The offset from query to key that hits most often, by role; of equals the nearest, and of those the earlier.
 
     >>> best_offsets([{"det up": [(0, (1,)), (2, (4,)), (5, (6,))]}])
     {'det up': 1}
     """
-    counts: OffsetCounts = defaultdict(Counter)
+    counts: dict[str, Counter] = defaultdict(Counter)
     for sentence in targets:
         for role, queries in sentence.items():
-            counts[role].update(key - query for query, keys in queries for key in set(keys))
-    return most_frequent(counts)
-
-
-def count_offsets(targets: Targets, roles: Sequence[str], counts: OffsetCounts) -> None:
-    """Add to ``counts`` how far every key is from its query, by role."""
-    pairs = np.stack([targets.role[targets.owner], targets.key - targets.query[targets.owner]])
-    for (role, offset), n in zip(*(values.tolist() for values in _count_columns(pairs)), strict=True):
-        counts.setdefault(roles[role], Counter())[offset] += n
-
-
-def most_frequent(counts: Mapping[str, Counter]) -> BestOffsets:
-    """The offset counted most often, by role, as :func:`best_offsets` chooses it."""
+            counts[role].update(key - query for query, keys in queries for key in keys)
     return {role: min(c, key=lambda offset: (-c[offset], abs(offset), offset)) for role, c in counts.items() if c}
 
 
@@ -74,15 +61,7 @@ def offset_baselines(sentences: Sequence[Sentence], fitted: Sequence[Sentence]) 
     return frame.sort_values("n", ascending=False, kind="stable", ignore_index=True)
 
 
-def _count_columns(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The different columns of (2, P), as (C, 2), and how often each occurs."""
-    width = 1 + 2 * np.abs(pairs[1]).max(initial=0)
-    # Each column as one whole number, which sorts much faster than columns do.
-    code, n = np.unique(pairs[0] * width + pairs[1] + width // 2, return_counts=True)
-    return np.stack([code // width, code % width - width // 2], 1), n
-
-
-def _relations(sentence: Sentence) -> SentenceTargets:
-    n_words = len(sentence.words)
-    targets = targets_of_sentence(sentence, {i: [i] for i in range(n_words)}, n_words, VOITA, {})
+def _relations(sentence: Sentence) -> Targets:
+    words = range(len(sentence.words))
+    targets = argmax_targets("encoder", sentence, words, words, count_words(None, [], None), VOITA)
     return {role: queries for role, queries in targets.items() if family(role) == "syntactic"}

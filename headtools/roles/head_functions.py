@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from headtools.roles._taxonomy.annotation import SPECIAL_TOKENS
 from headtools.roles._taxonomy.roles import family
+from headtools.roles._taxonomy.vocabulary import SPECIAL_TOKENS
 
 # The function of a head and the letter that stands for it on a map; a head with several has the first as its own.
 LETTERS = {"positional": "P", "syntactic": "S", "rare": "R", "coreference": "C", "alignment": "A", "self": "O",

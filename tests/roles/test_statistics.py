@@ -3,7 +3,7 @@
 import torch
 
 from headtools.roles._taxonomy import statistics
-from headtools.roles._taxonomy.running_sums import ResampleCounts, RunningSums
+from headtools.roles._taxonomy.running_sums import RunningSums
 from headtools.roles._taxonomy.spans import make_spans, maps_between_spans
 from headtools.roles.word_alignment import to_words
 
@@ -62,11 +62,10 @@ def test_tokens_with_padding_on_the_left():
 
 
 def test_running_sums_do_not_grow():
-    resample_counts, sums = ResampleCounts(20, 0), RunningSums()
+    sums, drawn = RunningSums(), torch.poisson(torch.ones(20, 9))
     values = torch.rand(9, 3, 2)
-    for part in values.split(2):
-        sums.add(part, resample_counts(len(part)))
+    for part, drawn_of_part in zip(values.split(2), drawn.split(2, 1), strict=True):
+        sums.add(part, drawn_of_part)
     assert sums.replicas.shape == (20, 3, 2)
     assert torch.allclose(sums.total.float(), values.sum(0))
-    again = torch.cat(list((lambda g: [g(2), g(2), g(2), g(2), g(1)])(ResampleCounts(20, 0))), 1)
-    assert torch.allclose(sums.replicas, torch.einsum("tn,nrh->trh", again, values), atol=1e-5)
+    assert torch.allclose(sums.replicas, torch.einsum("tn,nrh->trh", drawn, values), atol=1e-5)

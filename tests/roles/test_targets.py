@@ -1,18 +1,17 @@
-"""Targets of a batch against loops over words, sentence by sentence; the arrays that they are made from."""
+"""Targets, and what is counted on them, against other loops over the words of random sentences."""
 
 import random
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 
-from headtools.roles._taxonomy.annotation import Vocabulary, annotate
-from headtools.roles._taxonomy.scores import GroupScorer
-from headtools.roles._taxonomy.sequences import AttentionSequences, make_word_sequences
-from headtools.roles._taxonomy.spans import make_spans, spans_of_words
-from headtools.roles._taxonomy.targets import WordSpans, argmax_targets, nearest_nominal, weight_targets
+from headtools.roles._taxonomy.scores import BatchScorer
+from headtools.roles._taxonomy.sequences import AttentionSequences
+from headtools.roles._taxonomy.spans import Spans, make_spans
+from headtools.roles._taxonomy.targets import argmax_targets, nearest_nominal, weight_targets
+from headtools.roles._taxonomy.vocabulary import Vocabulary
 from headtools.roles.conventions import EDGES, GRANULARITIES, Conventions
 from headtools.roles.sentence import Sentence
 
@@ -25,7 +24,6 @@ ROLES = [
     "coreference", "rarest", "two rarest", "rarest other", "previous", "next", "self", "first", "cls", "eos",
     "punctuation", "duplicate", "induction",
 ]  # fmt: skip
-CROSS = ["alignment", "cls", "eos", "punctuation"]
 BEST_OFFSETS = [{"nsubj up": 1, "det down": -1, "rarest": 2, "alignment": 0}, {"nsubj up": -1}]
 
 
@@ -43,7 +41,7 @@ def drawn(seed: int) -> list[Sentence]:
     return out
 
 
-def tokens(sentences: list[Sentence], granularity: str, seed: int):
+def tokens(sentences: list[Sentence], granularity: str, seed: int) -> Spans:
     """Spans of sentences between [CLS] 90 and [SEP] 91, each word of one to three tokens."""
     draw = random.Random(seed)
     rows = [[-1, *(w for w in range(len(s.words)) for _ in range(draw.randint(1, 3))), -1] for s in sentences]
@@ -112,16 +110,8 @@ def seen(found: dict, c: Conventions, causal: bool, itself: bool) -> dict:
     return out
 
 
-def as_loops(found, index: int, roles: list[str]) -> dict:
-    """The arrays of one sentence as the loops write them."""
-    out = {role: [] for role in roles}
-    for i in np.flatnonzero(found.sentence == index):
-        out[roles[found.role[i]]].append((int(found.query[i]), {*found.key[found.owner == i].tolist()}))
-    return out
-
-
 def in_order(found: dict) -> dict:
-    return {role: sorted((q, sorted(keys)) for q, keys in some) for role, some in found.items()}
+    return {role: sorted((q, sorted(keys)) for q, keys in some) for role, some in found.items() if some}
 
 
 SETTINGS = [
@@ -132,27 +122,27 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
-def test_a_batch_is_what_loops_find(kind: str):
+def test_targets_are_what_other_loops_find(kind: str):
     for seed, c in enumerate(SETTINGS):
         sentences = drawn(seed)
         spans = tokens(sentences, c.granularity, seed)
-        sequences = AttentionSequences(kind, sentences, annotate(sentences, VOCABULARY), spans, spans, VOCABULARY)
-        role_index = {role: i for i, role in enumerate(ROLES)}
-        ours = argmax_targets(sequences, role_index, c), weight_targets(sequences, role_index, c)
-        scorer = GroupScorer(sequences, ROLES, c, [BEST_OFFSETS[i % 2] for i in range(3)], nearest_nominal)
-        for index, s in enumerate(sentences):
-            n = int(spans.exists[index].sum())
-            word, special = (values[index, :n].tolist() for values in (spans.word, spans.special_token))
-            theirs = loops(s, word, special, n, c)
+        sequences = AttentionSequences(kind, sentences, spans, spans)
+        best_offsets = [BEST_OFFSETS[i % 2] for i in range(3)]
+        scorer = BatchScorer(sequences, ROLES, VOCABULARY, c, best_offsets, nearest_nominal)
+        rows = zip(sentences, spans.words(), spans.special_tokens(), strict=True)
+        for index, (s, word, special) in enumerate(rows):
+            ours = (argmax_targets(kind, s, word, word, VOCABULARY, c),
+                    weight_targets(kind, s, word, word, special, VOCABULARY, c))  # fmt: skip
+            theirs = loops(s, word, special, len(word), c)
             causal = kind == "decoder"
             theirs = seen(theirs[0], c, causal, c.self_as_key), seen(theirs[1], c, causal, True)
             for found, want in zip(ours, theirs, strict=True):
-                assert in_order(as_loops(found, index, ROLES)) == in_order(want), (c, s)
+                assert in_order(found) == in_order(want), (c, s)
             check_counts(scorer, index, s, word, theirs, BEST_OFFSETS[index % 2])
 
 
 def check_counts(
-    scorer: GroupScorer, index: int, s: Sentence, word: list[int], found: tuple[dict, dict], best_offset: dict
+    scorer: BatchScorer, index: int, s: Sentence, word: list[int], found: tuple[dict, dict], best_offset: dict
 ) -> None:
     """The sums of n, baseline and chance of one sentence, once more with loops."""
     for some, keys in zip(found, (scorer.candidates, scorer.visible), strict=True):
@@ -180,64 +170,42 @@ def check_counts(
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_cross_attention_is_what_loops_find(granularity: str):
     c = Conventions(granularity=granularity)
-    role_index = {role: i for i, role in enumerate(CROSS)}
     for seed in range(5):
         sentences = drawn(seed)
         keys, queries = (tokens(sentences, granularity, seed + 50 * i) for i in range(2))
-        sequences = AttentionSequences("cross", sentences, annotate(sentences, VOCABULARY), queries, keys, VOCABULARY)
-        look, weight = argmax_targets(sequences, role_index, c), weight_targets(sequences, role_index, c)
-        for index, s in enumerate(sentences):
-            of, by = (spans.word[index].tolist() for spans in (queries, keys))
+        for s, of, by, special in zip(sentences, queries.words(), keys.words(), keys.special_tokens(), strict=True):
+            look = argmax_targets("cross", s, of, by, VOCABULARY, c)
             want = [(of.index(j), {u for u, w in enumerate(by) if w == i - 1}) for j, i in enumerate(s.alignment) if i]
-            assert in_order({"alignment": as_loops(look, index, CROSS)["alignment"]}) == in_order({"alignment": want})
+            assert in_order(look) == in_order({"alignment": want})
+            weight = weight_targets("cross", s, of, by, special, VOCABULARY, c)
             own = [u for u, w in enumerate(of) if w >= 0]
-            found = {role: as_loops(weight, index, CROSS)[role] for role in ("cls", "eos")}
-            special = keys.special_token[index].tolist()
+            found = {role: weight[role] for role in ("cls", "eos")}
             want = {role: [(q, {special.index(token)}) for q in own] for role, token in (("cls", 90), ("eos", 91))}
             assert in_order(found) == in_order(want)
-    none = argmax_targets(sequences, {"eos": 0}, c)
-    assert len(none.query) == len(none.key) == 0
-    unlinked = [replace(s, alignment=None) for s in sentences]
-    assert len(argmax_targets(replace(sequences, sentences=unlinked), role_index, c).query) == 0
-    wrong = [replace(s, alignment=(10,)) for s in sentences]
+    assert argmax_targets("cross", replace(s, alignment=None), of, by, VOCABULARY, c) == {"alignment": []}
     with pytest.raises(ValueError, match="got an alignment with word 10 of"):
-        argmax_targets(replace(sequences, sentences=wrong), role_index, c)
+        argmax_targets("cross", replace(s, alignment=(10,)), of, by, VOCABULARY, c)
 
 
 def test_between_words_distances_need_no_tokens():
-    c, role_index = Conventions(n_frequent=1), {role: i for i, role in enumerate(ROLES[5:15])}
+    c = Conventions(n_frequent=1)
     for seed in range(5):
         sentences = drawn(seed)
-        spans = tokens(sentences, "word", seed)
-        annotation = annotate(sentences, VOCABULARY)
-        with_specials = AttentionSequences("encoder", sentences, annotation, spans, spans, VOCABULARY)
-        bare = make_word_sequences(sentences, ["encoder"], VOCABULARY, False)["encoder"]
-        a, b = argmax_targets(with_specials, role_index, c), argmax_targets(bare, role_index, c)
-        assert (a.role == b.role).all()
-        assert (a.key - a.query[a.owner] == b.key - b.query[b.owner]).all()
-
-
-def test_word_spans_are_the_spans_of_a_word():
-    sentences = drawn(3)
-    annotation, spans = annotate(sentences, VOCABULARY), tokens(sentences, "token", 3)
-    word_spans = WordSpans(annotation, spans)
-    for number, (index, word) in enumerate(zip(annotation.sentence, annotation.position, strict=True)):
-        own = [u for u, w in enumerate(spans.word[index].tolist()) if w == word]
-        assert word_spans.spans_of(np.array([number]))[1].tolist() == own
-        assert word_spans.first[number] == own[0]
-
-
-def test_spans_of_words_are_words_alone():
-    spans = spans_of_words([2, 1])
-    assert spans.word.tolist() == [[0, 1], [0, -1]]
-    assert spans.exists.tolist() == [[True, True], [True, False]]
-    assert (spans.special_token == -1).all()
+        for s, words in zip(sentences, tokens(sentences, "word", seed).words(), strict=True):
+            bare = range(len(s.words))
+            with_specials = argmax_targets("encoder", s, words, words, VOCABULARY, c)
+            without = argmax_targets("encoder", s, bare, bare, VOCABULARY, c)
+            a, b = ({role: [[key - query for key in keys] for query, keys in found[role]] for role in found}
+                    for found in (with_specials, without))  # fmt: skip
+            assert a == b
 
 
 def test_annotation_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="got word 3 as a head in a sentence of 2 words: 'it slept'; expected 1 to 2"):
-        annotate([Sentence(("it", "slept"), (3, 0), ("nsubj", "root"), ("_",) * 2, (0, 0))], VOCABULARY)
-    with pytest.raises(ValueError, match="sentence 0 has 2 words"):
-        annotate([Sentence(("it", "slept"), (2, 0), ("nsubj",), ("_",) * 2, (0, 0))], VOCABULARY)
-    with pytest.raises(ValueError, match="sentence 1 has 0 words"):
-        annotate([drawn(0)[0], Sentence((), (), (), (), ())], VOCABULARY)
+    def refused(sentence: Sentence, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            argmax_targets("encoder", sentence, [0, 1], [0, 1], VOCABULARY, Conventions())
+
+    refused(Sentence(("it", "slept"), (3, 0), ("nsubj", "root"), ("_",) * 2, (0, 0)),
+            "got word 3 as a head in a sentence of 2 words: 'it slept'; expected 1 to 2")  # fmt: skip
+    refused(Sentence(("it", "slept"), (2, 0), ("nsubj",), ("_",) * 2, (0, 0)), "got a sentence of 2 words")
+    refused(Sentence((), (), (), (), ()), "got a sentence of 0 words")

@@ -19,14 +19,15 @@ from transformers import (
 
 import headtools as ht
 from headtools.organism import roles_found
-from headtools.roles._taxonomy.annotation import count_words
-from headtools.roles._taxonomy.running_sums import ResampleCounts, RunningSums
-from headtools.roles._taxonomy.sequences import make_word_sequences
+from headtools.roles._taxonomy.running_sums import RunningSums
+from headtools.roles._taxonomy.scores import BatchScorer, RunningScores
+from headtools.roles._taxonomy.sequences import make_sequences
 from headtools.roles._taxonomy.table import table
-from headtools.roles._taxonomy.targets import argmax_targets, targets_of_sentence
+from headtools.roles._taxonomy.targets import argmax_targets, nearest_nominal
+from headtools.roles._taxonomy.vocabulary import Vocabulary, count_words
 from headtools.roles.baselines import best_offsets, offset_baselines
 from headtools.roles.controls import shuffled, untrained
-from headtools.roles.conventions import CLARK, Conventions
+from headtools.roles.conventions import CLARK, VOITA, Conventions
 from headtools.roles.sentence import Sentence
 from headtools.roles.taxonomy import best, taxonomy, taxonomy_and_control
 from headtools.roles.word_alignment import align, to_words
@@ -303,7 +304,8 @@ def test_intervals_cover_where_few_sentences_have_the_role():
     for seed in range(100):
         looks = torch.randint(1, 15, (12,), generator=generator) * (torch.arange(12) < 8)
         right = looks * torch.rand(12, generator=generator)
-        sums, counts, drawn = RunningSums(), RunningSums(), ResampleCounts(300, seed)(12)
+        sums, counts = RunningSums(), RunningSums()
+        drawn = torch.poisson(torch.ones(12, 300), generator=torch.Generator().manual_seed(seed)).T
         counted = torch.stack([looks.float(), torch.zeros(12), torch.zeros(12)], 1)[..., None]
         sums.add(right[:, None, None], drawn)
         counts.add(counted, drawn)
@@ -353,33 +355,38 @@ def test_an_untrained_twin_leaves_the_random_state_alone(gpt):
         untrained(torch.nn.Linear(2, 2))
 
 
+def targets(sentence, conventions, rank):
+    """By argmax, between the words of a sentence."""
+    vocabulary = rank if isinstance(rank, Vocabulary) else Vocabulary(rank, {}, 0.0, {})
+    places = range(len(sentence.words))
+    return argmax_targets("encoder", sentence, places, places, vocabulary, conventions)
+
+
 def test_the_rarest_word_is_the_target_of_every_query():
     rank = {"the": 0, "saw": 1, "dog": 2, "it": 3}
-    places = {i: [i] for i in range(5)}
-    found = targets_of_sentence(SAID[2], places, 5, Conventions(n_frequent=3), rank | {".": 4})
-    assert found["rarest"] == [(q, (4,)) for q in range(5)]
-    assert found["two rarest"] == [(q, (3, 4)) for q in range(5)]
-    assert found["rarest other"] == [(0, (4,)), (1, (4,)), (2, (4,)), (3, (4,)), (4, (3,))]
-    assert "rarest" not in targets_of_sentence(SAID[2], places, 5, Conventions(n_frequent=5), rank | {".": 4})
+    found = targets(SAID[2], Conventions(n_frequent=3), rank | {".": 4})
+    assert found["rarest"] == [(q, [4]) for q in range(5)]
+    assert found["two rarest"] == [(q, [3, 4]) for q in range(5)]
+    assert found["rarest other"] == [(0, [4]), (1, [4]), (2, [4]), (3, [4]), (4, [3])]
+    assert "rarest" not in targets(SAID[2], Conventions(n_frequent=5), rank | {".": 4})
 
 
 def test_words_equally_rare_are_rarest_together():
     rank = {"the": 0, "saw": 3, "dog": 3, "it": 1, ".": 1}  # "it saw the dog ."
     sentence = replace(SAID[2], words=("it", "saw", "the", "dog", "."))
-    places = {i: [i] for i in range(5)}
-    found = targets_of_sentence(sentence, places, 5, Conventions(n_frequent=3), rank)
-    assert found["rarest"] == found["two rarest"] == [(q, (1, 3)) for q in range(5)]
-    assert found["rarest other"] == [(0, (1, 3)), (1, (3,)), (2, (1, 3)), (3, (1,)), (4, (1, 3))]
-    found = targets_of_sentence(sentence, places, 5, Conventions(n_frequent=3), rank | {"dog": 4})
-    assert found["rarest"] == [(q, (3,)) for q in range(5)]
-    assert found["two rarest"] == [(q, (1, 3)) for q in range(5)]
-    assert found["rarest other"] == [(q, (1 if q == 3 else 3,)) for q in range(5)]
-    found = targets_of_sentence(sentence, places, 5, Conventions(n_frequent=1), rank | {"dog": 4, "saw": 1})
-    assert found["two rarest"] == [(q, (0, 1, 3, 4)) for q in range(5)]
-    assert found["rarest other"][3] == (3, (0, 1, 4))
-    found = targets_of_sentence(sentence, places, 5, Conventions(n_frequent=1), rank | {"it": 3})
+    found = targets(sentence, Conventions(n_frequent=3), rank)
+    assert found["rarest"] == found["two rarest"] == [(q, [1, 3]) for q in range(5)]
+    assert found["rarest other"] == [(0, [1, 3]), (1, [3]), (2, [1, 3]), (3, [1]), (4, [1, 3])]
+    found = targets(sentence, Conventions(n_frequent=3), rank | {"dog": 4})
+    assert found["rarest"] == [(q, [3]) for q in range(5)]
+    assert found["two rarest"] == [(q, [1, 3]) for q in range(5)]
+    assert found["rarest other"] == [(q, [1 if q == 3 else 3]) for q in range(5)]
+    found = targets(sentence, Conventions(n_frequent=1), rank | {"dog": 4, "saw": 1})
+    assert found["two rarest"] == [(q, [0, 1, 3, 4]) for q in range(5)]
+    assert found["rarest other"][3] == (3, [0, 1, 4])
+    found = targets(sentence, Conventions(n_frequent=1), rank | {"it": 3})
     assert "rarest" not in found, "more than half of the words would be"
-    assert "rarest" not in targets_of_sentence(sentence, places, 5, Conventions(n_frequent=4), rank)
+    assert "rarest" not in targets(sentence, Conventions(n_frequent=4), rank)
 
 
 def test_the_alphabet_decides_nothing():
@@ -390,16 +397,12 @@ def test_the_alphabet_decides_nothing():
     rare = ["rarest", "two rarest", "rarest other"]
     words = count_words(wordpieces(), SAID, frequency)
     others = count_words(wordpieces(), SAID, {renamed[word]: n for word, n in frequency.items()})
-    role_index = {role: i for i, role in enumerate(rare)}
     for n_frequent in (0, 1, 3, 5):
-        found = []
-        for vocabulary, names in ((words, {}), (others, renamed)):
-            said = [replace(s, words=tuple(names.get(w, w) for w in s.words)) for s in SAID]
-            sequences = make_word_sequences(said, ["encoder"], vocabulary, False)["encoder"]
-            found.append(argmax_targets(sequences, role_index, Conventions(n_frequent=n_frequent)))
-        by_query = [sorted(zip(f.role[f.owner], f.sentence[f.owner], f.query[f.owner], f.key, strict=True))
-                    for f in found]  # fmt: skip
-        assert by_query[0] == by_query[1]
+        conventions = Conventions(n_frequent=n_frequent)
+        for s in SAID:
+            found = targets(s, conventions, words)
+            other = targets(replace(s, words=tuple(renamed[word] for word in s.words)), conventions, others)
+            assert [found.get(role) for role in rare] == [other.get(role) for role in rare]
 
 
 def test_case_does_not_make_a_word_rare(bert):
@@ -507,13 +510,9 @@ def test_a_layer_that_runs_three_times_is_the_mean_of_them():
 
 
 def test_maps_of_something_else_are_refused(bert):
-    from headtools.roles._taxonomy.scores import GroupScorer
-    from headtools.roles._taxonomy.sequences import make_sequences
-    from headtools.roles._taxonomy.targets import nearest_nominal
-    from headtools.roles.conventions import VOITA
-
+    _, sequences = make_sequences(bert, wordpieces(), SAID, ["encoder"], VOITA, False)
     vocabulary = count_words(wordpieces(), SAID, None)
-    _, sequences = make_sequences(bert, wordpieces(), SAID, ["encoder"], VOITA, vocabulary, False)
-    scorer = GroupScorer(sequences["encoder"], ["self"], VOITA, [{}] * 3, nearest_nominal)
+    scorer = BatchScorer(sequences["encoder"], ["self"], vocabulary, VOITA, [{}] * 3, nearest_nominal)
+    model_sites = list(ht.sites(bert))
     with pytest.raises(ValueError, match="kinds="):
-        scorer.batch(0, 3).sums(torch.rand(3, 4, 5, 5))
+        RunningScores(scorer, model_sites, [False]).add(model_sites[0], torch.rand(3, 4, 5, 5), torch.Generator())

@@ -1,7 +1,6 @@
 """taxonomy() as a stream: batches, padding and the number of sentences change neither its results nor its memory."""
 
 import gc
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -9,13 +8,11 @@ import torch
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
 import headtools as ht
-from headtools.roles._taxonomy import batches, scores
-from headtools.roles._taxonomy.batches import WINDOW, group_batches
-from headtools.roles._taxonomy.running_sums import BUFFER, ResampleCounts, RunningSums
-from headtools.roles._taxonomy.scores import RunningScores
+from headtools.roles._taxonomy.batches import WINDOW, batches, resample_counts
+from headtools.roles._taxonomy.running_sums import BUFFER, RunningSums
 from headtools.roles.conventions import Conventions
 from headtools.roles.sentence import Sentence
-from headtools.roles.taxonomy import taxonomy
+from headtools.roles.taxonomy import _Taxonomy, taxonomy
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "dog", "cat", "play", "##ed", "##ing", "it", "saw", "."]
 SIZE = {"dog": 9, "cat": 4, "saw": 3, "the": 30}
@@ -96,12 +93,6 @@ def test_map_classes_that_hang_on_a_tie_do_not_hang_on_padding():
     assert (one.score - two.score).abs().max() < 1e-6
 
 
-def test_layers_measured_one_by_one_are_the_same(monkeypatch: pytest.MonkeyPatch):
-    together = taxonomy(model("bert"), tokenizer("right"), SAID, times=50)
-    monkeypatch.setattr(scores, "MIN_CELLS", 1)
-    assert_same(together, taxonomy(model("bert"), tokenizer("right"), SAID, times=50))
-
-
 def held(sentences: list[Sentence], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Bytes of the tensors that a taxonomy holds at the end of its last batches, and how many objects with references.
 
@@ -109,24 +100,25 @@ def held(sentences: list[Sentence], monkeypatch: pytest.MonkeyPatch) -> tuple[in
     """
     seen, done = [], []
 
-    class Watched(RunningScores):
-        def finish(self) -> dict[str, torch.Tensor]:
-            numbers = super().finish()
-            done.append(len(numbers["sums"]))
-            if sum(done) > len(sentences) - BUFFER:
-                gc.collect()
-                alive = gc.get_objects()
-                storages = [some.untyped_storage() for some in alive if type(some) is torch.Tensor]
-                seen.append((sum({some.data_ptr(): some.nbytes() for some in storages}.values()), len(alive)))
-            return numbers
+    def watched(self, batch) -> dict[str, torch.Tensor]:
+        numbers = per_batch(self, batch)
+        done.append(len(numbers["encoder|sums"]))
+        if sum(done) > len(sentences) - BUFFER:
+            gc.collect()
+            alive = gc.get_objects()
+            storages = [some.untyped_storage() for some in alive if type(some) is torch.Tensor]
+            seen.append((sum({some.data_ptr(): some.nbytes() for some in storages}.values()), len(alive)))
+        return numbers
 
-    monkeypatch.setattr("headtools.roles.taxonomy.RunningScores", Watched)
+    per_batch = _Taxonomy.per_batch
+    monkeypatch.setattr(_Taxonomy, "per_batch", watched)
     gc.collect()
     gc.freeze()  # what is there already is not listed again
     try:
         taxonomy(model("bert"), tokenizer("right"), sentences, SAID, times=40)
     finally:
         gc.unfreeze()
+        monkeypatch.undo()
     return tuple(map(max, zip(*seen, strict=True)))
 
 
@@ -140,9 +132,9 @@ def test_memory_does_not_grow_with_the_corpus(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_running_sums_hold():
-    resample_counts, sums = ResampleCounts(30, 0), RunningSums()
+    sums = RunningSums()
     for size in (1, 40, 200, 3, 7):
-        sums.add(torch.rand(size, 6, 4), resample_counts(size))
+        sums.add(torch.rand(size, 6, 4), torch.poisson(torch.ones(30, size)))
         assert sum(len(values) for values, _ in sums._buffer) < BUFFER
     assert sums.replicas.shape == (30, 6, 4)
     assert sums.replicas.untyped_storage().nbytes() == 30 * 6 * 4 * 4
@@ -150,11 +142,16 @@ def test_what_running_sums_hold():
 
 
 def test_a_sentences_draws_do_not_depend_on_the_batch():
-    whole, parts = ResampleCounts(25, 7), ResampleCounts(25, 7)
-    assert torch.equal(whole(12), torch.cat([parts(n) for n in (1, 5, 2, 4)], 1))
-    drawn = ResampleCounts(200, 0)(300)
-    assert float(drawn.mean()) == pytest.approx(1, abs=0.02)
-    assert float(drawn.var()) == pytest.approx(1, abs=0.02)
+    many, drawn = (SAID * 200)[: 2 * WINDOW + 10], []
+    for size in (1, 7, 300):
+        by_sentence = torch.zeros(200, len(many))
+        for indices, counts in zip(batches(many, size), resample_counts(many, size, 200, 0), strict=True):
+            by_sentence[:, indices] = counts
+        drawn.append(by_sentence)
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
+    assert float(drawn[0].mean()) == pytest.approx(1, abs=0.02)
+    assert float(drawn[0].var()) == pytest.approx(1, abs=0.02)
 
 
 def test_a_decoder_that_sees_nothing_is_counted_as_a_miss():
@@ -164,12 +161,10 @@ def test_a_decoder_that_sees_nothing_is_counted_as_a_miss():
     assert found.chance.between(0, 1).all()
 
 
-def test_a_layer_that_does_not_run_is_told():
-    site = SimpleNamespace(key=("encoder", 0), heads=2, label="encoder 0")
-    running = RunningScores([site])
-    running.begin(SimpleNamespace(counts=torch.zeros(3, 3, 2)))
-    with pytest.raises(RuntimeError, match="encoder 0 did not run"):
-        running.finish()
+def test_a_layer_that_does_not_run_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("headtools.roles.taxonomy.run_model", lambda *_, **__: None)
+    with pytest.raises(RuntimeError, match="encoder 0, encoder 1 did not run"):
+        taxonomy(model("bert"), tokenizer("right"), SAID)
 
 
 def test_without_a_token_to_pad_with_batches_of_equal_lengths_run():
@@ -178,21 +173,3 @@ def test_without_a_token_to_pad_with_batches_of_equal_lengths_run():
     want = taxonomy(model("bert"), bare, SAID, SAID, times=20, batch_size=1)
     bare.pad_token = None
     assert_same(taxonomy(model("bert"), bare, SAID, SAID, times=20, batch_size=1), want)
-
-
-def test_batches_are_prepared_together_as_long_as_they_are_small(monkeypatch: pytest.MonkeyPatch):
-    groups = {}
-    for cells in (1, 50, 10**6):
-        monkeypatch.setattr(batches, "MAX_CELLS", cells)
-        groups[cells] = [
-            [i for _, indices in some for i in indices] for some in group_batches(SAID, 1, tokenizer("right"))
-        ]
-    lengths = [len(s.words) for s in SAID]
-    order = sorted(range(len(SAID)), key=lambda n: lengths[n])
-    assert groups[1] == [[n] for n in order]
-    assert groups[10**6] == [order]
-    for some in groups[50]:
-        assert len(some) == 1 or len(some) * max(lengths[n] for n in some) ** 2 <= 50
-    monkeypatch.setattr(batches, "WINDOW", 2)
-    assert all(len(some) <= 2 for some in group_batches(SAID, 1, tokenizer("right")))
-    assert all(len(some) == 1 for some in group_batches(SAID, 1, tokenizer("right"), together=False))

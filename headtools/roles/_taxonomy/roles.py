@@ -5,12 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from headtools.roles._taxonomy.annotation import SPECIAL_TOKENS
+from headtools.roles._taxonomy.vocabulary import SPECIAL_TOKENS
 from headtools.roles.conventions import Conventions
 from headtools.roles.map_classes import CLASSES
 
 STATISTICS = ("confidence", "entropy", "distance", "rarity", "content")
 WEIGHTS = ("previous", "next", "self", "first", *SPECIAL_TOKENS, "punctuation", "duplicate", "induction")
+NO_RELATION = ("root", "punct")
 RARE = ("rarest", "two rarest", "rarest other")
 OFFSET_BASED = ("syntactic", "rare", "alignment")  # families whose baseline is the best fixed offset
 MAPS = tuple(f"map {name}" for name in CLASSES)
@@ -33,7 +34,7 @@ def role_names(
     """
     offsets = [f"offset {k:+d}" for k in range(-conventions.span, conventions.span + 1)]
     without_grammar = [*offsets, *WEIGHTS, "confidence", "entropy", "distance", "content", *MAPS]
-    syntactic = [f"{name} {way}" for name in relations if name not in ("root", "punct") for way in ("up", "down")]
+    syntactic = [f"{name} {way}" for name in relations if name not in NO_RELATION for way in ("up", "down")]
     if kind == "cross":
         names = ["alignment", *SPECIAL_TOKENS, "punctuation", "confidence", "entropy"]
     elif kind == "decoder" and translated:  # target words have no annotation

@@ -19,19 +19,6 @@ from headtools.heads._precision import without_autocast
 BUFFER = 64
 
 
-class ResampleCounts:
-    """How often each of the next sentences is drawn: ``resample_counts(B)`` gives (times, B), float32, from a seed."""
-
-    def __init__(self, times: int, seed: int) -> None:
-        self.times = times
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, n_sentences: int) -> Tensor:
-        """Draw for the next ``n_sentences`` sentences."""
-        # Sentences are the rows here, so that the first ones get the same draws however many are drawn at once.
-        return torch.poisson(torch.ones(n_sentences, self.times), generator=self._generator).T
-
-
 class RunningSums:
     """Totals (...), float64, and replicas (times, ...), float32, of values that each sentence adds."""
 

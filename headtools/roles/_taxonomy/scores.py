@@ -2,221 +2,159 @@
 
 What has to be right here:
 
-- Targets are made once for a group of batches (:class:`GroupScorer`), maps come layer by layer while the model runs.
-  :class:`BatchScorer` is one batch's part of the targets; :class:`RunningScores` adds up the layers.
+- Targets are made once for a batch (:class:`BatchScorer`); maps come layer by layer while the model runs, and
+  :class:`RunningScores` adds up the layers.
 - Everything is a sum over the queries of a sentence, so that sentences can be added up and resampled later: n, baseline
   and chance (B, 3, R), which no head changes, and the scores (B, R, head).
 - Baseline and chance are counted on the same queries as the scores.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headtools.heads._precision import without_autocast
 from headtools.heads.sites import Site, SiteKey
 from headtools.roles import controls, map_classes
 from headtools.roles._taxonomy import statistics
-from headtools.roles._taxonomy.annotation import Array
 from headtools.roles._taxonomy.roles import MAPS
 from headtools.roles._taxonomy.sequences import AttentionSequences
-from headtools.roles._taxonomy.spans import Spans, maps_between_spans
-from headtools.roles._taxonomy.targets import Antecedent, Targets, argmax_targets, earlier_words, weight_targets
+from headtools.roles._taxonomy.spans import maps_between_spans
+from headtools.roles._taxonomy.targets import (
+    NOMINAL,
+    Antecedent,
+    argmax_targets,
+    earlier_mentions,
+    weight_targets,
+)
+from headtools.roles._taxonomy.vocabulary import Vocabulary
 from headtools.roles.baselines import BestOffsets
 from headtools.roles.conventions import Conventions
+from headtools.roles.sentence import Sentence
 
 # Cells of maps that are scored at once. One layer of a small model has so few that the calls would take the time.
 MIN_CELLS = 2**20
 _MAP_STEPS = 2**16  # between 0 and 1, for map classes
-_NO_OFFSET = -(10**9)
-FlatPairs = tuple[Tensor, Tensor, Tensor]
 
 
-@dataclass
-class GroupScorer:
-    """What scoring one kind of attention needs, made at once for some batches; :meth:`batch` is for one of them.
+class BatchScorer:
+    """Scores the maps of one batch: B sentences with at most Q query and K key spans, R roles, each at its index.
 
-    ``best_offsets`` has the best offset of each role, for each sentence. ``counts`` (B, 3, R) are sums over the queries
-    of each sentence: n, what the baseline scores and what chance scores.
+    counts                       (B, 3, R) sums over the queries of each sentence: n, what the baseline scores, and what
+                                 chance scores
+    visible                      (B, Q, K) what a query can see
+    candidates                   (B, Q, K) the keys over which the argmax is taken
+    scored                       (B, Q) which queries are counted
+    key_rarity                   (B, K) rarity of each key
+    content_pairs, similarity    the pairs content similarity is computed on and their cosines; None without
+    argmax_pairs, weight_pairs   (3, P), of each pair of a query and a target the sum it adds to (sentence * R + role),
+                                 its row of the maps (sentence * Q + query), its key
     """
 
-    sequences: AttentionSequences
-    roles: Sequence[str]
-    conventions: Conventions
-    best_offsets: Sequence[BestOffsets]
-    antecedent: Antecedent
-    counts: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        sequences = self.sequences
-        self._role_index = {role: i for i, role in enumerate(self.roles)}
+    def __init__(
+        self, sequences: AttentionSequences, roles: Sequence[str], vocabulary: Vocabulary, conventions: Conventions,
+        best_offsets: Sequence[BestOffsets], antecedent: Antecedent,
+    ) -> None:  # fmt: skip
+        """``best_offsets`` has the best offset of each role, for each sentence."""
+        self.kind, self.queries, self.keys = sequences.kind, sequences.queries, sequences.keys
+        self.conventions, self.antecedent = conventions, antecedent
+        self.role_index = {role: i for i, role in enumerate(roles)}
         self._make_masks()
-        by_argmax, by_weight = (make(sequences, self._role_index, self.conventions)
-                                for make in (argmax_targets, weight_targets))  # fmt: skip
-        counts_by_weight = self._count(by_weight, self.visible, self.conventions.renormalise)
-        counts = self._count(by_argmax, self.candidates) + counts_by_weight
-        self.counts = torch.from_numpy(counts).float().view(len(sequences.sentences), 3, len(self.roles))
-        self._key_rarity = torch.zeros(sequences.keys.word.shape)
-        if "rarity" in self._role_index:
-            word = sequences.keys.word
-            index = torch.from_numpy(sequences.annotation.first_word)[:, None] + word.clamp_min(0)
-            self._key_rarity = torch.from_numpy(sequences.annotation.rarity)[index].float() * (word >= 0)
+        self._make_targets(sequences.sentences, vocabulary, best_offsets)
+        words = self.keys.words()
+        rarity = [[vocabulary.rarity_of(s.words[word]) if word >= 0 else 0.0 for word in row]
+                  for s, row in zip(sequences.sentences, words, strict=True)]  # fmt: skip
+        self.key_rarity = nn.utils.rnn.pad_sequence(list(map(torch.tensor, rarity)), batch_first=True)
+        self.content_pairs = self.similarity = None
+        if sequences.embeddings is not None and "content" in self.role_index:
+            both_words = (self.keys.word >= 0)[:, None] & (self.queries.word >= 0)[:, :, None] & self.visible
+            self.content_pairs = both_words & ~torch.eye(both_words.shape[-1], dtype=torch.bool)  # of different words
+            self.similarity = statistics.similarity(sequences.embeddings(), self.content_pairs)
         self._count_statistics()
-        self._by_argmax, self._by_weight = _pairs_by_sentence(by_argmax), _pairs_by_sentence(by_weight)
-
-    def batch(self, first: int, last: int) -> "BatchScorer":
-        """The scorer of the sentences from ``first`` to before ``last``, cut to the longest of them."""
-        sequences = self.sequences
-        queries = sequences.queries.slice(first, last)
-        keys = queries if sequences.keys is sequences.queries else sequences.keys.slice(first, last)
-        q, k = queries.exists.shape[1], keys.exists.shape[1]
-        content_pairs = similarity = None
-        if sequences.embeddings is not None and "content" in self._role_index:
-            both_words = (keys.word >= 0)[:, None] & (queries.word >= 0)[:, :, None] & self.visible[first:last, :q, :k]
-            content_pairs = both_words & ~torch.eye(k, dtype=torch.bool)  # of different words
-            similarity = statistics.similarity(sequences.embeddings(first, last), content_pairs)
-        return BatchScorer(
-            kind=sequences.kind,
-            role_index=self._role_index,
-            conventions=self.conventions,
-            queries=queries,
-            keys=keys,
-            counts=self.counts[first:last],
-            visible=self.visible[first:last, :q, :k],
-            candidates=self.candidates[first:last, :q, :k],
-            scored=self.scored[first:last, :q],
-            key_rarity=self._key_rarity[first:last, :k],
-            content_pairs=content_pairs,
-            similarity=similarity,
-            argmax_pairs=self._flat_pairs(self._by_argmax, first, last, q),
-            weight_pairs=self._flat_pairs(self._by_weight, first, last, q),
-        )
-
-    def _flat_pairs(self, pairs: Array, first: int, last: int, n_queries: int) -> FlatPairs:
-        """The pairs of some sentences, as :class:`BatchScorer` has them."""
-        # Pairs are sorted by sentence: those of a batch lie side by side.
-        sentence, role, query, key = pairs[:, slice(*np.searchsorted(pairs[0], (first, last)))]
-        sentence = sentence - first
-        sum_index, row = sentence * len(self.roles) + role, sentence * n_queries + query
-        return tuple(map(torch.from_numpy, (sum_index, row, key.copy())))
 
     def _make_masks(self) -> None:
-        queries, keys, conventions = self.sequences.queries, self.sequences.keys, self.conventions
+        queries, keys, conventions = self.queries, self.keys, self.conventions
         self.visible = queries.exists[:, :, None] & keys.exists[:, None]
-        if self.sequences.causal:
+        if self.kind == "decoder":
             self.visible = self.visible.tril()
         only_words = (keys.word >= 0)[:, None]
         self.candidates = self.visible if conventions.specials_as_keys else self.visible & only_words
-        if not conventions.self_as_key and self.sequences.kind != "cross":
+        if not conventions.self_as_key and self.kind != "cross":
             self.candidates = self.candidates & ~torch.eye(self.candidates.shape[-1], dtype=torch.bool)
-        specials = conventions.specials_as_queries and self.sequences.kind != "cross"
+        specials = conventions.specials_as_queries and self.kind != "cross"
         self.scored = (queries.exists if specials else queries.word >= 0) & self.candidates.any(-1)
 
-    def _count(self, targets: Targets, keys: Tensor, renormalise: bool = False) -> Array:
-        """How many queries each role has in each sentence, and what baseline and chance score on them: (B * 3 * R,).
+    def _make_targets(
+        self, sentences: Sequence[Sentence], vocabulary: Vocabulary, best_offsets: Sequence[BestOffsets]
+    ) -> None:
+        """Count the queries of each role, and what baseline and chance score on them; keep the pairs."""
+        n_roles, n_queries = len(self.role_index), self.scored.shape[1]
+        counts = np.zeros((len(sentences), 3, n_roles))
+        argmax_pairs, weight_pairs = [], []
+        n_candidates, n_visible = (mask.sum(-1).clamp_min(1).tolist() for mask in (self.candidates, self.visible))
+        candidates = self.candidates.tolist()
+        rows = zip(sentences, self.queries.words(), self.keys.words(), self.keys.special_tokens(), strict=True)
+        for i, (sentence, query_words, words, special_tokens) in enumerate(rows):
+            of_sentence = (self.kind, sentence, query_words, words)
+            by_argmax = argmax_targets(*of_sentence, vocabulary, self.conventions)
+            by_weight = weight_targets(*of_sentence, special_tokens, vocabulary, self.conventions)
+            for targets, n_keys, pairs in ((by_argmax, n_candidates[i], argmax_pairs),
+                                           (by_weight, n_visible[i], weight_pairs)):  # fmt: skip
+                for role, asked in targets.items():
+                    if role not in self.role_index or not asked:
+                        continue
+                    index, offset = self.role_index[role], best_offsets[i].get(role)
+                    if role == "coreference":
+                        by_rule = (self._coreference(sentence, words[query]) for query, _ in asked)
+                        baseline, chance = zip(*by_rule, strict=True)
+                    else:
+                        chance = [len(keys) / n_keys[query] for query, keys in asked]
+                        if targets is by_weight and self.conventions.renormalise:  # words share what the row leaves
+                            chance = [sum(1 / (n_candidates if candidates[i][query][key] else n_visible)[i][query]
+                                          for key in keys) for query, keys in asked]  # fmt: skip
+                        baseline = chance if offset is None else [query + offset in keys for query, keys in asked]
+                    counts[i, :, index] = len(asked), sum(baseline), sum(chance)
+                    pairs += [(i * n_roles + index, i * n_queries + query, key)
+                              for query, keys in asked for key in keys]  # fmt: skip
+        self.counts = torch.from_numpy(counts).float()
+        self.argmax_pairs, self.weight_pairs = (
+            torch.from_numpy(np.array(pairs, dtype=np.int64).reshape(-1, 3).T.copy())
+            for pairs in (argmax_pairs, weight_pairs)
+        )
 
-        ``keys`` (B, Q, K) are those among which chance chooses. With ``renormalise`` words share what the row leaves
-        them: chance is then one over the words alone.
-        """
-        n_targets, n_roles = targets.n_keys(), len(self.roles)
-        # With this probability a random key of the row is a target.
-        chance = n_targets / np.maximum(keys.sum(-1).numpy()[targets.sentence, targets.query], 1)
-        if renormalise:
-            row = targets.sentence[targets.owner], targets.query[targets.owner]
-            of_words, of_row = (1 / np.maximum(mask.sum(-1).numpy()[row], 1) for mask in (self.candidates, keys))
-            is_candidate = self.candidates.numpy()[(*row, targets.key)]
-            chance = np.bincount(targets.owner, np.where(is_candidate, of_words, of_row), len(n_targets))
-        offset = self._best_offset()[targets.sentence, targets.role]
-        at_offset = targets.key == (targets.query + offset)[targets.owner]
-        hit = np.bincount(targets.owner, at_offset, len(n_targets)) > 0
-        baseline = np.where(offset == _NO_OFFSET, chance, hit)
-        mentions = targets.role == self._role_index.get("coreference", -1)
-        if mentions.any():
-            chance[mentions], baseline[mentions] = self._count_antecedents(
-                targets.sentence[mentions], targets.query[mentions]
-            )
-        # The sums are flat: by sentence, then n, baseline and chance, then role.
-        first_sum, size = targets.sentence * 3 * n_roles + targets.role, len(self.sequences.sentences) * 3 * n_roles
-        values = (np.ones_like(baseline), baseline, chance)
-        return sum(np.bincount(first_sum + i * n_roles, value, size) for i, value in enumerate(values))
-
-    def _best_offset(self) -> Array:
-        """The best offset of each role for each sentence, (B, R)."""
-        # Nearly all sentences share one dict or one of two: the table has a row for each different one.
-        different = {id(offsets): offsets for offsets in self.best_offsets}
-        table = np.array([[offsets.get(role, _NO_OFFSET) for role in self.roles] for offsets in different.values()])
-        return table[[list(different).index(id(offsets)) for offsets in self.best_offsets]]
-
-    def _count_antecedents(self, sentence: Array, query: Array) -> tuple[Array, Array]:
-        """For mentions: the probability that a random earlier noun corefers, and whether ``antecedent``'s does."""
-        annotation, word = self.sequences.annotation, self.sequences.keys.word.numpy()[sentence, query]
-        owner, earlier, corefers = earlier_words(annotation, annotation.first_word[sentence] + word)
-        nouns = annotation.is_nominal[earlier]
-        n_nouns, n_coreferent = (np.bincount(owner, mask, len(sentence)) for mask in (nouns, nouns & corefers))
-        named = [self.antecedent(self.sequences.sentences[i], int(w)) for i, w in zip(sentence, word, strict=True)]
-        predicted = np.array([-1 if position is None else position for position in named])
-        hit = np.bincount(owner, corefers & (annotation.position[earlier] == predicted[owner]), len(sentence))
-        return n_coreferent / np.maximum(n_nouns, 1), hit
+    def _coreference(self, sentence: Sentence, mention: int) -> tuple[bool, float]:
+        """Whether ``antecedent`` finds an earlier mention, and the probability that a random earlier noun is one."""
+        mentions = earlier_mentions(sentence, mention)
+        nouns = [word for word in range(mention) if sentence.upos[word] in NOMINAL]
+        n_coreferent = sum(word in mentions for word in nouns)
+        return self.antecedent(sentence, mention) in mentions, n_coreferent / max(len(nouns), 1)
 
     def _count_statistics(self) -> None:
         """The counts of the roles without targets; baseline and chance are both what uniform attention scores."""
         scored, visible, candidates = self.scored, self.visible.float(), self.candidates.float()
         n_visible = visible.sum(-1).clamp_min(1)
         n_shared = candidates.sum(-1).clamp_min(1) if self.conventions.renormalise else n_visible
-        long_enough = (self.sequences.keys.word >= 0).sum(-1) >= self.conventions.min_length
+        long_enough = (self.keys.word >= 0).sum(-1) >= self.conventions.min_length
         uniform = {
             "confidence": 1 / n_shared, "entropy": n_visible.log(),
             "distance": (statistics.offsets(visible).abs() * visible).sum(-1) / n_visible,
-            "rarity": (candidates * self._key_rarity[:, None]).sum(-1) / candidates.sum(-1).clamp_min(1),
+            "rarity": (candidates * self.key_rarity[:, None]).sum(-1) / candidates.sum(-1).clamp_min(1),
         }  # fmt: skip
-        for role, index in self._role_index.items():
+        for role, index in self.role_index.items():
             if role in uniform:
                 self.counts[:, 0, index] = scored.sum(-1)
                 self.counts[:, 1:, index] = (uniform[role] * scored).sum(-1, keepdim=True)
-            elif role in MAPS or (role == "content" and self.sequences.embeddings is not None):
+            elif role in MAPS or (role == "content" and self.similarity is not None):
                 # One for each sentence, not for each query: chance is one class in five, or no correlation.
                 self.counts[:, 0, index] = long_enough.float()
                 self.counts[:, 1:, index] = (long_enough / len(MAPS) * (role in MAPS))[:, None]
 
-
-@dataclass(frozen=True)
-class BatchScorer:
-    """Scores the maps of one batch: B sentences with at most Q query and K key spans, R roles, each at its index.
-
-    counts                       (B, 3, R) sums over each sentence of n, baseline and chance
-    visible                      (B, Q, K) what a query can see
-    candidates                   (B, Q, K) the keys over which the argmax is taken
-    scored                       (B, Q) which queries are counted
-    key_rarity                   (B, K) rarity of each key
-    content_pairs, similarity    the pairs content similarity is computed on and their cosines; None without
-    argmax_pairs, weight_pairs   of each pair of a query and a target (P,): the sum it adds to (sentence * R + role),
-                                 its row of the maps (sentence * Q + query), its key
-    """
-
-    kind: str
-    role_index: Mapping[str, int]
-    conventions: Conventions
-    queries: Spans
-    keys: Spans
-    counts: Tensor
-    visible: Tensor
-    candidates: Tensor
-    scored: Tensor
-    key_rarity: Tensor
-    content_pairs: Tensor | None
-    similarity: Tensor | None
-    argmax_pairs: FlatPairs
-    weight_pairs: FlatPairs
-
-    def visible_tokens(self) -> Tensor:
-        """Which tokens a token can see, (B, 1, T, S): for the control that shuffles its row."""
-        queries, keys = self.queries.of_token, self.keys.of_token
-        visible = (queries[:, :, None] >= 0) & (keys[:, None] >= 0)
-        return (visible.tril() if self.kind == "decoder" else visible)[:, None]
+    def shuffled(self, maps: Tensor, generator: torch.Generator) -> Tensor:
+        """Maps between tokens with the weights of each row shuffled among what it can see: the control."""
+        visible = (self.queries.of_token >= 0)[:, :, None] & (self.keys.of_token >= 0)[:, None]
+        return controls.shuffled(maps, (visible.tril() if self.kind == "decoder" else visible)[:, None], generator)
 
     def check_maps(self, maps: Tensor) -> None:
         """Raise ValueError for maps of other tokens than the batch's."""
@@ -231,9 +169,8 @@ class BatchScorer:
     def sums(self, maps: Tensor) -> Tensor:
         """Sums of every role over each sentence: maps between tokens (B, head, T, S), on the CPU, to (B, R, head).
 
-        Heads of several layers may be side by side. Raises ValueError for maps of other tokens than the batch's.
+        Heads of several layers may be side by side.
         """
-        self.check_maps(maps)
         # (B, Q, K, head): heads last, so that sums and comparisons run along memory for all of them
         maps = maps_between_spans(maps, self.queries, self.keys).permute(0, 2, 3, 1).contiguous()
         n_keys, n_heads = maps.shape[2:]
@@ -279,61 +216,32 @@ class BatchScorer:
 
 
 class RunningScores:
-    """Sums of all heads of some layers while the model runs on one batch, heads in the order of ``sites``.
+    """Sums of the heads of some layers over one batch: :meth:`add` each layer's maps while the model runs.
 
-    :meth:`begin` a batch, :meth:`add` each layer's maps, :meth:`finish` the batch.
+    ``shuffles``: for each table to make, whether the rows of the maps are shuffled.
     """
 
-    def __init__(self, sites: Sequence[Site]) -> None:
-        self.sites = list(sites)
-        self._n_runs: dict[SiteKey, int] = {}  # how often each layer ran in this batch
-        ends = list(accumulate(site.heads for site in sites))
-        self._heads = {site.key: slice(end - site.heads, end) for site, end in zip(sites, ends, strict=True)}
-        self._pending: list[tuple[SiteKey, Tensor]] = []
+    def __init__(self, scorer: BatchScorer, sites: Sequence[Site], shuffles: Sequence[bool]) -> None:
+        self._scorer, self._shuffles = scorer, shuffles
+        self.sums: dict[SiteKey, Tensor] = {}  # by layer, (B, table, R, head)
+        self.n_runs = {site.key: 0 for site in sites}
+        self._pending: list[tuple[SiteKey, list[Tensor]]] = []
 
-    def begin(self, scorer: BatchScorer) -> None:
-        """Start a batch."""
-        self._scorer = scorer
-        self._n_runs = {site.key: 0 for site in self.sites}
-        n_sentences, _, n_roles = scorer.counts.shape
-        self._sums = torch.zeros(n_sentences, n_roles, sum(site.heads for site in self.sites))
-
-    def add(self, site: Site, maps: Tensor, shuffle: torch.Generator | None) -> None:
-        """Add the maps (B, head, T, S) of one layer; with a generator their rows are shuffled first."""
+    def add(self, site: Site, maps: Tensor, generator: torch.Generator) -> None:
+        """Add the maps (B, head, T, S) of one layer. Raises ValueError for maps of other tokens than the batch's."""
         self._scorer.check_maps(maps)
-        if shuffle is not None:
-            maps = controls.shuffled(maps, self._scorer.visible_tokens(), shuffle)
-        self._n_runs[site.key] += 1
-        self._pending.append((site.key, maps))
-        if sum(pending.numel() for _, pending in self._pending) >= MIN_CELLS:
-            self._score()
+        self.n_runs[site.key] += 1
+        of_tables = [self._scorer.shuffled(maps, generator) if shuffle else maps for shuffle in self._shuffles]
+        self._pending.append((site.key, of_tables))
+        if sum(pending.numel() for _, (pending, *_) in self._pending) >= MIN_CELLS:
+            self.score()
 
-    def finish(self) -> dict[str, Tensor]:
-        """End the batch; return the sums (B, role, head), the counts, and how often each layer ran.
-
-        Raises RuntimeError for a layer that did not run.
-        """
-        if self._pending:
-            self._score()
-        not_run = [site.label for site in self.sites if not self._n_runs[site.key]]
-        if not_run:
-            raise RuntimeError(f"{', '.join(not_run)} did not run; leave out that kind, e.g. write kinds=['encoder']")
-        # A layer that runs several times (ALBERT) counts as the mean of its runs, as baseline and chance do.
-        n_runs = torch.cat([torch.full((site.heads,), float(self._n_runs[site.key])) for site in self.sites])
-        runs = torch.tensor([[self._n_runs[site.key] for site in self.sites]])
-        return {"sums": self._sums / n_runs, "counts": self._scorer.counts, "runs": runs}
-
-    def _score(self) -> None:
+    def score(self) -> None:
         """Score the pending maps, the heads of all their layers side by side."""
+        if not self._pending:
+            return
         keys, maps = zip(*self._pending, strict=True)
         self._pending.clear()
-        sums = self._scorer.sums(torch.cat(maps, 1))
-        for key, layer_sums in zip(keys, sums.split([layer.shape[1] for layer in maps], -1), strict=True):
-            self._sums[..., self._heads[key]] += layer_sums
-
-
-def _pairs_by_sentence(targets: Targets) -> Array:
-    """The sentence, role, query and key of each pair, (4, P), sorted by sentence."""
-    owner = targets.owner
-    columns = np.stack([targets.sentence[owner], targets.role[owner], targets.query[owner], targets.key])
-    return columns[:, np.argsort(columns[0], kind="stable")]
+        sums = torch.stack([self._scorer.sums(torch.cat(of_table, 1)) for of_table in zip(*maps, strict=True)], 1)
+        for key, layer_sums in zip(keys, sums.split([layer[0].shape[1] for layer in maps], -1), strict=True):
+            self.sums[key] = self.sums.get(key, 0) + layer_sums

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from headtools.heads._backbone import backbone
 from headtools.heads._devices import device_of
-from headtools.roles._taxonomy.annotation import Annotation, Vocabulary, annotate
-from headtools.roles._taxonomy.spans import Spans, make_spans, span_means, spans_of_words
+from headtools.roles._taxonomy.spans import Spans, make_spans, span_means
 from headtools.roles.conventions import Conventions
 from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import align
@@ -28,37 +27,28 @@ from headtools.roles.word_alignment import align
 class AttentionSequences:
     """The query sequences and key sequences of one kind of attention in one batch, as spans of annotated sentences.
 
-    ``sentences`` are those of the keys, and ``annotation`` is theirs; in cross-attention they carry the alignment of
-    the queries. ``embeddings(first, last)`` gives the embeddings of the spans of some sentences, (last - first, U, d),
-    cut to the longest of them (None: no content similarity).
+    ``sentences`` are those of the keys; in cross-attention they carry the alignment of the queries. ``embeddings()``
+    gives the embeddings of the spans, (B, U, d) (None: no content similarity).
     """
 
     kind: str
     sentences: Sequence[Sentence]
-    annotation: Annotation
     queries: Spans
     keys: Spans
-    vocabulary: Vocabulary
-    embeddings: Callable[[int, int], Tensor] | None = None
-
-    @property
-    def causal(self) -> bool:
-        """Whether a query sees only itself and what precedes it."""
-        return self.kind == "decoder"
+    embeddings: Callable[[], Tensor] | None = None
 
 
 def make_sequences(
     model: nn.Module | None, tokenizer: object, sentences: Sequence[Sentence], kinds: Sequence[str],
-    conventions: Conventions, vocabulary: Vocabulary, translated: bool,
-) -> tuple[object, dict[str, AttentionSequences]]:  # fmt: skip
+    conventions: Conventions, translated: bool,
+) -> tuple[MutableMapping[str, Tensor], dict[str, AttentionSequences]]:  # fmt: skip
     """Return a batch for the model, and the sequences of each kind of attention; without a model no embeddings."""
     batch, source_words = _pad_right(*align(tokenizer, sentences))
     source = make_spans(source_words, batch["attention_mask"], batch["input_ids"], conventions.granularity)
-    annotation = annotate(sentences, vocabulary)
     sequences = {}
     for kind in [kind for kind in kinds if kind == "encoder" or (kind == "decoder" and not translated)]:
         embeddings = _embeddings(model, batch["input_ids"], source)
-        sequences[kind] = AttentionSequences(kind, sentences, annotation, source, source, vocabulary, embeddings)
+        sequences[kind] = AttentionSequences(kind, sentences, source, source, embeddings)
     if translated and {"decoder", "cross"} & {*kinds}:
         target_batch, target_words = _pad_right(*align(tokenizer, [s.target for s in sentences]))
         ids, mask = target_batch["input_ids"], target_batch["attention_mask"]
@@ -70,47 +60,13 @@ def make_sequences(
         input_spans = make_spans(shifted_words, mask, decoder_ids, conventions.granularity)
         if "decoder" in kinds:
             targets = [_without_annotation(s.target) for s in sentences]
-            sequences["decoder"] = AttentionSequences(
-                "decoder", targets, annotate(targets, vocabulary), input_spans, input_spans, vocabulary,
-                _embeddings(model, decoder_ids, input_spans),
-            )  # fmt: skip
+            embeddings = _embeddings(model, decoder_ids, input_spans)
+            sequences["decoder"] = AttentionSequences("decoder", targets, input_spans, input_spans, embeddings)
         if "cross" in kinds:
             # Position t reads word t - 1 and writes word t: a map belongs to either.
             queries = output_spans if conventions.cross == "writes" else input_spans
-            sequences["cross"] = AttentionSequences("cross", sentences, annotation, queries, source, vocabulary)
+            sequences["cross"] = AttentionSequences("cross", sentences, queries, source)
     return batch, sequences
-
-
-def make_word_sequences(
-    sentences: Sequence[Sentence], kinds: Sequence[str], vocabulary: Vocabulary, translated: bool
-) -> dict[str, AttentionSequences]:
-    """Return the sequences of each kind of attention without tokenizing: enough to count offsets between words.
-
-    Special tokens precede the first word or follow the last, so that between two words there are as many spans as
-    words, with them or without.
-    """
-    annotation, source = annotate(sentences, vocabulary), spans_of_words([len(s.words) for s in sentences])
-    sequences = {kind: AttentionSequences(kind, sentences, annotation, source, source, vocabulary)
-                 for kind in kinds if kind == "encoder" or (kind == "decoder" and not translated)}  # fmt: skip
-    if translated and "cross" in kinds:
-        output_spans = spans_of_words([len(s.target) for s in sentences])
-        sequences["cross"] = AttentionSequences("cross", sentences, annotation, output_spans, source, vocabulary)
-    return sequences
-
-
-def slice_batch(batch: Mapping[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
-    """Some sentences of a batch, cut to the longest of them: padding is on the right.
-
-    >>> ids, mask = torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])
-    >>> slice_batch({"input_ids": ids, "attention_mask": mask}, 1, 2)["input_ids"]
-    tensor([[8, 9]])
-    """
-    out = {}
-    for name, value in batch.items():
-        mask = batch["decoder_attention_mask" if name.startswith("decoder_") else "attention_mask"]
-        by_token = value.shape == mask.shape
-        out[name] = value[first:last, : int(mask[first:last].sum(1).max())] if by_token else value[first:last]
-    return out
 
 
 def run_model(model: nn.Module, batch: Mapping[str, Tensor], encoder_only: bool) -> None:
@@ -147,14 +103,6 @@ def _without_annotation(words: tuple[str, ...]) -> Sentence:
     return Sentence(words, (0,) * n, ("root",) * n, ("_",) * n, (0,) * n)
 
 
-def _embeddings(model: nn.Module | None, ids: Tensor, spans: Spans) -> Callable[[int, int], Tensor] | None:
+def _embeddings(model: nn.Module | None, ids: Tensor, spans: Spans) -> Callable[[], Tensor] | None:
     table = None if model is None else model.get_input_embeddings()
-    if table is None:
-        return None
-
-    def embeddings(first: int, last: int) -> Tensor:
-        batch_spans = spans.slice(first, last)
-        batch_ids = ids[first:last, : batch_spans.of_token.shape[1]]
-        return span_means(table(batch_ids.to(device_of(model))).cpu(), batch_spans)
-
-    return embeddings
+    return None if table is None else lambda: span_means(table(ids.to(device_of(model))).cpu(), spans)

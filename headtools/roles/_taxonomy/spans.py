@@ -6,7 +6,6 @@
 (tensor([[0, 1, 2, 2, 3]]), tensor([[-1,  0,  1, -1]]))
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,12 +29,13 @@ class Spans:
     exists: Tensor
     special_token: Tensor
 
-    def slice(self, first: int, last: int) -> "Spans":
-        """Those of some sentences, cut to the longest of them: padding is on the right."""
-        n_tokens = int((self.of_token[first:last] >= 0).any(0).sum())
-        n_spans = int(self.exists[first:last].any(0).sum())
-        word, exists, special = (x[first:last, :n_spans] for x in (self.word, self.exists, self.special_token))
-        return Spans(self.of_token[first:last, :n_tokens], word, exists, special)
+    def words(self) -> list[list[int]]:
+        """The word of each span, sentence by sentence."""
+        return _without_padding(self.word, self.exists)
+
+    def special_tokens(self) -> list[list[int]]:
+        """The token id of each span that is not a word, else -1, sentence by sentence."""
+        return _without_padding(self.special_token, self.exists)
 
 
 def make_spans(words: Tensor, mask: Tensor, ids: Tensor, granularity: str) -> Spans:
@@ -56,14 +56,6 @@ def make_spans(words: Tensor, mask: Tensor, ids: Tensor, granularity: str) -> Sp
     special_token = empty.scatter_reduce(1, index, torch.where(mask & (words < 0), ids, -1), "amax")
     exists = torch.arange(shape[1], device=words.device) <= of_token.amax(1, keepdim=True)
     return Spans(of_token, word, exists, special_token)
-
-
-def spans_of_words(lengths: Sequence[int]) -> Spans:
-    """The spans of sentences of so many words each, every word one token, without special tokens."""
-    position = torch.arange(max(lengths)).expand(len(lengths), -1)
-    exists = position < torch.tensor(lengths)[:, None]
-    word = torch.where(exists, position, -1)
-    return Spans(word, word, exists, torch.full_like(word, -1))
 
 
 @without_autocast
@@ -93,6 +85,10 @@ def span_means(vectors: Tensor, spans: Spans) -> Tensor:
         return vectors[:, : spans.exists.shape[1]].float() * spans.exists[:, :, None]
     member = _membership(spans, vectors)
     return (member / member.sum(1, keepdim=True).clamp_min(1)).transpose(1, 2) @ vectors.float()
+
+
+def _without_padding(values: Tensor, exists: Tensor) -> list[list[int]]:
+    return [row[:n] for row, n in zip(values.tolist(), exists.sum(1).tolist(), strict=True)]
 
 
 def _one_token_each(spans: Spans) -> bool:
