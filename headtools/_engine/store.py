@@ -237,11 +237,12 @@ class Store:
             return
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"checkpoint={str(folder)!r} is a file: choose a folder, such as checkpoint='ablation'")
-        settings, file = json.loads(json.dumps(dict(settings))), self.folder / self.SETTINGS
+        file = self.folder / self.SETTINGS
         if file.exists():
-            self._check_same_run(file, settings)
+            stored = read_json(file, remedy=f"delete {self.folder} to start again")
+            check_same_settings(self.folder, stored, settings)
         else:
-            write_bytes(file, json.dumps(settings, indent=1).encode())
+            write_bytes(file, json.dumps(dict(settings), indent=1).encode())
         self.finished = {int(path.stem) for path in self.folder.glob("[0-9]*.safetensors")}
 
     def put(self, index: int, part: Part) -> None:
@@ -270,15 +271,14 @@ class Store:
     def _file(self, index: int) -> Path:
         return self.folder / f"{index:06d}.safetensors"
 
-    def _check_same_run(self, file: Path, settings: Mapping[str, Any]) -> None:
-        try:
-            stored = json.loads(file.read_text(encoding="utf-8"))
-            names = sorted(name for name in stored.keys() | settings if stored.get(name) != settings.get(name))
-        except (AttributeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{file} is damaged ({error}): delete {self.folder} to start again") from error
-        if names:
-            differ = ", ".join(_difference(name, stored.get(name), settings.get(name)) for name in names)
-            raise ValueError(f"{self.folder} holds another run ({differ}): use another folder, checkpoint='elsewhere'")
+
+def check_same_settings(folder: Path, stored: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` where a folder holds a run whose ``stored`` settings, as JSON has them, are others."""
+    settings = json.loads(json.dumps(dict(settings)))  # JSON turns tuples into lists
+    names = sorted(name for name in stored.keys() | settings if stored.get(name) != settings.get(name))
+    if names:
+        differ = ", ".join(_difference(name, stored.get(name), settings.get(name)) for name in names)
+        raise ValueError(f"{folder} holds another run ({differ}): use another folder, checkpoint='elsewhere'")
 
 
 def _difference(name: str, stored: Any, now: Any) -> str:

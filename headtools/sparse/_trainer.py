@@ -13,7 +13,6 @@ What the loop guarantees, and what each part of it is there for:
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools._engine.progress import progress as show_progress
-from headtools._engine.store import fingerprint
+from headtools._engine.store import check_same_settings, fingerprint
 from headtools.heads._checks import check_not_compiled
 from headtools.heads._finite import check_weights, nonfinite_weights
 from headtools.heads._interventions import claimed
@@ -173,11 +172,7 @@ class Trainer:
         if checkpoint is None:
             return None
         tensors, metadata = checkpoint
-        saved, current = metadata["settings"], json.loads(json.dumps(settings))  # JSON turns tuples into lists
-        different = sorted(name for name in saved.keys() | current.keys() if saved.get(name) != current.get(name))
-        if different:
-            changes = ", ".join(f"{name} {saved.get(name)!r}, not {current.get(name)!r}" for name in different)
-            raise ValueError(f"{folder} holds another run ({changes}); use another folder: checkpoint='elsewhere'")
+        check_same_settings(folder, metadata["settings"], settings)
         if name := missing_weight(tensors, self.parameters):
             raise ValueError(f"{folder / FILE} has no such {name}: use another folder, checkpoint='elsewhere'")
         load_training(tensors, self.parameters, self.optimizer, metadata["step"])

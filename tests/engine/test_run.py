@@ -109,7 +109,7 @@ def test_damaged_files_are_named(tmp_path):
     file.unlink()
     assert torch.equal(run(Sums(), MODEL, BATCHES, checkpoint=tmp_path), EXPECTED)
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(ValueError, match=r"run\.json is damaged"):
+    with pytest.raises(ValueError, match=r"run\.json is truncated.*: delete .* to start again"):
         run(Sums(), MODEL, BATCHES, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="is a file: choose a folder"):
         run(Sums(), MODEL, BATCHES, checkpoint=file)
