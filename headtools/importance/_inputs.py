@@ -131,6 +131,21 @@ def decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor | None:
     return base._shift_right(labels) if "_shift_right" in names_in_forward else None
 
 
+def collect_products(site: Site, z: Tensor, products: dict[tuple, Tensor], by_token: bool = False) -> None:
+    """Add <z, g> to ``products[site.key]`` as soon as z gets its gradient g: (B, head), or by token (B, T, head)."""
+    value = z.detach()  # not z itself: a tensor whose hook holds it would never be freed
+
+    def store(g: Tensor) -> None:
+        dtype = torch.promote_types(value.dtype, torch.float32)
+        product = (value.to(dtype) * g.to(dtype)).sum(-1)  # (B, T, head)
+        if not by_token:
+            product = product.flatten(1, -2).sum(1)
+        previous = products.get(site.key)  # of another call, where layers share one module
+        products[site.key] = product if previous is None else previous + product
+
+    z.register_hook(store)
+
+
 def check_all_ran(parts: Sequence[Mapping[str, Tensor]], sites: Sequence[Site], message: str) -> None:
     """Raise ``ValueError`` for sites that no batch ran; ``message`` says so, with ``{}`` for their names.
 

@@ -16,7 +16,6 @@ Requirements:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,13 @@ from torch import Tensor, nn
 from headtools._engine.run import function_name, run
 from headtools._engine.store import Part
 from headtools._renamed import old_arguments
-from headtools.heads._hooks import hook_input, intervention
+from headtools.heads._hooks import edit_outputs
 from headtools.heads._tokens import real_tokens
 from headtools.heads._weights import check_has_backward
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._coupling import check_per, check_uncoupled_gradients, trial_weights
-from headtools.importance._inputs import check_all_ran, each_batch, frozen, select_sites
+from headtools.importance._inputs import check_all_ran, collect_products, each_batch, frozen, select_sites
 from headtools.importance._intervals import linearised_direction, linearised_ratio, with_intervals
 from headtools.importance.loss import Loss, each_loss, of_labels
 
@@ -214,12 +213,8 @@ def _products(
     check_has_backward(model, "gradient()")
     products: dict[tuple, Tensor] = {}
     outputs: list[tuple[Site, Tensor]] = []  # every z that ran, in order
-    with ExitStack() as stack:
-        for context in (frozen(model), torch.inference_mode(False), torch.enable_grad()):
-            stack.enter_context(context)
-        stack.enter_context(intervention(model, "gradient()", sites))
-        for site in sites:
-            stack.callback(hook_input(site.out, _tap(site, products, outputs, per == "position")).remove)
+    edits = {site: _tap(site, products, outputs, per == "position") for site in sites}
+    with frozen(model), torch.inference_mode(False), torch.enable_grad(), edit_outputs(model, "gradient()", edits):
         losses = each_loss(model, batch, loss, per=per)
         if not losses.requires_grad or not outputs:
             raise ValueError(
@@ -252,29 +247,20 @@ def _weighted_gradients(losses: Tensor, outputs: list[tuple[Site, Tensor]]) -> d
     return by_id
 
 
-def _tap(site: Site, products: dict[tuple, Tensor], outputs: list[tuple[Site, Tensor]], by_token: bool) -> Callable:
-    """Return a hook for the output projection that stores <z, dL/dz> in ``products`` when the backward pass arrives.
+def _tap(
+    site: Site, products: dict[tuple, Tensor], outputs: list[tuple[Site, Tensor]], by_token: bool
+) -> Callable[[Tensor], Tensor]:
+    """Return z as it is; <z, dL/dz> is added to ``products`` when the backward pass arrives.
 
     Every z is added to ``outputs``, where the pass may end. It ends there also where something below needs a gradient,
     as embeddings of a model prepared for checkpointing do.
     """
 
-    def hook(projection_input: Tensor) -> Tensor:
-        z = site.split(projection_input)  # (B, T, head, value_dim)
+    def tap(z: Tensor) -> Tensor:
         if not z.requires_grad:  # nothing below is differentiated: the backward pass ends at this z
             z = z.detach().requires_grad_()
         outputs.append((site, z))
-        value = z.detach()  # not z itself: a tensor whose hook holds it would never be freed
+        collect_products(site, z, products, by_token)
+        return z
 
-        def store(gradient_of_z: Tensor) -> None:
-            dtype = torch.promote_types(value.dtype, torch.float32)
-            product = (value.to(dtype) * gradient_of_z.to(dtype)).sum(-1)  # <z, dL/dz>: (B, T, head)
-            if not by_token:
-                product = product.flatten(1, -2).sum(1)  # (B, head)
-            previous = products.get(site.key)  # of another call: a shared layer has one gate for all its calls
-            products[site.key] = product if previous is None else previous + product
-
-        z.register_hook(store)
-        return site.join(z)
-
-    return hook
+    return tap

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from headtools.importance._lrp.operations import VOCABULARY_RATIO
 from headtools.importance._lrp.rule_set import NAMED, Rules
 from headtools.importance._lrp.rules import rules
 
@@ -116,7 +115,7 @@ def test_what_is_looked_up_is_an_input_unless_it_is_a_table():
     assert all(one.requires_grad and one.is_leaf for one in seen.inputs)
 
 
-@pytest.mark.parametrize("n_rows", [2, 3 * VOCABULARY_RATIO - 1, 3 * VOCABULARY_RATIO, 3 * VOCABULARY_RATIO + 1])
+@pytest.mark.parametrize("n_rows", [2, 24])
 @pytest.mark.parametrize("rule_set", list(NAMED))
 def test_wide_maps_are_as_narrow_ones(rule_set, n_rows):
     x, weight, bias = draw(4, 3), draw(n_rows, 3, seed=1), draw(n_rows, seed=2)

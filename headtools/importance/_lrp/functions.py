@@ -37,6 +37,9 @@ class _Scaled(Function):
         return g * ctx.fraction, None
 
 
+scale_relevance = _Scaled.apply
+
+
 class _Identity(Function):
     """y = f(x), entry by entry, with R(x) = R(y): g goes back times y / x."""
 
@@ -48,6 +51,9 @@ class _Identity(Function):
     @staticmethod
     def backward(ctx: object, g: Tensor) -> tuple:
         return g * ctx.saved_tensors[0], None
+
+
+identity = _Identity.apply
 
 
 class _Epsilon(Function):
@@ -63,6 +69,9 @@ class _Epsilon(Function):
     def backward(ctx: object, g: Tensor) -> tuple:
         z = ctx.saved_tensors[0].abs()  # z / (z + epsilon sign z) is the same for both signs
         return g * (z / (z + ctx.epsilon)).nan_to_num(0.0), None
+
+
+stabilised = _Epsilon.apply
 
 
 class _LayerNorm(Function):
@@ -94,6 +103,9 @@ class _LayerNorm(Function):
         g_x = g_x.sub_(g_x.mean(features, keepdim=True)) * scale
         g_bias = g.flatten(0, -len(ctx.shape) - 1).sum(0) if ctx.needs_input_grad[3] else None
         return (g_x.to(ctx.dtype), None, None, g_bias, None, None)
+
+
+layer_norm = _LayerNorm.apply
 
 
 class _AlphaBeta(Function):
@@ -140,42 +152,44 @@ class _AlphaBeta(Function):
         return g_x, g_bias, None, None, None
 
 
-class _LinearByRows(Function):
-    """y = x matrix^T + bias, row by row, by the alpha-beta rule or, without ``alpha``, in proportion.
+alpha_beta = _AlphaBeta.apply
 
-    The same as ``_AlphaBeta``, or as torch's own backward pass, at the cost of the rows whose g is not 0: of a layer
-    that writes a vocabulary those are few, since one step of each example is explained at a time.
+
+class _AlphaBetaByRows(Function):
+    """The same for y = x matrix^T + bias, at the cost of the rows whose g is not 0, in half of the time.
+
+    Those are few in the layer that writes a vocabulary, since one step of each example is explained at a time.
     """
 
     @staticmethod
-    def forward(ctx: object, x: Tensor, bias: Tensor | None, matrix: Tensor, y: Tensor, alpha: float | None) -> Tensor:
-        ctx.alpha, ctx.inputs = alpha, (x, bias, matrix)
-        if alpha is not None:
-            dtype = torch.promote_types(x.dtype, torch.float32)
-            (x_plus, x_minus), (w_plus, w_minus) = _signed_parts(x.to(dtype)), _signed_parts(matrix.to(dtype))
-            b_plus, b_minus = (None, None) if bias is None else _signed_parts(bias.to(dtype))
-            plus = F.linear(x_plus, w_plus, b_plus) + F.linear(x_minus, w_minus)
-            minus = F.linear(x_plus, w_minus, b_minus) + F.linear(x_minus, w_plus)
-            ctx.save_for_backward(*_alpha_beta_factors(y, plus, minus, alpha))
-        return y.view_as(y)
+    def forward(
+        ctx: object, x: Tensor, bias: Tensor | None, weight: Tensor, layer: Layer, alpha: float, matrix: Tensor
+    ) -> Tensor:
+        y = layer(x, weight, bias)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        (x_plus, x_minus), (w_plus, w_minus) = _signed_parts(x.to(dtype)), _signed_parts(matrix.to(dtype))
+        b_plus, b_minus = (None, None) if bias is None else _signed_parts(bias.to(dtype))
+        plus = F.linear(x_plus, w_plus, b_plus) + F.linear(x_minus, w_minus)
+        minus = F.linear(x_plus, w_minus, b_minus) + F.linear(x_minus, w_plus)
+        ctx.inputs = x, bias, matrix
+        ctx.save_for_backward(*_alpha_beta_factors(y, plus, minus, alpha))
+        return y
 
     @staticmethod
     def backward(ctx: object, g: Tensor) -> tuple:
         x, bias, matrix = ctx.inputs
         nonzero = (g != 0).any(-1)
-        g_rows, x_rows = g[nonzero], x[nonzero]
-        if ctx.alpha is None:
-            g_x_rows, g_bias = g_rows @ matrix, g_rows.sum(0)
-        else:
-            g_plus, g_minus = (g_rows * factor[nonzero] for factor in ctx.saved_tensors)
-            w_plus, w_minus = _signed_parts(matrix.to(g_plus.dtype))
-            g_x_plus = (g_plus @ w_plus).addmm_(g_minus, w_minus)
-            g_x_minus = (g_plus @ w_minus).addmm_(g_minus, w_plus)
-            g_x_rows = torch.where(x_rows > 0, g_x_plus, g_x_minus).to(x.dtype)
-            g_bias = None if bias is None else torch.where(bias > 0, g_plus.sum(0), g_minus.sum(0)).to(bias.dtype)
+        g_plus, g_minus = (g[nonzero] * factor[nonzero] for factor in ctx.saved_tensors)
+        w_plus, w_minus = _signed_parts(matrix.to(g_plus.dtype))
+        g_x_plus = (g_plus @ w_plus).addmm_(g_minus, w_minus)
+        g_x_minus = (g_plus @ w_minus).addmm_(g_minus, w_plus)
         g_x = torch.zeros_like(x)
-        g_x[nonzero] = g_x_rows
-        return g_x, None if bias is None else g_bias, None, None, None
+        g_x[nonzero] = torch.where(x[nonzero] > 0, g_x_plus, g_x_minus).to(x.dtype)
+        g_bias = None if bias is None else torch.where(bias > 0, g_plus.sum(0), g_minus.sum(0)).to(bias.dtype)
+        return g_x, g_bias, None, None, None, None
+
+
+alpha_beta_by_rows = _AlphaBetaByRows.apply
 
 
 class _AlphaBetaSum(Function):
@@ -195,12 +209,20 @@ class _AlphaBetaSum(Function):
         return (*back, None)
 
 
+alpha_beta_sum = _AlphaBetaSum.apply
+
+
 class _RatioProduct(Function):
     """v = a * b, entry by entry, by the ratio rule: a gets the share a / (a + b) of R(v), b the other.
 
     The rule as it is printed (Ding et al. 2017; Voita et al. 2019, arXiv:1905.09418, appendix A): a factor of a product
     shares as a term of a sum would. R(a) = a / (a + b) * v g, so both factors get the same g: a b / (a + b) times that
     of v. Shares have any sign and no bound where a and b cancel.
+
+    >>> a, b = torch.tensor(3.0, requires_grad=True), torch.tensor(1.0, requires_grad=True)
+    >>> g_a, g_b = torch.autograd.grad(ratio_product(a, b), [a, b])
+    >>> (a * g_a).item(), (b * g_b).item()
+    (2.25, 0.75)
     """
 
     @staticmethod
@@ -215,11 +237,16 @@ class _RatioProduct(Function):
         return g_both.sum_to_size(a.shape), g_both.sum_to_size(b.shape)
 
 
+ratio_product = _RatioProduct.apply
+
+
 class _RatioMatmul(Function):
-    """O = B C by the ratio rule: a sum over j of products B_ij C_jk, each with the g of O_ik."""
+    """O = B C, of matrices or stacks of them, by the ratio rule: a sum over j of B_ij C_jk, each with the g of O_ik."""
 
     @staticmethod
     def forward(ctx: object, b: Tensor, c: Tensor) -> Tensor:
+        if b.dim() < 2 or c.dim() < 2:
+            raise ValueError(f"the ratio rule multiplies matrices, got shapes {tuple(b.shape)} and {tuple(c.shape)}")
         ctx.save_for_backward(b, c)
         return b @ c
 
@@ -230,6 +257,9 @@ class _RatioMatmul(Function):
         # (..., i, j, k): memory for every product
         g_both = g[..., None, :] * quotient(b_column * c_row, b_column + c_row)
         return g_both.sum(-1).sum_to_size(b.shape), g_both.sum(-3).sum_to_size(c.shape)
+
+
+ratio_matmul = _RatioMatmul.apply
 
 
 def _alpha_beta_factors(y: Tensor, plus: Tensor, minus: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
@@ -261,61 +291,6 @@ def quotient(y: Tensor, x: Tensor) -> Tensor:
     tensor([0.2500, 0.0000])
     """
     return torch.div(y, x).nan_to_num_(0.0, 0.0, 0.0)
-
-
-def scale_relevance(x: Tensor, fraction: float) -> Tensor:
-    """Return x; only this fraction of its relevance goes back."""
-    return _Scaled.apply(x, fraction)
-
-
-def identity(x: Tensor, y: Tensor) -> Tensor:
-    """Return y, computed from x entry by entry, with R(x) = R(y)."""
-    return _Identity.apply(x, y)
-
-
-def stabilised(z: Tensor, epsilon: float) -> Tensor:
-    """Return z, with R(z) = R(y) z / (z + epsilon sign z): the part of epsilon is lost."""
-    return _Epsilon.apply(z, epsilon)
-
-
-def layer_norm(
-    x: Tensor, shape: tuple, weight: Tensor | None, bias: Tensor | None, eps: float, one_step: bool
-) -> Tensor:
-    """Return the layer normalisation of x, its deviation held constant or, with ``one_step``, with R(x) = R(y)."""
-    return _LayerNorm.apply(x, shape, weight, bias, eps, one_step)
-
-
-def alpha_beta(x: Tensor, bias: Tensor | None, weight: Tensor | None, layer: Layer, alpha: float) -> Tensor:
-    """Return ``layer(x, weight, bias)`` by the alpha-beta rule; see ``_AlphaBeta``."""
-    return _AlphaBeta.apply(x, bias, weight, layer, alpha)
-
-
-def linear_by_rows(x: Tensor, bias: Tensor | None, matrix: Tensor, y: Tensor, alpha: float | None) -> Tensor:
-    """Return y = x matrix^T + bias, computed already, whose relevance goes back row by row; see ``_LinearByRows``."""
-    return _LinearByRows.apply(x, bias, matrix, y, alpha)
-
-
-def alpha_beta_sum(a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    """Return a + b by the alpha-beta rule."""
-    return _AlphaBetaSum.apply(a, b, alpha)
-
-
-def ratio_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a * b by the ratio rule: its factors share relevance in proportion to their size.
-
-    >>> a, b = torch.tensor(3.0, requires_grad=True), torch.tensor(1.0, requires_grad=True)
-    >>> g_a, g_b = torch.autograd.grad(ratio_product(a, b), [a, b])
-    >>> (a * g_a).item(), (b * g_b).item()
-    (2.25, 0.75)
-    """
-    return _RatioProduct.apply(a, b)
-
-
-def ratio_matmul(b: Tensor, c: Tensor) -> Tensor:
-    """Return b @ c, of two matrices or stacks of them, by the ratio rule."""
-    if b.dim() < 2 or c.dim() < 2:
-        raise ValueError(f"the ratio rule multiplies matrices, got shapes {tuple(b.shape)} and {tuple(c.shape)}")
-    return _RatioMatmul.apply(b, c)
 
 
 def ratio_attention(

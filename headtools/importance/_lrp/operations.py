@@ -20,10 +20,10 @@ from torch.overrides import TorchFunctionMode
 
 from headtools.importance._lrp.functions import (
     alpha_beta,
+    alpha_beta_by_rows,
     alpha_beta_sum,
     identity,
     layer_norm,
-    linear_by_rows,
     ratio_attention,
     ratio_matmul,
     ratio_product,
@@ -32,9 +32,6 @@ from headtools.importance._lrp.functions import (
 )
 from headtools.importance._lrp.rule_set import Rules
 from headtools.importance._lrp.tangent import shared_by_tangent
-
-# A map that writes so many times more features than it reads is a vocabulary: in most of its rows g is 0.
-VOCABULARY_RATIO = 8
 
 # Operations intercepted under every set of rules: their name -> the method of ``Propagation`` that runs them
 _ALWAYS = {
@@ -52,13 +49,7 @@ _ACTIVATIONS = (
     "relu", "relu6", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "selu", "celu", "softplus", "mish",
     "hardtanh", "hardswish", "hardsigmoid", "log_sigmoid", "softsign", "clamp", "clip", "clamp_min", "clamp_max",
 )  # fmt: skip
-_NORMS = (
-    "rms_norm",
-    "normalize",
-    "group_norm",
-    "instance_norm",
-    "batch_norm",
-)  # each output is its input times a scale
+_NORMS = ("rms_norm", "normalize", "group_norm", "instance_norm", "batch_norm")  # each scales its input
 # Operations that are plain gradients under ``Rules(others=False)``
 _OTHERS = {
     **dict.fromkeys(_ACTIVATIONS + _NORMS, "_elementwise"),
@@ -92,6 +83,7 @@ class Propagation(TorchFunctionMode):
     def __init__(self, rules: Rules, tables: Collection[int] = ()) -> None:
         super().__init__()
         self.rules, self.tables = rules, tables
+        self.methods = _ALWAYS | _OTHERS if rules.others else _ALWAYS
         self.inputs: list[Tensor] = []
         self.constants: list[Tensor] = []
         self.in_score = False  # set once the model has run
@@ -100,16 +92,11 @@ class Propagation(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if name == "multi_head_attention_forward":
             raise ValueError("torch's own multi_head_attention_forward hides its operations: use separate projections")
-        handler = self._handler(name)
-        if handler is not None:
-            return handler(func, *args, **kwargs)
         in_place = name.endswith("_") and not name.endswith("__") and args and active(args[0])
         plain_name = name[:-1] if in_place else name  # add_ -> add
-        handler = self._handler(plain_name)
-        if handler is None:
-            if not self.rules.others or not _LINEAR.isdisjoint((name, plain_name)):
-                return func(*args, **kwargs)
-            handler = self._without_rule
+        if plain_name not in self.methods and (not self.rules.others or not _LINEAR.isdisjoint((name, plain_name))):
+            return func(*args, **kwargs)
+        handler = getattr(self, self.methods.get(plain_name, "_without_rule"))
         if not in_place:
             return handler(func, *args, **kwargs)
         modules = (torch, F, Tensor)
@@ -118,10 +105,6 @@ class Propagation(TorchFunctionMode):
             return func(*args, **kwargs)
         # The rule is applied to a copy of the old value, which its backward pass needs, and the result is written back.
         return args[0].copy_(handler(out_of_place, args[0].clone(), *args[1:], **kwargs))
-
-    def _handler(self, name: str) -> Callable | None:
-        method = _ALWAYS.get(name) or (_OTHERS.get(name) if self.rules.others else None)
-        return None if method is None else getattr(self, method)
 
     def constant(self, value: Any) -> Any:
         """Return a constant as a copy that collects its own relevance."""
@@ -136,8 +119,7 @@ class Propagation(TorchFunctionMode):
     def _new_one(self, like: Tensor) -> Tensor:
         """Return a new constant 1, which collects the relevance that no input of an operation gets."""
         dtype = torch.promote_types(like.dtype, torch.float32)
-        self.constants.append(torch.ones((), dtype=dtype, device=like.device).requires_grad_())
-        return self.constants[-1]
+        return self.constant(torch.ones((), dtype=dtype, device=like.device))
 
     def _embedding(self, func: Callable, *args: Any, **kwargs: Any) -> Tensor:
         out = func(*args, **kwargs)
@@ -151,7 +133,7 @@ class Propagation(TorchFunctionMode):
     def _weighted(
         self, layer: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, matrix: Tensor | None = None
     ) -> Tensor:
-        """Run ``layer(x, weight, bias)``, a linear map; ``matrix`` (out, in) is given where it works row by row."""
+        """Run ``layer(x, weight, bias)``, a linear map; ``matrix`` (out, in) is its weight if it works row by row."""
         if not active(x):
             return layer(x, weight, bias)
         rules = self.rules
@@ -162,17 +144,9 @@ class Propagation(TorchFunctionMode):
             return identity(without_bias, y)
         bias = self.constant(bias.detach() if isinstance(bias, nn.Parameter) else bias)
         if rules.linear == "alphabeta":
-            if matrix is None:
-                return alpha_beta(x, bias, weight.detach(), layer, rules.alpha)
-            with torch.no_grad():
-                y = layer(x, weight, bias)
-            return linear_by_rows(x, bias, matrix.detach(), y, rules.alpha)
-        if matrix is not None and len(matrix) >= VOCABULARY_RATIO * matrix.shape[1] and not matrix.requires_grad:
-            with torch.no_grad():
-                y = layer(x, weight, bias)
-            y = linear_by_rows(x, bias, matrix, y, None)
-        else:
-            y = layer(x, weight, bias)
+            given = (x, bias, weight.detach(), layer, rules.alpha)
+            return alpha_beta(*given) if matrix is None else alpha_beta_by_rows(*given, matrix.detach())
+        y = layer(x, weight, bias)
         return stabilised(y, rules.epsilon) if rules.linear == "epsilon" else y
 
     def _linear(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._hooks import hook_input, intervention
+from headtools.heads._hooks import edit_outputs
 from headtools.heads._precision import to_float64
 from headtools.heads._tokens import model_inputs
 from headtools.heads._weights import check_has_backward
 from headtools.heads.sites import Site, sites
-from headtools.importance._inputs import frozen
+from headtools.importance._inputs import collect_products, frozen
 from headtools.importance._lrp.operations import active
 from headtools.importance._lrp.rule_set import Rules
 from headtools.importance._lrp.rules import rules
@@ -38,28 +37,33 @@ def relevance_of_heads(
     check_has_backward(model, "relevance()")
     products: dict[tuple, Tensor] = {}
     inputs = {name: _leaf(name, value) for name, value in model_inputs(model, batch).items()}
-    with ExitStack() as stack:
-        for context in (frozen(model), torch.inference_mode(False), torch.enable_grad()):
-            stack.enter_context(context)
-        stack.enter_context(intervention(model, "relevance()", measured_sites))
-        for site in measured_sites:
-            stack.callback(hook_input(site.out, _tap(site, products)).remove)
+    edits = {site: _tap(site, products) for site in measured_sites}
+    with frozen(model), torch.inference_mode(False), torch.enable_grad(), edit_outputs(model, "relevance()", edits):
         with rules(rule_set, model, tables) as propagation:
             outputs = model(**inputs)
             propagation.in_score = True
             targets = find_targets(model, outputs, batch, score)
         leaves = [*propagation.inputs, *(value for value in inputs.values() if active(value))]
+        ends = leaves + propagation.constants
         sign = torch.where(targets.values.detach() < 0, -1.0, 1.0).to(targets.values.dtype)
         steps = []
         for step in range(targets.values.shape[1]):
             products.clear()
-            with _check_no_checkpointing():
+            try:
                 gradients = torch.autograd.grad(
-                    targets.values[:, step], leaves + propagation.constants, (sign * targets.counted)[:, step],
+                    targets.values[:, step], ends, (sign * targets.counted)[:, step],
                     retain_graph=step + 1 < targets.values.shape[1], allow_unused=True,
                 )  # fmt: skip
-            ends = [_total(tensor, g) for tensor, g in zip(leaves + propagation.constants, gradients, strict=True)]
-            arrived = torch.tensor([sum(ends[: len(leaves)]), sum(ends[len(leaves) :])], dtype=torch.double)
+            except RuntimeError as error:  # CheckpointError is one
+                if "torch.utils.checkpoint" not in str(error):
+                    raise
+                raise ValueError(
+                    "the model uses torch.utils.checkpoint, which runs its layers once more in the backward pass, "
+                    "where no rule of relevance reaches them: call the layers without it (models of transformers do "
+                    "so by themselves)"
+                ) from error
+            totals = [_total(tensor, g) for tensor, g in zip(ends, gradients, strict=True)]
+            arrived = torch.tensor([sum(totals[: len(leaves)]), sum(totals[len(leaves) :])], dtype=torch.double)
             relevance = {
                 site.key: _checked(site, products[site.key], targets, sign[:, step])
                 for site in measured_sites
@@ -72,39 +76,15 @@ def relevance_of_heads(
         return Targets(targets.values.detach(), targets.counted), steps
 
 
-@contextmanager
-def _check_no_checkpointing() -> Iterator[None]:
-    """Raise ``ValueError`` where a model recomputes layers in the backward pass: no rules apply to that run."""
-    try:
-        yield
-    except RuntimeError as error:  # CheckpointError is one
-        if "torch.utils.checkpoint" not in str(error):
-            raise
-        raise ValueError(
-            "the model uses torch.utils.checkpoint, which runs its layers once more in the backward pass, where no "
-            "rule of relevance reaches them: call the layers without it (models of transformers do so by themselves)"
-        ) from error
+def _tap(site: Site, products: dict[tuple, Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return z as it is; R(z) = z * g, summed over tokens and features, is added to ``products``."""
 
+    def tap(z: Tensor) -> Tensor:
+        if z.requires_grad:
+            collect_products(site, z, products)
+        return z
 
-def _tap(site: Site, products: dict[tuple, Tensor]) -> Callable:
-    """Return a hook for the output projection that stores R(z) = z * g, summed over tokens and features."""
-
-    def hook(projection_input: Tensor) -> Tensor | None:
-        z = site.split(projection_input)  # (B, T, head, value_dim)
-        if not z.requires_grad:
-            return None
-        value = z.detach()  # not z itself: a tensor whose hook holds it would never be freed
-
-        def store(g: Tensor) -> None:
-            dtype = torch.promote_types(value.dtype, torch.float32)
-            product = (value.to(dtype) * g.to(dtype)).sum(-1).flatten(1, -2).sum(1)  # (B, head)
-            previous = products.get(site.key)  # of another call, where layers share one module
-            products[site.key] = product if previous is None else previous + product
-
-        z.register_hook(store)
-        return site.join(z)
-
-    return hook
+    return tap
 
 
 def _checked(site: Site, product: Tensor, targets: Targets, sign: Tensor) -> Tensor:

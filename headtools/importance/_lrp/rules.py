@@ -61,27 +61,25 @@ def rules(
         if rule_set.others and model is not None:
             for module in model.modules():
                 if _ACTIVATION.search(type(module).__name__) and not [*module.children(), *module.parameters()]:
-                    for handle in _hook_activation(module):
-                        stack.callback(handle.remove)
+                    _run_as_one_operation(module, stack)
         yield stack.enter_context(Propagation(rule_set, tables))
 
 
-def _hook_activation(module: nn.Module) -> tuple:
-    """Hook an activation module so that R(x) = R(y): its operations run on a detached input."""
-    waiting: list[tuple[Tensor, Tensor]] = []  # inputs of calls that have not returned, and their detached copies
+def _run_as_one_operation(module: nn.Module, stack: ExitStack) -> None:
+    """Let an activation module pass relevance on as R(x) = R(y), until ``stack`` closes: it runs on a detached x."""
+    given: list[Tensor] = []  # the x of the call under way
 
     def before(_module: nn.Module, args: tuple) -> tuple | None:
-        if not (args and active(args[0])):
-            return None
-        waiting.append((args[0], args[0].detach()))
-        return (waiting[-1][1], *args[1:])
+        given[:] = [x for x in args[:1] if active(x)]
+        return (given[0].detach(), *args[1:]) if given else None
 
-    def after(_module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
-        if not (waiting and args and args[0] is waiting[-1][1]):
+    def after(_module: nn.Module, args: tuple, y: Tensor) -> Tensor | None:
+        if not given:
             return None
-        x, _ = waiting.pop()
-        if out.shape == x.shape:
-            return identity(x, out)
-        return type(module).forward(module, x, *args[1:])  # it changes the shape, so it is no activation function
+        x = given.pop()
+        if y.shape != x.shape:  # no activation function
+            return type(module).forward(module, x, *args[1:])
+        return identity(x, y)
 
-    return module.register_forward_pre_hook(before), module.register_forward_hook(after)
+    stack.callback(module.register_forward_pre_hook(before).remove)
+    stack.callback(module.register_forward_hook(after).remove)
