@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from markupsafe import Markup
 from torch import Tensor
@@ -16,9 +17,6 @@ from headtools.heads.scores import Head, HeadScores
 from headtools.lesson.role_map import COLOURS
 from headtools.lesson.svg import LETTER, Drawing, cells, shortened
 from headtools.roles.head_functions import LETTERS, NONE, head_functions
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOST_CELLS = 64  # on a side of a map; larger maps are averaged down to that
 _STEPS = 5  # of a scale of colours

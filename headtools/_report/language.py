@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pandas as pd
 import torch
 from markupsafe import Markup
 
@@ -109,8 +110,6 @@ def repetition(subject: Subject) -> Markup:
         uniform = number(first["chance"])
         claims.append(f"Most weight on {where}: {_name(first)}, {number(first['score'])}; spread evenly, {uniform}.")
         drawings += figures.grids(_scores(by_role[role].sort_index(), "score"), role)
-    import pandas as pd
-
     top = pd.concat([rows.head(3) for rows in by_role.values()])
     shown = display(top, "role", "score", "low", "high", "without_sink", "chance")
     shown = shown.rename(columns={"without_sink": "first token left out"})
@@ -174,8 +173,6 @@ def check(subject: Subject) -> Markup:
 
 def cache(subject: Subject) -> Markup:
     """Return what the key-value cache holds for each head and layer, and what sharing saves."""
-    import pandas as pd
-
     model = subject.model
     width = next(model.parameters()).element_size()
     rows = []
@@ -193,18 +190,15 @@ def cache(subject: Subject) -> Markup:
                      "bytes a token and key-value head": one, "bytes a token and query head": round(one * share),
                      "bytes a token": one * site.kv_heads})  # fmt: skip
     subject.tables["cache"] = frame = pd.DataFrame(rows)
-    total, unshared = int(frame["bytes a token"].sum()), int((frame["bytes a token"] / frame["key-value heads"]
-                                                             * frame["query heads"]).sum())  # fmt: skip
+    total = int(frame["bytes a token"].sum())
+    unshared = int((frame["bytes a token"] / frame["key-value heads"] * frame["query heads"]).sum())
     limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     lengths = [1024, *([limit] if isinstance(limit, int) and limit > 1024 else [])]
     sizes = "; ".join(f"{n:,} tokens take {total * n / 1e6:,.1f} MB" for n in lengths)
     shared = "" if total == unshared else f" Were they not shared, it would be {unshared / total:.3g} times that."
-    distinct = frame.drop(columns="layer").drop_duplicates()
+    shown, distinct = frame, frame.drop(columns="layer").drop_duplicates()
     if len(distinct) == 1:
-        shown = distinct.assign(layers=len(frame))
-        shown = shown[["layers", *distinct.columns]]
-    else:
-        shown = frame
+        shown = distinct.assign(layers=len(frame))[["layers", *distinct.columns]]
     text = f"A text costs {total:,} bytes a token for the keys and values of all layers: {sizes}.{shared}"
     caption = f"The key-value cache at {8 * width} bits a number"
     return table(shown, caption) + paragraph(text) + _resting(subject, total)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pandas as pd
 import torch
 from markupsafe import Markup
 
@@ -227,16 +228,12 @@ def geometry(subject: Subject) -> Markup:
         all_ranks |= ranks.values
     if not rows:
         raise ValueError("; ".join(left_out))
-    import pandas as pd
-
     columns = ["kind", "effective rank", "of random heads", "write overlap of two heads", "chance"]
     subject.tables["geometry"] = frame = pd.DataFrame(rows, columns=columns)
     notes = Markup().join(paragraph(f"Left out: {reason}", note=True) for reason in left_out)
-    claims = [f"the {kind} heads use {rank:.1f} directions on average, random heads {chance:.1f}"
-              for kind, rank, chance, _, _ in rows]  # fmt: skip
-    claim = "; ".join(claims)
-    furthest = max(rows, key=lambda row: abs(row[1] / row[2] - 1) if row[2] else 0.0)
-    kind, rank, chance, shared, expected = furthest
+    claim = "; ".join(f"the {kind} heads use {rank:.1f} directions on average, random heads {chance:.1f}"
+                      for kind, rank, chance, _, _ in rows)  # fmt: skip
+    kind, rank, chance, shared, expected = max(rows, key=lambda row: abs(row[1] / row[2] - 1) if row[2] else 0.0)
     differs = chance > 0 and abs(rank / chance - 1) > 0.05
     subject.findings["geometry"] = Finding(
         f"The {kind} heads use {rank:.1f} directions each, random ones {chance:.1f}."
@@ -256,8 +253,6 @@ def geometry(subject: Subject) -> Markup:
 
 def pruning(subject: Subject) -> Markup:
     """Return the pruning curve, least important heads first, compared with random orders."""
-    import pandas as pd
-
     random_orders = {f"random {i}": random_order(sites(subject.model), subject.seed + i) for i in range(subject.orders)}
     measure = subject.test_losses()
     frame = curves(subject.model, {"gradient": subject.selection_scores}, measure)

@@ -38,9 +38,8 @@ class Picture:
     @property
     def html(self) -> str:
         """The ``<figure>`` element."""
-        if isinstance(self.claim, Measured):
-            return figure_html(self.png, alt=self.alt, caption=self.claim.html)
-        return figure_html(self.png, alt=self.alt, caption=escape(self.claim))
+        caption = self.claim.html if isinstance(self.claim, Measured) else escape(self.claim)
+        return figure_html(self.png, alt=self.alt, caption=caption)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/html": self.html, "text/plain": plain(repr(self))}

@@ -20,6 +20,7 @@ grey. Each takes ``title``, which says what there is to find, and most take ``ax
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,7 @@ import numpy as np
 
 from headtools.lesson.figure import OKABE_ITO, style
 from headtools.lesson.plain import plain
+from headtools.lesson.svg import described, shortened, write_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,9 +158,8 @@ def heads(
     if ax is None:
         size = (1.6 + 0.68 * table.shape[1], 1.2 + 0.52 * table.shape[0])
         _, ax = subplots(figsize=(min(size[0], 7.2), min(size[1], 7.2)))
-    fig = matrix(table, title=title, vmin=vmin, vmax=vmax, label=label, row_label="layer", column_label="head",
-                 text=text, values=values, outline=outline, bar=bar, ax=ax)  # fmt: skip
-    return fig
+    return matrix(table, title=title, vmin=vmin, vmax=vmax, label=label, row_label="layer", column_label="head",
+                  text=text, values=values, outline=outline, bar=bar, ax=ax)  # fmt: skip
 
 
 def maps(
@@ -199,7 +200,7 @@ def maps(
         titles = [f"{layer}.{h}" if layer != "" else f"head {h}" for h in shown]
     if isinstance(outline, int):
         outline = [(i, i + outline) for i in range(len(tokens)) if 0 <= i + outline < len(keys)]
-    cells = list(outline)
+    outline = list(outline)
     n_columns = len(shown) if len(shown) <= 4 else -(-len(shown) // 2) if len(shown) <= 8 else 4
     high = -(-len(shown) // n_columns)
     side = {1: 4.4, 2: 3.0, 3: 2.1}.get(n_columns, 1.6 if len(tokens) <= 12 else 2.2)
@@ -210,7 +211,7 @@ def maps(
             continue
         left, low = index % n_columns == 0, index + n_columns >= len(shown)
         matrix(table[shown[index]], rows=tokens, columns=keys, values=False, bar=False, ax=ax,
-               outline=cells, row_label="query" if left else "", column_label="key" if low else "")  # fmt: skip
+               outline=outline, row_label="query" if left else "", column_label="key" if low else "")  # fmt: skip
         ax.tick_params(labelleft=left, labelbottom=low)
         ax.set_title(titles[index], pad=3)
     fig.colorbar(grid[0, 0].images[0], ax=list(grid.flat), label="attention", shrink=0.8, pad=0.01)
@@ -228,11 +229,7 @@ def svg(fig: Figure, path: str | Path, *, alt: str, title: str = "") -> Path:
     Text stays text, and the same figure gives the same bytes. Raises ``ValueError`` for an empty ``alt`` or a name that
     does not end in .svg, ``FileNotFoundError`` for a missing folder.
     """
-    import io
-
     from matplotlib import pyplot as plt
-
-    from headtools.lesson.svg import described, write_svg
 
     if not alt.strip():
         raise ValueError("got an empty alt; expected what there is to see: svg(fig, path, alt='Two maps, ...')")
@@ -571,9 +568,8 @@ def _names(axis: Any, given: Sequence[str] | None, size: int) -> None:
     if given is None and size > 36:  # numbers of two digits side by side: every 4th, 8th ...
         step = 4 * -(-size // 64)
     positions = list(range(0, size, step))
-    shown = [plain(i if given is None else given[i]).translate(_ENDS) for i in positions]
     max_letters = 18 if axis.axis_name == "x" else 36
-    shown = [name if len(name) <= max_letters else f"{name[: max_letters - 1]}…" for name in shown]
+    shown = [shortened(plain(i if given is None else given[i]).translate(_ENDS), max_letters) for i in positions]
     turned = axis.axis_name == "x" and max(map(len, shown)) > 2
     axis.set_ticks(positions, shown, rotation=90 if turned else 0)
     for name in axis.get_ticklabels():

@@ -57,9 +57,9 @@ class Drawing:
         shade = "" if opacity is None else f' fill-opacity="{_short(opacity)}"'
         self._parts.append(f'<path d="{d}"{attributes}{shade}/>')
 
-    def line(self, points: Iterable[tuple[float, float]], kind: str = "rule", *, style: str = "") -> None:
+    def line(self, points: Iterable[tuple[float, float]], kind: str = "rule") -> None:
         """Add straight lines from point to point."""
-        self.path("M" + "L".join(f"{_short(x)} {_short(y)}" for x, y in points), kind, style=style)
+        self.path("M" + "L".join(f"{_short(x)} {_short(y)}" for x, y in points), kind)
 
     def inline(self, alt: str) -> str:
         """Return the drawing as a part of a page; ``alt`` is what there is to see."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headtools.lesson.figure import style
 from headtools.lesson.plain import plain
+from headtools.lesson.svg import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,8 +69,7 @@ def _wrapped(words: Sequence[str], marks: Sequence[bool]) -> list[list[tuple[str
 
 def _shown(text: str, max_letters: int = WIDTH) -> str:
     """Return a word as it can be drawn, cut where it would not fit the line."""
-    text = plain(text).translate({ord(end): " " for end in "\n\r\t"})
-    return text if len(text) <= max_letters else f"{text[: max_letters - 1]}…"
+    return shortened(plain(text).translate({ord(end): " " for end in "\n\r\t"}), max_letters)
 
 
 def _line(ax: Axes, y: float, line: Sequence[tuple[str, bool]]) -> None:

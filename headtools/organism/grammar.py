@@ -76,7 +76,7 @@ class SentenceSampler:
 
     relation_of_very = "advmod"
 
-    def __init__(self, rng: random.Random, style: Style = USUAL) -> None:
+    def __init__(self, rng: random.Random, style: Style) -> None:
         self.rng, self.style = rng, style
 
     def _pick(self, table: tuple[list[Lexeme], list[float]]) -> Lexeme:

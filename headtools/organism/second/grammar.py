@@ -8,7 +8,6 @@ What the first organism's grammar has not, keeps heads from getting by with an o
   between: in *the queen of the castle with a hat* the queen has the hat.
 """
 
-import random
 from dataclasses import dataclass
 
 from headtools.organism import grammar as first
@@ -54,9 +53,6 @@ class SentenceSampler(first.SentenceSampler):
     """Draws the sentences of one style from one stream of chance."""
 
     relation_of_very = "advmod:emph"
-
-    def __init__(self, rng: random.Random, style: Style = USUAL) -> None:
-        super().__init__(rng, style)
 
     def _complete_sentence(self) -> Phrase:
         """One or two clauses. Of two, the second's pronoun is drawn first, so that rivals in the first can fit it."""
