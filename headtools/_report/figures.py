@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,13 +65,13 @@ def percent(share: float) -> str:
 def roles(frame: pd.DataFrame, kind: str, claim: str) -> Markup:
     """Draw the role map of one kind of attention."""
     heads = head_functions(frame)
-    layers = [(str(layer), of_layer.to_dict("records")) for layer, of_layer in heads.groupby("layer", sort=True)]
+    layers = {layer: {row["head"]: row for row in of_layer.to_dict("records")}
+              for layer, of_layer in heads.groupby("layer", sort=True)}  # fmt: skip
     n_heads = heads["head"].max() + 1
     shown = [name for name in (*LETTERS, NONE) if (heads.function == name).any()]
 
-    def draw(drawing: Drawing, x: float, y: float, size: float, row: dict) -> None:
-        left, name = x + (row["head"]) * size, row["function"]
-        tip = f"{kind} {row['layer']}.{row['head']}: {row['roles'] or 'no function'}"
+    def draw(drawing: Drawing, left: float, y: float, size: float, layer: int, head: int, row: dict) -> None:
+        name, tip = row["function"], f"{kind} {layer}.{head}: {row['roles'] or 'no function'}"
         drawing.rect(left + 1, y + 1, size - 2, size - 2, "none", fill="" if name == NONE else COLOURS[name], tip=tip)
         if row["letters"]:
             small = "small dark" if len(row["letters"]) > 2 else "strong dark"
@@ -112,24 +112,24 @@ def grids(scores: HeadScores, label: str, *, from_zero: bool = True, signed: boo
         kinds.setdefault(key[:-1], []).append(key)
     figures = []
     for kind, keys in kinds.items():
-        rows = [(str(key[-1]), [(key[-1], head, value) for head, value in enumerate(scores.values[key].tolist())])
-                for key in keys]  # fmt: skip
-        name = " ".join(map(str, kind))
+        layers = {key[-1]: dict(enumerate(scores.values[key].tolist())) for key in keys}
+        name, n_heads = " ".join(map(str, kind)), max(map(len, layers.values()))
 
-        def draw(drawing: Drawing, x: float, y: float, size: float, cell: tuple, name: str = name) -> None:
-            layer, head, value = cell
-            drawing.rect(x + head * size + 0.5, y + 0.5, size - 1, size - 1, **style(value),
+        def draw(
+            drawing: Drawing, x: float, y: float, size: float, layer: int, head: int, value: float, name: str = name
+        ) -> None:
+            drawing.rect(x + 0.5, y + 0.5, size - 1, size - 1, **style(value),
                          tip=f"{name} {layer}.{head}: {number(value)}")  # fmt: skip
 
-        n_heads = max(len(of_layer) for _, of_layer in rows)
-        drawing = _grid(rows, n_heads, draw, legend=38, least=230)
+        drawing = _grid(layers, n_heads, draw, legend=38, least=230)
         ends = (-top, top) if signed else (low, top)
         samples = [ends[0] + (ends[1] - ends[0]) * i / (_STEPS - 1) for i in range(_STEPS)]
         for i, sample in enumerate(samples):
             drawing.rect(_LEFT + 36 * i, drawing.height - 30, 36, 10, **style(sample))
             if i in (0, (_STEPS - 1) // 2, _STEPS - 1):
                 drawing.text(_LEFT + 36 * i + 18, drawing.height - 7, number(sample), "small soft", anchor="middle")
-        layer, head, best = max((cell for _, of_layer in rows for cell in of_layer), key=lambda cell: abs(cell[2]))
+        layer, head, best = max(((layer, head, value) for layer, of_layer in layers.items()
+                                 for head, value in of_layer.items()), key=lambda cell: abs(cell[2]))  # fmt: skip
         alt = (
             f"A grid of {name} heads, {len(keys)} layers by up to {n_heads} heads, shaded from {number(ends[0])} to "
             f"{number(ends[1])}: {label}. The {'strongest' if signed else 'highest'} of this kind is head {head} of "
@@ -140,10 +140,10 @@ def grids(scores: HeadScores, label: str, *, from_zero: bool = True, signed: boo
 
 
 def _grid(
-    layers: Sequence[tuple[str, Iterable[Any]]], n_heads: int, draw: Callable[..., None], legend: float,
+    layers: Mapping[int, Mapping[int, Any]], n_heads: int, draw: Callable[..., None], legend: float,
     least: float = 270,
 ) -> Drawing:  # fmt: skip
-    """Return a drawing of layers by heads with their numbers; ``draw(drawing, x, y, size, cell)`` adds each cell."""
+    """Return a drawing of layers by heads with their numbers, to which ``draw`` adds what each cell holds."""
     size = 30 if n_heads <= 12 else 24 if n_heads <= 20 else 18
     drawing = Drawing(max(_LEFT + n_heads * size + 4, least), _TOP + len(layers) * size + legend)
     drawing.text(_LEFT, 12, "head", "soft small")
@@ -151,11 +151,11 @@ def _grid(
     step = 1 if size >= 24 or n_heads <= 16 else 4
     for head in range(0, n_heads, step):
         drawing.text(_LEFT + (head + 0.5) * size, 28, head, "small", anchor="middle")
-    for row, (layer, of_layer) in enumerate(layers):
+    for row, (layer, of_layer) in enumerate(layers.items()):
         y = _TOP + row * size
         drawing.text(_LEFT - 8, y + size / 2 + 4, layer, "small", anchor="end")
-        for cell in of_layer:
-            draw(drawing, _LEFT, y, size, cell)
+        for head, cell in of_layer.items():
+            draw(drawing, _LEFT + head * size, y, size, layer, head, cell)
     return drawing
 
 
