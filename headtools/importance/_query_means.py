@@ -31,15 +31,15 @@ def query_means(
     name: str,
     want: Sequence[str] = ("maps",),
     settings: Mapping[str, Any] | None = None,
-    minimum: float | None = 0.0,
-    maximum: float | None = 1.0,
+    minimum: float | None = None,
+    maximum: float | None = None,
 ) -> HeadScores:
     """Return each head's mean over all queries that are no padding, with 95 % intervals over examples.
 
     ``of_queries(site, captured, batch, queries)`` gets what ``record`` keeps of a layer in one batch, and which queries
     are no padding, (B, query) bool. It returns a number for each query, (B, head, query), and the queries that count.
-    ``want`` is what to record besides: ("maps", "v"). ``settings``: what else determines the numbers. ``minimum`` and
-    ``maximum``: the range of the score, to which its interval is clamped.
+    ``want`` is what to record, ("maps", "v"), maps always among it. ``settings``: what else determines the numbers.
+    ``minimum`` and ``maximum``: the range of the score, if it has one; its interval is clamped to it.
 
     Raises ``ValueError`` for sites that no batch runs, and as ``record`` does.
     """

@@ -57,7 +57,10 @@ def confidence(
                 queries = queries & ~is_excluded.to(queries.device)
         return maps.amax(-1), queries
 
-    return query_means(model, batches, sites, largest_weights, name="confidence", settings={"excluded": excluded})
+    return query_means(
+        model, batches, sites, largest_weights,
+        name="confidence", settings={"excluded": excluded}, minimum=0.0, maximum=1.0,
+    )  # fmt: skip
 
 
 def _excluded(model: nn.Module, exclude: Iterable[int] | int | None) -> list[int]:
