@@ -106,16 +106,21 @@ def attention_sinks(
             backbone(model, inputs)(**inputs)
     if not scores:
         raise ValueError("no batches came: pass at least one dict with input_ids")
-    uniform, rows = torch.cat(chance).mean().item(), []
-    for (key, role), parts in scores.items():
-        weights = torch.cat(parts)
-        missing = torch.full(weights.shape[1:], torch.nan)
-        low, high = ht.bootstrap(weights) if len(weights) >= MIN_EXAMPLES else (missing, missing)
+    weights = {key: torch.cat(parts) for key, parts in scores.items()}
+    return score_rows(weights, {SINK: torch.cat(chance).mean().item()})
+
+
+def score_rows(values: Mapping[tuple, Tensor], chance: Mapping[str, float]) -> pd.DataFrame:
+    """Return a row for each head and role, from {(site key, role): (n, head)}, and the chance of each role."""
+    rows = []
+    for (key, role), by_text in values.items():
+        missing = torch.full(by_text.shape[1:], torch.nan)
+        low, high = ht.bootstrap(by_text) if len(by_text) >= MIN_EXAMPLES else (missing, missing)
         stack = {"stack": key[0]} if len(key) == 3 else {}
         rows += [
             {**stack, "kind": key[-2], "layer": key[-1], "head": head, "role": role, "score": score,
-             "low": low[head].item(), "high": high[head].item(), "chance": uniform, "n": len(weights)}
-            for head, score in enumerate(weights.mean(0).tolist())
+             "low": low[head].item(), "high": high[head].item(), "chance": chance[role], "n": len(by_text)}
+            for head, score in enumerate(by_text.mean(0).tolist())
         ]  # fmt: skip
     return pd.DataFrame(rows)
 

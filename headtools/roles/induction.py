@@ -25,7 +25,7 @@ from headtools.heads._finite import check_weights, nonfinite_weights
 from headtools.heads._precision import without_autocast
 from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.roles._segments import ordinary_tokens, segments
-from headtools.roles.attention_sinks import without_sink
+from headtools.roles.attention_sinks import score_rows, without_sink
 
 Measure = Callable[[Tensor, Tensor], Tensor]  # of maps (B, head, T, T) and tokens (B, T), one number a head
 INDUCTION, PREFIX, COPYING = "induction (TransformerLens)", "prefix matching (Olsson)", "copying (Olsson)"
@@ -136,8 +136,8 @@ def induction_scores(
     sequences = segments(n, length, repeats, tokens, start=start, seed=seed)
     chance = {role: _uniform_score(measure, sequences[:1, :used]) for role, (used, measure) in measures.items()}
     with_sink, sink_left_out = _score_heads(model, sequences, measures, batch_size)
-    other = _scores_frame(sink_left_out, chance)  # the same rows in the same sequence
-    frames = [_scores_frame(with_sink, chance).assign(without_sink=other.score)]
+    others = torch.cat([by_sequence.mean(0) for by_sequence in sink_left_out.values()])  # in the order of the rows
+    frames = [score_rows(with_sink, chance).assign(without_sink=others.tolist())]
     frames.append(copying(model, n=n, length=length, tokens=tokens, seed=seed, batch_size=batch_size))
     frame = pd.concat(frames, ignore_index=True)
     head_columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]
@@ -196,7 +196,7 @@ def copying(
         with ht.record(model, want="v", accumulate=add_scores, only=["decoder"]):
             backbone(model, ["input_ids"])(ids)
     values = {key: torch.cat(by_batch) for key, by_batch in values_by_head.items()}
-    return _scores_frame(values, {COPYING: 2 / length - 1})
+    return score_rows(values, {COPYING: 2 / length - 1})
 
 
 @torch.no_grad()
@@ -226,21 +226,6 @@ def _uniform_score(measure: Callable[[Tensor, Tensor], Tensor], ids: Tensor) -> 
     """Return the score of a head with uniform attention over the tokens so far."""
     visible = torch.ones(ids.shape[1], ids.shape[1]).tril()
     return measure((visible / visible.sum(-1, keepdim=True))[None, None], ids).item()
-
-
-def _scores_frame(values: dict[tuple, Tensor], chance: dict[str, float]) -> pd.DataFrame:
-    """Return a row for each head and role, from {(site key, role): (n, head)}."""
-    rows = []
-    for (key, role), by_sequence in values.items():
-        low, high = ht.bootstrap(by_sequence)
-        stack = {"stack": key[0]} if len(key) == 3 else {}
-        for head, score in enumerate(by_sequence.mean(0).tolist()):
-            rows.append({**stack, "kind": key[-2], "layer": key[-1], "head": head, "role": role, "score": score,
-                         "chance": chance[role], "low": low[head].item(), "high": high[head].item(),
-                         "n": len(by_sequence)})  # fmt: skip
-    frame = pd.DataFrame(rows)
-    head_columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]
-    return frame.sort_values(head_columns, kind="stable", ignore_index=True)
 
 
 def _check_decoder(model: nn.Module, max_length: int, n: int) -> None:

@@ -13,7 +13,7 @@ from headtools.roles.sentence import Sentence
 Labels = tuple[str | None, ...]
 Task = str | Callable[[Sentence], Sequence[str | None]]
 
-_ANNOTATED = ("upos", "relation")
+_ANNOTATED = {"upos": "upos", "relation": "relations"}
 _NOUN = ("number", "gender")
 _TARGET = "target "
 _FEATURES = ("gender", "number", "case", "family", "object", "topic", "left", "right")
@@ -52,7 +52,7 @@ def labels(sentence: Sentence, task: Task) -> Labels:
             )
         return out
     if task in _ANNOTATED:
-        return getattr(sentence, task)
+        return getattr(sentence, _ANNOTATED[task])
     if task not in TASKS:
         raise ValueError(f"no task {task!r}; there is {', '.join(TASKS)}, or a function from a Sentence to labels")
     from headtools.organism import features

@@ -126,10 +126,6 @@ def _words_of_tokens(
         next_word += [w] * (len(word) + (w > 0))
     row, with_token = [], set()
     for (start, end), special in zip(offsets, is_special, strict=True):
-        if not special and start < end <= len(word_of_char) and word_of_char[start] == word_of_char[end - 1] != NONE:
-            row.append(word_of_char[start])  # within one word, as nearly every token is
-            with_token.add(word_of_char[start])
-            continue
         covered = [] if special else sorted({*word_of_char[start:end]} - {NONE})
         if len(covered) > 1:
             raise ValueError(

@@ -101,7 +101,8 @@ def word_states(
             if start == 0:
                 first_batch = [*(recorded[key][0] for key in recorded), *(residual[0] if residual else ())]
                 _check_memory(first_batch, n_words)
-    original_order = _original_order([sum(selected[i]) for i in order], order)
+    # Words were read sentence by sentence in ``order``; a stable sort brings them back.
+    original_order = torch.tensor([i for i in order for _ in range(sum(selected[i]))]).argsort(stable=True)
     states: dict[Place, Tensor] = {}
     for key in recorded:
         kind, layer, z = " ".join(key[:-1]), key[-1], torch.cat(recorded[key])
@@ -132,14 +133,11 @@ def _check_selected(sentences: Sequence[Sentence], selected: list[list[bool]]) -
 
 def _tokens_of_words(words: Tensor, selected: list[list[bool]], pieces: str) -> tuple[Tensor, Tensor]:
     """The tokens (of B * T) whose vectors make those of the selected words, and the index of the word of each."""
-    tokens_of_selected = []
-    for b, is_selected in enumerate(selected):
-        row = words[b].tolist()
-        tokens_of: dict[int, list[int]] = {}
-        for t, word in enumerate(row):
-            tokens_of.setdefault(word, []).append(b * len(row) + t)
-        tokens_of_selected += [tokens_of[word] for word, use in enumerate(is_selected) if use]
-    used = [{"first": tokens[:1], "last": tokens[-1:], "mean": tokens}[pieces] for tokens in tokens_of_selected]
+    used = []
+    for b, (row, is_selected) in enumerate(zip(words.tolist(), selected, strict=True)):
+        for word in [word for word, use in enumerate(is_selected) if use]:
+            tokens = [b * len(row) + t for t, of_token in enumerate(row) if of_token == word]
+            used.append({"first": tokens[:1], "last": tokens[-1:], "mean": tokens}[pieces])
     word_index = [i for i, tokens in enumerate(used) for _ in tokens]
     tokens = [token for tokens in used for token in tokens]
     return torch.tensor(tokens, device=words.device).long(), torch.tensor(word_index, device=words.device).long()
@@ -167,11 +165,3 @@ def _check_memory(first_batch: list[Tensor], n_words: int) -> None:
             f"allowed: give about {int(n_words * MAX_BYTES / size):,} words, fewer places (component=), or a task "
             "with fewer words"
         )
-
-
-def _original_order(counts: list[int], order: list[int]) -> Tensor:
-    """The index that brings words read sentence by sentence in ``order``, ``counts`` of each, back to that given."""
-    starts = torch.tensor([0, *counts]).cumsum(0)
-    rank = {sentence: position for position, sentence in enumerate(order)}
-    runs = [torch.arange(int(starts[rank[i]]), int(starts[rank[i] + 1])) for i in range(len(order))]
-    return torch.cat(runs)

@@ -104,6 +104,7 @@ def test_labels_of_the_language():
             if upos == "NOUN":
                 assert (number[i] == "plural") == s.words[i].endswith("s")
     assert labels(TEST[0], "upos") == TEST[0].upos
+    assert labels(TEST[0], "relation") == TEST[0].relations
 
 
 def plain_sentence(*words):

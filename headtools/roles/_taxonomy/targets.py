@@ -62,10 +62,11 @@ def argmax_targets(
     targets: Targets = defaultdict(list)
     for offset in range(-conventions.span, conventions.span + 1):
         targets[f"offset {offset:+d}"] = _at_offset(offset, queries, keys)
-    for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
-        if head and relation not in NO_RELATION:
-            targets[f"{relation} up"].append((spans_of[word][0], spans_of[head - 1]))
-            targets[f"{relation} down"].append((spans_of[head - 1][0], spans_of[word]))
+    for way in ("up", "down"):
+        for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
+            if head and relation not in NO_RELATION:
+                query, key = (word, head - 1) if way == "up" else (head - 1, word)
+                targets[f"{relation} {way}"].append((spans_of[query][0], spans_of[key]))
     for word, is_mention in enumerate(sentence.coreference):
         if is_mention:
             earlier = [span for other in earlier_mentions(sentence, word) for span in spans_of[other]]
