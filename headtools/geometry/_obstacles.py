@@ -13,6 +13,7 @@ import re
 
 from torch import nn
 
+from headtools.heads._kinds import names_in
 from headtools.heads._layout import width_out
 from headtools.heads.sites import Site
 
@@ -78,16 +79,12 @@ def output_value_obstacles(site: Site) -> list[str]:
 def _names_used(module: nn.Module) -> set[str]:
     """Return the names in the code of a module's forward, and in that of its own methods that forward calls."""
     module_class = type(module)
-    names = _code_names(module_class.forward)
+    names = names_in(module_class.forward)
     for name in list(names):
         method = inspect.getattr_static(module_class, name, None)
         if inspect.isfunction(method) and method is not module_class.forward:
-            names |= _code_names(method)
+            names |= names_in(method)
     return names
-
-
-def _code_names(function: object) -> set[str]:
-    return set(getattr(getattr(inspect.unwrap(function), "__code__", None), "co_names", ()))
 
 
 def _arguments(module: nn.Module) -> set[str]:

@@ -91,15 +91,15 @@ def enclosing_modules(root: nn.Module, name: str) -> Iterator[nn.Module]:
 
 def _names_in_forward(kind: type) -> set[str]:
     """Return the names that a class's forward uses, including those in the methods about masks that it calls."""
-    names = set(names_in(kind.forward))
+    names = names_in(kind.forward)
     for method in [name for name in names if "mask" in name and inspect.isfunction(getattr(kind, name, None))]:
-        names |= set(names_in(getattr(kind, method)))
+        names |= names_in(getattr(kind, method))
     return names
 
 
-def names_in(function: Callable) -> tuple[str, ...]:
+def names_in(function: Callable) -> set[str]:
     """Return the names that a function uses, read from its code without running it."""
-    return getattr(getattr(inspect.unwrap(function), "__code__", None), "co_names", ())
+    return set(getattr(getattr(inspect.unwrap(function), "__code__", None), "co_names", ()))
 
 
 def _causal_by_name(name: str, module: nn.Module) -> bool:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from headtools.heads._checks import check_batch, check_not_compiled
 from headtools.heads._finite import check_weights
 from headtools.heads._interventions import claimed
+from headtools.heads._kinds import names_in
 from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import Site, SiteSelection, sites
 
@@ -117,7 +118,7 @@ def decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor | None:
     shift = getattr(base, "prepare_decoder_input_ids_from_labels", None)
     if shift is not None:
         return shift(labels=labels)
-    names_in_forward = getattr(getattr(inspect.unwrap(type(base).forward), "__code__", None), "co_names", ())
+    names_in_forward = names_in(type(base).forward)
     shift = getattr(sys.modules.get(type(base).__module__), "shift_tokens_right", None)
     if "shift_tokens_right" in names_in_forward and shift is not None:
         tokens = list(inspect.signature(shift).parameters)[1:]  # pad_token_id, decoder_start_token_id

@@ -245,9 +245,8 @@ def _result(model: nn.Module, gates: HardConcrete, history: Mapping[str, Tensor]
     log_alpha = history["log_alpha"]  # (steps + 1, n_heads), or (steps + 1, sets, n_heads)
     if k is not None:
         log_alpha = log_alpha[:, k]
-        gates_of_set = HardConcrete(gates.sizes, temperature=gates.temperature, stretch=gates.stretch)
-        gates_of_set.log_alpha.data = gates.log_alpha.detach()[k].clone()
-        gates = gates_of_set
+        start = gates.split(gates.log_alpha.detach()[k])
+        gates = HardConcrete(gates.sizes, temperature=gates.temperature, stretch=gates.stretch, start=start)
     steps = pd.RangeIndex(len(log_alpha), name="step")
     names = ["kind", "layer", "head"] if len(gates.heads[0]) == 3 else ["stack", "kind", "layer", "head"]
     columns = pd.MultiIndex.from_tuples(gates.heads, names=names)
