@@ -18,7 +18,7 @@ import headtools as ht
 from headtools.heads._backbone import backbone
 from headtools.heads._checks import check_batch
 from headtools.heads._tokens import model_inputs, real_tokens
-from headtools.heads.bootstrap import MIN_EXAMPLES
+from headtools.heads.bootstrap import bounds
 
 SINK = "attention sink"
 
@@ -114,8 +114,7 @@ def score_rows(values: Mapping[tuple, Tensor], chance: Mapping[str, float]) -> p
     """Return a row for each head and role, from {(site key, role): (n, head)}, and the chance of each role."""
     rows = []
     for (key, role), by_text in values.items():
-        missing = torch.full(by_text.shape[1:], torch.nan)
-        low, high = ht.bootstrap(by_text) if len(by_text) >= MIN_EXAMPLES else (missing, missing)
+        low, high = bounds(by_text)
         stack = {"stack": key[0]} if len(key) == 3 else {}
         rows += [
             {**stack, "kind": key[-2], "layer": key[-1], "head": head, "role": role, "score": score,

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 
 from headtools.roles._taxonomy.vocabulary import SPECIAL_TOKENS
@@ -15,14 +14,6 @@ NO_RELATION = ("root", "punct")
 RARE = ("rarest", "two rarest", "rarest other")
 OFFSET_BASED = ("syntactic", "rare", "alignment")  # families whose baseline is the best fixed offset
 MAPS = tuple(f"map {name}" for name in CLASSES)
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """A role holds if the lower end of the interval of ``score - scale * baseline`` is at least ``minimum``."""
-
-    scale: float
-    minimum: float
 
 
 def role_names(
@@ -85,8 +76,8 @@ def score_range(role: str) -> tuple[float, float]:
     return (-1.0 if role == "content" else 0.0), 1.0
 
 
-def threshold(role: str, conventions: Conventions) -> Threshold:
-    """What a head needs to hold a role.
+def threshold(role: str, conventions: Conventions) -> tuple[float, float]:
+    """What a head needs to hold a role: (scale, minimum) for the lower end of ``score - scale * baseline``.
 
     Positional: nine queries in ten (Voita et al. 2019, 5.1). Relations, coreference, alignment: ``margin`` above the
     baseline (Voita, 5.2). Rarest word: half of the queries. Weights: half of the weight (Clark et al. 2019, 3.1). A
@@ -95,11 +86,8 @@ def threshold(role: str, conventions: Conventions) -> Threshold:
     thresholds of rarest words, map classes, entropy, distance, rarity and content are ours.
     """
     return {
-        "positional": Threshold(0, 0.9), "weight": Threshold(0, 0.5), "rare": Threshold(0, 0.5),
-        "map": Threshold(0, 0.5), "syntactic": Threshold(1, conventions.margin),
-        "coreference": Threshold(1, conventions.margin), "alignment": Threshold(1, conventions.margin),
-        "content": Threshold(1, 0.1),
-    }.get(family(role)) or {
-        "confidence": Threshold(0, 0.8), "entropy": Threshold(0.9, 0), "distance": Threshold(1.25, 0),
-        "rarity": Threshold(1, 1),
-    }[role]  # fmt: skip
+        "positional": (0, 0.9), "weight": (0, 0.5), "rare": (0, 0.5), "map": (0, 0.5), "content": (1, 0.1),
+        "syntactic": (1, conventions.margin), "coreference": (1, conventions.margin),
+        "alignment": (1, conventions.margin),
+        "confidence": (0, 0.8), "entropy": (0.9, 0), "distance": (1.25, 0), "rarity": (1, 1),
+    }[role if family(role) == "statistic" else family(role)]  # fmt: skip

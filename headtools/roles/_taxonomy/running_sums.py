@@ -23,19 +23,17 @@ class RunningSums:
     """Totals (...), float64, and replicas (times, ...), float32, of values that each sentence adds."""
 
     def __init__(self) -> None:
-        self.total: Tensor | None = None
+        self.total: Tensor | float = 0.0
         self._replicas: Tensor | None = None  # (values, times), the values flattened
         self._buffer: list[tuple[Tensor, Tensor]] = []
 
-    def add(self, values: Tensor, resample_counts: Tensor) -> "RunningSums":
+    def add(self, values: Tensor, resample_counts: Tensor) -> None:
         """Add sentences: values (B, ...) and resample counts (times, B)."""
-        values = values.detach().to("cpu", torch.float32)
-        total = values.double().sum(0)
-        self.total = total if self.total is None else self.total + total
+        values = values.float()
+        self.total = self.total + values.double().sum(0)
         self._buffer.append((values.flatten(1), resample_counts))
         if sum(len(buffered) for buffered, _ in self._buffer) >= BUFFER:
             self._flush()
-        return self
 
     @property
     def replicas(self) -> Tensor:

@@ -111,9 +111,9 @@ class BatchScorer:
                         baseline, chance = zip(*by_rule, strict=True)
                     else:
                         chance = [len(keys) / n_keys[query] for query, keys in asked]
-                        if targets is by_weight and self.conventions.renormalise:  # words share what the row leaves
-                            chance = [sum(1 / (n_candidates if candidates[i][query][key] else n_visible)[i][query]
-                                          for key in keys) for query, keys in asked]  # fmt: skip
+                        if targets is by_weight and self.conventions.renormalise:
+                            chance = [_renormalised_chance(keys, candidates[i][q], n_candidates[i][q], n_visible[i][q])
+                                      for q, keys in asked]  # fmt: skip
                         baseline = chance if offset is None else [query + offset in keys for query, keys in asked]
                     counts[i, :, index] = len(asked), sum(baseline), sum(chance)
                     pairs += [(i * n_roles + index, i * n_queries + query, key)
@@ -245,3 +245,8 @@ class RunningScores:
         sums = torch.stack([self._scorer.sums(torch.cat(of_table, 1)) for of_table in zip(*maps, strict=True)], 1)
         for key, layer_sums in zip(keys, sums.split([layer[0].shape[1] for layer in maps], -1), strict=True):
             self.sums[key] = self.sums.get(key, 0) + layer_sums
+
+
+def _renormalised_chance(keys: Sequence[int], is_candidate: Sequence[bool], n_candidates: int, n_visible: int) -> float:
+    """What uniform attention gives these keys: candidates share what the row leaves them, others the whole row."""
+    return sum(1 / (n_candidates if is_candidate[key] else n_visible) for key in keys)

@@ -71,8 +71,7 @@ def _scores(
     difference = score - (baseline / n)[:, None]
     resampled_difference = resampled - (resampled_baseline / resampled_n)[:, None]
     difference_low, difference_high = _interval(difference, resampled_difference, n_sentences, level)
-    thresholds = [threshold(role, conventions) for role in roles]
-    scale, minimum = (torch.tensor([getattr(t, name) for t in thresholds])[:, None] for name in ("scale", "minimum"))
+    scale, minimum = torch.tensor([threshold(role, conventions) for role in roles]).T[..., None]
     lower_end = torch.where(scale == 0, low, difference_low)
     margin_roles = ((scale[:, 0] != 0) & ((scale[:, 0] != 1) | (baseline < chance))).nonzero().flatten()
     if len(margin_roles):  # roles whose threshold is on neither of the two intervals above
