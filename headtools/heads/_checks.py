@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from headtools.heads.sites import Site
+
 
 def check_not_compiled(model: nn.Module) -> None:
     """Raise for a model whose hooks would not run: compiled before, or wrapped for several devices.
@@ -35,6 +37,13 @@ def check_not_offloaded(model: nn.Module, what: str) -> None:
             f"{what} reads the model's weights, and {len(offloaded)} of them are offloaded, such as {offloaded[0]}; "
             "load the model without offloading, device_map=None, or on devices with enough memory for all of it"
         )
+
+
+def check_interface(site: Site, consequence: str) -> None:
+    """Raise ``ValueError`` for a site whose queries, keys, values and maps cannot be reached."""
+    if not site.interface:
+        name = type(site.module).__name__
+        raise ValueError(f"{name} ({site.label}) does not use transformers' AttentionInterface, so {consequence}")
 
 
 def check_batch(batch: Mapping) -> None:

@@ -43,10 +43,9 @@ def check_weights(model: nn.Module, known_sites: Iterable[Site] | None = None) -
     zeros, so that loss and gradient are finite and wrong. NaN in any other weight reaches the output and is noticed.
     ``known_sites`` saves a search where the caller has the model's sites.
     """
-    sums = [weight.detach().sum(dtype=torch.promote_types(weight.dtype, torch.float32)).cpu()
-            for site in (_sites(model) if known_sites is None else known_sites) for weight in _weights(site)
-            if weight.is_floating_point() and not weight.is_meta]  # fmt: skip
-    if sums and not torch.stack([total.double() for total in sums]).isfinite().all():
+    weights = [weight.detach() for site in known_sites or _sites(model) for weight in _weights(site)
+               if weight.is_floating_point() and not weight.is_meta]  # fmt: skip
+    if not all(weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite() for weight in weights):
         reason = nonfinite_weights(model)
         if reason:  # else only a sum overflowed
             raise ValueError(f"{type(model).__name__} cannot be measured: {reason}; load it again")

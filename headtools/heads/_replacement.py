@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._checks import check_batch
+from headtools.heads._checks import check_batch, check_interface
 from headtools.heads._finite import check_weights
 from headtools.heads._hooks import Edit
 from headtools.heads._masks import ALTERNATIVES, check_no_sinks
@@ -26,13 +26,8 @@ def check_replacement(replacement: str, sites: Iterable[Site]) -> None:
     if replacement not in REPLACEMENTS:
         raise ValueError(f'replacement must be "zero", "mean", "resample" or "uniform", got {replacement!r}')
     for site in sites if replacement == "uniform" else ():
-        name = f"{type(site.module).__name__} ({site.label})"
-        if not site.interface:
-            raise ValueError(
-                f"{name} does not use transformers' AttentionInterface, so its attention cannot be made uniform: "
-                f"{ALTERNATIVES}"
-            )
-        check_no_sinks(name, getattr(site.module, "sinks", None))
+        check_interface(site, f"its attention cannot be made uniform: {ALTERNATIVES}")
+        check_no_sinks(f"{type(site.module).__name__} ({site.label})", getattr(site.module, "sinks", None))
 
 
 def replacement_values(

@@ -189,8 +189,8 @@ def interval_around(value: Tensor, replicas: Tensor, n_examples: Tensor | int, l
     n_examples = torch.as_tensor(n_examples, dtype=torch.double)
     enough = n_examples >= MIN_EXAMPLES
     n = n_examples.clamp_min(MIN_EXAMPLES)
-    student = torch.from_numpy(np.asarray(stdtrit((n - 1).numpy(), (1 + level) / 2)))
-    outer_level = torch.from_numpy(np.asarray(1 - 2 * ndtr(-(student * (n / (n - 1)).sqrt()).numpy())))
+    student = torch.as_tensor(stdtrit((n - 1).numpy(), (1 + level) / 2))
+    outer_level = torch.as_tensor(1 - 2 * ndtr(-(student * (n / (n - 1)).sqrt()).numpy()))
     low, high = percentiles(replicas, outer_level)
     center = replicas.nanmean(-1, keepdim=True)
     half_width = student * ((replicas - center).square().nanmean(-1)).sqrt()

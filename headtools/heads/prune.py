@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from headtools.heads import _layout as layout
 from headtools.heads._attention import PRUNED_BIAS
-from headtools.heads._checks import check_not_compiled, check_not_offloaded
+from headtools.heads._checks import check_interface, check_not_compiled, check_not_offloaded
 from headtools.heads._interventions import check_no_open_context
 from headtools.heads._layer_config import LayerConfig
 from headtools.heads._layout import PRUNED, QUERY_HEADS
@@ -201,10 +201,7 @@ def check_prunable(site: Site) -> None:
         raise ValueError(
             f"{name} computes the keys and values of all heads from one latent vector, so none can be cut: {advice}"
         )
-    if not site.interface:
-        raise ValueError(
-            f"{name} does not use transformers' AttentionInterface; its forward may rely on its full width: {advice}"
-        )
+    check_interface(site, f"its forward may rely on its full width: {advice}")
     if type(site.module).__name__ == "UMT5Attention":
         raise ValueError(f"{name} shapes its tensors by the full number of heads: {advice}")
     projections = list(dict.fromkeys((site.q.module, site.k.module, site.v.module, site.out)))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from headtools._renamed import old_arguments
 from headtools.heads._attention import EAGER, TAPS, attention_function
-from headtools.heads._checks import check_not_compiled
+from headtools.heads._checks import check_interface, check_not_compiled
 from headtools.heads._finite import check_recorded
 from headtools.heads._hooks import append_entry, hook_input, intervention
 from headtools.heads.sites import Site, Sites, SiteSelection, sites
@@ -122,8 +122,12 @@ def record(
     all_sites = sites(model)
     selected = all_sites.pick(only)
     from_attention = [name for name in want if name != "z"]
-    if from_attention:
-        _check_interface(selected, from_attention)
+    for site in selected if from_attention else ():
+        check_interface(
+            site,
+            f"its {', '.join(from_attention)} cannot be recorded; record(model, want=('z',)) works, and for maps load "
+            "the model with attn_implementation='eager' and call it with output_attentions=True",
+        )
     result = Record(all_sites, {})
     with ExitStack() as stack:
         stack.enter_context(intervention(model, "record()", selected))
@@ -164,16 +168,6 @@ def _check_want(want: Iterable[str]) -> tuple[str, ...]:
     if unknown or not want:
         raise ValueError(f"want must name some of {', '.join(_QUANTITIES)}; got {want!r}")
     return want
-
-
-def _check_interface(selected: list[Site], quantities: list[str]) -> None:
-    for site in selected:
-        if not site.interface:
-            raise ValueError(
-                f"{type(site.module).__name__} ({site.label}) does not use transformers' AttentionInterface, so its "
-                f"{', '.join(quantities)} cannot be recorded; record(model, want=('z',)) works, and for maps load the "
-                "model with attn_implementation='eager' and call it with output_attentions=True"
-            )
 
 
 @contextmanager

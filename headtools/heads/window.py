@@ -16,10 +16,10 @@ from contextlib import ExitStack, contextmanager
 from torch import nn
 
 from headtools.heads._attention import WINDOW, attention_function
-from headtools.heads._checks import check_not_compiled
+from headtools.heads._checks import check_interface, check_not_compiled
 from headtools.heads._hooks import append_entry, intervention
 from headtools.heads._select import Heads, select
-from headtools.heads.sites import Site, sites
+from headtools.heads.sites import sites
 
 
 @contextmanager
@@ -58,21 +58,13 @@ def window(model: nn.Module, heads: Heads, first: int = 4, recent: int = 64) -> 
     check_not_compiled(model)
     selected = select(sites(model), heads)
     for site in selected:
-        _check(site)
+        if site.kind != "decoder":
+            raise ValueError(
+                f"{site.label} does not read from left to right, so no token is more recent than another: pass heads "
+                'of ("decoder", layer), or ablate(model, heads, replacement="uniform")'
+            )
+        check_interface(site, "what its heads see cannot be limited: use ablate(model, heads)")
     with intervention(model, "window()", selected), attention_function(model, None), ExitStack() as stack:
         for site, indices in selected.items():
             stack.enter_context(append_entry(site.module, WINDOW, (tuple(indices), first, recent)))
         yield
-
-
-def _check(site: Site) -> None:
-    if site.kind != "decoder":
-        raise ValueError(
-            f"{site.label} does not read from left to right, so no token is more recent than another: pass heads of "
-            '("decoder", layer), or ablate(model, heads, replacement="uniform")'
-        )
-    if not site.interface:
-        raise ValueError(
-            f"{type(site.module).__name__} ({site.label}) does not use transformers' AttentionInterface, so what its "
-            "heads see cannot be limited: use ablate(model, heads)"
-        )

@@ -110,7 +110,10 @@ def batches_from(batches: Batches, first_step: int) -> Iterator[Mapping]:
     """
     if isinstance(batches, Mapping):
         batches = [batches]
-    stream = map(batches, count(first_step)) if callable(batches) else islice(_rotation(batches), first_step, None)
+    if callable(batches):
+        stream = (batches(step) for step in count(first_step))
+    else:
+        stream = islice(_rotation(batches), first_step, None)
     for step, batch in enumerate(stream, first_step):
         if not isinstance(batch, Mapping):
             raise TypeError(
