@@ -47,6 +47,7 @@ def align(
     sentences: Sequence[Sentence | Sequence[str]],
     *,
     max_length: int | None = None,
+    padding_side: str | None = None,
     device: torch.device | str | None = None,
 ) -> Aligned:
     """Tokenize sentences whose words are known, and return the word of each token.
@@ -55,8 +56,8 @@ def align(
     the model reads it as plain text. (Given a list of words, a tokenizer that was not made for that leaves the spaces
     out: GPT-2 then reads 'thedogslept'.) A token belongs to the word whose characters it covers; one that covers only a
     space, to the next word. ``max_length`` is the greatest number of tokens a sentence may have, special tokens
-    included (None: the tokenizer's ``model_max_length``). Padding is on the side the tokenizer pads; ``device`` is
-    where the tensors go. Returns ``(batch, words)``, see :class:`Aligned`.
+    included (None: the tokenizer's ``model_max_length``). ``padding_side`` is "left" or "right" (None: the side the
+    tokenizer pads); ``device`` is where the tensors go. Returns ``(batch, words)``, see :class:`Aligned`.
 
     Raises TypeError for a tokenizer that is not fast, since only those have the offsets of tokens in the text, and for
     a sentence that is a plain string. Raises ValueError for no sentences, a sentence without words, a word that becomes
@@ -69,8 +70,9 @@ def align(
     """
     texts = _texts(tokenizer, sentences)
     batch = tokenizer(
-        [" ".join(words) for words in texts], padding=tokenizer.pad_token is not None, truncation=False,
-        return_attention_mask=True, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False,
+        [" ".join(words) for words in texts], padding=tokenizer.pad_token is not None, padding_side=padding_side,
+        truncation=False, return_attention_mask=True, return_offsets_mapping=True, return_special_tokens_mask=True,
+        verbose=False,
     )  # fmt: skip
     offsets, is_special = batch.pop("offset_mapping"), batch.pop("special_tokens_mask")
     max_length = tokenizer.model_max_length if max_length is None else max_length

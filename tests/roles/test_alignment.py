@@ -98,6 +98,8 @@ def test_a_words_tokens_are_those_it_has_by_itself(kind, side):
     make, alone = KINDS[kind]
     tokenizer = make(padding_side=side)
     batch, words = align(tokenizer, SENTENCES)
+    tokenizer.padding_side = {"left": "right", "right": "left"}[side]
+    assert align(tokenizer, SENTENCES, padding_side=side).batch.input_ids.equal(batch.input_ids)
     assert words.shape == batch.input_ids.shape == batch.attention_mask.shape
     assert set(batch) <= set(tokenizer.model_input_names)
     pieces = 0

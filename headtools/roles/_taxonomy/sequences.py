@@ -43,14 +43,14 @@ def make_sequences(
     conventions: Conventions, translated: bool,
 ) -> tuple[MutableMapping[str, Tensor], dict[str, AttentionSequences]]:  # fmt: skip
     """Return a batch for the model, and the sequences of each kind of attention; without a model no embeddings."""
-    batch, source_words = _pad_right(*align(tokenizer, sentences))
+    batch, source_words = align(tokenizer, sentences, padding_side="right")
     source = make_spans(source_words, batch["attention_mask"], batch["input_ids"], conventions.granularity)
     sequences = {}
     for kind in [kind for kind in kinds if kind == "encoder" or (kind == "decoder" and not translated)]:
         embeddings = _embeddings(model, batch["input_ids"], source)
         sequences[kind] = AttentionSequences(kind, sentences, source, source, embeddings)
     if translated and {"decoder", "cross"} & {*kinds}:
-        target_batch, target_words = _pad_right(*align(tokenizer, [s.target for s in sentences]))
+        target_batch, target_words = align(tokenizer, [s.target for s in sentences], padding_side="right")
         ids, mask = target_batch["input_ids"], target_batch["attention_mask"]
         output_spans = make_spans(target_words, mask, ids, conventions.granularity)
         # The decoder reads one word behind what it writes; its start token is no word.
@@ -75,19 +75,6 @@ def run_model(model: nn.Module, batch: Mapping[str, Tensor], encoder_only: bool)
         model.get_encoder()(**batch)
     else:
         backbone(model, batch)(**batch)
-
-
-def _pad_right(batch: MutableMapping[str, Tensor], words: Tensor) -> tuple[MutableMapping[str, Tensor], Tensor]:
-    """Move all padding behind the text."""
-    mask = batch["attention_mask"].bool()
-    if not (mask[:, 1:] & ~mask[:, :-1]).any():
-        return batch, words
-    # Stable, so that the text keeps its order.
-    order = mask.long().argsort(dim=1, descending=True, stable=True)
-    for name, values in batch.items():
-        if values.shape == order.shape:
-            batch[name] = values.gather(1, order)
-    return batch, words.gather(1, order)
 
 
 def _shift_right(model: nn.Module | None, ids: Tensor) -> Tensor:
