@@ -49,9 +49,7 @@ def _gigabytes(size: float) -> str:
 def _seconds(subject: Subject, batches: list[dict]) -> float:
     """Return how long a forward pass over all batches takes, by the second of two over one in the middle."""
     middle = sorted(batches, key=_numbers)[len(batches) // 2]
-    device = device_of(subject.model)
-    inputs = {name: value.to(device) if isinstance(value, Tensor) else value
-              for name, value in model_inputs(subject.model, middle).items()}  # fmt: skip
+    inputs = model_inputs(subject.model, middle)
     took = 0.0
     with torch.no_grad(), frozen(subject.model):
         for _ in range(2):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools._engine.progress import advance
+from headtools.heads._devices import device_of
 from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
@@ -95,12 +96,14 @@ class Subject:
         if self.objective is not None:
             batches = [self.objective.batches(some) for some in (self.selection_sentences, self.test_sentences)]
             two_texts = is_encoder_decoder(self.model)
-            return tuple(by_length(some, two_texts, lambda batch: kept_bytes(self.model, batch)) for some in batches)
-        if not self.batches:
+            halves = [by_length(some, two_texts, lambda batch: kept_bytes(self.model, batch)) for some in batches]
+        elif len(self.batches) > 1:
+            halves = self.batches[::2], self.batches[1::2]
+        elif self.batches:
+            halves = [[_every_second(self.batches[0], start)] for start in (0, 1)]
+        else:
             raise ValueError(self.unlabelled_reason or "there are no batches")
-        if len(self.batches) > 1:
-            return self.batches[::2], self.batches[1::2]
-        return tuple([_every_second(self.batches[0], start)] for start in (0, 1))
+        return tuple(on_device(self.model, half) for half in halves)
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -194,6 +197,13 @@ def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}" + ("" if n == 1 else "es" if noun.endswith("ch") else "s")
 
 
+def on_device(model: nn.Module, batches: Sequence[Mapping]) -> list[dict]:
+    """Return batches on the device of the model."""
+    device = device_of(model)
+    return [{name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+            for batch in batches]  # fmt: skip
+
+
 def size_of(batch: Mapping) -> int:
     """Return the number of examples of a batch."""
     return max(len(value) for value in batch.values() if isinstance(value, Tensor) and value.dim())
@@ -209,10 +219,8 @@ def _every_second(batch: Mapping, start: int) -> dict:
 
 def losses(model: nn.Module, batches: Sequence[Mapping], loss: Callable | None) -> Tensor:
     """Return the loss of each example, (n,)."""
-    device = next(model.parameters()).device
     by_batch = []
     for batch in each_batch(model, batches):
-        batch = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
         by_batch.append((labels_only_loss(model, batch) if loss is None else loss(model(**batch), batch)).cpu())
         advance()
     return torch.cat(by_batch)
@@ -223,7 +231,7 @@ def example(subject: Subject) -> tuple[dict, Sequence[str] | None, Sequence[str]
     if not subject.sentences:
         batch = next(each_batch(subject.model, subject.batches[0]))
         batch = {name: value[:1] if isinstance(value, Tensor) else value for name, value in batch.items()}
-        return _without_labels(batch), None, None
+        return _as_input(subject.model, batch), None, None
     min_words, max_words = EXAMPLE_WORDS
     suitable = [sentence for sentence in subject.sentences if min_words <= len(sentence.words) <= max_words]
     sentence = suitable[0] if suitable else min(subject.sentences, key=lambda sentence: len(sentence.words))
@@ -234,7 +242,7 @@ def example(subject: Subject) -> tuple[dict, Sequence[str] | None, Sequence[str]
     input_tokens = _names(subject.tokenizer, batch["input_ids"][0])
     decoder_ids = batch.get("decoder_input_ids")
     decoder_tokens = None if decoder_ids is None else _names(subject.tokenizer, decoder_ids[0])
-    return _without_labels(batch), decoder_tokens, input_tokens
+    return _as_input(subject.model, batch), decoder_tokens, input_tokens
 
 
 def _names(tokenizer: Any, ids: Tensor) -> list[str]:
@@ -308,5 +316,5 @@ def kept_bytes(model: nn.Module, batch: Mapping) -> int:
     return 4 * examples * (maps + len(every_site) * 16 * tokens * width + 4 * tokens * classes)
 
 
-def _without_labels(batch: Mapping) -> dict:
-    return {name: value for name, value in batch.items() if name != "labels"}
+def _as_input(model: nn.Module, batch: Mapping) -> dict:
+    return on_device(model, [{name: value for name, value in batch.items() if name != "labels"}])[0]

@@ -68,7 +68,7 @@ def _chance(answer: Any) -> None:
         expect_number(got, want, mistakes, rule, given, rel_tol=1e-6)
 
 
-def _jump(answer: Any) -> str | None:
+def _jump(answer: Any) -> None:
     """jump(steps, loss): the step from which the loss falls fastest, per step, to the next measurement."""
     cases = (
         ([0, 100, 200, 300, 400, 500], [4.0, 2.6, 2.5, 4.1, 3.0, 2.4]),
@@ -82,18 +82,15 @@ def _jump(answer: Any) -> str | None:
         widths = [b - a for a, b in pairwise(steps)]
         rates = [drop / width for drop, width in zip(falls, widths, strict=True)]
         steepest = rates.index(max(rates))
-        mistakes = [
-            (steps[falls.index(max(falls))], "Steps are not equally far apart: divide each fall by the steps it took."),
-            (steepest, "That is the number of the measurement; its step is asked for."),
-            (steps[steepest + 1], "That is where the fall ends; give the step where it begins."),
-            (steps[loss.index(min(loss))], "That is where the loss is lowest. Look for where it falls fastest."),
-            (steps[rates.index(min(rates))], "That is where the loss rises most, or falls least: mind the sign."),
-        ]
-        if got != steps[steepest]:
-            rule = "Divide each fall by the steps it took, and return the step at which the steepest one begins."
-            hint = next((text for number, text in mistakes if got == number), rule)
-            return f"{hint}\nSee it for steps = {steps}, loss = {loss}, where you say {got:g}."
-    return None
+        mistakes = {
+            "Steps are not equally far apart: divide each fall by the steps it took.": steps[falls.index(max(falls))],
+            "That is the number of the measurement; its step is asked for.": steepest,
+            "That is where the fall ends; give the step where it begins.": steps[steepest + 1],
+            "That is where the loss is lowest. Look for where it falls fastest.": steps[loss.index(min(loss))],
+            "That is where the loss rises most, or falls least: mind the sign.": steps[rates.index(min(rates))],
+        }
+        rule = "Divide each fall by the steps it took, and return the step at which the steepest one begins."
+        expect_number(got, steps[steepest], mistakes, rule, {"steps": steps, "loss": loss}, form="g", rel_tol=0)
 
 
 EXERCISES = (
