@@ -89,7 +89,7 @@ def direct_logit_attribution(
         )
     inputs = model_inputs(model, batch)
     trace = _Trace(model, unembedding, sites)
-    with frozen(model), trace, ht.record(model, want=("z",)) as captured:
+    with trace.hooks, frozen(model), ht.record(model, want=("z",)) as captured:
         model(**inputs)
     norm, stream, normed = trace.checked()
 
@@ -102,10 +102,10 @@ def direct_logit_attribution(
     if instead_of is not None:
         direction, bias = direction - unembedding.weight[instead_of].double(), bias - _bias(unembedding, instead_of)
 
-    linear = _Linearised(norm, stream[rows, at].double(), normed[rows, at].double())
+    read, given = stream[rows, at].double(), normed[rows, at].double()
     # The norm, linear once its scale is fixed, taken over to the unembedding's direction.
-    towards = linear.backwards(direction)  # (B, d_model): its product with any part of the stream is the part's share
-    logit = (normed[rows, at].double() * direction).sum(-1) + bias
+    towards = _before_norm(direction, norm, read, given)  # its product with any part of the stream is the part's share
+    logit = (given * direction).sum(-1) + bias
     heads = {}
     for site in sites:
         written_by = ht.contributions(site, captured[site].z[rows, at][:, None].double())[:, 0]  # (B, H, d_model)
@@ -118,7 +118,7 @@ class _Trace:
     """Keeps what the unembedding read, what each norm took and gave, and what attention and the last layer gave."""
 
     def __init__(self, model: nn.Module, unembedding: nn.Module, sites: list[Site]) -> None:
-        self.model, self.unembedding = model, unembedding
+        self.model = model
         path = sites[-1].name.split(".")
         self.around = [model.get_submodule(".".join(path[:n])) for n in range(1, len(path))]  # the last layer is one
         self.attention = {part for site in sites for part in (site.module, site.out)}
@@ -126,17 +126,11 @@ class _Trace:
         self.norms: list[tuple[nn.Module, Tensor, Tensor]] = []
         self.given: dict[nn.Module, Tensor] = {}
         self.read: Tensor | None = None
-
-    def __enter__(self) -> _Trace:
-        self.stack = ExitStack()
-        for module in self.model.modules():
+        self.hooks = ExitStack()  # to be closed after the run
+        for module in model.modules():
             if module in self.attention or module in self.around or _is_norm(module):
-                self.stack.callback(module.register_forward_hook(self._after).remove)
-        self.stack.callback(self.unembedding.register_forward_pre_hook(self._before).remove)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stack.close()
+                self.hooks.callback(module.register_forward_hook(self._after).remove)
+        self.hooks.callback(unembedding.register_forward_pre_hook(self._before).remove)
 
     def _before(self, _module: nn.Module, given: tuple) -> None:
         self.read = given[0]
@@ -184,36 +178,26 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
-class _Linearised:
-    """A norm at the scale that it has for given vectors: x -> gain * (x - its mean, if the norm takes it off) / scale.
+def _before_norm(direction: Tensor, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Return, for a direction of what a norm gives, the direction of what it takes: (B, d_model).
 
+    At the scale that it has for x, whose norm is y, it is x -> gain * (x - its mean, if the norm takes it off) / scale.
     Gain and centring are read off the norm itself, by what it does with vectors of known mean and variance, so that
     LayerNorm, RMSNorm and those that store their gain minus one are all right.
     """
-
-    def __init__(self, norm: nn.Module, x: Tensor, y: Tensor) -> None:
-        weight = next(norm.parameters())
-        width = x.shape[-1]
-        alternating = torch.ones(1, width, dtype=weight.dtype, device=weight.device)
-        alternating[:, 1::2] = -1
-        alternating = alternating * 100  # far above any epsilon
-
-        def linearised(vector: Tensor) -> Tensor:
-            return norm(vector).double()
-
-        self.bias = linearised(torch.zeros_like(alternating))
-        self.centred = bool(torch.allclose(linearised(alternating.abs()), self.bias, atol=1e-3))
-        self.gain = (linearised(alternating) - self.bias) * alternating.sign().double()
-        taken = self.gain * (x - x.mean(-1, keepdim=True) if self.centred else x)
-        given = y - self.bias
-        self.scale = (taken * given).sum(-1, keepdim=True) / (given * given).sum(-1, keepdim=True)
-        if (taken / self.scale - given).norm() > 1e-3 * given.norm():
-            raise ValueError(f"{type(norm).__name__} is neither a LayerNorm nor an RMSNorm: logits do not split")
-
-    def backwards(self, direction: Tensor) -> Tensor:
-        """Return, for a direction of what the norm gives, the direction of what it takes."""
-        back = direction * self.gain / self.scale
-        return back - back.mean(-1, keepdim=True) if self.centred else back
+    weight = next(norm.parameters())
+    alternating = torch.full((1, x.shape[-1]), 100.0, dtype=weight.dtype, device=weight.device)  # far above any epsilon
+    alternating[:, 1::2] *= -1
+    bias = norm(torch.zeros_like(alternating)).double()
+    centred = bool(torch.allclose(norm(alternating.abs()).double(), bias, atol=1e-3))
+    gain = (norm(alternating).double() - bias) * alternating.sign().double()
+    taken = gain * (x - x.mean(-1, keepdim=True) if centred else x)
+    given = y - bias
+    scale = (taken * given).sum(-1, keepdim=True) / (given * given).sum(-1, keepdim=True)
+    if (taken / scale - given).norm() > 1e-3 * given.norm():
+        raise ValueError(f"{type(norm).__name__} is neither a LayerNorm nor an RMSNorm: logits do not split")
+    back = direction * gain / scale
+    return back - back.mean(-1, keepdim=True) if centred else back
 
 
 def _bias(unembedding: nn.Module, tokens: Tensor) -> Tensor | float:
