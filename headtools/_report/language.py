@@ -13,7 +13,8 @@ from headtools._report import figures
 from headtools._report.figures import head_columns, head_name, head_of, number, percent
 from headtools._report.page import Finding, paragraph, side_by_side, table
 from headtools._report.sections import N_TABLE, display, interval
-from headtools._report.subject import Subject, on_device
+from headtools._report.subject import Subject
+from headtools.heads._devices import on_device
 from headtools.heads.groups import cache_size
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
@@ -139,12 +140,13 @@ def check(subject: Subject) -> Markup:
         name, sentences, batches = subject.check
         if sentences and subject.objective is None:
             raise ValueError("check has sentences and the report has batches: pass batches as check, too")
-        corpora[name] = on_device(subject.model, subject.objective.batches(sentences) if sentences else batches)
+        batches = subject.objective.batches(sentences) if sentences else batches
+        corpora[name] = [on_device(subject.model, batch) for batch in batches]
     losses = {name: subject.loss_of(batches) for name, batches in corpora.items()}
     if subject.is_causal and subject.loss is None and (subject.objective is None or subject.objective.name == "lm"):
         length, _ = _length(subject.model)
         repeated = repeated_tokens(subject.model, length=length, seed=subject.seed)
-        corpora[REPEATED] = on_device(subject.model, [repeated])
+        corpora[REPEATED] = on_device(subject.model, repeated)
     if len(corpora) == 1:
         raise ValueError("there is no second corpus to check the ranking on: pass check=")
     subject.tables["check"] = frame = cut_cost(subject.model, heads, corpora, losses)

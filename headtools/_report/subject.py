@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools._engine.progress import advance
-from headtools.heads._devices import device_of
+from headtools.heads._devices import on_device
 from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
@@ -103,7 +103,7 @@ class Subject:
             halves = [[_every_second(self.batches[0], start)] for start in (0, 1)]
         else:
             raise ValueError(self.unlabelled_reason or "there are no batches")
-        return tuple(on_device(self.model, half) for half in halves)
+        return tuple([on_device(self.model, batch) for batch in half] for half in halves)
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -195,13 +195,6 @@ def counted(n: int, noun: str) -> str:
     ('1 sentence', '3 batches')
     """
     return f"{n:,} {noun}" + ("" if n == 1 else "es" if noun.endswith("ch") else "s")
-
-
-def on_device(model: nn.Module, batches: Sequence[Mapping]) -> list[dict]:
-    """Return batches on the device of the model."""
-    device = device_of(model)
-    return [{name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
-            for batch in batches]  # fmt: skip
 
 
 def size_of(batch: Mapping) -> int:
@@ -317,4 +310,4 @@ def kept_bytes(model: nn.Module, batch: Mapping) -> int:
 
 
 def _as_input(model: nn.Module, batch: Mapping) -> dict:
-    return on_device(model, [{name: value for name, value in batch.items() if name != "labels"}])[0]
+    return on_device(model, {name: value for name, value in batch.items() if name != "labels"})

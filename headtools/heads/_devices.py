@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -22,3 +25,9 @@ def device_of(model: nn.Module) -> torch.device:
             if getattr(single_hook, "execution_device", None) is not None:
                 return torch.device(single_hook.execution_device)
     return torch.device("cpu")
+
+
+def on_device(model: nn.Module, batch: Mapping) -> dict[str, Any]:
+    """Return a batch whose tensors are on the device of the model."""
+    device = device_of(model)
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headtools._engine.run import run
 from headtools._engine.store import Part
-from headtools.heads._devices import device_of
+from headtools.heads._devices import on_device
 from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder
 from headtools.importance._inputs import frozen
 from headtools.importance.loss import predicts_next_token
@@ -153,10 +153,8 @@ def _translated(tokenizer: Any, targets: Sequence[Sequence[str]]) -> Tensor:
 
 def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Return the model's greedy output without its start token: (B, T'), -100 after the EOS token."""
-    device = device_of(model)
     output = model.generate(
-        **{name: value.to(device) for name, value in batch.items()},
-        num_beams=1, do_sample=False, max_new_tokens=_MAX_GENERATED,
+        **on_device(model, batch), num_beams=1, do_sample=False, max_new_tokens=_MAX_GENERATED
     )[:, 1:].cpu()  # fmt: skip
     eos = model.generation_config.eos_token_id
     is_eos = torch.isin(output, torch.tensor([] if eos is None else eos).reshape(-1).to(output))
@@ -164,9 +162,8 @@ def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def _own_class(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    device = device_of(model)
     with frozen(model):
-        logits = getattr(model(**{name: value.to(device) for name, value in batch.items()}), "logits", None)
+        logits = getattr(model(**on_device(model, batch)), "logits", None)
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         raise ValueError(
             f"{type(model).__name__} predicts neither tokens nor a class, so it has no loss: load it with its head "

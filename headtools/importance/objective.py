@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._devices import device_of
+from headtools.heads._devices import on_device
 from headtools.heads._tokens import is_encoder_decoder, model_inputs, real_tokens
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, sites
@@ -262,8 +262,7 @@ def _own_kind(model: nn.Module, tokenizer: Any, sentences: Sequence) -> str:
         return "lm" if predicts_next_token(model) else "mlm"
     with frozen(model), torch.no_grad():
         batch = unlabelled(tokenizer, sentences[:1])[0]
-        device = device_of(model)
-        logits = getattr(model(**{name: value.to(device) for name, value in batch.items()}), "logits", None)
+        logits = getattr(model(**on_device(model, batch)), "logits", None)
     return "class" if isinstance(logits, Tensor) and logits.dim() == 2 else "output"
 
 

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from headtools._engine.run import function_name, run
 from headtools._engine.store import fingerprint
 from headtools._renamed import old_arguments
-from headtools.heads._devices import device_of
+from headtools.heads._devices import on_device
 from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site, SiteKey, sites
@@ -234,8 +234,7 @@ class _Taxonomy:
             running[site.kind].add(site, captured.maps.cpu(), generator)
 
         with record(self.model, want="maps", accumulate=add_scores, only=[site.key for site in self.sites]):
-            inputs = {name: value.to(device_of(self.model)) for name, value in inputs.items()}
-            run_model(self.model, inputs, encoder_only=self.kinds == ["encoder"])
+            run_model(self.model, on_device(self.model, inputs), encoder_only=self.kinds == ["encoder"])
         not_run = [site.label for site in self.sites if not running[site.kind].n_runs[site.key]]
         if not_run:
             raise RuntimeError(f"{', '.join(not_run)} did not run; leave out that kind, e.g. write kinds=['encoder']")
