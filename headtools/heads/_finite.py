@@ -71,19 +71,17 @@ def nonfinite_weights(model: nn.Module) -> str:
                  if _is_nonfinite(tensor, isinstance(tensor, nn.Parameter))}  # fmt: skip
     if not nonfinite:
         return ""
-    first = next(iter(nonfinite.values()))
-    weights_by_site = [(site, _weights(site)) for site in _sites(model)]
-    for site, weights in weights_by_site:
-        if any(first is weight for weight in weights):
-            names = [name for name, tensor in nonfinite.items() if any(tensor is weight for weight in weights)]
+    all_names = list(nonfinite)
+    for site in _sites(model):
+        own = {id(weight) for weight in _weights(site)}
+        names = [name for name in all_names if id(nonfinite[name]) in own]
+        if all_names[0] in names:
             heads = nonfinite_heads(site)
             where = f"{site.label}, {heads_label(heads, site.heads)}," if heads else site.label
             kind = _nan_or_infinity(nonfinite[name] for name in names)
             return f"the weights of {where} hold {kind} ({', '.join(names)})"
-    head_weights = {id(weight) for _, weights in weights_by_site for weight in weights}
-    names = [name for name, tensor in nonfinite.items() if id(tensor) not in head_weights]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"the weights {', '.join(names[:3])}{more} hold {_nan_or_infinity(nonfinite[name] for name in names)}"
+    more = f" and {len(all_names) - 3} more" if len(all_names) > 3 else ""
+    return f"the weights {', '.join(all_names[:3])}{more} hold {_nan_or_infinity(nonfinite.values())}"
 
 
 def nonfinite_heads(site: Site) -> list[int]:

@@ -83,14 +83,14 @@ def curves(
         points += [(name, n_kept, heads[: len(heads) - n_kept]) for n_kept in _counts(keep, len(heads))]
     if not points:
         raise ValueError("nothing to measure: pass an order and at least one number in keep, e.g. keep=[1.0, 0.5, 0.0]")
-    measured: dict[frozenset[Head], tuple[float, float, float]] = {}
-    for _, _, removed in points:
+    rows, measured = [], {}  # measured: {heads removed: (metric, low, high)}
+    for name, n_kept, removed in points:
         key = frozenset(removed)
         if key not in measured:
             with frozen(model), torch.no_grad(), ablate(model, removed):
                 result = evaluate(model)
             measured[key] = _metric(result, model)
-    rows = [(name, n_kept, *measured[frozenset(removed)]) for name, n_kept, removed in points]
+        rows.append((name, n_kept, *measured[key]))
     return pd.DataFrame(rows, columns=["order", "kept", "metric", "low", "high"])
 
 
