@@ -103,7 +103,7 @@ def attention_probe(
     for method, (x_train, x_test) in features.items():
         penalty[method] = _select_penalty(train_pairs, x_train, penalties, folds)
         weights[method] = train_pairs.fit(x_train, penalty[method])
-        correct[method] = test_pairs.argmax(_product(x_test, weights[method])) == test_pairs.head_candidate
+        correct[method] = test_pairs.predict(x_test, weights[method]) == test_pairs.head_candidate
     rows = []
     for method in METHODS:
         if method in correct:
@@ -117,11 +117,6 @@ def attention_probe(
                      columns=list(WEIGHT_COLUMNS[:-1])).assign(effective_weight=effective_weight.numpy()),
         penalty,
     )  # fmt: skip
-
-
-@without_autocast
-def _product(x: Tensor, weights: Tensor) -> Tensor:
-    return x @ weights
 
 
 class _Pairs:
@@ -163,9 +158,10 @@ class _Pairs:
         out[self.row, self.column] = by_pair
         return out
 
-    def argmax(self, by_pair: Tensor) -> Tensor:
-        """Which of its candidates is each word's best, (N,)."""
-        return self.logits(by_pair).argmax(1)
+    @without_autocast
+    def predict(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Which of its candidates is each word's best, (N,), by x (pair, features) and weights (features,)."""
+        return self.logits(x @ weights).argmax(1)
 
     def loss(self, by_pair: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         """Mean of −log p of the heads of the ``words`` (N,) of weight 1, and its gradient by the logits, (P,)."""
@@ -204,7 +200,7 @@ def _select_penalty(pairs: _Pairs, x: Tensor, penalties: Sequence[float], folds:
         weights, held_out = None, fold == f
         for i, penalty in enumerate(penalties):  # each fit starts from the weights of the previous, stronger penalty
             weights = pairs.fit(x, penalty, ~held_out, weights)
-            hits[i] += int((pairs.argmax(_product(x, weights)) == pairs.head_candidate)[held_out].sum())
+            hits[i] += int((pairs.predict(x, weights) == pairs.head_candidate)[held_out].sum())
     return penalties[int(hits.argmax())]
 
 

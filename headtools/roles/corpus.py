@@ -5,13 +5,16 @@
 True
 """
 
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from headtools.roles.conllu import SUFFIXES, read
 from headtools.roles.plain_text import TEXT_SUFFIXES, read_paragraphs
 from headtools.roles.sentence import Sentence
 
+Item = TypeVar("Item")
 NAMES = ("organism", "organism2", "english")
 ENGLISH = Path(__file__).parent / "assets" / "english.conllu"
 # The English sentences are in documents of ten, and all sentences of a document are in one split.
@@ -57,7 +60,7 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
 
         return of_second(split, limit)
     if name == "english":
-        return _english(split)[:limit]
+        return english_split(read(ENGLISH), split)[:limit]
 
     path = Path(name)
     if path.suffix in TEXT_SUFFIXES:
@@ -71,10 +74,8 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
     return list(islice(read(path), limit))
 
 
-def _english(split: str) -> list[Sentence]:
+def english_split(sentences: Iterable[Item], split: str) -> list[Item]:
     """One split of the shipped treebank; of every four documents, two are for train and one for each other split."""
     if split not in (*_SPLITS, "all"):
         raise ValueError(f"no split {split!r} of english: there is train, validation, test and all")
-
-    sentences = enumerate(read(ENGLISH))
-    return [s for i, s in sentences if split in ("all", _SPLITS[i // _DOCUMENT % len(_SPLITS)])]
+    return [s for i, s in enumerate(sentences) if split in ("all", _SPLITS[i // _DOCUMENT % len(_SPLITS)])]

@@ -54,17 +54,15 @@ def natural_text(name: str | Path = "english", split: str = "test", limit: int |
 
     Raises ``ValueError`` for a treebank without such lines, and for an unknown split.
     """
-    from headtools.roles.corpus import _DOCUMENT, _SPLITS, ENGLISH
+    from headtools.roles.corpus import ENGLISH, english_split
 
     path = ENGLISH if name == "english" else Path(name)
     lines = path.read_text(encoding="utf-8").splitlines()
     texts = [line.removeprefix(_COMMENT) for line in lines if line.startswith(_COMMENT)]
     if not texts:
         raise ValueError(f'{path} has no "{_COMMENT}" lines; got a file without its texts')
-    if name == "english" and split != "all":
-        if split not in _SPLITS:
-            raise ValueError(f"got split={split!r}; expected one of {', '.join(dict.fromkeys(_SPLITS))}, all")
-        texts = [text for i, text in enumerate(texts) if _SPLITS[i // _DOCUMENT % len(_SPLITS)] == split]
+    if name == "english":
+        texts = english_split(texts, split)
     return texts[:limit]
 
 

@@ -98,5 +98,5 @@ def test_what_is_refused(tokenizer):
         text_batches(tokenizer, ["much too long for this"], max_tokens=3)
     with pytest.raises(ValueError, match="got length=1"):
         text_batches(tokenizer, ["text"], length=1)
-    with pytest.raises(ValueError, match="got split='dev'"):
+    with pytest.raises(ValueError, match="no split 'dev'"):
         natural_text("english", "dev")

@@ -94,7 +94,7 @@ class BatchScorer:
         counts = np.zeros((len(sentences), 3, n_roles))
         argmax_pairs, weight_pairs = [], []
         n_candidates, n_visible = (mask.sum(-1).clamp_min(1).tolist() for mask in (self.candidates, self.visible))
-        candidates = self.candidates.tolist()
+        candidates = self.candidates.numpy()
         rows = zip(sentences, self.queries.words(), self.keys.words(), self.keys.special_tokens(), strict=True)
         for i, (sentence, query_words, words, special_tokens) in enumerate(rows):
             of_sentence = (self.kind, sentence, query_words, words)
@@ -112,7 +112,7 @@ class BatchScorer:
                     else:
                         chance = [len(keys) / n_keys[query] for query, keys in asked]
                         if targets is by_weight and self.conventions.renormalise:
-                            chance = [_renormalised_chance(keys, candidates[i][q], n_candidates[i][q], n_visible[i][q])
+                            chance = [_renormalised_chance(keys, candidates[i, q], n_candidates[i][q], n_visible[i][q])
                                       for q, keys in asked]  # fmt: skip
                         baseline = chance if offset is None else [query + offset in keys for query, keys in asked]
                     counts[i, :, index] = len(asked), sum(baseline), sum(chance)
@@ -247,6 +247,6 @@ class RunningScores:
             self.sums[key] = self.sums.get(key, 0) + layer_sums
 
 
-def _renormalised_chance(keys: Sequence[int], is_candidate: Sequence[bool], n_candidates: int, n_visible: int) -> float:
+def _renormalised_chance(keys: Sequence[int], is_candidate: np.ndarray, n_candidates: int, n_visible: int) -> float:
     """What uniform attention gives these keys: candidates share what the row leaves them, others the whole row."""
     return sum(1 / (n_candidates if is_candidate[key] else n_visible) for key in keys)

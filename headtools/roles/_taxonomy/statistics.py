@@ -35,7 +35,7 @@ def entropy(maps: Tensor, scored: Tensor) -> Tensor:
     """Sum over queries of the entropy of the row, over all keys, in nats."""
     logs = maps.clamp_min(torch.finfo(maps.dtype).tiny)  # 0 log 0 is 0
     np.log(logs.numpy(), out=logs.numpy())
-    return -_sum_over_queries(logs.mul_(maps).sum(2), scored)
+    return -(logs.mul_(maps).sum(2) * scored[..., None]).sum(1)
 
 
 def distance(maps: Tensor, scored: Tensor) -> Tensor:
@@ -105,7 +105,3 @@ def _offsets_as_columns(values: Tensor, pairs: Tensor) -> Tensor:
     )
     torch.mul(values, pairs, out=shifted)
     return out.view(len(values), size, n_offsets, heads)
-
-
-def _sum_over_queries(values: Tensor, scored: Tensor) -> Tensor:
-    return (values * scored[..., None]).sum(1)

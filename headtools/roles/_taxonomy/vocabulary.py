@@ -54,8 +54,9 @@ def count_words(tokenizer: object, reference: Sequence[Sentence], frequency: Map
     _check_counts(counts)
     total = sum(counts.values()) + len(counts) + 1  # add-one smoothing: one more of each word, and one unknown word
     by_frequency = sorted((word for word in counts if counts[word]), key=lambda word: -counts[word])
-    frequencies = [counts[word] for word in by_frequency]
-    first_rank = {n: rank for rank, n in reversed([*enumerate(frequencies)])}  # equal frequencies have equal ranks
+    first_rank: dict[int, int] = {}  # by frequency: words of equal frequency have equal ranks
+    for index, word in enumerate(by_frequency):
+        first_rank.setdefault(counts[word], index)
     special_tokens: dict[str, int] = {}
     for name in SPECIAL_TOKENS:
         token = getattr(tokenizer, f"{name}_token_id", None)
