@@ -47,8 +47,7 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
     """
     register()
     configs = _configs(model)
-    with ExitStack() as stack:
-        stack.enter_context(claimed("record() or ablate()", configs))
+    with claimed("record() or ablate()", configs), ExitStack() as stack:
         for config in configs:
             stack.enter_context(_select_function(config, name))
 
