@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,21 @@ from headtools.lesson.plain import escape
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# What templates print is escaped unless it is markup already.
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(value)),
+)
+_PARTS = _TEMPLATES.get_template("parts.html.jinja").module
+# The template says what they take; each returns Markup.
+paragraph, figure, side_by_side, items = _PARTS.paragraph, _PARTS.figure, _PARTS.side_by_side, _PARTS.items
 
 
 @dataclass(frozen=True)
@@ -46,15 +60,6 @@ class Section:
     remedy: str = ""
 
 
-def paragraph(text: str, note: bool = False) -> Markup:
-    """Return a paragraph of plain text as HTML.
-
-    >>> paragraph("a < b")
-    Markup('<p>a &lt; b</p>')
-    """
-    return _part("paragraph", text, note)
-
-
 def table(frame: pd.DataFrame, caption: str) -> Markup:
     """Return a frame as an HTML table; floats have three decimals, more where all are small, and a dash for none.
 
@@ -63,26 +68,7 @@ def table(frame: pd.DataFrame, caption: str) -> Markup:
     True
     """
     columns = [_column(frame.iloc[:, i].tolist()) for i in range(frame.shape[1])]
-    return _part("table", list(frame.columns), list(zip(*columns, strict=True)), caption)
-
-
-def figure(drawing: str, caption: str, title: str = "") -> Markup:
-    """Return a drawing (SVG, escaped already) with its caption as HTML."""
-    return _part("figure", Markup(drawing), caption, title)
-
-
-def side_by_side(figures: Sequence[Markup]) -> Markup:
-    """Return figures beside one another, as many as there is room for."""
-    return _part("side_by_side", figures)
-
-
-def items(texts: Sequence[str]) -> Markup:
-    """Return a list of plain texts as HTML.
-
-    >>> items(["a < b"])
-    Markup('<ul><li>a &lt; b</li></ul>')
-    """
-    return _part("items", texts)
+    return _PARTS.table(list(frame.columns), list(zip(*columns, strict=True)), caption)
 
 
 def page(title: str, lead: str, sections: Sequence[Section], findings: Sequence[Finding] = ()) -> str:
@@ -91,8 +77,7 @@ def page(title: str, lead: str, sections: Sequence[Section], findings: Sequence[
     >>> "<script" in page("<script>", "", [])
     False
     """
-    template = _environment().get_template("page.html.jinja")
-    return template.render(
+    return _TEMPLATES.get_template("page.html.jinja").render(
         title=title,
         lead=lead,
         findings=findings,
@@ -111,25 +96,6 @@ def write(text: str, path: str | Path) -> Path:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is not a folder: make it first, mkdir -p {path.parent}")
     return write_bytes(path, text.encode("utf-8"))
-
-
-@cache
-def _environment() -> Environment:
-    """Return the templates; what they print is escaped unless it is markup already."""
-    return Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(value)),
-    )
-
-
-def _part(name: str, *given: object) -> Markup:
-    """Return what a macro of ``parts.html.jinja`` makes of its arguments."""
-    return getattr(_environment().get_template("parts.html.jinja").module, name)(*given)
 
 
 def _column(values: Sequence[object]) -> list[str]:
