@@ -216,9 +216,8 @@ class _Relevance:
         check_all_ran(
             parts, self.sites, "the score does not depend on {} in any batch (check the score and the batches)"
         )
-        first_examples = (
-            torch.cat([torch.zeros(1), torch.stack([part["size"] for part in parts])[:-1]]).long().cumsum(0)
-        )
+        sizes = torch.stack([part["size"] for part in parts])
+        first_examples = sizes.cumsum(0) - sizes
         example = torch.cat([first + part["example"] for first, part in zip(first_examples, parts, strict=True)])
         values, order = torch.cat([part["explained"] for part in parts]), torch.argsort(example, stable=True)
         total = to_float64(values).abs().sum().item()
