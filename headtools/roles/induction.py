@@ -24,6 +24,7 @@ from headtools.heads._devices import device_of
 from headtools.heads._finite import check_weights, nonfinite_weights
 from headtools.heads._precision import without_autocast
 from headtools.heads.bootstrap import MIN_EXAMPLES
+from headtools.heads.record import Captured
 from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.attention_sinks import score_rows, without_sink
 
@@ -135,11 +136,18 @@ def induction_scores(
     }
     sequences = segments(n, length, repeats, tokens, start=start, seed=seed)
     chance = {role: _uniform_score(measure, sequences[:1, :used]) for role, (used, measure) in measures.items()}
-    with_sink, sink_left_out = _score_heads(model, sequences, measures, batch_size)
-    others = torch.cat([by_sequence.mean(0) for by_sequence in sink_left_out.values()])  # in the order of the rows
-    frames = [score_rows(with_sink, chance).assign(without_sink=others.tolist())]
-    frames.append(copying(model, n=n, length=length, tokens=tokens, seed=seed, batch_size=batch_size))
-    frame = pd.concat(frames, ignore_index=True)
+
+    def measure_all(_site: ht.Site, captured: Captured, ids: Tensor) -> dict[str, Tensor]:
+        """By role (B, 2, head): the maps as they are, and without their sink."""
+        both = captured.maps, without_sink(captured.maps)
+        return {role: torch.stack([measure(maps[..., :used, :used], ids[:, :used]) for maps in both], 1)
+                for role, (used, measure) in measures.items()}  # fmt: skip
+
+    values = _record_scores(model, sequences, batch_size, "maps", measure_all)
+    others = torch.cat([by_sequence[:, 1].mean(0) for by_sequence in values.values()])  # in the order of the rows
+    frame = score_rows({key: by_sequence[:, 0] for key, by_sequence in values.items()}, chance)
+    copied = copying(model, n=n, length=length, tokens=tokens, seed=seed, batch_size=batch_size)
+    frame = pd.concat([frame.assign(without_sink=others.tolist()), copied], ignore_index=True)
     head_columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]
     frame = frame.sort_values(head_columns, kind="stable", ignore_index=True)
     return frame[[*head_columns, "role", "score", "low", "high", "without_sink", "chance", "n"]]
@@ -176,50 +184,40 @@ def copying(
     if not unembedding.weight.isfinite().all():
         raise ValueError(f"the unembedding holds NaN or infinity; {nonfinite_weights(model)}")
     tokens = ordinary_tokens(model) if tokens is None else tokens
-    values_by_head: dict[tuple, list[Tensor]] = {}
-    sequences = segments(n, length, 2, tokens, seed=seed)[:, :length].to(device_of(model))  # the first copy alone
-    for ids in sequences.split(batch_size):
+    sequences = segments(n, length, 2, tokens, seed=seed)[:, :length]  # the first copy alone
+
+    @without_autocast
+    def measure(site: ht.Site, captured: Captured, ids: Tensor) -> dict[str, Tensor]:
         own_tokens = unembedding.weight[ids].float()  # (B, token, d_model)
+        # Grouped-query attention: consecutive query heads share values.
+        n_shared = site.heads // captured.v.shape[1]
+        v = captured.v.float().repeat_interleave(n_shared, 1)  # (B, head, key, value_dim)
+        outputs = torch.einsum("bhkv,hvd->bhkd", v, site.w_o.float())
+        logits = torch.einsum("bhkd,btd->bhkt", outputs, own_tokens)
+        raised = (logits - logits.mean(-1, keepdim=True)).relu()
+        # Where all logits are equal none is raised: the fraction is 0.
+        fraction = raised.diagonal(0, -2, -1) / raised.sum(-1).clamp_min(1e-12)  # (B, head, key)
+        return {COPYING: 2 * fraction.mean(-1) - 1}
 
-        @without_autocast
-        def add_scores(site: ht.Site, captured: object, _previous: object, own_tokens: Tensor = own_tokens) -> None:
-            # Grouped-query attention: consecutive query heads share values.
-            n_shared = site.heads // captured.v.shape[1]
-            v = captured.v.float().repeat_interleave(n_shared, 1)  # (B, head, key, value_dim)
-            outputs = torch.einsum("bhkv,hvd->bhkd", v, site.w_o.float())
-            logits = torch.einsum("bhkd,btd->bhkt", outputs, own_tokens)
-            raised = (logits - logits.mean(-1, keepdim=True)).relu()
-            # Where all logits are equal none is raised: the fraction is 0.
-            fraction = raised.diagonal(0, -2, -1) / raised.sum(-1).clamp_min(1e-12)  # (B, head, key)
-            values_by_head.setdefault((site.key, COPYING), []).append(2 * fraction.mean(-1).cpu() - 1)
-
-        with ht.record(model, want="v", accumulate=add_scores, only=["decoder"]):
-            backbone(model, ["input_ids"])(ids)
-    values = {key: torch.cat(by_batch) for key, by_batch in values_by_head.items()}
-    return score_rows(values, {COPYING: 2 / length - 1})
+    return score_rows(_record_scores(model, sequences, batch_size, "v", measure), {COPYING: 2 / length - 1})
 
 
 @torch.no_grad()
-def _score_heads(
-    model: nn.Module, sequences: Tensor, measures: dict[str, tuple[int, Measure]], batch_size: int
-) -> tuple[dict[tuple, Tensor], dict[tuple, Tensor]]:
-    """Return {(site key, role): (n, head)} of maps as they are and without their sink, one batch at a time.
-
-    ``measures``: by role, how many tokens of a sequence it is measured on, from the first, and how.
-    """
-    plain: dict[tuple, list[Tensor]] = {}
-    sink_left_out: dict[tuple, list[Tensor]] = {}
+def _record_scores(
+    model: nn.Module, sequences: Tensor, batch_size: int, want: str,
+    measure: Callable[[ht.Site, Captured, Tensor], dict[str, Tensor]],
+) -> dict[tuple, Tensor]:  # fmt: skip
+    """Return {(site key, role): (n, ...)} of what ``measure(site, captured, ids)`` gives by role, (B, ...)."""
+    by_batch: dict[tuple, list[Tensor]] = {}
     for ids in sequences.to(device_of(model)).split(batch_size):
 
-        def add_scores(site: ht.Site, captured: object, _previous: object, ids: Tensor = ids) -> None:
-            for values, maps in ((plain, captured.maps), (sink_left_out, without_sink(captured.maps))):
-                for role, (used, measure) in measures.items():
-                    scores = measure(maps[..., :used, :used], ids[:, :used])
-                    values.setdefault((site.key, role), []).append(scores.cpu())
+        def add_scores(site: ht.Site, captured: Captured, _previous: object, ids: Tensor = ids) -> None:
+            for role, scores in measure(site, captured, ids).items():
+                by_batch.setdefault((site.key, role), []).append(scores.cpu())
 
-        with ht.record(model, want="maps", accumulate=add_scores, only=["decoder"]):
+        with ht.record(model, want=want, accumulate=add_scores, only=["decoder"]):
             backbone(model, ["input_ids"])(ids)
-    return tuple({key: torch.cat(parts) for key, parts in values.items()} for values in (plain, sink_left_out))
+    return {key: torch.cat(scores) for key, scores in by_batch.items()}
 
 
 def _uniform_score(measure: Callable[[Tensor, Tensor], Tensor], ids: Tensor) -> float:

@@ -222,12 +222,13 @@ class _Taxonomy:
             self.model, self.tokenizer, [self.sentences[i] for i in indices], self.kinds, self.conventions,
             self.translated,
         )  # fmt: skip
-        best_offsets = [self.best_offsets[i % len(self.best_offsets)] for i in indices]
-        scorers = {kind: BatchScorer(sequences[kind], self.roles[kind], self.vocabulary, self.conventions,
-                                     [by_kind[kind] for by_kind in best_offsets], self.antecedent)
-                   for kind in self.kinds}  # fmt: skip
-        running = {kind: RunningScores(scorers[kind], [site for site in self.sites if site.kind == kind], self.shuffles)
-                   for kind in self.kinds}  # fmt: skip
+        running = {}
+        for kind in self.kinds:
+            offsets = [self.best_offsets[i % len(self.best_offsets)][kind] for i in indices]
+            scorer = BatchScorer(
+                sequences[kind], self.roles[kind], self.vocabulary, self.conventions, offsets, self.antecedent
+            )
+            running[kind] = RunningScores(scorer, [site for site in self.sites if site.kind == kind], self.shuffles)
 
         def add_scores(site: Site, captured: Captured, _previous: None) -> None:
             # returns nothing, so that no map is kept
@@ -244,7 +245,7 @@ class _Taxonomy:
             # A layer that runs several times (ALBERT) counts as the mean of its runs, as baseline and chance do.
             means = [scores.sums[key] / n_runs for key, n_runs in scores.n_runs.items()]
             part[f"{kind}|sums"] = torch.cat(means, -1)
-            part[f"{kind}|counts"] = scorers[kind].counts
+            part[f"{kind}|counts"] = scores.scorer.counts
             part[f"{kind}|runs"] = torch.tensor(list(scores.n_runs.values()))
         return part
 

@@ -222,16 +222,16 @@ class RunningScores:
     """
 
     def __init__(self, scorer: BatchScorer, sites: Sequence[Site], shuffles: Sequence[bool]) -> None:
-        self._scorer, self._shuffles = scorer, shuffles
+        self.scorer, self._shuffles = scorer, shuffles
         self.sums: dict[SiteKey, Tensor] = {}  # by layer, (B, table, R, head)
         self.n_runs = {site.key: 0 for site in sites}
         self._pending: list[tuple[SiteKey, list[Tensor]]] = []
 
     def add(self, site: Site, maps: Tensor, generator: torch.Generator) -> None:
         """Add the maps (B, head, T, S) of one layer. Raises ValueError for maps of other tokens than the batch's."""
-        self._scorer.check_maps(maps)
+        self.scorer.check_maps(maps)
         self.n_runs[site.key] += 1
-        of_tables = [self._scorer.shuffled(maps, generator) if shuffle else maps for shuffle in self._shuffles]
+        of_tables = [self.scorer.shuffled(maps, generator) if shuffle else maps for shuffle in self._shuffles]
         self._pending.append((site.key, of_tables))
         if sum(pending.numel() for _, (pending, *_) in self._pending) >= MIN_CELLS:
             self.score()
@@ -242,7 +242,7 @@ class RunningScores:
             return
         keys, maps = zip(*self._pending, strict=True)
         self._pending.clear()
-        sums = torch.stack([self._scorer.sums(torch.cat(of_table, 1)) for of_table in zip(*maps, strict=True)], 1)
+        sums = torch.stack([self.scorer.sums(torch.cat(of_table, 1)) for of_table in zip(*maps, strict=True)], 1)
         for key, layer_sums in zip(keys, sums.split([layer[0].shape[1] for layer in maps], -1), strict=True):
             self.sums[key] = self.sums.get(key, 0) + layer_sums
 
