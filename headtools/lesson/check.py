@@ -11,7 +11,7 @@ from typing import Any
 from headtools.lesson.answered import keeping, progress_path, remember
 from headtools.lesson.catalogue import lesson
 from headtools.lesson.exercises import all_exercises
-from headtools.lesson.exercises.exercise import Hint, NotTried
+from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried
 from headtools.lesson.plain import escape, plain
 from headtools.lesson.summary import explained, reset, summary
 
@@ -72,10 +72,7 @@ def check(name: str, answer: Any) -> CheckResult:
     >>> check("01.cost", lambda T, d, H: 4 * T * d * d + 2 * T * T * d).passed
     True
     """
-    exercises = all_exercises()
-    if name not in exercises:
-        raise KeyError(f"there is no exercise {name!r}; there are {', '.join(exercises)}")
-    exercise = exercises[name]
+    exercise = _exercise(name)
     try:
         if answer is None or answer is ...:
             raise NotTried
@@ -103,9 +100,7 @@ def hint(name: str) -> HintShown:
     >>> hint("01.cost")
     Hint 1 of 3: Write down the shape of every matrix product in the layer, from X to the output.
     """
-    if name not in all_exercises():
-        raise KeyError(f"there is no exercise {name!r}; there are {', '.join(all_exercises())}")
-    hints = hints_of(name)
+    hints = hints_of(_exercise(name).name)
     if not hints:
         return HintShown("There are no hints for this exercise: the check says what is wrong with an answer.")
     given = _hinted[name] = min(_hinted.get(name, 0) + 1, len(hints))
@@ -137,6 +132,13 @@ _hinted: dict[str, int] = {}  # how many hints this kernel has given for each ex
 check.hint = hint
 check.summary = summary
 check.reset = reset
+
+
+def _exercise(name: str) -> Exercise:
+    exercises = all_exercises()
+    if name not in exercises:
+        raise KeyError(f"there is no exercise {name!r}; there are {', '.join(exercises)}")
+    return exercises[name]
 
 
 def _older(answer: Any) -> str:

@@ -65,15 +65,6 @@ def _verdict(verdict: str, why: str, style: str) -> str:
     return f'<td style="{style};border-left:6px solid {colour}"><b>{mark} {escape(verdict)}</b><br>{escape(why)}</td>'
 
 
-def _others(number: str) -> Others:
-    """Read a lesson's list from its catalogue; its numbers are those that the lesson's entries expect."""
-    about = lesson(number)
-    expected = {name: e.get("expect") or measured_here.recorded.get(f"{number}.{name}", {})
-                for name, e in about.items() if isinstance(e, dict)}  # fmt: skip
-    rows = [{**row, "here": [row["here"][0], row["here"][1].format(**expected)]} for row in about.get("others", [])]
-    return Others(tuple(rows))
-
-
 def ledger(number: str | None = None) -> Others | CourseClaims:
     """Show what others write on a lesson's subject, ``ledger("01")``: a table with two verdicts.
 
@@ -91,7 +82,12 @@ def ledger(number: str | None = None) -> Others | CourseClaims:
         from headtools.lesson.course_claims import course_claims  # which reads the verdicts from here
 
         return course_claims()
-    return _others(number)
+    about = lesson(number)
+    # The numbers in its texts are those that the lesson's entries expect.
+    expected = {name: e.get("expect") or measured_here.recorded.get(f"{number}.{name}", {})
+                for name, e in about.items() if isinstance(e, dict)}  # fmt: skip
+    rows = [{**row, "here": [row["here"][0], row["here"][1].format(**expected)]} for row in about.get("others", [])]
+    return Others(tuple(rows))
 
 
 def ledger_rows(notebook: str | Path) -> list[dict[str, str]]:

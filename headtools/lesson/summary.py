@@ -58,7 +58,9 @@ class Summary:
     def _row(self, number: str, names: list[str]) -> str:
         title, address = self.lessons[number]
         link = f'<a href="{escape(quote(address))}">{escape(title)}</a>' if address else escape(title)
-        exercises = ", ".join(f'<span title="{escape(_title(n))}">{escape(self._mark(n))}</span>' for n in names)
+        exercises = ", ".join(
+            f'<span title="{escape(all_exercises()[name].title)}">{escape(self._mark(name))}</span>' for name in names
+        )
         return (
             f'<tr><th scope="row" style="{_LEFT};font-weight:normal">{link}</th>'
             f'<td style="{_LEFT}">{exercises}</td></tr>'
@@ -126,10 +128,6 @@ def explained(error: Exception, file: Path) -> str:
         return f"{file.name}: {error.strerror}. Run the cell again."
     why = (error.strerror or type(error).__name__).split(";")[0]
     return f"{file.name}: {why[0].lower()}{why[1:]}. Set {VARIABLE} to a file that can be read and written, or to off."
-
-
-def _title(name: str) -> str:
-    return all_exercises()[name].title
 
 
 def _lessons(numbers: set[str]) -> dict[str, tuple[str, str]]:

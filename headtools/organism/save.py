@@ -99,7 +99,11 @@ def _try(
         if config is not None:
             config.architectures, config.dtype = model.config.architectures, model.config.dtype  # as just written
             config.save_pretrained(folder)
-        _write_metadata(model, folder, former_settings, reason)
+        metadata = {
+            "heads": [list(head) for head in pruned(model)], "ungrouped": [list(key) for key in ungrouped(model)],
+            "opens_without_headtools": reason is None, "reason": reason or "", "settings": former_settings,
+        }  # fmt: skip
+        (folder / reader.PRUNED_HEADS).write_text(json.dumps(metadata), encoding="utf-8")
         dtype = reader.widest_dtype(model)
         with reader.quiet():
             by_headtools = load_pruned(folder, dtype)
@@ -143,12 +147,3 @@ def how_to_open(folder: str | Path) -> str:
     return line + (
         ", or with from_pretrained, without headtools" if opens else f"; transformers alone cannot: {reason}"
     )
-
-
-def _write_metadata(model: Any, folder: Path, former_settings: dict, reason: str | None) -> None:
-    """Write the list of pruned heads, and the settings that the configuration had before pruning."""
-    metadata = {
-        "heads": [list(head) for head in pruned(model)], "ungrouped": [list(key) for key in ungrouped(model)],
-        "opens_without_headtools": reason is None, "reason": reason or "", "settings": former_settings,
-    }  # fmt: skip
-    (folder / reader.PRUNED_HEADS).write_text(json.dumps(metadata), encoding="utf-8")
