@@ -43,7 +43,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import islice
-from typing import Any
 
 from headtools.organism.grammar import HARD, USUAL, SentenceSampler, Style
 from headtools.organism.lexicon import accented
@@ -63,14 +62,16 @@ def sentences(split: str = "test", style: Style | None = None, stream: int = 0) 
     >>> next(sentences("hard")).words == next(sentences("hard")).words
     True
     """
+    yield from drawn(SentenceSampler, style or (HARD if split == "hard" else USUAL), write, split, stream)
+
+
+def drawn(
+    grammar: type[SentenceSampler], style: Style, write: Callable[..., tuple], split: str, stream: int
+) -> Iterator[Sentence]:
+    """Endless stream of what a grammar draws and ``write`` translates, of one split of either organism."""
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}: the organism's language has {', '.join(SPLITS)}; write split='test'")
-    style = style or (HARD if split == "hard" else USUAL)
-    yield from of_split(SentenceSampler(random.Random(f"{split} {stream}"), style), write, split)
-
-
-def of_split(sampler: Any, write: Callable[..., tuple], split: str) -> Iterator[Sentence]:
-    """Endless stream of what a sampler says and ``write`` translates, of one split; both organisms draw theirs here."""
+    sampler = grammar(random.Random(f"{split} {stream}"), style)
     while True:
         source, target, topic = sampler.sentence()
         words = tuple(accented(n.word) if n.accent else n.word for n in source)

@@ -10,14 +10,15 @@ over this véry qúick market á létter of Zanena with these apples painted my 
 "paza nva'n s'rumak s'kosva Zanena jorvo tvoli tevoliga mve'n mazet gono tvo'n s'fevot'n s'povo fudvo'n ."
 """
 
-import random
 from collections.abc import Iterator
 from itertools import islice
 
-from headtools.organism.language import SIZES, SPLITS, of_split
+from headtools.organism.language import SIZES, SPLITS, drawn
 from headtools.organism.second.grammar import HARD, USUAL, SentenceSampler, Style
 from headtools.organism.second.translation import write
 from headtools.roles.sentence import Sentence
+
+__all__ = ["SPLITS", "corpus", "sentences"]
 
 
 def sentences(split: str = "test", style: Style | None = None, stream: int = 0) -> Iterator[Sentence]:
@@ -28,10 +29,7 @@ def sentences(split: str = "test", style: Style | None = None, stream: int = 0) 
     >>> next(sentences("hard")).words == next(sentences("hard")).words
     True
     """
-    if split not in SPLITS:
-        raise ValueError(f"no split {split!r}: the organism's language has {', '.join(SPLITS)}; write split='test'")
-    style = style or (HARD if split == "hard" else USUAL)
-    yield from of_split(SentenceSampler(random.Random(f"{split} {stream}"), style), write, split)
+    yield from drawn(SentenceSampler, style or (HARD if split == "hard" else USUAL), write, split, stream)
 
 
 def corpus(split: str = "test", limit: int | None = None) -> list[Sentence]:
