@@ -53,12 +53,16 @@ def label(
     _check_words(sentences)
     if not sentences:
         raise ValueError('got no sentences: pass corpus("organism"), or the path of a treebank')
-    size = size if getattr(tokenizer, "pad_token", None) is not None else 1
     if predicts_own_input(model) and predicts_next_token(model):
         _check_lengths(tokenizer, sentences)
     generator = torch.Generator().manual_seed(seed)
-    batches = (sentences[start : start + size] for start in range(0, len(sentences), size))
-    return [_with_labels(model, tokenizer, batch, generator) for batch in batches]
+    return [_with_labels(model, tokenizer, some, generator) for some in in_batches(tokenizer, sentences, size)]
+
+
+def in_batches(tokenizer: Any, sentences: Sequence, size: int) -> list[Sequence]:
+    """Return ``size`` sentences at a time, or single ones where the tokenizer cannot pad."""
+    size = size if getattr(tokenizer, "pad_token", None) is not None else 1
+    return [sentences[start : start + size] for start in range(0, len(sentences), size)]
 
 
 def _check_words(sentences: Any) -> None:
@@ -136,10 +140,17 @@ def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return output.masked_fill((is_eos.cumsum(1) - is_eos.long()) > 0, IGNORE_INDEX)
 
 
-def _own_class(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+@torch.no_grad()
+def class_logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor | None:
+    """Return a classifier's logits, (B, classes); None for any other model."""
     with frozen(model):
         logits = getattr(model(**on_device(model, batch)), "logits", None)
-    if not isinstance(logits, Tensor) or logits.dim() != 2:
+    return logits if isinstance(logits, Tensor) and logits.dim() == 2 else None
+
+
+def _own_class(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    logits = class_logits(model, batch)
+    if logits is None:
         raise ValueError(
             f"{type(model).__name__} predicts neither tokens nor a class, so it has no loss: load it with its head "
             "(AutoModelForMaskedLM, AutoModelForSequenceClassification), or pass batches and loss= of your own"

@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._devices import on_device
 from headtools.heads._tokens import is_encoder_decoder, model_inputs, real_tokens
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, sites
 from headtools.importance._inputs import each_batch, frozen
 from headtools.importance.ablation import ablation
 from headtools.importance.gradient import gradient
-from headtools.importance.labels import label, predicts_own_input, tokenize
+from headtools.importance.labels import class_logits, in_batches, label, predicts_own_input, tokenize
 from headtools.importance.loss import Loss, predicts_next_token
 
 OBJECTIVES = {
@@ -255,15 +254,11 @@ def writes(model: nn.Module) -> bool:
 
 def _own_kind(model: nn.Module, tokenizer: Any, sentences: Sequence) -> str:
     """Return the objective that a model was trained with, or "output"."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
     if writes(model):
-        return "output" if head is None else "lm"
+        return "output" if getattr(model, "get_output_embeddings", lambda: None)() is None else "lm"
     if predicts_own_input(model):
         return "lm" if predicts_next_token(model) else "mlm"
-    with frozen(model), torch.no_grad():
-        batch = unlabelled(tokenizer, sentences[:1])[0]
-        logits = getattr(model(**on_device(model, batch)), "logits", None)
-    return "class" if isinstance(logits, Tensor) and logits.dim() == 2 else "output"
+    return "output" if class_logits(model, unlabelled(tokenizer, sentences[:1])[0]) is None else "class"
 
 
 def unlabelled(tokenizer: Any, sentences: Sequence, size: int = 32) -> list[dict[str, Tensor]]:
@@ -277,5 +272,4 @@ def unlabelled(tokenizer: Any, sentences: Sequence, size: int = 32) -> list[dict
     """
     if tokenizer is None:
         raise TypeError("sentences need the model's tokenizer, got None: save it in the model's folder")
-    size = size if getattr(tokenizer, "pad_token", None) is not None else 1
-    return [tokenize(tokenizer, sentences[start : start + size]) for start in range(0, len(sentences), size)]
+    return [tokenize(tokenizer, some) for some in in_batches(tokenizer, sentences, size)]

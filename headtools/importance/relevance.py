@@ -25,7 +25,7 @@ from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._inputs import check_all_ran, each_batch, select_sites
 from headtools.importance._intervals import linearised_ratio, with_intervals
-from headtools.importance._lrp.passes import position_tables, relevance_of_heads
+from headtools.importance._lrp.passes import relevance_of_heads
 from headtools.importance._lrp.rule_set import Rules, named
 from headtools.importance._lrp.targets import Score
 
@@ -170,6 +170,7 @@ def propagate(
     1.0
     """
     check_not_offloaded(model, "relevance")
+    named(rules)  # an unknown name is refused here, before a checkpoint is made
     measure = _Relevance(model, select_sites(model, sites), score, rules)
     return run(measure, model, each_batch(model, batches), checkpoint=checkpoint)
 
@@ -183,9 +184,6 @@ class _Relevance:
     score: Score | None
     rules: str | Rules
 
-    def __post_init__(self) -> None:
-        self.resolved_rules, self.position_tables = named(self.rules), position_tables(self.model)
-
     @property
     def settings(self) -> dict[str, Any]:
         """All that determines the relevance."""
@@ -194,9 +192,7 @@ class _Relevance:
 
     def per_batch(self, batch: dict) -> Part:
         """Return one batch's explained numbers, step after step, with their examples and each site's relevance."""
-        targets, steps = relevance_of_heads(
-            self.model, batch, self.score, self.resolved_rules, self.sites, self.position_tables
-        )
+        targets, steps = relevance_of_heads(self.model, batch, self.score, self.rules, self.sites)
         examples = [targets.counted[:, step].nonzero()[:, 0].cpu() for step in range(len(steps))]  # of each step
         part = {
             "size": torch.tensor(len(targets.values)), "example": torch.cat(examples),

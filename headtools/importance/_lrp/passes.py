@@ -24,22 +24,21 @@ def relevance_of_heads(
     model: nn.Module,
     batch: dict,
     score: Score | None,
-    rule_set: Rules,
+    name_or_rules: str | Rules,
     measured_sites: Sequence[Site],
-    tables: set[int],
 ) -> tuple[Targets, list[tuple[dict[tuple, Tensor], Tensor]]]:
     """Return what is explained and, for each step, {key: R (B, H)} with the relevance of (inputs, constants).
 
-    ``tables`` are those of ``position_tables``. Each backward pass starts from the sign of the explained numbers, so
-    that conservation can be summed over examples without cancelling. Rules are linear in the relevance that they pass
-    on, so one pass serves all examples: the R of an example comes from its own number only.
+    Each backward pass starts from the sign of the explained numbers, so that conservation can be summed over examples
+    without cancelling. Rules are linear in the relevance that they pass on, so one pass serves all examples: the R of
+    an example comes from its own number only.
     """
     check_has_backward(model, "relevance()")
     products: dict[tuple, Tensor] = {}
     inputs = {name: _leaf(name, value) for name, value in model_inputs(model, batch).items()}
     edits = {site: _tap(site, products) for site in measured_sites}
     with frozen(model), torch.inference_mode(False), torch.enable_grad(), edit_outputs(model, "relevance()", edits):
-        with rules(rule_set, model, tables) as propagation:
+        with rules(name_or_rules, model, position_tables(model)) as propagation:
             outputs = model(**inputs)
             propagation.in_score = True
             targets = find_targets(model, outputs, batch, score)
