@@ -13,7 +13,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from headtools._report.page import figure, side_by_side
-from headtools.heads.scores import Head, HeadScores
+from headtools.heads.scores import Head, HeadScores, head_columns
 from headtools.lesson.role_map import COLOURS
 from headtools.lesson.svg import LETTER, Drawing, cells, shortened
 from headtools.roles.head_functions import LETTERS, NONE, head_functions
@@ -30,11 +30,6 @@ def head_name(head: Head) -> str:
     'encoder 2.5'
     """
     return f"{' '.join(map(str, head[:-2]))} {head[-2]}.{head[-1]}"
-
-
-def head_columns(table: Any) -> list[str]:
-    """Return the columns of a table, or the names of a row of it, that say which head a row is about."""
-    return [name for name in ("stack", "kind", "layer", "head") if name in table]
 
 
 def head_of(row: Mapping) -> Head:

@@ -10,13 +10,13 @@ import torch
 from markupsafe import Markup
 
 from headtools._report import figures
-from headtools._report.figures import head_columns, head_name, head_of, number, percent
+from headtools._report.figures import head_name, head_of, number, percent
 from headtools._report.page import Finding, paragraph, side_by_side, table
 from headtools._report.sections import N_TABLE, display, interval
 from headtools._report.subject import Subject
 from headtools.heads._devices import on_device
 from headtools.heads.groups import cache_size
-from headtools.heads.scores import HeadScores
+from headtools.heads.scores import HeadScores, head_columns
 from headtools.heads.sites import sites
 from headtools.roles._segments import ordinary_tokens
 from headtools.roles.attention_sinks import attention_sinks

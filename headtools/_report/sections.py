@@ -13,14 +13,14 @@ import torch
 from markupsafe import Markup
 
 from headtools._report import figures
-from headtools._report.figures import head_columns, head_name, head_of, number, percent
+from headtools._report.figures import head_name, head_of, number, percent
 from headtools._report.page import Finding, items, paragraph, side_by_side, table
 from headtools._report.subject import Subject, example
 from headtools.geometry.circuits import ov, random_like
 from headtools.geometry.subspaces import effective_rank, overlap
 from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.heads.record import record
-from headtools.heads.scores import HeadScores
+from headtools.heads.scores import HeadScores, head_columns
 from headtools.heads.sites import sites
 from headtools.roles.conventions import VOITA
 from headtools.roles.head_functions import NONE, function, head_functions
@@ -66,7 +66,7 @@ def roles(subject: Subject) -> Markup:
     frame, control = taxonomy_and_control(subject.model, subject.tokenizer, test, fitted, **options)
     heads, control_heads = head_functions(frame), head_functions(control)
     subject.tables["roles"] = frame
-    columns = [name for name in ("stack", "kind") if name in heads]
+    columns = head_columns(heads)[:-2]  # stack and kind
     role_maps = []
     for kind, heads_of_kind in heads.groupby(columns, sort=False):
         rows = (frame[columns] == list(kind)).all(axis=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,6 +138,11 @@ def _mean_ranks(flat: Tensor) -> Tensor:
     _, inverse, counts = torch.unique(flat, return_inverse=True, return_counts=True)
     ends = counts.cumsum(0)
     return ((ends - counts + ends - 1).double() / 2)[inverse]
+
+
+def head_columns(table: Any) -> list[str]:
+    """Return the columns of a table, or the names of a row of it, that say which head a row is about."""
+    return [name for name in ("stack", "kind", "layer", "head") if name in table]
 
 
 def _label(head: Head) -> str:

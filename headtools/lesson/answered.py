@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -41,9 +42,13 @@ def keeping() -> bool:
 
     A script that calls ``check`` leaves no file behind.
     """
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     named = bool(os.environ.get(VARIABLE, "").strip())
-    return progress_path() is not None and (named or getattr(shell, "kernel", None) is not None)
+    return progress_path() is not None and (named or getattr(shell(), "kernel", None) is not None)
+
+
+def shell() -> Any:
+    """IPython's shell, None outside it; IPython is not imported for this."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 def read(file: Path) -> dict[str, str]:

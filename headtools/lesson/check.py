@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from dataclasses import dataclass
 from typing import Any
 
-from headtools.lesson.answered import keeping, progress_path, remember
+from headtools.lesson.answered import keeping, progress_path, remember, shell
 from headtools.lesson.catalogue import lesson
 from headtools.lesson.exercises import all_exercises
 from headtools.lesson.exercises.exercise import Exercise, Hint, NotTried
@@ -143,11 +142,10 @@ def _exercise(name: str) -> Exercise:
 
 def _older(answer: Any) -> str:
     """Say so when a notebook's latest version of a function did not run to its end, so that an older one was judged."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     name = getattr(answer, "__name__", "")
-    if shell is None or not name.isidentifier():
+    if shell() is None or not name.isidentifier():
         return ""
-    cells = dict(enumerate(shell.history_manager.input_hist_raw))
+    cells = dict(enumerate(shell().history_manager.input_hist_raw))
     defined = [n for n, cell in cells.items() if re.search(rf"^def {name}\b", cell, re.M)]
     try:
         source = inspect.getsource(answer).strip()

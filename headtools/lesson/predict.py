@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import suppress
 from typing import Any
 
-from headtools.lesson.answered import keeping, progress_path, update
+from headtools.lesson.answered import keeping, progress_path, shell, update
 from headtools.lesson.catalogue import entry
 from headtools.lesson.live import show_live
 from headtools.lesson.plain import escape, plain
@@ -73,8 +72,7 @@ def remember(key: str, answer: str) -> None:
 
 def attended() -> bool:
     """Whether a person's notebook asked for this cell: only those name the cell that they run."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    kernel = getattr(shell, "kernel", None)
+    kernel = getattr(shell(), "kernel", None)
     return kernel is not None and "cellId" in kernel.get_parent("shell").get("metadata", {})
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from headtools.heads.scores import head_columns
 from headtools.roles._taxonomy.roles import family
 from headtools.roles._taxonomy.vocabulary import SPECIAL_TOKENS
 
@@ -44,15 +45,15 @@ def head_functions(frame: pd.DataFrame) -> pd.DataFrame:
     """
     if "passes" not in frame:
         raise ValueError(f"got the columns {list(frame)}; expected 'passes': make the frame with taxonomy(model, ...)")
-    head_columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]
+    columns = head_columns(frame)
     rows = []
-    for head, verdicts in frame.groupby(head_columns, sort=False):
+    for head, verdicts in frame.groupby(columns, sort=False):
         held = verdicts[verdicts.passes].sort_values("score", ascending=False, kind="stable").role
         held = [role for role in held if function(role)]
         functions = [name for name in LETTERS if name in {function(role) for role in held}]
         letters = "".join(LETTERS[name] for name in functions)
         rows.append((*head, functions[0] if functions else NONE, letters, ", ".join(held)))
-    return pd.DataFrame(rows, columns=[*head_columns, "function", "letters", "roles"])
+    return pd.DataFrame(rows, columns=[*columns, "function", "letters", "roles"])
 
 
 def __getattr__(name: str) -> Any:

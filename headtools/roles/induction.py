@@ -25,6 +25,7 @@ from headtools.heads._finite import check_weights, nonfinite_weights
 from headtools.heads._precision import without_autocast
 from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.heads.record import Captured
+from headtools.heads.scores import head_columns
 from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.attention_sinks import score_rows, without_sink
 
@@ -148,9 +149,9 @@ def induction_scores(
     frame = score_rows({key: by_sequence[:, 0] for key, by_sequence in values.items()}, chance)
     copied = copying(model, n=n, length=length, tokens=tokens, seed=seed, batch_size=batch_size)
     frame = pd.concat([frame.assign(without_sink=others.tolist()), copied], ignore_index=True)
-    head_columns = [name for name in ("stack", "kind", "layer", "head") if name in frame]
-    frame = frame.sort_values(head_columns, kind="stable", ignore_index=True)
-    return frame[[*head_columns, "role", "score", "low", "high", "without_sink", "chance", "n"]]
+    columns = head_columns(frame)
+    frame = frame.sort_values(columns, kind="stable", ignore_index=True)
+    return frame[[*columns, "role", "score", "low", "high", "without_sink", "chance", "n"]]
 
 
 @torch.no_grad()
