@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from headtools.heads._devices import device_of
 from headtools.heads._precision import without_autocast
+from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.record import record
 from headtools.roles.controls import untrained as untrained_twin
 from headtools.roles.probing import share
@@ -209,7 +210,7 @@ def _attention_features(
     model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], pairs: _Pairs, batch_size: int
 ) -> tuple[list[tuple], Tensor]:
     """The heads, and the features of the pairs: (pair, 2 · heads), attention down first, then up."""
-    reader = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    reader = model.get_encoder() if is_encoder_decoder(model) else model
     words, features, heads = torch.tensor([]), [], []
     pair_sentence = torch.from_numpy(pairs.sentence_index)[pairs.row]
     word, candidate = torch.from_numpy(pairs.word)[pairs.row], torch.from_numpy(pairs.candidate)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headtools._engine.store import read_json
+from headtools.heads.bootstrap import bounds
 
 CLASSES = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
 LABELLED = Path(__file__).parent / "assets" / "map_classes.json"
@@ -176,15 +177,13 @@ def agreement(maps: list[tuple[Tensor, str]] | None = None) -> Agreement:
     >>> found.n >= 100 and found.low <= found.share <= found.high
     True
     """
-    from headtools.heads.bootstrap import bounds
-
     maps = labelled() if maps is None else maps
     predicted = [CLASSES[int(classify(m[None, None], torch.ones(1, len(m), dtype=torch.bool)))] for m, _ in maps]
-    pairs = Counter((label, rule) for (_, label), rule in zip(maps, predicted, strict=True))
-    hits = torch.tensor([float(label == rule) for (_, label), rule in zip(maps, predicted, strict=True)])
+    pairs = [(label, rule) for (_, label), rule in zip(maps, predicted, strict=True)]
+    hits = torch.tensor([float(label == rule) for label, rule in pairs])
     low, high = bounds(hits, 0.0, 1.0)
-    by_eye, by_rule = Counter(label for _, label in maps), Counter(predicted)
+    by_eye, by_rule = Counter(label for label, _ in pairs), Counter(predicted)
     chance = sum(by_eye[name] * by_rule[name] for name in CLASSES) / len(maps) ** 2
     share = float(hits.mean())
     kappa = (share - chance) / (1 - chance) if chance < 1 else 1.0
-    return Agreement(share, float(low), float(high), kappa, len(maps), dict(pairs))
+    return Agreement(share, float(low), float(high), kappa, len(maps), dict(Counter(pairs)))

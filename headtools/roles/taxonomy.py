@@ -40,6 +40,7 @@ from headtools._engine.run import function_name, run
 from headtools._engine.store import fingerprint
 from headtools._renamed import old_arguments
 from headtools.heads._devices import on_device
+from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.bootstrap import MIN_EXAMPLES
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site, SiteKey, sites
@@ -182,7 +183,7 @@ class _Taxonomy:
         self.batches = list(enumerate(batches(sentences, batch_size)))
         self.reference = list(fitted) if fitted else sentences
         self.vocabulary = count_words(tokenizer, self.reference, frequency)
-        self.translated = getattr(model.config, "is_encoder_decoder", False) and all(s.target for s in sentences)
+        self.translated = is_encoder_decoder(model) and all(s.target for s in sentences)
         model_sites = sites(model)
         with_heads = [site for site in model_sites if not site.empty]
         if roles is not None:
@@ -317,7 +318,7 @@ def _select_kinds(
 ) -> list[str]:
     """The kinds of attention to score: those requested, or all that the sentences allow."""
     possible = [kind for kind in existing if kind != "cross" or translated]
-    if getattr(model.config, "is_encoder_decoder", False) and not translated:
+    if is_encoder_decoder(model) and not translated:
         possible = ["encoder"]
     if requested is None:
         return possible

@@ -10,6 +10,7 @@ from headtools._renamed import old_arguments
 from headtools.heads._devices import device_of
 from headtools.heads._finite import check_weights, explain_nonfinite
 from headtools.heads._select import Heads, select
+from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.record import record
 from headtools.heads.sites import sites
 from headtools.roles.sentence import Sentence
@@ -80,7 +81,7 @@ def word_states(
         # z (B, T, head, value_dim) to (word, head, value_dim), batch after batch
         return [*(previous or []), _pool(captured.z.flatten(2), pooling).unflatten(-1, captured.z.shape[2:])]
 
-    reader = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    reader = model.get_encoder() if is_encoder_decoder(model) else model
     heads_of = None if heads is None else {site.key: listed for site, listed in select(sites(model), heads).items()}
     only_sites = None if {"head", "layer"} & set(components) else ()  # None: all
     with record(model, want="z", accumulate=pool_batch, only=only_sites) as recorded:

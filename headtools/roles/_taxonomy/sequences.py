@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from headtools.heads._backbone import backbone
 from headtools.heads._devices import device_of
+from headtools.heads._tokens import is_encoder_decoder
 from headtools.roles._taxonomy.spans import Spans, make_spans, span_means
 from headtools.roles.conventions import Conventions
 from headtools.roles.sentence import Sentence
@@ -71,7 +72,7 @@ def make_sequences(
 
 def run_model(model: nn.Module, batch: Mapping[str, Tensor], encoder_only: bool) -> None:
     """Run the model without computing its logits, or only the encoder of a model that has a decoder too."""
-    if encoder_only and getattr(model.config, "is_encoder_decoder", False):
+    if encoder_only and is_encoder_decoder(model):
         model.get_encoder()(**batch)
     else:
         backbone(model, batch)(**batch)
