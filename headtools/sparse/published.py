@@ -48,6 +48,3 @@ MICHEL = {
     "WMT decoder": (36.05, 36.04, 36.16, 35.96, 35.65, 34.96, 34.26, 32.14, 30.54, 21.42, 3.06),
     "IWSLT, gradient": (34.95, 34.38, 33.66, 33.08, 32.15, 29.86, 20.60, 1.73, 0.63, 0.06, 0.00),
 }
-
-# Michel et al. 2019, table 4: gain in examples per second of BERT with half of its heads pruned, by batch size.
-MICHEL_SPEED = {1: 0.019, 4: 0.027, 16: 0.175, 64: 0.175}
