@@ -24,20 +24,18 @@ from torch.nn import functional as F
 Layer = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]  # (x, weight, bias) -> y
 
 
-class _Scaled(Function):
-    """The tensor as it is; of its g only a fraction goes back."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor, fraction: float) -> Tensor:
-        ctx.fraction = fraction
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: object, g: Tensor) -> tuple:
-        return g * ctx.fraction, None
+def scale_relevance(x: Tensor, fraction: Tensor | float) -> Tensor:
+    """Return x; only this fraction of its relevance goes back."""
+    x = x.view_as(x)
+    if x.requires_grad:
+        x.register_hook(lambda g: g * fraction)
+    return x
 
 
-scale_relevance = _Scaled.apply
+def stabilised(z: Tensor, epsilon: float) -> Tensor:
+    """Return z, with R(z) = R(y) z / (z + epsilon sign z): the part of epsilon is lost (LRP-epsilon)."""
+    size = z.detach().abs()  # the fraction is the same for both signs
+    return scale_relevance(z, (size / (size + epsilon)).nan_to_num(0.0))
 
 
 class _Identity(Function):
@@ -54,24 +52,6 @@ class _Identity(Function):
 
 
 identity = _Identity.apply
-
-
-class _Epsilon(Function):
-    """y = z, with R(z) = R(y) z / (z + epsilon sign z): the part of epsilon is lost (Bach et al. 2015, LRP-epsilon)."""
-
-    @staticmethod
-    def forward(ctx: object, z: Tensor, epsilon: float) -> Tensor:
-        ctx.epsilon = epsilon
-        ctx.save_for_backward(z)
-        return z.view_as(z)
-
-    @staticmethod
-    def backward(ctx: object, g: Tensor) -> tuple:
-        z = ctx.saved_tensors[0].abs()  # z / (z + epsilon sign z) is the same for both signs
-        return g * (z / (z + ctx.epsilon)).nan_to_num(0.0), None
-
-
-stabilised = _Epsilon.apply
 
 
 class _LayerNorm(Function):
@@ -192,24 +172,14 @@ class _AlphaBetaByRows(Function):
 alpha_beta_by_rows = _AlphaBetaByRows.apply
 
 
-class _AlphaBetaSum(Function):
-    """a + b, entry by entry, shared as in ``_AlphaBeta``."""
-
-    @staticmethod
-    def forward(ctx: object, a: Tensor, b: Tensor, alpha: float) -> Tensor:
-        y, (a_plus, a_minus), (b_plus, b_minus) = a + b, _signed_parts(a), _signed_parts(b)
-        factor_plus, factor_minus = _alpha_beta_factors(y, a_plus + b_plus, a_minus + b_minus, alpha)
-        ctx.shapes = a.shape, b.shape
-        ctx.save_for_backward(*(torch.where(x > 0, factor_plus, factor_minus).to(x.dtype) for x in (a, b)))
-        return y
-
-    @staticmethod
-    def backward(ctx: object, g: Tensor) -> tuple:
-        back = [(g * factor).sum_to_size(shape) for factor, shape in zip(ctx.saved_tensors, ctx.shapes, strict=True)]
-        return (*back, None)
-
-
-alpha_beta_sum = _AlphaBetaSum.apply
+def alpha_beta_sum(a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    """Return a + b, entry by entry, shared as in ``_AlphaBeta``."""
+    a, b = torch.broadcast_tensors(a, b)
+    with torch.no_grad():
+        (a_plus, a_minus), (b_plus, b_minus) = _signed_parts(a), _signed_parts(b)
+        factor_plus, factor_minus = _alpha_beta_factors(a + b, a_plus + b_plus, a_minus + b_minus, alpha)
+        fractions = [torch.where(x > 0, factor_plus, factor_minus).to(x.dtype) for x in (a, b)]
+    return scale_relevance(a, fractions[0]) + scale_relevance(b, fractions[1])
 
 
 class _RatioProduct(Function):
@@ -240,26 +210,13 @@ class _RatioProduct(Function):
 ratio_product = _RatioProduct.apply
 
 
-class _RatioMatmul(Function):
-    """O = B C, of matrices or stacks of them, by the ratio rule: a sum over j of B_ij C_jk, each with the g of O_ik."""
-
-    @staticmethod
-    def forward(ctx: object, b: Tensor, c: Tensor) -> Tensor:
-        if b.dim() < 2 or c.dim() < 2:
-            raise ValueError(f"the ratio rule multiplies matrices, got shapes {tuple(b.shape)} and {tuple(c.shape)}")
-        ctx.save_for_backward(b, c)
-        return b @ c
-
-    @staticmethod
-    def backward(ctx: object, g: Tensor) -> tuple:
-        b, c = ctx.saved_tensors
-        b_column, c_row = b[..., None], c[..., None, :, :]  # (..., i, j, 1) and (..., 1, j, k)
-        # (..., i, j, k): memory for every product
-        g_both = g[..., None, :] * quotient(b_column * c_row, b_column + c_row)
-        return g_both.sum(-1).sum_to_size(b.shape), g_both.sum(-3).sum_to_size(c.shape)
-
-
-ratio_matmul = _RatioMatmul.apply
+def ratio_matmul(b: Tensor, c: Tensor) -> Tensor:
+    """Return O = B C, of matrices or stacks of them, by the ratio rule: a sum over j of the products B_ij C_jk."""
+    if b.dim() < 2 or c.dim() < 2:
+        raise ValueError(f"the ratio rule multiplies matrices, got shapes {tuple(b.shape)} and {tuple(c.shape)}")
+    # (..., i, j, 1) and (..., 1, j, k): memory for every product
+    o = ratio_product(b[..., None], c[..., None, :, :]).sum(-2)
+    return (b @ c).detach() + (o - o.detach())  # the value of B C, to the last bit
 
 
 def _alpha_beta_factors(y: Tensor, plus: Tensor, minus: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
