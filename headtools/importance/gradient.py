@@ -92,7 +92,8 @@ def gradient(
     if signed and per != "example":
         raise ValueError(f'without absolute values all means are one: write signed=True without per="{per}"')
     name = ("signed " if signed else "") + "gradient" + ("" if per == "example" else f" per {per}")
-    slopes, counts = _measure(model, batches, loss, sites, per, checkpoint)
+    measure = _GateGradients(model, select_sites(model, sites), loss, per)
+    slopes, counts = run(measure, model, each_batch(model, batches), checkpoint=checkpoint)
     rows = slopes if signed else {key: slope.abs() for key, slope in slopes.items()}
     if per == "position":
         rows = {key: linearised_ratio(row, counts[key]) for key, row in rows.items()}
@@ -124,15 +125,9 @@ def gate_gradients(
     {('encoder', 1): torch.Size([2, 4])}
     """
     check_per(per)
-    return _measure(model, batches, loss, sites, per, checkpoint)[0]
-
-
-def _measure(
-    model: nn.Module, batches: Mapping | Iterable[Mapping], loss: Loss | None, sites: Any, per: str,
-    checkpoint: str | Path | None,
-) -> tuple[dict[tuple, Tensor], dict[tuple, Tensor]]:  # fmt: skip
     measure = _GateGradients(model, select_sites(model, sites), loss, per)
-    return run(measure, model, each_batch(model, batches), checkpoint=checkpoint)
+    slopes, _ = run(measure, model, each_batch(model, batches), checkpoint=checkpoint)
+    return slopes
 
 
 @dataclass
