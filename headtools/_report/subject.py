@@ -22,7 +22,7 @@ from headtools.heads.sites import sites
 from headtools.importance._inputs import each_batch
 from headtools.importance._intervals import with_intervals
 from headtools.importance.gradient import gate_gradients, gradient
-from headtools.importance.loss import each_loss
+from headtools.importance.loss import labels_only_loss
 from headtools.importance.objective import Objective, objective
 from headtools.roles.sentence import Sentence
 from headtools.roles.token_labels import token_labels
@@ -214,7 +214,7 @@ def losses(model: nn.Module, batches: Sequence[Mapping], loss: Callable | None) 
     """Return the loss of each example, (n,)."""
     by_batch = []
     for batch in each_batch(model, batches):
-        by_batch.append(each_loss(model, batch, loss).cpu())
+        by_batch.append((labels_only_loss(model, batch) if loss is None else loss(model(**batch), batch)).cpu())
         advance()
     return torch.cat(by_batch)
 

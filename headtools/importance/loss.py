@@ -82,6 +82,56 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None 
     return token_losses.new_zeros(len(labels)).index_add(0, counted.nonzero()[:, 0], token_losses) / n_labels
 
 
+def labels_only_loss(model: nn.Module, batch: Mapping) -> Tensor:
+    """Return what ``label_loss`` says of a pass over the batch, (B,), with logits at labelled positions alone.
+
+    Where the vocabulary is large, the layer that turns states into logits costs as much as all others together, and
+    neither padding nor tokens that are not masked need its work. Models that are not of transformers or have no such
+    layer compute all logits. Without gradients.
+
+    Raises ``ValueError`` as ``label_loss`` does.
+
+    >>> from transformers import BertConfig, BertForMaskedLM
+    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
+    >>> model, ids = BertForMaskedLM(tiny).eval(), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    >>> batch = {"input_ids": ids, "labels": torch.tensor([[-100, 7, -100], [8, -100, 1]])}
+    >>> torch.allclose(labels_only_loss(model, batch), label_loss(model, model(input_ids=ids), batch), atol=1e-6)
+    True
+    """
+    labels, inputs = batch.get("labels"), model_inputs(model, batch)
+    unembedding = getattr(model, "get_output_embeddings", lambda: None)()
+    of_tokens = isinstance(labels, Tensor) and labels.dim() == 2 and not labels.is_floating_point()
+    if not of_tokens or type(unembedding) is not nn.Linear or not type(model).__module__.startswith("transformers."):
+        return label_loss(model, model(**inputs), batch)
+    labelled, targets = labels != IGNORE_INDEX, labels
+    if labels_need_shift(model, batch):
+        real = _can_predict(batch.get("attention_mask"), labels.shape).to(labels.device)
+        labelled = torch.cat([labelled[:, 1:] & real[:, :-1], torch.zeros_like(labelled[:, :1])], 1)
+        targets = labels.roll(-1, 1)
+    shapes = []
+
+    def keep_labelled(_layer: nn.Module, given: tuple) -> tuple[Tensor, ...]:
+        shapes.append(given[0].shape)
+        if shapes != [(*labels.shape, unembedding.in_features)]:
+            return given
+        return given[0][labelled.to(given[0].device)][None], *given[1:]
+
+    hook = unembedding.register_forward_pre_hook(keep_labelled)
+    try:
+        with torch.no_grad():
+            outputs = model(**inputs)
+    finally:
+        hook.remove()
+    logits = getattr(outputs, "logits", None)
+    if not labelled.any(1).all() or getattr(logits, "shape", ())[:2] != (1, int(labelled.sum())):
+        return label_loss(model, model(**inputs), batch)
+    outputs.logits = logits[0]  # as if each labelled token were an example
+    token_losses = label_loss(model, outputs, {"labels": targets[labelled]})
+    example = labelled.nonzero()[:, 0].to(token_losses.device)
+    n_labels = labelled.sum(1).to(token_losses.device)
+    return token_losses.new_zeros(len(labels)).index_add(0, example, token_losses) / n_labels
+
+
 def _can_predict(mask: Any, shape: tuple[int, int]) -> Tensor:
     """Return which tokens may predict the next: not padding, whose prediction depends on the length of the batch."""
     if isinstance(mask, Tensor) and mask.dim() == 4:
@@ -116,12 +166,15 @@ def of_labels(loss: Loss | None) -> bool:
     return loss is None or isinstance(loss, str)
 
 
-def each_loss(model: nn.Module, batch: Mapping, loss: Loss | None, per: str = "example") -> Tensor:
+def each_loss(
+    model: nn.Module, batch: Mapping, loss: Loss | None, n_examples: int | None = None, per: str = "example"
+) -> Tensor:
     """Return the loss of each example, (B,); ``label_loss`` where no other is given, or the name of its form.
 
     With ``per="batch"`` that of the batch, (1,): the mean over its examples, or the one number that ``loss`` returns.
 
-    Raises ``ValueError`` for a loss of another shape, and for NaN or infinity.
+    Raises ``ValueError`` for a loss of another shape or another number of examples than ``n_examples``, and for NaN or
+    infinity.
     """
     if of_labels(loss):
         losses = label_loss(model, model(**model_inputs(model, batch)), batch, loss)
@@ -130,10 +183,18 @@ def each_loss(model: nn.Module, batch: Mapping, loss: Loss | None, per: str = "e
     is_float = isinstance(losses, Tensor) and losses.is_floating_point()
     if per == "batch" and is_float and losses.dim() < 2 and losses.numel():
         losses = losses.mean()[None]
-    if not is_float or losses.dim() != 1:
+    check_losses(model, losses, n_examples)
+    return losses
+
+
+def check_losses(model: nn.Module, losses: Any, n_examples: int | None = None) -> None:
+    """Raise ``ValueError`` unless losses are one finite number per example, (B,)."""
+    is_float = isinstance(losses, Tensor) and losses.is_floating_point()
+    if not is_float or losses.dim() != 1 or n_examples not in (None, len(losses)):
+        expected = f"({'B' if n_examples is None else n_examples},)"
         got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
-            f"the loss must be one number per example, shape (B,), got {got}: take "
+            f"the loss must be one number per example, shape {expected}, got {got}: take "
             "means over tokens only, for instance cross_entropy(..., reduction='none').mean(1); or, for a loss of the "
             'whole batch, such as a contrastive one, write per="batch"'
         )
@@ -144,7 +205,6 @@ def each_loss(model: nn.Module, batch: Mapping, loss: Loss | None, per: str = "e
             f"the loss of examples {indices} is NaN or infinite: it is no finite number"
             + (f"; {cause}" if cause else "")
         )
-    return losses
 
 
 def predicts_next_token(model: nn.Module) -> bool:
@@ -173,18 +233,18 @@ def labels_need_shift(model: nn.Module, batch: Mapping) -> bool:
     every_site, labels = sites(model), batch["labels"]
     if is_transformers_class(type(model)) and not every_site.guessed:
         return "decoder" in every_site.kinds and "TokenClassification" not in type(model).__name__
-    causal = "decoder" in every_site.kinds
-    if not causal and not every_site.guessed:
-        return False
+    causal = True if "decoder" in every_site.kinds else None if every_site.guessed else False
     inputs = [value for name, value in batch.items() if _is_token_ids(name, value, labels)]
+    if causal is False:
+        return False
     if any(_equal_where_counted(labels, ids) for ids in inputs):  # labels repeat the input
         if causal:
             return True
     elif any(_equal_where_counted(labels[:, :-1], ids[:, 1:]) for ids in inputs):
         return False  # labels are shifted already
-    elif not causal and inputs:
+    elif causal is None and inputs:
         return False  # labels are other tokens than the input's: masked ones, or tags
-    about = "" if causal else f"; {every_site.guessed[0].label}: {GUESSED_KIND}"
+    about = f"; {every_site.guessed[0].label}: {GUESSED_KIND}" if causal is None else ""
     raise ValueError(
         f"nothing says whether the labels of {type(model).__name__} belong to the token at their position or to the "
         f'one before it: pass loss="aligned" or loss="causal"; to relevance, a score{about}'

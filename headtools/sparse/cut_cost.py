@@ -18,7 +18,7 @@ from headtools.heads._select import Heads
 from headtools.heads.ablate import ablate
 from headtools.heads.bootstrap import bounds
 from headtools.importance._inputs import each_batch, frozen
-from headtools.importance.loss import Loss, each_loss
+from headtools.importance.loss import Loss, check_losses, each_loss, labels_only_loss
 from headtools.roles._segments import ordinary_tokens, segments
 
 if TYPE_CHECKING:
@@ -101,5 +101,7 @@ def _losses(model: nn.Module, batches: Iterable[Mapping], loss: Loss | None) -> 
     by_batch = []
     with torch.no_grad(), frozen(model):
         for batch in batches:
-            by_batch.append(each_loss(model, batch, loss).double().cpu())
+            losses = labels_only_loss(model, batch) if loss is None else each_loss(model, batch, loss)
+            check_losses(model, losses)
+            by_batch.append(losses.double().cpu())
     return torch.cat(by_batch)

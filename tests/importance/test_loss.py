@@ -11,9 +11,9 @@ from headtools.heads._tokens import is_encoder_decoder, real_tokens
 from headtools.importance._inputs import each_batch, select_sites
 from headtools.importance._intervals import linearised_direction, linearised_ratio, with_intervals
 from headtools.importance._lrp.targets import find_targets
-from headtools.importance.loss import each_loss, label_loss, predicts_next_token
+from headtools.importance.loss import each_loss, label_loss, labels_only_loss, predicts_next_token
 
-from ..heads.zoo import zoo_model
+from ..heads.zoo import PADDED, TEXT_ONLY, zoo_model
 
 TINY = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9, "bos_token_id": None, "eos_token_id": None}
 
@@ -94,27 +94,29 @@ def test_other_forms_are_told(outputs, batch, words):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "rows", "words"),
     [
-        (draw(3), None),
-        (draw(3, 1), r"shape \(B,\), got a tensor of shape \(3, 1\)"),
-        (draw(3).sum(), r"got a tensor of shape \(\)"),
-        (torch.tensor([1, 2]), r"got a tensor of shape \(2,\)"),
-        (1.5, "got float"),
-        (torch.tensor([1.0, float("nan"), float("inf")]), r"examples \[1, 2\] is NaN or infinite"),
+        (draw(3), None, None),
+        (draw(3), 3, None),
+        (draw(3), 2, r"shape \(2,\), got a tensor of shape \(3,\)"),
+        (draw(3, 1), None, r"shape \(B,\), got a tensor of shape \(3, 1\)"),
+        (draw(3).sum(), None, r"got a tensor of shape \(\)"),
+        (torch.tensor([1, 2]), None, r"got a tensor of shape \(2,\)"),
+        (1.5, None, "got float"),
+        (torch.tensor([1.0, float("nan"), float("inf")]), None, r"examples \[1, 2\] is NaN or infinite"),
     ],
 )
-def test_a_loss_of_ones_own(given, words):
+def test_a_loss_of_ones_own(given, rows, words):
     asked = []
     model, loss = nn.Identity(), lambda outputs, batch: given
     model.forward = lambda **batch: asked.append(sorted(batch))
     batch = {"x": 1, "labels": 2}
     if words is None:
-        assert each_loss(model, batch, loss) is given
+        assert each_loss(model, batch, loss, rows) is given
         assert asked == [["labels", "x"]], "a loss of one's own may want the model's"
         return
     with pytest.raises(ValueError, match=words):
-        each_loss(model, batch, loss)
+        each_loss(model, batch, loss, rows)
 
 
 # --- which numbers are explained --------------------------------------------------------------------------------------
@@ -284,3 +286,36 @@ def test_the_first_word_after_padding_does_not_count_whatever_form_the_mask_has(
     spared = pairs | ~mask[:, None, :, None].bool()  # so that no row is NaN: padding may be a word
     with pytest.raises(ValueError, match=r"attention_mask of shape \(2, 1, 4, 4\) does not tell which labels follow"):
         label_loss(model, outputs, {"labels": labels, "attention_mask": spared})
+
+
+@pytest.mark.parametrize(("name", "side"), [pair for pair in PADDED if pair[0] in TEXT_ONLY])
+def test_logits_of_labelled_tokens_alone_give_the_same_loss(name, side):
+    model, batch = zoo_model(name, side)
+    places = decoder_inputs_of(batch)
+    dropped = torch.rand(places.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    dropped[:, -2:] = False  # each example keeps a label
+    labels = places.masked_fill(dropped, -100)
+    (batch,) = each_batch(model, dict(batch) | {"labels": labels})
+    with torch.no_grad():
+        expected = each_loss(model, batch, None)
+    widths = []
+    unembedding = model.get_output_embeddings()
+    hook = unembedding.register_forward_hook(lambda layer, given, logits: widths.append(logits.shape[:-1].numel()))
+    found = labels_only_loss(model, batch)
+    hook.remove()
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+    if type(unembedding) is nn.Linear:
+        assert widths[0] < labels.numel(), "no position was left out"
+
+
+def decoder_inputs_of(batch):
+    """The token ids that the model's output has positions for."""
+    return batch["decoder_input_ids"] if "decoder_input_ids" in batch else batch["input_ids"]
+
+
+def test_an_example_without_a_label_is_named_also_where_logits_are_spared():
+    model, batch = zoo_model("gpt2")
+    labels = batch["input_ids"].clone()
+    labels[1] = -100
+    with pytest.raises(ValueError, match=r"examples \[1\] of a batch have no label"):
+        labels_only_loss(model, dict(batch) | {"labels": labels})
