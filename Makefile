@@ -22,7 +22,7 @@ help: ## list the commands
 lab: environment ## open the course in JupyterLab   (TORCH=cpu, PYTHON=..., LAB_ARGS="--port 9999")
 	@sh tools/lab.sh $(LAB_ARGS)
 
-test: lint ## run lint, unit tests, doctests and all lessons   (eleven minutes on two cores; ARGS="-k gates")
+test: lint ## run lint, unit tests, doctests and all lessons   (nine minutes on two cores; ARGS="-k gates")
 	$(ONE_THREAD) HEADTOOLS_LAWS=half $(TEST) -m pytest -m "not full and not weekly" $(ALL) $(ARGS)
 
 test-all: lint ## run these and what takes longer: JupyterLab and the site in a browser, grading   (.ci/run does)
