@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from processes import ended, needs_forks, start, together
 import headtools as ht
 from headtools.importance import ablation as ablation_module
 from headtools.importance import gradient as gradient_module
+from headtools.importance import labels as labels_module
 
 from ..heads.zoo import zoo_model
 
@@ -84,6 +86,21 @@ def test_each_batch_is_run_by_one_process_only(monkeypatch):
     )
     found = together(3, shared(lambda: (ht.gradient(model, batches), list(ran))[1]))
     assert [seen for _, seen in found] == [[1, 1], [2], [1]]
+
+
+def test_runs_for_the_model_s_own_labels_are_shared(monkeypatch):
+    model, tokenizer = ht.load()
+    sentences = [replace(sentence, target=None) for sentence in ht.corpus("organism", limit=3)]
+    ran, own = [], labels_module._own_words
+    monkeypatch.setattr(labels_module, "_own_words", lambda *given: ran.append(1) or own(*given))
+
+    def labels():
+        return [batch["labels"].tolist() for batch in ht.label(model, tokenizer, sentences, size=1)]
+
+    alone, ran[:] = labels(), []
+    found = [result for _, result in together(2, shared(lambda: (labels(), len(ran))))]
+    assert [made for made, _ in found] == [alone, alone]
+    assert [n for _, n in found] == [2, 1]
 
 
 def test_outside_the_context_processes_work_for_themselves():
