@@ -1,4 +1,4 @@
-"""Losses of a batch without some heads, each at the cost of what comes after them: exact, at half of the usual cost.
+"""Losses of a batch without some heads, each at the cost of what comes after them: exact, at about half the cost.
 
 A batch is run once in full, and what each attention layer and each block around one returned is recorded. A run without
 some heads then begins at the first of them: whatever ended before that layer started does not depend on its heads, and
