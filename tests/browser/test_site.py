@@ -149,6 +149,14 @@ def test_dark_and_light(at):
         assert len(backgrounds) == 2, name
 
 
+def test_nothing_moves_for_those_who_ask_for_less_motion(at):
+    moving = """[...document.querySelectorAll('*')].map((node) => [node, getComputedStyle(node)])
+        .filter(([, style]) => style.transitionDuration !== '0s' || style.animationName !== 'none')
+        .map(([node]) => node.outerHTML.slice(0, 80)).slice(0, 5)"""
+    for name in ("index.html", "live/index.html", "cheat_sheet.html"):
+        assert at(name).evaluate(moving) == [], name
+
+
 def test_colours_chosen_on_one_page_hold_on_the_others(at):
     page = at("index.html")
     page.click("#theme")
