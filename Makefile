@@ -29,7 +29,7 @@ test-all: lint ## run these and what takes longer: JupyterLab and the site in a 
 	$(ONE_THREAD) $(TEST) -m pytest -m "not weekly" $(ALL) $(ARGS)
 
 check: lint ## lint, and the quick tests of the package: no notebook, no browser   (under 90 seconds on two cores)
-	$(ONE_THREAD) $(TEST) -m pytest -q -n 2 -m "not slow and not weekly" tests/engine tests/heads tests/importance tests/roles tests/geometry tests/sparse headtools $(ARGS)
+	$(ONE_THREAD) HEADTOOLS_LAWS=half $(TEST) -m pytest -p no:nbval -q -n 2 -m "not slow and not full and not weekly" tests/engine tests/heads tests/importance tests/roles tests/geometry tests/sparse headtools $(ARGS)
 
 lint: environment-test ## check the style of the code
 	$(TEST) -m ruff check .

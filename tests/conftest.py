@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 
 import pytest
-from notebook_solutions import with_solutions
 
 # Before torch is imported: numbers must not depend on how many cores there are, and a test must never download.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -41,7 +40,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Solutions are tried in the lessons' kernels. Tests of ``slow_tests.txt`` are marked ``slow``: ``make check`` runs
     all others.
     """
-    items[:] = with_solutions(items)
+    if any(item.path.suffix == ".ipynb" for item in items):
+        from notebook_solutions import with_solutions  # here, as reading notebooks takes seconds to import
+
+        items[:] = with_solutions(items)
     items.sort(key=lambda item: ("browser" not in item.path.parts, item.path.suffix != ".ipynb"))
     slow = set((ROOT / "tests" / "slow_tests.txt").read_text(encoding="utf-8").splitlines())
     for item in items:

@@ -187,7 +187,7 @@ def test_make_test_runs_lint_units_doctests_and_notebooks(bench):
 def test_make_check_runs_lint_and_the_quick_tests(bench):
     output, _ = bench("make", "-n", "check")
     assert "-m ruff check ." in output
-    assert 'pytest -q -n 2 -m "not slow and not weekly" tests/engine' in output
+    assert 'pytest -p no:nbval -q -n 2 -m "not slow and not full and not weekly" tests/engine' in output
     assert "nbval" not in output
 
 

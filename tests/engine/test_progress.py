@@ -1,9 +1,6 @@
 """The bar is there while the work goes on and nowhere afterwards."""
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
 from headtools._engine.progress import progress
 
@@ -11,6 +8,10 @@ LOOP = "from headtools._engine.progress import progress\nfor i in progress(range
 
 
 def run(*cells):
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client = NotebookClient(nb, kernel_name="python3")
     shown = []
