@@ -188,7 +188,7 @@ def test_make_check_runs_lint_and_the_quick_tests(bench):
     output, _ = bench("make", "-n", "check")
     assert "-m ruff check ." in output
     assert 'pytest -p no:nbval -q -n 2 -m "not slow and not full and not weekly" tests/engine' in output
-    assert "nbval" not in output
+    assert "--nbval" not in output
 
 
 def test_make_lock_asks_uv_for_both_locks_and_leaves_nothing_behind(bench, tmp_path: Path):

@@ -13,6 +13,9 @@ Requirements:
 2. Only parts that ran exactly once are replayed: a second call (of a shared layer, say) would return the output of the
    first.
 3. A model may change tensors in place, so what a part returns is recorded as a copy, and every run gets a new copy.
+4. A run over few tokens takes nearly as long as one over more of them. So sets of heads that begin at the same site
+   share a run: every tensor with one row per example is repeated, and each copy of the batch loses its own set. Only
+   for losses of labels: another loss may know the examples of the batch. This, too, has to pass the test of 1.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, groupby
 from typing import Any
 
 import torch
@@ -32,16 +35,18 @@ from headtools.heads._replacement import replacement_edit, replacement_values
 from headtools.heads.ablate import replace_outputs
 from headtools.heads.sites import Site, sites
 from headtools.importance._coupling import check_uncoupled_losses
-from headtools.importance.loss import Loss, each_loss
+from headtools.importance.loss import Loss, each_loss, of_labels
 
 HeadSet = Mapping[Site, list[int]]  # the heads that are off together in one run
+Edit = Callable[[Tensor], Tensor]
+_TOKENS = 512  # how many a run may have in which copies of a batch share it
 
 
 class AblatedLosses:
     """The losses of one batch with all heads, and without any of them.
 
-    ``full_model`` (B,) holds the losses with all heads; ``without`` gives those without some, all of ``ablated_sites``.
-    ``cache`` holds whether the model can be replayed at all: pass the same dict for all batches.
+    ``full_model`` (B,) holds the losses with all heads; ``without_each`` gives those without some, all of
+    ``ablated_sites``. ``cache`` holds how the model can be replayed, if at all: pass the same dict for all batches.
     """
 
     def __init__(
@@ -54,24 +59,58 @@ class AblatedLosses:
         all_sites = {site.key: site for site in [*sites(model), *ablated_sites]}
         uniform = ablated_sites if replacement == "uniform" else ()
         self.trace, self.full_model = traced(model, self._losses, all_sites.values(), uniform)
+        self.copies = self._affordable_copies() if cache.get("copies", True) else 1
         if "replaying" not in cache:
-            cache["replaying"] = self._is_unchanged_after_other_runs()
-        self.replaying = cache["replaying"] and self._is_unchanged_from_last_site()
+            cache["replaying"] = self._can_replay(self._is_unchanged_after_other_runs)
+            cache["copies"] = self.copies > 1
+        self.replaying = cache["replaying"] and self._can_replay(self._is_unchanged_from_last_site)
 
     def ran(self, site: Site) -> bool:
         """Tell whether the batch ran a site at all."""
         return self.trace.calls(site) > 0
 
-    def without(self, heads: HeadSet) -> Tensor:
-        """Return the losses without a set of heads, (B,)."""
-        first = min(heads, key=lambda site: self.trace.parts[site.module].start)
+    def without_each(self, head_sets: Sequence[HeadSet]) -> Iterator[Tensor]:
+        """Yield the losses without each set of heads, (B,), in their order."""
+        for entry, group in groupby(head_sets, self._entry):
+            together = list(group)
+            step = 1 if entry is None else self.copies
+            for start in range(0, len(together), step):
+                yield from self._without(together[start : start + step], entry)
+
+    def _entry(self, heads: HeadSet) -> Site | None:
+        """Return the site at which the run without a set of heads begins; None for a run of the whole model."""
         can_replay = self.replaying and all(self.trace.replayable(site) for site in heads)
         # Heads' outputs under uniform attention are those of the full run; without an earlier head they are others.
         if not can_replay or (self.replacement == "uniform" and len(heads) > 1):
+            return None
+        return min(heads, key=lambda site: self.trace.parts[site.module].start)
+
+    def _without(self, head_sets: Sequence[HeadSet], entry: Site | None) -> Sequence[Tensor]:
+        """Return the losses without each of some sets, (B,), by one run."""
+        if entry is None:
+            (heads,) = head_sets
             with replace_outputs(self.model, heads, self.replacement, self.replacement_values, self.seed):
-                return self._losses()
-        with replaying(self.trace, first, {site: self._edit(site, off) for site, off in heads.items()}):
-            return self._losses()
+                return [self._losses()]
+        edited = {site: None for heads in head_sets for site in heads}
+        edits = {site: [self._edit(site, heads[site]) if site in heads else None for heads in head_sets]
+                 for site in edited}  # fmt: skip
+        return self._replayed(entry, edits, len(head_sets))
+
+    def _replayed(self, entry: Site, edits: Mapping[Site, Sequence[Edit | None]], copies: int) -> Sequence[Tensor]:
+        """Return each copy's losses, (B,), of a run that begins at a site; edits change z, one for each copy."""
+        rows = len(self.full_model)
+
+        def edit_each(each: Sequence[Edit | None]) -> Edit:
+            return lambda z: torch.cat(
+                [edit(copy) if edit else copy for copy, edit in zip(z.chunk(copies), each, strict=True)]
+            )
+
+        batch = self.batch
+        if copies > 1:
+            batch = {name: _copied(value, copies, rows) for name, value in batch.items()}
+        edit = {site: edit_each(each) for site, each in edits.items()}
+        with replaying(self.trace, entry, edit, copies, rows):
+            return losses(self.model, batch, self.loss, self.per).split(rows)
 
     def check_uncoupled(self) -> None:
         """Raise ``ValueError`` where the loss of an example depends on other examples of the batch."""
@@ -90,6 +129,21 @@ class AblatedLosses:
         """Return the sites at which the run can be entered, in the order in which they ran."""
         replayable = filter(self.trace.replayable, self.ablated_sites)
         return sorted(replayable, key=lambda site: self.trace.parts[site.module].start)
+
+    def _affordable_copies(self) -> int:
+        """Return how many copies of the batch one run may have; 1 where its rows could be taken for something else."""
+        rows = len(self.full_model)
+        shapes = [value.shape for value in self.batch.values() if isinstance(value, Tensor)]
+        if self.per != "example" or not of_labels(self.loss) or any(rows in shape[1:] for shape in shapes):
+            return 1
+        return max(1, _TOKENS // max(shape[:2].numel() for shape in shapes))
+
+    def _can_replay(self, is_unchanged: Callable[[], bool]) -> bool:
+        """Tell whether a test passes, with copies or else without them."""
+        if self.copies > 1 and is_unchanged():
+            return True
+        self.copies = 1
+        return is_unchanged()
 
     def _is_unchanged_from_last_site(self) -> bool:
         """Tell whether the run can be entered at the last site; this finds, for one, a loss that remembers batches."""
@@ -111,14 +165,21 @@ class AblatedLosses:
         return all(self._is_unchanged(site) for site in last.values())
 
     def _is_unchanged(self, site: Site) -> bool:
-        """Tell whether a run that begins at a site, with nothing changed, has the losses of the batch."""
+        """Tell whether a run that begins at a site, with nothing changed, has the losses of the batch.
+
+        Of several copies the last has all heads of the site off, and the others must not notice.
+        """
         try:
-            with replaying(self.trace, site, {site: lambda z: z}):
-                replayed = self._losses()
+            edits = [None] * (self.copies - 1) + [torch.zeros_like if self.copies > 1 else None]
+            replayed = self._replayed(site, {site: edits}, self.copies)
         except Exception:  # a model that cannot be replayed is run in full
             return False
-        same_shape = replayed.shape == self.full_model.shape
-        return same_shape and bool(((replayed - self.full_model).abs() <= self._rounding()).all())
+        unchanged = replayed[: max(1, self.copies - 1)]
+        return len(replayed) == self.copies and all(
+            copy.shape == self.full_model.shape
+            and bool(((copy - self.full_model).abs() <= self._rounding()).all())
+            for copy in unchanged
+        )
 
     def _rounding(self) -> float:
         """Return how far losses differ that are equal but for the order of operations."""
@@ -197,39 +258,40 @@ def traced(
 
 
 @contextmanager
-def replaying(trace: Trace, site: Site, edits: Mapping[Site, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+def replaying(trace: Trace, site: Site, edits: Mapping[Site, Edit], copies: int = 1, rows: int = 0) -> Iterator[None]:
     """Let a run begin at ``site``; edits change its z, (B, T, head, value_dim), and that of later sites.
 
-    Raises ``KeyError`` for a site that the trace does not know.
+    What was traced with ``rows`` rows is returned in ``copies``, one after the other. Raises ``KeyError`` for a site
+    that the trace does not know.
     """
     own_call = trace.parts[site.module]
     with ExitStack() as stack:
         for part, call in trace.parts.items():
             if call.times == 1 and call.end < own_call.start:
-                stack.enter_context(forward_by(part, _return_traced(call)))
+                stack.enter_context(forward_by(part, _return_traced(call, copies, rows)))
         for edited, edit in edits.items():
             stack.enter_context(forward_by(edited.out, _edit_input(edited, edit)))
         if not own_call.projects_inside:  # the projection runs later, on the traced output of the layer
-            stack.enter_context(forward_by(site.module, _return_traced(own_call)))
+            stack.enter_context(forward_by(site.module, _return_traced(own_call, copies, rows)))
         elif own_call.output_index is not None:
-            stack.enter_context(forward_by(site.module, _only_project(own_call, site.out.forward)))
+            stack.enter_context(forward_by(site.module, _only_project(own_call, site.out.forward, copies, rows)))
         # else the layer changes the projection's output before it returns it, and runs as always
         yield
 
 
-def _return_traced(call: Call) -> Callable:
-    return lambda _own: lambda *_args, **_kwargs: _copied(call.output)
+def _return_traced(call: Call, copies: int, rows: int) -> Callable:
+    return lambda _own: lambda *_args, **_kwargs: _copied(call.output, copies, rows)
 
 
-def _only_project(call: Call, project: Callable) -> Callable:
+def _only_project(call: Call, project: Callable, copies: int, rows: int) -> Callable:
     """Return a layer's traced output, but for that of its projection, which runs."""
 
     def make(_own: Callable) -> Callable:
         def forward(*_args: Any, **_kwargs: Any) -> Any:
-            projected = project(_copied(call.projection_input))
+            projected = project(_copied(call.projection_input, copies, rows))
             if call.output_index == ():
                 return projected
-            values = list(_copied(call.output))
+            values = list(_copied(call.output, copies, rows))
             values[call.output_index] = projected
             return type(call.output)(values)
 
@@ -333,19 +395,24 @@ def _tapped(site: Site, call: Call) -> Iterator[None]:
         yield
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, copies: int = 1, rows: int = 0) -> Any:
     """Return new tensors in the same tuple, list or dict; all else is passed on as it is.
+
+    Tensors with ``rows`` rows are repeated, copy after copy.
 
     >>> _copied((torch.tensor([1, 2]), None))
     (tensor([1, 2]), None)
+    >>> _copied((torch.tensor([1, 2]), torch.tensor([[0, 1, 2]])), copies=2, rows=2)
+    (tensor([1, 2, 1, 2]), tensor([[0, 1, 2]]))
     """
     if isinstance(value, Tensor):
-        return value.clone()
+        in_rows = copies > 1 and value.dim() > 0 and len(value) == rows
+        return value.repeat(copies, *[1] * (value.dim() - 1)) if in_rows else value.clone()
     if isinstance(value, Mapping):
-        parts = {name: _copied(part) for name, part in value.items()}
+        parts = {name: _copied(part, copies, rows) for name, part in value.items()}
         return parts if type(value) is dict else type(value)(**parts)
     if isinstance(value, (tuple, list)):
-        parts = [_copied(part) for part in value]
+        parts = [_copied(part, copies, rows) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 

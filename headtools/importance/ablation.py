@@ -192,11 +192,12 @@ class _LossIncrease:
                 ablated.check_uncoupled()
                 self.coupling_checked = True
             increase = torch.zeros(len(ablated.full_model), len(self.head_sets), dtype=torch.float64)
-            for column, head_set in enumerate(self.head_sets):
-                # Where this batch runs none of the sites, the increase is 0.
-                if reached := {site: heads for site, heads in head_set.items() if ablated.ran(site)}:
-                    increase[:, column] = ablated.without(reached) - ablated.full_model
+            reached = [{site: off for site, off in heads.items() if ablated.ran(site)} for heads in self.head_sets]
+            columns = [column for column, heads in enumerate(reached) if heads]  # elsewhere the increase is 0
+            for column, without in zip(columns, ablated.without_each([reached[c] for c in columns]), strict=True):
+                increase[:, column] = without - ablated.full_model
                 advance()
+            advance(len(reached) - len(columns))
         ran = torch.tensor([ablated.ran(site) for site in self.sites])
         return {"losses": ablated.full_model, "increase": increase, "ran": ran}
 

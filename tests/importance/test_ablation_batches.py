@@ -4,8 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from headtools.importance._replay import AblatedLosses
+from headtools.importance.loss import label_loss
+
 from ..heads.zoo import zoo_model
-from .test_ablation import Layers, by_loop, close, quietly, runs, scored  # noqa: F401  (runs is a fixture)
+from .test_ablation import Layers, by_loop, close, labelled, quietly, runs, scored  # noqa: F401  (runs is a fixture)
 
 
 class Weighted(nn.Module):
@@ -107,3 +110,90 @@ def test_masks_and_positions_of_all_examples_at_once(runs):  # noqa: F811
     ]
     close(quietly(model, several, scored), by_loop(model, several, scored))
     assert runs == [True] * 3
+
+
+# ---- copies of a small batch that share a run ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """How many copies of each batch shared a run."""
+    counted, plain = [], AblatedLosses.__init__
+
+    def watched(self, *args):
+        plain(self, *args)
+        counted.append(self.copies)
+
+    monkeypatch.setattr(AblatedLosses, "__init__", watched)
+    return counted
+
+
+def check_label_loss(model, batches):
+    close(quietly(model, batches), by_loop(model, batches, lambda outputs, batch: label_loss(model, outputs, batch)))
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "llama"])
+def test_copies_of_a_small_batch_share_a_run(name, copies):
+    model, batch = labelled(name)
+    check_label_loss(model, batch)
+    assert copies == [512 // batch["input_ids"].numel()]
+
+
+def test_a_large_batch_is_not_copied(copies):
+    model, batch = labelled("gpt2")
+    large = {key: value.repeat(13, 1) for key, value in batch.items()}
+    check_label_loss(model, [large, batch])
+    assert copies == [1, 1]  # what the first batch could not try is not done later
+
+
+def test_a_batch_with_as_many_rows_as_tokens_is_not_copied(copies):
+    model, batch = labelled("gpt2")
+    square = {key: value.repeat(3, 1)[:7] for key, value in batch.items()}
+    assert square["input_ids"].shape == (7, 7)
+    check_label_loss(model, square)
+    assert copies == [1]
+
+
+def test_other_losses_are_of_the_batch_as_it_is(copies):
+    model, batch = labelled("bert")
+    seen = set()
+
+    def loss(outputs, given):
+        seen.add(len(given["labels"]))
+        return label_loss(model, outputs, given)
+
+    close(quietly(model, batch, loss), quietly(model, batch))
+    assert seen == {len(batch["labels"])}
+    assert copies[0] == 1 < copies[1]
+
+
+class Crowded(nn.Module):
+    """A model whose outputs depend on how many texts, or which other texts, are in the batch."""
+
+    def __init__(self, model, crowd):
+        super().__init__()
+        self.model, self.crowd, self.config = model, crowd, model.config
+
+    def forward(self, **inputs):
+        outputs = self.model(**inputs)
+        outputs.logits = outputs.logits * self.crowd(outputs.logits)
+        return outputs
+
+
+@pytest.mark.parametrize(
+    "crowd", [lambda logits: 1 + 1 / len(logits), lambda logits: 1 + logits[-1].mean() * (len(logits) > 3)]
+)
+def test_a_model_that_notices_other_copies_gets_none(crowd, copies, runs):  # noqa: F811
+    model, batch = labelled("bert")
+    assert len(batch["labels"]) <= 3
+    check_label_loss(Crowded(model, crowd).eval(), batch)
+    assert copies == [1]
+    assert runs == [True]
+
+
+@pytest.mark.parametrize("by", ["mean", "resample", "uniform"])
+def test_each_copy_has_its_own_replacement(by, copies):
+    model, batch = labelled("marian")
+    own = by_loop(model, batch, lambda outputs, given: label_loss(model, outputs, given), by=by, reference=batch)
+    close(quietly(model, batch, replacement=by, reference=batch), own)
+    assert copies[0] > 1
