@@ -45,7 +45,8 @@ def check_weights(model: nn.Module, known_sites: Iterable[Site] | None = None) -
     """
     weights = [weight.detach() for site in known_sites or _sites(model) for weight in _weights(site)
                if weight.is_floating_point() and not weight.is_meta]  # fmt: skip
-    if not all(weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite() for weight in weights):
+    sums = [weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)) for weight in weights]
+    if not all(total.isfinite() for total in sums):  # read after all are asked for, so that a GPU waits once
         reason = nonfinite_weights(model)
         if reason:  # else only a sum overflowed
             raise ValueError(f"{type(model).__name__} cannot be measured: {reason}; load it again")

@@ -64,8 +64,8 @@ def ablation(
       over batches. The number depends on how the examples were batched.
 
     Exact, like a loop over heads with ``ablate``, in about half of its time: what comes before a head is computed once
-    per batch and stored, so a batch's activations must fit in memory. The model is run without dropout and left
-    unchanged.
+    per batch and stored, so a batch's activations must fit in memory. With a loss of labels, small batches are run as
+    several copies at once, each without another head. The model is run without dropout and left unchanged.
 
     Raises ``ValueError`` for an unknown ``replacement``, a loss of another shape or NaN, a loss of one example that
     depends on other examples (checked in the first batch of several), sites that no batch runs, and a ``checkpoint`` of
