@@ -136,7 +136,8 @@ class AblatedLosses:
         shapes = [value.shape for value in self.batch.values() if isinstance(value, Tensor)]
         if self.per != "example" or not of_labels(self.loss) or any(rows in shape[1:] for shape in shapes):
             return 1
-        return max(1, _TOKENS // max(shape[:2].numel() for shape in shapes))
+        tokens = max(call.tokens for call in self.trace.outs.values())
+        return max(1, _TOKENS // max(1, tokens))
 
     def _can_replay(self, is_unchanged: Callable[[], bool]) -> bool:
         """Tell whether a test passes, with copies or else without them."""
@@ -200,7 +201,7 @@ class Call:
     Of an attention layer also ``projection_input``, what its output projection read, and ``uniform``, what its heads
     would give with uniform attention. ``output_index`` says where in the layer's output the projection's output is: an
     index, () where it is the only one, None where it is not there. Where the projection runs after the layer has
-    returned, ``projects_inside`` is false.
+    returned, ``projects_inside`` is false. Of a projection also how many ``tokens`` it ran on.
     """
 
     times: int = 0
@@ -211,6 +212,7 @@ class Call:
     output_index: int | tuple | None = None
     projection_input: Tensor | None = None
     uniform: Tensor | None = None
+    tokens: int = 0
 
 
 @dataclass
@@ -375,6 +377,7 @@ def _watch_out(out: Call, attention: Call, clock: Iterator[int]) -> Callable:
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             out.times, out.start = out.times + 1, next(clock)
             projected = own(*args, **kwargs)
+            out.tokens = projected.shape[:-1].numel()
             if attention.times and attention.end < 0:  # the layer has not returned: ``_watch`` looks for its index
                 attention.projection_input, out.output = first_input(args, kwargs).detach().clone(), projected
             return projected

@@ -139,6 +139,14 @@ def test_copies_of_a_small_batch_share_a_run(name, copies):
     assert copies == [512 // batch["input_ids"].numel()]
 
 
+def test_the_tokens_of_a_picture_are_counted_not_its_channels(copies):
+    model, batch = labelled("vit")
+    pictures = {key: value[:2] for key, value in batch.items()}
+    check_label_loss(model, pictures)
+    patches = (16 // 4) ** 2 + 1
+    assert copies == [512 // (2 * patches)]
+
+
 def test_a_large_batch_is_not_copied(copies):
     model, batch = labelled("gpt2")
     large = {key: value.repeat(13, 1) for key, value in batch.items()}
