@@ -111,6 +111,7 @@ ONLY = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("action", ACTIONS)
 @BOTH
 def test_the_same_numbers_on_another_device(action, without, monkeypatch):

@@ -40,6 +40,7 @@ def some(model):
     return list(ht.sites(model))[-1]
 
 
+@pytest.mark.full
 def test_code_compiled_before_is_not_used_inside():
     model, batch = two_layers()
     early, plain = compiled(model), run(model, batch)

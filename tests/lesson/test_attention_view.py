@@ -86,6 +86,7 @@ def test_the_still_picture_and_the_claim():
     assert repr(view).endswith("4 key tokens. Head 0 looks back.")
 
 
+@pytest.mark.full
 def test_size_of_the_organisms_views():
     tokens = [f"word{i}" for i in range(20)]
     given = maps(layers=6, heads=8, queries=20, keys=20)

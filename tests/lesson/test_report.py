@@ -73,6 +73,7 @@ def about(name, **more):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["BERT", "Llama"])
 def test_a_model_on_another_device_is_measured_as_on_the_cpu(name):
     expected, model = about(name), built(name)

@@ -177,6 +177,7 @@ def test_bleu_measured_again(organism):
     assert low < in_card["bleu"] < high
 
 
+@pytest.mark.full
 def test_switching_off_measured_again(organism, found, monkeypatch):
     monkeypatch.setattr(_role_use, "_control_sets", lambda heads, all_heads, times, alone: [["0.0"], ["1.1"]])
     accuracy, frame = _role_use.role_use(organism[0], found, ht.corpus("organism", "test", limit=60))

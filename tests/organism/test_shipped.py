@@ -164,6 +164,7 @@ def test_sinks():
 # --- points measured again --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_pair_and_its_heads_again(organism):
     """The heads of the greatest interaction, on all sentences: what each costs alone, and both."""
     assert head_importance.SENTENCES["pairs"] == head_importance.SENTENCES["ablation"]

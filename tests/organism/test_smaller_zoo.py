@@ -35,6 +35,7 @@ def alike(model, share=2):
     return model
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CUTTABLE)
 def test_round_trip(name, tmp_path):
     model, batch = fresh(name)

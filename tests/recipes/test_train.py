@@ -70,6 +70,7 @@ t.train(t.Recipe(**{asdict(TINY)}), Path({str(tmp_path)!r}), progress=False)
     assert equal(train(TINY, tmp_path, progress=False), straight)
 
 
+@pytest.mark.full
 def test_seeds_differ(straight, tmp_path):
     assert not equal(train(replace(TINY, seed=2), tmp_path, progress=False), straight)
 

@@ -122,6 +122,7 @@ def held(sentences: list[Sentence], monkeypatch: pytest.MonkeyPatch) -> tuple[in
     return tuple(map(max, zip(*seen, strict=True)))
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_corpus(monkeypatch: pytest.MonkeyPatch):
     many = (SAID * 320)[: 6 * WINDOW]
     held(many[:WINDOW], monkeypatch)  # the first time some things are made for good
