@@ -18,7 +18,7 @@ A map of the package, in the order of the course::
                                                     greedy_order, cut_cost, repeated_tokens, merge, refit, edit
     organism/    the shipped model                  load, save, translate, model_card; organism.shipped: its tables;
                                                     shipped_real: tables of real models
-    lesson/      what the notebooks show and ask    figure, measured, predict, ledger, plot (a module of drawings),
+    course/      what the notebooks show and ask    figure, measured, predict, ledger, plot (a module of drawings),
                                                     explore, attention_view, check
     _report/     one page on any model              report
 
@@ -29,11 +29,10 @@ Each name is imported when it is first used, so that ``import headtools`` is fas
 True
 """
 
-import warnings
 from importlib import import_module
 from typing import Any
 
-__version__ = "1.0.0"
+__version__ = "2.0.0"
 
 _WHERE = {
     "Site": "heads.sites",
@@ -101,27 +100,22 @@ _WHERE = {
     "save": "organism.save",
     "shipped_real": "organism.real_models",
     "translate": "organism.load",
-    "figure": "lesson.figure",
-    "ledger": "lesson.figure",
-    "measured": "lesson.measured",
-    "predict": "lesson.predict",
-    "explore": "lesson.explore",
-    "attention_view": "lesson.attention_view",
-    "check": "lesson.check",
+    "figure": "course.figure",
+    "ledger": "course.figure",
+    "measured": "course.measured",
+    "predict": "course.predict",
+    "explore": "course.explore",
+    "attention_view": "course.attention_view",
+    "check": "course.check",
     "report": "_report.report",
 }
-
-_OLD_NAMES = {"keep_one": "all_but_one", "card": "model_card"}  # until the release after 1.0
 
 __all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OLD_NAMES:
-        warnings.warn(f"headtools.{name} is now headtools.{_OLD_NAMES[name]}", DeprecationWarning, stacklevel=2)
-        name = _OLD_NAMES[name]
     if name == "plot":
-        return import_module("headtools.lesson.plot")
+        return import_module("headtools.course.plot")
     if name in _WHERE:
         return getattr(import_module(f"headtools.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'headtools' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -43,9 +43,12 @@ Each command first prints to stderr what it measures and on how many sentences; 
 Exit status: 0 success, 1 invalid input (the message explains it), 2 invalid command line, 130 interrupted."""
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)  # fmt: skip
+)
 
 
 Method = Literal["gradient", "confidence", "ablation", "relevance"]
@@ -104,9 +107,11 @@ RunFolder = Annotated[
 ]
 Loss = Annotated[
     LossName | None,
-    Option(help="mlm: masked tokens, lm: the next token, output: the change of the output, which needs no labels "
-                "(default: the model's own; output for a model without logits)."),
-]  # fmt: skip
+    Option(
+        help="mlm: masked tokens, lm: the next token, output: the change of the output, which needs no labels "
+        "(default: the model's own; output for a model without logits)."
+    ),
+]
 
 
 def _command(function: Callable[..., None]) -> Callable[..., None]:
@@ -154,9 +159,14 @@ def report(
         subject = _Subject(model, corpus, limit)
         _announce(f"report: {subject.heads}, {subject.measured_on}; selected on one half, measured on the other")
         page = ht.report(
-            subject.model, subject.sentences, subject.tokenizer, path=out, seed=seed, title=f"The heads of {model}",
+            subject.model,
+            subject.sentences,
+            subject.tokenizer,
+            path=out,
+            seed=seed,
+            title=f"The heads of {model}",
             check=None if check is None else _sentences(check, limit),
-        )  # fmt: skip
+        )
         missing = "".join(f"\nnot measured: {section}: {reason}" for section, reason in page.missing.items())
         _say(f"{out}{missing}")
 
@@ -286,8 +296,10 @@ def _check_cut(
         return
     frame = ht.cut_cost(subject.model, cut, corpora, losses)
     for row in frame.itertuples():
-        _say(f"{row.corpus}: loss {row.loss:.2f}, without {len(cut)} heads {row.rise:+.2f} "
-             f"[{row.low:+.2f}, {row.high:+.2f}]")  # fmt: skip
+        _say(
+            f"{row.corpus}: loss {row.loss:.2f}, without {len(cut)} heads {row.rise:+.2f} "
+            f"[{row.low:+.2f}, {row.high:+.2f}]"
+        )
     if text := warning_of(frame):
         _announce(f"warning: {text}. Heads that look back can be kept: --spare-induction N")
 
@@ -340,8 +352,10 @@ def _scores(
         return ht.confidence(subject.model, _on_device(unlabelled(subject.tokenizer, subject.sentences)), **options)
     objective = subject.objective(loss, seed)
     if method in ("gradient", "ablation"):
-        _announce(f"{command}: {method} of the {objective.description} (--loss {objective.name}), {subject.heads}, "
-                  f"{subject.measured_on}")  # fmt: skip
+        _announce(
+            f"{command}: {method} of the {objective.description} (--loss {objective.name}), {subject.heads}, "
+            f"{subject.measured_on}"
+        )
         return getattr(objective, method)(_on_device(objective.batches(subject.sentences)), **options)
     if objective.name == "output" and method == "relevance":
         raise ValueError(

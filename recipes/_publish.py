@@ -28,9 +28,14 @@ def make_tokenizer(ids: Mapping[str, int] | None = None) -> PreTrainedTokenizerF
     )
     inner.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, ids[END])])
     return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token=PAD, eos_token=END, unk_token=UNKNOWN, model_max_length=128,
-        clean_up_tokenization_spaces=False, model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip
+        tokenizer_object=inner,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        model_max_length=128,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
 
 
 def publish(model: MarianMTModel, folder: Path, ids: Mapping[str, int] | None = None) -> None:

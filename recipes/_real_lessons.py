@@ -49,9 +49,11 @@ def parts_of_speech(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) 
             these_heads = {"heads": [(*site.key, head)]}
             # A rare label can be missing from all words that a head attends to in a fold; then there is no row.
             (own,), (other,) = probed("upos", **these_heads), probed(at_most_attended(site.layer, head), **these_heads)
-            rows.append({"component": "head", "layer": site.layer, "head": head}
-                        | {f"own_{name}": own[name] for name in COLUMNS}
-                        | {f"attended_{name}": other[name] for name in COLUMNS})  # fmt: skip
+            rows.append(
+                {"component": "head", "layer": site.layer, "head": head}
+                | {f"own_{name}": own[name] for name in COLUMNS}
+                | {f"attended_{name}": other[name] for name in COLUMNS}
+            )
     for row in probed("upos", component=["residual"]):
         rows.append({"component": "residual", "layer": row["layer"]} | {f"own_{name}": row[name] for name in COLUMNS})
     words = sum(len(sentence.words) for sentence in test)
@@ -90,8 +92,15 @@ def relevance(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tab
     for name, values in measures.items():
         signed, low, high = rank_correlation(values, increases)
         size, size_low, size_high = rank_correlation(values, increases, True)
-        row = {"measure": name, "spearman": signed, "low": low, "high": high, "spearman_size": size,
-               "size_low": size_low, "size_high": size_high}  # fmt: skip
+        row = {
+            "measure": name,
+            "spearman": signed,
+            "low": low,
+            "high": high,
+            "spearman_size": size,
+            "size_low": size_low,
+            "size_high": size_high,
+        }
         if name in conserved:
             row["conserved"] = sum(conserved[name]) / len(conserved[name])
         rows.append(row)
@@ -148,16 +157,27 @@ def trained_gates(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) ->
             ):
                 before[tuple(ids[real].tolist())] = vector
     fits = ht.fit_gates(
-        model, training, PENALTIES, steps=sizes["gate steps"], weights=None, loss=cosine_loss, per="batch",
-        gate_rate=0.05, decay=0.3, progress=False,
-    )  # fmt: skip
+        model,
+        training,
+        PENALTIES,
+        steps=sizes["gate steps"],
+        weights=None,
+        loss=cosine_loss,
+        per="batch",
+        gate_rate=0.05,
+        decay=0.3,
+        progress=False,
+    )
     by_gradient = ht.gradient(model, ranking, output_projection(model)).order()
     by_cost = ht.ablation(model, ranking, cosine_loss, progress=False).order()
     rows = []
     for penalty, fit in zip(PENALTIES, fits, strict=True):
         closed = fit.closed_heads
-        choices = {"trained gates": closed, "gradient": by_gradient[: len(closed)],
-                   "leave-one-out": by_cost[: len(closed)]}  # fmt: skip
+        choices = {
+            "trained gates": closed,
+            "gradient": by_gradient[: len(closed)],
+            "leave-one-out": by_cost[: len(closed)],
+        }
         for seed in range(sizes["curve random orders"]):
             choices[f"random {seed}"] = ht.random_order(ht.sites(model), seed)[: len(closed)]
         for choice, off in choices.items():
@@ -191,13 +211,16 @@ def restored(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tabl
     def gain(name: str, heads: Sequence[Head], **more: Any) -> dict[str, Any]:
         with ht.patch(model, heads, there, positions=second):
             now = losses(model, [corrupted])["second"]
-        share, ends = (high - now).mean() / (high - low).mean(), ht.bootstrap(torch.stack([high - now, high - low], 1),
-                                                                              statistic=_ratio)  # fmt: skip
+        share, ends = (
+            (high - now).mean() / (high - low).mean(),
+            ht.bootstrap(torch.stack([high - now, high - low], 1), statistic=_ratio),
+        )
         return {"name": name, **more, "share": share.item(), "low": float(ends[0]), "high": float(ends[1])}
 
     sites = ht.sites(model)
-    rows = [gain("head", [(*site.key, head)], layer=site.layer, head=head)
-            for site in sites for head in range(site.heads)]  # fmt: skip
+    rows = [
+        gain("head", [(*site.key, head)], layer=site.layer, head=head) for site in sites for head in range(site.heads)
+    ]
     ranked = sorted(rows, key=lambda row: -row["share"])
     for count in (5, 20):
         best = [("decoder", row["layer"], row["head"]) for row in ranked[:count]]
@@ -217,7 +240,12 @@ def _ratio(means: Tensor) -> Tensor:
 
 
 TABLES: dict[str, dict[str, Callable[..., Table]]] = {
-    "smollm2": {"three_heads": three_heads, "own_layers": own_layers, "circuits": circuits, "relevance": relevance,
-                "restored": restored},
+    "smollm2": {
+        "three_heads": three_heads,
+        "own_layers": own_layers,
+        "circuits": circuits,
+        "relevance": relevance,
+        "restored": restored,
+    },
     "minilm": {"parts_of_speech": parts_of_speech, "gates": trained_gates},
 }

@@ -60,5 +60,13 @@ def compared(name: str, now: Tensor, before: Tensor, **more: Any) -> dict[str, A
     """Return a row: the mean loss, and by how much it rose, row by row, each with a 95 % interval."""
     loss, low, high = interval(now)
     rise, rise_low, rise_high = interval(now - before)
-    return {"name": name, **more, "loss": loss, "low": low, "high": high, "rise": rise, "rise_low": rise_low,
-            "rise_high": rise_high}  # fmt: skip
+    return {
+        "name": name,
+        **more,
+        "loss": loss,
+        "low": low,
+        "high": high,
+        "rise": rise,
+        "rise_low": rise_low,
+        "rise_high": rise_high,
+    }

@@ -35,13 +35,15 @@ def three_heads(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> T
 
     def row(name: str, layer: int, head: int) -> dict[str, Any]:
         weights = r["decoder", layer].maps[0, head].double()
-        return {"name": name, "layer": layer, "head": head,
-                "weights": [[round(w, 3) for w in line] for line in weights.tolist()],
-                "tokens": [tokenizer.decode([i]).strip() for i in ids[0].tolist()]}  # fmt: skip
+        return {
+            "name": name,
+            "layer": layer,
+            "head": head,
+            "weights": [[round(w, 3) for w in line] for line in weights.tolist()],
+            "tokens": [tokenizer.decode([i]).strip() for i in ids[0].tolist()],
+        }
 
-    previous, induction = (
-        (int(best[role].layer), int(best[role]["head"])) for role in ("previous-token", INDUCTION)
-    )
+    previous, induction = ((int(best[role].layer), int(best[role]["head"])) for role in ("previous-token", INDUCTION))
     layer, head = induction
     site = ht.sites(model)["decoder", layer]
     shared = site.heads // site.kv_heads  # neighbouring query heads that have one key head
@@ -135,12 +137,20 @@ def circuits(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tabl
         full = circuit.right.double() @ (joint * gain) @ circuit.left.double()
         values = torch.linalg.eigvals(full)  # those of words W_OV said, but for zeros
         strength = circuit.singular_values()
-        return {"name": name, "layer": layer, "head": head,
-                "effective_rank": geometry.effective_rank(circuit).item(),
-                "largest_share": (strength.max() / strength.sum()).item(),
-                "own_word": mean, "own_low": low, "own_high": high,
-                "own_first": first, "first_low": first_low, "first_high": first_high,
-                "eigenvalues": (values.real.sum() / values.abs().sum()).item()}  # fmt: skip
+        return {
+            "name": name,
+            "layer": layer,
+            "head": head,
+            "effective_rank": geometry.effective_rank(circuit).item(),
+            "largest_share": (strength.max() / strength.sum()).item(),
+            "own_word": mean,
+            "own_low": low,
+            "own_high": high,
+            "own_first": first,
+            "first_low": first_low,
+            "first_high": first_high,
+            "eigenvalues": (values.real.sum() / values.abs().sum()).item(),
+        }
 
     joint = (w_u.T @ (read - read.mean(0))).double()  # the sum over words of what is said times what is read
     rows = []

@@ -76,11 +76,12 @@ def role_use(
         return cache[key]
 
     full_model, sentence_of, phenomena = correct_without([]), *_words(sentences)
-    groups = {name: (sorted(set(frame[frame.passes & frame.role.isin(roles)]["head"])), words)
-              for name, (roles, words) in GROUPS.items()}  # fmt: skip
+    groups = {
+        name: (sorted(set(frame[frame.passes & frame.role.isin(roles)]["head"])), words)
+        for name, (roles, words) in GROUPS.items()
+    }
     strong_heads = sorted(set(strong(frame)["head"]))
-    groups |= {"all strong": (strong_heads, ()),
-               "all others": ([h for h in all_heads if h not in strong_heads], ())}  # fmt: skip
+    groups |= {"all strong": (strong_heads, ()), "all others": ([h for h in all_heads if h not in strong_heads], ())}
     rows = []
     for name, (heads, words) in groups.items():
         if not heads:
@@ -97,10 +98,34 @@ def role_use(
         low, high = (end.item() for end in bounds(linearised_ratio((lost - control_lost.mean(0))[:, None], n)))
         control_drops = control_lost.sum(1) / n.sum()
         accuracy, drop = (correct.sum() / n.sum()).item(), (lost.sum() / n.sum()).item()
-        rows.append((name, heads, list(words), int(n.sum()), accuracy, drop,
-                     control_drops.mean().item(), control_drops.max().item(), low, high, low > 0))  # fmt: skip
-    columns = ["group", "heads", "words", "n", "right", "accuracy_drop", "control_mean", "control_max", "low", "high",
-               "used"]  # fmt: skip
+        rows.append(
+            (
+                name,
+                heads,
+                list(words),
+                int(n.sum()),
+                accuracy,
+                drop,
+                control_drops.mean().item(),
+                control_drops.max().item(),
+                low,
+                high,
+                low > 0,
+            )
+        )
+    columns = [
+        "group",
+        "heads",
+        "words",
+        "n",
+        "right",
+        "accuracy_drop",
+        "control_mean",
+        "control_max",
+        "low",
+        "high",
+        "used",
+    ]
     return full_model.double().mean().item(), pd.DataFrame(rows, columns=columns)
 
 

@@ -31,13 +31,31 @@ def configuration(heads: int = HEADS, ids: Mapping[str, int] | None = None) -> "
 
     ids = word_ids() if ids is None else ids
     return MarianConfig(
-        vocab_size=len(ids), decoder_vocab_size=len(ids), share_encoder_decoder_embeddings=True,
-        d_model=WIDTH, encoder_layers=LAYERS, decoder_layers=LAYERS, encoder_attention_heads=heads,
-        decoder_attention_heads=heads, encoder_ffn_dim=INNER, decoder_ffn_dim=INNER, max_position_embeddings=128,
-        activation_function="relu", scale_embedding=True, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0,
-        pad_token_id=ids[PAD], eos_token_id=ids[END], bos_token_id=None, decoder_start_token_id=ids[PAD],
-        forced_eos_token_id=ids[END], num_beams=1, max_length=64, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=len(ids),
+        decoder_vocab_size=len(ids),
+        share_encoder_decoder_embeddings=True,
+        d_model=WIDTH,
+        encoder_layers=LAYERS,
+        decoder_layers=LAYERS,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=INNER,
+        decoder_ffn_dim=INNER,
+        max_position_embeddings=128,
+        activation_function="relu",
+        scale_embedding=True,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        pad_token_id=ids[PAD],
+        eos_token_id=ids[END],
+        bos_token_id=None,
+        decoder_start_token_id=ids[PAD],
+        forced_eos_token_id=ids[END],
+        num_beams=1,
+        max_length=64,
+        tie_word_embeddings=True,
+    )
 
 
 class AuxiliaryTrainingModel(nn.Module):

@@ -48,17 +48,31 @@ def encoder_curve(model: nn.Module, validation: Sequence[Sentence], test: Sequen
     random = frame[frame.order != "gradient"].groupby("kept").metric
     curve = frame[frame.order == "gradient"].set_index("kept")
     return [
-        {"kept": int(n_kept), "share": round(n_kept / heads.n_heads, 4), "accuracy": round(row.metric, 4),
-         "low": round(row.low, 4), "high": round(row.high, 4), "random": round(random.mean()[n_kept], 4),
-         "best": round(random.max()[n_kept], 4)}
+        {
+            "kept": int(n_kept),
+            "share": round(n_kept / heads.n_heads, 4),
+            "accuracy": round(row.metric, 4),
+            "low": round(row.low, 4),
+            "high": round(row.high, 4),
+            "random": round(random.mean()[n_kept], 4),
+            "best": round(random.max()[n_kept], 4),
+        }
         for n_kept, row in curve.iterrows()
-    ]  # fmt: skip
+    ]
 
 
 def gates_kept(
-    model: nn.Module, tokenizer: object, penalty: float, *, weights: str = "encoder", steps: int = STEPS,
-    decay: float = DECAY, seed: int = 0, sentences: int = SENTENCES, run: Path | None = None,
-) -> dict:  # fmt: skip
+    model: nn.Module,
+    tokenizer: object,
+    penalty: float,
+    *,
+    weights: str = "encoder",
+    steps: int = STEPS,
+    decay: float = DECAY,
+    seed: int = 0,
+    sentences: int = SENTENCES,
+    run: Path | None = None,
+) -> dict:
     """Train gates on the encoder's heads, cut those that closed, and translate: one row of the table.
 
     ``weights``: which weights learn with the gates; "encoder" freezes the decoder, "all" does not. ``decided``: how
@@ -69,26 +83,47 @@ def gates_kept(
     >>> len(row["kept"]), row["chance"] == row["with_role"]
     (48, True)
     """
-    fit = ht.fit_gates(model, TrainingBatches(seed), penalty, steps=steps, sites="encoder", weights=weights,
-                       decay=decay, seed=seed, checkpoint=run, progress=False)  # fmt: skip
+    fit = ht.fit_gates(
+        model,
+        TrainingBatches(seed),
+        penalty,
+        steps=steps,
+        sites="encoder",
+        weights=weights,
+        decay=decay,
+        seed=seed,
+        checkpoint=run,
+        progress=False,
+    )
     score, low, high = bleu(fit.cut().eval(), tokenizer, ht.corpus("organism", "test", sentences))
     kept = [f"{layer}.{head}" for _, layer, head in fit.open_heads]
     roles, n = heads_with_role(), len(fit.gates.heads)
     with_role = len(roles & set(kept))
     return {
-        "penalty": penalty, "weights": weights, "seed": seed, "steps": steps, "sentences": sentences, "kept": kept,
-        "bleu": round(score, 4), "low": round(low, 4), "high": round(high, 4), "seconds": round(fit.seconds, 1),
-        "decided": int(fit.gates.saturated(0.9).sum()), "with_role": with_role,
+        "penalty": penalty,
+        "weights": weights,
+        "seed": seed,
+        "steps": steps,
+        "sentences": sentences,
+        "kept": kept,
+        "bleu": round(score, 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "seconds": round(fit.seconds, 1),
+        "decided": int(fit.gates.saturated(0.9).sum()),
+        "with_role": with_role,
         "chance": round(len(kept) * len(roles) / n, 2),
         "p": round(float(hypergeom.sf(with_role - 1, n, len(roles), len(kept))), 6),
-    }  # fmt: skip
+    }
 
 
 def markdown(results: Mapping[str, list[dict]]) -> str:
     """Return the tables: the curve, and the rows of gates."""
     lines = ["| encoder heads kept | accuracy | 95 % | random rankings: mean, best |", "|---|---|---|---|"]
-    lines += [f"| {p['kept']} | {p['accuracy']:.3f} | {p['low']:.3f}–{p['high']:.3f} "
-              f"| {p['random']:.3f}, {p['best']:.3f} |" for p in results["curve"]]  # fmt: skip
+    lines += [
+        f"| {p['kept']} | {p['accuracy']:.3f} | {p['low']:.3f}–{p['high']:.3f} | {p['random']:.3f}, {p['best']:.3f} |"
+        for p in results["curve"]
+    ]
     header = "what learned | steps | penalty | seed | heads kept | BLEU | 95 % | with a role (chance) | p | kept"
     lines += ["", f"| {header} |", "|" + "---|" * 10]
     for r in results["gates"]:
@@ -121,8 +156,9 @@ def main(
         for learn in weights:
             for p in penalty:
                 folder = run and run / f"{learn}-{p:g}-{s}"
-                row = gates_kept(model, tokenizer, p, weights=learn, steps=steps, decay=decay, seed=s,
-                                 sentences=limit, run=folder)  # fmt: skip
+                row = gates_kept(
+                    model, tokenizer, p, weights=learn, steps=steps, decay=decay, seed=s, sentences=limit, run=folder
+                )
                 results = update(file, lambda old, row=row: {**old, "gates": replace_row(old["gates"], row, _order)})
     print_encodable(markdown(results))
 

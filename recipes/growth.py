@@ -28,9 +28,16 @@ FILE = ASSETS / "growth.json"
 ROLES_ON = 500  # sentences
 PARTS = {"snapshots": "step", "seeds": "seed", "sizes": "heads"}
 SHOWN = {
-    "offset -1": "−1", "offset +1": "+1", "det up": "det", "amod up": "amod", "nsubj down": "nsubj",
-    "obj down": "obj", "advmod up": "advmod", "topic": "name", "coreference": "coref.",
-}  # fmt: skip
+    "offset -1": "−1",
+    "offset +1": "+1",
+    "det up": "det",
+    "amod up": "amod",
+    "nsubj down": "nsubj",
+    "obj down": "obj",
+    "advmod up": "advmod",
+    "topic": "name",
+    "coreference": "coref.",
+}
 COMPARED = 3_000  # steps of the runs whose seeds and sizes are compared
 TRANSLATED, RUNS_TRANSLATED = 300, 500  # sentences of a split, by snapshots and by finished runs
 
@@ -54,13 +61,15 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
         "bleu": _rounded(bleu(model, tokenizer, ht.corpus("organism", "test", limit))),
         "hard": _rounded(bleu(model, tokenizer, ht.corpus("organism", "hard", limit))),
         "accuracy": round(token_accuracy(model, test[:CURVE_ON]).mean().item(), 4),
-        "roles": {role: {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
-                  for role, row in table.to_dict("index").items()},
+        "roles": {
+            role: {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
+            for role, row in table.to_dict("index").items()
+        },
         "with_role": len(carriers),
         "heads_total": frame["head"].nunique(),
         "carriers": carriers,
         "curve": encoder_curve(model, validation[:CURVE_ON], test[:CURVE_ON]),
-    }  # fmt: skip
+    }
 
 
 def _rounded(values: tuple) -> list[float]:
@@ -93,10 +102,15 @@ def markdown(results: dict[str, list[dict]]) -> str:
         header = [first, "BLEU test", "95 %", "BLEU hard", "95 %", "heads with a role", *SHOWN.values()]
         lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         for entry in results.get(part, []):
-            scores = [f"{row['score']:.2f}{' *' * row['passes']}" if (row := entry["roles"].get(role)) else "–"
-                      for role in SHOWN]  # fmt: skip
-            bleu = [cell for score, low, high in (entry["bleu"], entry["hard"])
-                    for cell in (f"{score:.1f}", f"{low:.1f}–{high:.1f}")]  # fmt: skip
+            scores = [
+                f"{row['score']:.2f}{' *' * row['passes']}" if (row := entry["roles"].get(role)) else "–"
+                for role in SHOWN
+            ]
+            bleu = [
+                cell
+                for score, low, high in (entry["bleu"], entry["hard"])
+                for cell in (f"{score:.1f}", f"{low:.1f}–{high:.1f}")
+            ]
             cells = [f"{entry[key]:,}", *bleu, f"{entry['with_role']} of {entry['heads_total']}", *scores]
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
@@ -127,8 +141,10 @@ def main(
             return {**results, table: rows}
 
         results = update(file, lambda old, entries=entries, add=add: reduce(add, entries, old))
-        tqdm.write(f"{entries}: BLEU {entry['bleu'][0]}, hard {entry['hard'][0]}, "
-                   f"{entry['with_role']} of {entry['heads_total']} heads with a role")  # fmt: skip
+        tqdm.write(
+            f"{entries}: BLEU {entry['bleu'][0]}, hard {entry['hard'][0]}, "
+            f"{entry['with_role']} of {entry['heads_total']} heads with a role"
+        )
     print_encodable(markdown(results))
 
 

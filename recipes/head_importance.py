@@ -109,18 +109,24 @@ def main(
     made_from = {"model": model, "split": SPLITS[0], "sentences": count["ablation"], "by": "zero"}
     ht.save_scores(scores, assets / "ablation.safetensors", made_from)
     pairs = ht.interaction(model, batches(validation["pairs"], 25), sites=["encoder"], checkpoint=run and run / "pairs")
-    by_split = {split: one_head_left(model, tokenizer, sentences["only"])
-                for split, sentences in zip(SPLITS, (validation, test), strict=True)}  # fmt: skip
+    by_split = {
+        split: one_head_left(model, tokenizer, sentences["only"])
+        for split, sentences in zip(SPLITS, (validation, test), strict=True)
+    }
     bleu = {}
     for split, sentences in zip(SPLITS, (validation["only"], test["only"]), strict=True):
         texts, references = translations(model, tokenizer, sentences), [" ".join(s.target) for s in sentences]
         bleu[split] = round(ht.paired_bootstrap(texts, texts, references).first, 3)
     results = {
-        "sentences": count, "bleu": bleu, "alone": one_head_off(model, tokenizer, test["alone"]),
+        "sentences": count,
+        "bleu": bleu,
+        "alone": one_head_off(model, tokenizer, test["alone"]),
         "only": {layer: {split: by_split[split][layer] for split in SPLITS} for layer in by_split[SPLITS[0]]},
-        "pairs": {f"{a[1]}.{a[2]} {b[1]}.{b[2]}": round(value, 5)
-                  for a, b, value in pairs[["a", "b", "interaction"]].itertuples(index=False)},
-    }  # fmt: skip
+        "pairs": {
+            f"{a[1]}.{a[2]} {b[1]}.{b[2]}": round(value, 5)
+            for a, b, value in pairs[["a", "b", "interaction"]].itertuples(index=False)
+        },
+    }
     write(results, assets / "worth.json")
     print_encodable(markdown(results))
 

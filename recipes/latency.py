@@ -47,10 +47,20 @@ def transformer_base() -> nn.Module:
     """Return a translation model with the sizes of Transformer-base and random weights; only its encoder matters."""
     torch.manual_seed(0)
     config = MarianConfig(
-        vocab_size=100, decoder_vocab_size=100, d_model=512, encoder_layers=6, decoder_layers=1,
-        encoder_attention_heads=8, decoder_attention_heads=8, encoder_ffn_dim=2048, decoder_ffn_dim=8,
-        max_position_embeddings=512, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
-    )  # fmt: skip
+        vocab_size=100,
+        decoder_vocab_size=100,
+        d_model=512,
+        encoder_layers=6,
+        decoder_layers=1,
+        encoder_attention_heads=8,
+        decoder_attention_heads=8,
+        encoder_ffn_dim=2048,
+        decoder_ffn_dim=8,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+    )
     return MarianMTModel._from_config(config, attn_implementation="eager").eval()
 
 
@@ -65,8 +75,12 @@ def pruned_copy(model: nn.Module, kept: int) -> nn.Module:
 def ideal(model: nn.Module, kept: int, length: int) -> float:
     """Return the fraction of an encoder's multiplications that remains with ``kept`` of its heads."""
     config, sites = model.config, ht.sites(model)["encoder"]
-    sizes = {"length": length, "width": config.d_model, "inner": config.encoder_ffn_dim,
-             "head_width": sites.all[0].head_dim}  # fmt: skip
+    sizes = {
+        "length": length,
+        "width": config.d_model,
+        "inner": config.encoder_ffn_dim,
+        "head_width": sites.all[0].head_dim,
+    }
     without_heads = len(sites) * multiplications(0, **sizes)
     per_head = multiplications(1, **sizes) - multiplications(0, **sizes)
     return (without_heads + kept * per_head) / (without_heads + sites.n_heads * per_head)
@@ -104,12 +118,19 @@ def measure(
             uncut, *cut = time_in_turns(models, length, n, turns)
             for k, seconds in zip(kept, cut, strict=True):
                 low, _, high = statistics.quantiles([a / b for a, b in zip(seconds, uncut, strict=True)], n=4)
-                results.append({
-                    "model": name, "length": length, "rows": n, "kept": k,
-                    "milliseconds": round(1e3 * statistics.median(uncut), 2),
-                    "time": round(statistics.median(seconds) / statistics.median(uncut), 3),
-                    "low": round(low, 3), "high": round(high, 3), "ideal": round(ideal(model, k, length), 3),
-                })  # fmt: skip
+                results.append(
+                    {
+                        "model": name,
+                        "length": length,
+                        "rows": n,
+                        "kept": k,
+                        "milliseconds": round(1e3 * statistics.median(uncut), 2),
+                        "time": round(statistics.median(seconds) / statistics.median(uncut), 3),
+                        "low": round(low, 3),
+                        "high": round(high, 3),
+                        "ideal": round(ideal(model, k, length), 3),
+                    }
+                )
     return results
 
 

@@ -55,18 +55,46 @@ from recipes._real_measures import compared, losses, rank_correlation, repeated_
 from recipes._results import read, write
 
 SIZES = {
-    "induction sequences": 20, "segment": 25, "repeated": 8, "repeated segment": 40, "random sets": 5,
-    "sink texts": 40, "ranking texts": 32, "leave-one-out texts": 16, "curve texts": 40, "curve random orders": 3,
-    "chunks": 6, "chunk": 128, "role sentences": 80, "probe sentences": 80, "relevance texts": 12, "gate texts": 160,
-    "gate steps": 300, "restored sequences": 6, "restored segment": 20, "circuit words": 200,
-}  # fmt: skip
-QUICK = dict.fromkeys(SIZES, 5) | {"segment": 6, "repeated segment": 6, "chunk": 16, "random sets": 1,
-                                   "probe sentences": 30, "gate texts": 8, "curve random orders": 1}  # fmt: skip
+    "induction sequences": 20,
+    "segment": 25,
+    "repeated": 8,
+    "repeated segment": 40,
+    "random sets": 5,
+    "sink texts": 40,
+    "ranking texts": 32,
+    "leave-one-out texts": 16,
+    "curve texts": 40,
+    "curve random orders": 3,
+    "chunks": 6,
+    "chunk": 128,
+    "role sentences": 80,
+    "probe sentences": 80,
+    "relevance texts": 12,
+    "gate texts": 160,
+    "gate steps": 300,
+    "restored sequences": 6,
+    "restored segment": 20,
+    "circuit words": 200,
+}
+QUICK = dict.fromkeys(SIZES, 5) | {
+    "segment": 6,
+    "repeated segment": 6,
+    "chunk": 16,
+    "random sets": 1,
+    "probe sentences": 30,
+    "gate texts": 8,
+    "curve random orders": 1,
+}
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the heads that are off
 STRONGEST = 5  # induction heads that are switched off
 SPARED = 30  # induction heads that no cut of the third ranking takes
-SCORES = {"previous-token": "previous_token", "duplicate-token": "duplicate_token", INDUCTION: "induction",
-          PREFIX: "prefix_matching", COPYING: "copying"}  # fmt: skip
+SCORES = {
+    "previous-token": "previous_token",
+    "duplicate-token": "duplicate_token",
+    INDUCTION: "induction",
+    PREFIX: "prefix_matching",
+    COPYING: "copying",
+}
 
 
 def heads_table(
@@ -120,8 +148,11 @@ def without_induction(
         by_layer[head[:-1]] = by_layer.get(head[:-1], 0) + 1
     sites, generator = ht.sites(model), torch.Generator().manual_seed(0)
     label = f"{len(strongest)} induction heads"
-    contexts = {"all heads on": nullcontext(), f"{label} off": ht.ablate(model, strongest),
-                f"{label} windowed": ht.window(model, strongest, first=4, recent=8)}  # fmt: skip
+    contexts = {
+        "all heads on": nullcontext(),
+        f"{label} off": ht.ablate(model, strongest),
+        f"{label} windowed": ht.window(model, strongest, first=4, recent=8),
+    }
     for index in range(sets):
         random_set = []
         for key, count in by_layer.items():
@@ -218,12 +249,22 @@ def measure(name: str, sizes: dict[str, int], only: str | None = None, before: M
         return {**before, "tables": tables}
     causal = set(sites.kinds) == {"decoder"}
     first = sites.all[0]
-    keep("model", [{
-        "model": REAL[name].hub, "layers": len(sites), "heads": sites.n_heads, "heads_a_layer": first.heads,
-        "key_value_heads": first.kv_heads, "head_dim": first.head_dim,
-        "parameters": sum(weight.numel() for weight in model.parameters()),
-        "cache_bytes_a_token": ht.cache_size(model, number_bytes=2) if causal else 0,
-    }], "the model; its key-value cache in half precision")  # fmt: skip
+    keep(
+        "model",
+        [
+            {
+                "model": REAL[name].hub,
+                "layers": len(sites),
+                "heads": sites.n_heads,
+                "heads_a_layer": first.heads,
+                "key_value_heads": first.kv_heads,
+                "head_dim": first.head_dim,
+                "parameters": sum(weight.numel() for weight in model.parameters()),
+                "cache_bytes_a_token": ht.cache_size(model, number_bytes=2) if causal else 0,
+            }
+        ],
+        "the model; its key-value cache in half precision",
+    )
     if causal:
         _measure_causal(model, tokenizer, sizes, keep)
     else:
@@ -235,12 +276,18 @@ def measure(name: str, sizes: dict[str, int], only: str | None = None, before: M
     source = folder / "source.json"
     return {
         "about": {
-            "model": which, "source": json.loads(source.read_text("utf-8")) if source.exists() else REAL[name].hub,
-            "command": f"make results MODEL={name}", "recipe": "measure_real", "dtype": str(model.dtype), "threads": 1,
-            "torch": torch.__version__, "cpu_seconds": round(time.process_time() - began), "sizes": sizes,
+            "model": which,
+            "source": json.loads(source.read_text("utf-8")) if source.exists() else REAL[name].hub,
+            "command": f"make results MODEL={name}",
+            "recipe": "measure_real",
+            "dtype": str(model.dtype),
+            "threads": 1,
+            "torch": torch.__version__,
+            "cpu_seconds": round(time.process_time() - began),
+            "sizes": sizes,
         },
         "tables": tables,
-    }  # fmt: skip
+    }
 
 
 def _measure_causal(model: nn.Module, tokenizer: Any, sizes: dict[str, int], keep: Callable[..., None]) -> None:
@@ -264,35 +311,51 @@ def _measure_causal(model: nn.Module, tokenizer: Any, sizes: dict[str, int], kee
         ("ranking_gradient", ranking.values),
     ):
         table[column] = [values["decoder", layer][head].item() for layer, head in keys]
-    keep("heads", table, f"every head. Looking back: {sizes['induction sequences']} sequences of random tokens, "
-         f"segments of {sizes['segment']}, twice (prefix matching: four times); *_without_sink: the first token left "
-         f"out. sink: mean weight on the first token of {sink_batches.rows} English sentences ({sink_batches.tokens} "
-         f"tokens); sink_start: with {tokenizer.bos_token!r} before them. gradient, signed_gradient, leave_one_out: "
-         f"nats, {loo.rows} sentences ({loo.tokens} tokens); ranking_gradient: {sizes['ranking texts']} sentences. "
-         f"Chance: {table.attrs['chance']}")  # fmt: skip
-    keep("agreement", agreement(slopes, increases), f"Spearman over {sites.n_heads} heads, 95 % intervals over "
-         f"{loo.rows} English sentences")  # fmt: skip
+    keep(
+        "heads",
+        table,
+        f"every head. Looking back: {sizes['induction sequences']} sequences of random tokens, "
+        f"segments of {sizes['segment']}, twice (prefix matching: four times); *_without_sink: the first token left "
+        f"out. sink: mean weight on the first token of {sink_batches.rows} English sentences ({sink_batches.tokens} "
+        f"tokens); sink_start: with {tokenizer.bos_token!r} before them. gradient, signed_gradient, leave_one_out: "
+        f"nats, {loo.rows} sentences ({loo.tokens} tokens); ranking_gradient: {sizes['ranking texts']} sentences. "
+        f"Chance: {table.attrs['chance']}",
+    )
+    keep(
+        "agreement",
+        agreement(slopes, increases),
+        f"Spearman over {sites.n_heads} heads, 95 % intervals over {loo.rows} English sentences",
+    )
 
     repeated = repeated_tokens(model, sizes["repeated"], sizes["repeated segment"])
     about_repeated = f"{sizes['repeated']} sequences of {sizes['repeated segment']} random tokens, twice"
     strongest = by_induction.top(STRONGEST)
-    keep("induction", without_induction(model, strongest, repeated, sizes["random sets"]),
-         f"{about_repeated}. Off or windowed (first 4, recent 8): {strongest}")  # fmt: skip
+    keep(
+        "induction",
+        without_induction(model, strongest, repeated, sizes["random sets"]),
+        f"{about_repeated}. Off or windowed (first 4, recent 8): {strongest}",
+    )
 
     chunks = text_batches(tokenizer, natural_text("english", "all"), length=sizes["chunk"], separator=" ", batch_size=2)
     chunks = TextBatches(chunks[: -(-sizes["chunks"] // 2)], 0, None)
-    keep("streaming", streaming(model, chunks), f"{chunks.rows} chunks of {sizes['chunk']} tokens of English, packed, "
-         "no start token; loss of the second half")  # fmt: skip
+    keep(
+        "streaming",
+        streaming(model, chunks),
+        f"{chunks.rows} chunks of {sizes['chunk']} tokens of English, packed, no start token; loss of the second half",
+    )
 
     english = text_batches(tokenizer, natural_text("english", "test", sizes["curve texts"]))
     order, spared = ranking.order(), set(by_induction.top(min(SPARED, sites.n_heads // 2)))
     orders = {"gradient": order, "gradient, induction heads spared": [head for head in order if head not in spared]}
     orders |= {f"random {seed}": ht.random_order(sites, seed) for seed in range(sizes["curve random orders"])}
-    keep("curve", curve(model, orders, {"English": english, "repeated": repeated}, sites.n_heads),
-         f"English: {english.rows} sentences of the test split ({english.tokens} tokens), ranked on "
-         f"{sizes['ranking texts']} of the validation split; repeated: the second copy of {about_repeated}; "
-         f"{len(spared)} heads with the highest induction scores are spared; rise: against all heads on, with a 95 % "
-         "interval over sentences or sequences")  # fmt: skip
+    keep(
+        "curve",
+        curve(model, orders, {"English": english, "repeated": repeated}, sites.n_heads),
+        f"English: {english.rows} sentences of the test split ({english.tokens} tokens), ranked on "
+        f"{sizes['ranking texts']} of the validation split; repeated: the second copy of {about_repeated}; "
+        f"{len(spared)} heads with the highest induction scores are spared; rise: against all heads on, with a 95 % "
+        "interval over sentences or sequences",
+    )
 
 
 def _rounded(row: dict[str, Any]) -> dict[str, Any]:

@@ -71,11 +71,15 @@ def measure(model: nn.Module, kind: str, fractions: Sequence[float] = FRACTIONS)
             models[f"{name}, refit"] = copy.deepcopy(model)
             _cut_and_refit(models[f"{name}, refit"], removed, fitted_on)
         accuracy = {name: token_accuracy(models[name], test) for name in METHODS}
-        points.append({"removed": n_removed, "pairs": [[list(head) for head in pair] for pair in pairs],
-                       "lost": round(frame.relative_error.mean(), 4)}
-                      | {name: interval(accuracy[name]) for name in METHODS}
-                      | {"differences": [[a, b, *interval(accuracy[a] - accuracy[b])]
-                                         for a, b in COMPARED]})  # fmt: skip
+        points.append(
+            {
+                "removed": n_removed,
+                "pairs": [[list(head) for head in pair] for pair in pairs],
+                "lost": round(frame.relative_error.mean(), 4),
+            }
+            | {name: interval(accuracy[name]) for name in METHODS}
+            | {"differences": [[a, b, *interval(accuracy[a] - accuracy[b])] for a, b in COMPARED]}
+        )
     return {"kind": kind, "heads": heads, "accuracy": round(full_model.mean().item(), 4), "points": points}
 
 
@@ -96,8 +100,13 @@ def markdown(entries: Sequence[Mapping]) -> str:
     for entry in entries:
         for point in entry["points"]:
             differences = [f"{d:+.3f} ({low:+.3f} to {high:+.3f})" for _, _, d, low, high in point["differences"][1:]]
-            cells = [entry["model"], f"{entry['heads']} {entry['kind']}", str(point["removed"]),
-                     *(f"{point[method][0]:.3f}" for method in METHODS), *differences]  # fmt: skip
+            cells = [
+                entry["model"],
+                f"{entry['heads']} {entry['kind']}",
+                str(point["removed"]),
+                *(f"{point[method][0]:.3f}" for method in METHODS),
+                *differences,
+            ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

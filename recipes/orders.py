@@ -108,8 +108,14 @@ def main(
     requested = [(kind, name) for kind in over for name in (order or names(kind))]
     for kind, name in tqdm([pair for pair in requested if order or pair not in finished], desc="rankings"):
         row = pruning_curve(model, tokenizer, name, kind, *limit)
-        update(file, lambda old, row=row: {"sentences": list(limit), "curves": replace_row(
-            old.get("curves", []), row, lambda r: (KINDS.index(r["over"]), r["order"]))}, row_key="over")  # fmt: skip
+        update(
+            file,
+            lambda old, row=row: {
+                "sentences": list(limit),
+                "curves": replace_row(old.get("curves", []), row, lambda r: (KINDS.index(r["over"]), r["order"])),
+            },
+            row_key="over",
+        )
         half = row["kept"].index(min(row["kept"], key=lambda kept: abs(kept - row["kept"][0] / 2)))
         tqdm.write(f"{kind}, {name}: BLEU {row['bleu'][half][0]:.1f} with half of the heads")
 

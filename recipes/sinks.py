@@ -159,15 +159,23 @@ def measure(model: OneHead) -> dict[str, float]:
     output_norms = (model.output(weights @ value) * gates[..., None]).norm(dim=-1)
     norms = value.norm(dim=-1)
     return {
-        "loss": losses.mean().item(), "loss_trigger": losses[trigger[:, 1:]].mean().item(),
-        "first": weights[..., 0][other].mean().item(), "first_trigger": weights[..., 0][at].mean().item(),
-        "itself": weights.diagonal(0, 1, 2)[other].mean().item(), "written": output_norms[other].mean().item(),
+        "loss": losses.mean().item(),
+        "loss_trigger": losses[trigger[:, 1:]].mean().item(),
+        "first": weights[..., 0][other].mean().item(),
+        "first_trigger": weights[..., 0][at].mean().item(),
+        "itself": weights.diagonal(0, 1, 2)[other].mean().item(),
+        "written": output_norms[other].mean().item(),
         "written_trigger": output_norms[at].mean().item(),
-        "back": back[at].mean().item(), "sum": weights.sum(-1)[other].mean().item(),
-        "sum_trigger": weights.sum(-1)[at].mean().item(), "gate": gates[other].mean().item(),
-        "gate_trigger": gates[at].mean().item(), "value_ratio": (norms[:, 0].mean() / norms[:, 1:].mean()).item(),
-        "rise": rise.mean().item(), "low": rise.mean().item() - margin, "high": rise.mean().item() + margin,
-    }  # fmt: skip
+        "back": back[at].mean().item(),
+        "sum": weights.sum(-1)[other].mean().item(),
+        "sum_trigger": weights.sum(-1)[at].mean().item(),
+        "gate": gates[other].mean().item(),
+        "gate_trigger": gates[at].mean().item(),
+        "value_ratio": (norms[:, 0].mean() / norms[:, 1:].mean()).item(),
+        "rise": rise.mean().item(),
+        "low": rise.mean().item() - margin,
+        "high": rise.mean().item() + margin,
+    }
 
 
 def run(kind: str, seed: int, steps: Sequence[int]) -> list[dict]:
@@ -197,16 +205,29 @@ def main(
             raise typer.BadParameter(f"got --kind {name!r}; expected one of {', '.join(map(repr, KINDS))}")
     finished = {(row["kind"], row["seed"], row["steps"]) for row in read(file).get("runs", [])}
     requested = [(name, seed) for seed in range(seeds) for name in (kind or KINDS)]
-    about = {"best_loss": round(best_loss(), 4), "threads": 1, "processor": platform.machine(),
-             "torch": torch.__version__}  # fmt: skip
+    about = {
+        "best_loss": round(best_loss(), 4),
+        "threads": 1,
+        "processor": platform.machine(),
+        "torch": torch.__version__,
+    }
     missing = [pair for pair in requested if any((*pair, step) not in finished for step in steps)]
     for name, seed in tqdm(requested if kind else missing, desc="models"):
         for row in run(name, seed, steps):
-            update(file, lambda old, row=row: {**about, "runs": replace_row(
-                old.get("runs", []), row, lambda r: (KINDS.index(r["kind"]), r["seed"], r["steps"]))},
-                row_key="kind")  # fmt: skip
-            tqdm.write(f"{name}, seed {seed}, {row['steps']} steps: loss {row['loss']:.3f}, "
-                       f"weight on the first token {row['first']:.2f}")  # fmt: skip
+            update(
+                file,
+                lambda old, row=row: {
+                    **about,
+                    "runs": replace_row(
+                        old.get("runs", []), row, lambda r: (KINDS.index(r["kind"]), r["seed"], r["steps"])
+                    ),
+                },
+                row_key="kind",
+            )
+            tqdm.write(
+                f"{name}, seed {seed}, {row['steps']} steps: loss {row['loss']:.3f}, "
+                f"weight on the first token {row['first']:.2f}"
+            )
 
 
 if __name__ == "__main__":

@@ -60,7 +60,10 @@ def one_run(over: str, penalty: float, seed: int, sentences: int = SENTENCES, **
     last = len(fit.losses)
     moments = sorted({round(last * i / (N_SNAPSHOTS - 1)) for i in range(N_SNAPSHOTS)})
     return {
-        "over": over, "penalty": penalty, "seed": seed, "kept": [name_of(head) for head in fit.open_heads],
+        "over": over,
+        "penalty": penalty,
+        "seed": seed,
+        "kept": [name_of(head) for head in fit.open_heads],
         **quality(fit.cut().eval(), tokenizer, ht.corpus("organism", "test", sentences)),
         "decided": round(fit.gates.saturated(SATURATED).float().mean().item(), 4),
         "roles": roles_of_survivors(fit, tokenizer, sentences),
@@ -69,15 +72,20 @@ def one_run(over: str, penalty: float, seed: int, sentences: int = SENTENCES, **
         "history": [[round(x, 1) for x in fit.history.iloc[step].tolist()] for step in moments],
         "losses": [round(float(fit.losses.loss.iloc[max(0, step - 20) : step + 20].mean()), 4) for step in moments],
         "seconds": round(seconds, 1),
-    }  # fmt: skip
+    }
 
 
 def train_gates(model: nn.Module, over: str, penalty: float, seed: int, **changes: object) -> Fit:
     """Train gates with the settings of lesson 08."""
     return ht.fit_gates(
-        model, TrainingBatches(seed, LIVE_TOKENS), penalty, sites=None if over == "all" else over, weights=over,
-        seed=seed, **{**LIVE_GATES, "progress": False, **changes},
-    )  # fmt: skip
+        model,
+        TrainingBatches(seed, LIVE_TOKENS),
+        penalty,
+        sites=None if over == "all" else over,
+        weights=over,
+        seed=seed,
+        **{**LIVE_GATES, "progress": False, **changes},
+    )
 
 
 def quality(model: nn.Module, tokenizer: object, sentences: Sequence[Sentence]) -> dict[str, list[float]]:
@@ -115,8 +123,10 @@ def finished_run(run: dict, folder: Path, sentences: int, steps: int, rate: floa
 
 def gather(rows: Iterable[dict], rates: Iterable[dict], sentences: int, steps: int) -> dict:
     """Return the shipped tables: the setting, the model before, all runs in order, histories of the first seed only."""
-    runs = [row if row["seed"] == SEEDS[0] else {k: v for k, v in row.items() if k not in ("history", "losses")}
-            for row in sorted(rows, key=lambda row: (row["over"] == "all", row["seed"], row["penalty"]))]  # fmt: skip
+    runs = [
+        row if row["seed"] == SEEDS[0] else {k: v for k, v in row.items() if k not in ("history", "losses")}
+        for row in sorted(rows, key=lambda row: (row["over"] == "all", row["seed"], row["penalty"]))
+    ]
     return {
         "setting": LIVE_GATES | {"steps": steps, "tokens": LIVE_TOKENS, "sentences": sentences},
         "before": quality(*ht.load(), ht.corpus("organism", "test", sentences)),
@@ -139,13 +149,21 @@ def rate_row(rate: float, row: dict, sentences: int) -> dict:
     """
     model, _ = ht.load()
     test, kept = ht.corpus("organism", "test", sentences), set(row["kept"])
-    closed = [(*site.key, h) for site in ht.sites(model)[row["over"]] for h in range(site.heads)
-              if name_of((*site.key, h)) not in kept]  # fmt: skip
+    closed = [
+        (*site.key, h)
+        for site in ht.sites(model)[row["over"]]
+        for h in range(site.heads)
+        if name_of((*site.key, h)) not in kept
+    ]
     before = token_accuracy(model, test)
     with ht.ablate(model, closed):
         cost = before - token_accuracy(model, test)
-    return {"over": row["over"], "rate": rate, "cost": interval(cost),
-            **{key: row[key] for key in ("penalty", "seed", "kept", "bleu", "accuracy", "decided")}}  # fmt: skip
+    return {
+        "over": row["over"],
+        "rate": rate,
+        "cost": interval(cost),
+        **{key: row[key] for key in ("penalty", "seed", "kept", "bleu", "accuracy", "decided")},
+    }
 
 
 def main(
@@ -162,16 +180,30 @@ def main(
     """Run what is missing, several runs at a time, and write the table."""
     folder = runs.resolve()  # absolute, since a worker may be started in another folder
     # All penalties of one seed before the next seed, so that a run that is stopped early has a complete curve.
-    plan = [{"over": kind, "penalty": p, "seed": s}
-            for s in seed for kind in over for p in (penalty or PENALTIES[kind])]  # fmt: skip
+    plan = [
+        {"over": kind, "penalty": p, "seed": s} for s in seed for kind in over for p in (penalty or PENALTIES[kind])
+    ]
     rows = list(parallel_map(finished_run, [(run, folder, limit, steps) for run in plan], jobs))
-    compared = [({"over": "encoder", "penalty": p, "seed": s}, folder, limit, steps, r)
-                for r in rate for p in RATES_AT for s in seed]  # fmt: skip
-    of_rates = [rate_row(task[-1], row, limit)
-                for task, row in zip(compared, parallel_map(finished_run, compared, jobs), strict=True)]  # fmt: skip
+    compared = [
+        ({"over": "encoder", "penalty": p, "seed": s}, folder, limit, steps, r)
+        for r in rate
+        for p in RATES_AT
+        for s in seed
+    ]
+    of_rates = [
+        rate_row(task[-1], row, limit)
+        for task, row in zip(compared, parallel_map(finished_run, compared, jobs), strict=True)
+    ]
     write(gather(rows, of_rates, limit, steps), file, row_key="over")
-    print(json.dumps([{key: row[key] for key in ("over", "penalty", "seed", "bleu")} | {"kept": len(row["kept"])}
-                      for row in rows], indent=1))  # fmt: skip
+    print(
+        json.dumps(
+            [
+                {key: row[key] for key in ("over", "penalty", "seed", "bleu")} | {"kept": len(row["kept"])}
+                for row in rows
+            ],
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":

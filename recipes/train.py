@@ -94,9 +94,11 @@ def silent(model: nn.Module) -> set[str]:
     empty = {id(site.module) for site in ht.sites(model) if site.empty}
     return {
         f"{prefix}.{name}"
-        for prefix, module in model.named_modules() if id(module) in empty
-        for name, _ in module.named_parameters() if name != "out_proj.bias"
-    }  # fmt: skip
+        for prefix, module in model.named_modules()
+        if id(module) in empty
+        for name, _ in module.named_parameters()
+        if name != "out_proj.bias"
+    }
 
 
 @torch.no_grad()
@@ -125,9 +127,11 @@ def train(
     training_model = AuxiliaryTrainingModel(recipe.heads)
     cut(training_model.model, recipe.without)
     optimizer = torch.optim.AdamW(
-        [p for p in training_model.parameters() if p.requires_grad], lr=recipe.rate, betas=(0.9, 0.98),
+        [p for p in training_model.parameters() if p.requires_grad],
+        lr=recipe.rate,
+        betas=(0.9, 0.98),
         weight_decay=0.01,
-    )  # fmt: skip
+    )
     settings = asdict(recipe) | {"without": list(recipe.without)}  # as it is read back from JSON
     state = {"step": 0, "chunk": 0, "within": 0, "short": recipe.short > 0, "recipe": settings, "log": []}
     saved = _training_state.restore(run, training_model, optimizer)

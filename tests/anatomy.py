@@ -18,7 +18,7 @@ import nbformat
 from lesson_parts import Notebook, Page, headings, images, links, prose, slug, text
 from measure_notebooks import BOX, fingerprint, words
 
-from headtools.lesson import catalogue
+from headtools.course import catalogue
 
 MEGABYTES = 1000
 COLUMNS = 90  # what fits a cell 800 pixels wide
@@ -228,8 +228,13 @@ def code_stays_clean(notebook: Notebook) -> list[str]:
             found.append(f"not Python: {source.splitlines()[0]!r}")
             continue
         words = {k.arg for node in ast.walk(tree) if isinstance(node, ast.Call) for k in node.keywords}
-        words |= {k.value for node in ast.walk(tree) if isinstance(node, ast.Dict) for k in node.keys
-                  if isinstance(k, ast.Constant)}  # fmt: skip
+        words |= {
+            k.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Dict)
+            for k in node.keys
+            if isinstance(k, ast.Constant)
+        }
         if words & MASKS and "trap" not in cell.metadata.get("tags", []):
             found.append(f"{sorted(words & MASKS)} passed in a cell without the tag 'trap': use ablate")
         seeded = seeded or bool(SEEDED.search(source))

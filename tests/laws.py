@@ -18,8 +18,14 @@ def law(examples):
         examples = max(1, examples // 2)
     phases = (Phase.generate, Phase.shrink)
     quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    return settings(max_examples=examples, derandomize=True, database=None, deadline=None, phases=phases,
-                    suppress_health_check=quiet)  # fmt: skip
+    return settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=phases,
+        suppress_health_check=quiet,
+    )
 
 
 def logits(one):

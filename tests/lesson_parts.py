@@ -165,8 +165,11 @@ class Notebook:
 
     def exercises(self) -> list[Exercise]:
         """The exercises: from a heading that starts with "Exercise" to its solution."""
-        starts = [i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "markdown"
-                  and any(title.startswith("Exercise") for _, title in headings(text(cell)))]  # fmt: skip
+        starts = [
+            i
+            for i, cell in enumerate(self.nb.cells)
+            if cell.cell_type == "markdown" and any(title.startswith("Exercise") for _, title in headings(text(cell)))
+        ]
         found = []
         for start, end in zip(starts, [*starts, len(self.nb.cells)][1:], strict=True):
             within = range(start, end)
@@ -185,8 +188,10 @@ class Notebook:
     def _calls_check(self, cell: Any) -> bool:
         tree = self.tree(cell) if cell.cell_type == "code" else None
         calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree else []
-        return any((isinstance(f, ast.Name) and f.id == "check") or (isinstance(f, ast.Attribute) and f.attr == "check")
-                   for f in calls)  # fmt: skip
+        return any(
+            (isinstance(f, ast.Name) and f.id == "check") or (isinstance(f, ast.Attribute) and f.attr == "check")
+            for f in calls
+        )
 
 
 def images(notebook: Notebook) -> list[tuple[str | None, str | None]]:

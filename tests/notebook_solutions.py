@@ -41,9 +41,13 @@ class SolutionItem(pytest.Item):
         """Run the trial in the notebook's kernel; raises AssertionError with the kernel's traceback."""
         assert self.parent.kernel.is_alive(), "the kernel is dead"
         reply = self.parent.kernel.kc.execute_interactive(
-            self.code, store_history=False, allow_stdin=False, stop_on_error=False, timeout=SECONDS,
+            self.code,
+            store_history=False,
+            allow_stdin=False,
+            stop_on_error=False,
+            timeout=SECONDS,
             output_hook=lambda message: None,
-        )["content"]  # fmt: skip
+        )["content"]
         assert reply["status"] == "ok", "\n".join(reply.get("traceback", []))
 
     def reportinfo(self) -> tuple[object, int, str]:

@@ -45,8 +45,10 @@ class Drawn:
             return {name: value[number : number + 1] for name, value in self.batch.items()}
         real = self.batch["attention_mask"][number].bool()
         same = ("decoder_input_ids", "labels") if self.family in TWO_SIDED else ()
-        return {name: value[number : number + 1] if name in same else value[number : number + 1, real]
-                for name, value in self.batch.items()}  # fmt: skip
+        return {
+            name: value[number : number + 1] if name in same else value[number : number + 1, real]
+            for name, value in self.batch.items()
+        }
 
 
 def drawn(families=FAMILIES, dtypes=tuple(DTYPES), sides=("right", "left")):
@@ -91,8 +93,10 @@ def _model(one):
             return tf.GPT2LMHeadModel(tf.GPT2Config(**SPECIAL, **shape, **quiet))
         case "opt":
             return tf.OPTForCausalLM(
-                tf.OPTConfig(**SPECIAL, **plain, ffn_dim=8, dropout=0.0, word_embed_proj_dim=wide,
-                             max_position_embeddings=16))  # fmt: skip
+                tf.OPTConfig(
+                    **SPECIAL, **plain, ffn_dim=8, dropout=0.0, word_embed_proj_dim=wide, max_position_embeddings=16
+                )
+            )
         case "llama":
             return tf.LlamaForCausalLM(tf.LlamaConfig(**SPECIAL, **grouped))
         case "qwen3":
@@ -107,8 +111,14 @@ def _model(one):
         case "marian":
             shape = {"d_model": wide, "encoder_layers": one.layers, "decoder_layers": one.layers, "dropout": 0.0}
             shape |= {"encoder_attention_heads": heads, "decoder_attention_heads": heads, "encoder_ffn_dim": 8}
-            config = tf.MarianConfig(**SPECIAL, **shape, decoder_ffn_dim=8, max_position_embeddings=16,
-                                     decoder_start_token_id=0, forced_eos_token_id=None)  # fmt: skip
+            config = tf.MarianConfig(
+                **SPECIAL,
+                **shape,
+                decoder_ffn_dim=8,
+                max_position_embeddings=16,
+                decoder_start_token_id=0,
+                forced_eos_token_id=None,
+            )
             return tf.MarianMTModel(config)
         case "vit":
             shape = {"image_size": 8, "patch_size": 4, "num_labels": 5}

@@ -57,9 +57,20 @@ def test_every_example_of_the_help_and_the_readme_is_understood(root, monkeypatc
     """With the words as they stand there, up to where a model would be loaded."""
     requested = []
     monkeypatch.setattr(cli, "_Subject", lambda *words: requested.append(words) or (_ for _ in ()).throw(ValueError))
-    text = "\n".join([cli.EXAMPLES, *(Path(root, name).read_text("utf-8") for name in (
-        "README.md", "notebooks/installing.md", "notebooks/cheat_sheet.md", "notebooks/scaling.md",
-    ))]).replace("\\\n", " ")  # fmt: skip
+    text = "\n".join(
+        [
+            cli.EXAMPLES,
+            *(
+                Path(root, name).read_text("utf-8")
+                for name in (
+                    "README.md",
+                    "notebooks/installing.md",
+                    "notebooks/cheat_sheet.md",
+                    "notebooks/scaling.md",
+                )
+            ),
+        ]
+    ).replace("\\\n", " ")
     lines = [line.partition("-m headtools ")[2] for line in re.findall(r"^\s*(?:python|accelerate) .*", text, re.M)]
     lines = [line for line in lines if line]
     assert len(lines) >= 10
@@ -79,11 +90,19 @@ def test_a_bare_call_gets_help(capsys):
     assert all(name in message for name in ("report", "roles", "importance", "prune", "Examples:"))
 
 
-@pytest.mark.parametrize("words", [["sing", "x"], ["prune", "organism", "--keep", "1.5", "--out", "x"],
-                                   ["prune", "organism", "--keep", "nan", "--out", "x"],
-                                   ["prune", "organism", "--out", "x"], ["report", "organism"],
-                                   ["roles", "organism", "--limit", "one"], ["roles", "organism", "--limit", "1"],
-                                   ["importance", "organism", "--loss", "mse"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sing", "x"],
+        ["prune", "organism", "--keep", "1.5", "--out", "x"],
+        ["prune", "organism", "--keep", "nan", "--out", "x"],
+        ["prune", "organism", "--out", "x"],
+        ["report", "organism"],
+        ["roles", "organism", "--limit", "one"],
+        ["roles", "organism", "--limit", "1"],
+        ["importance", "organism", "--loss", "mse"],
+    ],
+)
 def test_what_is_not_understood_ends_with_2(words, capsys):
     assert main(words) == 2
     assert "Usage:" in capsys.readouterr().err
@@ -266,12 +285,25 @@ def test_two_processes_that_accelerate_starts(tmp_path, capsys):
     """The same file, written once, told once; batches of 32, of which one process gets two and the other one."""
     words = ["importance", "organism", "--limit", "66", "--out"]
     assert main([*words, str(tmp_path / "one.csv")]) == 0
-    launch = [Path(sys.executable).with_name("accelerate"), "launch", "--multi_gpu", "--num_processes", "2",
-              "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
-              "-m", "headtools"]  # fmt: skip
+    launch = [
+        Path(sys.executable).with_name("accelerate"),
+        "launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        "0",
+        "-m",
+        "headtools",
+    ]
     kept = ["--checkpoint", tmp_path / "kept"]
-    done = subprocess.run([*launch, *words, tmp_path / "two.csv", *kept], capture_output=True,
-                          text=True, cwd=tmp_path)  # fmt: skip
+    done = subprocess.run([*launch, *words, tmp_path / "two.csv", *kept], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(tmp_path / "two.csv")]
     assert len(list((tmp_path / "kept").glob("0*"))) == 3

@@ -144,20 +144,10 @@ def mean_square(outputs, batch):
 def test_one_loss_serves_every_function():
     model, batch = zoo_model("bert")
     options = {"loss": mean_square, "progress": False}
-    fit = ht.fit_gates(model, batch, 1.0, steps=2, weights=None, **options)
+    ht.fit_gates(model, batch, 1.0, steps=2, weights=None, **options)
     ht.recover(model, batch, steps=1, **options)
     ht.ablation(model, batch, **options)
     ht.gradient(model, batch, mean_square)
-
-    def old(model, batch):
-        return mean_square(model(**batch), batch)
-
-    with pytest.warns(DeprecationWarning, match=r"loss\(outputs, batch\)") as told:
-        before = ht.fit_gates(model, batch, 1.0, steps=2, weights=None, loss=old, progress=False)
-    assert told[0].filename == __file__
-    assert torch.equal(before.gates.log_alpha, fit.gates.log_alpha)
-    with pytest.warns(DeprecationWarning, match=r"loss\(outputs, batch\)"):
-        ht.recover(model, batch, steps=1, loss=old, progress=False)
 
 
 def test_a_loss_that_calls_outputs_as_if_they_were_the_model():
@@ -170,30 +160,7 @@ def test_a_loss_that_calls_outputs_as_if_they_were_the_model():
             ht.fit_gates(model, batch, 1.0, loss=loss, steps=1, weights=None, progress=False)
 
 
-def test_the_old_name_of_sites():
-    model, batch = zoo_model("bert")
-    options = {"steps": 1, "weights": None, "progress": False}
-    with pytest.warns(DeprecationWarning, match="sites="):
-        fit = ht.fit_gates(model, labelled(batch), 1.0, over=("encoder", 1), **options)
-    assert list(fit.gates.sizes) == [("encoder", 1)]
-    with pytest.raises(TypeError, match="write sites= alone"):
-        ht.fit_gates(model, labelled(batch), 1.0, sites="encoder", over="encoder", **options)
-
-
 def test_a_fit_that_closes_nothing_can_be_cut():
     model, batch = zoo_model("bert")
     fit = ht.fit_gates(model, labelled(batch), 0.0, steps=1, weights=None, progress=False)
     assert ht.pruned(fit.cut()) == []
-
-
-def test_old_names_of_public_arguments_still_work_and_say_the_new_one():
-    model, batch = zoo_model("bert")
-    with pytest.warns(DeprecationWarning, match="replacement="), ht.ablate(model, {("encoder", 0): [0]}, by="zero"):
-        pass
-    with pytest.warns(DeprecationWarning, match=r"progress="):
-        old = ht.ablation(model, labelled(batch), quiet=True)
-    assert torch.equal(old.flat(), ht.ablation(model, labelled(batch), progress=False).flat())
-    with pytest.warns(DeprecationWarning, match="all_but_one"):
-        assert ht.keep_one is ht.all_but_one
-    with pytest.raises(TypeError, match="write per= alone"):
-        ht.gradient(model, labelled(batch), over="batch", per="batch")

@@ -16,11 +16,8 @@ from lesson_parts import FENCE, Notebook, headings, lessons, links, slug
 from measure_notebooks import table
 
 import headtools as ht
-from headtools.lesson import catalogue
-from headtools.organism import roles_found, snapshots
-from headtools.roles import attention_probe, probing
-from headtools.roles._taxonomy import table as taxonomy_table
-from headtools.sparse import head_similarity, merge
+from headtools.course import catalogue
+from headtools.organism import snapshots
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "LICENSE-text.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 
@@ -167,7 +164,7 @@ def missing(lesson: str, page: str, more: str = "") -> list[str]:
 
 @pytest.mark.parametrize("path", lessons(Path(__file__).resolve().parents[1] / "notebooks"), ids=lambda path: path.stem)
 def test_the_bibliography_holds_what_a_lesson_cites(root: Path, path: Path):
-    claims = read(root, f"headtools/lesson/catalogue/{path.name[:2]}.toml")
+    claims = read(root, f"headtools/course/catalogue/{path.name[:2]}.toml")
     lacks = missing(Notebook.read(path).markdown, read(root, "notebooks/bibliography.md"), claims)
     assert lacks == [], "add these to notebooks/bibliography.md"
 
@@ -379,30 +376,3 @@ def test_the_changelog_has_a_section_for_the_version(root: Path):
     released = yaml.safe_load(read(root, "CITATION.cff"))["date-released"]
     first = re.search(r"^## .*", read(root, "CHANGELOG.md"), re.M)[0]
     assert first == f"## {version}, {released}"
-
-
-def test_the_changelog_names_every_alias_that_the_code_has(root: Path):
-    code = {path: path.read_text("utf-8") for path in (root / "headtools").rglob("*.py") if path.stem != "_renamed"}
-    pairs = set()
-    for text in code.values():
-        for listed in re.findall(r"@old_arguments\(([^)]*)\)|_OLD_NAMES = \{([^}]*)\}", text):
-            pairs |= set(re.findall(r'"?(\w+)"?(?:=|: )"(\w+)"', "".join(listed)))
-        pairs |= set(re.findall(r'old_name\("(\w+)", (\w+)\)', text))
-    # the three that warn in a __getattr__ or a property of their own
-    by_hand = {("holders", "head_functions"), ("geometry", "geometry"), ("seen", "captured")}
-    assert len(re.findall(r"DeprecationWarning", "".join(code.values()))) == len(by_hand) + 3  # ours, and old losses
-    table = read(root, "CHANGELOG.md").split("\n## ")[1].split("| old | new | of |")[1].split("\n### ")[0]
-    listed = set(re.findall(r"^  \| `(\w+)=?` \| `(?:headtools\.)?(\w+)=?`", table, re.M))
-    assert listed == pairs | by_hand
-
-
-def test_the_changelog_names_the_columns_that_are_renamed(root: Path):
-    table = read(root, "CHANGELOG.md").split("| old column | new column |")[1].split("\n## ")[0]
-    renamed = re.findall(r"^  \| `(\w+)` \| `(\w+)` \| `([\w.]+)", table, re.M)
-    has = {"taxonomy": taxonomy_table.COLUMNS, "probe": probing.COLUMNS, "merge": merge.COLUMNS,
-           "attention_probe": attention_probe.WEIGHT_COLUMNS, "head_similarity": head_similarity.COLUMNS,
-           "organism.roles_found.roles": roles_found.COLUMNS}  # fmt: skip
-    assert {function for _, _, function in renamed} == set(has)
-    for old, new, function in renamed:
-        assert new in has[function]
-        assert old not in has[function]

@@ -13,11 +13,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import headtools as ht
 from headtools._report.page import Section, page, paragraph, table, write
-from headtools.lesson import words
-from headtools.lesson.check import CheckResult
-from headtools.lesson.claims import Others, ledger_rows
-from headtools.lesson.course_claims import CourseClaim, CourseClaims
-from headtools.lesson.plain import plain
+from headtools.course import words
+from headtools.course.check import CheckResult
+from headtools.course.claims import Others, ledger_rows
+from headtools.course.course_claims import CourseClaim, CourseClaims
+from headtools.course.plain import plain
 
 from .hostile import HOSTILE, Skeleton
 
@@ -76,7 +76,7 @@ WRITERS = (of_figure, of_ledger, of_course_claims, of_check, of_explore, of_view
 def small_stills(monkeypatch):
     """The still pictures of attention views are small: what names do to drawings has a test of its own."""
     for name in ("map_grid", "layer_grid"):
-        monkeypatch.setattr(f"headtools.lesson.attention_view.{name}", lambda *args, **options: line())
+        monkeypatch.setattr(f"headtools.course.attention_view.{name}", lambda *args, **options: line())
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -140,8 +140,16 @@ def test_a_report_on_hostile_sentences():
     """Tokenizers take no lone surrogates and split at spaces; all else can be a word."""
     bad = [text.replace(" ", "_") for name, text in HOSTILE.items() if name not in ("surrogate", "spaces")]
     bad = ["".join(text.split()) for text in bad]
-    rows = [ht.Sentence((bad[i % len(bad)], "sees", bad[(i + 1) % len(bad)]), (2, 0, 2), ("nsubj", "root", "obj"),
-                        ("NOUN", "VERB", "NOUN"), (0, 0, 0)) for i in range(2 * len(bad))]  # fmt: skip
+    rows = [
+        ht.Sentence(
+            (bad[i % len(bad)], "sees", bad[(i + 1) % len(bad)]),
+            (2, 0, 2),
+            ("nsubj", "root", "obj"),
+            ("NOUN", "VERB", "NOUN"),
+            (0, 0, 0),
+        )
+        for i in range(2 * len(bad))
+    ]
     known = {token: i for i, token in enumerate(("<pad>", "<unk>", "<mask>", "sees", *dict.fromkeys(bad)))}
     made = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

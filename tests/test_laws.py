@@ -170,8 +170,10 @@ def test_slopes_are_central_differences(one, data):
     # float32 inside RMSNorm, and the kinks of T5's ReLU, limit what a difference can tell
     rough = 5e-3 if one.family in ("t5", "opt", "llama", "qwen3", "phi3") else 1e-4
     assert close(one, slopes[site.key][:, head], difference, rough)
-    gate = {s.key: torch.ones(len(one.lengths), s.heads, dtype=torch.float64, requires_grad=True)
-            for s in ht.sites(one.model)}  # fmt: skip
+    gate = {
+        s.key: torch.ones(len(one.lengths), s.heads, dtype=torch.float64, requires_grad=True)
+        for s in ht.sites(one.model)
+    }
     with ht.gates(one.model, gate):
         outputs = one.model(**{name: value for name, value in one.batch.items() if name != "labels"})
         label_loss(one.model, outputs, one.batch).sum().backward()

@@ -161,7 +161,11 @@ BROKEN = [
     ("outputs_stay_here", output(shown('<script src="https://cdn.example/d3.js"></script>')), "https://cdn.example"),
     ("outputs_stay_here", output(shown("<script>require(['https://cdn.example/d3'])</script>")), "https://cdn.example"),
     ("outputs_stay_here", output(shown('<img alt="a" src="//example.org/a.png">')), "//example.org"),
-    ("outputs_stay_here", output(shown('<link rel="stylesheet" href="http://example.org/a.css">')), "http://example.org"),
+    (
+        "outputs_stay_here",
+        output(shown('<link rel="stylesheet" href="http://example.org/a.css">')),
+        "http://example.org",
+    ),
     ("outputs_stay_here", output(shown(FRAMED.format("<script src='https://x.org/a.js'></script>"))), "https://x.org"),
     ("outputs_stay_here", output(new_output("display_data", {"application/javascript": "1"})), "a script"),
     ("outputs_stay_here", output(stream("saved to /home/ann/model")), "/home/a"),
@@ -187,7 +191,7 @@ BROKEN = [
     ("code_fits", source("x = " + "1 + " * 30 + "1"), "125 columns of code"),
     ("voice", edit(3, "Look", "Simply look"), "simply"),
     ("voice", edit(3, "Look at this word. ", "As you can see, it works. "), "as you can see"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.usefixtures("small_catalogue")

@@ -79,9 +79,12 @@ def opened_without_encoding(source):
 def test_text_is_utf_8_everywhere(root):
     assert [*opened_without_encoding("p.read_text()\np.write_text(x)\nopen(p)\nopen(p, 'w')")] == [1, 2, 3, 4]
     assert not [*opened_without_encoding("p.read_text('utf-8')\np.write_text(x, encoding='utf-8')\nopen(p, 'rb')")]
-    found = [(path.relative_to(root).as_posix(), line) for folder in ("headtools", "tools")
-             for path in sorted((root / folder).rglob("*.py"))
-             for line in opened_without_encoding(path.read_text("utf-8"))]  # fmt: skip
+    found = [
+        (path.relative_to(root).as_posix(), line)
+        for folder in ("headtools", "tools")
+        for path in sorted((root / folder).rglob("*.py"))
+        for line in opened_without_encoding(path.read_text("utf-8"))
+    ]
     assert not found
 
 

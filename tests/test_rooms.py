@@ -1,4 +1,4 @@
-"""A room uses the rooms before it: _engine, heads, roles, geometry, importance, sparse, organism, lesson, _report."""
+"""A room uses the rooms before it: _engine, heads, roles, geometry, importance, sparse, organism, course, _report."""
 
 import ast
 from collections.abc import Iterator
@@ -8,13 +8,14 @@ import pytest
 
 import headtools as ht
 
-ROOMS = ("_engine", "heads", "roles", "geometry", "importance", "sparse", "organism", "lesson", "_report")
+ROOMS = ("_engine", "heads", "roles", "geometry", "importance", "sparse", "organism", "course", "_report")
 PACKAGE = Path(ht.__file__).parent
 # The organisms' languages are data, like a treebank: read when it is asked for, inside a function.
-# roles/__init__.py has the former name of geometry for one release.
-ASKED_FOR = {("roles/corpus.py", "headtools.organism.language"), ("roles/tasks.py", "headtools.organism"),
-             ("roles/corpus.py", "headtools.organism.second.language"),
-             ("roles/__init__.py", "headtools.geometry")}  # fmt: skip
+ASKED_FOR = {
+    ("roles/corpus.py", "headtools.organism.language"),
+    ("roles/tasks.py", "headtools.organism"),
+    ("roles/corpus.py", "headtools.organism.second.language"),
+}
 
 
 def used(source: str) -> Iterator[str]:
@@ -32,8 +33,7 @@ def used(source: str) -> Iterator[str]:
 
 def to_the_right(room: str, source: str) -> list[str]:
     """What a file of a room uses that lies in a room to its right."""
-    return [module for module in used(source)
-            if module.split(".")[1] in ROOMS[ROOMS.index(room) + 1 :]]  # fmt: skip
+    return [module for module in used(source) if module.split(".")[1] in ROOMS[ROOMS.index(room) + 1 :]]
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -45,10 +45,15 @@ def test_arrows_go_to_the_right_only(room):
     assert found <= ASKED_FOR
 
 
-@pytest.mark.parametrize("line", [
-    "from headtools.lesson.figure import ledger", "import headtools.organism.load", "from headtools import lesson",
-    "def f():\n    import headtools as ht\n    return ht.check",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from headtools.course.figure import ledger",
+        "import headtools.organism.load",
+        "from headtools import lesson",
+        "def f():\n    import headtools as ht\n    return ht.check",
+    ],
+)
 def test_a_wrong_arrow_is_seen(line):
     assert to_the_right("sparse", line)
-    assert not to_the_right("lesson", line)
+    assert not to_the_right("course", line)

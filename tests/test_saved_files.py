@@ -10,8 +10,8 @@ import transformers as tf
 import headtools as ht
 from headtools._engine import run, store
 from headtools._engine.store import fingerprint
-from headtools.lesson import answered
-from headtools.lesson.claims import ledger_rows
+from headtools.course import answered
+from headtools.course.claims import ledger_rows
 from headtools.organism import _checksums as checksums
 from headtools.organism import save as smaller
 from headtools.organism import shipped as tables
@@ -27,6 +27,8 @@ from .faults import forked, full_disk, killed_after, killer, lines_run, told
 ASSETS = checksums.ASSETS
 REFUSED = (ValueError, OSError)  # of which JSONDecodeError and UnicodeDecodeError tell no file, which is looked at
 TINY = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}
+
+
 def tiny():
     torch.manual_seed(0)
     shape = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 8}
@@ -145,12 +147,41 @@ def test_a_pruned_model_is_saved_whole_or_not_at_all(tmp_path):
 
 
 ODD = [
-    "", " ", "null", "[]", "3", "true", '"x"', "{", "}", '{"exercises": 3}', '{"digest": 3}', '{"digest": null}', "NaN",
-    '{"a": NaN}', '{"a": 1e999}', "9" * 5000, "-" + "9" * 400, "[" * 100_000, '{"a":' * 100_000, '\ufeff{"a": 1}',
-    '[["encoder", 1e999, 0]]', '[["encoder", 0, 9999999999999999999999]]', '[["encoder", NaN, 0]]', "[[]]", "[[0]]",
-    '[["encoder", 0, -1]]', '[[["encoder"], 0, 0]]', '[[null, null, null]]', '{"cells": 3}', '{"cells": [3]}',
-    '{"cells": [{"outputs": [{"data": 3}]}]}', '{"model.safetensors": 3}', '{"../x": "y"}', '{"": ""}',
-]  # fmt: skip
+    "",
+    " ",
+    "null",
+    "[]",
+    "3",
+    "true",
+    '"x"',
+    "{",
+    "}",
+    '{"exercises": 3}',
+    '{"digest": 3}',
+    '{"digest": null}',
+    "NaN",
+    '{"a": NaN}',
+    '{"a": 1e999}',
+    "9" * 5000,
+    "-" + "9" * 400,
+    "[" * 100_000,
+    '{"a":' * 100_000,
+    '\ufeff{"a": 1}',
+    '[["encoder", 1e999, 0]]',
+    '[["encoder", 0, 9999999999999999999999]]',
+    '[["encoder", NaN, 0]]',
+    "[[]]",
+    "[[0]]",
+    '[["encoder", 0, -1]]',
+    '[[["encoder"], 0, 0]]',
+    "[[null, null, null]]",
+    '{"cells": 3}',
+    '{"cells": [3]}',
+    '{"cells": [{"outputs": [{"data": 3}]}]}',
+    '{"model.safetensors": 3}',
+    '{"../x": "y"}',
+    '{"": ""}',
+]
 
 
 def test_json_of_other_kinds(tmp_path):
@@ -158,10 +189,11 @@ def test_json_of_other_kinds(tmp_path):
     folder = pruned_model(tmp_path, 0)
     (tmp_path / "shipped").mkdir()
     readers = {
-        "my-progress.json": (answered.read, True), "b.ipynb": (ledger_rows, False),
+        "my-progress.json": (answered.read, True),
+        "b.ipynb": (ledger_rows, False),
         "shipped/checksums.json": (lambda path: snapshots.weights(0, path.parent), False),
         "smaller/checksums.json": (lambda path: ht.load(path.parent), False),
-    }  # fmt: skip
+    }
     for name, (read, short) in readers.items():
         path = tmp_path / name
         for text in ODD:

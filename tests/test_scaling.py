@@ -27,11 +27,23 @@ CARD_BYTES = 80e9
 SHAPES = {
     "BERT-base": (tf.BertForMaskedLM, tf.BertConfig(), CORE, 4),
     "GPT-2 small": (tf.GPT2LMHeadModel, tf.GPT2Config(), CORE, 4),
-    "8B": (tf.LlamaForCausalLM, tf.LlamaConfig(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32,
-                                               intermediate_size=14336, **LLAMA), CARD, 2),
-    "70B": (tf.LlamaForCausalLM, tf.LlamaConfig(hidden_size=8192, num_hidden_layers=80, num_attention_heads=64,
-                                                intermediate_size=28672, **LLAMA), CARD, 2),
-}  # fmt: skip
+    "8B": (
+        tf.LlamaForCausalLM,
+        tf.LlamaConfig(
+            hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=14336, **LLAMA
+        ),
+        CARD,
+        2,
+    ),
+    "70B": (
+        tf.LlamaForCausalLM,
+        tf.LlamaConfig(
+            hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, intermediate_size=28672, **LLAMA
+        ),
+        CARD,
+        2,
+    ),
+}
 PAGE = Path(__file__).resolve().parents[1] / "notebooks" / "scaling.md"
 
 
@@ -45,10 +57,14 @@ def shape(name: str) -> dict[str, float]:
     found = ht.sites(model)
     width = config.hidden_size
     return {
-        "parameters": sum(weight.numel() for weight in model.parameters()), "heads": found.n_heads, "rate": rate,
-        "layers": len(found), "width": width, "bytes": size,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "heads": found.n_heads,
+        "rate": rate,
+        "layers": len(found),
+        "width": width,
+        "bytes": size,
         "forward": 2 * sum(maps) + 4 * len(found) * LENGTH * width,
-    }  # fmt: skip
+    }
 
 
 SMALL = {  # models of the large ones' proportions; the large Llamas have eight query heads to a key head
@@ -59,10 +75,14 @@ SMALL = {  # models of the large ones' proportions; the large Llamas have eight 
         n_embd=128, n_layer=layers, n_head=2, vocab_size=64, bos_token_id=None, eos_token_id=None
     ),
     tf.LlamaForCausalLM: lambda layers: tf.LlamaConfig(
-        hidden_size=128, num_hidden_layers=layers, num_attention_heads=8, num_key_value_heads=1,
-        intermediate_size=448, vocab_size=64,
+        hidden_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=1,
+        intermediate_size=448,
+        vocab_size=64,
     ),
-}  # fmt: skip
+}
 
 
 def tiny(make: type, layers: int, dtype: torch.dtype) -> tf.PreTrainedModel:
@@ -93,9 +113,7 @@ def for_ablation(make: type, layers: int, dtype: torch.dtype) -> float:
     """Bytes that an ablation keeps of a batch, by token and feature."""
     model = tiny(make, layers, dtype)
     with torch.no_grad():
-        runs = AblatedLosses(
-            model, BATCH, None, list(ht.sites(model)), "zero", {}, 0, {"replaying": True}
-        )
+        runs = AblatedLosses(model, BATCH, None, list(ht.sites(model)), "zero", {}, 0, {"replaying": True})
         assert torch.equal(runs.full_model, losses(model, BATCH, None))
     kept = {}
     for call in [*runs.trace.parts.values(), *runs.trace.outs.values()]:
@@ -163,10 +181,13 @@ def in_words() -> list[str]:
     room = 2 * CARD_BYTES - s["parameters"] * 2
     rows = s["heads"] * TEXTS
     return [
-        f"leave {room / 1e9:.0f} GB on two cards", f"{room / kept_by('70B')[0]:.0f} tokens at a time",
-        f"{rows * 4 / 1e6:.0f} MB for the gradient", f"{rows * 8 / 1e6:.0f} MB for ablation",
-        f"{roles() * s['heads'] * 4 / 1e6:.1f} MB a sentence", f"{roles() * rows * 4 / 1e9:.0f} GB",
-    ]  # fmt: skip
+        f"leave {room / 1e9:.0f} GB on two cards",
+        f"{room / kept_by('70B')[0]:.0f} tokens at a time",
+        f"{rows * 4 / 1e6:.0f} MB for the gradient",
+        f"{rows * 8 / 1e6:.0f} MB for ablation",
+        f"{roles() * s['heads'] * 4 / 1e6:.1f} MB a sentence",
+        f"{roles() * rows * 4 / 1e9:.0f} GB",
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -57,11 +57,32 @@ def outcomes(tmp_path_factory) -> dict[str, str]:
     """What comes of each cell and solution of the small lesson when nbval runs it, once."""
     folder = tmp_path_factory.mktemp("solutions")
     nbformat.write(small(), folder / "small.ipynb")
-    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", f"--rootdir={folder}", "-p", "no:cacheprovider",
-               "-p", "conftest", "--nbval-lax", "--nbval-current-env", "--junitxml=report.xml", folder]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        "/dev/null",
+        f"--rootdir={folder}",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "conftest",
+        "--nbval-lax",
+        "--nbval-current-env",
+        "--junitxml=report.xml",
+        folder,
+    ]
     modules = os.pathsep.join([str(TESTS), os.environ["PYTHONPATH"]])
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False,
-                          env=os.environ | {"PYTHONPATH": modules})  # fmt: skip
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"PYTHONPATH": modules},
+    )
     assert (folder / "report.xml").exists(), done.stdout + done.stderr
     cases = ElementTree.parse(folder / "report.xml").iter("testcase")
     return {case.get("name"): "passed" if len(case) == 0 else case[0].tag for case in cases}

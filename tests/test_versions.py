@@ -95,8 +95,11 @@ def test_environment_names_python_and_the_cpu_build(root: Path):
 
 
 def test_dependencies_come_with_their_reason(root: Path):
-    bare = [line for line in (root / "pyproject.toml").read_text("utf-8").splitlines()
-            if re.match(r'    "[\w-]+[<>=]', line) and "# " not in line]  # fmt: skip
+    bare = [
+        line
+        for line in (root / "pyproject.toml").read_text("utf-8").splitlines()
+        if re.match(r'    "[\w-]+[<>=]', line) and "# " not in line
+    ]
     assert bare == []
 
 

@@ -65,8 +65,10 @@ def test_lowest_and_highest_versions_are_tried_each_week(root):
     job = yaml.safe_load((root / ".github/workflows/weekly.yml").read_text("utf-8"))["jobs"]["versions"]
     rows = job["strategy"]["matrix"]["include"]
     assert {(row["resolution"], row["python"]) for row in rows} == {
-        ("lowest-direct", "3.11"), ("highest", "3.11"), ("highest", "3.13"),
-    }  # fmt: skip
+        ("lowest-direct", "3.11"),
+        ("highest", "3.11"),
+        ("highest", "3.13"),
+    }
     for row in rows:
         for place in re.findall(r"tests/\S+", row.get("without", "")):
             assert (root / place).exists(), place

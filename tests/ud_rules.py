@@ -17,12 +17,29 @@ RIGHTWARD = frozenset({"conj", "fixed", "flat", "goeswith", "appos"})  # the dep
 # What may hang on a function word; on punctuation, nothing.
 ANYWHERE = frozenset({"goeswith", "reparandum", "punct", "conj", "cc"})
 MODIFIED = ANYWHERE | {"fixed", "advmod", "obl", "nmod"}
-CHILDREN = {"punct": frozenset(), "fixed": frozenset({"goeswith", "reparandum"}), "cc": ANYWHERE | {"fixed", "advmod"},
-            "aux": ANYWHERE, "cop": ANYWHERE, "case": MODIFIED, "mark": MODIFIED, "det": MODIFIED}  # fmt: skip
+CHILDREN = {
+    "punct": frozenset(),
+    "fixed": frozenset({"goeswith", "reparandum"}),
+    "cc": ANYWHERE | {"fixed", "advmod"},
+    "aux": ANYWHERE,
+    "cop": ANYWHERE,
+    "case": MODIFIED,
+    "mark": MODIFIED,
+    "det": MODIFIED,
+}
 # Parts of speech that a relation admits; a word with a fixed dependent stands for a whole phrase and may be anything.
-ADMITS = {"punct": {"PUNCT"}, "aux": {"AUX"}, "cop": {"AUX"}, "cc": {"CCONJ"}, "mark": {"SCONJ", "ADP", "PART"},
-          "case": {"ADP", "PART"}, "det": {"DET"}, "nummod": {"NUM"}, "expl": {"PRON"},
-          "advmod": {"ADV", "ADJ", "PART", "CCONJ", "DET"}}  # fmt: skip
+ADMITS = {
+    "punct": {"PUNCT"},
+    "aux": {"AUX"},
+    "cop": {"AUX"},
+    "cc": {"CCONJ"},
+    "mark": {"SCONJ", "ADP", "PART"},
+    "case": {"ADP", "PART"},
+    "det": {"DET"},
+    "nummod": {"NUM"},
+    "expl": {"PRON"},
+    "advmod": {"ADV", "ADJ", "PART", "CCONJ", "DET"},
+}
 SINGLE = {"nsubj": "subject", "csubj": "subject", "obj": "obj", "iobj": "iobj", "cop": "cop"}  # one to a clause
 
 

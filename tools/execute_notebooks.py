@@ -52,9 +52,13 @@ def run(path: Path, log: Path | None = None) -> Run:
     """
     nb = nbformat.read(path, as_version=4)
     client = NotebookClient(
-        nb, timeout=TIMEOUT, kernel_name="python3", record_timing=False, coalesce_streams=True,
+        nb,
+        timeout=TIMEOUT,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
-    )  # fmt: skip
+    )
     peak, over = [0.0], threading.Event()
     watch = threading.Thread(target=_watch, args=(client, peak, over), daemon=True)
     start = time.monotonic()
@@ -75,10 +79,12 @@ def run(path: Path, log: Path | None = None) -> Run:
 
 def normalise(nb: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Take out, in place, what changes from run to run and machine to machine."""
-    nb.metadata = nbformat.from_dict({
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python"},
-    })  # fmt: skip
+    nb.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        }
+    )
     count = 0
     for cell in nb.cells:
         cell.metadata.pop("execution", None)

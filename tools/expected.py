@@ -7,8 +7,8 @@ import math
 import re
 from pathlib import Path
 
-from headtools.lesson import catalogue
-from headtools.lesson.measured import unit
+from headtools.course import catalogue
+from headtools.course.measured import unit
 
 FOLDER = Path(catalogue.__file__).parent
 
@@ -39,8 +39,11 @@ def differences(measured: dict[str, dict[str, float]]) -> tuple[dict[str, dict[s
             off |= not near
         if new != old:
             changed[key] = new
-            lines += [f"{key} {name}: {old.get(name, 'nothing')} -> {new.get(name, 'nothing')}"
-                      for name in [*new, *(old.keys() - new)] if old.get(name) != new.get(name)]  # fmt: skip
+            lines += [
+                f"{key} {name}: {old.get(name, 'nothing')} -> {new.get(name, 'nothing')}"
+                for name in [*new, *(old.keys() - new)]
+                if old.get(name) != new.get(name)
+            ]
     return changed, lines, off
 
 

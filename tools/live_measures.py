@@ -196,23 +196,31 @@ def _spots(sentence: Sentence) -> dict[str, dict[str, Any]]:
     return {
         "encoder": {"rests on the end": n, "even": None},
         "decoder": {
-            "itself": own, "before": [(i, i - 1) for i in range(1, n + 1)], "rests on the start": 0, "even": None,
+            "itself": own,
+            "before": [(i, i - 1) for i in range(1, n + 1)],
+            "rests on the start": 0,
+            "even": None,
         },
         "cross": {
             "next source": list(enumerate(source)),
             "last source": [(i + 1, key) for i, key in enumerate(source[:-1])],
-            "rests on the end": n, "even": None,
+            "rests on the end": n,
+            "even": None,
         },
-    }  # fmt: skip
+    }
 
 
 # ---- the tour --------------------------------------------------------------------------------------------------------
 
 
 def _tour(
-    model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], found: dict[Head, list[str]],
-    rankings: dict[str, list[Head]], number: dict[Head, int],
-) -> dict[str, Any]:  # fmt: skip
+    model: nn.Module,
+    tokenizer: object,
+    sentences: Sequence[Sentence],
+    found: dict[Head, list[str]],
+    rankings: dict[str, list[Head]],
+    number: dict[Head, int],
+) -> dict[str, Any]:
     """Return the heads and sentences of the tour's steps, chosen so that what a step says is seen in its sentence."""
     say = _Translations(model, tokenizer, sentences)
     plain = [i for i, right in enumerate(say.right([])) if right]

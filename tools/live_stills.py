@@ -137,8 +137,12 @@ def curve(curves: dict[str, Sequence[Sequence[float]]]) -> str:
 
 def broken(model: nn.Module, tokenizer: object, data: dict[str, Any]) -> str:
     """Return the tour's sentences translated without the heads of the step: what a reader without a script can see."""
-    number = [(*site.key, head) for kind in ("encoder", "decoder", "cross") for site in ht.sites(model)[kind]
-              for head in range(site.heads)]  # fmt: skip
+    number = [
+        (*site.key, head)
+        for kind in ("encoder", "decoder", "cross")
+        for site in ht.sites(model)[kind]
+        for head in range(site.heads)
+    ]
     parts = []
     for step in data["tour"].values():
         if "heads" not in step:

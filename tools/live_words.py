@@ -11,26 +11,44 @@ __all__ = ["PHENOMENA", "language", "role"]
 
 # Which phenomena may ask for a category of the vocabulary's features, and its name where none is known to.
 NEEDS = {
-    "gender": ["noun", "subject", "antecedent"], "number": ["noun", "subject", "antecedent"],
-    "case": ["role", "verb object", "verb family", "owner"], "owner": ["owner"],
-    "family": ["verb family", "joined verb"], "object": ["object", "antecedent"], "topic": ["topic"],
+    "gender": ["noun", "subject", "antecedent"],
+    "number": ["noun", "subject", "antecedent"],
+    "case": ["role", "verb object", "verb family", "owner"],
+    "owner": ["owner"],
+    "family": ["verb family", "joined verb"],
+    "object": ["object", "antecedent"],
+    "topic": ["topic"],
     "sense": ["topic"],
-    "left": ["left accent"], "right": ["right accent"],
-}  # fmt: skip
+    "left": ["left accent"],
+    "right": ["right accent"],
+}
 PLAINLY = {"sense": "topic", "left": "left accent", "right": "right accent", "family": "verb family"}
 LABELS = {
-    "number li": "plural", "number ": "", "case ": "", "case k": "subject of a verb with an object",
-    "case t": "oblique", "object ru": "object is a person or an animal", "object ": "", "topic None": "",
-    "left True": "accent to the left", "left False": "", "right True": "accent to the right", "right False": "",
-}  # fmt: skip
+    "number li": "plural",
+    "number ": "",
+    "case ": "",
+    "case k": "subject of a verb with an object",
+    "case t": "oblique",
+    "object ru": "object is a person or an animal",
+    "object ": "",
+    "topic None": "",
+    "left True": "accent to the left",
+    "left False": "",
+    "right True": "accent to the right",
+    "right False": "",
+}
 SENSES = "sense "  # a feature that names its word as well, "sense sea of bright"; the topic is told beside it
 
 # Relation: the words that depend by it, the words that they depend on, and what these call them.
 RELATIONS = {
-    "det": ("Determiners", "noun", "Nouns", "determiner"), "amod": ("Adjectives", "noun", "Nouns", "adjective"),
-    "case": ("Prepositions", "noun", "Nouns", "preposition"), "aux": ("Auxiliaries", "verb", "Verbs", "auxiliary"),
-    "advmod": ("Adverbs", "verb", "Verbs", "adverb"), "nsubj": ("Subjects", "verb", "Verbs", "subject"),
-    "obj": ("Objects", "verb", "Verbs", "object"), "obl": ("Places", "verb", "Verbs", "place"),
+    "det": ("Determiners", "noun", "Nouns", "determiner"),
+    "amod": ("Adjectives", "noun", "Nouns", "adjective"),
+    "case": ("Prepositions", "noun", "Nouns", "preposition"),
+    "aux": ("Auxiliaries", "verb", "Verbs", "auxiliary"),
+    "advmod": ("Adverbs", "verb", "Verbs", "adverb"),
+    "nsubj": ("Subjects", "verb", "Verbs", "subject"),
+    "obj": ("Objects", "verb", "Verbs", "object"),
+    "obl": ("Places", "verb", "Verbs", "place"),
     "nmod": ("Nouns after of and with", "noun", "Nouns", "of or with phrase"),
     "acl": ("Verbs of relative clauses", "noun", "Nouns", "relative clause"),
     "advcl": ("Verbs of side clauses", "main verb", "Main verbs", "side clause"),
@@ -38,7 +56,7 @@ RELATIONS = {
     "cc": ("And and but", "second verb", "Second verbs", "and or but"),
     "mark": ("Because and when", "verb", "Verbs", "because or when"),
     "advmod:emph": ("Degree adverbs", "adjective", "Adjectives", "degree adverb"),
-}  # fmt: skip
+}
 ROLES = {
     "offset -1": ("Each word attends to its left neighbour", "left neighbour"),
     "offset +1": ("Each word attends to its right neighbour", "right neighbour"),

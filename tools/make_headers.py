@@ -118,7 +118,6 @@ def spectra() -> str:
     return "".join(line(xs, (v / most).tolist(), shade, 1, 0.75) for v, shade in zip(heads, shades, strict=True))
 
 
-
 def about(role: str) -> str:
     """Return what a role is about.
 

@@ -61,28 +61,35 @@ def bundle(source: Path = SOURCE, entry: str = ENTRY) -> str:
         texts[name] = f'"./{name}": function (use) {{\n{text}\nreturn {{ {", ".join(exported)} }};\n}},'
 
     add(entry)
-    return "\n".join([
-        "(() => {", '"use strict";', "const modules = {", *texts.values(), "};",
-        "const made = {};",
-        "const use = (name) => (made[name] ??= modules[name](use));",
-        "/* The text of a script that calls a function of a module: for workers, which get no file from disk. */",
-        "function source(name, call) {",
-        "  const needed = new Set();",
-        "  const add = (one) => {",
-        "    if (needed.has(one)) return;",
-        "    needed.add(one);",
-        '    for (const [, other] of String(modules[one]).matchAll(/ use\\("(.+?)"\\)/g)) add(other);',
-        "  };",
-        "  add(name);",
-        "  const listed = [...needed].map((one) => JSON.stringify(one) + `: ${modules[one]}`);",
-        '  return `"use strict"; const modules = {${listed}}, made = {};'
-        " const use = (one) => (made[one] ??= modules[one](use));"
-        " use(${JSON.stringify(name)}).${call}();`;",
-        "}",
-        f"{FOLDER}.source = source;",
-        f'use("./{entry}").main();',
-        "})();", "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "(() => {",
+            '"use strict";',
+            "const modules = {",
+            *texts.values(),
+            "};",
+            "const made = {};",
+            "const use = (name) => (made[name] ??= modules[name](use));",
+            "/* The text of a script that calls a function of a module: for workers, which get no file from disk. */",
+            "function source(name, call) {",
+            "  const needed = new Set();",
+            "  const add = (one) => {",
+            "    if (needed.has(one)) return;",
+            "    needed.add(one);",
+            '    for (const [, other] of String(modules[one]).matchAll(/ use\\("(.+?)"\\)/g)) add(other);',
+            "  };",
+            "  add(name);",
+            "  const listed = [...needed].map((one) => JSON.stringify(one) + `: ${modules[one]}`);",
+            '  return `"use strict"; const modules = {${listed}}, made = {};'
+            " const use = (one) => (made[one] ??= modules[one](use));"
+            " use(${JSON.stringify(name)}).${call}();`;",
+            "}",
+            f"{FOLDER}.source = source;",
+            f'use("./{entry}").main();',
+            "})();",
+            "",
+        ]
+    )
 
 
 # ---- the data --------------------------------------------------------------------------------------------------------
@@ -95,10 +102,17 @@ def config(model: nn.Module) -> dict[str, Any]:
     if not known or c.encoder_attention_heads != c.decoder_attention_heads or c.encoder_ffn_dim != c.decoder_ffn_dim:
         raise ValueError(f"got a {c.model_type} with {c.activation_function}; the page runs Marian models with relu")
     return {
-        "encoderLayers": c.encoder_layers, "decoderLayers": c.decoder_layers, "heads": c.encoder_attention_heads,
-        "width": c.d_model, "inner": c.encoder_ffn_dim, "vocabulary": c.vocab_size, "start": c.decoder_start_token_id,
-        "end": c.eos_token_id, "longest": model.generation_config.max_new_tokens, "scaleEmbedding": c.scale_embedding,
-    }  # fmt: skip
+        "encoderLayers": c.encoder_layers,
+        "decoderLayers": c.decoder_layers,
+        "heads": c.encoder_attention_heads,
+        "width": c.d_model,
+        "inner": c.encoder_ffn_dim,
+        "vocabulary": c.vocab_size,
+        "start": c.decoder_start_token_id,
+        "end": c.eos_token_id,
+        "longest": model.generation_config.max_new_tokens,
+        "scaleEmbedding": c.scale_embedding,
+    }
 
 
 def weights(model: nn.Module) -> dict[str, Any]:
@@ -133,7 +147,10 @@ def course(model: nn.Module, measured: dict[str, Any]) -> dict[str, Any]:
         "phenomena": {name: live_words.PHENOMENA.get(name, "") for name in names},
         "sentences": [
             {
-                "source": " ".join(s.words), "target": " ".join(s.target), "from": list(s.alignment), "group": group(s),
+                "source": " ".join(s.words),
+                "target": " ".join(s.target),
+                "from": list(s.alignment),
+                "group": group(s),
                 "needs": [[names.index(name) for name in of_word] for of_word in s.phenomena],
             }
             for s in sentences
@@ -145,7 +162,7 @@ def course(model: nn.Module, measured: dict[str, Any]) -> dict[str, Any]:
         "curves": measured["curves"],
         "tour": measured["tour"],
         "first": measured["tour"]["neighbour"]["sentence"],
-    }  # fmt: skip
+    }
 
 
 def script(name: str, data: object) -> str:

@@ -35,9 +35,13 @@ COURSE = ROOT / "site" / "course"
 NOTEBOOKS = ROOT / "notebooks"
 BOXES = ROOT / "tools" / "jupyter" / "custom" / "custom.css"  # JupyterLab's looks of a lesson, the site's as well
 PAGES = {
-    "installing": "Installing", "cheat_sheet": "Cheat sheet", "glossary": "Glossary", "scaling": "What runs where",
-    "benchmarks": "Benchmarks", "bibliography": "Bibliography",
-}  # fmt: skip
+    "installing": "Installing",
+    "cheat_sheet": "Cheat sheet",
+    "glossary": "Glossary",
+    "scaling": "What runs where",
+    "benchmarks": "Benchmarks",
+    "bibliography": "Bibliography",
+}
 TEACHING = "teaching"  # for lecturers, so at the end
 DESCRIPTION = (
     "A course of twelve notebooks on what attention heads do and which of them a model needs, with a translation model "
@@ -156,13 +160,29 @@ def landing(out: Path, live: make_live_page.Live) -> None:
     cards = site_lessons.lessons(NOTEBOOKS, ROOT / "README.md", static / "cards", "_static/cards")
     entries = site_claims.entries(NOTEBOOKS)
     first = live.data["sentences"][live.data["first"]]
-    page = templates().get_template("landing.html").render(
-        description=DESCRIPTION, title="headtools: a course on attention heads", page="", home=home(),
-        repository=repository(), at="", here="index.html", own_theme=True, lessons=cards, steps=steps(live.data),
-        stills={name: _Raw(text) for name, text in live.stills.items()}, source=first["source"], claims=len(entries),
-        verdicts=_counted(site_claims.counts(entries)), look_up=looked_up(),
-        speed=site_lessons.SPEED, **starts(),
-    )  # fmt: skip
+    page = (
+        templates()
+        .get_template("landing.html")
+        .render(
+            description=DESCRIPTION,
+            title="headtools: a course on attention heads",
+            page="",
+            home=home(),
+            repository=repository(),
+            at="",
+            here="index.html",
+            own_theme=True,
+            lessons=cards,
+            steps=steps(live.data),
+            stills={name: _Raw(text) for name, text in live.stills.items()},
+            source=first["source"],
+            claims=len(entries),
+            verdicts=_counted(site_claims.counts(entries)),
+            look_up=looked_up(),
+            speed=site_lessons.SPEED,
+            **starts(),
+        )
+    )
     (out / "index.html").write_text(page, encoding="utf-8")
     (static / "landing.css").write_text(make_live_page.style(COURSE / "landing.css"), encoding="utf-8")
     (static / "hero.js").write_text(make_live_page.bundle(entry="hero.js"), encoding="utf-8")
@@ -172,10 +192,7 @@ def landing(out: Path, live: make_live_page.Live) -> None:
 def steps(data: dict[str, Any]) -> list[dict[str, str]]:
     """Return what the first page offers to switch off: the heads of the tour that have a role."""
     named = {name: step for name, step in data["tour"].items() if "heads" in step and name != "referent"}
-    return [
-        {"name": name, "label": data["roles"][step["role"]]["label"]}
-        for name, step in named.items()
-    ]
+    return [{"name": name, "label": data["roles"][step["role"]]["label"]} for name, step in named.items()]
 
 
 def starts() -> dict[str, str]:

@@ -10,18 +10,30 @@ from typing import Any
 
 from site_lessons import paths
 
-from headtools.lesson import catalogue
-from headtools.lesson.claims import VERDICTS, ledger_rows
+from headtools.course import catalogue
+from headtools.course.claims import VERDICTS, ledger_rows
 
 READ = "ledger.json"  # rows of the ledger that only reading can settle, and the list of all rows
 SOURCES = {
-    "0": "An encyclopaedia-style page", "1": "A blog post by the first author of Voita et al.",
-    "2": "An essay on the geometry of heads", "3": "A course page", "E": "Papers beside their own code",
-}  # fmt: skip
+    "0": "An encyclopaedia-style page",
+    "1": "A blog post by the first author of Voita et al.",
+    "2": "An essay on the geometry of heads",
+    "3": "A course page",
+    "E": "Papers beside their own code",
+}
 TOPICS = {  # the topic of a claim is that of the first lesson which weighs it
-    "00": "Switching off", "01": "Computation", "02": "Geometry", "03": "Roles", "04": "Probing", "05": "Training",
-    "06": "Importance", "07": "Relevance", "08": "Gates", "09": "Pruning", "10": "Editing",
-}  # fmt: skip
+    "00": "Switching off",
+    "01": "Computation",
+    "02": "Geometry",
+    "03": "Roles",
+    "04": "Probing",
+    "05": "Training",
+    "06": "Importance",
+    "07": "Relevance",
+    "08": "Gates",
+    "09": "Pruning",
+    "10": "Editing",
+}
 MEANING = {
     "right": "so it is, in the source or in our measurement",
     "imprecise": "right in part, or under conditions that the claim leaves out",
@@ -94,9 +106,14 @@ def context(folder: Path) -> dict[str, Any]:
     topics = [topic for topic in TOPICS.values() if any(entry["topic"] == topic for entry in rows.values())]
     read = sum(lesson is None for entry in rows.values() for _, lesson in entry["found"])
     return {
-        "rows": rows, "counts": counts(rows), "read": read, "topics": topics, "sources": SOURCES, "meaning": MEANING,
+        "rows": rows,
+        "counts": counts(rows),
+        "read": read,
+        "topics": topics,
+        "sources": SOURCES,
+        "meaning": MEANING,
         "marks": {verdict: mark for verdict, (_, mark) in VERDICTS.items()},
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":  # which rows are still nowhere

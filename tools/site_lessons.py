@@ -86,12 +86,21 @@ def lessons(folder: Path, readme: Path, pictures: Path, address: str) -> list[Le
         image = picture(notebook, number)
         image.save(pictures / f"{number}.png", optimize=True)
         top = notebook.cells[0].source
-        found.append(Lesson(
-            page=f"{path.stem}.html", number=number, question=re.search(r"^# \d\d · (.+)", top)[1],
-            about=_sentence(abouts[path.stem]), difficulty=difficulty(path.name, top), reading=reading(notebook),
-            exercises=exercises(notebook), running=max(1, round(measured[path.stem]["seconds"] / 60)),
-            picture=f"{address}/{number}.png", size=SIZE, chart=PICTURES[number].chart,
-        ))  # fmt: skip
+        found.append(
+            Lesson(
+                page=f"{path.stem}.html",
+                number=number,
+                question=re.search(r"^# \d\d · (.+)", top)[1],
+                about=_sentence(abouts[path.stem]),
+                difficulty=difficulty(path.name, top),
+                reading=reading(notebook),
+                exercises=exercises(notebook),
+                running=max(1, round(measured[path.stem]["seconds"] / 60)),
+                picture=f"{address}/{number}.png",
+                size=SIZE,
+                chart=PICTURES[number].chart,
+            )
+        )
     return found
 
 

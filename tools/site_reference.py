@@ -19,7 +19,7 @@ ROOMS = {
     "importance": "How much a head matters",
     "sparse": "How many heads can go",
     "organism": "The shipped model",
-    "lesson": "What the notebooks show and ask",
+    "course": "What the notebooks show and ask",
     "running": "Reports and long runs",
 }
 RUNNING = ("_engine", "_report")  # private rooms with public names: they stand under "running"

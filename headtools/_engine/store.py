@@ -30,11 +30,13 @@ Part = dict[str, Tensor]  # the tensors that a measure computed from one batch, 
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, or choose a path on another disk"),
     errno.EACCES: "choose a folder that you may write to",
-    errno.EPERM: "choose a folder that you may write to", errno.EROFS: "choose a folder that you may write to",
-    errno.EISDIR: "a folder has that name; choose another", errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EPERM: "choose a folder that you may write to",
+    errno.EROFS: "choose a folder that you may write to",
+    errno.EISDIR: "a folder has that name; choose another",
+    errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOTDIR: "its folder is a file; choose another folder",
     errno.EEXIST: "its folder is a file; choose another folder",
-}  # fmt: skip
+}
 
 
 @contextmanager
@@ -210,8 +212,10 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 def summary(model: nn.Module) -> list:
     """Return names, shapes and first numbers of a model's tensors: cheap to compare, and rarely equal by chance."""
     named = [*model.named_parameters(), *model.named_buffers()]
-    return [(name, tuple(tensor.shape), [] if tensor.is_meta else tensor.detach().flatten()[:4].double().tolist())
-            for name, tensor in named]  # fmt: skip
+    return [
+        (name, tuple(tensor.shape), [] if tensor.is_meta else tensor.detach().flatten()[:4].double().tolist())
+        for name, tensor in named
+    ]
 
 
 class Store:

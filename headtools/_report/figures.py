@@ -13,9 +13,9 @@ from markupsafe import Markup
 from torch import Tensor
 
 from headtools._report.page import figure, side_by_side
+from headtools.course.role_map import COLOURS
+from headtools.course.svg import LETTER, Drawing, cells, shortened
 from headtools.heads.scores import Head, HeadScores, head_columns
-from headtools.lesson.role_map import COLOURS
-from headtools.lesson.svg import LETTER, Drawing, cells, shortened
 from headtools.roles.head_functions import LETTERS, NONE, head_functions
 
 MOST_CELLS = 64  # on a side of a map; larger maps are averaged down to that
@@ -60,8 +60,10 @@ def percent(share: float) -> str:
 def roles(frame: pd.DataFrame, kind: str, claim: str) -> Markup:
     """Draw the role map of one kind of attention."""
     heads = head_functions(frame)
-    layers = {layer: {row["head"]: row for row in of_layer.to_dict("records")}
-              for layer, of_layer in heads.groupby("layer", sort=True)}  # fmt: skip
+    layers = {
+        layer: {row["head"]: row for row in of_layer.to_dict("records")}
+        for layer, of_layer in heads.groupby("layer", sort=True)
+    }
     n_heads = heads["head"].max() + 1
     shown = [name for name in (*LETTERS, NONE) if (heads.function == name).any()]
 
@@ -113,8 +115,9 @@ def grids(scores: HeadScores, label: str, *, from_zero: bool = True, signed: boo
         def draw(
             drawing: Drawing, x: float, y: float, size: float, layer: int, head: int, value: float, name: str = name
         ) -> None:
-            drawing.rect(x + 0.5, y + 0.5, size - 1, size - 1, **style(value),
-                         tip=f"{name} {layer}.{head}: {number(value)}")  # fmt: skip
+            drawing.rect(
+                x + 0.5, y + 0.5, size - 1, size - 1, **style(value), tip=f"{name} {layer}.{head}: {number(value)}"
+            )
 
         drawing = _grid(layers, n_heads, draw, legend=38, least=230)
         ends = (-top, top) if signed else (low, top)
@@ -123,8 +126,10 @@ def grids(scores: HeadScores, label: str, *, from_zero: bool = True, signed: boo
             drawing.rect(_LEFT + 36 * i, drawing.height - 30, 36, 10, **style(sample))
             if i in (0, (_STEPS - 1) // 2, _STEPS - 1):
                 drawing.text(_LEFT + 36 * i + 18, drawing.height - 7, number(sample), "small soft", anchor="middle")
-        layer, head, best = max(((layer, head, value) for layer, of_layer in layers.items()
-                                 for head, value in of_layer.items()), key=lambda cell: abs(cell[2]))  # fmt: skip
+        layer, head, best = max(
+            ((layer, head, value) for layer, of_layer in layers.items() for head, value in of_layer.items()),
+            key=lambda cell: abs(cell[2]),
+        )
         alt = (
             f"A grid of {name} heads, {len(keys)} layers by up to {n_heads} heads, shaded from {number(ends[0])} to "
             f"{number(ends[1])}: {label}. The {'strongest' if signed else 'highest'} of this kind is head {head} of "
@@ -135,9 +140,12 @@ def grids(scores: HeadScores, label: str, *, from_zero: bool = True, signed: boo
 
 
 def _grid(
-    layers: Mapping[int, Mapping[int, Any]], n_heads: int, draw: Callable[..., None], legend: float,
+    layers: Mapping[int, Mapping[int, Any]],
+    n_heads: int,
+    draw: Callable[..., None],
+    legend: float,
     least: float = 270,
-) -> Drawing:  # fmt: skip
+) -> Drawing:
     """Return a drawing of layers by heads with their numbers, to which ``draw`` adds what each cell holds."""
     size = 30 if n_heads <= 12 else 24 if n_heads <= 20 else 18
     drawing = Drawing(max(_LEFT + n_heads * size + 4, least), _TOP + len(layers) * size + legend)
@@ -241,9 +249,15 @@ def maps(
 
 
 def _map(
-    name: str, reason: str, table: np.ndarray, low: float, top: float, rows: Sequence[str] | None,
-    columns: Sequence[str] | None, first: int,
-) -> Markup:  # fmt: skip
+    name: str,
+    reason: str,
+    table: np.ndarray,
+    low: float,
+    top: float,
+    rows: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    first: int,
+) -> Markup:
     """Draw one map with the names of its tokens, where they are few; the scale counts from the query ``first`` on."""
     step = -(-max(table.shape) // MOST_CELLS)
     strongest = _description(table[first:], rows[first:] if rows else None, columns, first)
@@ -270,8 +284,11 @@ def _map(
     caption = f"{strongest}. " + (f"Nearly uniform; scale {low:.3f} to {top:.3f}." if low else f"Scale 0 to {top:.2f}.")
     if step > 1:
         caption += f" Each cell is the mean of {step} x {step} positions."
-    return figure(drawing.inline(f"{name}, a map of {n_rows} queries by {n_columns} keys. {strongest}."), caption,
-                  f"{name}: {reason}")  # fmt: skip
+    return figure(
+        drawing.inline(f"{name}, a map of {n_rows} queries by {n_columns} keys. {strongest}."),
+        caption,
+        f"{name}: {reason}",
+    )
 
 
 def _queries_and_keys(head: Head, decoder_tokens: Any, input_tokens: Any) -> tuple[Any, Any]:

@@ -70,9 +70,13 @@ def sinks(subject: Subject) -> Markup:
         with_start = number(float(frame["with start token"].mean()))
         claim += f" With a start token before each text: {with_start} on average, without {number(mean)}."
         drawings += figures.grids(_scores(frame, "with start token"), "on the start token")
-    return paragraph(claim) + side_by_side(drawings) + table(
-        display(top, *columns, "chance"),
-        "Heads with most weight on the first token, with 95 % intervals over texts; chance is weight spread evenly",
+    return (
+        paragraph(claim)
+        + side_by_side(drawings)
+        + table(
+            display(top, *columns, "chance"),
+            "Heads with most weight on the first token, with 95 % intervals over texts; chance is weight spread evenly",
+        )
     )
 
 
@@ -84,8 +88,10 @@ def repetition(subject: Subject) -> Markup:
     )
     subject.tables["induction"] = frame
     columns = head_columns(frame)
-    by_role = {role: rows.sort_values("score", ascending=False, kind="stable")
-               for role, rows in frame.groupby("role", sort=False)}  # fmt: skip
+    by_role = {
+        role: rows.sort_values("score", ascending=False, kind="stable")
+        for role, rows in frame.groupby("role", sort=False)
+    }
     best = by_role[INDUCTION].to_dict("records")[0]
     held = by_role[INDUCTION][by_role[INDUCTION].low >= INDUCTION_FROM]
     held = held.merge(by_role[COPYING][[*columns, "low", "chance"]], on=columns, suffixes=("", " of copying"))
@@ -189,9 +195,16 @@ def cache(subject: Subject) -> Markup:
             )
         one = (site.head_dim + site.value_dim) * width
         share = site.kv_heads / site.heads
-        rows.append({"layer": site.layer, "query heads": site.heads, "key-value heads": site.kv_heads,
-                     "bytes a token and key-value head": one, "bytes a token and query head": round(one * share),
-                     "bytes a token": one * site.kv_heads})  # fmt: skip
+        rows.append(
+            {
+                "layer": site.layer,
+                "query heads": site.heads,
+                "key-value heads": site.kv_heads,
+                "bytes a token and key-value head": one,
+                "bytes a token and query head": round(one * share),
+                "bytes a token": one * site.kv_heads,
+            }
+        )
     subject.tables["cache"] = frame = pd.DataFrame(rows)
     total = int(frame["bytes a token"].sum())
     unshared = int((frame["bytes a token"] / frame["key-value heads"] * frame["query heads"]).sum())
@@ -247,8 +260,10 @@ def _first(batch: dict) -> torch.Tensor:
 
 def _scores(frame: Any, column: str) -> HeadScores:
     """Return a column of a table of heads as scores."""
-    values = {tuple(key): torch.tensor(rows.sort_values("head")[column].to_numpy())
-              for key, rows in frame.groupby(head_columns(frame)[:-1], sort=False)}  # fmt: skip
+    values = {
+        tuple(key): torch.tensor(rows.sort_values("head")[column].to_numpy())
+        for key, rows in frame.groupby(head_columns(frame)[:-1], sort=False)
+    }
     return HeadScores(values, column)
 
 

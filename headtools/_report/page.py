@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from headtools._engine.store import write_bytes
-from headtools.lesson.plain import escape
+from headtools.course.plain import escape
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from headtools._engine.progress import ProgressBar
-from headtools._renamed import old_arguments
 from headtools._report import language, sections
 from headtools._report.cost import estimate
 from headtools._report.page import Finding, Section, page, write
@@ -69,7 +68,6 @@ class Report:
         return f"<Report of {len(self.html) / 1000:.0f} kB{path}: {', '.join(self.tables)}{missing}>"
 
 
-@old_arguments(quiet="progress")
 def report(
     model: nn.Module,
     corpus: str | Path | Sequence[Sentence] | Sequence[Mapping],
@@ -142,8 +140,9 @@ def report(
             planned += steps.get(name, 0)
             bar.advance(planned - bar.done)
     n = sum(parameter.numel() for parameter in model.parameters())
-    kinds = ", ".join(f"{model_sites[kind].n_heads} {kind} heads in {len(model_sites[kind])} layers"
-                      for kind in model_sites.kinds)  # fmt: skip
+    kinds = ", ".join(
+        f"{model_sites[kind].n_heads} {kind} heads in {len(model_sites[kind])} layers" for kind in model_sites.kinds
+    )
     lead = f"{n:,} parameters; {kinds}. Measured on {subject.corpus_text}. Layers and heads count from 0."
     html = page(title, lead, [finished[name] for name in SHOWN if name in finished], _findings(subject, missing))
     written_to = None if path is None else write(html, path)
@@ -154,8 +153,11 @@ def _findings(subject: Subject, missing: Mapping[str, str]) -> list[Finding]:
     """Return the five findings of the page; where there are fewer, what was not measured takes their places."""
     names = CAUSAL_FINDINGS if subject.is_causal else FINDINGS
     measured = [subject.findings[name] for name in names if name in subject.findings]
-    gaps = [Finding(f"Not measured: {MEASURED[name][0][0].lower()}{MEASURED[name][0][1:]}.", reason, name)
-            for name, reason in missing.items() if name != "maps"]  # fmt: skip
+    gaps = [
+        Finding(f"Not measured: {MEASURED[name][0][0].lower()}{MEASURED[name][0][1:]}.", reason, name)
+        for name, reason in missing.items()
+        if name != "maps"
+    ]
     first = gaps[:1] if "roles" in missing else []
     return [*first, *measured, *gaps[len(first) :]][:N_FINDINGS]
 

@@ -174,9 +174,11 @@ def importance(subject: Subject) -> Markup:
     )
     caption += ". “Rise without”: how much the loss would rise without the head, to first order; below 0 it would fall"
     return (
-        paragraph(claim) + Markup().join(map(side_by_side, drawings)) + paragraph(note, note=True)
+        paragraph(claim)
+        + Markup().join(map(side_by_side, drawings))
+        + paragraph(note, note=True)
         + table(display(top, *columns), caption)
-    )  # fmt: skip
+    )
 
 
 def _find_importance(subject: Subject, scores: HeadScores, increases: HeadScores | None) -> None:
@@ -231,8 +233,10 @@ def geometry(subject: Subject) -> Markup:
     columns = ["kind", "effective rank", "of random heads", "write overlap of two heads", "chance"]
     subject.tables["geometry"] = frame = pd.DataFrame(rows, columns=columns)
     notes = Markup().join(paragraph(f"Left out: {reason}", note=True) for reason in left_out)
-    claim = "; ".join(f"the {kind} heads use {rank:.1f} directions on average, random heads {chance:.1f}"
-                      for kind, rank, chance, _, _ in rows)  # fmt: skip
+    claim = "; ".join(
+        f"the {kind} heads use {rank:.1f} directions on average, random heads {chance:.1f}"
+        for kind, rank, chance, _, _ in rows
+    )
     kind, rank, chance, shared, expected = max(rows, key=lambda row: abs(row[1] / row[2] - 1) if row[2] else 0.0)
     differs = chance > 0 and abs(rank / chance - 1) > 0.05
     subject.findings["geometry"] = Finding(

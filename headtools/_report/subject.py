@@ -276,9 +276,12 @@ def by_length(
             rows.append({name: value[i, : ends[name]] if name in ends else value[i] for name, value in batch.items()})
 
     def together(texts: Sequence[Mapping]) -> dict:
-        return {name: torch.nn.utils.rnn.pad_sequence([row[name] for row in texts], True, padding[name])
-                if texts[0][name].dim() else torch.stack([row[name] for row in texts])
-                for name in texts[0]}  # fmt: skip
+        return {
+            name: torch.nn.utils.rnn.pad_sequence([row[name] for row in texts], True, padding[name])
+            if texts[0][name].dim()
+            else torch.stack([row[name] for row in texts])
+            for name in texts[0]
+        }
 
     batch_size = max(map(size_of, batches))
     groups: list[list[Mapping]] = []

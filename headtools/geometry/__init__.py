@@ -22,5 +22,18 @@ from headtools.geometry.low_rank import Factored, Levels
 from headtools.geometry.subspaces import cosine, effective_rank, overlap, principal_angles
 from headtools.roles.controls import untrained
 
-__all__ = ["Circuits", "Factored", "Levels", "composition", "copying", "cosine", "effective_rank", "ov", "overlap",
-           "principal_angles", "qk", "random_like", "untrained"]  # fmt: skip
+__all__ = [
+    "Circuits",
+    "Factored",
+    "Levels",
+    "composition",
+    "copying",
+    "cosine",
+    "effective_rank",
+    "ov",
+    "overlap",
+    "principal_angles",
+    "qk",
+    "random_like",
+    "untrained",
+]

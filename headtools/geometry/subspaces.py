@@ -147,10 +147,12 @@ def _squared_products(a: Tensor, b: Tensor) -> Tensor:
         grid: list[list[Tensor]] = []
         for i, block in enumerate(a.split(n_block)):
             projections = (block @ block.mT).flatten(1)
-            grid.append([
-                grid[j][i].mT if a is b and j < i else projections @ (other @ other.mT).flatten(1).mT
-                for j, other in enumerate(b.split(n_block))
-            ])  # fmt: skip
+            grid.append(
+                [
+                    grid[j][i].mT if a is b and j < i else projections @ (other @ other.mT).flatten(1).mT
+                    for j, other in enumerate(b.split(n_block))
+                ]
+            )
         return torch.cat([torch.cat(row, 1) for row in grid])
     blocks = a.split(max(1, _BLOCK_NUMBERS // (len(b) * pairs)))
     return torch.cat([pairwise_products(block.mT, b).square().sum((-1, -2)) for block in blocks])

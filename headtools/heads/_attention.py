@@ -164,9 +164,15 @@ def _sdpa(
 
 
 def _run(
-    function: Callable, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kwargs: dict,
+    function: Callable,
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    kwargs: dict,
     shows_maps: bool,
-) -> tuple:  # fmt: skip
+) -> tuple:
     """Run an attention function; its taps get its inputs, its maps, and a way to run it with uniform attention."""
 
     if windows := module.__dict__.get(WINDOW):

@@ -43,8 +43,12 @@ def check_weights(model: nn.Module, known_sites: Iterable[Site] | None = None) -
     zeros, so that loss and gradient are finite and wrong. NaN in any other weight reaches the output and is noticed.
     ``known_sites`` saves a search where the caller has the model's sites.
     """
-    weights = [weight.detach() for site in known_sites or _sites(model) for weight in _weights(site)
-               if weight.is_floating_point() and not weight.is_meta]  # fmt: skip
+    weights = [
+        weight.detach()
+        for site in known_sites or _sites(model)
+        for weight in _weights(site)
+        if weight.is_floating_point() and not weight.is_meta
+    ]
     sums = [weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)) for weight in weights]
     if not all(total.isfinite() for total in sums):  # read after all are asked for, so that a GPU waits once
         reason = nonfinite_weights(model)
@@ -68,8 +72,11 @@ def nonfinite_weights(model: nn.Module) -> str:
 
     Only the first such layer is named, because its output spreads them to all later ones.
     """
-    nonfinite = {name: tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-                 if _is_nonfinite(tensor, isinstance(tensor, nn.Parameter))}  # fmt: skip
+    nonfinite = {
+        name: tensor
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        if _is_nonfinite(tensor, isinstance(tensor, nn.Parameter))
+    }
     if not nonfinite:
         return ""
     all_names = list(nonfinite)

@@ -41,8 +41,23 @@ _BLOCKS = ("Wqkv", "qkv_proj", "qkv", "c_attn", "att_proj")
 _BY_HEAD = "query_key_value"
 # q alone, keys and values through a low-rank latent (DeepSeek's multi-head latent attention)
 _LATENT = ("kv_a_proj_with_mqa", "kv_b_proj")
-_OUT = ("o_proj", "out_proj", "c_proj", "Wo", "proj", "projection", "projection_layer", "dense", "o", "out_lin",
-        "linear_out", "output", "attention_out", "post_proj", "output_projection")  # fmt: skip
+_OUT = (
+    "o_proj",
+    "out_proj",
+    "c_proj",
+    "Wo",
+    "proj",
+    "projection",
+    "projection_layer",
+    "dense",
+    "o",
+    "out_lin",
+    "linear_out",
+    "output",
+    "attention_out",
+    "post_proj",
+    "output_projection",
+)
 _HEAD_DIM = ("v_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size", "d_head", "dim_head")
 QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
 # children of layers that are called attention but compute no attention: state-space models, RWKV, delta rule

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from headtools._renamed import old_arguments
 from headtools.heads._attention import attend_uniformly
 from headtools.heads._checks import check_not_compiled
 from headtools.heads._hooks import edit_outputs, intervention
@@ -19,7 +18,6 @@ from headtools.heads._select import Heads, select
 from headtools.heads.sites import Site, sites
 
 
-@old_arguments(by="replacement")
 @contextmanager
 def ablate(
     model: nn.Module,
@@ -65,9 +63,12 @@ def ablate(
 
 @contextmanager
 def replace_outputs(
-    model: nn.Module, selected: Mapping[Site, list[int]], replacement: str, values: Mapping[tuple, Tensor],
+    model: nn.Module,
+    selected: Mapping[Site, list[int]],
+    replacement: str,
+    values: Mapping[tuple, Tensor],
     seed: int = 0,
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[None]:
     """Do what ``ablate`` does, with heads {site: [head, ...]} and values from ``replacement_values``.
 
     >>> import torch
@@ -84,7 +85,8 @@ def replace_outputs(
             yield
         return
 
-    edits = {site: replacement_edit(site, heads, replacement, values[site.key], seed)
-             for site, heads in selected.items()}  # fmt: skip
+    edits = {
+        site: replacement_edit(site, heads, replacement, values[site.key], seed) for site, heads in selected.items()
+    }
     with edit_outputs(model, "ablate()", edits):
         yield

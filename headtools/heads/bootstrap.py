@@ -162,8 +162,10 @@ def _of_statistic(
         result = statistic(means.view(-1, *shape))
         if not isinstance(result, Tensor) or result.dim() < 1 or len(result) != len(means):
             got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-            raise ValueError(f"statistic maps means of shape {(len(means), *shape)} to a tensor of {len(means)} rows, "
-                             f"one per draw, got {got}")  # fmt: skip
+            raise ValueError(
+                f"statistic maps means of shape {(len(means), *shape)} to a tensor of {len(means)} rows, "
+                f"one per draw, got {got}"
+            )
         if not result.isfinite().all():
             raise ValueError("the statistic of some resampled means is NaN or infinite: return a number for all")
         return result.detach().cpu().double()

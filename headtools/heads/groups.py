@@ -87,9 +87,14 @@ def spared(selected: Mapping[Site, list[int]], spare: Mapping[Site, list[int]], 
 
 
 def cache_size(
-    model: nn.Module, tokens: int = 1, *, streaming: Heads | None = None, first: int = 4, recent: int = 64,
+    model: nn.Module,
+    tokens: int = 1,
+    *,
+    streaming: Heads | None = None,
+    first: int = 4,
+    recent: int = 64,
     number_bytes: int | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Return how many bytes the key-value cache of a model takes for a text of ``tokens`` tokens.
 
     It counts the self-attention that reads from left to right; cross-attention keeps keys of the other text, whatever
@@ -136,9 +141,16 @@ def _latent_numbers(site: Site) -> int:
 
 
 def cache_costs(
-    layers: int, heads: int, head_dim: int, *, kv_heads: int | None = None, latent: int | None = None, rope: int = 64,
-    tokens: int = 1, number_bytes: int = 2,
-) -> pd.DataFrame:  # fmt: skip
+    layers: int,
+    heads: int,
+    head_dim: int,
+    *,
+    kv_heads: int | None = None,
+    latent: int | None = None,
+    rope: int = 64,
+    tokens: int = 1,
+    number_bytes: int = 2,
+) -> pd.DataFrame:
     """Return what a key-value cache costs with each kind of attention: a row each for MHA, GQA, MQA and MLA.
 
     ``kv_heads`` is the number of key-value heads with grouped queries (left out: a quarter of the heads), ``latent``
@@ -157,8 +169,12 @@ def cache_costs(
     kv_heads = kv_heads or max(1, heads // 4)
     if heads % kv_heads:
         raise ValueError(f"got {heads} heads and {kv_heads} key-value heads; expected a divisor of {heads}")
-    numbers = {"MHA": 2 * heads * head_dim, "GQA": 2 * kv_heads * head_dim, "MQA": 2 * head_dim,
-               "MLA": (latent or 4 * head_dim) + rope}  # fmt: skip
+    numbers = {
+        "MHA": 2 * heads * head_dim,
+        "GQA": 2 * kv_heads * head_dim,
+        "MQA": 2 * head_dim,
+        "MLA": (latent or 4 * head_dim) + rope,
+    }
     frame = pd.DataFrame({"attention": list(numbers), "numbers": list(numbers.values())})
     frame["bytes"] = frame.numbers * layers * tokens * number_bytes
     return frame.assign(share=frame.numbers / numbers["MHA"])

@@ -9,7 +9,6 @@ biases are the model's.
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools._renamed import old_arguments
 from headtools.heads._attention import EAGER, TAPS, attention_function
 from headtools.heads._checks import check_interface, check_not_compiled
 from headtools.heads._finite import check_recorded
@@ -71,17 +69,10 @@ class Record:
     def __len__(self) -> int:
         return len(self.captured)
 
-    @property
-    def seen(self) -> dict[tuple, Any]:
-        """Return ``captured``, by its old name."""
-        warnings.warn("Record.seen is now Record.captured: write .captured", DeprecationWarning, stacklevel=2)
-        return self.captured
-
     def __repr__(self) -> str:
         return f"<Record of {len(self.captured)} sites>"
 
 
-@old_arguments(reduce="accumulate")
 @contextmanager
 def record(
     model: nn.Module,

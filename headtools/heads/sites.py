@@ -285,11 +285,25 @@ def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) 
     empty = bool(state and state["empty"])
     original = tuple(range(heads)) if state is None else () if empty else state["physical"]
     return Site(
-        kind=find_kind(name, module), layer=-1, stack="", name=name, module=module, out=out,
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim, value_dim=value_dim,
-        q=projections.q, k=projections.k, v=projections.v, interface=interface, latent=projections.latent,
-        original=original, empty=empty, tokens_first=layout.tokens_first(module),
-    )  # fmt: skip
+        kind=find_kind(name, module),
+        layer=-1,
+        stack="",
+        name=name,
+        module=module,
+        out=out,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        q=projections.q,
+        k=projections.k,
+        v=projections.v,
+        interface=interface,
+        latent=projections.latent,
+        original=original,
+        empty=empty,
+        tokens_first=layout.tokens_first(module),
+    )
 
 
 def _number_layers(model: nn.Module, all_sites: list[Site]) -> Iterable[Site]:

@@ -51,9 +51,17 @@ class AblatedLosses:
     """
 
     def __init__(
-        self, model: nn.Module, batch: Mapping, loss: Loss | None, ablated_sites: Sequence[Site], replacement: str,
-        replacement_values: Mapping, seed: int, cache: dict, per: str = "example",
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        batch: Mapping,
+        loss: Loss | None,
+        ablated_sites: Sequence[Site],
+        replacement: str,
+        replacement_values: Mapping,
+        seed: int,
+        cache: dict,
+        per: str = "example",
+    ) -> None:
         self.model, self.batch, self.loss, self.ablated_sites = model, batch, loss, ablated_sites
         self.replacement, self.replacement_values, self.seed, self.per = replacement, replacement_values, seed, per
         # the same objects as in the sets of heads, by which the trace is read
@@ -94,8 +102,9 @@ class AblatedLosses:
             with replace_outputs(self.model, heads, self.replacement, self.replacement_values, self.seed):
                 return [self._losses()]
         edited = {site: None for heads in head_sets for site in heads}
-        edits = {site: [self._edit(site, heads[site]) if site in heads else None for heads in head_sets]
-                 for site in edited}  # fmt: skip
+        edits = {
+            site: [self._edit(site, heads[site]) if site in heads else None for heads in head_sets] for site in edited
+        }
         return self._replayed(entry, edits, len(head_sets))
 
     def _replayed(self, entry: Site, edits: Mapping[Site, Sequence[Edit | None]], copies: int) -> Sequence[Tensor]:
@@ -180,8 +189,7 @@ class AblatedLosses:
             return False
         unchanged = replayed[: max(1, self.copies - 1)]
         return len(replayed) == self.copies and all(
-            copy.shape == self.full_model.shape
-            and bool(((copy - self.full_model).abs() <= self._rounding()).all())
+            copy.shape == self.full_model.shape and bool(((copy - self.full_model).abs() <= self._rounding()).all())
             for copy in unchanged
         )
 

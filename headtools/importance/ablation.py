@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from headtools._engine.progress import advance
 from headtools._engine.run import function_name, run
 from headtools._engine.store import Part, fingerprint
-from headtools._renamed import old_arguments
 from headtools.heads._checks import checked_inputs
 from headtools.heads._replacement import check_replacement, replacement_values
 from headtools.heads.scores import HeadScores
@@ -32,7 +31,6 @@ from headtools.importance.loss import Loss, of_labels
 Batches = Mapping | Iterable[Mapping]
 
 
-@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress", max_rows=None)
 def ablation(
     model: nn.Module,
     batches: Batches,
@@ -80,14 +78,11 @@ def ablation(
     >>> scores.name, len(scores), scores.values["encoder", 1].shape
     ('ablation', 8, torch.Size([4]))
     """
-    increases = ablation_losses(
-        model, batches, loss, replacement, sites, reference, seed, checkpoint, progress, per
-    )
+    increases = ablation_losses(model, batches, loss, replacement, sites, reference, seed, checkpoint, progress, per)
     name = "ablation" if per == "example" else "ablation per batch"
     return with_intervals(increases, name if replacement == "zero" else f"{name} by {replacement}")
 
 
-@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress", max_rows=None)
 def ablation_losses(
     model: nn.Module,
     batches: Batches,
@@ -170,10 +165,12 @@ class _LossIncrease:
         options, replacement = self.options, self.options.replacement
         return {
             "heads": [[[site.label, *heads_off] for site, heads_off in heads.items()] for heads in self.head_sets],
-            "loss": function_name(options.loss), "replacement": replacement, "per": options.per,
+            "loss": function_name(options.loss),
+            "replacement": replacement,
+            "per": options.per,
             "reference": fingerprint(self.reference) if replacement in ("mean", "resample") else None,
             "seed": options.seed if replacement == "resample" else None,
-        }  # fmt: skip
+        }
 
     def check(self, batch: Mapping) -> Part:
         """Return the losses with all heads, which take one pass."""
@@ -185,9 +182,16 @@ class _LossIncrease:
         options = self.options
         with frozen(self.model), torch.no_grad(), checked_inputs(self.model):
             ablated = AblatedLosses(
-                self.model, batch, options.loss, self.sites, options.replacement, self.replacement_values,
-                options.seed, self.cache, options.per,
-            )  # fmt: skip
+                self.model,
+                batch,
+                options.loss,
+                self.sites,
+                options.replacement,
+                self.replacement_values,
+                options.seed,
+                self.cache,
+                options.per,
+            )
             if not self.coupling_checked and len(ablated.full_model) > 1:
                 ablated.check_uncoupled()
                 self.coupling_checked = True

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from headtools._engine.progress import progress as show_progress
-from headtools._renamed import old_arguments
 from headtools.heads._replacement import check_replacement, replacement_values
 from headtools.heads.ablate import replace_outputs
 from headtools.heads.scores import HeadScores
@@ -23,7 +22,6 @@ from headtools.importance.loss import Loss
 Evaluate = Callable[[nn.Module], Any]  # model -> (B,) tensor, (score, low, high), or a number
 
 
-@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress", max_rows=None)
 def all_but_one(
     model: nn.Module,
     batches: Batches | None = None,

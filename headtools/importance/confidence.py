@@ -58,9 +58,15 @@ def confidence(
         return maps.amax(-1), queries
 
     return query_means(
-        model, batches, sites, largest_weights,
-        name="confidence", settings={"excluded": excluded}, minimum=0.0, maximum=1.0,
-    )  # fmt: skip
+        model,
+        batches,
+        sites,
+        largest_weights,
+        name="confidence",
+        settings={"excluded": excluded},
+        minimum=0.0,
+        maximum=1.0,
+    )
 
 
 def _excluded(model: nn.Module, exclude: Iterable[int] | int | None) -> list[int]:

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from headtools._engine.run import function_name, run
 from headtools._engine.store import Part
-from headtools._renamed import old_arguments
 from headtools.heads._hooks import edit_outputs
 from headtools.heads._tokens import real_tokens
 from headtools.heads._weights import check_has_backward
@@ -39,7 +38,6 @@ from headtools.importance.loss import Loss, each_loss, of_labels
 PER = ("example", "position", "batch")
 
 
-@old_arguments(run="checkpoint", over="per")
 def gradient(
     model: nn.Module,
     batches: Mapping | Iterable[Mapping],
@@ -102,7 +100,6 @@ def gradient(
     return with_intervals(rows, name + (", layer-normalised" if normalise else ""), minimum=None if signed else 0.0)
 
 
-@old_arguments(run="checkpoint", over="per")
 def gate_gradients(
     model: nn.Module,
     batches: Mapping | Iterable[Mapping],
@@ -173,8 +170,10 @@ class _GateGradients:
         """Return {key: slopes (n, H)} and {key: tokens (n,)}, in the order of the examples."""
         parts = list(parts)
         check_all_ran(parts, self.sites, "the loss does not depend on {} in any batch (check the loss and the batches)")
-        slopes, tokens = ({site.key: torch.cat([part[f"{name}|{index}"] for part in parts])
-                           for index, site in enumerate(self.sites)} for name in ("slope", "tokens"))  # fmt: skip
+        slopes, tokens = (
+            {site.key: torch.cat([part[f"{name}|{index}"] for part in parts]) for index, site in enumerate(self.sites)}
+            for name in ("slope", "tokens")
+        )
         return slopes, tokens
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headtools._engine.progress import progress as show_progress
-from headtools._renamed import old_arguments
 from headtools.heads._finite import check_weights
 from headtools.heads._select import select
 from headtools.heads._weights import check_has_backward
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 COLUMNS = ["a", "b", "delta_a", "delta_b", "delta_ab", "interaction", "low", "high", "n"]
 
 
-@old_arguments(by="replacement", over="per", run="checkpoint", quiet="progress", max_rows=None)
 def interaction(
     model: nn.Module,
     batches: Batches,

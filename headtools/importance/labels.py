@@ -150,17 +150,19 @@ def tokenize(tokenizer: Any, sentences: Sequence) -> dict[str, Tensor]:
 
 def _translated(tokenizer: Any, targets: Sequence[Sequence[str]]) -> Tensor:
     encoding = tokenizer(
-        text_target=[" ".join(words) for words in targets], return_tensors="pt", padding=len(targets) > 1,
+        text_target=[" ".join(words) for words in targets],
+        return_tensors="pt",
+        padding=len(targets) > 1,
         return_attention_mask=True,
-    )  # fmt: skip
+    )
     return encoding["input_ids"].masked_fill(encoding["attention_mask"] == 0, IGNORE_INDEX)
 
 
 def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Return the model's greedy output without its start token: (B, T'), -100 after the EOS token."""
-    output = model.generate(
-        **on_device(model, batch), num_beams=1, do_sample=False, max_new_tokens=_MAX_GENERATED
-    )[:, 1:].cpu()  # fmt: skip
+    output = model.generate(**on_device(model, batch), num_beams=1, do_sample=False, max_new_tokens=_MAX_GENERATED)[
+        :, 1:
+    ].cpu()
     eos = model.generation_config.eos_token_id
     is_eos = torch.isin(output, torch.tensor([] if eos is None else eos).reshape(-1).to(output))
     return output.masked_fill((is_eos.cumsum(1) - is_eos.long()) > 0, IGNORE_INDEX)

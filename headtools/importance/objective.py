@@ -30,8 +30,17 @@ OBJECTIVES = {
     "output": "change of the model's output",
 }
 # The inputs that identify an example; other tensors of a batch may be shared by all its examples.
-_INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_values", "input_features", "token_type_ids",
-           "attention_mask", "decoder_input_ids", "decoder_attention_mask")  # fmt: skip
+_INPUTS = (
+    "input_ids",
+    "inputs_embeds",
+    "pixel_values",
+    "input_values",
+    "input_features",
+    "token_type_ids",
+    "attention_mask",
+    "decoder_input_ids",
+    "decoder_attention_mask",
+)
 
 
 def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Loss:

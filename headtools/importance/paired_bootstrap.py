@@ -149,9 +149,17 @@ def _corpus_bleu(metric: BLEU, sums: np.ndarray, _size: int) -> np.ndarray:
     # Whole numbers again, after sums in floating point.
     sums = sums.round().astype(int)
     orders = (sums.shape[1] - 2) // 2
-    options = {"smooth_method": metric.smooth_method, "smooth_value": metric.smooth_value,
-               "effective_order": metric.effective_order, "max_ngram_order": orders}  # fmt: skip
-    return np.array([
-        metric.compute_bleu(row[2 : 2 + orders].tolist(), row[2 + orders :].tolist(), int(row[0]), int(row[1]),
-                            **options).score for row in sums
-    ])  # fmt: skip
+    options = {
+        "smooth_method": metric.smooth_method,
+        "smooth_value": metric.smooth_value,
+        "effective_order": metric.effective_order,
+        "max_ngram_order": orders,
+    }
+    return np.array(
+        [
+            metric.compute_bleu(
+                row[2 : 2 + orders].tolist(), row[2 + orders :].tolist(), int(row[0]), int(row[1]), **options
+            ).score
+            for row in sums
+        ]
+    )

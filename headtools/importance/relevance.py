@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from headtools._engine.run import function_name, run
 from headtools._engine.store import Part, fingerprint
-from headtools._renamed import old_arguments
 from headtools.heads._checks import check_not_offloaded
 from headtools.heads._precision import to_float64
 from headtools.heads.scores import HeadScores
@@ -92,7 +91,6 @@ class Relevance:
         return replace(scores, notes=notes)
 
 
-@old_arguments(run="checkpoint")
 def relevance(
     model: nn.Module,
     batches: Mapping | Iterable[Mapping],
@@ -147,7 +145,6 @@ def relevance(
     return propagate(model, batches, score, rules, sites, checkpoint).scores(normalise, signed)
 
 
-@old_arguments(run="checkpoint")
 def propagate(
     model: nn.Module,
     batches: Mapping | Iterable[Mapping],
@@ -195,11 +192,12 @@ class _Relevance:
         targets, steps = relevance_of_heads(self.model, batch, self.score, self.rules, self.sites)
         examples = [targets.counted[:, step].nonzero()[:, 0].cpu() for step in range(len(steps))]  # of each step
         part = {
-            "size": torch.tensor(len(targets.values)), "example": torch.cat(examples),
+            "size": torch.tensor(len(targets.values)),
+            "example": torch.cat(examples),
             "explained": torch.cat([targets.values[:, step].cpu()[rows] for step, rows in enumerate(examples)]),
             "arrived": torch.stack([arrived for _, arrived in steps]).sum(0),
             "ran": torch.tensor([any(site.key in products for products, _ in steps) for site in self.sites]),
-        }  # fmt: skip
+        }
         for index, site in enumerate(self.sites):
             none = torch.zeros(len(targets.values), site.heads)  # a step may not depend on this part of the model
             by_step = [products.get(site.key, none)[rows] for (products, _), rows in zip(steps, examples, strict=True)]
@@ -222,7 +220,9 @@ class _Relevance:
                 "all numbers to explain are 0, so there is no relevance to distribute: choose another score"
             )
         conserved, absorbed = (torch.stack([part["arrived"] for part in parts]).sum(0) / total).tolist()
-        by_site = {site.key: torch.cat([part[f"part|{index}"] for part in parts])[order]
-                   for index, site in enumerate(self.sites)}  # fmt: skip
+        by_site = {
+            site.key: torch.cat([part[f"part|{index}"] for part in parts])[order]
+            for index, site in enumerate(self.sites)
+        }
         name = self.rules if isinstance(self.rules, str) else "own rules"
         return Relevance(by_site, values[order], example[order], conserved, absorbed, name)

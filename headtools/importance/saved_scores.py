@@ -52,10 +52,19 @@ def save_scores(scores: HeadScores, path: str | Path, made_from: Mapping[str, An
         for index, key in enumerate(keys)
         if key in getattr(scores, name)
     }
-    versions = {"headtools": __version__, "transformers": transformers.__version__, "torch": torch.__version__,
-                "python": platform.python_version()}  # fmt: skip
-    metadata = {"scores": scores.name, "sites": [list(key) for key in keys], "made_from": _described(made_from or {}),
-                "notes": _notes(scores.notes), "versions": versions}  # fmt: skip
+    versions = {
+        "headtools": __version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    metadata = {
+        "scores": scores.name,
+        "sites": [list(key) for key in keys],
+        "made_from": _described(made_from or {}),
+        "notes": _notes(scores.notes),
+        "versions": versions,
+    }
     return write_tensors(path, tensors, metadata)
 
 
@@ -75,8 +84,10 @@ def load_scores(
         keys = [tuple(key) for key in metadata["sites"]]
         if not all(isinstance(key[-1], int) and all(isinstance(name, str) for name in key[:-1]) for key in keys):
             raise TypeError("a site is its names and its layer")
-        by_name = {name: {key: tensors[f"{name}|{i}"] for i, key in enumerate(keys) if f"{name}|{i}" in tensors}
-                   for name in _TENSORS}  # fmt: skip
+        by_name = {
+            name: {key: tensors[f"{name}|{i}"] for i, key in enumerate(keys) if f"{name}|{i}" in tensors}
+            for name in _TENSORS
+        }
         if len(set(keys)) != len(keys) or by_name["values"].keys() != set(keys):
             raise ValueError("sites without values")
         notes = _notes(metadata.get("notes", {}))
@@ -131,8 +142,11 @@ def _as_json(value: Any) -> Any:
 
 def _check_same_heads(scores: HeadScores, model: nn.Module, path: str | Path) -> None:
     n_heads = {site.key: site.heads for site in sites(model)}
-    others = [f"{' '.join(map(str, key))} with {len(value)} heads" for key, value in scores.values.items()
-              if n_heads.get(key) != len(value)]  # fmt: skip
+    others = [
+        f"{' '.join(map(str, key))} with {len(value)} heads"
+        for key, value in scores.values.items()
+        if n_heads.get(key) != len(value)
+    ]
     if others:
         raise ValueError(
             f"{path} holds scores of other heads than those of {type(model).__name__}: {', '.join(others)}"

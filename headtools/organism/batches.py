@@ -57,8 +57,12 @@ def encode(sentences: Sequence[Sentence], ids: Mapping[str, int] | None = None) 
         source[row, : n + 1] = torch.tensor([*(ids[word] for word in sentence.words), end])
         shifted[row, 1 : m + 1] = target
         labels[row, :m], labels[row, m] = target, end
-    return {"input_ids": source, "attention_mask": (source != pad).long(), "decoder_input_ids": shifted,
-            "labels": labels}  # fmt: skip
+    return {
+        "input_ids": source,
+        "attention_mask": (source != pad).long(),
+        "decoder_input_ids": shifted,
+        "labels": labels,
+    }
 
 
 class TrainingBatches:

@@ -49,11 +49,18 @@ class Style:
 USUAL = Style()
 SHORT = Style(
     two_clauses=0.0, of_phrase=0.05, of_phrase_on_subject=0.1, relative=0.0, relative_on_subject=0.05, longest=10
-)  # fmt: skip
+)
 HARD = Style(
-    two_clauses=0.85, of_phrase=0.25, of_phrase_on_subject=0.35, relative=0.25, relative_on_subject=0.35,
-    second_adjective=0.3, depth=2, shortest=20, longest=44,
-)  # fmt: skip
+    two_clauses=0.85,
+    of_phrase=0.25,
+    of_phrase_on_subject=0.35,
+    relative=0.25,
+    relative_on_subject=0.35,
+    second_adjective=0.3,
+    depth=2,
+    shortest=20,
+    longest=44,
+)
 
 
 def _cumulative(words: list[Lexeme]) -> tuple[list[Lexeme], list[float]]:

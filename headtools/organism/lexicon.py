@@ -49,9 +49,26 @@ DETERMINERS = {"the": "l", "a": "n", "this": "t", "these": "t", "my": "m", "some
 PRONOUNS = ("she", "her", "it", "they", "them")
 _RUDE = ("dik", "dil", "dum", "fag", "fat", "gas", "jap", "jud", "kak", "kil", "kok", "kum", "pis", "pus", "rap", "tit")
 _EVERY_WORD = " ".join(
-    (PEOPLE, ANIMALS, THINGS, PLACES, TRANSITIVE, TRANSITIVE_BY_TOPIC, INTRANSITIVE, INTRANSITIVE_BY_TOPIC, ADJECTIVE,
-     ADJECTIVE_BY_TOPIC, ADVERB, ADVERB_BY_TOPIC, *OF_NOUNS, *OF_VERBS, *CONNECTIVES, *DETERMINERS, *PRONOUNS)
-).split()  # fmt: skip
+    (
+        PEOPLE,
+        ANIMALS,
+        THINGS,
+        PLACES,
+        TRANSITIVE,
+        TRANSITIVE_BY_TOPIC,
+        INTRANSITIVE,
+        INTRANSITIVE_BY_TOPIC,
+        ADJECTIVE,
+        ADJECTIVE_BY_TOPIC,
+        ADVERB,
+        ADVERB_BY_TOPIC,
+        *OF_NOUNS,
+        *OF_VERBS,
+        *CONNECTIVES,
+        *DETERMINERS,
+        *PRONOUNS,
+    )
+).split()
 
 
 @dataclass(frozen=True)

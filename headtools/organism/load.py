@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from headtools._engine.progress import print_encodable
-from headtools._renamed import old_arguments
 from headtools.organism import snapshots
 from headtools.organism._checksums import ASSETS, CHECKSUMS, read_checksums, verify
 from headtools.organism._read_pruned import PRUNED_HEADS, read_pruned, shorten
@@ -148,9 +147,14 @@ def load_model(name: str, dtype: torch.dtype) -> "PreTrainedModel":
     config = _config(name)
     with _naming_errors(name):
         model, report = _architecture(config).from_pretrained(
-            name, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False,
-            attn_implementation="eager", output_loading_info=True,
-        )  # fmt: skip
+            name,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if missing:
         raise ValueError(
@@ -203,7 +207,6 @@ def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
-@old_arguments(longest="max_new_tokens")
 @torch.no_grad()
 def translate(
     model: "PreTrainedModel",

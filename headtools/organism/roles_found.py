@@ -156,8 +156,9 @@ def _pair_table(sentences: Sequence[Sentence]) -> pd.DataFrame:
     rows, start = [], 0
     for s in sentences:
         for role, of_role in pairs(s).items():
-            rows += [(role, start + q, k, k - q, _rule_offset(s, q) if role == "coreference" else None)
-                     for q, k in of_role]  # fmt: skip
+            rows += [
+                (role, start + q, k, k - q, _rule_offset(s, q) if role == "coreference" else None) for q, k in of_role
+            ]
         start += len(s.words)
     return pd.DataFrame(rows, columns=["role", "word", "key", "offset", "rule_offset"])
 

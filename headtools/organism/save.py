@@ -100,9 +100,12 @@ def _try(
             config.architectures, config.dtype = model.config.architectures, model.config.dtype  # as just written
             config.save_pretrained(folder)
         metadata = {
-            "heads": [list(head) for head in pruned(model)], "ungrouped": [list(key) for key in ungrouped(model)],
-            "opens_without_headtools": reason is None, "reason": reason or "", "settings": former_settings,
-        }  # fmt: skip
+            "heads": [list(head) for head in pruned(model)],
+            "ungrouped": [list(key) for key in ungrouped(model)],
+            "opens_without_headtools": reason is None,
+            "reason": reason or "",
+            "settings": former_settings,
+        }
         (folder / reader.PRUNED_HEADS).write_text(json.dumps(metadata), encoding="utf-8")
         dtype = reader.widest_dtype(model)
         with reader.quiet():

@@ -38,22 +38,37 @@ _TABLES: dict[str, tuple[str, str, Callable[[dict], list[dict]]]] = {
     "sizes": ("growth", "growth", lambda file: file["sizes"]),
     "translation": ("scores", "scorecard", lambda file: file["translation"]),
     "roles": ("scores", "scorecard", lambda file: file["roles"]),
-    "heads with a role": ("scores", "scorecard", lambda file: [
-        {"head": head, "roles": roles, "strong": head in file["strong"]} for head, roles in file["heads"].items()
-    ]),
+    "heads with a role": (
+        "scores",
+        "scorecard",
+        lambda file: [
+            {"head": head, "roles": roles, "strong": head in file["strong"]} for head, roles in file["heads"].items()
+        ],
+    ),
     "role use": ("scores", "scorecard", lambda file: file["usage"]["groups"]),
-    "one head off": ("worth", "head_importance", lambda file: [
-        {"head": head, "bleu_change": change, "p": p} for head, (change, p) in file["alone"].items()
-    ]),
-    "one head left": ("worth", "head_importance", lambda file: [
-        {"layer": layer, "head": head, "split": split, "bleu_change": change, "p": p}
-        for layer, by_split in file["only"].items() for split, rows in by_split.items()
-        for head, (change, p) in enumerate(rows)
-    ]),
-    "pairs": ("worth", "head_importance", lambda file: [
-        {"a": pair.split()[0], "b": pair.split()[1], "interaction": value} for pair, value in file["pairs"].items()
-    ]),
-}  # fmt: skip
+    "one head off": (
+        "worth",
+        "head_importance",
+        lambda file: [{"head": head, "bleu_change": change, "p": p} for head, (change, p) in file["alone"].items()],
+    ),
+    "one head left": (
+        "worth",
+        "head_importance",
+        lambda file: [
+            {"layer": layer, "head": head, "split": split, "bleu_change": change, "p": p}
+            for layer, by_split in file["only"].items()
+            for split, rows in by_split.items()
+            for head, (change, p) in enumerate(rows)
+        ],
+    ),
+    "pairs": (
+        "worth",
+        "head_importance",
+        lambda file: [
+            {"a": pair.split()[0], "b": pair.split()[1], "interaction": value} for pair, value in file["pairs"].items()
+        ],
+    ),
+}
 TABLES = tuple(_TABLES)
 # How the sweep trains its gates, for half a minute on one core. Why at this rate: see shipped("rates") and lesson 08.
 LIVE_GATES = {"steps": 400, "start": 1.5, "gate_rate": 0.05, "weight_rate": 8e-4, "decay": 0.3}
@@ -95,10 +110,18 @@ def _summary(run: dict) -> dict:
     bleu, low, high = run["bleu"]
     kinds = [name.split()[0] for name in run["kept"]]
     return {
-        "over": run["over"], "penalty": run["penalty"], "seed": run["seed"], "kept": len(kinds), "bleu": bleu,
-        "low": low, "high": high, "accuracy": run["accuracy"][0], "decided": run["decided"], "seconds": run["seconds"],
+        "over": run["over"],
+        "penalty": run["penalty"],
+        "seed": run["seed"],
+        "kept": len(kinds),
+        "bleu": bleu,
+        "low": low,
+        "high": high,
+        "accuracy": run["accuracy"][0],
+        "decided": run["decided"],
+        "seconds": run["seconds"],
         **{kind: kinds.count(kind) for kind in ("encoder", "decoder", "cross")},
-    }  # fmt: skip
+    }
 
 
 def shipped_ablation(model: nn.Module | None = None) -> HeadScores:

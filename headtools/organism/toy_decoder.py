@@ -25,7 +25,6 @@ from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headtools._engine.progress import progress
-from headtools._renamed import old_name
 
 SYMBOLS, LENGTH = 64, 48
 MIN_PERIOD, MAX_PERIOD = 6, 24  # length of the segment that repeats
@@ -115,9 +114,6 @@ class ToyDecoder(nn.Module):
         return self.unembed
 
 
-Sprout = old_name("Sprout", ToyDecoder)
-
-
 def repeats(n: int, generator: torch.Generator, symbols: int = SYMBOLS, length: int = LENGTH) -> tuple[Tensor, Tensor]:
     """Sample ``n`` sequences: symbols (n, length), and a mask of those that can be predicted (n, length).
 
@@ -171,8 +167,14 @@ def train(
     def evaluate(step: int) -> None:
         with torch.no_grad():
             loss, mask = losses(model, ids), predictable[:, 1:]
-        rows.append({"step": step, "loss": loss[mask].mean().item(), "unpredictable": loss[~mask].mean().item(),
-                     **(watch(model) if watch else {})})  # fmt: skip
+        rows.append(
+            {
+                "step": step,
+                "loss": loss[mask].mean().item(),
+                "unpredictable": loss[~mask].mean().item(),
+                **(watch(model) if watch else {}),
+            }
+        )
 
     evaluate(0)
     for step in progress(range(1, steps + 1), "training"):

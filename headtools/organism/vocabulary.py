@@ -45,8 +45,14 @@ _ENDINGS = Endings(
 
 
 def _source() -> Iterator[tuple[str, Features]]:
-    for lexeme in (*lx.NOUNS.values(), *lx.VERBS.values(), *lx.ADJECTIVES.values(), *lx.ADVERBS.values(),
-                   *lx.PREPOSITIONS.values(), *lx.OTHERS.values()):  # fmt: skip
+    for lexeme in (
+        *lx.NOUNS.values(),
+        *lx.VERBS.values(),
+        *lx.ADJECTIVES.values(),
+        *lx.ADVERBS.values(),
+        *lx.PREPOSITIONS.values(),
+        *lx.OTHERS.values(),
+    ):
         forms = [(lexeme.word, "singular")]
         if lexeme.upos == "NOUN":
             forms.append((lexeme.plural, "plural"))
@@ -149,10 +155,17 @@ def vocabulary() -> dict[str, Features]:
 
 
 _PLAIN_WORDS = {
-    "number li": "plural", "case k": "subject of a transitive verb", "case t": "oblique", "case d": "place",
-    "case g": "belongs to a noun", "object ru": "animate object",
-    "left True": "accent to the left", "right True": "accent to the right", "singular": "", "plural": "plural",
-}  # fmt: skip
+    "number li": "plural",
+    "case k": "subject of a transitive verb",
+    "case t": "oblique",
+    "case d": "place",
+    "case g": "belongs to a noun",
+    "object ru": "animate object",
+    "left True": "accent to the left",
+    "right True": "accent to the right",
+    "singular": "",
+    "plural": "plural",
+}
 
 
 def describe(word: str, words: Mapping[str, Features]) -> str:

@@ -15,16 +15,3 @@
 
 Scores are given beside baselines, and accuracies of probes beside control tasks.
 """
-
-import warnings
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:
-    if name == "geometry":
-        from headtools import geometry
-
-        warnings.warn("headtools.roles.geometry is headtools.geometry now: from headtools import geometry",
-                      DeprecationWarning, stacklevel=2)  # fmt: skip
-        return geometry
-    raise AttributeError(f"module 'headtools.roles' has no attribute {name!r}")

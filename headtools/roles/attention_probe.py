@@ -114,10 +114,12 @@ def attention_probe(
     effective_weight = (down_up * features["attention"][0].std(0).view(2, -1)).abs().amax(0)
     return AttentionProbe(
         pd.DataFrame(rows, columns=["method", "uas", "low", "high", "n"]),
-        pd.DataFrame([(*head, w, u) for head, w, u in zip(heads, *down_up.tolist(), strict=True)],
-                     columns=list(WEIGHT_COLUMNS[:-1])).assign(effective_weight=effective_weight.numpy()),
+        pd.DataFrame(
+            [(*head, w, u) for head, w, u in zip(heads, *down_up.tolist(), strict=True)],
+            columns=list(WEIGHT_COLUMNS[:-1]),
+        ).assign(effective_weight=effective_weight.numpy()),
         penalty,
-    )  # fmt: skip
+    )
 
 
 class _Pairs:
@@ -178,8 +180,14 @@ class _Pairs:
         """Weights (features,) of the probe on x (pair, features), fitted to the ``words`` of a mask (None: to all)."""
         words = torch.ones(len(self.word)) if words is None else words.float()
         weights = torch.zeros(x.shape[1]) if start is None else start.clone()
-        solver = torch.optim.LBFGS([weights], max_iter=60, history_size=20, line_search_fn="strong_wolfe",
-                                   tolerance_grad=1e-5, tolerance_change=1e-7)  # fmt: skip
+        solver = torch.optim.LBFGS(
+            [weights],
+            max_iter=60,
+            history_size=20,
+            line_search_fn="strong_wolfe",
+            tolerance_grad=1e-5,
+            tolerance_change=1e-7,
+        )
 
         def closure() -> Tensor:
             # x @ weights: Σ_k (w_k A^k_ij + u_k A^k_ji). The objective is convex, so the start does not matter.

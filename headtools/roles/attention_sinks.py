@@ -117,10 +117,20 @@ def score_rows(values: Mapping[tuple, Tensor], chance: Mapping[str, float]) -> p
         low, high = bounds(by_text)
         stack = {"stack": key[0]} if len(key) == 3 else {}
         rows += [
-            {**stack, "kind": key[-2], "layer": key[-1], "head": head, "role": role, "score": score,
-             "low": low[head].item(), "high": high[head].item(), "chance": chance[role], "n": len(by_text)}
+            {
+                **stack,
+                "kind": key[-2],
+                "layer": key[-1],
+                "head": head,
+                "role": role,
+                "score": score,
+                "low": low[head].item(),
+                "high": high[head].item(),
+                "chance": chance[role],
+                "n": len(by_text),
+            }
             for head, score in enumerate(by_text.mean(0).tolist())
-        ]  # fmt: skip
+        ]
     return pd.DataFrame(rows)
 
 

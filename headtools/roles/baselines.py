@@ -48,8 +48,10 @@ def offset_baselines(sentences: Sequence[Sentence], fitted: Sequence[Sentence]) 
     for role in dict.fromkeys(role for targets in scored for role in targets if role in offsets):
         offset = offsets[role]
         by_sentence = [targets.get(role, []) for targets in scored]
-        hits = torch.tensor([[sum(query + offset in keys for query, keys in queries), len(queries)]
-                             for queries in by_sentence], dtype=torch.float64)  # fmt: skip
+        hits = torch.tensor(
+            [[sum(query + offset in keys for query, keys in queries), len(queries)] for queries in by_sentence],
+            dtype=torch.float64,
+        )
         hits = hits[hits[:, 1] > 0]  # (sentence, 2): only sentences with such pairs say how much they vary
         fraction = float(hits[:, 0].sum() / hits[:, 1].sum())
         # The fraction is a ratio of two sums; its interval is that of the linearised ratio.

@@ -46,8 +46,11 @@ def read(path: Path) -> Iterator[Sentence]:
             n_sentences += 1
             n_without_forms += set(sentence.words) == {"_"}
             if n_without_forms == n_sentences == _MAX_WITHOUT_FORMS:
-                raise _Broken(block[0][0], "every word is written _; expected the words: this treebank has a tool that "
-                              "restores them from the text it annotates")  # fmt: skip
+                raise _Broken(
+                    block[0][0],
+                    "every word is written _; expected the words: this treebank has a tool that "
+                    "restores them from the text it annotates",
+                )
         except _Broken as error:
             raise ValueError(f"{path}, line {error}") from None
         yield sentence

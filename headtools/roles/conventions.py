@@ -1,16 +1,10 @@
 """The choices that a role score depends on, each with its default: :class:`Conventions`, and those of two papers."""
 
-import warnings
 from dataclasses import dataclass
-from typing import Any
-
-from headtools._renamed import old_arguments
 
 GRANULARITIES = ("word", "token")
 EDGES = ("drop", "count")
 CROSS = ("writes", "reads")
-# Names in the last release, which still work.
-_OLD_NAMES = {"level": "granularity", "common": "n_frequent", "shortest": "min_length", "fewest": "min_queries"}
 
 
 @dataclass(frozen=True)
@@ -69,15 +63,6 @@ class Conventions:
             if getattr(self, name) < least:
                 raise ValueError(f"got {name}={getattr(self, name)}; expected {least} or more")
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _OLD_NAMES:
-            raise AttributeError(f"'Conventions' object has no attribute {name!r}")
-        new_name = _OLD_NAMES[name]
-        warnings.warn(f"Conventions.{name} is now Conventions.{new_name}", DeprecationWarning, stacklevel=2)
-        return getattr(self, new_name)
 
-
-Conventions.__init__.__name__ = "Conventions"  # the name in the warning
-Conventions.__init__ = old_arguments(**_OLD_NAMES)(Conventions.__init__)
 VOITA = Conventions()
 CLARK = Conventions(self_as_key=False)

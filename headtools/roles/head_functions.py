@@ -1,8 +1,5 @@
 """Which head has which function: the verdicts of a taxonomy, one row a head."""
 
-import warnings
-from typing import Any
-
 import pandas as pd
 
 from headtools.heads.scores import head_columns
@@ -10,8 +7,15 @@ from headtools.roles._taxonomy.roles import family
 from headtools.roles._taxonomy.vocabulary import SPECIAL_TOKENS
 
 # The function of a head and the letter that stands for it on a map; a head with several has the first as its own.
-LETTERS = {"positional": "P", "syntactic": "S", "rare": "R", "coreference": "C", "alignment": "A", "self": "O",
-           "mark": "E"}  # fmt: skip
+LETTERS = {
+    "positional": "P",
+    "syntactic": "S",
+    "rare": "R",
+    "coreference": "C",
+    "alignment": "A",
+    "self": "O",
+    "mark": "E",
+}
 NONE = "none"
 _MARKS = (*SPECIAL_TOKENS, "punctuation", "first")
 
@@ -54,11 +58,3 @@ def head_functions(frame: pd.DataFrame) -> pd.DataFrame:
         letters = "".join(LETTERS[name] for name in functions)
         rows.append((*head, functions[0] if functions else NONE, letters, ", ".join(held)))
     return pd.DataFrame(rows, columns=[*columns, "function", "letters", "roles"])
-
-
-def __getattr__(name: str) -> Any:
-    if name == "holders":
-        warnings.warn("head_functions.holders() is now head_functions.head_functions()", DeprecationWarning,
-                      stacklevel=2)  # fmt: skip
-        return head_functions
-    raise AttributeError(f"module 'headtools.roles.head_functions' has no attribute {name!r}")

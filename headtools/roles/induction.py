@@ -141,8 +141,10 @@ def induction_scores(
     def measure_all(_site: ht.Site, captured: Captured, ids: Tensor) -> dict[str, Tensor]:
         """By role (B, 2, head): the maps as they are, and without their sink."""
         both = captured.maps, without_sink(captured.maps)
-        return {role: torch.stack([measure(maps[..., :used, :used], ids[:, :used]) for maps in both], 1)
-                for role, (used, measure) in measures.items()}  # fmt: skip
+        return {
+            role: torch.stack([measure(maps[..., :used, :used], ids[:, :used]) for maps in both], 1)
+            for role, (used, measure) in measures.items()
+        }
 
     values = _record_scores(model, sequences, batch_size, "maps", measure_all)
     others = torch.cat([by_sequence[:, 1].mean(0) for by_sequence in values.values()])  # in the order of the rows
@@ -205,9 +207,12 @@ def copying(
 
 @torch.no_grad()
 def _record_scores(
-    model: nn.Module, sequences: Tensor, batch_size: int, want: str,
+    model: nn.Module,
+    sequences: Tensor,
+    batch_size: int,
+    want: str,
     measure: Callable[[ht.Site, Captured, Tensor], dict[str, Tensor]],
-) -> dict[tuple, Tensor]:  # fmt: skip
+) -> dict[tuple, Tensor]:
     """Return {(site key, role): (n, ...)} of what ``measure(site, captured, ids)`` gives by role, (B, ...)."""
     by_batch: dict[tuple, list[Tensor]] = {}
     for ids in sequences.to(device_of(model)).split(batch_size):

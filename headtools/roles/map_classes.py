@@ -106,8 +106,13 @@ def classify(maps: Tensor, real: Tensor) -> Tensor:
     uniform = f.peak * real.sum(-1)[:, None] < _UNIFORM
     more_vertical = vertical & ~(diagonal & (f.band > f.two_columns))
     out = torch.full(f.one_column.shape, CLASSES.index("heterogeneous"), device=maps.device)
-    for name, mask in (("block", block), ("diagonal", diagonal), ("vertical", more_vertical),
-                       ("vertical+diagonal", mixed), ("heterogeneous", uniform)):  # fmt: skip
+    for name, mask in (
+        ("block", block),
+        ("diagonal", diagonal),
+        ("vertical", more_vertical),
+        ("vertical+diagonal", mixed),
+        ("heterogeneous", uniform),
+    ):
         out.masked_fill_(mask, CLASSES.index(name))  # later ones take precedence
     return out
 

@@ -20,7 +20,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headtools._renamed import old_arguments
 from headtools.heads._select import Heads
 from headtools.heads.bootstrap import bounds
 from headtools.roles._linear import SOLVERS
@@ -30,12 +29,25 @@ from headtools.roles.tasks import Task, control, labels, lookup, name_of
 from headtools.roles.word_states import Place, word_states
 
 COLUMNS = (
-    "model", "component", "kind", "layer", "head", "task", "accuracy", "low", "high", "control", "selectivity",
-    "selectivity_low", "selectivity_high", "lookup", "majority", "n",
-)  # fmt: skip
+    "model",
+    "component",
+    "kind",
+    "layer",
+    "head",
+    "task",
+    "accuracy",
+    "low",
+    "high",
+    "control",
+    "selectivity",
+    "selectivity_low",
+    "selectivity_high",
+    "lookup",
+    "majority",
+    "n",
+)
 
 
-@old_arguments(of="component")
 def probe(
     model: nn.Module,
     tokenizer: object,
@@ -87,8 +99,10 @@ def probe(
     labels_of = {name_of(task): [labels(s, task) for s in sentences] for task in tasks}
     # Vectors are read of the words that some task labels: for each sentence, which of its words.
     by_sentence = zip(*labels_of.values(), strict=True)
-    only = [[any(label is not None for label in of_word) for of_word in zip(*of_tasks, strict=True)]
-            for of_tasks in by_sentence]  # fmt: skip
+    only = [
+        [any(label is not None for label in of_word) for of_word in zip(*of_tasks, strict=True)]
+        for of_tasks in by_sentence
+    ]
     control_seeds = [seed * 1000 + draw for draw in range(draws)]
     labelled = [
         _LabelledWords(name, sentences, of_sentences, only, len(train), folds, control_seeds)

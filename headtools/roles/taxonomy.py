@@ -38,7 +38,6 @@ from torch import Tensor, nn
 
 from headtools._engine.run import function_name, run
 from headtools._engine.store import fingerprint
-from headtools._renamed import old_arguments
 from headtools.heads._devices import on_device
 from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.bootstrap import MIN_EXAMPLES
@@ -58,7 +57,6 @@ from headtools.roles.sentence import Sentence
 
 
 @torch.no_grad()
-@old_arguments(run="checkpoint")
 def taxonomy(
     model: nn.Module,
     tokenizer: object,
@@ -121,17 +119,32 @@ def taxonomy(
     4; Kovaleva et al. 2019 (arXiv:1908.08593), section 4.1; Vig and Belinkov 2019 (arXiv:1906.04284), section 4.
     """
     measure = _Taxonomy(
-        model, tokenizer, sentences, fitted, (shuffle,), roles=roles, kinds=kinds, conventions=conventions,
-        frequency=frequency, antecedent=antecedent, times=times, level=level, batch_size=batch_size, seed=seed,
-    )  # fmt: skip
+        model,
+        tokenizer,
+        sentences,
+        fitted,
+        (shuffle,),
+        roles=roles,
+        kinds=kinds,
+        conventions=conventions,
+        frequency=frequency,
+        antecedent=antecedent,
+        times=times,
+        level=level,
+        batch_size=batch_size,
+        seed=seed,
+    )
     return run(measure, model, measure.batches, checkpoint=checkpoint)[0]
 
 
 @torch.no_grad()
 def taxonomy_and_control(
-    model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], fitted: Sequence[Sentence] | None = None,
+    model: nn.Module,
+    tokenizer: object,
+    sentences: Sequence[Sentence],
+    fitted: Sequence[Sentence] | None = None,
     **options: Any,
-) -> tuple[pd.DataFrame, pd.DataFrame]:  # fmt: skip
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what :func:`taxonomy` does, and what it does with ``shuffle=True``, in one pass instead of two.
 
     ``options``: those of ``taxonomy`` but ``shuffle`` and ``checkpoint``.
@@ -200,18 +213,23 @@ class _Taxonomy:
         self.sites = [site for site in with_heads if site.kind in self.roles]
         # Without ``fitted``, sentence i is compared with offsets that are fitted on the other half.
         references = [self.reference] if fitted else [sentences[1::2], sentences[::2]]
-        self.best_offsets = [{kind: best_offsets(self._targets_to_fit(kind, half)) for kind in self.kinds}
-                             for half in references]  # sentence i has those at i modulo their number  # fmt: skip
+        self.best_offsets = [
+            {kind: best_offsets(self._targets_to_fit(kind, half)) for kind in self.kinds} for half in references
+        ]  # sentence i has those at i modulo their number
 
     @property
     def settings(self) -> dict[str, object]:
         """All that determines the sums; intervals are made of them at the end."""
         return {
-            "sentences": fingerprint(self.sentences), "fitted": fingerprint(self.reference),
-            "roles": fingerprint(self.roles), "conventions": fingerprint(self.conventions),
-            "word counts": fingerprint(self.vocabulary), "antecedent": function_name(self.antecedent),
-            "shuffle": self.seed if any(self.shuffles) else None, "batch_size": self.batch_size,
-        }  # fmt: skip
+            "sentences": fingerprint(self.sentences),
+            "fitted": fingerprint(self.reference),
+            "roles": fingerprint(self.roles),
+            "conventions": fingerprint(self.conventions),
+            "word counts": fingerprint(self.vocabulary),
+            "antecedent": function_name(self.antecedent),
+            "shuffle": self.seed if any(self.shuffles) else None,
+            "batch_size": self.batch_size,
+        }
 
     def per_batch(self, batch: tuple[int, list[int]]) -> dict[str, Tensor]:
         """Return by kind each sentence's sums (B, table, role, head) and counts, and how often each layer ran."""
@@ -220,9 +238,13 @@ class _Taxonomy:
         seed = self.seed if not batch_index else zlib.crc32(f"{self.seed} {batch_index}".encode())
         generator = torch.Generator().manual_seed(seed)
         inputs, sequences = make_sequences(
-            self.model, self.tokenizer, [self.sentences[i] for i in indices], self.kinds, self.conventions,
+            self.model,
+            self.tokenizer,
+            [self.sentences[i] for i in indices],
+            self.kinds,
+            self.conventions,
             self.translated,
-        )  # fmt: skip
+        )
         running = {}
         for kind in self.kinds:
             offsets = [self.best_offsets[i % len(self.best_offsets)][kind] for i in indices]
@@ -263,19 +285,33 @@ class _Taxonomy:
                 counts[kind].add(part[f"{kind}|counts"], drawn)
                 n_sentences[kind] = n_sentences[kind] + (part[f"{kind}|counts"][:, 0] > 0).sum(0)
         n_runs = {kind: part[f"{kind}|runs"].tolist() for kind in self.kinds}
-        return [self._frame({kind: sums[kind][i] for kind in self.kinds}, counts, n_sentences, n_runs)
-                for i in range(len(self.shuffles))]  # fmt: skip
+        return [
+            self._frame({kind: sums[kind][i] for kind in self.kinds}, counts, n_sentences, n_runs)
+            for i in range(len(self.shuffles))
+        ]
 
     def _frame(
-        self, sums: Mapping[str, RunningSums], counts: Mapping[str, RunningSums], n_sentences: Mapping[str, Tensor],
+        self,
+        sums: Mapping[str, RunningSums],
+        counts: Mapping[str, RunningSums],
+        n_sentences: Mapping[str, Tensor],
         n_runs: Mapping[str, Sequence[int]],
-    ) -> pd.DataFrame:  # fmt: skip
+    ) -> pd.DataFrame:
         """Return the table of these sums and counts, by kind."""
         columns: dict[SiteKey, Columns] = {}
         for kind, roles in self.roles.items():
             layers = list(zip([site for site in self.sites if site.kind == kind], n_runs[kind], strict=True))
-            columns |= table(layers, sums[kind], counts[kind], n_sentences[kind], roles, self.best_offsets,
-                             self.conventions, self.level, self.antecedent)  # fmt: skip
+            columns |= table(
+                layers,
+                sums[kind],
+                counts[kind],
+                n_sentences[kind],
+                roles,
+                self.best_offsets,
+                self.conventions,
+                self.level,
+                self.antecedent,
+            )
         names = [name for name in COLUMNS if name != "stack" or any(site.stack for site in self.sites)]
         frame = pd.DataFrame({name: np.concatenate([columns[site.key][name] for site in self.sites]) for name in names})
         if frame.low.isna().any():

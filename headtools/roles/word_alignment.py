@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from headtools._renamed import old_arguments
 from headtools.heads._precision import without_autocast
 from headtools.roles.sentence import Sentence
 
@@ -41,7 +40,6 @@ class Aligned(NamedTuple):
     words: Tensor
 
 
-@old_arguments(longest="max_length")
 def align(
     tokenizer: "PreTrainedTokenizerBase",
     sentences: Sequence[Sentence | Sequence[str]],
@@ -70,10 +68,15 @@ def align(
     """
     texts = _texts(tokenizer, sentences)
     batch = tokenizer(
-        [" ".join(words) for words in texts], padding=tokenizer.pad_token is not None, padding_side=padding_side,
-        truncation=False, return_attention_mask=True, return_offsets_mapping=True, return_special_tokens_mask=True,
+        [" ".join(words) for words in texts],
+        padding=tokenizer.pad_token is not None,
+        padding_side=padding_side,
+        truncation=False,
+        return_attention_mask=True,
+        return_offsets_mapping=True,
+        return_special_tokens_mask=True,
         verbose=False,
-    )  # fmt: skip
+    )
     offsets, is_special = batch.pop("offset_mapping"), batch.pop("special_tokens_mask")
     max_length = tokenizer.model_max_length if max_length is None else max_length
     word_of_token = []

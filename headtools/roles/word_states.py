@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headtools._renamed import old_arguments
 from headtools.heads._devices import device_of
 from headtools.heads._finite import check_weights, explain_nonfinite
 from headtools.heads._select import Heads, select
@@ -30,7 +29,6 @@ class Place(NamedTuple):
     head: int | None = None
 
 
-@old_arguments(of="component")
 @torch.no_grad()
 def word_states(
     model: nn.Module,

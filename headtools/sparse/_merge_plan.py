@@ -54,9 +54,12 @@ def fit_merged(m: Moments, head: int, group: Sequence[int], ridge: float) -> tup
     """
     target, inputs = m.output_map(group), m.input_slices[head]
     values, outputs = fit_low_rank(
-        m.second_moments[inputs, inputs], m.second_moments[inputs] @ target, m.site.value_dim, _w_ov(m.site, head),
+        m.second_moments[inputs, inputs],
+        m.second_moments[inputs] @ target,
+        m.site.value_dim,
+        _w_ov(m.site, head),
         ridge,
-    )  # fmt: skip
+    )
     values, outputs = _rounded(values, m.site.v.module), _rounded(outputs, m.site.out)
     residual = target.clone()
     residual[inputs] -= values @ outputs
@@ -77,9 +80,12 @@ def plan_refit(
     """
     remaining = [h for h in range(m.site.heads) if h not in removed]
     regressors = torch.cat(  # the map (f, n) from the features to z of the remaining heads
-        [m.selection(m.input_slices[h]) @ values[h] if h in values else m.selection(m.output_slice(h))
-         for h in remaining], 1,
-    )  # fmt: skip
+        [
+            m.selection(m.input_slices[h]) @ values[h] if h in values else m.selection(m.output_slice(h))
+            for h in remaining
+        ],
+        1,
+    )
     target, cross_moments = m.output_map(range(m.site.heads)), regressors.mT @ m.second_moments
     old_outputs = m.site.w_o.detach().cpu().double()
     full_prior = torch.cat([prior.get(h, old_outputs[h]) for h in remaining])

@@ -72,8 +72,18 @@ class Trainer:
             check_checkpointing(model)
         model_sites = sites(model)  # looked up once, since a step neither moves nor cuts a head
         self.sites = {key: model_sites[key] for key in (gates.sizes if gates is not None else ())}
-        groups = [{"params": list(trained.values()), "lr": settings["weight_rate"], "betas": (0.9, 0.98),
-                   "weight_decay": 0.01}] if trained else []  # fmt: skip
+        groups = (
+            [
+                {
+                    "params": list(trained.values()),
+                    "lr": settings["weight_rate"],
+                    "betas": (0.9, 0.98),
+                    "weight_decay": 0.01,
+                }
+            ]
+            if trained
+            else []
+        )
         self.parameters = dict(trained)
         if gates is not None:
             groups.append({"params": [gates.log_alpha], "lr": settings["gate_rate"], "weight_decay": 0.0})

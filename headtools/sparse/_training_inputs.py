@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import count, islice
 from typing import Any
@@ -149,31 +147,6 @@ def repeat_batch(batch: Mapping, times: int) -> dict:
 
 # --- loss ---------------------------------------------------------------------------------------------------------
 
-_MODEL_NAMES = ("model", "student", "network", "net", "m")  # what the old form of a loss calls its first parameter
-
-
-def takes_model(loss: Loss | str | None) -> bool:
-    """Recognise a loss of the old form, loss(model, batch), by the name of its first parameter.
-
-    >>> takes_model(lambda model, batch: 0), takes_model(lambda outputs, batch: 0)
-    (True, False)
-    """
-    try:
-        return callable(loss) and next(iter(inspect.signature(loss).parameters), None) in _MODEL_NAMES
-    except ValueError:  # a function that is not written in Python has no signature
-        return False
-
-
-def warn_of_old_loss(loss: Loss | str | None) -> None:
-    """Warn where a loss has the old form, which works for one more release."""
-    if takes_model(loss):
-        warnings.warn(
-            "loss(model, batch) is the old form, which the next release no longer takes: write loss(outputs, batch), "
-            "as everywhere else; outputs are what model(**batch) returns",
-            DeprecationWarning,
-            stacklevel=4,
-        )
-
 
 def task_loss(model: nn.Module, batch: Mapping, loss: Loss | str | None, sets: int) -> Tensor:
     """Return the mean loss under each set of gates, (sets,), for a batch repeated ``sets`` times.
@@ -186,7 +159,7 @@ def task_loss(model: nn.Module, batch: Mapping, loss: Loss | str | None, sets: i
     elif isinstance(loss, str):
         value = each_loss(model, batch, loss)
     else:
-        value = _call_loss(loss, model if takes_model(loss) else model(**batch), batch)
+        value = _call_loss(loss, model(**batch), batch)
     if not isinstance(value, Tensor):
         raise TypeError(
             f"got {value!r} as the loss; expected a tensor: write batches with labels, so that model(**batch).loss is "
@@ -201,11 +174,11 @@ def task_loss(model: nn.Module, batch: Mapping, loss: Loss | str | None, sets: i
     return value.view(sets, -1).mean(1)
 
 
-def _call_loss(loss: Callable, first_argument: nn.Module | Any, batch: Mapping) -> Any:
+def _call_loss(loss: Callable, outputs: Any, batch: Mapping) -> Any:
     try:
-        return loss(first_argument, batch)
+        return loss(outputs, batch)
     except TypeError as error:
-        kind = type(first_argument).__name__
+        kind = type(outputs).__name__
         if f"{kind!r} object is not callable" not in str(error):
             raise
         raise TypeError(

@@ -28,9 +28,11 @@ COLUMNS = ("corpus", "loss", "without", "rise", "low", "high", "n")
 
 
 def cut_cost(
-    model: nn.Module, heads: Heads, corpora: Mapping[str, Mapping | Iterable[Mapping]],
+    model: nn.Module,
+    heads: Heads,
+    corpora: Mapping[str, Mapping | Iterable[Mapping]],
     loss: Mapping[str, Loss | None] | None = None,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Return what it costs to switch ``heads`` off, on each of several corpora: a row for each.
 
     ``corpora``: {name: batches}, of dicts with labels as ``gradient`` takes them (``text_batches``, ``label``,
@@ -92,8 +94,10 @@ def warning_of(frame: pd.DataFrame) -> str | None:
     first = frame.iloc[0]
     for row in frame.iloc[1:].itertuples():
         if row.low > max(first.high, 0.0):
-            return (f"the ranking holds for {first.corpus}: on {row.corpus} the same cut costs {row.rise:+.2f} "
-                    f"[{row.low:+.2f}, {row.high:+.2f}], not {first.rise:+.2f}")  # fmt: skip
+            return (
+                f"the ranking holds for {first.corpus}: on {row.corpus} the same cut costs {row.rise:+.2f} "
+                f"[{row.low:+.2f}, {row.high:+.2f}], not {first.rise:+.2f}"
+            )
     return None
 
 

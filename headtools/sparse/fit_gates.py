@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from headtools._renamed import old_arguments
 from headtools.heads._interventions import check_no_open_context
 from headtools.heads.prune import cut_heads
 from headtools.heads.scores import HeadScores
@@ -20,7 +19,7 @@ from headtools.heads.sites import SiteSelection
 from headtools.heads.sites import sites as find_sites
 from headtools.importance.loss import Loss
 from headtools.sparse._trainer import Trainer
-from headtools.sparse._training_inputs import Batches, check_gradients, trained_weights, warn_of_old_loss
+from headtools.sparse._training_inputs import Batches, check_gradients, trained_weights
 from headtools.sparse.hard_concrete import START, STRETCH, TEMPERATURE, HardConcrete
 
 if TYPE_CHECKING:
@@ -76,7 +75,6 @@ class Fit:
         return f"<Fit: {len(self.open_heads)} of {n} heads open after {steps} steps at penalty {self.penalty:g}>"
 
 
-@old_arguments(over="sites", run="checkpoint", quiet="progress")
 def fit_gates(
     model: nn.Module,
     batches: Batches,
@@ -144,21 +142,33 @@ def fit_gates(
     penalties = [float(x) for x in (penalty if several else [penalty])]
     _check_options(penalties, several, weights, steps, ramp, decay, settled)
     check_gradients(model)
-    warn_of_old_loss(loss)
     if in_place:
         check_no_open_context(model, "fit_gates(in_place=True)")
     # Without weights to train the model stays as it is, and no copy of it is needed.
     student = model if weights is None else copy.deepcopy(model)
     trained = trained_weights(student, weights)
     gates = HardConcrete(
-        find_sites(student).pick(sites), temperature=temperature, stretch=stretch, start=start,
+        find_sites(student).pick(sites),
+        temperature=temperature,
+        stretch=stretch,
+        start=start,
         sets=len(penalties) if several else None,
-    ).to(next(student.parameters()).device)  # fmt: skip
+    ).to(next(student.parameters()).device)
     settings = {
-        "penalty": penalties, "steps": steps, "heads": gates.heads, "weights": sorted(trained), "per": per,
-        "temperature": temperature, "stretch": list(stretch), "gate_rate": gate_rate, "weight_rate": weight_rate,
-        "ramp": ramp, "decay": decay, "settled": settled, "seed": seed,
-    }  # fmt: skip
+        "penalty": penalties,
+        "steps": steps,
+        "heads": gates.heads,
+        "weights": sorted(trained),
+        "per": per,
+        "temperature": temperature,
+        "stretch": list(stretch),
+        "gate_rate": gate_rate,
+        "weight_rate": weight_rate,
+        "ramp": ramp,
+        "decay": decay,
+        "settled": settled,
+        "seed": seed,
+    }
     trainer = Trainer(student, trained, gates, penalties, loss, settings)
     history = trainer.run(batches, None if checkpoint is None else Path(checkpoint), save_every, progress)
     if in_place and student is not model:
@@ -168,7 +178,6 @@ def fit_gates(
     return results if several else results[0]
 
 
-@old_arguments(run="checkpoint", quiet="progress")
 def recover(
     model: nn.Module,
     batches: Batches,
@@ -199,15 +208,19 @@ def recover(
     """
     _check_options([], False, weights, steps, 0.0, decay, None)
     check_gradients(model)
-    warn_of_old_loss(loss)
     if in_place:
         check_no_open_context(model, "recover(in_place=True)")
     student = copy.deepcopy(model)
     trained = trained_weights(student, weights)
     settings = {
-        "steps": steps, "weights": sorted(trained), "weight_rate": rate, "ramp": 0.0, "decay": decay, "settled": None,
+        "steps": steps,
+        "weights": sorted(trained),
+        "weight_rate": rate,
+        "ramp": 0.0,
+        "decay": decay,
+        "settled": None,
         "seed": seed,
-    }  # fmt: skip
+    }
     trainer = Trainer(student, trained, None, [], loss, settings)
     trainer.run(batches, None if checkpoint is None else Path(checkpoint), save_every, progress)
     if in_place:
@@ -256,7 +269,10 @@ def _result(model: nn.Module, gates: HardConcrete, history: Mapping[str, Tensor]
     # log alpha has one row more than there are steps: its state at the start.
     losses = {"loss": loss, "l0": gates.expected_l0(log_alpha)[:-1], "open": n_open[:-1]}
     return Fit(
-        model, gates, penalty, pd.DataFrame(log_alpha.numpy(), steps, columns),
+        model,
+        gates,
+        penalty,
+        pd.DataFrame(log_alpha.numpy(), steps, columns),
         pd.DataFrame({name: value.detach().numpy() for name, value in losses.items()}, steps[:-1]),
         float(history["seconds"].sum()),
-    )  # fmt: skip
+    )

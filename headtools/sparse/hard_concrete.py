@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headtools._renamed import old_name
 from headtools.heads._precision import without_autocast
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, Sites
@@ -93,8 +92,6 @@ class HardConcrete(nn.Module):
     def saturated(self, at: float = 0.9, log_alpha: Tensor | None = None) -> Tensor:
         """Return which gates are 0, or are 1, with a probability of at least ``at``: a bool for each gate."""
         return torch.maximum(self.p_zero(log_alpha), self.p_one(log_alpha)) >= at
-
-    decided = old_name("decided", saturated)
 
     def expected_l0(self, log_alpha: Tensor | None = None) -> Tensor:
         """Return the expected number of gates that are not 0, () or (sets,): the term that the penalty multiplies."""

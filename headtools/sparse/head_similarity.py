@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from headtools._renamed import old_name
 from headtools.geometry.circuits import ov
 from headtools.geometry.subspaces import cosine
 from headtools.heads._precision import to_float64
@@ -68,9 +67,15 @@ def head_similarity(
             error = min(fit_merged(m, head, pair, ridge)[0] for head in pair)
             pair_total = m.sum_of_squares(m.output_map(pair)) or 1.0
             rows.append(
-                ((*site.key, pair[0]), (*site.key, pair[1]), float(distances[site.key][pair]), float(cosines[pair]),
-                 error / pair_total, error / layer_total)
-            )  # fmt: skip
+                (
+                    (*site.key, pair[0]),
+                    (*site.key, pair[1]),
+                    float(distances[site.key][pair]),
+                    float(cosines[pair]),
+                    error / pair_total,
+                    error / layer_total,
+                )
+            )
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     return frame.sort_values("layer_error", kind="stable", ignore_index=True)
 
@@ -93,9 +98,6 @@ def disjoint_pairs(pairs: pd.DataFrame, n: int) -> list[tuple[tuple, tuple]]:
     if len(selected) < n:
         raise ValueError(f"got n={n}; expected at most {len(selected)}, the number of these pairs that share no head")
     return selected
-
-
-alike, closest = old_name("alike", head_similarity), old_name("closest", disjoint_pairs)
 
 
 @torch.no_grad()

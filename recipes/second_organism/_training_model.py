@@ -79,5 +79,3 @@ def first_positions(seed: int, step: int, rows: int, shift: int) -> Tensor | Non
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     first = torch.randint(1, shift + 1, (rows,), generator=generator)
     return first * torch.randint(0, 2, (rows,), generator=generator)
-
-

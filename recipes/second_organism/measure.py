@@ -25,9 +25,19 @@ from recipes.second_organism._training_model import encoder_attention
 RESULTS, MODEL = card.RESULTS, card.FOLDER
 GATED = ("rates", "sweep", "kinds")  # tables of training runs, which can be kept and gone on with
 TABLES = (
-    "scores", "roles", "use", "coreference", "owner", "cross", "pruning", "draws", "layers", "pairs", *GATED,
+    "scores",
+    "roles",
+    "use",
+    "coreference",
+    "owner",
+    "cross",
+    "pruning",
+    "draws",
+    "layers",
+    "pairs",
+    *GATED,
     "controls",
-)  # fmt: skip
+)
 
 
 def module(table: str) -> ModuleType:

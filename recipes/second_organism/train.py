@@ -67,9 +67,12 @@ def train(
     torch.manual_seed(recipe.seed)
     training_model = TrainingModel(recipe.composed, recipe.initialisation)
     optimizer = torch.optim.AdamW(
-        [p for p in training_model.parameters() if p.requires_grad], lr=recipe.rate, betas=(0.9, 0.98),
-        weight_decay=0.01, fused=True,
-    )  # fmt: skip
+        [p for p in training_model.parameters() if p.requires_grad],
+        lr=recipe.rate,
+        betas=(0.9, 0.98),
+        weight_decay=0.01,
+        fused=True,
+    )
     settings = asdict(recipe) | {"without": list(recipe.without)}  # as JSON gives it back
     state = {"step": 0, "chunk": 0, "within": 0, "short": recipe.short > 0, "recipe": settings, "log": []}
     saved = _training_state.restore(run, training_model, optimizer)
@@ -131,10 +134,20 @@ def main(
 ) -> None:
     """Train a model, or go on training it."""
     torch.set_num_threads(threads)
-    aids = {"tagging": tagging, "curriculum": curriculum, "initialisation": initialisation, "composed": composed,
-            "shift": shift}  # fmt: skip
-    without = {"tagging": {"tag": 0.0}, "curriculum": {"short": 0}, "initialisation": {"initialisation": False},
-               "composed": {"composed": False}, "shift": {"shift": 0}}  # fmt: skip
+    aids = {
+        "tagging": tagging,
+        "curriculum": curriculum,
+        "initialisation": initialisation,
+        "composed": composed,
+        "shift": shift,
+    }
+    without = {
+        "tagging": {"tag": 0.0},
+        "curriculum": {"short": 0},
+        "initialisation": {"initialisation": False},
+        "composed": {"composed": False},
+        "shift": {"shift": 0},
+    }
     missing = [name for name, used in aids.items() if not used]
     changes = {key: value for name in missing for key, value in without[name].items()}
     recipe = Recipe(seed=seed, steps=steps, attention=attention, **changes)

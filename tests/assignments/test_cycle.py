@@ -182,15 +182,19 @@ def test_a_project_is_graded_from_its_file_without_its_model(course: NbGraderAPI
         return [mean, mean - reach, mean + reach]
 
     results = {
-        "model": "a model that only its owner has", "head": ["decoder", 7, 3], "score": "made up for this test",
-        "choosing": ["one"], "measuring": [f"sentence {i}" for i in range(30)],
+        "model": "a model that only its owner has",
+        "head": ["decoder", 7, 3],
+        "score": "made up for this test",
+        "choosing": ["one"],
+        "measuring": [f"sentence {i}" for i in range(30)],
         "scores": {"head": head, "rule": rule, "untrained": rule[::-1]},
-        "tokens": ["a", "b"], "map": [[1, 0], [0.5, 0.5]],
+        "tokens": ["a", "b"],
+        "map": [[1, 0], [0.5, 0.5]],
         "difference": with_interval([a - b for a, b in zip(head, rule, strict=True)]),
         "losses": {"before": before, "after": after, "controls": controls},
         "rise": with_interval([a - b for a, b in zip(after, before, strict=True)]),
         "rise_over_controls": [0, -1, 1],  # not what follows from the losses
-    }  # fmt: skip
+    }
     worth = automatic(course, name)
     nb = notebook(course, "release", name)
     given = grade(course, name, "own-model", nb, {f"{name}.json": json.dumps(results)})
@@ -200,11 +204,16 @@ def test_a_project_is_graded_from_its_file_without_its_model(course: NbGraderAPI
 def test_what_raises_or_hangs_costs_its_own_points_only(course: NbGraderAPI):
     name = "ps4_pruning"
     patient = hand_out.grading(folder_of(course), Execute={"timeout": 60})
-    nb = answered(notebook(course, "source", name), name, {
-        "1": "def gate_with(p_zero, p_one, gamma=-0.1, zeta=1.1:",  # no Python
-        "2-loop": "import time\n\ntime.sleep(10_000)",  # never ends
-        "4": "def cut_with_means(weight, bias, means, gone):\n    return weight @ bias @ means",  # raises when called
-    })  # fmt: skip
+    nb = answered(
+        notebook(course, "source", name),
+        name,
+        {
+            "1": "def gate_with(p_zero, p_one, gamma=-0.1, zeta=1.1:",  # no Python
+            "2-loop": "import time\n\ntime.sleep(10_000)",  # never ends
+            "4": "def cut_with_means(weight, bias, means, gone):\n    return weight @ bias @ "
+            "means",  # raises when called
+        },
+    )
     worth = automatic(course, name)
     kept = {"2a", "2b", "3a", "3b", "3c"}
     assert grade(patient, name, "unlucky", nb) == {cell: n if cell in kept else 0 for cell, n in worth.items()}

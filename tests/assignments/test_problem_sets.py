@@ -17,8 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SETS = problem_sets()
 TOTAL = {path.stem: 30 if path.stem == "ps5_project" else 20 for path in SETS}  # points
 RULES = ("valid_format", "title_asks", "heading_levels", "pictures_speak", "links_resolve", "code_stays_clean", "voice")
-PAGES = ("notebooks/teaching.md", "assignments/README.md", "assignments/instructor/marking.md",
-         "assignments/instructor/exam.md")  # fmt: skip
+PAGES = (
+    "notebooks/teaching.md",
+    "assignments/README.md",
+    "assignments/instructor/marking.md",
+    "assignments/instructor/exam.md",
+)
 # Words of the first edition in place of the field's terms, which are in the glossary.
 OLD_WORDS = ("lumps?", "looks", "end marks?", "putting back", "right angles", "dearest", "told", "price", "loudest")
 LINES = 40  # of a cell that a learner reads
@@ -257,11 +261,16 @@ def test_the_exam_has_answers_and_they_are_right():
     luck = sum(math.comb(9, i) * math.comb(39, 10 - i) for i in range(6, 11)) / math.comb(48, 10)
     head, rest = 4 * 20 * 128**2 // 8 + 2 * 20**2 * 128 // 8, 2 * 20 * 128 * 512
     right = {
-        2: f"{4 * 100 * 256**2 + 2 * 100**2 * 256:,}", 3: f"{2 * 32 * 8 * 128 * 4096 * 2 // 2**20} MiB",
-        6: f"{math.exp(0.75 * math.log(4 / 3) + 0.25 * math.log(4)):.2f}", 15: f"{(1 / 4 + 1 / 5 + 1 / 6) / 3:.3f}",
-        24: f"{1 - 2 * lump:.3f}", 26: f"{luck:.4f}", 27: f"{100 * (3 * head + rest) / (8 * head + rest):.0f} %",
+        2: f"{4 * 100 * 256**2 + 2 * 100**2 * 256:,}",
+        3: f"{2 * 32 * 8 * 128 * 4096 * 2 // 2**20} MiB",
+        6: f"{math.exp(0.75 * math.log(4 / 3) + 0.25 * math.log(4)):.2f}",
+        15: f"{(1 / 4 + 1 / 5 + 1 / 6) / 3:.3f}",
+        24: f"{1 - 2 * lump:.3f}",
+        26: f"{luck:.4f}",
+        27: f"{100 * (3 * head + rest) / (8 * head + rest):.0f} %",
         29: f"{41 / 51:.2f}",
-        31: f"{48 * 0.5 * math.erfc(0.6 / math.sqrt(2)):.0f} gates", 32: f"{0.025 * 144 * 5:.0f} by luck",
-    }  # fmt: skip
+        31: f"{48 * 0.5 * math.erfc(0.6 / math.sqrt(2)):.0f} gates",
+        32: f"{0.025 * 144 * 5:.0f} by luck",
+    }
     for number, told in right.items():
         assert told in answers[number].replace("\n", " "), number

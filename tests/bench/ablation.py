@@ -54,10 +54,18 @@ def marian(rows: int = 2) -> Subject:
     """The size of a Marian translation model: 6 + 6 layers of 8 heads, 512 wide, 2,048 between."""
     torch.manual_seed(0)
     config = transformers.MarianConfig(
-        vocab_size=8000, d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8,
-        decoder_attention_heads=8, encoder_ffn_dim=2048, decoder_ffn_dim=2048, pad_token_id=0, eos_token_id=1,
+        vocab_size=8000,
+        d_model=512,
+        encoder_layers=6,
+        decoder_layers=6,
+        encoder_attention_heads=8,
+        decoder_attention_heads=8,
+        encoder_ffn_dim=2048,
+        decoder_ffn_dim=2048,
+        pad_token_id=0,
+        eos_token_id=1,
         decoder_start_token_id=0,
-    )  # fmt: skip
+    )
     model = transformers.MarianMTModel(config).eval()
     ids, mask = ragged(rows, 64, 32)
     labels, counted = ragged(rows, 64, 40)

@@ -47,9 +47,13 @@ class Side:
     def __init__(self, python: Path | str, module: str, kind: str, size: str) -> None:
         command = [str(python), str(HERE / "peers" / "worker.py"), module, kind, size]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
+        )
         self.told = self._answer()
 
     def _answer(self) -> dict:
@@ -81,10 +85,13 @@ class Side:
 def counted(work: str, kind: str, size: subjects.Size) -> float:
     """The operations of a work, in plain passes."""
     ways: dict[str, Callable[[], float]] = {
-        "gradient": lambda: counts.gradient(kind, size), "leave-one-out": lambda: counts.ablation(kind, size),
-        "relevance": lambda: counts.relevance(kind, size), "maps": lambda: 1.0, "previous token": lambda: 1.0,
+        "gradient": lambda: counts.gradient(kind, size),
+        "leave-one-out": lambda: counts.ablation(kind, size),
+        "relevance": lambda: counts.relevance(kind, size),
+        "maps": lambda: 1.0,
+        "previous token": lambda: 1.0,
         "pruned": lambda: counts.pruned(kind, size, 0.5),
-    }  # fmt: skip
+    }
     return ways[work]()
 
 
@@ -147,11 +154,15 @@ def row(ours: Side, it: Side, work: str, about: dict, count: float, rounds: int)
             if repeat or exact:  # the first round warms up
                 taken[n].append(answer["seconds"])
     return {
-        **told, **{f"ours_{k}": v for k, v in timing.ratio(taken[1], taken[0]).items()},
+        **told,
+        **{f"ours_{k}": v for k, v in timing.ratio(taken[1], taken[0]).items()},
         **{f"peer_{k}": v for k, v in timing.ratio(taken[2], taken[3]).items()},
-        **timing.ratio(taken[2], taken[1]), "ours_s": statistics.median(taken[1]),
-        "peer_s": statistics.median(taken[2]), "rounds": len(taken[0]), "difference": difference(*numbers),
-    }  # fmt: skip
+        **timing.ratio(taken[2], taken[1]),
+        "ours_s": statistics.median(taken[1]),
+        "peer_s": statistics.median(taken[2]),
+        "rounds": len(taken[0]),
+        "difference": difference(*numbers),
+    }
 
 
 def markdown(rows: Sequence[dict]) -> str:
@@ -169,8 +180,18 @@ def markdown(rows: Sequence[dict]) -> str:
         sides = [timing.spread({**side, "rounds": r["rounds"]}) for side in each]
         differ = "" if r["difference"] is None else f"{r['difference']:.0e}"
         times = [f"{r['ours_s']:.2f}", f"{r['peer_s']:.2f}"]
-        cells = (r["work"], r["model"], who, f"{r['counted']:.2f}: {r['why']}", sides[0], times[0], sides[1], times[1],
-                 timing.spread(r), differ)  # fmt: skip
+        cells = (
+            r["work"],
+            r["model"],
+            who,
+            f"{r['counted']:.2f}: {r['why']}",
+            sides[0],
+            times[0],
+            sides[1],
+            times[1],
+            timing.spread(r),
+            differ,
+        )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -34,10 +34,18 @@ def marian() -> overhead.Subject:
     """The size of Marian's and Voita's base models (512, 8 heads, 2,048, 6 + 6 layers), random weights; 16 pairs."""
     torch.manual_seed(0)
     config = transformers.MarianConfig(
-        vocab_size=1000, d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8,
-        decoder_attention_heads=8, encoder_ffn_dim=2048, decoder_ffn_dim=2048, pad_token_id=0, decoder_start_token_id=0,
+        vocab_size=1000,
+        d_model=512,
+        encoder_layers=6,
+        decoder_layers=6,
+        encoder_attention_heads=8,
+        decoder_attention_heads=8,
+        encoder_ffn_dim=2048,
+        decoder_ffn_dim=2048,
+        pad_token_id=0,
+        decoder_start_token_id=0,
         dropout=0.0,
-    )  # fmt: skip
+    )
     model = transformers.MarianMTModel(config)
     ids = torch.randint(10, 1000, (2, 16, 32))
     batch = {"input_ids": ids[0], "labels": ids[1]}

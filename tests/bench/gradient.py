@@ -57,8 +57,12 @@ def ours(subject: Subject) -> ht.HeadScores:
     return ht.gradient(subject.model, subject.batch, loss=lambda out, _batch: subjects.loss(out.logits, subject.labels))
 
 
-WORKS = {"plain forward": plain, "ht.gradient": ours, "forward and backward, activations only": activations,
-         "forward and backward, all weights": training}  # fmt: skip
+WORKS = {
+    "plain forward": plain,
+    "ht.gradient": ours,
+    "forward and backward, activations only": activations,
+    "forward and backward, all weights": training,
+}
 
 
 def organism(sentences: int) -> Subject:
@@ -76,9 +80,10 @@ def measure(kind: str, subject: Subject, rounds: int) -> list[dict]:
     taken = timing.interleaved({name: lambda w=work: w(subject) for name, work in WORKS.items()}, rounds)
     known = kind in subjects.MAKERS
     row = {
-        "model": subject.name, "counted": counts.gradient(kind, subject.size) if known else None,
+        "model": subject.name,
+        "counted": counts.gradient(kind, subject.size) if known else None,
         "why": WHY if known else "calls, not operations",
-    }  # fmt: skip
+    }
     return [timing.row(taken, name, "plain forward", **row) for name in list(WORKS)[1:]]
 
 
@@ -88,8 +93,9 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for kind in subjects.MAKERS:
-        rows += measure(kind, subjects.make(kind, subjects.size_of(kind, "tiny" if given.quick else "full")),
-                        given.rounds)  # fmt: skip
+        rows += measure(
+            kind, subjects.make(kind, subjects.size_of(kind, "tiny" if given.quick else "full")), given.rounds
+        )
     rows += measure("organism", organism(2 if given.quick else 32), given.rounds)
     timing.tell(rows, given.json)
 

@@ -23,8 +23,12 @@ from subjects import Subject
 import headtools as ht
 
 WHY = "references to what the pass computes"
-UNITS = {"record z": "plain forward", "record maps": "eager forward", "output_attentions": "eager forward",
-         "greatest weight of each row, folded": "eager forward"}  # fmt: skip
+UNITS = {
+    "record z": "plain forward",
+    "record maps": "eager forward",
+    "output_attentions": "eager forward",
+    "greatest weight of each row, folded": "eager forward",
+}
 
 
 def under(attention: str, work: Callable[[Subject], object]) -> Callable[[Subject], object]:

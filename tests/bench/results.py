@@ -21,11 +21,14 @@ JSON, MARKDOWN, PAGE = HERE / "results.json", HERE / "results.md", HERE.parents[
 BEGIN, END = "<!-- bench: written by make bench -->\n", "<!-- /bench -->"
 LIMIT = 20  # rows that the page can bear
 WORKS = {
-    "gradient": "gradient importance", "gradient, weights frozen": "gradient importance",
-    "leave-one-out": "exact leave-one-out", "relevance": "AttnLRP", "maps": "maps of all heads",
+    "gradient": "gradient importance",
+    "gradient, weights frozen": "gradient importance",
+    "leave-one-out": "exact leave-one-out",
+    "relevance": "AttnLRP",
+    "maps": "maps of all heads",
     "previous token": "weight on the token before",
     "pruned": "pass without half of the heads",
-}  # fmt: skip
+}
 NAMES = {"transformers4": "transformers", "transformer_lens": "TransformerLens", "captum": "captum", "lxt": "lxt"}
 BY = {"maps": "output_attentions", "pruned": "prune_heads"}  # of transformers 4; the rest is head_mask
 KINDS = {"bert": "BERT-base", "gpt2": "GPT-2 small", "marian": "Marian base"}
@@ -110,8 +113,9 @@ def short(results: Mapping) -> str:
         f"transformers {transformers}, random weights, 4 x 64 tokens (leave-one-out 2 x 64). In plain forward",
         "passes of the same environment, by CPU time: median ± half of the distance between the quartiles, alone where",
         "there was one round; *counted* are the operations that the three models need.\n",
-        "| work | counted | by | " + " | ".join(KINDS.values()) + " |", "|" + "---|" * (3 + len(KINDS)),
-    ]  # fmt: skip
+        "| work | counted | by | " + " | ".join(KINDS.values()) + " |",
+        "|" + "---|" * (3 + len(KINDS)),
+    ]
     for work, told_as in WORKS.items():
         some = [row for row in rows if row["work"] == work]
         if not some:

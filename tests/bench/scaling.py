@@ -86,17 +86,29 @@ def measure(size: str, rounds: int) -> list[dict]:
     subject = subjects.make("bert", subjects.size_of("bert", size, **base))
     for batches in BATCHES if size == "full" else (1, 2):
         taken = timing.interleaved(many(subject, batches, "ht.gradient"), rounds)
-        rows.append(timing.row(
-            taken, "ht.gradient", "plain forward", model=f"BERT-base width, corpus of {batches} batches",
-            counted=counts.gradient("bert", subject.size), why=gradient.WHY,
-        ))  # fmt: skip
+        rows.append(
+            timing.row(
+                taken,
+                "ht.gradient",
+                "plain forward",
+                model=f"BERT-base width, corpus of {batches} batches",
+                counted=counts.gradient("bert", subject.size),
+                why=gradient.WHY,
+            )
+        )
     subject = subjects.make("bert", subjects.size_of("bert", size, **{**base, "layers": 2}))
     for batches in BATCHES[:2] if size == "full" else (1, 2):
         taken = timing.interleaved(many(subject, batches, "ht.ablation"), rounds)
-        rows.append(timing.row(
-            taken, "ht.ablation", "plain forward", model=f"BERT-base width, 2 layers, corpus of {batches} batches",
-            counted=counts.ablation("bert", subject.size), why=EXACT,
-        ))  # fmt: skip
+        rows.append(
+            timing.row(
+                taken,
+                "ht.ablation",
+                "plain forward",
+                model=f"BERT-base width, 2 layers, corpus of {batches} batches",
+                counted=counts.ablation("bert", subject.size),
+                why=EXACT,
+            )
+        )
     return rows
 
 

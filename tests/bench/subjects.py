@@ -86,28 +86,45 @@ def make(kind: str, size: Size) -> Subject:
 def bert(size: Size) -> nn.Module:
     """A masked language model like BERT's."""
     config = transformers.BertConfig(
-        num_hidden_layers=size.layers, hidden_size=size.width, num_attention_heads=size.heads,
-        intermediate_size=size.inner, vocab_size=VOCABULARY,
-    )  # fmt: skip
+        num_hidden_layers=size.layers,
+        hidden_size=size.width,
+        num_attention_heads=size.heads,
+        intermediate_size=size.inner,
+        vocab_size=VOCABULARY,
+    )
     return transformers.BertForMaskedLM(config)
 
 
 def gpt2(size: Size) -> nn.Module:
     """A language model like GPT-2."""
     config = transformers.GPT2Config(
-        n_layer=size.layers, n_embd=size.width, n_head=size.heads, n_inner=size.inner, vocab_size=VOCABULARY,
-        bos_token_id=1, eos_token_id=1,
-    )  # fmt: skip
+        n_layer=size.layers,
+        n_embd=size.width,
+        n_head=size.heads,
+        n_inner=size.inner,
+        vocab_size=VOCABULARY,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
     return transformers.GPT2LMHeadModel(config)
 
 
 def marian(size: Size) -> nn.Module:
     """A translation model like Marian's and Voita's base models; ``size.layers`` in each stack."""
     config = transformers.MarianConfig(
-        vocab_size=VOCABULARY, d_model=size.width, encoder_layers=size.layers, decoder_layers=size.layers,
-        encoder_attention_heads=size.heads, decoder_attention_heads=size.heads, encoder_ffn_dim=size.inner,
-        decoder_ffn_dim=size.inner, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, forced_eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        d_model=size.width,
+        encoder_layers=size.layers,
+        decoder_layers=size.layers,
+        encoder_attention_heads=size.heads,
+        decoder_attention_heads=size.heads,
+        encoder_ffn_dim=size.inner,
+        decoder_ffn_dim=size.inner,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+    )
     return transformers.MarianMTModel(config)
 
 

@@ -49,11 +49,27 @@ def test_what_agrees_and_what_does_not(kept: dict):
 
 def made(**changes: object) -> dict:
     row = {
-        "peer": "captum", "kind": "bert", "model": "BERT-base, 12 layers", "version": "0.9.0", "work": "gradient",
-        "counted": 1.99, "why": "because", "ratio": 1.0, "low": 0.9, "high": 1.1, "ours_ratio": 2.0, "ours_low": 1.9,
-        "ours_high": 2.1, "peer_ratio": 3.0, "peer_low": 2.5, "peer_high": 3.5, "ours_s": 1.0, "peer_s": 1.5,
-        "difference": 1e-7, "rounds": 3,
-    }  # fmt: skip
+        "peer": "captum",
+        "kind": "bert",
+        "model": "BERT-base, 12 layers",
+        "version": "0.9.0",
+        "work": "gradient",
+        "counted": 1.99,
+        "why": "because",
+        "ratio": 1.0,
+        "low": 0.9,
+        "high": 1.1,
+        "ours_ratio": 2.0,
+        "ours_low": 1.9,
+        "ours_high": 2.1,
+        "peer_ratio": 3.0,
+        "peer_low": 2.5,
+        "peer_high": 3.5,
+        "ours_s": 1.0,
+        "peer_s": 1.5,
+        "difference": 1e-7,
+        "rounds": 3,
+    }
     return {**row, **changes}
 
 

@@ -19,8 +19,9 @@ def tiny() -> taxonomy.Subject:
 
 def test_every_size_gives_two_rows(tiny: taxonomy.Subject):
     rows = taxonomy.measure(tiny, rounds=2)
-    assert [row["work"] for row in rows] == [f"taxonomy, {n} sentences; passes {how}" for n in (2, 3)
-                                                  for how in ("in order", "sorted by length")]  # fmt: skip
+    assert [row["work"] for row in rows] == [
+        f"taxonomy, {n} sentences; passes {how}" for n in (2, 3) for how in ("in order", "sorted by length")
+    ]
     assert all(row["s"] > 0 and row["unit_s"] > 0 for row in rows)
     assert timing.markdown(rows).count("\n") == 5
 

@@ -60,9 +60,14 @@ def row(taken: Mapping[str, Sequence[float]], work: str, unit: str, **told: obje
     It may have ``bound``, what the ratio may be at most (None: no promise), and ``difference`` with ``tolerance``.
     """
     return {
-        "work": work, "unit": unit, **told, **ratio(taken[work], taken[unit]), "rounds": len(taken[work]),
-        "s": statistics.median(taken[work]), "unit_s": statistics.median(taken[unit]),
-    }  # fmt: skip
+        "work": work,
+        "unit": unit,
+        **told,
+        **ratio(taken[work], taken[unit]),
+        "rounds": len(taken[work]),
+        "s": statistics.median(taken[work]),
+        "unit_s": statistics.median(taken[unit]),
+    }
 
 
 def spread(row: Mapping) -> str:

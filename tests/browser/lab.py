@@ -179,8 +179,9 @@ def run_all(page, seconds: float = 1200) -> None:
 
 def cells(page) -> list[dict]:
     """Give the cells of the open notebook: ``cell_type``, ``source``, ``outputs`` as the notebook's file has them."""
-    return page.evaluate("() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells"
-                         ".map(c => c.toJSON())")  # fmt: skip
+    return page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells.map(c => c.toJSON())"
+    )
 
 
 def failed_cells(page) -> list[str]:

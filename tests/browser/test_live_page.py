@@ -177,8 +177,12 @@ def test_it_shuts_no_reader_out(live, scheme):
 
     live.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     live.click("#start")
-    for prepare in ("", "document.querySelector('#tour-show').click()", "document.querySelector('#tour-end').click()",
-                    "document.querySelector('[name=view][value=inside]').click()"):  # fmt: skip
+    for prepare in (
+        "",
+        "document.querySelector('#tour-show').click()",
+        "document.querySelector('#tour-end').click()",
+        "document.querySelector('[name=view][value=inside]').click()",
+    ):
         live.evaluate(prepare)
         found = Axe().run(live, options={"preload": False}).response["violations"]
         assert not [(v["id"], v["nodes"][0]["html"][:150], v["nodes"][0]["failureSummary"][:300]) for v in found]

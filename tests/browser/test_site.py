@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from headtools.lesson.claims import VERDICTS
+from headtools.course.claims import VERDICTS
 
 pytestmark = pytest.mark.full
 

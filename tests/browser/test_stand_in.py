@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headtools.lesson.frame import View, view_html, view_script
+from headtools.course.frame import View, view_html, view_script
 
 pytestmark = pytest.mark.full
 

@@ -32,9 +32,29 @@ WEIGHTS = {"precision": (2, 1, 1), "wrapping": (20, 10, 10, 1)}  # a compiled mo
 DROPOUT = 0.2
 MIXTURES = ("deepseek_v3", "gpt_oss")  # of experts
 PROJECTIONS = {  # what adapters are put on, under whatever name a model has it
-    "query", "key", "value", "dense", "q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "c_attn", "c_proj", "Wqkv",
-    "Wo", "q_lin", "v_lin", "out_lin", "query_key_value", "qkv_proj", "kv_b_proj", "q", "v", "o",
-}  # fmt: skip
+    "query",
+    "key",
+    "value",
+    "dense",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "out_proj",
+    "c_attn",
+    "c_proj",
+    "Wqkv",
+    "Wo",
+    "q_lin",
+    "v_lin",
+    "out_lin",
+    "query_key_value",
+    "qkv_proj",
+    "kv_b_proj",
+    "q",
+    "v",
+    "o",
+}
 
 
 @dataclass(frozen=True)
@@ -125,8 +145,10 @@ class Case:
         """Return some heads, {key: [head, ...]}: at least one, and of at most two layers."""
         luck = self.luck("heads")
         keys = luck.sample(sorted(self.layers), min(len(self.layers), luck.choice((1, 2))))
-        return {key: sorted(luck.sample(range(self.layers[key].heads), luck.randint(1, self.layers[key].heads - 1)))
-                for key in sorted(keys)}  # fmt: skip
+        return {
+            key: sorted(luck.sample(range(self.layers[key].heads), luck.randint(1, self.layers[key].heads - 1)))
+            for key in sorted(keys)
+        }
 
     # --- how the model is run ---------------------------------------------------------------------------------------
 

@@ -167,9 +167,10 @@ def gates(case: Case) -> Pair:
 def ablate_zero(case: Case) -> Pair:
     return (
         lambda: _answers(case, lambda number: ht.ablate(case.model, case.chosen)),
-        lambda: naive.answers(case, case.exposed(),
-                              lambda number, unit: {key: naive.off(heads) for key, heads in case.chosen.items()}),
-    )  # fmt: skip
+        lambda: naive.answers(
+            case, case.exposed(), lambda number, unit: {key: naive.off(heads) for key, heads in case.chosen.items()}
+        ),
+    )
 
 
 def ablate_mean(case: Case) -> Pair:
@@ -477,8 +478,21 @@ def relevance_gradient(case: Case) -> Pair:
 def relevance_cp(case: Case) -> Pair:
     """Relevance with attention held constant, against gradients of the model with its bends taken as constants."""
     # not roberta, whose last activation is a function
-    plain = ("bert", "electra", "distilbert", "bert_decoder", "gpt2", "gpt_neox", "opt", "llama", "qwen2",
-             "mistral", "bart", "marian", "vit")  # fmt: skip
+    plain = (
+        "bert",
+        "electra",
+        "distilbert",
+        "bert_decoder",
+        "gpt2",
+        "gpt_neox",
+        "opt",
+        "llama",
+        "qwen2",
+        "mistral",
+        "bart",
+        "marian",
+        "vit",
+    )
     if case.combination.architecture not in plain:
         raise NotRunnable("this model is not made of the modules that are taken as linear")
     given, keys = _sites(case)
@@ -512,11 +526,15 @@ def ov(case: Case) -> Pair:
 
     def ours() -> Numbers:
         found = geometry.ov(model)
-        return {f"{key} {head}": found[(*key, head)].left @ found[(*key, head)].right
-                for key, heads in case.chosen.items() for head in heads}  # fmt: skip
+        return {
+            f"{key} {head}": found[(*key, head)].left @ found[(*key, head)].right
+            for key, heads in case.chosen.items()
+            for head in heads
+        }
 
-    return ours, lambda: {f"{key} {head}": naive.circuit(case, key, head, "ov")
-                          for key, heads in case.chosen.items() for head in heads}  # fmt: skip
+    return ours, lambda: {
+        f"{key} {head}": naive.circuit(case, key, head, "ov") for key, heads in case.chosen.items() for head in heads
+    }
 
 
 def qk(case: Case) -> Pair:
@@ -527,11 +545,15 @@ def qk(case: Case) -> Pair:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # T5's position bias
             found = geometry.qk(case.model)
-        return {f"{key} {head}": found[(*key, head)].left @ found[(*key, head)].right
-                for key, heads in case.chosen.items() for head in heads}  # fmt: skip
+        return {
+            f"{key} {head}": found[(*key, head)].left @ found[(*key, head)].right
+            for key, heads in case.chosen.items()
+            for head in heads
+        }
 
-    return ours, lambda: {f"{key} {head}": naive.circuit(case, key, head, "qk")
-                          for key, heads in case.chosen.items() for head in heads}  # fmt: skip
+    return ours, lambda: {
+        f"{key} {head}": naive.circuit(case, key, head, "qk") for key, heads in case.chosen.items() for head in heads
+    }
 
 
 def edit(case: Case) -> Pair:
@@ -598,19 +620,40 @@ def taxonomy(case: Case) -> Pair:
     luck, marks = case.luck("sentences"), case.kind == "text"
     tokenizer = _tokenizer(marks, case.combination.padding)
     texts = [tuple(f"w{luck.randint(3, VOCAB - 1)}" for _ in range(luck.randint(3, 6))) for _ in range(6)]
-    sentences = [ht.Sentence(words, (0,) * len(words), ("root",) * len(words), ("_",) * len(words), (0,) * len(words))
-                 for words in texts]  # fmt: skip
+    sentences = [
+        ht.Sentence(words, (0,) * len(words), ("root",) * len(words), ("_",) * len(words), (0,) * len(words))
+        for words in texts
+    ]
     kind = {"text": "encoder", "causal": "decoder", "seq2seq": "encoder"}[case.kind]
     names = [key for key in case.layers if key[0] == kind]
-    wanted = ["offset -1", "offset +0", "offset +1", "previous", "next", "self", "first", "confidence", "entropy",
-              "distance"]  # fmt: skip
+    wanted = [
+        "offset -1",
+        "offset +0",
+        "offset +1",
+        "previous",
+        "next",
+        "self",
+        "first",
+        "confidence",
+        "entropy",
+        "distance",
+    ]
 
     def ours() -> Numbers:
         with case.setting():
-            frame = ht.taxonomy(case.prepared, tokenizer, sentences, roles=wanted, kinds=[kind], times=10,
-                                batch_size=luck.choice((1, 3, 32)))  # fmt: skip
-        return {f"{role} {layer}": torch.tensor(part.sort_values("head").score.tolist())
-                for (role, layer), part in frame.groupby(["role", "layer"])}  # fmt: skip
+            frame = ht.taxonomy(
+                case.prepared,
+                tokenizer,
+                sentences,
+                roles=wanted,
+                kinds=[kind],
+                times=10,
+                batch_size=luck.choice((1, 3, 32)),
+            )
+        return {
+            f"{role} {layer}": torch.tensor(part.sort_values("head").score.tolist())
+            for (role, layer), part in frame.groupby(["role", "layer"])
+        }
 
     def slow() -> Numbers:
         case.kind, case.model = {"seq2seq": "text"}.get(case.kind, case.kind), naive.quiet(case)
@@ -633,8 +676,11 @@ def taxonomy(case: Case) -> Pair:
                 for head, some in heads.items():
                     merged.setdefault((role, 0), {}).setdefault(head, []).extend(some)
             found = merged
-        return {f"{role} {number}": torch.tensor([sum(some) / len(some) for _, some in sorted(heads.items())])
-                for (role, number), heads in found.items() if role in wanted}  # fmt: skip
+        return {
+            f"{role} {number}": torch.tensor([sum(some) / len(some) for _, some in sorted(heads.items())])
+            for (role, number), heads in found.items()
+            if role in wanted
+        }
 
     two = case.two_sided
     return ours, slow
@@ -664,10 +710,12 @@ def induction(case: Case) -> Pair:
         found = {}
         for key in seen:
             maps = seen[key].maps
-            found |= {f"previous {key}": back.previous_token(maps)[0],
-                      f"duplicate {key}": back.duplicate_token(maps, ids)[0],
-                      f"induction {key}": back.induction(maps, length)[0],
-                      f"prefix {key}": back.prefix_matching(maps, ids)[0]}  # fmt: skip
+            found |= {
+                f"previous {key}": back.previous_token(maps)[0],
+                f"duplicate {key}": back.duplicate_token(maps, ids)[0],
+                f"induction {key}": back.induction(maps, length)[0],
+                f"prefix {key}": back.prefix_matching(maps, ids)[0],
+            }
         return found
 
     def slow() -> Numbers:
@@ -763,8 +811,20 @@ def refit(case: Case) -> Pair:
 
 def merge(case: Case) -> Pair:
     """Two heads that are copies of each other become one, and nothing is lost."""
-    names = ("bert", "roberta", "electra", "distilbert", "bert_decoder", "opt", "bart", "marian", "vit", "t5", "clip",
-             "whisper")  # fmt: skip
+    names = (
+        "bert",
+        "roberta",
+        "electra",
+        "distilbert",
+        "bert_decoder",
+        "opt",
+        "bart",
+        "marian",
+        "vit",
+        "t5",
+        "clip",
+        "whisper",
+    )
     if case.combination.architecture not in names or case.combination.precision != "float32":
         raise NotRunnable("copies are made where queries, keys and values are modules of their own")
     if case.combination.mode == "train" or case.combination.wrapping == "lora":
@@ -797,15 +857,41 @@ def merge(case: Case) -> Pair:
 
 
 MEASURES = {
-    "maps": maps, "z": z, "values": values, "scores": scores, "contributions": contributions,
-    "gates": gates, "ablate_zero": ablate_zero, "ablate_mean": ablate_mean, "ablate_resample": ablate_resample,
-    "ablate_uniform": ablate_uniform, "patch": patch, "prune": prune, "save_load": save_load,
-    "gradient": _gradient("example"), "gradient_position": _gradient("position"), "gradient_batch": _gradient("batch"),
-    "gradient_signed": _gradient("signed"), "gate_gradients": gate_gradients, "confidence": confidence,
-    "ablation": ablation, "ablation_losses": _ablation("zero"), "ablation_mean": _ablation("mean"),
-    "all_but_one": all_but_one, "interaction": interaction, "curvature": curvature,
-    "relevance_gradient": relevance_gradient, "relevance_cp": relevance_cp,
+    "maps": maps,
+    "z": z,
+    "values": values,
+    "scores": scores,
+    "contributions": contributions,
+    "gates": gates,
+    "ablate_zero": ablate_zero,
+    "ablate_mean": ablate_mean,
+    "ablate_resample": ablate_resample,
+    "ablate_uniform": ablate_uniform,
+    "patch": patch,
+    "prune": prune,
+    "save_load": save_load,
+    "gradient": _gradient("example"),
+    "gradient_position": _gradient("position"),
+    "gradient_batch": _gradient("batch"),
+    "gradient_signed": _gradient("signed"),
+    "gate_gradients": gate_gradients,
+    "confidence": confidence,
+    "ablation": ablation,
+    "ablation_losses": _ablation("zero"),
+    "ablation_mean": _ablation("mean"),
+    "all_but_one": all_but_one,
+    "interaction": interaction,
+    "curvature": curvature,
+    "relevance_gradient": relevance_gradient,
+    "relevance_cp": relevance_cp,
     "relevance_conserved": relevance_conserved,
-    "ov": ov, "qk": qk, "edit": edit, "taxonomy": taxonomy, "induction": induction,
-    "hard_concrete": hard_concrete, "curve": curve, "refit": refit, "merge": merge,
-}  # fmt: skip
+    "ov": ov,
+    "qk": qk,
+    "edit": edit,
+    "taxonomy": taxonomy,
+    "induction": induction,
+    "hard_concrete": hard_concrete,
+    "curve": curve,
+    "refit": refit,
+    "merge": merge,
+}

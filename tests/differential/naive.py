@@ -33,7 +33,10 @@ _BART = {
     ("cross",): "*decoder.layers.*.encoder_attn.out_proj",
 }
 OUTPUTS = {
-    "bert": _BERT, "roberta": _BERT, "electra": _BERT, "deberta_v2": _BERT,
+    "bert": _BERT,
+    "roberta": _BERT,
+    "electra": _BERT,
+    "deberta_v2": _BERT,
     "albert": {("encoder",): "*.attention.dense"},
     "distilbert": {("encoder",): "*.attention.out_lin"},
     "modernbert": {("encoder",): "*.attn.Wo"},
@@ -43,7 +46,10 @@ OUTPUTS = {
     "opt": {("decoder",): "*.self_attn.out_proj"},
     "gptj": {("decoder",): "*.attn.out_proj"},
     "bloom": {("decoder",): "*.self_attention.dense"},
-    "bart": _BART, "marian": _BART, "whisper": _BART, "fsmt": _BART,
+    "bart": _BART,
+    "marian": _BART,
+    "whisper": _BART,
+    "fsmt": _BART,
     "t5": {
         ("encoder",): "*encoder.block.*.SelfAttention.o",
         ("decoder",): "*decoder.block.*.SelfAttention.o",
@@ -59,18 +65,35 @@ OUTPUTS = {
         ("text_model", "decoder"): "*text_model.*.self_attn.out_proj",
         ("vision_model", "encoder"): "*vision_model.*.self_attn.out_proj",
     },
-}  # fmt: skip
+}
 SIX_HEADS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "phi3")  # with 2 of keys and values
 OUTPUTS |= dict.fromkeys((*SIX_HEADS, "deepseek_v3"), _LLAMA)
 
 # Models whose queries, keys and values are modules of their own: how these are called, beside the output projection.
 _Q_PROJ, _SELF = ("q_proj", "k_proj", "v_proj"), ("self.query", "self.key", "self.value")
 SEPARATE = {
-    "bert": _SELF, "roberta": _SELF, "electra": _SELF, "bert_decoder": _SELF, "albert": ("query", "key", "value"),
-    "distilbert": ("q_lin", "k_lin", "v_lin"), "t5": ("q", "k", "v"),
-} | dict.fromkeys(("opt", "llama", "qwen2", "qwen3", "bart", "marian", "whisper", "vit", "clip"), _Q_PROJ)  # fmt: skip
-BILINEAR = ("bert", "roberta", "electra", "bert_decoder", "albert", "distilbert", "opt", "bart", "marian", "whisper",
-            "vit", "clip")  # whose score of a pair is a product of queries and keys, and nothing else  # fmt: skip
+    "bert": _SELF,
+    "roberta": _SELF,
+    "electra": _SELF,
+    "bert_decoder": _SELF,
+    "albert": ("query", "key", "value"),
+    "distilbert": ("q_lin", "k_lin", "v_lin"),
+    "t5": ("q", "k", "v"),
+} | dict.fromkeys(("opt", "llama", "qwen2", "qwen3", "bart", "marian", "whisper", "vit", "clip"), _Q_PROJ)
+BILINEAR = (
+    "bert",
+    "roberta",
+    "electra",
+    "bert_decoder",
+    "albert",
+    "distilbert",
+    "opt",
+    "bart",
+    "marian",
+    "whisper",
+    "vit",
+    "clip",
+)  # whose score of a pair is a product of queries and keys, and nothing else
 
 
 @dataclass(frozen=True)
@@ -194,8 +217,10 @@ def spread(case, batch: dict, pieces: list, sides: dict) -> Tensor:
     whole = torch.full(shape, NAN)
     for unit, piece in pieces:
         for i, row in enumerate(unit.rows):
-            own, place = ([_numbers(told[i].get(sides.get(d)), n.shape[d]) for d in range(1, n.dim())]
-                          for told, n in ((unit.own, piece), (unit.place, whole)))  # fmt: skip
+            own, place = (
+                [_numbers(told[i].get(sides.get(d)), n.shape[d]) for d in range(1, n.dim())]
+                for told, n in ((unit.own, piece), (unit.place, whole))
+            )
             values = piece[i].detach().float()[torch.meshgrid(*own, indexing="ij")] if own else piece[i].float()
             if own:
                 whole[row][torch.meshgrid(*place, indexing="ij")] = values
@@ -367,8 +392,9 @@ def losses(case, changes: dict, model: nn.Module) -> Tensor:
     """The loss of every example while heads are changed, (n,)."""
     found = layers(case.combination.architecture, model)
     with torch.no_grad(), case.setting(), changed(found, changes):
-        return torch.stack([loss(case, model(**unit.inputs), unit.inputs)
-                            for unit in itertools.chain.from_iterable(case.units)])  # fmt: skip
+        return torch.stack(
+            [loss(case, model(**unit.inputs), unit.inputs) for unit in itertools.chain.from_iterable(case.units)]
+        )
 
 
 def ablation(case, keys: list, by: str) -> dict:
@@ -391,9 +417,9 @@ def all_but_one(case, keys: list) -> dict:
     before, rises = losses(case, {}, model), {}
     for key in keys:
         every = range(case.layers[key].heads)
-        rises[key] = torch.stack([
-            (losses(case, {key: off([h for h in every if h != kept])}, model) - before).mean() for kept in every
-        ])  # fmt: skip
+        rises[key] = torch.stack(
+            [(losses(case, {key: off([h for h in every if h != kept])}, model) - before).mean() for kept in every]
+        )
     return rises
 
 
@@ -439,8 +465,9 @@ def confidence(case, keys: list, exclude: list) -> dict:
     for call, (number, batch) in itertools.product(calls, enumerate(case.batches)):
         seen = maps(case, case.units, call)
         for key, row in itertools.product(keys, range(case.size(batch))):
-            asking, asked = (batch.get("input_ids" if side == "source" else "decoder_input_ids")
-                             for side in case.sides(key))  # fmt: skip
+            asking, asked = (
+                batch.get("input_ids" if side == "source" else "decoder_input_ids") for side in case.sides(key)
+            )
             for query in range(seen[f"batch {number} {key}"].shape[2]):
                 weights = seen[f"batch {number} {key}"][row, :, query]
                 if weights.isnan().all() or (exclude and int(asking[row, query]) in exclude):

@@ -154,16 +154,19 @@ def summary(outcomes: list) -> str:
     lines = [f"{len(outcomes)} combinations: " + ", ".join(f"{n} {end}" for end, n in ends.most_common())]
     reasons = Counter((o.combination.measure, re.sub(r"\d+", "N", o.why)[:110]) for o in outcomes if o.end == REFUSED)
     lines += [f"  refused {n} x {measure}: {why}" for (measure, why), n in sorted(reasons.items())]
-    failed = Counter((o.end, o.combination.measure, re.sub(r"\d[\d.e-]*", "N", o.why)[:110])
-                     for o in outcomes if o.end in FAILURES)  # fmt: skip
+    failed = Counter(
+        (o.end, o.combination.measure, re.sub(r"\d[\d.e-]*", "N", o.why)[:110]) for o in outcomes if o.end in FAILURES
+    )
     lines += [f"  {end} {n} x {measure}: {why}" for (end, measure, why), n in sorted(failed.items())]
     return "\n".join(lines)
 
 
 def write(outcomes: list, path: str | Path) -> None:
     """Write all outcomes as JSON."""
-    rows = [dataclasses.asdict(o.combination) | {"end": o.end, "why": o.why, "command": o.combination.command}
-            for o in outcomes]  # fmt: skip
+    rows = [
+        dataclasses.asdict(o.combination) | {"end": o.end, "why": o.why, "command": o.combination.command}
+        for o in outcomes
+    ]
     ends = Counter(outcome.end for outcome in outcomes)
     with contextlib.suppress(FileExistsError):
         Path(path).parent.mkdir(parents=True)

@@ -197,10 +197,20 @@ class State:
 
 @pytest.mark.parametrize(
     ("accelerator", "use_cpu", "cpu"),
-    [(None, None, True), (None, "false", True), ("mps", None, True), ("cuda", None, False), ("cuda", "false", False),
-     ("cuda", "0", False), ("cuda", "true", True), ("cuda", "True", True), ("cuda", "1", True),
-     ("cuda", "yes", True), ("xpu", None, False)],
-)  # fmt: skip
+    [
+        (None, None, True),
+        (None, "false", True),
+        ("mps", None, True),
+        ("cuda", None, False),
+        ("cuda", "false", False),
+        ("cuda", "0", False),
+        ("cuda", "true", True),
+        ("cuda", "True", True),
+        ("cuda", "1", True),
+        ("cuda", "yes", True),
+        ("xpu", None, False),
+    ],
+)
 def test_where_processes_work(monkeypatch, accelerator, use_cpu, cpu):
     state = State(monkeypatch, 2, "cpu" if cpu else f"{accelerator}:1")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerator is not None)

@@ -68,11 +68,14 @@ def test_a_stopped_run_goes_on(tmp_path):
     assert finished.measured == [0]
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"measure": Sums(factor=2)}, r"another run \(factor 1, not 2\): use another folder, checkpoint='elsewhere'"),
-    ({"model": nn.Linear(2, 2)}, r"another run \(other model\)"),
-    ({"batches": BATCHES[:4]}, r"another run \(other batches\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"measure": Sums(factor=2)}, r"another run \(factor 1, not 2\): use another folder, checkpoint='elsewhere'"),
+        ({"model": nn.Linear(2, 2)}, r"another run \(other model\)"),
+        ({"batches": BATCHES[:4]}, r"another run \(other batches\)"),
+    ],
+)
 def test_another_run_is_refused(tmp_path, change, message):
     given = {"measure": Sums(factor=1), "model": MODEL, "batches": BATCHES}
     run(**given, checkpoint=tmp_path)

@@ -45,8 +45,13 @@ def write_folder(path, text):
 def test_tensors_and_metadata_of_anything(tmp_path):
     path = tmp_path / "made" / "some.safetensors"
     both = torch.arange(8.0, requires_grad=True)
-    tensors = {"rows": torch.ones(2, 3, dtype=torch.bfloat16), "empty": torch.zeros(0, 4), "every other": both[::2],
-               "turned": both.view(2, 4).T, "again": both}  # fmt: skip
+    tensors = {
+        "rows": torch.ones(2, 3, dtype=torch.bfloat16),
+        "empty": torch.zeros(0, 4),
+        "every other": both[::2],
+        "turned": both.view(2, 4).T,
+        "again": both,
+    }
     assert write_tensors(path, tensors, {"done": [1, 2], "text": "\ud800"}) == path
     back, metadata = read_tensors(str(path))
     assert metadata == {"done": [1, 2], "text": "\ud800"}
@@ -162,8 +167,12 @@ def test_read_only_files_and_closed_folders(tmp_path):
     assert len(read_tensors(path)[0]["x"]) == 500, "of a link the file that it leads to is replaced"
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
-    for work in (lambda: write_bytes(closed / "b", b"x"), lambda: write_folder(closed / "new", "x"),
-                 lambda: write_bytes(closed / "deep" / "b", b"x"), lambda: Store(closed / "run", {})):  # fmt: skip
+    for work in (
+        lambda: write_bytes(closed / "b", b"x"),
+        lambda: write_folder(closed / "new", "x"),
+        lambda: write_bytes(closed / "deep" / "b", b"x"),
+        lambda: Store(closed / "run", {}),
+    ):
         message = told(work, without_power)
         assert re.match("PermissionError: .*Permission denied; .*and nothing is there: choose a folder that", message)
     assert not list(closed.iterdir())
@@ -172,8 +181,9 @@ def test_read_only_files_and_closed_folders(tmp_path):
 def test_two_that_write_the_same_file(tmp_path):
     """Each writes its own, the last one stands; at every moment the file is one of them."""
     path, ends = write_tensors(tmp_path / "a.safetensors", {"x": torch.zeros(1000)}), {}
-    children = together(*[lambda n=n: [write_tensors(path, {"x": torch.full((1000,), n)}) for _ in range(40)]
-                          for n in (1.0, 2.0)])  # fmt: skip
+    children = together(
+        *[lambda n=n: [write_tensors(path, {"x": torch.full((1000,), n)}) for _ in range(40)] for n in (1.0, 2.0)]
+    )
     recorded = set()
     while not over(children, ends):
         recorded |= set(read_tensors(path)[0]["x"].unique().tolist())
@@ -204,10 +214,24 @@ class Settings:
 
 
 DIFFERENT = [
-    1, 1.0, "1", None, True, [1], {"a": 1}, {"a": [1]}, torch.tensor([1]), torch.tensor([1.0]), torch.tensor([[1]]),
-    torch.tensor([1.0], dtype=torch.bfloat16), np.array([1.5]), Settings(1, ()), Settings(1, ("a",)), {"a", "b"},
+    1,
+    1.0,
+    "1",
+    None,
+    True,
+    [1],
+    {"a": 1},
+    {"a": [1]},
+    torch.tensor([1]),
+    torch.tensor([1.0]),
+    torch.tensor([[1]]),
+    torch.tensor([1.0], dtype=torch.bfloat16),
+    np.array([1.5]),
+    Settings(1, ()),
+    Settings(1, ("a",)),
+    {"a", "b"},
     ["a", "b"],
-]  # fmt: skip
+]
 
 
 def test_what_differs_has_another_fingerprint():

@@ -121,8 +121,10 @@ def test_copying_is_the_eigenvalue_ratio_of_the_full_circuit():
 
 def test_copying_by_hand():
     eye = torch.eye(4)
-    heads = Factored(torch.stack([eye[:, :2], eye[:, :2], eye[:, :2], 0 * eye[:, :2]]),
-                     torch.stack([eye[:2], -eye[:2], eye[2:], eye[:2]]))  # fmt: skip
+    heads = Factored(
+        torch.stack([eye[:, :2], eye[:, :2], eye[:, :2], 0 * eye[:, :2]]),
+        torch.stack([eye[:2], -eye[:2], eye[2:], eye[:2]]),
+    )
     got = geometry.copying(Circuits({("decoder", 0): heads}, "ov"), eye).values["decoder", 0]
     assert got.tolist() == pytest.approx([1, -1, 0, 0], abs=1e-6)  # copies, suppresses, moves elsewhere, silent
     with pytest.raises(ValueError, match="tables are 5 and 5 wide"):

@@ -205,8 +205,10 @@ def test_overlap_ignores_gauge_and_counts_only_directions_in_use():
     turned = Factored(a.left @ gauge, torch.linalg.inv(gauge) @ a.right)
     near(geometry.overlap(a, turned).values.diagonal(), [1.0, 1.0])
     near(geometry.cosine(a, turned).values.diagonal(), [1.0, 1.0])
-    idle = Factored(torch.cat([a.left, torch.zeros(2, 12, 2, dtype=torch.float64)], -1),
-                    torch.cat([a.right, torch.randn(2, 2, 12, dtype=torch.float64)], 1))  # fmt: skip
+    idle = Factored(
+        torch.cat([a.left, torch.zeros(2, 12, 2, dtype=torch.float64)], -1),
+        torch.cat([a.right, torch.randn(2, 2, 12, dtype=torch.float64)], 1),
+    )
     near(geometry.overlap(a, idle).values, geometry.overlap(a).values)
 
 

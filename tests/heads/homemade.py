@@ -35,8 +35,14 @@ class HomeAttention(nn.Module):
 
 def attention(heads="num_heads", kv_heads="num_key_value_heads", width="embed_dim"):
     """A model of one such layer, and what it reads (B, T, d_model)."""
-    room = {"nn": nn, "ALL_ATTENTION_FUNCTIONS": ALL_ATTENTION_FUNCTIONS, "HEADS": HEADS, "KV_HEADS": KV_HEADS,
-            "WIDTH": WIDTH, "D_MODEL": D_MODEL}  # fmt: skip
+    room = {
+        "nn": nn,
+        "ALL_ATTENTION_FUNCTIONS": ALL_ATTENTION_FUNCTIONS,
+        "HEADS": HEADS,
+        "KV_HEADS": KV_HEADS,
+        "WIDTH": WIDTH,
+        "D_MODEL": D_MODEL,
+    }
     exec(SOURCE.format(heads=heads, kv_heads=kv_heads, width=width), room)  # names can be chosen in no other way
     torch.manual_seed(0)
     return nn.Sequential(room["HomeAttention"](SimpleNamespace())).eval(), torch.randn(2, 5, D_MODEL)

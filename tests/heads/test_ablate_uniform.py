@@ -142,15 +142,21 @@ CONVOLUTIONS = {"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3
 LISTENS = SHAPE | QUIET | CONVOLUTIONS | {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}
 WINDOWS = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
 BIASED = {  # a position bias of each head, in the mask or beside it
-    "beit": (lambda: tf.BeitModel(tf.BeitConfig(**IMAGE, use_relative_position_bias=True)),
-             ("pixel_values", 3, 16, 16)),
-    "beit, shared": (lambda: tf.BeitModel(tf.BeitConfig(**IMAGE, use_shared_relative_position_bias=True)),
-                     ("pixel_values", 3, 16, 16)),
+    "beit": (
+        lambda: tf.BeitModel(tf.BeitConfig(**IMAGE, use_relative_position_bias=True)),
+        ("pixel_values", 3, 16, 16),
+    ),
+    "beit, shared": (
+        lambda: tf.BeitModel(tf.BeitConfig(**IMAGE, use_shared_relative_position_bias=True)),
+        ("pixel_values", 3, 16, 16),
+    ),
     "swin": (lambda: tf.SwinModel(tf.SwinConfig(**WINDOWS, drop_path_rate=0.0)), ("pixel_values", 3, 32, 32)),
     "parakeet": (lambda: tf.ParakeetEncoder(tf.ParakeetEncoderConfig(**SPEECH)), ("input_features", 64, 16)),
-    "conformer": (lambda: tf.Wav2Vec2ConformerModel(tf.Wav2Vec2ConformerConfig(**LISTENS, mask_time_prob=0.0)),
-                  ("input_values", 400)),
-}  # fmt: skip
+    "conformer": (
+        lambda: tf.Wav2Vec2ConformerModel(tf.Wav2Vec2ConformerConfig(**LISTENS, mask_time_prob=0.0)),
+        ("input_values", 400),
+    ),
+}
 
 
 def biased(name):

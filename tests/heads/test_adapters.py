@@ -199,8 +199,11 @@ AROUND = {
     "prune": lambda layer: nn.utils.prune.l1_unstructured(layer, "weight", 0.5),
     "prune twice": lambda layer: nn.utils.prune.random_unstructured(AROUND["prune"](layer), "weight", 0.5),
 }
-LINES = {"older weight_norm": r"remove_weight_norm\(", "older spectral_norm": r"remove_spectral_norm\(",
-         "prune": r"torch\.nn\.utils\.prune\.remove\("}  # fmt: skip
+LINES = {
+    "older weight_norm": r"remove_weight_norm\(",
+    "older spectral_norm": r"remove_spectral_norm\(",
+    "prune": r"torch\.nn\.utils\.prune\.remove\(",
+}
 
 
 def wrapped(name, wrapper):

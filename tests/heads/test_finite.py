@@ -155,8 +155,14 @@ def test_fused_and_shared_projections_are_told_head_by_head(name):
         weight = model.transformer.h[1].attn.c_attn.weight
         place, heads = (3, 16 + 5), r"head 1"  # the key of the second head
     else:
-        config = LlamaConfig(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2,
-                             intermediate_size=8, vocab_size=29)  # fmt: skip
+        config = LlamaConfig(
+            hidden_size=16,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_hidden_layers=2,
+            intermediate_size=8,
+            vocab_size=29,
+        )
         model = LlamaForCausalLM(config).eval()
         weight = model.model.layers[1].self_attn.k_proj.weight
         place, heads = (5, 3), r"heads \[2, 3\]"  # the second key, which two heads share

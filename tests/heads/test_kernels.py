@@ -135,12 +135,15 @@ def test_gates_and_stand_ins_come_where_the_outputs_are():
     key = ("decoder", 1)
     z = {site.key: torch.zeros(3, 7, 4, 8) for site in sites}
     for context in (
-        ht.gates(model, {key: torch.ones(4)}), ht.gates(model, {key: torch.ones(3, 7, 4, dtype=torch.float64)}),
-        ht.ablate(model, {key: [1]}), ht.ablate(model, {key: [1]}, replacement="uniform"),
+        ht.gates(model, {key: torch.ones(4)}),
+        ht.gates(model, {key: torch.ones(3, 7, 4, dtype=torch.float64)}),
+        ht.ablate(model, {key: [1]}),
+        ht.ablate(model, {key: [1]}, replacement="uniform"),
         ht.patch(model, {key: [1]}, z),
-        ht.patch(model, {key: [1]}, z, [0, 2]), ht.patch(model, {key: [1]}, z, torch.ones(3, 7, dtype=torch.bool)),
+        ht.patch(model, {key: [1]}, z, [0, 2]),
+        ht.patch(model, {key: [1]}, z, torch.ones(3, 7, dtype=torch.bool)),
         ht.record(model),
-    ):  # fmt: skip
+    ):
         with context:
             given = logits(model(**batch))
         assert (given.device.type, given.dtype) == ("meta", torch.float32)

@@ -62,8 +62,9 @@ def test_types_stay_but_for_maps():
     with ht.record(model, want=NAMES, grad=True) as r:
         model(**batch)
     assert {name: getattr(r["encoder", 0], name).dtype for name in NAMES} == {
-        **dict.fromkeys(NAMES, torch.bfloat16), "maps": torch.float32,
-    }  # fmt: skip
+        **dict.fromkeys(NAMES, torch.bfloat16),
+        "maps": torch.float32,
+    }
     assert all(getattr(r["encoder", 2], name).requires_grad for name in NAMES)
     with ht.record(model, want=NAMES) as r:
         model(**batch)

@@ -145,11 +145,14 @@ def test_bad_scores(build, kind, words):
     [
         ([[0.5]], {}, "<HeadScores 'score': 1 heads, highest encoder 0.0 0.5>"),
         ([[1.0, 2], [3]], {}, "<HeadScores 'score': 3 heads, highest encoder 1.0 3, encoder 0.1 2, encoder 0.0 1>"),
-        ([[4.0, 3, 2, 1]], {"kept": 0.25}, "<HeadScores 'score': 4 heads, highest encoder 0.0 4, encoder 0.1 3, "
-                                           "encoder 0.2 2; kept 0.25>"),
+        (
+            [[4.0, 3, 2, 1]],
+            {"kept": 0.25},
+            "<HeadScores 'score': 4 heads, highest encoder 0.0 4, encoder 0.1 3, encoder 0.2 2; kept 0.25>",
+        ),
         ([[0.12345]], {"a": 1.0, "b": 2.0}, "<HeadScores 'score': 1 heads, highest encoder 0.0 0.123; a 1; b 2>"),
     ],
-)  # fmt: skip
+)
 def test_what_scores_say_of_themselves(values, notes, text):
     assert repr(scores(values, notes=notes)) == text
 

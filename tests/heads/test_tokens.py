@@ -88,10 +88,18 @@ def test_sound_is_masked_as_its_model_does_it():
     import transformers as tf
 
     config = tf.Wav2Vec2Config(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, conv_dim=(8,),
-        conv_kernel=(4,), conv_stride=(4,), num_feat_extract_layers=1, num_conv_pos_embeddings=4,
-        num_conv_pos_embedding_groups=2, vocab_size=9,
-    )  # fmt: skip
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        conv_dim=(8,),
+        conv_kernel=(4,),
+        conv_stride=(4,),
+        num_feat_extract_layers=1,
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        vocab_size=9,
+    )
     model = tf.Wav2Vec2ForCTC(config).eval()
     mask = torch.ones(2, 32)
     mask[1, 16:] = 0

@@ -60,8 +60,14 @@ def test_a_window_that_hides_nothing_changes_nothing(name):
 def test_a_cache_sees_what_the_whole_text_sees(name, cache):
     model, batch = zoo_model(name, "left")
     heads = {site.key: [0, 2] for site in ht.sites(model)}
-    options = {"do_sample": False, "max_new_tokens": 6, "pad_token_id": 0, "eos_token_id": None,
-               "output_logits": True, "return_dict_in_generate": True}  # fmt: skip
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 6,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+    }
 
     def logits(**more):
         return torch.stack(model.generate(**batch, **options, **more).logits)

@@ -92,13 +92,6 @@ def test_every_replacement_is_that_of_ablate(name, by):
     close(found, by_loop(model, batch, scored, by))
 
 
-def test_the_number_of_rows_is_no_longer_asked_for():
-    model, batch = zoo_model("bert")
-    with pytest.warns(DeprecationWarning, match="max_rows=...\\) no longer has an effect: leave max_rows= out"):
-        found = quietly(model, batch, scored, max_rows=4)
-    close(found, quietly(model, batch, scored), 0)
-
-
 def test_a_reference_of_its_own():
     model, batch = zoo_model("bert")
     other = {"input_ids": batch["input_ids"].flip(1)[:2], "attention_mask": batch["attention_mask"].flip(1)[:2]}
@@ -161,8 +154,9 @@ def test_what_comes_before_is_not_run_for_every_head(name, layer):
         return lambda *_: calls.__setitem__(part, calls[part] + 1)
 
     inside = next(module for module in model.get_submodule(layer).modules() if isinstance(module, nn.Linear))
-    hooks = [module.register_forward_hook(count(part)) for part, module in
-             (("before", inside), ("its q", last.q.module))]  # fmt: skip
+    hooks = [
+        module.register_forward_hook(count(part)) for part, module in (("before", inside), ("its q", last.q.module))
+    ]
     try:
         quietly(model, [batch] * 5, scored, sites=[last.key])
     finally:
@@ -284,8 +278,10 @@ def test_odd_models(odd, expected, runs):
 def test_a_loss_may_bring_labels_of_its_own(runs):
     model, batch = zoo_model("bert")
     own = torch.tensor([0.5, 1.0, 2.0])
-    close(quietly(model, batch, lambda outputs, _: own * scored(outputs, None)),
-          by_loop(model, batch, lambda outputs, _: own * scored(outputs, None)))  # fmt: skip
+    close(
+        quietly(model, batch, lambda outputs, _: own * scored(outputs, None)),
+        by_loop(model, batch, lambda outputs, _: own * scored(outputs, None)),
+    )
     assert runs == [True]
 
 

@@ -164,8 +164,9 @@ def test_it_survives_being_killed(tmp_path):
     root = Path(ht.__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", script]
-    with subprocess.Popen([*command, tmp_path / "killed", "2"], env=environment, stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True) as process:  # fmt: skip
+    with subprocess.Popen(
+        [*command, tmp_path / "killed", "2"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout.readline() == "written\n"
         process.send_signal(signal.SIGKILL)
     assert len(list((tmp_path / "killed").glob("0*.safetensors"))) == 3

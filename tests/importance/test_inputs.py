@@ -19,27 +19,66 @@ from ..heads.zoo import zoo_model
 from .test_gradient import close, labelled
 
 MARKS = {"vocab_size": 40, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 3}
-TWO = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-       "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}  # fmt: skip
+TWO = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+}
 SOUND = {"num_mel_bins": 8, "input_features": 8}
 
 
 def translators():
     yield "m2m_100", tf.M2M100ForConditionalGeneration, tf.M2M100Config, {**TWO, **MARKS}, "text"
-    yield "nllb_moe", tf.NllbMoeForConditionalGeneration, tf.NllbMoeConfig, {
-        **TWO, **MARKS, "num_experts": 2, "encoder_sparse_step": 0, "decoder_sparse_step": 0}, "text"  # fmt: skip
+    yield (
+        "nllb_moe",
+        tf.NllbMoeForConditionalGeneration,
+        tf.NllbMoeConfig,
+        {**TWO, **MARKS, "num_experts": 2, "encoder_sparse_step": 0, "decoder_sparse_step": 0},
+        "text",
+    )
     yield "blenderbot", tf.BlenderbotForConditionalGeneration, tf.BlenderbotConfig, {**TWO, **MARKS}, "text"
     small = tf.BlenderbotSmallForConditionalGeneration
     yield "blenderbot_small", small, tf.BlenderbotSmallConfig, {**TWO, **MARKS}, "text"
-    yield "whisper", tf.WhisperForConditionalGeneration, tf.WhisperConfig, {
-        **TWO, **MARKS, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 20}, "sound"  # fmt: skip
-    yield "speech_to_text", tf.Speech2TextForConditionalGeneration, tf.Speech2TextConfig, {
-        **TWO, **MARKS, "input_feat_per_channel": 8, "conv_channels": 16, "max_source_positions": 30,
-        "max_target_positions": 20}, "frames"  # fmt: skip
-    yield "moonshine", tf.MoonshineForConditionalGeneration, tf.MoonshineConfig, {
-        **MARKS, "hidden_size": 16, "intermediate_size": 16, "encoder_num_hidden_layers": 1,
-        "decoder_num_hidden_layers": 1, "encoder_num_attention_heads": 2,
-        "decoder_num_attention_heads": 2}, "wave"  # fmt: skip
+    yield (
+        "whisper",
+        tf.WhisperForConditionalGeneration,
+        tf.WhisperConfig,
+        {**TWO, **MARKS, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 20},
+        "sound",
+    )
+    yield (
+        "speech_to_text",
+        tf.Speech2TextForConditionalGeneration,
+        tf.Speech2TextConfig,
+        {
+            **TWO,
+            **MARKS,
+            "input_feat_per_channel": 8,
+            "conv_channels": 16,
+            "max_source_positions": 30,
+            "max_target_positions": 20,
+        },
+        "frames",
+    )
+    yield (
+        "moonshine",
+        tf.MoonshineForConditionalGeneration,
+        tf.MoonshineConfig,
+        {
+            **MARKS,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "encoder_num_hidden_layers": 1,
+            "decoder_num_hidden_layers": 1,
+            "encoder_num_attention_heads": 2,
+            "decoder_num_attention_heads": 2,
+        },
+        "wave",
+    )
     # whose models have a method for it
     yield "mbart", tf.MBartForConditionalGeneration, tf.MBartConfig, {**TWO, **MARKS}, "text"
     yield "pegasus", tf.PegasusForConditionalGeneration, tf.PegasusConfig, {**TWO, **MARKS}, "text"
@@ -55,9 +94,11 @@ def test_labels_alone_give_the_models_own_loss(name, made, config, sizes, reads)
     labels = torch.randint(4, 40, (2, 5))
     labels[:, -1] = 2
     inputs = {
-        "text": {"input_ids": torch.randint(4, 40, (2, 6))}, "sound": {"input_features": torch.randn(2, 8, 20)},
-        "frames": {"input_features": torch.randn(2, 20, 8)}, "wave": {"input_values": torch.randn(2, 3000)},
-    }[reads]  # fmt: skip
+        "text": {"input_ids": torch.randint(4, 40, (2, 6))},
+        "sound": {"input_features": torch.randn(2, 8, 20)},
+        "frames": {"input_features": torch.randn(2, 20, 8)},
+        "wave": {"input_values": torch.randn(2, 3000)},
+    }[reads]
     batch = {**inputs, "labels": labels}
     with torch.no_grad():
         own = model(**batch).loss.item()

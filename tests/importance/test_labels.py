@@ -55,8 +55,9 @@ def test_a_model_that_continues_gets_the_sentence(side):
     for row, sentence in enumerate(SENTENCES):
         if side == "right":
             (alone,) = ht.label(model("continues"), TOKENIZER, [sentence])
-            assert torch.allclose(slopes["decoder", 0][row], ht.gate_gradients(model("continues"), alone)["decoder", 0],
-                                  atol=1e-6)  # fmt: skip
+            assert torch.allclose(
+                slopes["decoder", 0][row], ht.gate_gradients(model("continues"), alone)["decoder", 0], atol=1e-6
+            )
 
 
 def test_a_model_that_fills_in_gets_masked_words():

@@ -106,9 +106,13 @@ def test_a_position_and_a_side_of_padding():
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("bert_decoder", "does not"), ("gemma2", "norms what its attention writes"), ("bert", "encoder attention"),
-     ("marian", "encoder and")],
-)  # fmt: skip
+    [
+        ("bert_decoder", "does not"),
+        ("gemma2", "norms what its attention writes"),
+        ("bert", "encoder attention"),
+        ("marian", "encoder and"),
+    ],
+)
 def test_streams_that_are_no_sum_are_refused(name, message):
     model, batch = zoo_model(name)
     with pytest.raises(ValueError, match=message):

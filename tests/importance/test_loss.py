@@ -134,13 +134,19 @@ def explain(name, values, **batch):
         ("bert", {"attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0]])}, [[0, 1, 1, 1], [1, 1, 1, 0]]),
         ("bert", {"labels": LABELS[:, :3], "attention_mask": torch.ones(2, 3)}, [[1, 1, 1, 1], [1, 1, 1, 1]]),
         ("gpt2", {"labels": LABELS}, [[1, 0, 1, 0], [1, 1, 0, 0]]),
-        ("gpt2", {"labels": LABELS, "attention_mask": torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])},
-         [[1, 0, 1, 0], [0, 1, 0, 0]]),
+        (
+            "gpt2",
+            {"labels": LABELS, "attention_mask": torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])},
+            [[1, 0, 1, 0], [0, 1, 0, 0]],
+        ),
         ("marian", {"attention_mask": torch.zeros(2, 4)}, [[1, 1, 1, 1], [1, 1, 1, 1]]),
-        ("marian", {"decoder_attention_mask": torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]])},
-         [[1, 1, 0, 0], [1, 0, 0, 0]]),
+        (
+            "marian",
+            {"decoder_attention_mask": torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]])},
+            [[1, 1, 0, 0], [1, 0, 0, 0]],
+        ),
     ],
-)  # fmt: skip
+)
 def test_which_steps_count(name, batch, counted):
     message = explain(name, draw(2, 4), **batch)
     assert message.counted.dtype == torch.bool

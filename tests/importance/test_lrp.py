@@ -193,8 +193,12 @@ def test_one_pass_over_a_whole_translation_is_generation_step_by_step():
     written = model.generate(**encoder, **greedy, max_new_tokens=4)
     whole = propagate(model, encoder | {"decoder_input_ids": written[:, :-1]}, rules="cp")
     for step in range(4):
-        one = propagate(model, encoder | {"decoder_input_ids": written[:, : step + 1]},
-                        lambda outputs, _b: outputs.logits[:, -1].amax(-1), "cp")  # fmt: skip
+        one = propagate(
+            model,
+            encoder | {"decoder_input_ids": written[:, : step + 1]},
+            lambda outputs, _b: outputs.logits[:, -1].amax(-1),
+            "cp",
+        )
         here = torch.arange(3) * 4 + step
         assert torch.allclose(whole.explained[here], one.explained)
         close({key: part[here] for key, part in whole.parts.items()}, one.parts, 1e-9)
@@ -481,8 +485,10 @@ def test_bad_input_is_refused():
 
 def test_own_rules():
     model, batch = double("bert", biases=False)
-    weak, strong = (propagate(model, batch, picked, Rules(linear="epsilon", epsilon=e, attention="constant")).conserved
-                    for e in (1e-9, 0.5))  # fmt: skip
+    weak, strong = (
+        propagate(model, batch, picked, Rules(linear="epsilon", epsilon=e, attention="constant")).conserved
+        for e in (1e-9, 0.5)
+    )
     assert weak == pytest.approx(1, abs=1e-4)
     assert abs(strong) < 0.9  # epsilon takes its part at every layer
     assert relevance(model, batch, picked, Rules()).name == "relevance, own rules"

@@ -109,8 +109,9 @@ def test_the_models_own_head_in_a_score():
     """A map with a bias is the same map inside a score as inside the model."""
     model, batch = double("gpt2")
     plain = propagate(model, batch, SCORES["logit"], "voita")
-    again = propagate(model, batch | {"output_hidden_states": True},
-                      lambda o, _: model.lm_head(o.hidden_states[-1])[:, 0, 3], "voita")  # fmt: skip
+    again = propagate(
+        model, batch | {"output_hidden_states": True}, lambda o, _: model.lm_head(o.hidden_states[-1])[:, 0, 3], "voita"
+    )
     close(again.parts, plain.parts, 1e-9)
     assert (again.conserved, again.absorbed) == pytest.approx((plain.conserved, plain.absorbed))
 
@@ -187,11 +188,18 @@ def test_how_operations_scale(dtype):
     x = draw(3, 4).to(dtype).requires_grad_()
     y = draw(3, 4, seed=1).to(dtype).requires_grad_()
     wanted = [
-        (lambda x, y: x.cumsum(-1), 1), (lambda x, y: x.logsumexp(-1), None), (lambda x, y: x.square(), 2),
-        (lambda x, y: torch.outer(x[0], y[0]), 2), (lambda x, y: x.abs().sqrt(), 0.5), (lambda x, y: x.sign(), 0),
-        (lambda x, y: x.reciprocal(), -1), (lambda x, y: x.prod(-1), 4), (lambda x, y: x + y**2, None),
-        (lambda x, y: x.masked_fill(x > 0, -torch.inf), 1), (lambda x, y: x.log_softmax(-1), None),
-    ]  # fmt: skip
+        (lambda x, y: x.cumsum(-1), 1),
+        (lambda x, y: x.logsumexp(-1), None),
+        (lambda x, y: x.square(), 2),
+        (lambda x, y: torch.outer(x[0], y[0]), 2),
+        (lambda x, y: x.abs().sqrt(), 0.5),
+        (lambda x, y: x.sign(), 0),
+        (lambda x, y: x.reciprocal(), -1),
+        (lambda x, y: x.prod(-1), 4),
+        (lambda x, y: x + y**2, None),
+        (lambda x, y: x.masked_fill(x > 0, -torch.inf), 1),
+        (lambda x, y: x.log_softmax(-1), None),
+    ]
     for way, n in wanted:
         assert degree(lambda given, way=way: way(*given), [x, y], [way(x, y)]) == n
 

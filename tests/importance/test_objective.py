@@ -22,8 +22,10 @@ def batches():
     draw = torch.Generator().manual_seed(1)
     one, two = (torch.randint(1, 50, shape, generator=draw) for shape in ((3, 6), (2, 5)))
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    return [{"input_ids": one, "attention_mask": torch.ones_like(one)},
-            {"input_ids": two * mask, "attention_mask": mask}]  # fmt: skip
+    return [
+        {"input_ids": one, "attention_mask": torch.ones_like(one)},
+        {"input_ids": two * mask, "attention_mask": mask},
+    ]
 
 
 def lengths(hidden, batch):
@@ -92,9 +94,19 @@ def test_what_output_change_refuses(model, batches):
         ht.gradient(model, batches[:1], change)
     with pytest.raises(ValueError, match="unchanged output is not known"):
         ht.ablation(model, batches[1], change, progress=False)
-    clip = tf.CLIPModel(tf.CLIPConfig(text_config={**SMALL, "eos_token_id": 49}, vision_config={
-        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "image_size": 4,
-        "patch_size": 2}))  # fmt: skip
+    clip = tf.CLIPModel(
+        tf.CLIPConfig(
+            text_config={**SMALL, "eos_token_id": 49},
+            vision_config={
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "intermediate_size": 8,
+                "image_size": 4,
+                "patch_size": 2,
+            },
+        )
+    )
     pair = {"input_ids": torch.tensor([[1, 49]]), "pixel_values": torch.ones(1, 3, 4, 4)}
     with pytest.raises(ValueError, match="expected last_hidden_state or logits"):
         output_change(clip.eval(), pair)

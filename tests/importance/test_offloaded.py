@@ -58,10 +58,13 @@ def test_what_reads_no_weights_gives_the_same_numbers(name, placement, tmp_path)
     gate = {key: torch.full((ht.sites(plain)[key].heads,), 0.5)}
     with torch.no_grad(), ht.gates(model, gate), ht.gates(plain, gate):
         assert torch.equal(model(**batch).logits, plain(**batch).logits)
-    for measure, more in ((ht.gradient, {}), (ht.ablation, {"progress": False}),
-                          (ht.ablation, {"replacement": "mean", "progress": False}),
-                          (ht.ablation, {"replacement": "uniform", "progress": False}),
-                          (ht.confidence, {})):  # fmt: skip
+    for measure, more in (
+        (ht.gradient, {}),
+        (ht.ablation, {"progress": False}),
+        (ht.ablation, {"replacement": "mean", "progress": False}),
+        (ht.ablation, {"replacement": "uniform", "progress": False}),
+        (ht.confidence, {}),
+    ):
         found, wanted = (measure(one, given, **more) for one in (model, plain))
         assert torch.allclose(found.flat(), wanted.flat(), atol=1e-6), (measure.__name__, more)
     assert weights(model) == before, "offloaded again, and as ready to be trained as before"
@@ -84,10 +87,13 @@ def test_what_reads_weights_refuses_those_that_are_not_there(placement, tmp_path
     model, batch = placed("bert", placement, tmp_path)
     heads = [("encoder", 0, 1), ("encoder", 0, 2)]
     for work in (
-        lambda: ht.relevance(model, labelled(batch)), lambda: ht.prune(model, heads), lambda: ov(model),
-        lambda: qk(model), lambda: ht.merge(model, [heads], labelled(batch)),
+        lambda: ht.relevance(model, labelled(batch)),
+        lambda: ht.prune(model, heads),
+        lambda: ov(model),
+        lambda: qk(model),
+        lambda: ht.merge(model, [heads], labelled(batch)),
         lambda: ht.edit(model, heads[0], drop_top=1).__enter__(),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=r"weights, and \d+ of them are offloaded.*device_map=None"):
             work()
 

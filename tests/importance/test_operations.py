@@ -12,13 +12,34 @@ from .test_lrp_rules import back, draw
 
 ACTIVATIONS = {
     function.__name__: function
-    for function in (F.relu, F.relu6, F.gelu, F.silu, F.leaky_relu, F.elu, F.selu, F.celu, F.softplus, F.mish,
-                     F.hardtanh, F.hardswish, F.hardsigmoid, F.logsigmoid, F.softsign)
+    for function in (
+        F.relu,
+        F.relu6,
+        F.gelu,
+        F.silu,
+        F.leaky_relu,
+        F.elu,
+        F.selu,
+        F.celu,
+        F.softplus,
+        F.mish,
+        F.hardtanh,
+        F.hardswish,
+        F.hardsigmoid,
+        F.logsigmoid,
+        F.softsign,
+    )
 } | {
-    "tanh": torch.tanh, "sigmoid": torch.sigmoid, "F.tanh": F.tanh, "F.sigmoid": F.sigmoid, "torch.relu": torch.relu,
-    "clamp": lambda x: x.clamp(-0.5, 0.5), "clip": lambda x: torch.clip(x, -0.5, 0.5),
-    "clamp_min": lambda x: torch.clamp_min(x, 0.2), "clamp_max": lambda x: x.clamp_max(0.2),
-}  # fmt: skip
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "F.tanh": F.tanh,
+    "F.sigmoid": F.sigmoid,
+    "torch.relu": torch.relu,
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "clip": lambda x: torch.clip(x, -0.5, 0.5),
+    "clamp_min": lambda x: torch.clamp_min(x, 0.2),
+    "clamp_max": lambda x: x.clamp_max(0.2),
+}
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -56,19 +77,39 @@ SAME = {  # one operation, by all its names, of activations x (2, 3) and somethi
     "mul": [lambda x: x * C, lambda x: torch.mul(x, C), lambda x: torch.multiply(x, C), lambda x: C * x],
     "div": [lambda x: x / C, lambda x: torch.div(x, C), lambda x: torch.divide(x, C), lambda x: x.divide(C)],
     "cat": [lambda x: torch.cat([x, C]), lambda x: torch.concat([x, C]), lambda x: torch.cat(tensors=(x, C), dim=0)],
-    "map": [lambda x: F.linear(x, C), lambda x: x @ C.T, lambda x: torch.mm(x, C.T), lambda x: torch.matmul(x, C.T),
-            lambda x: torch.bmm(x[None], C.T[None])[0], lambda x: torch.einsum("bi,oi->bo", x, C),
-            lambda x: torch.einsum("bi,oi->bo", [x, C])],
-    "one": [lambda x: F.linear(x, C[:1])[:, 0], lambda x: torch.mv(x, C[0]), lambda x: x @ C[0],
-            lambda x: torch.stack([torch.dot(row, C[0]) for row in x])],
-    "biased": [lambda x: F.linear(x, C, C[:, 0]), lambda x: torch.addmm(C[:, 0], x, C.T),
-               lambda x: torch.addmm(C[:, 0], mat1=x, mat2=C.T), lambda x: torch.addmm(C[:, 0], x, mat2=C.T)],
-    "batched": [lambda x: torch.baddbmm(C[:, :2][None], x[None], C.T[None]),
-                lambda x: torch.baddbmm(C[:, :2][None], batch1=x[None], batch2=C.T[None]),
-                lambda x: torch.matmul(x[None], C.T[None]) + C[:, :2][None]],
-    "root": [lambda x: x * torch.rsqrt(x * x + 1), lambda x: x * (x * x + 1).sqrt().reciprocal(),
-             lambda x: x * (x * x + 1).pow(-0.5), lambda x: x / (x * x + 1).sqrt()],
-}  # fmt: skip
+    "map": [
+        lambda x: F.linear(x, C),
+        lambda x: x @ C.T,
+        lambda x: torch.mm(x, C.T),
+        lambda x: torch.matmul(x, C.T),
+        lambda x: torch.bmm(x[None], C.T[None])[0],
+        lambda x: torch.einsum("bi,oi->bo", x, C),
+        lambda x: torch.einsum("bi,oi->bo", [x, C]),
+    ],
+    "one": [
+        lambda x: F.linear(x, C[:1])[:, 0],
+        lambda x: torch.mv(x, C[0]),
+        lambda x: x @ C[0],
+        lambda x: torch.stack([torch.dot(row, C[0]) for row in x]),
+    ],
+    "biased": [
+        lambda x: F.linear(x, C, C[:, 0]),
+        lambda x: torch.addmm(C[:, 0], x, C.T),
+        lambda x: torch.addmm(C[:, 0], mat1=x, mat2=C.T),
+        lambda x: torch.addmm(C[:, 0], x, mat2=C.T),
+    ],
+    "batched": [
+        lambda x: torch.baddbmm(C[:, :2][None], x[None], C.T[None]),
+        lambda x: torch.baddbmm(C[:, :2][None], batch1=x[None], batch2=C.T[None]),
+        lambda x: torch.matmul(x[None], C.T[None]) + C[:, :2][None],
+    ],
+    "root": [
+        lambda x: x * torch.rsqrt(x * x + 1),
+        lambda x: x * (x * x + 1).sqrt().reciprocal(),
+        lambda x: x * (x * x + 1).pow(-0.5),
+        lambda x: x / (x * x + 1).sqrt(),
+    ],
+}
 
 
 @pytest.mark.parametrize("rule_set", ["cp", "attnlrp", "epsilon"])

@@ -98,8 +98,13 @@ def test_what_made_them_is_kept_and_asked_for(path):
     assert metadata["long"] == f"list {fingerprint(list(range(101)))}"
     ht.save_scores(some_scores(), path, made_from)
     ht.load_scores(path, made_from={"sites": ["encoder"], "limit": 10})
-    for name, other in {"model": tiny(1), "batches": [{"input_ids": torch.tensor([[1, 3]])}], "over": "batch",
-                        "limit": 11, "missing": None}.items():  # fmt: skip
+    for name, other in {
+        "model": tiny(1),
+        "batches": [{"input_ids": torch.tensor([[1, 3]])}],
+        "over": "batch",
+        "limit": 11,
+        "missing": None,
+    }.items():
         with pytest.raises(ValueError, match=f"made from {name} .*compute the scores again"):
             ht.load_scores(path, made_from={name: other})
 

@@ -129,8 +129,10 @@ def test_what_decides_with_few_heads_in_the_card():
 def test_what_heads_are_worth_in_the_card():
     one_off, pairs = shipped("one head off"), shipped("pairs")
     costs = one_off.sort_values("bleu_change")
-    five = [f"{head} {'costs ' if i == 0 else ''}{-change:.1f}"
-            for i, (head, change) in enumerate(costs[["head", "bleu_change"]].values[:5])]  # fmt: skip
+    five = [
+        f"{head} {'costs ' if i == 0 else ''}{-change:.1f}"
+        for i, (head, change) in enumerate(costs[["head", "bleu_change"]].values[:5])
+    ]
     assert ", ".join(five) in CARD
     assert f"the median of the 48 is −{-one_off.bleu_change.median():.2f}." in CARD
     assert f"{(one_off.p < 0.01).sum()} changes\nhave p < .01" in CARD
@@ -193,8 +195,12 @@ def test_switching_off_measured_again(organism, found, monkeypatch):
 
 def test_usage_by_hand(monkeypatch):
     """Two sentences, five words: what falls, where, and beside what."""
-    right = {(): [1, 1, 1, 1, 1, 1, 1], ("0.0",): [0, 1, 1, 1, 1, 1, 1], ("0.1",): [1, 0, 0, 1, 1, 1, 1],
-             ("0.0", "0.1"): [0] * 7}  # fmt: skip
+    right = {
+        (): [1, 1, 1, 1, 1, 1, 1],
+        ("0.0",): [0, 1, 1, 1, 1, 1, 1],
+        ("0.1",): [1, 0, 0, 1, 1, 1, 1],
+        ("0.0", "0.1"): [0] * 7,
+    }
     off = []
     monkeypatch.setattr(_role_use, "batches", lambda sentences: [{}])
     monkeypatch.setattr(_role_use, "_correct", lambda model, batch: torch.tensor(right[tuple(off)]).bool())
@@ -206,9 +212,20 @@ def test_usage_by_hand(monkeypatch):
 
     monkeypatch.setattr(_role_use.ht, "ablate", ablate)
     needs = (("left accent",), ("right accent",))
-    sentences = [Sentence(("a", "b"), (0, 1), ("root", "obj"), ("X", "X"), (0, 0), ("A", "B"), (1, 2), None, needs),
-                 Sentence(("a", "b", "c"), (0, 1, 1), ("root", "obj", "obj"), ("X",) * 3, (0,) * 3, ("A", "B", "C"),
-                          (1, 2, 3), None, (*needs, ()))]  # fmt: skip
+    sentences = [
+        Sentence(("a", "b"), (0, 1), ("root", "obj"), ("X", "X"), (0, 0), ("A", "B"), (1, 2), None, needs),
+        Sentence(
+            ("a", "b", "c"),
+            (0, 1, 1),
+            ("root", "obj", "obj"),
+            ("X",) * 3,
+            (0,) * 3,
+            ("A", "B", "C"),
+            (1, 2, 3),
+            None,
+            (*needs, ()),
+        ),
+    ]
     found = pd.DataFrame({"role": ["offset -1", "offset +1"], "head": ["0.0", "0.1"], "passes": True, "validation": 1})
     accuracy, frame = _role_use.role_use(None, found, sentences)
     assert accuracy == 1

@@ -24,8 +24,12 @@ def test_every_example_is_fenced():
 
 def test_what_it_says_of_numbers_outside_the_examples():
     text = PAGE.read_text("utf-8")
-    ambiguous = [w for part in (lexicon.VERBS, lexicon.ADJECTIVES, lexicon.ADVERBS, lexicon.PREPOSITIONS)
-                 for w, lexeme in part.items() if len(lexeme.roots) > 1]  # fmt: skip
+    ambiguous = [
+        w
+        for part in (lexicon.VERBS, lexicon.ADJECTIVES, lexicon.ADVERBS, lexicon.PREPOSITIONS)
+        for w, lexeme in part.items()
+        if len(lexeme.roots) > 1
+    ]
     assert len(ambiguous) == 17
     assert "Seventeen words have four roots" in text
     assert f"There are {len(lexicon.TOPIC_OF_NAME)} names, {lexicon.NAMES_PER_TOPIC} for each topic" in text

@@ -113,9 +113,7 @@ def test_role(drawn):
     for nodes, topic in drawn:
         for node in (n for n in nodes if n.upos in ("NOUN", "PRON") and n.word != "that"):
             if node.relation in ("nsubj", "obj", "obl"):
-                found = set().union(
-                    *(changed(nodes, topic, [(node, "relation", r)]) for r in ("nsubj", "obj", "obl"))
-                )
+                found = set().union(*(changed(nodes, topic, [(node, "relation", r)]) for r in ("nsubj", "obj", "obl")))
                 assert found == {node.position}
             assert (node.position in naming(nodes, topic, "role")) == (node.word not in PERSONAL)
 
@@ -213,8 +211,15 @@ def test_every_example_of_the_page_is_true():
 def test_what_the_page_says_of_words():
     one = corpus("test", 41)[40]
     words = dict(zip((one.words[n - 1] for n in one.alignment), one.target, strict=True))
-    translations = {"baker": "vumek'n", "roads": "tisalige'n", "síster": "rutet", "óf": "koswa'n", "ánd": "zevwi",
-            "loved": "jireru", "very": "s'fudwe"}  # fmt: skip
+    translations = {
+        "baker": "vumek'n",
+        "roads": "tisalige'n",
+        "síster": "rutet",
+        "óf": "koswa'n",
+        "ánd": "zevwi",
+        "loved": "jireru",
+        "very": "s'fudwe",
+    }
     for source, target in translations.items():
         assert words[source] == target
         assert f"`{target}`" in PAGE.read_text("utf-8")

@@ -17,8 +17,24 @@ from ..heads.reference import some_heads
 from ..heads.zoo import INTERFACE, RENAMED, error, fresh, run
 
 CUTTABLE = tuple(name for name in (*INTERFACE, *RENAMED) if name != "deepseek_v3")
-OPEN = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "phi3", "vit", "dinov2", "mixtral",
-        "qwen2_moe", "qwen3_moe", "granitemoe", "phimoe", "jamba")  # fmt: skip
+OPEN = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "gpt_oss",
+    "phi3",
+    "vit",
+    "dinov2",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "granitemoe",
+    "phimoe",
+    "jamba",
+)
 
 
 def eager(model):
@@ -106,8 +122,9 @@ def test_layers_cut_differently_are_not_for_transformers_alone(tmp_path):
     ht.prune(model, {("decoder", 0): [0, 3]})
     folder = ht.save(model, tmp_path / "smaller")
     assert opens_without_headtools(folder) == (
-        False, "its layers have different numbers of heads, and config.json can state only one"
-    )  # fmt: skip
+        False,
+        "its layers have different numbers of heads, and config.json can state only one",
+    )
     with pytest.raises(RuntimeError, match="mismatch"):
         tf.AutoModelForCausalLM.from_pretrained(folder)
 

@@ -85,8 +85,13 @@ def test_the_sweep_makes_only_what_is_missing(assets, monkeypatch):
     settings = {"seed": [0], "steps": 1, "limit": 5, "runs": assets / "runs", "file": assets / "sweep.json"}
     sweep.main(over=["encoder"], penalty=[0.05], rate=[], **settings)
     sweep.main(over=["encoder"], penalty=[0.05, 0.1], rate=[own, 0.5], **settings)
-    assert made == [("encoder", 0.05, own), ("encoder", 0.1, own), ("encoder", 0, own), ("encoder", 0, 0.5),
-                    ("encoder", 0.05, 0.5)]  # fmt: skip
+    assert made == [
+        ("encoder", 0.05, own),
+        ("encoder", 0.1, own),
+        ("encoder", 0, own),
+        ("encoder", 0, 0.5),
+        ("encoder", 0.05, 0.5),
+    ]
     assert tables.shipped("sweep summary").penalty.tolist() == [0.05, 0.1]
     rates = tables.shipped("rates")
     assert list(zip(rates.rate, rates.penalty, strict=True)) == [(own, 0), (own, 0.05), (0.5, 0), (0.5, 0.05)]
@@ -126,8 +131,13 @@ def test_orders(assets, organism, monkeypatch):
         assert row.accuracy[5][0] == pytest.approx(token_accuracy(model, test).mean().item(), abs=1e-4)
         assert row.bleu[5][0] == pytest.approx(bleu(model, tokenizer, test)[0], abs=0.01)
     made = []
-    monkeypatch.setattr(orders, "pruning_curve", lambda _model, _tokenizer, name, over, *_: made.append(name) or {
-        "over": over, "order": name, "kept": [48, 24, 0], "bleu": [[9.0] * 3] * 3})  # fmt: skip
+    monkeypatch.setattr(
+        orders,
+        "pruning_curve",
+        lambda _model, _tokenizer, name, over, *_: (
+            made.append(name) or {"over": over, "order": name, "kept": [48, 24, 0], "bleu": [[9.0] * 3] * 3}
+        ),
+    )
     orders.main(over=["cross"], limit=(1, 4), file=file)
     assert made == [name for name in orders.names("cross") if name != "random 0"]
 
@@ -159,8 +169,17 @@ def test_head_importance(assets, monkeypatch, capsys):
 
 
 def test_growth(assets, monkeypatch):
-    monkeypatch.setattr(growth, "measure", lambda model, tokenizer, limit: {
-        "bleu": [1, 0, 2], "hard": [0, 0, 0], "with_role": limit, "heads_total": 48, "roles": {}})  # fmt: skip
+    monkeypatch.setattr(
+        growth,
+        "measure",
+        lambda model, tokenizer, limit: {
+            "bleu": [1, 0, 2],
+            "hard": [0, 0, 0],
+            "with_role": limit,
+            "heads_total": 48,
+            "roles": {},
+        },
+    )
     growth.main(steps=[500, 0], limit=2, file=assets / "growth.json")
     growth.main(steps=[250], limit=2, file=assets / "growth.json")
     assert tables.shipped("snapshots").step.tolist() == [0, 250, 500]
@@ -182,8 +201,9 @@ def test_merging(assets, monkeypatch):
     entry = {"model": "other", "kind": "cross", "heads": 48, "accuracy": 1, "points": []}
     update(assets / "merging.json", lambda _: {"models": [entry]})
     real = merging.measure
-    monkeypatch.setattr(merging, "measure", lambda model, kind, share: (
-        {"kind": kind} if kind == "cross" else real(model, kind, share)))  # fmt: skip
+    monkeypatch.setattr(
+        merging, "measure", lambda model, kind, share: {"kind": kind} if kind == "cross" else real(model, kind, share)
+    )
     monkeypatch.setattr(merging, "markdown", lambda entries: "")
     merging.main(models=["shipped"], share=[0.25], file=assets / "merging.json")
     frame = tables.shipped("merging")

@@ -61,8 +61,10 @@ TOLD = Sentence(
 
 def test_the_surface_rules():
     (_, _, pronoun), *_ = coreference.pronouns([TOLD])
-    named = {name: TOLD.words[coreference.rule(name, [pronoun])[0]] for name in
-             ("nearest", "nearest fitting", "first fitting", "grammar")}  # fmt: skip
+    named = {
+        name: TOLD.words[coreference.rule(name, [pronoun])[0]]
+        for name in ("nearest", "nearest fitting", "first fitting", "grammar")
+    }
     assert named == {"nearest": "Lorana", "nearest fitting": "Lorana", "first fitting": "queen", "grammar": "sailor"}
     assert pronoun.cell == "nsubj, meant: nsubj"
 
@@ -258,6 +260,7 @@ def test_draws(untrained):
 
 def test_pairs_find_two_heads_that_stand_in_for_each_other(untrained, monkeypatch):
     """Of three heads, two do the same thing: one of them is enough."""
+
     def fake(_model, _batches, sites, progress):
         heads = [("encoder", 0, head) for head in range(3)]
         worth = {(0, 1): (0.0, 0.0, 0.5), (0, 2): (0.0, 0.3, 0.3), (1, 2): (0.0, 0.3, 0.3)}
@@ -291,9 +294,18 @@ def test_gates_are_trained_once_and_kept(untrained, tmp_path, monkeypatch):
 
 def run_of(kept, bleu, cost=0.0, **changes):
     """One run of gates as the results have it."""
-    return {"penalty": 0.02, "rate": 0.05, "seed": 0, "steps": _gated.STEPS, "kept": kept,
-            "bleu": [bleu, bleu - 1, bleu + 1], "cost": cost, "undecided": 0, "roles": {},
-            "log_alpha": [-1.0, 2.0]} | changes  # fmt: skip
+    return {
+        "penalty": 0.02,
+        "rate": 0.05,
+        "seed": 0,
+        "steps": _gated.STEPS,
+        "kept": kept,
+        "bleu": [bleu, bleu - 1, bleu + 1],
+        "cost": cost,
+        "undecided": 0,
+        "roles": {},
+        "log_alpha": [-1.0, 2.0],
+    } | changes
 
 
 def test_the_tables_of_gates(untrained, monkeypatch):
@@ -302,8 +314,13 @@ def test_the_tables_of_gates(untrained, monkeypatch):
     now = {"0.0": ["offset -1", "obj up"]}
     first = {"bleu": [96.0, 95.0, 97.0], "roles": {"0.0": ["offset -1"], "1.1": ["obj up"]}}
     monkeypatch.setattr(sweep, "before", lambda *_: first)
-    monkeypatch.setattr(sweep, "one_run", lambda *given, seed, long, **_: run_of(
-        few, 95.0 - given[3], penalty=given[3], roles=now, seed=seed, steps=_gated.LONG["steps"] if long else 400))
+    monkeypatch.setattr(
+        sweep,
+        "one_run",
+        lambda *given, seed, long, **_: run_of(
+            few, 95.0 - given[3], penalty=given[3], roles=now, seed=seed, steps=_gated.LONG["steps"] if long else 400
+        ),
+    )
     found = sweep.measure(*untrained)
     assert {row["penalty"] for row in found["runs"]} == {*sweep.PENALTIES, *sweep.LONGER}
     assert [row["seed"] for row in found["runs"] if row["penalty"] == 0.02] == [0, 1, 2] * 2
@@ -324,8 +341,13 @@ def test_the_tables_of_gates(untrained, monkeypatch):
     assert "seed 1 0.1." in rendered(rates, found)
 
     monkeypatch.setattr(kinds, "before", lambda *_: first)
-    monkeypatch.setattr(kinds, "one_run", lambda *_given, **_: run_of([*few, *(f"decoder 5.{i}" for i in range(8)),
-                                                                       *(f"cross 4.{i}" for i in range(8))], 95.0))
+    monkeypatch.setattr(
+        kinds,
+        "one_run",
+        lambda *_given, **_: run_of(
+            [*few, *(f"decoder 5.{i}" for i in range(8)), *(f"cross 4.{i}" for i in range(8))], 95.0
+        ),
+    )
     found = kinds.measure(*untrained)
     assert "| seed 1 | 0.02 | 3: 1 1 1 0 0 0 | 8: 0 0 0 0 0 8 | 8: 0 0 0 0 8 0 |" in rendered(kinds, found)
     assert "seed 1, penalty 0.02: decoder 0 and 8, cross 0 and 8." in rendered(kinds, found)
@@ -369,15 +391,29 @@ def test_goals_are_judged_by_the_results():
         "roles": {"seed 1": {"heads": heads, "best": best}},
         "coreference": {"seed 1": {"rules": [row], "heads": [row | {"all": 0.75}]}},
         "cross": {"seed 1": {"errors": {"0.0": 0.0, "0.1": 0.2, "0.2": 0.6}}},
-        "pruning": {"seed 1": {"kinds": {kind: {"bleu": [[90, 0, 0], [after, 0, 0]]} for kind, after in
-                                         (("cross", 60), ("encoder", 50))}}},
+        "pruning": {
+            "seed 1": {
+                "kinds": {
+                    kind: {"bleu": [[90, 0, 0], [after, 0, 0]]} for kind, after in (("cross", 60), ("encoder", 50))
+                }
+            }
+        },
         "pairs": {"seed 1": {"pairs": 1128, "measured": [["0.0", "1.1", 0.0, 0.0, 0.1, 0.05, 0.15]]}},
-        "sweep": {"seed 1": {"before": {"bleu": [95.0, 94, 96]},
-                             "runs": [run_of([f"encoder {i // 8}.{i % 8}" for i in range(n)], 94.0, seed=n - 12)
-                                      for n in (12, 13)] + [run_of([], 96.5, penalty=0.0)]}},
-        "kinds": {"seed 1": {"runs": [run_of(["encoder 0.0", *(f"{kind} 0.{i}" for kind in ("decoder", "cross")
-                                                               for i in range(2))], 94.0)]}},
-    }  # fmt: skip
+        "sweep": {
+            "seed 1": {
+                "before": {"bleu": [95.0, 94, 96]},
+                "runs": [run_of([f"encoder {i // 8}.{i % 8}" for i in range(n)], 94.0, seed=n - 12) for n in (12, 13)]
+                + [run_of([], 96.5, penalty=0.0)],
+            }
+        },
+        "kinds": {
+            "seed 1": {
+                "runs": [
+                    run_of(["encoder 0.0", *(f"{kind} 0.{i}" for kind in ("decoder", "cross") for i in range(2))], 94.0)
+                ]
+            }
+        },
+    }
     text = goals.markdown(found)
     said = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines()[2:])
     verdicts = [said[goal].split(":")[0] for goal in goals.GOALS]

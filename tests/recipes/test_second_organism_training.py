@@ -35,14 +35,25 @@ def test_stopped_and_resumed_ends_at_the_same_weights(straight, tmp_path):
 def test_the_command_leaves_out_what_it_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     seen = []
-    monkeypatch.setattr("recipes.second_organism.train.train", lambda recipe, run, keep: seen.append((recipe, run)) or (
-        TrainingModel()))  # fmt: skip
-    main(steps=1, tagging=False, curriculum=False, initialisation=False, composed=False, shift=False, attention="none",
-         assets=tmp_path / "half")  # fmt: skip
+    monkeypatch.setattr(
+        "recipes.second_organism.train.train", lambda recipe, run, keep: seen.append((recipe, run)) or (TrainingModel())
+    )
+    main(
+        steps=1,
+        tagging=False,
+        curriculum=False,
+        initialisation=False,
+        composed=False,
+        shift=False,
+        attention="none",
+        assets=tmp_path / "half",
+    )
     recipe, run = seen[0]
     assert (recipe.tag, recipe.short, recipe.initialisation, recipe.composed, recipe.shift) == (0, 0, False, False, 0)
-    assert run.name == "organism-run2-seed1-steps1-no-tagging-no-curriculum-no-initialisation-no-composed-no-shift" \
-        "-attention-none"  # fmt: skip
+    assert (
+        run.name == "organism-run2-seed1-steps1-no-tagging-no-curriculum-no-initialisation-no-composed-no-shift"
+        "-attention-none"
+    )
     model, tokenizer = ht.load(run / "model")
     sentence = corpus("test", 1)[0]
     assert tokenizer(str(sentence)).input_ids == [word_ids()[word] for word in (*sentence.words, "</s>")]
@@ -117,7 +128,9 @@ def test_uncomposed_vectors_share_nothing_and_are_as_long():
 
 
 def test_the_initialisation_can_be_left_to_transformers():
-    weights = [TrainingModel(initialisation=wanted).model.model.encoder.layers[0].self_attn.q_proj.weight
-               for wanted in (True, False)]  # fmt: skip
+    weights = [
+        TrainingModel(initialisation=wanted).model.model.encoder.layers[0].self_attn.q_proj.weight
+        for wanted in (True, False)
+    ]
     assert weights[1].std().item() == pytest.approx(0.02, rel=0.05)
     assert weights[0].std() > 3 * weights[1].std()

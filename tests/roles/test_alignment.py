@@ -75,9 +75,7 @@ def end_of_word(**more):
     tokenizer = Tokenizer(models.BPE(unk_token="[UNK]", end_of_word_suffix="</w>"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=150, special_tokens=MARKS, end_of_word_suffix="</w>", show_progress=False
-    )  # fmt: skip
+    trainer = trainers.BpeTrainer(vocab_size=150, special_tokens=MARKS, end_of_word_suffix="</w>", show_progress=False)
     return wrapped(tokenizer, trainer=trainer, **more)
 
 

@@ -58,10 +58,16 @@ def solved():
     return pairs.fit(noise(6, 4), 0.1)
 
 
-@pytest.mark.parametrize("function", [
-    lambda: to_words(*maps()), discriminant, solved,
-    lambda: ht.HardConcrete({("encoder", 0): 4}, start=1.3).mean().detach(),
-], ids=["to_words", "discriminant", "attention_probe", "hard_concrete"])  # fmt: skip
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: to_words(*maps()),
+        discriminant,
+        solved,
+        lambda: ht.HardConcrete({("encoder", 0): 4}, start=1.3).mean().detach(),
+    ],
+    ids=["to_words", "discriminant", "attention_probe", "hard_concrete"],
+)
 def test_is_the_same_inside_autocast(function):
     plain, inside = both(function)
     assert plain.dtype == inside.dtype

@@ -20,9 +20,15 @@ from headtools.roles import induction as looking
 
 GPT2 = GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
 LLAMA = LlamaConfig(
-    vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    intermediate_size=16, max_position_embeddings=64, pad_token_id=0,
-)  # fmt: skip
+    vocab_size=40,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=16,
+    max_position_embeddings=64,
+    pad_token_id=0,
+)
 
 
 def decoder(config):

@@ -188,9 +188,16 @@ def test_states_refuse(monkeypatch):
 
 def test_a_layer_that_runs_twice_is_refused():
     _, fast = tiny_bert(["dog", "ran"])
-    shared = tf.AlbertModel(tf.AlbertConfig(
-        vocab_size=10, embedding_size=8, hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8
-    )).eval()  # fmt: skip
+    shared = tf.AlbertModel(
+        tf.AlbertConfig(
+            vocab_size=10,
+            embedding_size=8,
+            hidden_size=16,
+            num_attention_heads=4,
+            num_hidden_layers=2,
+            intermediate_size=8,
+        )
+    ).eval()
     with pytest.raises(ValueError, match="runs 2 times"):
         word_states(shared, fast, [plain_sentence("dog", "ran")])
 
@@ -213,8 +220,17 @@ def test_the_twin_is_untrained_and_leaves_no_trace():
 
 
 def test_the_frame():
-    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, ["number", "target left"], untrained=True, solver="discriminant",
-                  component=["head", "residual"], heads=[("encoder", 4, 2), ("encoder", 0, 0)])  # fmt: skip
+    frame = probe(
+        MODEL,
+        TOKENIZER,
+        TRAIN,
+        TEST,
+        ["number", "target left"],
+        untrained=True,
+        solver="discriminant",
+        component=["head", "residual"],
+        heads=[("encoder", 4, 2), ("encoder", 0, 0)],
+    )
     assert tuple(frame.columns) == COLUMNS
     assert len(frame) == 2 * 2 * (2 + 7)
     assert (frame.low <= frame.accuracy).all()

@@ -93,8 +93,10 @@ def test_refuses():
         erasure(x, ["a"] * len(x))
     with pytest.raises(ValueError, match="all vectors are equal"):
         erasure(torch.ones(4, 2), ["a", "b"] * 2)
-    with pytest.raises(ValueError, match=r"got an erasure of 6 features for .* expected 16"), \
-         erased(MODEL, {("encoder", 0, 0): erasure(x, names)}):  # fmt: skip
+    with (
+        pytest.raises(ValueError, match=r"got an erasure of 6 features for .* expected 16"),
+        erased(MODEL, {("encoder", 0, 0): erasure(x, names)}),
+    ):
         pass
     with pytest.raises(IndexError, match=r"heads 0\.\.7"), erased(MODEL, {("encoder", 0, 9): erasure(x, names)}):
         pass

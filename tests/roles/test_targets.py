@@ -20,10 +20,22 @@ TAGS = ("NOUN", "PRON", "VERB", "PUNCT", "_")
 RELATIONS = ("root", "punct", "nsubj", "det", "obj")
 VOCABULARY = Vocabulary({"a": 0, "b": 1, ".": 1}, {"a": 0.5, "b": 1.0, ".": 1.0}, 3.0, {"cls": 90, "eos": 91})
 ROLES = [
-    *(f"offset {k:+d}" for k in range(-2, 3)), *(f"{r} {way}" for r in RELATIONS[2:] for way in ("up", "down")),
-    "coreference", "rarest", "two rarest", "rarest other", "previous", "next", "self", "first", "cls", "eos",
-    "punctuation", "duplicate", "induction",
-]  # fmt: skip
+    *(f"offset {k:+d}" for k in range(-2, 3)),
+    *(f"{r} {way}" for r in RELATIONS[2:] for way in ("up", "down")),
+    "coreference",
+    "rarest",
+    "two rarest",
+    "rarest other",
+    "previous",
+    "next",
+    "self",
+    "first",
+    "cls",
+    "eos",
+    "punctuation",
+    "duplicate",
+    "induction",
+]
 BEST_OFFSETS = [{"nsubj up": 1, "det down": -1, "rarest": 2, "alignment": 0}, {"nsubj up": -1}]
 
 
@@ -36,8 +48,17 @@ def drawn(seed: int) -> list[Sentence]:
         some = [[draw.choice(names) for _ in range(n)] for names in (FORMS, RELATIONS, TAGS)]
         heads, alignment = ([draw.randint(0, n) for _ in range(n)] for _ in range(2))
         first = [draw.choice([0, 0, draw.randint(1, n)]) for _ in range(n)]
-        out.append(Sentence(tuple(some[0]), tuple(heads), tuple(some[1]), tuple(some[2]), tuple(first),
-                            target=("x",) * n, alignment=tuple(alignment)))  # fmt: skip
+        out.append(
+            Sentence(
+                tuple(some[0]),
+                tuple(heads),
+                tuple(some[1]),
+                tuple(some[2]),
+                tuple(first),
+                target=("x",) * n,
+                alignment=tuple(alignment),
+            )
+        )
     return out
 
 
@@ -88,8 +109,11 @@ def loops(s: Sentence, word: list[int], special: list[int], n: int, c: Conventio
         if q:
             weight["first"].append((q, {0}))
         pointed = {u for w in of for u in of[w] if s.upos[w] == "PUNCT" or (s.upos[w] == "_" and s.words[w] == ".")}
-        for role, found in (("cls", {u for u in range(n) if special[u] == 90}),
-                            ("eos", {u for u in range(n) if special[u] == 91}), ("punctuation", pointed)):  # fmt: skip
+        for role, found in (
+            ("cls", {u for u in range(n) if special[u] == 90}),
+            ("eos", {u for u in range(n) if special[u] == 91}),
+            ("punctuation", pointed),
+        ):
             if found:
                 weight[role].append((q, found))
     piece = {u: (s.words[word[u]], of[word[u]].index(u)) for u in own}
@@ -115,10 +139,18 @@ def in_order(found: dict) -> dict:
 
 
 SETTINGS = [
-    Conventions(granularity=granularity, specials_as_keys=k, specials_as_queries=q, self_as_key=s, edges=e,
-                n_frequent=1, span=2, renormalise=(granularity == "word") != (e == "drop"))
+    Conventions(
+        granularity=granularity,
+        specials_as_keys=k,
+        specials_as_queries=q,
+        self_as_key=s,
+        edges=e,
+        n_frequent=1,
+        span=2,
+        renormalise=(granularity == "word") != (e == "drop"),
+    )
     for granularity, k, q, s, e in product(GRANULARITIES, (False, True), (False, True), (False, True), EDGES)
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
@@ -131,8 +163,10 @@ def test_targets_are_what_other_loops_find(kind: str):
         scorer = BatchScorer(sequences, ROLES, VOCABULARY, c, best_offsets, nearest_nominal)
         rows = zip(sentences, spans.words(), spans.special_tokens(), strict=True)
         for index, (s, word, special) in enumerate(rows):
-            ours = (argmax_targets(kind, s, word, word, VOCABULARY, c),
-                    weight_targets(kind, s, word, word, special, VOCABULARY, c))  # fmt: skip
+            ours = (
+                argmax_targets(kind, s, word, word, VOCABULARY, c),
+                weight_targets(kind, s, word, word, special, VOCABULARY, c),
+            )
             theirs = loops(s, word, special, len(word), c)
             causal = kind == "decoder"
             theirs = seen(theirs[0], c, causal, c.self_as_key), seen(theirs[1], c, causal, True)
@@ -154,8 +188,11 @@ def check_counts(
             n, base, chance = scorer.counts[index, :, ROLES.index(role)].tolist()
             assert n == len(asked)
             of_words = words.sum(-1).tolist()
-            even = sum(1 / (of_words[q] if renormalised and words[q, key] else free[q])
-                       for q, targets in asked for key in targets)  # fmt: skip
+            even = sum(
+                1 / (of_words[q] if renormalised and words[q, key] else free[q])
+                for q, targets in asked
+                for key in targets
+            )
             hits = sum(q + best_offset[role] in targets for q, targets in asked) if role in best_offset else even
             if role == "coreference":
                 even, hits = 0.0, 0
@@ -195,8 +232,10 @@ def test_between_words_distances_need_no_tokens():
             bare = range(len(s.words))
             with_specials = argmax_targets("encoder", s, words, words, VOCABULARY, c)
             without = argmax_targets("encoder", s, bare, bare, VOCABULARY, c)
-            a, b = ({role: [[key - query for key in keys] for query, keys in found[role]] for role in found}
-                    for found in (with_specials, without))  # fmt: skip
+            a, b = (
+                {role: [[key - query for key in keys] for query, keys in found[role]] for role in found}
+                for found in (with_specials, without)
+            )
             assert a == b
 
 
@@ -205,7 +244,9 @@ def test_annotation_that_does_not_fit_is_refused():
         with pytest.raises(ValueError, match=message):
             argmax_targets("encoder", sentence, [0, 1], [0, 1], VOCABULARY, Conventions())
 
-    refused(Sentence(("it", "slept"), (3, 0), ("nsubj", "root"), ("_",) * 2, (0, 0)),
-            "got word 3 as a head in a sentence of 2 words: 'it slept'; expected 1 to 2")  # fmt: skip
+    refused(
+        Sentence(("it", "slept"), (3, 0), ("nsubj", "root"), ("_",) * 2, (0, 0)),
+        "got word 3 as a head in a sentence of 2 words: 'it slept'; expected 1 to 2",
+    )
     refused(Sentence(("it", "slept"), (2, 0), ("nsubj",), ("_",) * 2, (0, 0)), "got a sentence of 2 words")
     refused(Sentence((), (), (), (), ()), "got a sentence of 0 words")

@@ -34,14 +34,28 @@ from headtools.roles.word_alignment import align, to_words
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "dog", "cat", "play", "##ed", "##ing", "it", "saw", "."]
 SAID = [
-    Sentence(("the", "dog", "played", "."), (2, 3, 0, 3), ("det", "nsubj", "root", "punct"),
-             ("DET", "NOUN", "VERB", "PUNCT"), (0, 0, 0, 0)),
-    Sentence(("the", "cat", "saw", "the", "dog", "playing", "."), (2, 3, 0, 5, 3, 5, 3),
-             ("det", "nsubj", "root", "det", "obj", "acl", "punct"),
-             ("DET", "NOUN", "VERB", "DET", "NOUN", "VERB", "PUNCT"), (0,) * 7),
-    Sentence(("the", "dog", "saw", "it", "."), (2, 3, 0, 3, 3), ("det", "nsubj", "root", "obj", "punct"),
-             ("DET", "NOUN", "VERB", "PRON", "PUNCT"), (0, 0, 0, 2, 0)),
-]  # fmt: skip
+    Sentence(
+        ("the", "dog", "played", "."),
+        (2, 3, 0, 3),
+        ("det", "nsubj", "root", "punct"),
+        ("DET", "NOUN", "VERB", "PUNCT"),
+        (0, 0, 0, 0),
+    ),
+    Sentence(
+        ("the", "cat", "saw", "the", "dog", "playing", "."),
+        (2, 3, 0, 5, 3, 5, 3),
+        ("det", "nsubj", "root", "det", "obj", "acl", "punct"),
+        ("DET", "NOUN", "VERB", "DET", "NOUN", "VERB", "PUNCT"),
+        (0,) * 7,
+    ),
+    Sentence(
+        ("the", "dog", "saw", "it", "."),
+        (2, 3, 0, 3, 3),
+        ("det", "nsubj", "root", "obj", "punct"),
+        ("DET", "NOUN", "VERB", "PRON", "PUNCT"),
+        (0, 0, 0, 2, 0),
+    ),
+]
 
 
 def wordpieces(marks=True):
@@ -60,8 +74,14 @@ def wordpieces(marks=True):
 @pytest.fixture(scope="module")
 def bert():
     torch.manual_seed(1)
-    config = BertConfig(vocab_size=len(PIECES), hidden_size=16, num_attention_heads=4, num_hidden_layers=2,
-                        intermediate_size=8, initializer_range=0.6)  # fmt: skip
+    config = BertConfig(
+        vocab_size=len(PIECES),
+        hidden_size=16,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        intermediate_size=8,
+        initializer_range=0.6,
+    )
     return BertModel(config).eval()
 
 
@@ -94,8 +114,9 @@ def word_maps(model, tokenizer, sentence, layer):
             groups[-1].append(token)
         else:
             groups.append([token])
-    return torch.stack([torch.stack([sum(maps[:, q, k] for q in a for k in b) / len(a) for b in groups], -1)
-                        for a in groups], 1)  # fmt: skip
+    return torch.stack(
+        [torch.stack([sum(maps[:, q, k] for q in a for k in b) / len(a) for b in groups], -1) for a in groups], 1
+    )
 
 
 def test_equals_loops_over_single_sentences(bert):
@@ -117,8 +138,15 @@ def test_equals_loops_over_single_sentences(bert):
                 cls += rows[:, 0].tolist()
                 far += [sum(float(rows[i, j]) * abs(i + 1 - j) for j in range(m.shape[-1])) for i in range(len(rows))]
                 verb += [looks[i] == s.heads[i] - 1 for i, r in enumerate(s.relations) if r == "nsubj"]
-            for role, values in (("offset -1", hits), ("confidence", confident), ("entropy", even), ("cls", cls),
-                                 ("self", self_weight), ("distance", far), ("nsubj up", verb)):  # fmt: skip
+            for role, values in (
+                ("offset -1", hits),
+                ("confidence", confident),
+                ("entropy", even),
+                ("cls", cls),
+                ("self", self_weight),
+                ("distance", far),
+                ("nsubj up", verb),
+            ):
                 want = sum(values) / len(values)
                 assert score(frame, role, layer, head) == pytest.approx(want, abs=1e-5), (role, layer, head)
                 assert score(frame, role, layer, head, column="n") == len(values)
@@ -168,8 +196,17 @@ def test_clark_never_looks_at_itself_and_specials_can_be_keys(bert):
 
 
 def test_renormalising_divides_by_what_the_marks_leave(bert):
-    plain, divided = (taxonomy(bert, wordpieces(), SAID, times=20, roles=["previous", "next", "self", "cls"],
-                               conventions=Conventions(renormalise=r)) for r in (False, True))  # fmt: skip
+    plain, divided = (
+        taxonomy(
+            bert,
+            wordpieces(),
+            SAID,
+            times=20,
+            roles=["previous", "next", "self", "cls"],
+            conventions=Conventions(renormalise=r),
+        )
+        for r in (False, True)
+    )
     weights = plain.role != "cls"
     assert (divided[weights].score > plain[weights].score).all()
     assert (divided[~weights].score == plain[~weights].score).all()
@@ -222,15 +259,23 @@ def test_alignment_is_one_minus_aer(organism):
         links += len(s.target)
     found = [score(frame, "alignment", 3, head, kind="cross") for head in range(8)]
     assert found == pytest.approx((hits / links).tolist(), abs=1e-6)
-    late = taxonomy(model, tokenizer, test[:20], kinds="cross", roles="alignment", times=20,
-                    conventions=Conventions(cross="reads"))  # fmt: skip
+    late = taxonomy(
+        model, tokenizer, test[:20], kinds="cross", roles="alignment", times=20, conventions=Conventions(cross="reads")
+    )
     assert late.score.max() < frame.score.max() - 0.3
 
 
 def test_the_baseline_is_fitted_elsewhere(bert):
     tokenizer = wordpieces()
-    far = [Sentence(("the", "dog", ".", "saw"), (2, 4, 4, 0), ("det", "nsubj", "punct", "root"),
-                    ("DET", "NOUN", "PUNCT", "VERB"), (0,) * 4)] * 2  # fmt: skip
+    far = [
+        Sentence(
+            ("the", "dog", ".", "saw"),
+            (2, 4, 4, 0),
+            ("det", "nsubj", "punct", "root"),
+            ("DET", "NOUN", "PUNCT", "VERB"),
+            (0,) * 4,
+        )
+    ] * 2
     near, other = (taxonomy(bert, tokenizer, SAID, fit, times=20, roles="syntactic") for fit in (SAID, far))
     rows = [frame[frame.role == "nsubj up"].iloc[0] for frame in (near, other)]
     assert [(row.baseline_rule, row.baseline) for row in rows] == [("offset +1", 1.0), ("offset +2", 0.0)]
@@ -309,8 +354,9 @@ def test_intervals_cover_where_few_sentences_have_the_role():
         counted = torch.stack([looks.float(), torch.zeros(12), torch.zeros(12)], 1)[..., None]
         sums.add(right[:, None, None], drawn)
         counts.add(counted, drawn)
-        made = table([(site, 1)], sums, counts, torch.tensor([8]), ["nsubj up"], [{}], Conventions(), 0.95,
-                     lambda *_: 0)["encoder", 0]  # fmt: skip
+        made = table(
+            [(site, 1)], sums, counts, torch.tensor([8]), ["nsubj up"], [{}], Conventions(), 0.95, lambda *_: 0
+        )["encoder", 0]
         assert 0 <= made["low"][0] <= made["score"][0] <= made["high"][0] <= 1
         hits.append(made["low"][0] <= 0.5 <= made["high"][0])
     assert sum(hits) >= 91
@@ -421,8 +467,17 @@ def test_case_does_not_make_a_word_rare(bert):
     frames = []
     for change in (str, str.upper):
         counts = {change(word): n for word, n in frequency.items()}
-        frames.append(taxonomy(bert, wordpieces(), SAID, times=20, roles=["rarity", "rare"], frequency=counts,
-                               conventions=Conventions(n_frequent=0)))  # fmt: skip
+        frames.append(
+            taxonomy(
+                bert,
+                wordpieces(),
+                SAID,
+                times=20,
+                roles=["rarity", "rare"],
+                frequency=counts,
+                conventions=Conventions(n_frequent=0),
+            )
+        )
     pd.testing.assert_frame_equal(*frames)
 
 
@@ -468,16 +523,6 @@ def test_bad_input_is_refused(bert, organism):
         Conventions(granularity="sentence")
 
 
-def test_former_names_of_conventions_warn():
-    with pytest.warns(DeprecationWarning, match=r"Conventions\(common=...\) is now Conventions\(n_frequent=...\)"):
-        conventions = Conventions(common=3)
-    assert conventions == Conventions(n_frequent=3)
-    with pytest.warns(DeprecationWarning, match="Conventions.fewest is now Conventions.min_queries"):
-        assert conventions.fewest == conventions.min_queries
-    with pytest.raises(AttributeError, match="no attribute 'least'"):
-        conventions.least  # noqa: B018
-
-
 def test_every_row_is_complete(organism):
     model, tokenizer, test, validation = organism
     frame = taxonomy(model, tokenizer, test[:8], validation[:8], times=50)
@@ -497,8 +542,15 @@ def test_every_row_is_complete(organism):
 
 def test_a_layer_that_runs_three_times_is_the_mean_of_them():
     torch.manual_seed(3)
-    config = AlbertConfig(vocab_size=len(PIECES), embedding_size=16, hidden_size=16, num_attention_heads=2,
-                          num_hidden_layers=3, intermediate_size=8, initializer_range=0.6)  # fmt: skip
+    config = AlbertConfig(
+        vocab_size=len(PIECES),
+        embedding_size=16,
+        hidden_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=3,
+        intermediate_size=8,
+        initializer_range=0.6,
+    )
     model, maps = AlbertModel(config).eval(), []
     frame = taxonomy(model, wordpieces(), [SAID[2]] * 2, times=20, roles="self")
     with torch.no_grad(), ht.record(model, want="maps", accumulate=lambda _site, seen, _before: maps.append(seen.maps)):

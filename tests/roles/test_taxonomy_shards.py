@@ -33,8 +33,11 @@ def shared(work):
 def ran(monkeypatch) -> list[int]:
     """How many sentences each batch had that a model was run on."""
     seen, own = [], module.run_model
-    monkeypatch.setattr(module, "run_model", lambda model, batch, **more: (
-        seen.append(len(batch["input_ids"])), own(model, batch, **more)))  # fmt: skip
+    monkeypatch.setattr(
+        module,
+        "run_model",
+        lambda model, batch, **more: (seen.append(len(batch["input_ids"])), own(model, batch, **more)),
+    )
     return seen
 
 
@@ -84,9 +87,12 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
     assert seen == batches[:2], "the one that was missing, and the first one, to compare"
     again = measured(checkpoint=tmp_path, times=60)
     assert (again.score == alone.score).all(), "more or fewer draws need no run of the model"
-    for change, what in (({"shuffle": True}, "shuffle None, not 0"), ({"batch_size": 3}, "batch_size 2, not 3"),
-                         ({"roles": ["positional"]}, "other roles"),
-                         ({"frequency": {"dog": 3}}, "other word counts")):  # fmt: skip
+    for change, what in (
+        ({"shuffle": True}, "shuffle None, not 0"),
+        ({"batch_size": 3}, "batch_size 2, not 3"),
+        ({"roles": ["positional"]}, "other roles"),
+        ({"frequency": {"dog": 3}}, "other word counts"),
+    ):
         with pytest.raises(ValueError, match=f"holds another run.*{what}"):
             measured(checkpoint=tmp_path, **change)
     other = model("bert")

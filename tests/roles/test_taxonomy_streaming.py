@@ -17,18 +17,30 @@ from headtools.roles.taxonomy import _Taxonomy, taxonomy
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "dog", "cat", "play", "##ed", "##ing", "it", "saw", "."]
 SIZE = {"dog": 9, "cat": 4, "saw": 3, "the": 30}
 SAID = [
-    Sentence(("the", "dog", "played", "."), (2, 3, 0, 3), ("det", "nsubj", "root", "punct"),
-             ("DET", "NOUN", "VERB", "PUNCT"), (0, 0, 0, 0)),
-    Sentence(("it", "saw", "the", "cat", "playing", "."), (2, 0, 4, 2, 4, 2),
-             ("nsubj", "root", "det", "obj", "acl", "punct"), ("PRON", "VERB", "DET", "NOUN", "VERB", "PUNCT"),
-             (0,) * 6),
-    Sentence(("the", "dog", "saw", "the", "cat", "it", "played", "it", "saw", "."), (2, 3, 0, 5, 3, 7, 3, 9, 3, 3),
-             ("det", "nsubj", "root", "det", "obj", "nsubj", "acl", "obj", "acl", "punct"),
-             ("DET", "NOUN", "VERB", "DET", "NOUN", "PRON", "VERB", "PRON", "VERB", "PUNCT"),
-             (0,) * 5 + (2, 0, 2, 0, 0)),
+    Sentence(
+        ("the", "dog", "played", "."),
+        (2, 3, 0, 3),
+        ("det", "nsubj", "root", "punct"),
+        ("DET", "NOUN", "VERB", "PUNCT"),
+        (0, 0, 0, 0),
+    ),
+    Sentence(
+        ("it", "saw", "the", "cat", "playing", "."),
+        (2, 0, 4, 2, 4, 2),
+        ("nsubj", "root", "det", "obj", "acl", "punct"),
+        ("PRON", "VERB", "DET", "NOUN", "VERB", "PUNCT"),
+        (0,) * 6,
+    ),
+    Sentence(
+        ("the", "dog", "saw", "the", "cat", "it", "played", "it", "saw", "."),
+        (2, 3, 0, 5, 3, 7, 3, 9, 3, 3),
+        ("det", "nsubj", "root", "det", "obj", "nsubj", "acl", "obj", "acl", "punct"),
+        ("DET", "NOUN", "VERB", "DET", "NOUN", "PRON", "VERB", "PRON", "VERB", "PUNCT"),
+        (0,) * 5 + (2, 0, 2, 0, 0),
+    ),
     Sentence(("dog", "saw", "it"), (2, 0, 2), ("nsubj", "root", "obj"), ("NOUN", "VERB", "PRON"), (0, 0, 1)),
     Sentence(("playing",), (0,), ("root",), ("VERB",), (0,)),
-]  # fmt: skip
+]
 NUMBERS = ["score", "baseline", "chance", "low", "high", "difference_low", "difference_high"]
 
 
@@ -58,8 +70,10 @@ def model(name: str) -> torch.nn.Module:
 
 
 def assert_same(one: pd.DataFrame, two: pd.DataFrame) -> None:
-    assert (one[["kind", "layer", "head", "role", "baseline_rule", "n"]].values
-            == two[["kind", "layer", "head", "role", "baseline_rule", "n"]].values).all()  # fmt: skip
+    assert (
+        one[["kind", "layer", "head", "role", "baseline_rule", "n"]].values
+        == two[["kind", "layer", "head", "role", "baseline_rule", "n"]].values
+    ).all()
     for column in NUMBERS:
         far = (one[column] - two[column]).abs()
         assert (one[column].isna() == two[column].isna()).all()

@@ -15,8 +15,6 @@ from ..heads.zoo import error, fresh, run
 RUN = {"steps": 4, "progress": False}
 RATE = 1e-2
 
-pytestmark = pytest.mark.filterwarnings(r"ignore:loss\(model, batch\) is the old form:DeprecationWarning")
-
 
 def half():
     return torch.autocast("cpu", dtype=torch.bfloat16)

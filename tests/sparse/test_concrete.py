@@ -130,8 +130,6 @@ def test_a_gate_is_saturated_when_a_point_mass_has_nearly_all():
     assert gates.saturated(log_alpha=some).tolist() == [[True, False, False, True, True]]
     assert gates.saturated(0.95, some).tolist() == [[True, False, False, False, True]]
     assert not gates.saturated().any()  # its own start of 2.2
-    with pytest.warns(DeprecationWarning, match="write saturated"):
-        assert not gates.decided().any()
 
 
 def test_gradient_of_a_draw_is_its_slope():

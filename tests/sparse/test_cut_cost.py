@@ -14,8 +14,10 @@ from ..roles.tiny_llama import byte_tokenizer, tiny_llama
 def test_each_row_is_two_plain_runs():
     model, tokenizer = tiny_llama(), byte_tokenizer()
     heads = [("decoder", 0, 1), ("decoder", 1, 3)]
-    corpora = {"english": ht.text_batches(tokenizer, ht.natural_text("english", "test", 6), batch_size=2),
-               "repeated": repeated_tokens(model, n=3, length=5)}  # fmt: skip
+    corpora = {
+        "english": ht.text_batches(tokenizer, ht.natural_text("english", "test", 6), batch_size=2),
+        "repeated": repeated_tokens(model, n=3, length=5),
+    }
     frame = cut_cost(model, heads, corpora).set_index("corpus")
     for name, given in corpora.items():
         batches = [given] if isinstance(given, dict) else given

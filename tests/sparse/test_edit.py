@@ -258,8 +258,9 @@ def test_bad_input_is_refused_before_anything_is_changed(head, what, kind, words
 
 
 def test_whole_numbers_for_weights_are_refused():
-    model = tf.BertModel(tf.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8,
-                                       vocab_size=9))  # fmt: skip
+    model = tf.BertModel(
+        tf.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
+    )
     layer = model.encoder.layer[0].attention.output.dense
     layer.weight = torch.nn.Parameter(layer.weight.mul(9).to(torch.int8), requires_grad=False)
     with pytest.raises(TypeError, match=r"keeps its weights as torch\.int8"):

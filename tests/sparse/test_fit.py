@@ -72,8 +72,14 @@ def assert_untouched(before, model):
 def puzzle():
     """One layer of eight heads, and a batch that wants what two of them give alone."""
     torch.manual_seed(0)
-    config = BertConfig(hidden_size=32, num_attention_heads=8, num_hidden_layers=1, intermediate_size=16, vocab_size=40,
-                        initializer_range=0.3)  # fmt: skip
+    config = BertConfig(
+        hidden_size=32,
+        num_attention_heads=8,
+        num_hidden_layers=1,
+        intermediate_size=16,
+        vocab_size=40,
+        initializer_range=0.3,
+    )
     model, ids = BertForMaskedLM(config).eval(), torch.randint(0, 40, (8, 6))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with ht.ablate(model, {("encoder", 0): [0, 2, 3, 5, 6, 7]}):
@@ -114,8 +120,14 @@ def test_cut_saved_and_loaded_is_the_gated_model(tmp_path):
     with ht.gates(student, found.values()):
         torch.testing.assert_close(run(cut, batch), run(student, batch), atol=1e-5, rtol=1e-5)
     assert (run(cut, batch) - run(student, batch)).abs().max() > 1e-3, "the closed heads did something"
-    save_file({name: value.contiguous() for name, value in cut.state_dict().items() if "lm_head" not in name
-               and "embed_tokens" not in name}, tmp_path / "cut.safetensors")  # fmt: skip
+    save_file(
+        {
+            name: value.contiguous()
+            for name, value in cut.state_dict().items()
+            if "lm_head" not in name and "embed_tokens" not in name
+        },
+        tmp_path / "cut.safetensors",
+    )
     (tmp_path / "heads.json").write_text(json.dumps(ht.pruned(cut)), encoding="utf-8")
     loaded, _ = fresh("marian")
     ht.replay(loaded, json.loads((tmp_path / "heads.json").read_text(encoding="utf-8")))

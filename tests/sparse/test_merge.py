@@ -106,9 +106,16 @@ def test_the_fit_is_the_best_of_its_rank():
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.01])
-@pytest.mark.parametrize(("name", "key"), [
-    ("bert", ("encoder", 0)), ("gpt2", ("decoder", 0)), ("gpt_neox", ("decoder", 0)), ("t5", ("encoder", 0)),
-    ("marian", ("encoder", 0))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("bert", ("encoder", 0)),
+        ("gpt2", ("decoder", 0)),
+        ("gpt_neox", ("decoder", 0)),
+        ("t5", ("encoder", 0)),
+        ("marian", ("encoder", 0)),
+    ],
+)
 @pytest.mark.parametrize("refitted", [False, True])
 def test_the_cut_model_misses_what_the_frame_says(name, key, refitted, ridge):
     """From the weights that were written: the first layer's output before and after, on the same inputs."""
@@ -189,8 +196,10 @@ def test_padding_counts_for_nothing():
     model, _ = fresh("bert")
     batch, site = many(6, rows=8), ht.sites(model)["encoder", 1]
     together = moments(model, batch, {site: [0, 2]})["encoder", 1]
-    alone = [{name: value[i : i + 1, : int(batch["attention_mask"][i].sum())] for name, value in batch.items()}
-             for i in range(8)]  # fmt: skip
+    alone = [
+        {name: value[i : i + 1, : int(batch["attention_mask"][i].sum())] for name, value in batch.items()}
+        for i in range(8)
+    ]
     apart = moments(model, alone, {site: [0, 2]})["encoder", 1]
     assert together.count == apart.count == int(batch["attention_mask"].sum())
     assert torch.allclose(together.products, apart.products, rtol=1e-4, atol=1e-3)

@@ -150,9 +150,10 @@ def test_adapters_learn_under_checkpointing(adapted):
     checkpointing(model.base_model.model, False)
     same = fit_gates(model, batches, 0.1, **RUN)
     assert (same.history - plain.history).abs().max().max() < 1e-5
-    assert not changed(plain.model, same.model) or max(
-        map(error, plain.model.parameters(), same.model.parameters())
-    ) < 1e-5
+    assert (
+        not changed(plain.model, same.model)
+        or max(map(error, plain.model.parameters(), same.model.parameters())) < 1e-5
+    )
 
 
 def test_a_loss_that_does_not_reach_the_gates_is_refused(bert):

@@ -24,8 +24,14 @@ def test_it_is_small_and_whole(lesson):
     assert path.stat().st_size < 15_000
     drawn = ElementTree.parse(path).getroot()
     assert {node.tag.removeprefix(SVG) for node in drawn.iter()} <= {
-        "svg", "title", "desc", "rect", "path", "polyline", "text"
-    }  # fmt: skip
+        "svg",
+        "title",
+        "desc",
+        "rect",
+        "path",
+        "polyline",
+        "text",
+    }
     assert not any("href" in name or name.startswith("on") for node in drawn.iter() for name in node.attrib)
     caption = make_headers.HEADERS[lesson][1]
     assert drawn.find(f"{SVG}title").text == caption

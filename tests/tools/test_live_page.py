@@ -42,8 +42,12 @@ def page(tmp_path_factory, root) -> Path:
 
 def test_the_page_is_whole_and_asks_no_network(page):
     assert sorted(path.name for path in page.iterdir()) == [
-        "course.js", "index.html", "live.js", "style.css", "weights.js",
-    ]  # fmt: skip
+        "course.js",
+        "index.html",
+        "live.js",
+        "style.css",
+        "weights.js",
+    ]
     html = (page / "index.html").read_text("utf-8")
     for name in re.findall(r'(?:src|href)="([^"#]+)"', html):
         assert name.startswith(("data:", "../")) or (page / name).is_file(), name
@@ -158,14 +162,21 @@ def reference(model, tokenizer) -> dict:
     for kind, layer, head in (("encoder", 2, 5), ("decoder", 0, 1), ("cross", 5, 7)):
         found, site = seen[kind, layer], ht.sites(exact)[kind, layer]
         z, columns = found.z[0, :, head], slice(head * site.head_dim, (head + 1) * site.head_dim)
-        inside.append({
-            "head": heads.index((kind, layer, head)), "z": flat(z), "output": flat(z @ site.out.weight[:, columns].T),
-            **{name: flat(getattr(found, name)[0, head]) for name in "qkv"},
-        })  # fmt: skip
+        inside.append(
+            {
+                "head": heads.index((kind, layer, head)),
+                "z": flat(z),
+                "output": flat(z @ site.out.weight[:, columns].T),
+                **{name: flat(getattr(found, name)[0, head]) for name in "qkv"},
+            }
+        )
     return {
-        "logits": logits, "translations": translations, "accuracy": accuracy,
-        "maps": {"sentence": 3, "off": off[2], "maps": maps}, "inside": {"sentence": 3, "heads": inside},
-    }  # fmt: skip
+        "logits": logits,
+        "translations": translations,
+        "accuracy": accuracy,
+        "maps": {"sentence": 3, "off": off[2], "maps": maps},
+        "inside": {"sentence": 3, "heads": inside},
+    }
 
 
 @pytest.mark.full  # all translations and maps once more, in node
@@ -178,8 +189,13 @@ def test_node_agrees_with_torch(page, model, root):
         shutil.copy(page / name, page.parent / "reference" / name)
     (page.parent / "reference" / "reference.json").write_text(json.dumps(expected), encoding="utf-8")
     run = subprocess.run(
-        [NODE, "--test", "site/live/test/"], cwd=root, check=False, capture_output=True, text=True, timeout=300,
+        [NODE, "--test", "site/live/test/"],
+        cwd=root,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
         env=os.environ | {"LIVE_REFERENCE": str(page.parent / "reference")},
-    )  # fmt: skip
+    )
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     assert re.search(r"# skipped 0", run.stdout)

@@ -57,8 +57,10 @@ def test_words_and_exercises_are_counted():
     figure = new_output("display_data", {"text/html": f"<figure><figcaption>{'a ' * 100}</figcaption></figure>"})
     cells = [
         new_markdown_cell(f"{text}\n\n```python\n{text}\n```\n<details><summary>Solution</summary>{text}</details>"),
-        new_markdown_cell(exercise), new_markdown_cell(investigation), new_code_cell(text, outputs=[figure]),
-    ]  # fmt: skip
+        new_markdown_cell(exercise),
+        new_markdown_cell(investigation),
+        new_code_cell(text, outputs=[figure]),
+    ]
     notebook = new_notebook(cells=cells)
     assert site_lessons.reading(notebook) == 2  # 400 words and a few; neither code nor the solution
     assert site_lessons.exercises(notebook) == 40
@@ -85,8 +87,13 @@ def test_the_claims_page_has_every_row_of_the_ledger(root):
 
 
 def test_claims_are_escaped(monkeypatch):
-    row = {"claim": "<img src=x onerror=alert(1)>", "source": "a & b", "verdict": "right", "topic": "Roles",
-           "found": [("<script>1</script>", None)]}  # fmt: skip
+    row = {
+        "claim": "<img src=x onerror=alert(1)>",
+        "source": "a & b",
+        "verdict": "right",
+        "topic": "Roles",
+        "found": [("<script>1</script>", None)],
+    }
     monkeypatch.setattr(site_claims, "entries", lambda folder: {"0.1": row})
     for page in (make_site.claims(), make_site.claims_found()):
         assert "<img" not in page
@@ -132,9 +139,15 @@ def world(tmp_path_factory):
 
     torch.manual_seed(0)
     shape = LlamaConfig(
-        vocab_size=40, hidden_size=16, intermediate_size=8, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, bos_token_id=0, attn_implementation="eager",
-    )  # fmt: skip
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        bos_token_id=0,
+        attn_implementation="eager",
+    )
     llm = LlamaForCausalLM(shape).eval()
     model, tokenizer = ht.load()
     sentences, validation = ht.corpus("organism", "test", 12), ht.corpus("organism", "validation", 12)
@@ -142,10 +155,20 @@ def world(tmp_path_factory):
     with torch.no_grad(), ht.record(model, want="z") as seen:
         model(**batches[0])
     yield {
-        "ht": ht, "geometry": geometry, "torch": torch, "plt": plt, "model": model, "tokenizer": tokenizer,
-        "sentences": sentences, "validation": validation, "batches": batches, "llm": llm,
-        "seen": seen, "tokens": torch.arange(12)[None], "folder": tmp_path_factory.mktemp("examples"),
-    }  # fmt: skip
+        "ht": ht,
+        "geometry": geometry,
+        "torch": torch,
+        "plt": plt,
+        "model": model,
+        "tokenizer": tokenizer,
+        "sentences": sentences,
+        "validation": validation,
+        "batches": batches,
+        "llm": llm,
+        "seen": seen,
+        "tokens": torch.arange(12)[None],
+        "folder": tmp_path_factory.mktemp("examples"),
+    }
     plt.close("all")
 
 

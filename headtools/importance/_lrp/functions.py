@@ -128,7 +128,7 @@ class _AlphaBeta(Function):
             # R = x g: of the two parts only that with the sign of x is not 0.
             torch.where(tensor > 0, g_parts[2 * i], g_parts[2 * i + 1]).to(tensor.dtype)
             for i, tensor in enumerate(ctx.inputs)
-        ] + [None] * (2 - len(ctx.inputs))  # fmt: skip
+        ] + [None] * (2 - len(ctx.inputs))
         return g_x, g_bias, None, None, None
 
 
@@ -251,9 +251,15 @@ def quotient(y: Tensor, x: Tensor) -> Tensor:
 
 
 def ratio_attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """Return scaled dot-product attention, in steps: two products by the ratio rule, and R(x) = R(y) for softmax."""
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))

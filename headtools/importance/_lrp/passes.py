@@ -50,9 +50,12 @@ def relevance_of_heads(
             products.clear()
             try:
                 gradients = torch.autograd.grad(
-                    targets.values[:, step], ends, (sign * targets.counted)[:, step],
-                    retain_graph=step + 1 < targets.values.shape[1], allow_unused=True,
-                )  # fmt: skip
+                    targets.values[:, step],
+                    ends,
+                    (sign * targets.counted)[:, step],
+                    retain_graph=step + 1 < targets.values.shape[1],
+                    allow_unused=True,
+                )
             except RuntimeError as error:  # CheckpointError is one
                 if "torch.utils.checkpoint" not in str(error):
                     raise

@@ -21,7 +21,6 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
-from headtools._renamed import old_arguments
 from headtools.importance._lrp.functions import identity
 from headtools.importance._lrp.operations import Propagation, active
 from headtools.importance._lrp.rule_set import Rules, named
@@ -30,7 +29,6 @@ from headtools.importance._lrp.rule_set import Rules, named
 _ACTIVATION = re.compile("gelu|relu|silu|swish|mish|tanh|sigmoid|softplus|activation", re.IGNORECASE)
 
 
-@old_arguments(which="name_or_rules")
 @contextmanager
 def rules(
     name_or_rules: str | Rules = "attnlrp", model: nn.Module | None = None, tables: Collection[int] = ()

@@ -54,8 +54,10 @@ def shared_by_tangent(func: Callable, args: tuple, kwargs: dict, new_one: Callab
         return result
 
     def operation(new_inputs: Sequence[Tensor]) -> Any:
-        return func(*(_replaced(value, inputs, new_inputs) for value in args),
-                    **{name: _replaced(value, inputs, new_inputs) for name, value in kwargs.items()})  # fmt: skip
+        return func(
+            *(_replaced(value, inputs, new_inputs) for value in args),
+            **{name: _replaced(value, inputs, new_inputs) for name, value in kwargs.items()},
+        )
 
     n = degree(operation, inputs, outputs)
     if n == 1:

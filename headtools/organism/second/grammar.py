@@ -36,13 +36,28 @@ class Style(first.Style):
 
 USUAL = Style()
 SHORT = Style(
-    two_clauses=0.0, of_phrase=0.05, of_phrase_on_subject=0.1, with_phrase=0.05, with_phrase_on_subject=0.1,
-    relative=0.0, relative_on_subject=0.05, longest=10,
-)  # fmt: skip
+    two_clauses=0.0,
+    of_phrase=0.05,
+    of_phrase_on_subject=0.1,
+    with_phrase=0.05,
+    with_phrase_on_subject=0.1,
+    relative=0.0,
+    relative_on_subject=0.05,
+    longest=10,
+)
 HARD = Style(
-    two_clauses=0.85, of_phrase=0.2, of_phrase_on_subject=0.28, with_phrase=0.15, with_phrase_on_subject=0.2,
-    relative=0.25, relative_on_subject=0.35, second_adjective=0.3, depth=2, shortest=20, longest=44,
-)  # fmt: skip
+    two_clauses=0.85,
+    of_phrase=0.2,
+    of_phrase_on_subject=0.28,
+    with_phrase=0.15,
+    with_phrase_on_subject=0.2,
+    relative=0.25,
+    relative_on_subject=0.35,
+    second_adjective=0.3,
+    depth=2,
+    shortest=20,
+    longest=44,
+)
 
 _KIND_WEIGHTS = KIND_WEIGHTS | {"nmod": KIND_WEIGHTS["obl"]}
 # Of nouns that fit the same pronoun, the kind must not tell which is meant: the same weights in every role.

@@ -37,8 +37,10 @@ def role_names(
     for name in requested or ():
         if name not in existing and name not in families:
             examples = [*without_grammar[:2], *syntactic[:2], "confidence"]
-            raise ValueError(f"no role or family {name!r}; there is {', '.join(sorted(families))}, and roles such as "
-                             f"{', '.join(examples)}")  # fmt: skip
+            raise ValueError(
+                f"no role or family {name!r}; there is {', '.join(sorted(families))}, and roles such as "
+                f"{', '.join(examples)}"
+            )
     return [name for name in names if requested is None or name in requested or family(name) in requested]
 
 
@@ -86,8 +88,16 @@ def threshold(role: str, conventions: Conventions) -> tuple[float, float]:
     thresholds of rarest words, map classes, entropy, distance, rarity and content are ours.
     """
     return {
-        "positional": (0, 0.9), "weight": (0, 0.5), "rare": (0, 0.5), "map": (0, 0.5), "content": (1, 0.1),
-        "syntactic": (1, conventions.margin), "coreference": (1, conventions.margin),
+        "positional": (0, 0.9),
+        "weight": (0, 0.5),
+        "rare": (0, 0.5),
+        "map": (0, 0.5),
+        "content": (1, 0.1),
+        "syntactic": (1, conventions.margin),
+        "coreference": (1, conventions.margin),
         "alignment": (1, conventions.margin),
-        "confidence": (0, 0.8), "entropy": (0.9, 0), "distance": (1.25, 0), "rarity": (1, 1),
-    }[role if family(role) == "statistic" else family(role)]  # fmt: skip
+        "confidence": (0, 0.8),
+        "entropy": (0.9, 0),
+        "distance": (1.25, 0),
+        "rarity": (1, 1),
+    }[role if family(role) == "statistic" else family(role)]

@@ -54,9 +54,14 @@ class BatchScorer:
     """
 
     def __init__(
-        self, sequences: AttentionSequences, roles: Sequence[str], vocabulary: Vocabulary, conventions: Conventions,
-        best_offsets: Sequence[BestOffsets], antecedent: Antecedent,
-    ) -> None:  # fmt: skip
+        self,
+        sequences: AttentionSequences,
+        roles: Sequence[str],
+        vocabulary: Vocabulary,
+        conventions: Conventions,
+        best_offsets: Sequence[BestOffsets],
+        antecedent: Antecedent,
+    ) -> None:
         """``best_offsets`` has the best offset of each role, for each sentence."""
         self.kind, self.queries, self.keys = sequences.kind, sequences.queries, sequences.keys
         self.conventions, self.antecedent = conventions, antecedent
@@ -64,8 +69,10 @@ class BatchScorer:
         self._make_masks()
         self._make_targets(sequences.sentences, vocabulary, best_offsets)
         words = self.keys.words()
-        rarity = [[vocabulary.rarity_of(s.words[word]) if word >= 0 else 0.0 for word in row]
-                  for s, row in zip(sequences.sentences, words, strict=True)]  # fmt: skip
+        rarity = [
+            [vocabulary.rarity_of(s.words[word]) if word >= 0 else 0.0 for word in row]
+            for s, row in zip(sequences.sentences, words, strict=True)
+        ]
         self.key_rarity = nn.utils.rnn.pad_sequence(list(map(torch.tensor, rarity)), batch_first=True)
         self.content_pairs = self.similarity = None
         if sequences.embeddings is not None and "content" in self.role_index:
@@ -100,8 +107,10 @@ class BatchScorer:
             of_sentence = (self.kind, sentence, query_words, words)
             by_argmax = argmax_targets(*of_sentence, vocabulary, self.conventions)
             by_weight = weight_targets(*of_sentence, special_tokens, vocabulary, self.conventions)
-            for targets, n_keys, pairs in ((by_argmax, n_candidates[i], argmax_pairs),
-                                           (by_weight, n_visible[i], weight_pairs)):  # fmt: skip
+            for targets, n_keys, pairs in (
+                (by_argmax, n_candidates[i], argmax_pairs),
+                (by_weight, n_visible[i], weight_pairs),
+            ):
                 for role, asked in targets.items():
                     if role not in self.role_index or not asked:
                         continue
@@ -112,8 +121,10 @@ class BatchScorer:
                     else:
                         chance = [len(keys) / n_keys[query] for query, keys in asked]
                         if targets is by_weight and self.conventions.renormalise:
-                            chance = [_renormalised_chance(keys, candidates[i, q], n_candidates[i][q], n_visible[i][q])
-                                      for q, keys in asked]  # fmt: skip
+                            chance = [
+                                _renormalised_chance(keys, candidates[i, q], n_candidates[i][q], n_visible[i][q])
+                                for q, keys in asked
+                            ]
                         baseline = chance if offset is None else [query + offset in keys for query, keys in asked]
                     counts[i, :, index] = len(asked), sum(baseline), sum(chance)
                     for query, keys in asked:
@@ -140,10 +151,11 @@ class BatchScorer:
         n_shared = candidates.sum(-1).clamp_min(1) if self.conventions.renormalise else n_visible
         long_enough = (self.keys.word >= 0).sum(-1) >= self.conventions.min_length
         uniform = {
-            "confidence": 1 / n_shared, "entropy": n_visible.log(),
+            "confidence": 1 / n_shared,
+            "entropy": n_visible.log(),
             "distance": (statistics.offsets(visible).abs() * visible).sum(-1) / n_visible,
             "rarity": (candidates * self.key_rarity[:, None]).sum(-1) / candidates.sum(-1).clamp_min(1),
-        }  # fmt: skip
+        }
         for role, index in self.role_index.items():
             if role in uniform:
                 self.counts[:, 0, index] = scored.sum(-1)
@@ -206,9 +218,12 @@ class BatchScorer:
             "distance": lambda: statistics.distance(maps, self.scored),
             "rarity": lambda: statistics.rarity(key, self.key_rarity),
             "content": lambda: statistics.correlation(maps, self.similarity, self.content_pairs),
-        }  # fmt: skip
-        out = {role: measure() for role, measure in measures.items()
-               if role in self.role_index and has_queries[:, self.role_index[role]].any()}  # fmt: skip
+        }
+        out = {
+            role: measure()
+            for role, measure in measures.items()
+            if role in self.role_index and has_queries[:, self.role_index[role]].any()
+        }
         if any(role in self.role_index for role in MAPS):
             # Sums of multiples of one step are exact: features of a sharp map that tie still tie with other padding.
             rounded = (maps * _MAP_STEPS).round_().div_(_MAP_STEPS)

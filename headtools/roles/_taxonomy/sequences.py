@@ -40,9 +40,13 @@ class AttentionSequences:
 
 
 def make_sequences(
-    model: nn.Module | None, tokenizer: object, sentences: Sequence[Sentence], kinds: Sequence[str],
-    conventions: Conventions, translated: bool,
-) -> tuple[MutableMapping[str, Tensor], dict[str, AttentionSequences]]:  # fmt: skip
+    model: nn.Module | None,
+    tokenizer: object,
+    sentences: Sequence[Sentence],
+    kinds: Sequence[str],
+    conventions: Conventions,
+    translated: bool,
+) -> tuple[MutableMapping[str, Tensor], dict[str, AttentionSequences]]:
     """Return a batch for the model, and the sequences of each kind of attention; without a model no embeddings."""
     batch, source_words = align(tokenizer, sentences, padding_side="right")
     source = make_spans(source_words, batch["attention_mask"], batch["input_ids"], conventions.granularity)

@@ -14,16 +14,38 @@ from headtools.roles._taxonomy.targets import Antecedent
 from headtools.roles.baselines import BestOffsets
 from headtools.roles.conventions import Conventions
 
-COLUMNS = ("stack", "kind", "layer", "head", "family", "role", "score", "baseline", "chance", "baseline_rule", "low",
-           "high", "difference_low", "difference_high", "n", "passes")  # fmt: skip
+COLUMNS = (
+    "stack",
+    "kind",
+    "layer",
+    "head",
+    "family",
+    "role",
+    "score",
+    "baseline",
+    "chance",
+    "baseline_rule",
+    "low",
+    "high",
+    "difference_low",
+    "difference_high",
+    "n",
+    "passes",
+)
 Columns = dict[str, np.ndarray]
 
 
 def table(
-    layers: Sequence[tuple[Site, int]], sums: RunningSums, counts: RunningSums, n_sentences: Tensor,
-    roles: Sequence[str], best_offsets: Sequence[Mapping[str, BestOffsets]], conventions: Conventions,
-    level: float, antecedent: Antecedent,
-) -> dict[SiteKey, Columns]:  # fmt: skip
+    layers: Sequence[tuple[Site, int]],
+    sums: RunningSums,
+    counts: RunningSums,
+    n_sentences: Tensor,
+    roles: Sequence[str],
+    best_offsets: Sequence[Mapping[str, BestOffsets]],
+    conventions: Conventions,
+    level: float,
+    antecedent: Antecedent,
+) -> dict[SiteKey, Columns]:
     """Make the rows of each layer, as columns.
 
     ``layers`` are sites with how often each ran. ``sums`` has (R, head) sums of scores, the heads of all layers side
@@ -40,8 +62,9 @@ def table(
     out, start = {}, 0
     for site, n_runs in layers:
         heads, start = slice(start, start + site.heads), start + site.heads
-        cells = {name: value.expand(len(roles), sums.total.shape[1])[with_query, heads]
-                 for name, value in values.items()}  # fmt: skip
+        cells = {
+            name: value.expand(len(roles), sums.total.shape[1])[with_query, heads] for name, value in values.items()
+        }
         cells["n"] = (n[with_query, None] * n_runs).long().expand(-1, site.heads)
         cells["passes"] = passes[with_query, heads] & (cells["n"] >= conventions.min_queries)
         columns = {name: value.flatten().numpy() for name, value in cells.items()}
@@ -54,9 +77,13 @@ def table(
 
 
 def _scores(
-    sums: RunningSums, counts: RunningSums, n_sentences: Tensor, roles: Sequence[str], conventions: Conventions,
+    sums: RunningSums,
+    counts: RunningSums,
+    n_sentences: Tensor,
+    roles: Sequence[str],
+    conventions: Conventions,
     level: float,
-) -> tuple[dict[str, Tensor], Tensor]:  # fmt: skip
+) -> tuple[dict[str, Tensor], Tensor]:
     """Scores and intervals of all roles and heads, (R, head), and whether the lower end reaches the threshold."""
     n, baseline, chance = counts.total
     # Replicas are last from here on: (role, head, times), and (3, role, times) for the counts.
@@ -80,8 +107,13 @@ def _scores(
         margin = score - scale * (torch.maximum(baseline, chance) / n)[:, None]
         resampled_margin = resampled[margin_roles] - (scale * best_rule)[margin_roles, None]
         lower_end[margin_roles] = _interval(margin[margin_roles], resampled_margin, n_sentences[margin_roles], level)[0]
-    values = {"score": score, "low": low, "high": high,
-              "difference_low": difference_low, "difference_high": difference_high}  # fmt: skip
+    values = {
+        "score": score,
+        "low": low,
+        "high": high,
+        "difference_low": difference_low,
+        "difference_high": difference_high,
+    }
     return values, lower_end >= minimum - 1e-6
 
 

@@ -39,9 +39,13 @@ _NEAR = {"previous": -1, "next": 1, "self": 0}
 
 
 def argmax_targets(
-    kind: str, sentence: Sentence, query_words: Sequence[int], words: Sequence[int], vocabulary: Vocabulary,
+    kind: str,
+    sentence: Sentence,
+    query_words: Sequence[int],
+    words: Sequence[int],
+    vocabulary: Vocabulary,
     conventions: Conventions,
-) -> Targets:  # fmt: skip
+) -> Targets:
     """The targets of the roles that are scored by argmax attention, as far as a query can see them.
 
     ``query_words`` are those of the queries, which in cross-attention are words of the translation.
@@ -76,9 +80,14 @@ def argmax_targets(
 
 
 def weight_targets(
-    kind: str, sentence: Sentence, query_words: Sequence[int], words: Sequence[int], special_tokens: Sequence[int],
-    vocabulary: Vocabulary, conventions: Conventions,
-) -> Targets:  # fmt: skip
+    kind: str,
+    sentence: Sentence,
+    query_words: Sequence[int],
+    words: Sequence[int],
+    special_tokens: Sequence[int],
+    vocabulary: Vocabulary,
+    conventions: Conventions,
+) -> Targets:
     """The targets of the roles that are scored by weight; here a query's own weight always counts.
 
     ``special_tokens`` has the token id of each span that is not a word.
@@ -132,8 +141,10 @@ def _spans_of_words(sentence: Sentence, words: Sequence[int]) -> list[list[int]]
 def _queries_and_keys(words: Sequence[int], conventions: Conventions) -> tuple[Sequence[int], Collection[int]]:
     """The spans that are queries, and those that may be keys."""
     spans, only_words = range(len(words)), [span for span, word in enumerate(words) if word >= 0]
-    return (spans if conventions.specials_as_queries else only_words,
-            spans if conventions.specials_as_keys else set(only_words))  # fmt: skip
+    return (
+        spans if conventions.specials_as_queries else only_words,
+        spans if conventions.specials_as_keys else set(only_words),
+    )
 
 
 def _visible(targets: Targets, kind: str, conventions: Conventions, self_as_key: bool) -> Targets:
@@ -144,8 +155,10 @@ def _visible(targets: Targets, kind: str, conventions: Conventions, self_as_key:
     out = {}
     for role, asked in targets.items():
         if kind == "decoder" or not self_as_key:
-            asked = [(query, [key for key in keys if (key <= query or kind != "decoder")
-                              and (key != query or self_as_key)]) for query, keys in asked]  # fmt: skip
+            asked = [
+                (query, [key for key in keys if (key <= query or kind != "decoder") and (key != query or self_as_key)])
+                for query, keys in asked
+            ]
         out[role] = asked if conventions.edges == "count" else [(query, keys) for query, keys in asked if keys]
     return out
 
@@ -164,8 +177,13 @@ def _alignment(sentence: Sentence, query_words: Sequence[int], spans_of: Sequenc
         )
     first_span = {word: span for span, word in reversed([*enumerate(query_words)])}
     # The words that a decoder reads may lack the last one.
-    return {"alignment": [(first_span[target], spans_of[source - 1]) for target, source in enumerate(alignment)
-                          if source and target in first_span]}  # fmt: skip
+    return {
+        "alignment": [
+            (first_span[target], spans_of[source - 1])
+            for target, source in enumerate(alignment)
+            if source and target in first_span
+        ]
+    }
 
 
 def _rarest(
@@ -188,8 +206,11 @@ def _rarest(
     def spans_of_rarest(n: int, left_out: str | None = None) -> list[int]:
         """The spans of the words to which fewer than ``n`` others are rarer."""
         ranks = sorted((rank[form] for form in rank if form != left_out), reverse=True)
-        return [span for span, form in enumerate(form_of)
-                if form is not None and form != left_out and rank[form] >= ranks[:n][-1]]  # fmt: skip
+        return [
+            span
+            for span, form in enumerate(form_of)
+            if form is not None and form != left_out and rank[form] >= ranks[:n][-1]
+        ]
 
     rarest, two_rarest = spans_of_rarest(1), spans_of_rarest(2)
     others = {form: spans_of_rarest(1, form) for form in rarest_forms}
@@ -201,12 +222,17 @@ def _rarest(
 
 
 def _marks(
-    sentence: Sentence, words: Sequence[int], special_tokens: Sequence[int], queries: Sequence[int],
+    sentence: Sentence,
+    words: Sequence[int],
+    special_tokens: Sequence[int],
+    queries: Sequence[int],
     vocabulary: Vocabulary,
-) -> Targets:  # fmt: skip
+) -> Targets:
     """Every query with the special tokens and the punctuation that there are."""
-    keys = {name: [span for span, special in enumerate(special_tokens) if special == token]
-            for name, token in vocabulary.special_tokens.items()}  # fmt: skip
+    keys = {
+        name: [span for span, special in enumerate(special_tokens) if special == token]
+        for name, token in vocabulary.special_tokens.items()
+    }
     is_punctuation = [
         # a word without a part of speech is punctuation if it has no letter and no digit
         upos == "PUNCT" or (upos in ("_", "") and not any(character.isalnum() for character in word))

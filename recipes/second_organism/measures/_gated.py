@@ -40,9 +40,17 @@ def before(model: nn.Module, tokenizer: object, limit: int | None = None) -> dic
 
 
 def one_run(
-    model: nn.Module, tokenizer: object, over: str, penalty: float, rate: float = GATE_RATE, seed: int = 0,
-    limit: int | None = None, steps: int = STEPS, runs: Path | None = None, long: bool = False,
-) -> dict:  # fmt: skip
+    model: nn.Module,
+    tokenizer: object,
+    over: str,
+    penalty: float,
+    rate: float = GATE_RATE,
+    seed: int = 0,
+    limit: int | None = None,
+    steps: int = STEPS,
+    runs: Path | None = None,
+    long: bool = False,
+) -> dict:
     """Train gates, cut the heads whose gates closed, and translate.
 
     ``over``: "encoder", with a frozen decoder, or "all" heads and weights. ``cost``: the word accuracy that the model
@@ -60,9 +68,19 @@ def one_run(
             raise ValueError(f"{file} was made with {stored['setting']}, not {setting}; use another folder: --runs NEW")
         return stored["row"]
     fit = ht.fit_gates(
-        model, unseen(seed, tokens, steps), penalty, steps=steps, sites=None if over == "all" else over, weights=over,
-        gate_rate=rate, weight_rate=weight_rate, start=START, decay=DECAY, seed=seed, progress=False,
-    )  # fmt: skip
+        model,
+        unseen(seed, tokens, steps),
+        penalty,
+        steps=steps,
+        sites=None if over == "all" else over,
+        weights=over,
+        gate_rate=rate,
+        weight_rate=weight_rate,
+        start=START,
+        decay=DECAY,
+        seed=seed,
+        progress=False,
+    )
     test = corpus("test", min(SENTENCES, limit or SENTENCES))
     cut = fit.cut().eval()
     correct = right_words(model, test)
@@ -73,13 +91,19 @@ def one_run(
         held = held_roles(fit.model, tokenizer, min(SEEN, limit or SEEN))
     kept = [name_of(head) for head in fit.open_heads]
     row = {
-        "over": over, "penalty": penalty, "rate": rate, "seed": seed, "steps": steps, "kept": kept,
+        "over": over,
+        "penalty": penalty,
+        "rate": rate,
+        "seed": seed,
+        "steps": steps,
+        "kept": kept,
         "bleu": [round(x, 2) for x in bleu(cut, tokenizer, test)],
-        "accuracy": interval(by_sentence(right_words(cut, test), test)), "cost": round(cost, 4),
+        "accuracy": interval(by_sentence(right_words(cut, test), test)),
+        "cost": round(cost, 4),
         "undecided": int((~fit.gates.saturated(0.9)).sum()),
         "roles": {head: own_roles for head, own_roles in held.items() if f"encoder {head}" in kept},
         "log_alpha": [round(x, 2) for x in fit.gates.log_alpha.tolist()],
-    }  # fmt: skip
+    }
     if file:
         write({"setting": setting, "row": row}, file)
     return row

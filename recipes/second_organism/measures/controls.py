@@ -28,8 +28,12 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
 def markdown(results: dict[str, dict]) -> str:
     """One row a run."""
     rows = [
-        [name, "{:.3f} ({:.3f}–{:.3f})".format(*result["test"]), f"{result['hard'][0]:.3f}",
-         *(f"{result['phenomena'][p]:.3f}" for p in SHOWN)]
+        [
+            name,
+            "{:.3f} ({:.3f}–{:.3f})".format(*result["test"]),
+            f"{result['hard'][0]:.3f}",
+            *(f"{result['phenomena'][p]:.3f}" for p in SHOWN),
+        ]
         for name, result in results.items()
-    ]  # fmt: skip
+    ]
     return table(["run", "test", "hard", *SHOWN], rows)

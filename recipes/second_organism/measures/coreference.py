@@ -37,8 +37,11 @@ class Pronoun:
         self.cell = f"{sentence.relations[place]}, meant: {sentence.relations[self.noun]}"
         self.places = [j for j in range(place) if sentence.upos[j] in ("NOUN", "PROPN")]
         self.types = [None if sentence.upos[j] == "PROPN" else words[j] for j in self.places]
-        self.fitting = [j for j, word in zip(self.places, self.types, strict=True) if
-                        (0 if word is None else _FORM_OF[word]) == self.form]  # fmt: skip
+        self.fitting = [
+            j
+            for j, word in zip(self.places, self.types, strict=True)
+            if (0 if word is None else _FORM_OF[word]) == self.form
+        ]
         self.grammar = [j for j in self.fitting if sentence.relations[j] in ("nsubj", "obj")]
 
 
@@ -126,8 +129,10 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
         by_split[split] = located, gold, keys
     given = {split: [p for _, _, p in located] for split, (located, _, _) in by_split.items()}
     cells = sorted({p.cell for p in given["test"]})
-    masks = {split: {cell: torch.tensor([p.cell == cell for p in of_split]) for cell in cells}
-             for split, of_split in given.items()}  # fmt: skip
+    masks = {
+        split: {cell: torch.tensor([p.cell == cell for p in of_split]) for cell in cells}
+        for split, of_split in given.items()
+    }
     hits = {split: keys == gold for split, (_, gold, keys) in by_split.items()}
     best = {"all": hits["validation"].float().mean(1).argmax().item()}
     for cell in cells:
@@ -144,17 +149,24 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     def row(name: str, correct: Tensor, head: int | None = None) -> dict:
         values = {cell: share(correct[masks["test"][cell]]) for cell in cells}
         low, high = wilson(correct.float().mean().item(), len(correct))
-        return {"name": name, "head": None if head is None else f"{head // 8}.{head % 8}", "all": share(correct),
-                "low": round(float(low), 4), "high": round(float(high), 4),
-                "first fitting wrong": share(correct[wrong_first]), **values}  # fmt: skip
+        return {
+            "name": name,
+            "head": None if head is None else f"{head // 8}.{head % 8}",
+            "all": share(correct),
+            "low": round(float(low), 4),
+            "high": round(float(high), 4),
+            "first fitting wrong": share(correct[wrong_first]),
+            **values,
+        }
 
     names = {"all": "best head", **{cell: f"best head for {cell}" for cell in cells}}
     return {
-        "pronouns": len(rules["nearest"]), "cells": {cell: int(masks["test"][cell].sum()) for cell in cells},
+        "pronouns": len(rules["nearest"]),
+        "cells": {cell: int(masks["test"][cell].sum()) for cell in cells},
         "rules": [row(name, correct) for name, correct in rules.items()],
         "heads": [row(names[cell], hits["test"][head], head) for cell, head in best.items()],
         "words right": row("the pronoun's own translation", words),
-    }  # fmt: skip
+    }
 
 
 def by_antecedent(row: dict, cells: dict[str, int]) -> dict[str, tuple[float, float, float, int]]:
@@ -191,14 +203,24 @@ def markdown(results: dict[str, dict]) -> str:
     text = "{:.3f} ({:.3f}–{:.3f})".format
     roles = {role: n for role, (*_, n) in by_antecedent(first["rules"][0], cells).items()}
     titles = {"nsubj": "antecedent is a subject", "obj": "antecedent is an object"}
-    short = [[name, text(row["all"], row["low"], row["high"]),
-              *(text(*by_antecedent(row, cells)[role][:3]) for role in roles)] for name, row in lines]  # fmt: skip
+    short = [
+        [
+            name,
+            text(row["all"], row["low"], row["high"]),
+            *(text(*by_antecedent(row, cells)[role][:3]) for role in roles),
+        ]
+        for name, row in lines
+    ]
     keys = ["first fitting wrong", *cells]
     long = [[name, *(None if row[key] is None else f"{row[key]:.3f}" for key in keys)] for name, row in lines]
     best = max(row["all"] for row in first["rules"] if row["name"] in RULES)
     ahead = ", ".join(f"{name} {100 * (result['heads'][0]['all'] - best):+.1f}" for name, result in results.items())
-    return "\n\n".join([
-        table(["", f"all (n {first['pronouns']})", *(f"{titles.get(r, r)} (n {n})" for r, n in roles.items())], short),
-        f"Points by which the best single head is ahead of the best of the four surface rules: {ahead}.",
-        table(["", "where *first fitting* is wrong", *(f"{c} (n {n})" for c, n in cells.items())], long),
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            table(
+                ["", f"all (n {first['pronouns']})", *(f"{titles.get(r, r)} (n {n})" for r, n in roles.items())], short
+            ),
+            f"Points by which the best single head is ahead of the best of the four surface rules: {ahead}.",
+            table(["", "where *first fitting* is wrong", *(f"{c} (n {n})" for c, n in cells.items())], long),
+        ]
+    )

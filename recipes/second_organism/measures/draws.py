@@ -34,11 +34,14 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     agreement = [spearmanr(flat[draw].mean(0), flat.mean(0)).statistic for draw in draws]
     total = flat.sum(1).sort(descending=True).values
     return {
-        "sentences": n, "draw": size, "kept": list(KEEP), "curve on": len(test),
+        "sentences": n,
+        "draw": size,
+        "kept": list(KEEP),
+        "curve on": len(test),
         "curves": {name: [round(x, 4) for x in frame[frame.order == name].metric] for name in orders},
         "spearman": [round(float(x), 4) for x in agreement],
         "largest twentieth": round((total[: max(1, n // 20)].sum() / total.sum()).item(), 4),
-    }  # fmt: skip
+    }
 
 
 def markdown(results: dict[str, dict]) -> str:
@@ -48,12 +51,17 @@ def markdown(results: dict[str, dict]) -> str:
         draws = [values for order, values in result["curves"].items() if order != "all"]
         rows += [
             [name, f"{result['sentences']:,} sentences", *(f"{x:.3f}" for x in result["curves"]["all"])],
-            [name, f"{len(draws)} draws of {result['draw']}: least, mean, best",
-             *(f"{min(v):.3f}, {sum(v) / len(v):.3f}, {max(v):.3f}" for v in zip(*draws, strict=True))],
-        ]  # fmt: skip
-        texts.append(f"{name}: rank correlation of a draw with all sentences {min(result['spearman']):.2f} to "
-                     f"{max(result['spearman']):.2f}; the twentieth of the sentences with the largest slopes carries "
-                     f"{100 * result['largest twentieth']:.0f} % of their sum")  # fmt: skip
+            [
+                name,
+                f"{len(draws)} draws of {result['draw']}: least, mean, best",
+                *(f"{min(v):.3f}, {sum(v) / len(v):.3f}, {max(v):.3f}" for v in zip(*draws, strict=True)),
+            ],
+        ]
+        texts.append(
+            f"{name}: rank correlation of a draw with all sentences {min(result['spearman']):.2f} to "
+            f"{max(result['spearman']):.2f}; the twentieth of the sentences with the largest slopes carries "
+            f"{100 * result['largest twentieth']:.0f} % of their sum"
+        )
     sizes = next(iter(results.values()))["kept"]
     header = ["model", "importance from", *(f"{n} kept" for n in sizes)]
     return "\n\n".join([table(header, rows), ". ".join(texts) + "."])

@@ -51,8 +51,14 @@ def markdown(results: dict[str, dict]) -> str:
     """Heads left by kind at each penalty, and by layer."""
     rows = []
     for name, result in results.items():
-        rows.append([name, "before", *("48: 8 8 8 8 8 8" for _ in KINDS),
-                     "{:.1f} ({:.1f}–{:.1f})".format(*result["before"]["bleu"])])  # fmt: skip
+        rows.append(
+            [
+                name,
+                "before",
+                *("48: 8 8 8 8 8 8" for _ in KINDS),
+                "{:.1f} ({:.1f}–{:.1f})".format(*result["before"]["bleu"]),
+            ]
+        )
         for row in result["runs"]:
             cells = [f"{sum(layers)}: {' '.join(map(str, layers))}" for layers in left(row).values()]
             rows.append([name, f"{row['penalty']:g}", *cells, "{:.1f} ({:.1f}–{:.1f})".format(*row["bleu"])])
@@ -61,9 +67,13 @@ def markdown(results: dict[str, dict]) -> str:
         row = min(result["runs"], key=lambda row: len(row["kept"]))
         parts = [f"{kind} {low} and {high}" for kind in ("decoder", "cross") for low, high in [halves(row, kind)]]
         notes.append(f"{name}, penalty {row['penalty']:g}: {', '.join(parts)}")
-    return "\n\n".join([
-        table(["model", "penalty", *(f"{kind}: by layer, 0 to 5" for kind in KINDS), "BLEU"], rows),
-        f"Heads left in layers 0 to 2 and in layers 3 to 5, of 24 each, with the fewest heads: {'; '.join(notes)}. In "
-        "Voita et al. (2019) self-attention of the decoder survives mostly in its lower layers, cross-attention in its "
-        "upper ones.",
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            table(["model", "penalty", *(f"{kind}: by layer, 0 to 5" for kind in KINDS), "BLEU"], rows),
+            f"Heads left in layers 0 to 2 and in layers 3 to 5, of 24 each, with the fewest heads: {'; "
+            f"'.join(notes)}. In "
+            "Voita et al. (2019) self-attention of the decoder survives mostly in its lower layers, "
+            "cross-attention in its "
+            "upper ones.",
+        ]
+    )

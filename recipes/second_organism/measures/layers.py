@@ -36,10 +36,14 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, top: 
             return losses(model, test) - loss
 
     sites = ht.sites(model)
-    off = {kind: [accuracy_drop([(*site.key, h) for h in range(site.heads)]) for site in sites[kind]]
-           for kind in ("encoder", "decoder", "cross")}  # fmt: skip
-    below = {str(n): accuracy_drop([(*site.key, h) for site in list(sites["encoder"])[:n] for h in range(site.heads)])
-             for n in (2, 3, 4)}  # fmt: skip
+    off = {
+        kind: [accuracy_drop([(*site.key, h) for h in range(site.heads)]) for site in sites[kind]]
+        for kind in ("encoder", "decoder", "cross")
+    }
+    below = {
+        str(n): accuracy_drop([(*site.key, h) for site in list(sites["encoder"])[:n] for h in range(site.heads)])
+        for n in (2, 3, 4)
+    }
     pairs = {}
     for kind in ("encoder", "cross"):
         best = ht.gradient(model, given, sites=[kind]).order()[-top:]
@@ -74,16 +78,24 @@ def markdown(results: dict[str, dict]) -> str:
         for kind, measured in result["pairs"].items():
             both = backups(measured)
             counts.append(f"{name}, {kind}: {len(both)} of {len(measured)}")
-            pairs += [[name, kind, f"{a}, {b}", f"{x:.3f}, {y:.3f}", f"{joint:.3f}", f"{low:+.3f} to {high:+.3f}"]
-                      for a, b, x, y, joint, low, high in both[:4]]  # fmt: skip
-    lower = "; ".join(f"{name}: layers 0 and 1 {result['below']['2']:.3f}, 0 to 2 {result['below']['3']:.3f}, "
-                      f"0 to 3 {result['below']['4']:.3f}" for name, result in results.items())  # fmt: skip
+            pairs += [
+                [name, kind, f"{a}, {b}", f"{x:.3f}, {y:.3f}", f"{joint:.3f}", f"{low:+.3f} to {high:+.3f}"]
+                for a, b, x, y, joint, low, high in both[:4]
+            ]
+    lower = "; ".join(
+        f"{name}: layers 0 and 1 {result['below']['2']:.3f}, 0 to 2 {result['below']['3']:.3f}, "
+        f"0 to 3 {result['below']['4']:.3f}"
+        for name, result in results.items()
+    )
     header = ["model", "heads", "off together", "cost of each, nats", "of both", f"both − {TIMES:g} × sum, 95 %"]
-    return "\n\n".join([
-        "Fall of word accuracy with all heads of a layer off:",
-        table(["model", "heads", *(f"layer {i}" for i in range(6))], rows),
-        f"Several encoder layers off: {lower}.",
-        f"Backup pairs among the {TOP} heads of greatest importance ({'; '.join(counts)}), the costliest four of each, "
-        "with intervals over sentences:",
-        table(header, pairs),
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            "Fall of word accuracy with all heads of a layer off:",
+            table(["model", "heads", *(f"layer {i}" for i in range(6))], rows),
+            f"Several encoder layers off: {lower}.",
+            f"Backup pairs among the {TOP} heads of greatest importance ({'; '.join(counts)}), the "
+            f"costliest four of each, "
+            "with intervals over sentences:",
+            table(header, pairs),
+        ]
+    )

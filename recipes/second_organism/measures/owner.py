@@ -104,9 +104,11 @@ CUTS: dict[str, tuple[dict[str, Cut], bool]] = {
     "cross: later words → owner": ({"cross": in_cross}, False),
     "decoder and cross": ({"decoder": in_decoder, "cross": in_cross}, False),
     "encoder, decoder and cross": ({"encoder": in_encoder, "decoder": in_decoder, "cross": in_cross}, False),
-    "all three, of words that agree with the owner, too":
-        ({"encoder": in_encoder, "decoder": in_decoder, "cross": in_cross}, True),
-}  # fmt: skip
+    "all three, of words that agree with the owner, too": (
+        {"encoder": in_encoder, "decoder": in_decoder, "cross": in_cross},
+        True,
+    ),
+}
 
 
 def edges(cut: Cut, owned: Owned, agreeing: bool, instead: bool, rng: random.Random) -> Edges:
@@ -132,20 +134,26 @@ def predictions(
         there, labels = batch["attention_mask"].bool(), batch["labels"]
         n, source, target = len(there), there.shape[1], labels.shape[1]
         causal = torch.ones(target, target, dtype=torch.bool).tril()
-        visible = {"encoder": there[:, None].repeat(1, source, 1), "cross": there[:, None].repeat(1, target, 1),
-                "decoder": causal.repeat(n, 1, 1)}  # fmt: skip
+        visible = {
+            "encoder": there[:, None].repeat(1, source, 1),
+            "cross": there[:, None].repeat(1, target, 1),
+            "decoder": causal.repeat(n, 1, 1),
+        }
         for row, sentence in zip(range(n), rows, strict=False):
             for owned in owned_nouns(sentence):
                 for kind, cut in cuts.items():
                     for query, key in edges(cut, owned, agreeing, instead, rng):
                         visible[kind][row, query, key] = False
-        masks = {kind: torch.zeros(allowed.shape).masked_fill(~allowed, CUT)[:, None]
-                 for kind, allowed in visible.items()}  # fmt: skip
+        masks = {
+            kind: torch.zeros(allowed.shape).masked_fill(~allowed, CUT)[:, None] for kind, allowed in visible.items()
+        }
         encoded = model.get_encoder()(input_ids=batch["input_ids"], attention_mask=masks["encoder"])
         logits = model(
-            encoder_outputs=encoded, attention_mask=masks["cross"], decoder_attention_mask=masks["decoder"],
+            encoder_outputs=encoded,
+            attention_mask=masks["cross"],
+            decoder_attention_mask=masks["decoder"],
             decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels),
-        ).logits  # fmt: skip
+        ).logits
         predicted.append(logits.argmax(-1)[labels != IGNORE])
     return torch.cat(predicted)
 
@@ -172,13 +180,23 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
 
     uncut, others = right(predictions(model, test, {}))
     commonest = gender_of[labels][needs].bincount().max().item()
-    result = {"n": int(total.sum()), "right": share(uncut), "others": round(others, 4),
-             "commonest": round(commonest / int(total.sum()), 4), "cuts": []}  # fmt: skip
+    result = {
+        "n": int(total.sum()),
+        "right": share(uncut),
+        "others": round(others, 4),
+        "commonest": round(commonest / int(total.sum()), 4),
+        "cuts": [],
+    }
     for name, (cuts, agreeing) in CUTS.items():
         cut, others = right(predictions(model, test, cuts, agreeing))
         ends = bounds(linearised_ratio((uncut - cut)[:, None], total))
-        row = {"name": name, "cost": share(uncut - cut), "low": round(ends[0].item(), 4),
-               "high": round(ends[1].item(), 4), "others": round(others, 4)}  # fmt: skip
+        row = {
+            "name": name,
+            "cost": share(uncut - cut),
+            "low": round(ends[0].item(), 4),
+            "high": round(ends[1].item(), 4),
+            "others": round(others, 4),
+        }
         if not set(WITHOUT_CONTROL) & set(cuts.values()):
             control, _ = right(predictions(model, test, cuts, agreeing, instead=True))
             row["instead"] = share(uncut - control)

@@ -39,8 +39,13 @@ def measure(
         ends = interval(both - TIMES * (one + other))[1:]
         rows.append([f"{a[1]}.{a[2]}", f"{b[1]}.{b[2]}", *numbers, *ends])
     n = 8 * layers
-    return {"pairs": n * (n - 1) // 2, "found on": min(FOUND_ON, limit or FOUND_ON), "confirmed on": len(test),
-            "candidates": len(frame), "measured": rows}  # fmt: skip
+    return {
+        "pairs": n * (n - 1) // 2,
+        "found on": min(FOUND_ON, limit or FOUND_ON),
+        "confirmed on": len(test),
+        "candidates": len(frame),
+        "measured": rows,
+    }
 
 
 def confirmed(rows: list[list]) -> list[list]:
@@ -57,10 +62,20 @@ def markdown(results: dict[str, dict]) -> str:
     rows, notes = [], []
     for name, result in results.items():
         backups = confirmed(result["measured"])
-        notes.append(f"{name}: {result['candidates']} of {result['pairs']:,} pairs are candidates on "
-                    f"{result['found on']} validation sentences; of the {len(result['measured'])} costliest, "
-                    f"{len(backups)} are confirmed on {result['confirmed on']} test sentences.")  # fmt: skip
-        rows += [[name, f"{row[0]}, {row[1]}{' *' if row in backups else ''}", f"{row[2]:.3f}, {row[3]:.3f}",
-                  f"{row[4]:.3f}", f"{row[5]:+.3f} to {row[6]:+.3f}"] for row in result["measured"]]  # fmt: skip
+        notes.append(
+            f"{name}: {result['candidates']} of {result['pairs']:,} pairs are candidates on "
+            f"{result['found on']} validation sentences; of the {len(result['measured'])} costliest, "
+            f"{len(backups)} are confirmed on {result['confirmed on']} test sentences."
+        )
+        rows += [
+            [
+                name,
+                f"{row[0]}, {row[1]}{' *' if row in backups else ''}",
+                f"{row[2]:.3f}, {row[3]:.3f}",
+                f"{row[4]:.3f}",
+                f"{row[5]:+.3f} to {row[6]:+.3f}",
+            ]
+            for row in result["measured"]
+        ]
     header = ["model", "off together", "cost of each, nats", "of both", f"both − {TIMES:g} × sum, 95 %"]
     return "\n\n".join([" ".join(notes), table(header, rows)] if rows else notes)

@@ -42,13 +42,27 @@ def markdown(results: dict[str, dict]) -> str:
         for kind, one in result["kinds"].items():
             at_random = [values for order, values in one["curves"].items() if order.startswith("random")]
             rows.append([name, kind, "gradient", *(f"{x:.3f}" for x in one["curves"]["gradient"])])
-            rows.append([name, kind, f"{len(at_random)} random orders: mean, best",
-                         *(f"{sum(v) / len(v):.3f}, {max(v):.3f}" for v in zip(*at_random, strict=True))])  # fmt: skip
+            rows.append(
+                [
+                    name,
+                    kind,
+                    f"{len(at_random)} random orders: mean, best",
+                    *(f"{sum(v) / len(v):.3f}, {max(v):.3f}" for v in zip(*at_random, strict=True)),
+                ]
+            )
             all_heads, few_heads = one["bleu"]
-            translated.append([name, kind, *("{:.1f} ({:.1f}–{:.1f})".format(*x) for x in (all_heads, few_heads)),
-                               f"{few_heads[0] - all_heads[0]:+.1f}"])  # fmt: skip
+            translated.append(
+                [
+                    name,
+                    kind,
+                    *("{:.1f} ({:.1f}–{:.1f})".format(*x) for x in (all_heads, few_heads)),
+                    f"{few_heads[0] - all_heads[0]:+.1f}",
+                ]
+            )
     sizes = next(iter(results.values()))["kept"]
-    return "\n\n".join([
-        table(["model", "heads", "order", *(f"{n} kept" for n in sizes)], rows),
-        table(["model", "heads", "BLEU, all 48", f"BLEU, {TRANSLATED} kept by gradient", "change"], translated),
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            table(["model", "heads", "order", *(f"{n} kept" for n in sizes)], rows),
+            table(["model", "heads", "BLEU, all 48", f"BLEU, {TRANSLATED} kept by gradient", "change"], translated),
+        ]
+    )

@@ -32,17 +32,28 @@ def chosen_rate(result: dict) -> float | None:
 def markdown(results: dict[str, dict]) -> str:
     """One row a rate, then the rate that the other tables of gates use."""
     rows = [
-        [name, f"{row['rate']:g}", 48 - len(row["kept"]), f"{row['cost']:.3f}",
-         f"{min(row['log_alpha']):.1f} to {max(row['log_alpha']):.1f}", "{:.1f} ({:.1f}–{:.1f})".format(*row["bleu"])]
-        for name, result in results.items() for row in result["runs"]
-    ]  # fmt: skip
+        [
+            name,
+            f"{row['rate']:g}",
+            48 - len(row["kept"]),
+            f"{row['cost']:.3f}",
+            f"{min(row['log_alpha']):.1f} to {max(row['log_alpha']):.1f}",
+            "{:.1f} ({:.1f}–{:.1f})".format(*row["bleu"]),
+        ]
+        for name, result in results.items()
+        for row in result["runs"]
+    ]
     header = ["model", "gate rate", "closed of 48", "what these cost untrained", "log α at the end", "BLEU after"]
     rates = {name: chosen_rate(result) for name, result in results.items()}
     choices = [f"{name} {rate:g}" if rate else f"{name} none" for name, rate in rates.items()]
-    return "\n\n".join([
-        table(header, rows),
-        f"{STEPS} steps of {TOKENS} tokens, log α from {START:g}, weight rate {WEIGHT_RATE:g}, both rates falling in "
-        f"the last {DECAY:.0%} of the steps. Greatest rate at which the closed heads together cost less than "
-        f"{MATTERS:g} of word accuracy when they are switched off in the model as it was before: {', '.join(choices)}. "
-        f"The other tables use {GATE_RATE:g}, at which fewer gates close without a reason.".replace("%", " %"),
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            table(header, rows),
+            f"{STEPS} steps of {TOKENS} tokens, log α from {START:g}, weight rate {WEIGHT_RATE:g}, both "
+            f"rates falling in "
+            f"the last {DECAY:.0%} of the steps. Greatest rate at which the closed heads together cost less than "
+            f"{MATTERS:g} of word accuracy when they are switched off in the model as it was before: {', "
+            f"'.join(choices)}. "
+            f"The other tables use {GATE_RATE:g}, at which fewer gates close without a reason.".replace("%", " %"),
+        ]
+    )

@@ -79,20 +79,29 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
         heads[head].append(role)
     rows = []
     for role, row in best(frame.assign(passes=passes)).iterrows():
-        values = {key: None if pd.isna(row[key]) else round(float(row[key]), 4) for key in
-                  ("score", "low", "high", "baseline")}  # fmt: skip
+        values = {
+            key: None if pd.isna(row[key]) else round(float(row[key]), 4)
+            for key in ("score", "low", "high", "baseline")
+        }
         rows.append({"role": role, "head": row["head"], "n": int(row.n), **values, "passes": bool(row.passes)})
     twins = []
     for seed in range(1, TWINS + 1):
         other = roles(untrained(1_000 + seed), tokenizer, *splits)
         twins.append({"first rule": counted(other, other.passes), "stricter rule": counted(other, strict(other))})
-    rest = {name: observe(model, tokenizer, splits[1], how).mean(-1) for name, how in
-            (("end", eos_weight), ("even", normalised_entropy))}  # fmt: skip
+    rest = {
+        name: observe(model, tokenizer, splits[1], how).mean(-1)
+        for name, how in (("end", eos_weight), ("even", normalised_entropy))
+    }
     return {
-        "sentences": n, "looked at": len(frame), "best": rows, "heads": {h: sorted(heads[h]) for h in sorted(heads)},
-        "first rule": counted(frame, frame.passes), "stricter rule": counted(frame, passes), "untrained": twins,
+        "sentences": n,
+        "looked at": len(frame),
+        "best": rows,
+        "heads": {h: sorted(heads[h]) for h in sorted(heads)},
+        "first rule": counted(frame, frame.passes),
+        "stricter rule": counted(frame, passes),
+        "untrained": twins,
         "rest": {name: [f"{i}.{j}" for i, j in (values >= MOST).nonzero().tolist()] for name, values in rest.items()},
-    }  # fmt: skip
+    }
 
 
 def markdown(results: dict[str, dict]) -> str:
@@ -102,10 +111,15 @@ def markdown(results: dict[str, dict]) -> str:
     order = [*(role for role in TITLES if role in all_roles), *sorted(all_roles - TITLES.keys())]
     first = next(iter(by_role.values()))
     rows = [
-        [TITLES.get(role, role), *(cell_text(rows.get(role)) for rows in by_role.values()),
-         first[role]["baseline"] and f"{first[role]['baseline']:.2f}", f"{first[role]['n']:,}"]
-        for role in order if role in first
-    ]  # fmt: skip
+        [
+            TITLES.get(role, role),
+            *(cell_text(rows.get(role)) for rows in by_role.values()),
+            first[role]["baseline"] and f"{first[role]['baseline']:.2f}",
+            f"{first[role]['n']:,}",
+        ]
+        for role in order
+        if role in first
+    ]
     out = [table(["what the head looks at", *results, "baseline", "n"], rows)]
     for name, result in results.items():
         layers = Counter(head.split(".")[0] for head in result["heads"])
@@ -118,8 +132,10 @@ def markdown(results: dict[str, dict]) -> str:
             f"{len(result['rest']['even'])} spread it evenly.".replace("%", " %"),
             "\n".join(f"- {head}: {', '.join(head_roles)}" for head, head_roles in result["heads"].items()),
         ]
-        pairs = {rule: [sum(twin[rule]["pairs"].values()) for twin in result["untrained"]] for rule in
-                 ("first rule", "stricter rule")}  # fmt: skip
+        pairs = {
+            rule: [sum(twin[rule]["pairs"].values()) for twin in result["untrained"]]
+            for rule in ("first rule", "stricter rule")
+        }
         families = Counter()
         for twin in result["untrained"]:
             families.update(twin["stricter rule"]["pairs"])
@@ -137,5 +153,3 @@ def cell_text(row: dict | None) -> str | None:
     if row is None:
         return None
     return f"{row['score']:.2f} ({row['low']:.2f}–{row['high']:.2f}), {row['head']}{' *' if row['passes'] else ''}"
-
-

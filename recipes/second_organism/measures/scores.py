@@ -65,8 +65,9 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     test = corpus("test", min(1_000, limit or 1_000))
     right = right_words(model, test)
     needs = [needed for s in test for needed in (*s.phenomena, ())]
-    nouns = [(s.relations[n - 1] if s.upos[n - 1] == "NOUN" else "") if n else "" for s in test
-             for n in (*s.alignment, 0)]  # fmt: skip
+    nouns = [
+        (s.relations[n - 1] if s.upos[n - 1] == "NOUN" else "") if n else "" for s in test for n in (*s.alignment, 0)
+    ]
     cells = []
     for (length, deep), given in sorted(grid(min(CELL, limit or CELL), DRAWN if limit is None else 20 * limit).items()):
         accuracy = interval(by_sentence(right_words(model, given), given)) if len(given) >= 5 else None
@@ -88,13 +89,16 @@ def markdown(results: dict[str, dict]) -> str:
     """Tables of splits, of phenomena, and of the grid of the first model."""
     rows = [
         [name, split, f"{row['sentences']:,}", bleu_of(row), f"{row['whole'][0]:.1%}", f"{row['accuracy'][0]:.3f}"]
-        for name, result in results.items() for split, row in result["splits"].items()
-    ]  # fmt: skip
+        for name, result in results.items()
+        for split, row in result["splits"].items()
+    ]
     out = [table(["model", "split", "sentences", "BLEU (95 %)", "whole sentences right", "word accuracy"], rows)]
     out += ["Accuracy on the test words that need to know something, given the right words so far:"]
     rows = [[p, *(f"{result['phenomena'][p]:.3f}" for result in results.values())] for p in PHENOMENA]
-    rows += [[f"nouns that are {r}", *(f"{result['nouns'][r]:.3f}" for result in results.values())]
-             for r in ("nsubj", "obj", "obl", "nmod")]  # fmt: skip
+    rows += [
+        [f"nouns that are {r}", *(f"{result['nouns'][r]:.3f}" for result in results.values())]
+        for r in ("nsubj", "obj", "obl", "nmod")
+    ]
     out += [table(["the word needs", *results], rows)]
     name, result = next(iter(results.items()))
     cells = {(tuple(cell["length"]), cell["depth"]): cell for cell in result["grid"]}
@@ -104,10 +108,11 @@ def markdown(results: dict[str, dict]) -> str:
         f"*Hard* taken apart, {name}: word accuracy by length and by depth (how many noun phrases and relative "
         f"clauses stand one inside the other), up to {CELL} sentences a cell. In training: at most {SEEN} words, depth "
         "at most 1.",
-        table(["words", *(f"depth {'0 or 1' if d == 1 else d}" for d in depths if count[d])], [
-            [f"{a} to {b}", *(cell_text(cells.get(((a, b), d))) for d in depths)] for a, b in LENGTHS
-        ]),
-    ]  # fmt: skip
+        table(
+            ["words", *(f"depth {'0 or 1' if d == 1 else d}" for d in depths if count[d])],
+            [[f"{a} to {b}", *(cell_text(cells.get(((a, b), d))) for d in depths)] for a, b in LENGTHS],
+        ),
+    ]
     return "\n\n".join(out)
 
 

@@ -26,8 +26,10 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, runs:
     """One run for each penalty, some of them with other seeds, and the model before."""
     plan = [(penalty, seed, False) for penalty in PENALTIES for seed in (0, *AGAIN.get(penalty, ()))]
     plan += [(penalty, seed, True) for penalty, seeds in LONGER.items() for seed in seeds]
-    rows = [one_run(model, tokenizer, "encoder", penalty, seed=seed, limit=limit, runs=runs, long=long)
-            for penalty, seed, long in plan]  # fmt: skip
+    rows = [
+        one_run(model, tokenizer, "encoder", penalty, seed=seed, limit=limit, runs=runs, long=long)
+        for penalty, seed, long in plan
+    ]
     return {"before": before(model, tokenizer, limit), "runs": rows}
 
 
@@ -76,20 +78,48 @@ def markdown(results: dict[str, dict]) -> str:
             longer = f", {row['steps']:,} steps" if row["steps"] != STEPS else ""
             penalty = f"{row['penalty']:g}{longer}" + (f", gates {row['seed'] + 1}" if row["seed"] else "")
             heads = heads_of(row)
-            curve.append([name, penalty, len(heads), row["undecided"],
-                          "{:.1f} ({:.1f}–{:.1f})".format(*row["bleu"]), f"{row['cost']:.3f}"])  # fmt: skip
+            curve.append(
+                [
+                    name,
+                    penalty,
+                    len(heads),
+                    row["undecided"],
+                    "{:.1f} ({:.1f}–{:.1f})".format(*row["bleu"]),
+                    f"{row['cost']:.3f}",
+                ]
+            )
             had, chance, p = by_chance(heads, first)
             then, now = counts(heads, first), counts(heads, row["roles"])
-            functions.append([name, penalty, len(heads),
-                              *(f"{a} → {b}" for a, b in zip(then, now, strict=True)),
-                              f"{had} ({chance:.1f}, p {p:.2g})"])  # fmt: skip
+            functions.append(
+                [
+                    name,
+                    penalty,
+                    len(heads),
+                    *(f"{a} → {b}" for a, b in zip(then, now, strict=True)),
+                    f"{had} ({chance:.1f}, p {p:.2g})",
+                ]
+            )
             if FEW[0] <= len(heads) <= FEW[1]:
-                gained += [f"{head}: {role}" for head in heads
-                           for role in sorted(set(row["roles"].get(head, [])) - set(first.get(head, [])))]  # fmt: skip
-                lost += [f"{head}: {role}" for head in heads
-                         for role in sorted(set(first.get(head, [])) - set(row["roles"].get(head, [])))]  # fmt: skip
-                drift += [[name, penalty, head, ", ".join(first.get(head, ["none"])),
-                           ", ".join(row["roles"].get(head, ["none"]))] for head in heads]  # fmt: skip
+                gained += [
+                    f"{head}: {role}"
+                    for head in heads
+                    for role in sorted(set(row["roles"].get(head, [])) - set(first.get(head, [])))
+                ]
+                lost += [
+                    f"{head}: {role}"
+                    for head in heads
+                    for role in sorted(set(first.get(head, [])) - set(row["roles"].get(head, [])))
+                ]
+                drift += [
+                    [
+                        name,
+                        penalty,
+                        head,
+                        ", ".join(first.get(head, ["none"])),
+                        ", ".join(row["roles"].get(head, ["none"])),
+                    ]
+                    for head in heads
+                ]
     header = ["model", "penalty", "heads left", "undecided", "BLEU", "what the others cost untrained"]
     out = [
         table(header, curve),

@@ -108,8 +108,12 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, sets:
             continue
         singles = {head: ((full - right(without([head]))).sum() / total.sum()).item() for head in heads}
         worst = sorted(singles, key=singles.get, reverse=True)[:2]
-        row = {"group": name, "n": int(total.sum()), "right": round((full.sum() / total.sum()).item(), 4),
-               "worst": [[head, round(singles[head], 4)] for head in worst]}  # fmt: skip
+        row = {
+            "group": name,
+            "n": int(total.sum()),
+            "right": round((full.sum() / total.sum()).item(), 4),
+            "worst": [[head, round(singles[head], 4)] for head in worst],
+        }
         own = sorted(head for head, head_roles in held.items() if set(head_roles) & set(roles))
         row["heads"] = own
         if own:
@@ -120,9 +124,14 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None, sets:
             control = torch.stack([full - right(without(other)) for other in random_sets])
             ends = bounds(linearised_ratio((lost - control.mean(0))[:, None], total))
             shares = control.sum(1) / total.sum()
-            row |= {"cost": round((lost.sum() / total.sum()).item(), 4), "random": round(shares.mean().item(), 4),
-                    "most": round(shares.max().item(), 4), "low": round(ends[0].item(), 4),
-                    "high": round(ends[1].item(), 4), "alone": [round(singles[head], 4) for head in own]}  # fmt: skip
+            row |= {
+                "cost": round((lost.sum() / total.sum()).item(), 4),
+                "random": round(shares.mean().item(), 4),
+                "most": round(shares.max().item(), 4),
+                "low": round(ends[0].item(), 4),
+                "high": round(ends[1].item(), 4),
+                "alone": [round(singles[head], 4) for head in own],
+            }
             one_by_one = torch.stack([full - right(without([head])) for head in own]).sum(0)
             ends = bounds(linearised_ratio((lost - TIMES * one_by_one)[:, None], total))
             row["excess"] = [round(end.item(), 4) for end in ends]  # above 0: they stand in for each other
@@ -138,12 +147,39 @@ def markdown(results: dict[str, dict]) -> str:
             (first, a), (second, b) = row["worst"]
             one_by_one = ", ".join(f"{x:.3f}" for x in row["alone"]) if len(row["heads"]) > 1 else None
             backup = " *" if one_by_one and row["excess"][0] > 0 else ""
-            cells = [f"{row['cost']:.3f}{backup}", one_by_one, f"{row['random']:.3f}, {row['most']:.3f}",
-                     f"{row['low']:+.3f} to {row['high']:+.3f}"] if row["heads"] else [None] * 4  # fmt: skip
-            rows.append([name, row["group"], " ".join(row["heads"]) or "none", f"{row['n']:,}", f"{row['right']:.3f}",
-                         *cells, f"{first} {a:.3f}, {second} {b:.3f}"])  # fmt: skip
-    header = ["model", "role", "heads", "n", "pieces right", "cost of these heads", "one by one",
-              "random sets: mean, most", "cost − mean, 95 %", "worst single heads of all 48"]  # fmt: skip
+            cells = (
+                [
+                    f"{row['cost']:.3f}{backup}",
+                    one_by_one,
+                    f"{row['random']:.3f}, {row['most']:.3f}",
+                    f"{row['low']:+.3f} to {row['high']:+.3f}",
+                ]
+                if row["heads"]
+                else [None] * 4
+            )
+            rows.append(
+                [
+                    name,
+                    row["group"],
+                    " ".join(row["heads"]) or "none",
+                    f"{row['n']:,}",
+                    f"{row['right']:.3f}",
+                    *cells,
+                    f"{first} {a:.3f}, {second} {b:.3f}",
+                ]
+            )
+    header = [
+        "model",
+        "role",
+        "heads",
+        "n",
+        "pieces right",
+        "cost of these heads",
+        "one by one",
+        "random sets: mean, most",
+        "cost − mean, 95 %",
+        "worst single heads of all 48",
+    ]
     notes = []
     for name, result in results.items():
         unused = [row["group"] for row in result["groups"] if row["heads"] and row["low"] <= 0]

@@ -60,6 +60,7 @@ def exact(rises: Callable[[str, int, int], Tensor], subject: Subject, kind: str)
     size = subject.size
     found = {
         f"{which} {n} {n % size.heads}": rises(which, n, n % size.heads).mean().item()
-        for which in kinds for n in range(size.layers)
-    }  # fmt: skip
+        for which in kinds
+        for n in range(size.layers)
+    }
     return found, (1 + len(found)) / (1 + len(found) * size.heads)  # with the pass of the whole model

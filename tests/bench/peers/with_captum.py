@@ -52,8 +52,9 @@ def works(kind: str, size: str) -> dict[str, Callable]:
         width = layers[key].weight.shape[1] if kind != "gpt2" else layers[key].weight.shape[0]
         mask = torch.arange(width).div(width // heads, rounding_mode="floor").view(1, 1, width)
         asked = LayerFeatureAblation(lambda ids: each(ids, few), layers[key])
-        found = asked.attribute(few.batch["input_ids"], layer_baselines=0, attribute_to_layer_input=True,
-                                layer_mask=mask)  # fmt: skip
+        found = asked.attribute(
+            few.batch["input_ids"], layer_baselines=0, attribute_to_layer_input=True, layer_mask=mask
+        )
         found = found[0] if isinstance(found, tuple) else found
         return common.by_head([(*key, -found[:, 0, :: width // heads].mean(0))]), 1 / len(layers)
 
@@ -64,8 +65,10 @@ def works(kind: str, size: str) -> dict[str, Callable]:
     return {
         "plain": lambda: common.logits(model, subject),
         "plain, 2 rows": lambda: common.logits(model, few),
-        "gradient": gradient, "leave-one-out": ablation, "relevance": relevance,
-    }  # fmt: skip
+        "gradient": gradient,
+        "leave-one-out": ablation,
+        "relevance": relevance,
+    }
 
 
 class OfIds(nn.Module):

@@ -50,7 +50,10 @@ def works(kind: str, size: str) -> dict[str, Callable]:
     return {
         "plain": lambda: common.logits(model, subject),
         "plain, 2 rows": lambda: common.logits(model, few),
-        "gradient": gradient, "leave-one-out": ablation, "relevance": relevance, "maps": maps,
+        "gradient": gradient,
+        "leave-one-out": ablation,
+        "relevance": relevance,
+        "maps": maps,
         "previous token": previous,
         "pruned": lambda: common.logits(smaller, subject),
-    }  # fmt: skip
+    }

@@ -119,6 +119,8 @@ def works(kind: str, size: str) -> dict[str, Callable]:
     return {
         "plain": lambda: common.logits(subject.model, subject),
         "plain, 2 rows": lambda: common.logits(subject.model, few),
-        "gradient": gradient, "leave-one-out": ablation, "maps": maps,
+        "gradient": gradient,
+        "leave-one-out": ablation,
+        "maps": maps,
         "previous token": previous,
-    }  # fmt: skip
+    }

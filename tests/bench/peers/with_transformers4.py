@@ -81,8 +81,11 @@ def works(kind: str, size: str) -> dict[str, Callable]:
     found = {
         "plain": lambda: common.logits(model, subject),
         "plain, 2 rows": lambda: common.logits(model, few),
-        "gradient": gradient, "gradient, weights frozen": frozen, "leave-one-out": ablation, "maps": maps,
-    }  # fmt: skip
+        "gradient": gradient,
+        "gradient, weights frozen": frozen,
+        "leave-one-out": ablation,
+        "maps": maps,
+    }
     if kind != "marian":
         smaller.prune_heads({n: common.half(shape[1]) for n in range(shape[0])})
         found["pruned"] = lambda: common.logits(smaller, subject)

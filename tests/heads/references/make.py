@@ -30,8 +30,9 @@ def gradients(name: str) -> dict[str, list]:
     """For each kind of attention the slopes (B, layers, heads), by head masks."""
     model, batch = subject(name)
     masks = {mask: torch.ones(2, 4, requires_grad=True) for mask in KINDS[name].values()}
-    rows = [torch.autograd.grad(loss, list(masks.values()), retain_graph=True)
-            for loss in losses(model, batch, **masks)]  # fmt: skip
+    rows = [
+        torch.autograd.grad(loss, list(masks.values()), retain_graph=True) for loss in losses(model, batch, **masks)
+    ]
     return {kind: numbers(torch.stack(parts)) for kind, parts in zip(KINDS[name], zip(*rows, strict=True), strict=True)}
 
 

@@ -11,9 +11,12 @@ PRUNED = {0: [1], 1: [0, 3]}  # layer: heads
 # names of sites as headtools has them, and of what transformers 4 calls their masks
 _BOTH = {"encoder": "head_mask", "decoder": "decoder_head_mask", "cross": "cross_attn_head_mask"}
 KINDS = {
-    "bert": {"encoder": "head_mask"}, "distilbert": {"encoder": "head_mask"}, "gpt2": {"decoder": "head_mask"},
-    "t5": _BOTH, "bart": _BOTH,
-}  # fmt: skip
+    "bert": {"encoder": "head_mask"},
+    "distilbert": {"encoder": "head_mask"},
+    "gpt2": {"decoder": "head_mask"},
+    "t5": _BOTH,
+    "bart": _BOTH,
+}
 CAN_PRUNE = ("bert", "distilbert", "gpt2", "t5")  # those whose class has prune_heads in transformers 4.57
 
 
@@ -24,25 +27,69 @@ def subject(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     ids = torch.tensor([[3, 5, 7, 9, 11, 13], [4, 8, 15, 16, 0, 0]])
     batch = {"input_ids": ids, "attention_mask": (ids > 0).long()}
     if name == "bert":
-        model = tf.BertForMaskedLM(tf.BertConfig(
-            **size, **eager, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24,
-            max_position_embeddings=12))  # fmt: skip
+        model = tf.BertForMaskedLM(
+            tf.BertConfig(
+                **size,
+                **eager,
+                hidden_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                intermediate_size=24,
+                max_position_embeddings=12,
+            )
+        )
     elif name == "distilbert":
-        model = tf.DistilBertForMaskedLM(tf.DistilBertConfig(
-            **size, **eager, dim=16, n_layers=2, n_heads=4, hidden_dim=24, max_position_embeddings=12))  # fmt: skip
+        model = tf.DistilBertForMaskedLM(
+            tf.DistilBertConfig(
+                **size, **eager, dim=16, n_layers=2, n_heads=4, hidden_dim=24, max_position_embeddings=12
+            )
+        )
     elif name == "gpt2":
-        model = tf.GPT2LMHeadModel(tf.GPT2Config(
-            **eager, vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=4, n_positions=12, bos_token_id=1, eos_token_id=2)
-        )  # fmt: skip
+        model = tf.GPT2LMHeadModel(
+            tf.GPT2Config(
+                **eager,
+                vocab_size=VOCAB,
+                n_embd=16,
+                n_layer=2,
+                n_head=4,
+                n_positions=12,
+                bos_token_id=1,
+                eos_token_id=2,
+            )
+        )
     elif name == "t5":
-        model = tf.T5ForConditionalGeneration(tf.T5Config(
-            **size, **eager, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_decoder_layers=2, num_heads=4,
-            decoder_start_token_id=0))  # fmt: skip
+        model = tf.T5ForConditionalGeneration(
+            tf.T5Config(
+                **size,
+                **eager,
+                d_model=16,
+                d_kv=4,
+                d_ff=24,
+                num_layers=2,
+                num_decoder_layers=2,
+                num_heads=4,
+                decoder_start_token_id=0,
+            )
+        )
     else:
-        model = tf.BartForConditionalGeneration(tf.BartConfig(
-            **size, **eager, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-            decoder_attention_heads=4, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=12,
-            bos_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=None))  # fmt: skip
+        model = tf.BartForConditionalGeneration(
+            tf.BartConfig(
+                **size,
+                **eager,
+                d_model=16,
+                encoder_layers=2,
+                decoder_layers=2,
+                encoder_attention_heads=4,
+                decoder_attention_heads=4,
+                encoder_ffn_dim=24,
+                decoder_ffn_dim=24,
+                max_position_embeddings=12,
+                bos_token_id=1,
+                eos_token_id=2,
+                decoder_start_token_id=2,
+                forced_eos_token_id=None,
+            )
+        )
     if name in ("t5", "bart"):
         batch["decoder_input_ids"] = torch.tensor([[2, 6, 10, 14], [2, 12, 17, 1]])
     model.eval()

@@ -1,0 +1,21 @@
+"""The exercises of each lesson, ``lesson_NN.py``: what is asked and how an answer is judged, never the solution."""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import cache
+from importlib import import_module
+
+from headtools.course.exercises.exercise import Exercise
+
+
+@cache
+def all_exercises() -> dict[str, Exercise]:
+    """Give every exercise by name: those of all modules ``lesson_NN.py``, in order."""
+    exercises = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name.startswith("lesson_")):
+        for exercise in import_module(f"{__name__}.{module}").EXERCISES:
+            if not exercise.name.startswith(module.removeprefix("lesson_") + ".") or exercise.name in exercises:
+                raise ValueError(f"{module} holds an exercise named {exercise.name!r}")
+            exercises[exercise.name] = exercise
+    return exercises

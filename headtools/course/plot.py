@@ -1,0 +1,667 @@
+"""The drawings that lessons repeat, each a short call that returns a figure: ``ht.figure(ht.plot.heads(grid), key)``.
+
+Queries go down and keys across; every scale has a colour bar; colours can be told apart by the colour-blind and in
+grey. Each takes ``title``, which says what there is to find, and most take ``ax`` to draw into axes of your own::
+
+    heads      a number for every head, layers down and heads across
+    maps       attention maps of one or more heads, with the words
+    arcs       one attention map as arcs over the words
+    matrix     any other table of numbers
+    bars       a number with its interval for each name, and a baseline
+    flow       what each unit of a small network sends back to the units before it
+    lines      curves with intervals or bands
+    stacked    counts of several kinds on top of one another
+    spectrum   singular values
+    words      sentences under one another, changes marked
+    roles      the role map
+
+``svg(fig, "map.svg", alt="...")`` writes any of them as a drawing for a paper or a slide.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headtools.course.figure import OKABE_ITO, style
+from headtools.course.plain import plain
+from headtools.course.svg import described, shortened, write_svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ENDS = {ord("\t"): "␉", ord("\n"): "␊", ord("\r"): "␍"}  # a token may be nothing but the end of a line
+
+__all__ = [
+    "arcs",
+    "bars",
+    "flow",
+    "heads",
+    "lines",
+    "maps",
+    "matrix",
+    "roles",
+    "spectrum",
+    "stacked",
+    "subplots",
+    "svg",
+    "words",
+]
+
+MARKERS = "osD^vPX*"
+DASHES = ("-", "--", "-.", ":")
+HATCHES = ("", "//", "..", "xx", "--", "||")
+
+
+def subplots(rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
+    """Make a figure and its axes in the house style, as ``plt.subplots`` does; ``more`` goes to it.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig, ax = subplots(figsize=(4, 3))
+    >>> ax.spines["top"].get_visible()
+    False
+    """
+    from matplotlib import pyplot as plt
+
+    with plt.rc_context(style()):
+        return plt.subplots(rows, columns, **more)
+
+
+def matrix(
+    table: Any,
+    *,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    title: str = "",
+    vmin: float = 0.0,
+    vmax: float = 1.0,
+    label: str = "attention",
+    row_label: str = "query",
+    column_label: str = "key",
+    values: bool | None = None,
+    text: Any = None,
+    outline: Iterable[tuple[int, int]] = (),
+    bar: bool = True,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw a table of numbers, on a scale from vmin to vmax with a colour bar.
+
+    table: (rows, columns), tensor, array or lists; no NaN
+    rows, columns: names of the rows and columns, such as tokens; left out, their numbers
+    vmin, vmax: the ends of the scale; when vmin is -vmax the colours diverge from 0, for differences
+    values: write the numbers into the cells; left out, when there are no more than 8 columns
+    text: (rows, columns) of what to write into the cells instead
+    outline: (row, column) pairs to frame
+
+    Raises ValueError when the names do not fit, when a value is NaN or lies outside the scale.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = matrix([[1.0, 0.0], [0.5, 0.5]], rows=["a", "b"], columns=["a", "b"])
+    >>> [t.get_text() for t in fig.axes[0].texts]
+    ['1.00', '.00', '.50', '.50']
+    """
+    table = _array(table, 2)
+    for name, given, size in (("rows", rows, table.shape[0]), ("columns", columns, table.shape[1])):
+        if given is not None and len(given) != size:
+            raise ValueError(f"{name} has {len(given)} names but the matrix has {size} {name}")
+    slack = 1e-4 * (vmax - vmin)  # float32 softmax rows overshoot 1 by about 1e-7
+    if table.min() < vmin - slack or table.max() > vmax + slack:
+        raise ValueError(
+            f"the matrix runs from {table.min():.3g} to {table.max():.3g}, outside the scale {vmin:g} to {vmax:g}: "
+            "pass vmin= and vmax= that hold it"
+        )
+    fig, ax = _on(ax, (1.6 + 0.48 * min(table.shape[1], 12), 1.1 + 0.44 * min(table.shape[0], 14)), title)
+    diverging = vmin == -vmax
+    image = ax.imshow(table, vmin=vmin, vmax=vmax, cmap="PuOr" if diverging else "cividis", aspect="auto")
+    for axis, given, size, name in (
+        (ax.yaxis, rows, table.shape[0], row_label),
+        (ax.xaxis, columns, table.shape[1], column_label),
+    ):
+        _names(axis, given, size)
+        axis.set_label_text(name)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    if text is not None or values or (values is None and table.shape[1] <= 8 and table.shape[0] <= 12):
+        for i, j in np.ndindex(*table.shape):
+            dark = abs(table[i, j]) > 0.6 * vmax if diverging else (table[i, j] - vmin) / (vmax - vmin) < 0.5
+            shown = _short(table[i, j]) if text is None else plain(text[i][j])
+            ax.text(
+                j, i, shown, ha="center", va="center", fontsize=9, color="white" if dark else "black", parse_math=False
+            )
+    _frame(ax, outline)
+    if bar:
+        ax.figure.colorbar(image, ax=ax, label=label)
+    return fig
+
+
+def heads(
+    grid: Any,
+    *,
+    title: str = "",
+    label: str = "score",
+    vmin: float = 0.0,
+    vmax: float | None = None,
+    text: Any = None,
+    values: bool = True,
+    outline: Iterable[tuple[int, int]] = (),
+    bar: bool = True,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw a number for every head of a model, layers down and heads across.
+
+    grid: (layer, head)
+    label: what the numbers are; vmin, vmax: the ends of the scale; vmax left out: the largest number
+    text: (layer, head) of what to write into the cells; left out, the numbers; values=False: nothing
+    outline: (layer, head) pairs to frame; bar=False: no colour bar, for panels that share one
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = heads([[0.1, 0.9]], text=[["", "-1"]], outline=[(0, 1)])
+    >>> [t.get_text() for t in fig.axes[0].texts]
+    ['', '-1']
+    """
+    table = _array(grid, 2)
+    vmax = max(float(table.max()), vmin + 1e-9) if vmax is None else vmax
+    if ax is None:
+        size = (1.6 + 0.68 * table.shape[1], 1.2 + 0.52 * table.shape[0])
+        _, ax = subplots(figsize=(min(size[0], 7.2), min(size[1], 7.2)))
+    return matrix(
+        table,
+        title=title,
+        vmin=vmin,
+        vmax=vmax,
+        label=label,
+        row_label="layer",
+        column_label="head",
+        text=text,
+        values=values,
+        outline=outline,
+        bar=bar,
+        ax=ax,
+    )
+
+
+def maps(
+    maps: Any,
+    tokens: Sequence[str],
+    *,
+    key_tokens: Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
+    layer: str | int = "",
+    titles: Sequence[str] | None = None,
+    title: str = "",
+    outline: int | Iterable[tuple[int, int]] = (),
+) -> Figure:
+    """Draw attention maps with their words, on one scale from 0 to 1.
+
+    maps: (head, query, key), or (1, head, query, key), or one map (query, key)
+    tokens: the query tokens; key_tokens: the key tokens where they differ (cross-attention)
+    heads: which heads to draw; left out, all
+    layer: the layer's name for the titles: ``layer="encoder 2"`` gives ``encoder 2.5``; left out, ``head 5``
+    titles: titles of your own, one for each head drawn
+    outline: cells to frame: an offset (-1: the token before each query), or (query, key) pairs
+
+    Raises ValueError when tokens and maps do not fit or a head does not exist.
+    """
+    if getattr(maps, "ndim", 3) == 2:
+        maps, titles = maps[None], titles or [""]
+    table = _array(maps, 3)
+    keys = tokens if key_tokens is None else key_tokens
+    if table.shape[1:] != (len(tokens), len(keys)):
+        raise ValueError(
+            f"the maps are (query {table.shape[1]}, key {table.shape[2]}) but there are {len(tokens)} query tokens and "
+            f"{len(keys)} key tokens: pass the tokens that the model saw, its special tokens included"
+        )
+    shown = list(range(table.shape[0])) if heads is None else list(heads)
+    if not shown or any(not 0 <= h < table.shape[0] for h in shown):
+        raise ValueError(f"heads must be among 0 to {table.shape[0] - 1}, got {heads!r}")
+    if titles is None:
+        titles = [f"{layer}.{h}" if layer != "" else f"head {h}" for h in shown]
+    if isinstance(outline, int):
+        outline = [(i, i + outline) for i in range(len(tokens)) if 0 <= i + outline < len(keys)]
+    outline = list(outline)
+    n_columns = len(shown) if len(shown) <= 4 else -(-len(shown) // 2) if len(shown) <= 8 else 4
+    high = -(-len(shown) // n_columns)
+    side = {1: 4.4, 2: 3.0, 3: 2.1}.get(n_columns, 1.6 if len(tokens) <= 12 else 2.2)
+    fig, grid = subplots(high, n_columns, figsize=(side * n_columns + 1.2, 0.92 * side * high + 0.9), squeeze=False)
+    for index, ax in enumerate(grid.flat):
+        if index >= len(shown):
+            ax.set_axis_off()
+            continue
+        left, low = index % n_columns == 0, index + n_columns >= len(shown)
+        matrix(
+            table[shown[index]],
+            rows=tokens,
+            columns=keys,
+            values=False,
+            bar=False,
+            ax=ax,
+            outline=outline,
+            row_label="query" if left else "",
+            column_label="key" if low else "",
+        )
+        ax.tick_params(labelleft=left, labelbottom=low)
+        ax.set_title(titles[index], pad=3)
+    fig.colorbar(grid[0, 0].images[0], ax=list(grid.flat), label="attention", shrink=0.8, pad=0.01)
+    if title:
+        fig.suptitle(title, fontsize=11, weight="bold", parse_math=False)
+    return fig
+
+
+def svg(fig: Figure, path: str | Path, *, alt: str, title: str = "") -> Path:
+    """Write a figure to an SVG file, whole or not at all, with ``alt`` as its description, and return the path.
+
+    fig: any figure of this module, or of matplotlib; it stays open
+    alt: what there is to see, for a reader who cannot see it; title: its name, left out: that of the file
+
+    Text stays text, and the same figure gives the same bytes. Raises ``ValueError`` for an empty ``alt`` or a name that
+    does not end in .svg, ``FileNotFoundError`` for a missing folder.
+    """
+    from matplotlib import pyplot as plt
+
+    if not alt.strip():
+        raise ValueError("got an empty alt; expected what there is to see: svg(fig, path, alt='Two maps, ...')")
+    file = io.StringIO()
+    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "headtools"}):
+        fig.savefig(file, format="svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
+    return write_svg(path, described(file.getvalue(), title or Path(path).stem, alt))
+
+
+def arcs(weights: Any, tokens: Sequence[str], *, title: str = "", least: float = 0.2, ax: Axes | None = None) -> Figure:
+    """Draw one attention map as arcs over the words: solid above to earlier words, dashed below to later ones.
+
+    weights: (query, key) over the same tokens; an arc starts at the query, its arrow ends at the key
+    least: weights below this are left out; a word that attends to itself is framed
+
+    Raises ValueError when map and tokens do not fit.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = arcs([[1.0, 0.0], [0.9, 0.1]], ["the", "fox"])
+    >>> len(fig.axes[0].patches)  # one arc, from "fox" to "the"
+    1
+    """
+    from matplotlib.patches import FancyArrowPatch
+
+    table = _array(weights, 2)
+    if table.shape != (len(tokens), len(tokens)):
+        raise ValueError(f"the map is {table.shape} but there are {len(tokens)} tokens")
+    shown = [plain(t).translate(_ENDS) for t in tokens]
+    width = np.array([len(t) + 2.5 for t in shown])
+    x = width.cumsum() - width / 2
+    # An arc rises to a sixth of its length; that much room is made above and below the words, in inches.
+    reach = {
+        before: max([abs(x[i] - x[j]) for i, j in np.argwhere(table >= least) if bool(j < i) is before], default=0)
+        for before in (True, False)
+    }
+    above, below = (0.3 + 7 * reach[before] / width.sum() / 5.5 for before in (True, False))
+    fig, ax = _on(ax, (7.2, above + below + (0.3 if title else 0)), title)
+    for i, j in np.argwhere(table >= least):
+        if i == j:
+            continue
+        before = bool(j < i)
+        ax.add_patch(
+            FancyArrowPatch(
+                (x[i], 0.12 if before else -0.12),
+                (x[j], 0.12 if before else -0.12),
+                arrowstyle="-|>",
+                mutation_scale=11,
+                connectionstyle="arc3,rad=0.35",
+                linewidth=0.6 + 2.2 * table[i, j],
+                linestyle="-" if before else "--",
+                color=OKABE_ITO[0 if before else 1],
+                shrinkA=2,
+                shrinkB=2,
+            )
+        )
+    for i, word in enumerate(shown):
+        frame = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "black"}
+        ax.text(
+            x[i],
+            0,
+            word,
+            ha="center",
+            va="center",
+            fontsize=10,
+            parse_math=False,
+            bbox=frame if table[i, i] >= least else None,
+        )
+    ax.set(xlim=(0, width.sum()), ylim=(-below, above))
+    ax.set_axis_off()
+    return fig
+
+
+def layer_grid(maps: Any, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> Figure:
+    """Draw every head of every layer as a thumbnail, layers down and heads across.
+
+    maps: (layer, head, query, key), values 0 to 1
+    layers, heads: the numbers to write at the edges; left out, counted from 0
+    """
+    from matplotlib import pyplot as plt
+
+    table = _array(maps, 4)
+    n_rows, n_columns = table.shape[:2]
+    layers, heads = range(n_rows) if layers is None else layers, range(n_columns) if heads is None else heads
+    with plt.rc_context(style()):
+        size = (0.75 * n_columns + 1.6, 0.75 * n_rows + 0.6)
+        fig, grid = plt.subplots(n_rows, n_columns, figsize=size, squeeze=False, sharex=True, sharey=True)
+        for (i, j), ax in np.ndenumerate(grid):
+            ax.imshow(table[i, j], vmin=0, vmax=1, cmap="cividis", aspect="auto")
+            ax.set(xticks=[], yticks=[])
+            if i == 0:
+                ax.set_title(str(heads[j]), pad=2)
+            if j == 0:
+                ax.set_ylabel(str(layers[i]), rotation=0, ha="right", va="center")
+        fig.supylabel("layer", fontsize=10)
+        fig.suptitle("head", fontsize=10)
+        fig.colorbar(grid[0, 0].images[0], ax=list(grid.flat), label="attention", pad=0.01)
+    return fig
+
+
+def bars(
+    names: Sequence[str],
+    values: Any,
+    *,
+    label: str,
+    title: str = "",
+    low: Any = None,
+    high: Any = None,
+    baseline: float | None = None,
+    highlight: Sequence[int] = (),
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw one horizontal bar for each name, with its number, and an interval and a baseline where you have them.
+
+    names, values: one each; label: what the values are, with the unit
+    low, high: ends of each value's interval, in the values' unit
+    baseline: the value that chance or a simple rule reaches, drawn as a dashed line
+    highlight: places of the bars to fill with the second colour and a hatch
+    """
+    table = _array(values, 1)
+    if len(names) != len(table):
+        raise ValueError(f"{len(names)} names but {len(table)} values")
+    fig, ax = _on(ax, (6.8, 1.1 + 0.36 * len(table)), title)
+    positions = np.arange(len(table))
+    patches = ax.barh(positions, table, color=[OKABE_ITO[1 if i in highlight else 0] for i in positions])
+    for i in highlight:
+        patches[i].set_hatch("//")
+        patches[i].set_edgecolor("white")
+    ends = table
+    if low is not None and high is not None:
+        reach = np.stack([table - _array(low, 1), _array(high, 1) - table]).clip(0)  # it may lie to one side
+        ax.errorbar(table, positions, xerr=reach, fmt="none", ecolor="black", capsize=3)
+        ends = table + reach[1]
+    for i, end in enumerate(ends):
+        ax.annotate(f"{table[i]:.3g}", (max(end, 0), i), (4, 0), textcoords="offset points", va="center", fontsize=9)
+    if baseline is not None:
+        ax.axvline(baseline, color="black", linestyle="--", linewidth=1)
+    _names(ax.yaxis, names, len(names))
+    ax.invert_yaxis()
+    ax.margins(x=0.12)
+    ax.set_xlabel(label)
+    return fig
+
+
+def flow(nodes: Sequence[Sequence[str]], messages: Sequence[Any], *, title: str = "", ax: Axes | None = None) -> Figure:
+    """Draw what the units of a small network send back, from right to left, such as relevance.
+
+    nodes: for each layer the texts of its units, the input's layer first
+    messages: for each pair of neighbouring layers a table (unit of the later layer, unit of the earlier layer)
+
+    An arrow is as wide as its message is large: solid if positive, dashed if negative, dotted grey for 0.
+
+    Raises ValueError when messages and nodes do not fit.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = flow([["a", "b"], ["y"]], [[[3.0, -1.0]]])
+    >>> [t.get_text() for t in fig.axes[0].texts]
+    ['3', '-1', 'a', 'b', 'y']
+    """
+    from matplotlib.patches import FancyArrowPatch
+
+    tables = [_array(table, 2) for table in messages]
+    shapes = [(len(late), len(early)) for early, late in pairwise(nodes)]
+    if [table.shape for table in tables] != shapes:
+        raise ValueError(f"layers of these sizes need messages of the shapes {shapes}, got {[t.shape for t in tables]}")
+    fig, ax = _on(ax, (1.6 + 1.7 * len(nodes), 0.8 + 0.9 * max(map(len, nodes))), title)
+    largest = max(abs(table).max() for table in tables) or 1.0
+    points = [[(2.0 * layer, (len(texts) - 1) / 2 - i) for i in range(len(texts))] for layer, texts in enumerate(nodes)]
+    for layer, table in enumerate(tables):
+        for (late, early), message in np.ndenumerate(table):
+            start, end = np.array(points[layer + 1][late]), np.array(points[layer][early])
+            line_style = {"color": "0.7", "linestyle": ":", "linewidth": 1.0}
+            if message:
+                line_style = {
+                    "color": OKABE_ITO[0 if message > 0 else 1],
+                    "linestyle": "-" if message > 0 else "--",
+                    "linewidth": 1 + 5 * abs(message) / largest,
+                }
+            ax.add_patch(
+                FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, shrinkA=24, shrinkB=24, **line_style)
+            )
+            if message:  # beside the middle of a level arrow; nearer to the receiver where arrows cross
+                x, y = end + (start - end) * (0.5 if start[1] == end[1] else 0.36)
+                ax.text(
+                    x,
+                    y,
+                    f"{message:.3g}",
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"},
+                )
+    for texts, at in zip(nodes, points, strict=True):
+        for text, (x, y) in zip(texts, at, strict=True):
+            ax.text(
+                x,
+                y,
+                text,
+                ha="center",
+                va="center",
+                fontsize=10,
+                parse_math=False,
+                bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "black"},
+            )
+    height = max(map(len, nodes)) / 2 - 0.15
+    ax.set(xlim=(-0.7, 2.0 * len(nodes) - 1.3), ylim=(-height, height))
+    ax.set_axis_off()
+    return fig
+
+
+def lines(
+    curves: Mapping[str, Sequence[Any]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    band: Sequence[str] = (),
+    baseline: float | None = None,
+    legend: bool = True,
+    ax: Axes | None = None,
+    **axes: Any,
+) -> Figure:
+    """Draw one line for each name, told apart by marker and dash as well as by colour, with intervals where given.
+
+    curves: {name: (x, y)} or {name: (x, y, low, high)}, each a sequence of the same length
+    xlabel, ylabel: what the axes are, with the unit; axes: more settings, such as ``xscale="log"``
+    band: names whose interval is a grey band, for a baseline, instead of bars
+    baseline: the value that chance or a simple rule reaches, drawn as a dashed line
+    legend: write the names into the axes; without, ``ax.legend`` can place them
+
+    Raises ValueError for a curve with parts of different lengths, and for a name in ``band`` that has no interval.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = lines({"a": ([0, 1], [2, 3], [1, 2], [4, 5])}, xlabel="step", ylabel="BLEU")
+    >>> fig.axes[0].get_ylabel(), len(fig.axes[0].lines) > 0
+    ('BLEU', True)
+    """
+    fig, ax = _on(ax, (6.8, 3.6), title)
+    for i, (name, parts) in enumerate(curves.items()):
+        table = [np.asarray(part, dtype=float) for part in parts]
+        if len(table) not in (2, 4) or len({part.shape for part in table}) != 1 or table[0].ndim != 1:
+            shapes = [part.shape for part in table]
+            raise ValueError(f"{name!r} needs (x, y) or (x, y, low, high) of one length, got the shapes {shapes}")
+        x, y = table[:2]
+        line_style = {
+            "color": "0.45" if name in band else OKABE_ITO[i % len(OKABE_ITO)],
+            "label": name,
+            "marker": MARKERS[i % len(MARKERS)],
+            "markersize": 5,
+            "linewidth": 1.4,
+            "linestyle": DASHES[i // 2 % len(DASHES)],
+        }
+        if name in band:
+            if len(table) == 2:
+                raise ValueError(f"{name!r} has no interval to draw as a band: pass (x, y, low, high)")
+            ax.fill_between(x, *table[2:], color="0.85", linewidth=0)
+        if name in band or len(table) == 2:
+            ax.plot(x, y, **line_style)
+        else:
+            reach = np.clip(np.stack([y - table[2], table[3] - y]), 0, None)
+            ax.errorbar(x, y, yerr=reach, capsize=2, elinewidth=0.8, **line_style)
+    if baseline is not None:
+        ax.axhline(baseline, color="black", linestyle="--", linewidth=1)
+    ax.set(xlabel=xlabel, ylabel=ylabel, **axes)
+    if legend and len(curves) > 1:
+        ax.legend()
+    return fig
+
+
+def stacked(
+    parts: Mapping[str, Any],
+    names: Sequence[str],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    rest: str = "",
+    legend: bool = True,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw one upright bar for each name, made of parts on top of one another, told apart by hatches and colours.
+
+    parts: {name of the part: its size in each bar}, from the bottom up; a part of nothing but zeros has no entry in
+        the legend
+    names: what to write under the bars
+    rest: the part that is none of the others, drawn in plain grey
+
+    Raises ValueError for parts of another length than ``names``, and for negative sizes.
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = stacked({"role": [3, 2], "none": [5, 0]}, ["early", "late"], xlabel="step", ylabel="heads")
+    >>> [float(bar.get_y()) for bar in fig.axes[0].patches]
+    [0.0, 0.0, 3.0, 2.0]
+    """
+    fig, ax = _on(ax, (6.8, 3.6), title)
+    bottom = np.zeros(len(names))
+    for i, (name, sizes) in enumerate(parts.items()):
+        table = _array(sizes, 1)
+        if len(table) != len(names) or (table < 0).any():
+            raise ValueError(f"{name!r} needs {len(names)} sizes of 0 or more, one for each bar, got {table.tolist()}")
+        line_style = (
+            {"color": "0.85"}
+            if name == rest
+            else {"color": OKABE_ITO[i % len(OKABE_ITO)], "hatch": HATCHES[i % len(HATCHES)]}
+        )
+        ax.bar(
+            np.arange(len(names)),
+            table,
+            bottom=bottom,
+            width=0.75,
+            edgecolor="white",
+            label=name if table.any() else "_",
+            **line_style,
+        )
+        bottom += table
+    ax.set_xticks(np.arange(len(names)), [plain(name) for name in names])
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    if legend:
+        ax.legend()
+    return fig
+
+
+def spectrum(
+    spectra: Mapping[str, Any], *, title: str = "", ylabel: str = "singular value", ax: Axes | None = None, **axes: Any
+) -> Figure:
+    """Draw singular values, largest first, one curve for each name.
+
+    spectra: {name: values}, each a vector; axes: more settings, such as ``yscale="log"``
+
+    >>> import matplotlib; matplotlib.use("agg")
+    >>> fig = spectrum({"head 0": [1.0, 3.0]})
+    >>> fig.axes[0].lines[0].get_ydata().tolist()
+    [3.0, 1.0]
+    """
+    curves = {name: np.sort(_array(values, 1))[::-1] for name, values in spectra.items()}
+    curves = {name: (np.arange(1, len(values) + 1), values) for name, values in curves.items()}
+    return lines(
+        curves, xlabel="index, largest first", ylabel=ylabel, title=title, ax=ax, **{"ylim": (0, None), **axes}
+    )
+
+
+def words(rows: Sequence[tuple[str, Sequence[str]]]) -> Figure:
+    """Draw sentences under one another, with words framed that are not in the first: see ``course/words.py``."""
+    from headtools.course.words import compare_words
+
+    return compare_words(rows)
+
+
+def roles(frame: Any, *, kind: str = "encoder", title: str = "", legend: bool = True, ax: Axes | None = None) -> Figure:
+    """Draw which head has which function, of a frame that ``taxonomy`` made: see ``course/role_map.py``."""
+    from headtools.course.role_map import role_map
+
+    fig, ax = _on(ax, (6.8, 4.4), title)
+    role_map(ax, frame, kind=kind, legend=legend)
+    return fig
+
+
+def _on(ax: Axes | None, figsize: tuple[float, float], title: str) -> tuple[Figure, Axes]:
+    """Axes to draw into, new ones in the house style unless they are given, with a title at the left."""
+    if ax is None:
+        _, ax = subplots(figsize=figsize)
+    if title:
+        ax.set_title(title, loc="left", fontsize=11, weight="bold", parse_math=False)
+    return ax.figure, ax
+
+
+def _frame(ax: Axes, cells: Iterable[tuple[int, int]]) -> None:
+    """Frame cells (row, column) of a matrix."""
+    from matplotlib.patches import Rectangle
+
+    for row, column in cells:
+        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=OKABE_ITO[1], linewidth=2))
+
+
+def _array(given: Any, dims: int) -> np.ndarray:
+    """A float array of ``dims`` dimensions from a tensor, an array or lists, without NaN."""
+    table = np.asarray(given.detach().float().cpu() if hasattr(given, "detach") else given, dtype=float)
+    if table.ndim == dims + 1 and table.shape[0] == 1:
+        table = table[0]
+    if table.ndim != dims or table.size == 0:
+        raise ValueError(f"needed {dims} dimensions with something in them, got the shape {table.shape}")
+    if not np.isfinite(table).all():
+        raise ValueError("there is a NaN or an infinity in what should be drawn")
+    return table
+
+
+def _names(axis: Any, given: Sequence[str] | None, size: int) -> None:
+    """Write every name, or every second, third … where there is no room at 9 points; cut names that are too long."""
+    step = max(1, -(-size // 24))
+    if given is None and size > 36:  # numbers of two digits side by side: every 4th, 8th ...
+        step = 4 * -(-size // 64)
+    positions = list(range(0, size, step))
+    max_letters = 18 if axis.axis_name == "x" else 36
+    shown = [shortened(plain(i if given is None else given[i]).translate(_ENDS), max_letters) for i in positions]
+    turned = axis.axis_name == "x" and max(map(len, shown)) > 2
+    axis.set_ticks(positions, shown, rotation=90 if turned else 0)
+    for name in axis.get_ticklabels():
+        name.set_parse_math(False)  # a token may hold dollar signs
+
+
+def _short(value: float) -> str:
+    """Two decimals without the zero that takes the room: .83, -.10, 1.00."""
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.2f}"

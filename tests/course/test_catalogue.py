@@ -1,0 +1,197 @@
+"""Expected numbers: printed on every machine, compared with what this one measures, and updated for review."""
+
+import json
+
+import expected
+import pytest
+import torch
+
+from headtools.course import catalogue
+from headtools.course.catalogue import entry, lesson
+from headtools.course.claims import VERDICTS, ledger
+from headtools.course.figure import figure
+from headtools.course.measured import NotAsExpected, measured, unit
+from headtools.course.predict import predict, predicted, remember
+
+ABOUT = {
+    "a": {
+        "caption": "{n} of 48 heads reach {top:.2f}.",
+        "alt": "A grid of cells.",
+        "expect": {"n": 3, "top": 0.98},
+        "predict": "How many?",
+    },
+    "b": {"caption": "The error is {e}.", "expect": {"e": 0}, "tolerance": {"e": 1e-6}},
+    "others": [
+        {
+            "row": "3.1",
+            "claim": "More < less.",
+            "source": "a page",
+            "cited": ["right", "It says so."],
+            "here": ["wrong", "Here {a[top]:.1f} of {a[n]}."],
+        }
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """A catalogue of two entries in place of lesson 99's."""
+    for module in ("catalogue", "claims"):
+        monkeypatch.setattr(f"headtools.course.{module}.lesson", lambda number: ABOUT)
+    monkeypatch.delenv("HEADTOOLS_STRICT", raising=False)
+
+
+def test_the_sentence_prints_what_is_expected_whatever_is_measured():
+    close, far = measured("99.a", n=3, top=torch.tensor(0.9851)), measured("99.a", n=4, top=0.95)
+    assert close.sentence == far.sentence == "3 of 48 heads reach 0.98."
+    assert str(close) == "3 of 48 heads reach 0.98."
+    assert far.off == ("n is 4, expected 3", "top is 0.95, expected 0.98 to within 0.01")
+    assert "Not so on this machine: n is 4" in str(far)
+    assert "Not so on this machine" in far._repr_mimebundle_()["text/html"]
+    assert measured("99.b", e=-9e-7).off == ()
+    assert measured("99.b", e=float("nan")).off
+
+
+def test_a_number_that_is_off_fails_where_the_course_is_tested(monkeypatch):
+    monkeypatch.setenv("HEADTOOLS_STRICT", "1")
+    with pytest.raises(NotAsExpected, match="n is 4, expected 3"):
+        measured("99.a", n=4, top=0.98)
+
+
+@pytest.mark.parametrize(
+    ("caption", "value", "step"),
+    [
+        ("{x:.2f}", 0.5, 0.01),
+        ("{x:.0%}", 0.5, 0.01),
+        ("{x:.1%}", 0.5, 0.001),
+        ("{x}", 3, 0),
+        ("{x:,}", 30_000, 0),
+        ("{x:.0f}", 16.2, 1),
+        ("{x:.1e}", 3.2e-5, 1e-6),
+        ("{x:.0f} {x:.3f}", 1.0, 0.001),
+        ("no number", 0.25, 0.01),
+        ("{x:.2f} and", -0.5, 0.01),
+    ],
+)
+def test_the_tolerance_is_one_unit_of_the_last_digit(caption, value, step):
+    assert unit(caption, "x", value) == pytest.approx(step)
+
+
+def test_names_must_be_those_of_the_catalogue():
+    with pytest.raises(ValueError, match=r"99\.a expects n, top; got n"):
+        measured("99.a", n=3)
+    with pytest.raises(KeyError, match="no entry 'c'; it has a, b"):
+        measured("99.c")
+
+
+def test_lessons_without_a_catalogue(monkeypatch):
+    monkeypatch.undo()
+    with pytest.raises(KeyError, match="there are 00, 01"):
+        lesson("77")
+
+
+def test_a_figure_takes_caption_and_description_from_its_entry():
+    from matplotlib import pyplot as plt
+
+    remember("99.a", "10")
+    picture = figure(plt.figure(), "99.a", n=3, top=0.98)
+    assert 'alt="A grid of cells."' in picture.html
+    assert "3 of 48 heads reach 0.98. <b>You predicted: 10.</b> <small>Measured on this machine" in picture.html
+    assert repr(figure(None, "99.b", e=0)) == "The error is 0."
+    remember("99.a", "")
+    assert predicted("99.a") == ""
+
+
+def test_a_question_is_text_where_nobody_is_there():
+    assert repr(predict("99.a")) == "Predict: How many?"
+    with pytest.raises(KeyError, match="asks nothing"):
+        predict("99.b")
+
+
+def test_what_others_write_has_two_verdicts_and_expected_numbers():
+    table = ledger("99")
+    html = table._repr_mimebundle_()["text/html"]
+    assert "Here 1.0 of 3." in html
+    assert "More &lt; less." in html
+    assert "wrong" in html
+    assert "right" in html
+    assert "right. It says so." in repr(table)
+
+
+def test_the_shipped_catalogues_are_whole(monkeypatch):
+    monkeypatch.undo()
+    for file in catalogue.files(catalogue.__name__).iterdir():
+        if not file.name.endswith(".toml"):
+            continue
+        number = file.name[:2]
+        for name, about in lesson(number).items():
+            if isinstance(about, dict) and "caption" in about:
+                measured(f"{number}.{name}", **about.get("expect", {}))  # every field of the caption has a number
+                assert about.get("alt") != about["caption"]
+                assert about.get("tolerance", {}).keys() <= about.get("expect", {}).keys()
+        for row in ledger(number).rows:
+            assert all(row[part][0] in VERDICTS and row[part][1] for part in ("cited", "here"))
+    assert entry("01.weights")["predict"]
+
+
+def test_differences_are_found_rounded_and_told(tmp_path):
+    changed, lines, off = expected.differences({"99.a": {"n": 4, "top": 0.98499}, "99.b": {"e": 1e-8}})
+    assert (changed, off) == ({"99.a": {"n": 4, "top": 0.98}}, True)
+    assert lines == ["99.a n: 3 -> 4"]
+    changed, lines, off = expected.differences({"99.a": {"n": 3, "top": 0.9851}})
+    assert (changed, off) == ({"99.a": {"n": 3, "top": 0.99}}, False)  # near, but it would print another digit
+    assert expected.differences({"99.a": {"n": 3, "top": 0.98}}) == ({}, [], False)
+
+
+def test_only_the_expectation_is_rewritten(tmp_path):
+    text = '# about\n[a]\nalt = "x"\nexpect = { n = 3 }\ntolerance = { n = 1 }\n\n[b]\nexpect = { e = 0 }\n'
+    (tmp_path / "99.toml").write_text(text)
+    expected.write({"99.a": {"n": 4, "top": 0.5}}, tmp_path)
+    assert (tmp_path / "99.toml").read_text() == text.replace("{ n = 3 }", "{ n = 4, top = 0.5 }")
+    with pytest.raises(ValueError, match=r"no entry \[c\]"):
+        expected.write({"99.c": {"n": 4}}, tmp_path)
+
+
+@pytest.mark.full  # a kernel of its own
+def test_a_reader_types_a_prediction_that_is_kept_and_shown_again(tmp_path, monkeypatch):
+    """JupyterLab names the cell that it runs: then there is a line to type in, and the caption repeats it."""
+    from jupyter_client.manager import start_new_kernel
+
+    monkeypatch.setenv("HEADTOOLS_PROGRESS", "")
+    monkeypatch.delenv("HEADTOOLS_STRICT", raising=False)
+    cells = [
+        "import headtools as ht; ht.predict('01.cost')",
+        "from headtools.course import predict as p; p.remember('01.cost', '16')",
+        "p._given.clear()",
+        "ht.measured('01.cost', one=2359296, sixteen=2359296)",
+    ]
+    manager, client = start_new_kernel(cwd=str(tmp_path))
+    try:
+        outputs = [_run(client, cell, {"cellId": "a"}) for cell in cells]
+        unseen = _run(client, "p._given.clear(); ht.predict('01.cost')", {})
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert ["application/vnd.jupyter.widget-view+json" in data for data in outputs[0]] == [False, True]
+    assert json.loads((tmp_path / "my-predictions.json").read_text()) == {"01.cost": "16"}
+    assert "You predicted: 16." in outputs[3][0]["text/plain"]
+    assert [set(data) for data in unseen] == [{"text/html", "text/plain"}]
+
+
+def _run(client, code, metadata):
+    """Run code as a front end does that sends this metadata; gives what is displayed."""
+    message = client.session.msg(
+        "execute_request", {"code": code, "silent": False, "store_history": True, "allow_stdin": False}
+    )
+    message["metadata"] = metadata
+    client.shell_channel.send(message)
+    shown = []
+    while True:
+        reply = client.get_iopub_msg(timeout=120)
+        if reply["parent_header"].get("msg_id") != message["header"]["msg_id"]:
+            continue
+        if reply["msg_type"] in ("display_data", "execute_result"):
+            shown.append(reply["content"]["data"])
+        assert reply["msg_type"] != "error", reply["content"]
+        if reply["content"].get("execution_state") == "idle":
+            return shown

@@ -1,0 +1,478 @@
+"""A report measures what a model can show, names what it cannot, and its page needs nothing from anywhere."""
+
+import ast
+import importlib
+import re
+import sys
+from html import escape, unescape
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+import torch
+import transformers as tf
+from other_device import second_device
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+import headtools as ht
+from headtools._report.cost import estimate
+from headtools._report.page import Section, page, table, write
+from headtools._report.report import MEASURED
+from headtools._report.subject import ROOM, Subject, by_length, losses
+from headtools.roles.head_functions import NONE, head_functions
+from headtools.roles.induction import COPYING, INDUCTION
+from headtools.roles.sentence import Sentence
+
+ENGLISH = ht.corpus("english", "all", limit=24)
+MARKS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+
+
+def a_tokenizer(sentences=ENGLISH, **marks):
+    """One token a word, with an end mark."""
+    words = dict.fromkeys(word for sentence in sentences for word in sentence.words)
+    vocabulary = {token: i for i, token in enumerate((*MARKS, *words))}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    marks = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"} | marks
+    return tf.PreTrainedTokenizerFast(tokenizer_object=made, **marks)
+
+
+TOKENIZER = a_tokenizer()
+IDS = {"vocab_size": len(TOKENIZER), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def built(name):
+    torch.manual_seed(0)
+    model = {
+        "BERT": lambda: tf.BertForMaskedLM(tf.BertConfig(**IDS, **SMALL)),
+        "BERT without a head": lambda: tf.BertModel(tf.BertConfig(**IDS, **SMALL)),
+        "a classifier": lambda: tf.BertForSequenceClassification(tf.BertConfig(**IDS, **SMALL)),
+        "GPT-2": lambda: tf.GPT2LMHeadModel(tf.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **IDS)),
+        "Llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**IDS, **SMALL, num_key_value_heads=2)),
+        "T5": lambda: tf.T5ForConditionalGeneration(
+            tf.T5Config(d_model=32, d_kv=8, d_ff=40, num_layers=2, num_heads=4, decoder_start_token_id=0, **IDS)
+        ),
+        "ViT": lambda: tf.ViTForImageClassification(tf.ViTConfig(**SMALL, image_size=16, patch_size=4)),
+    }[name]()
+    return model.eval()
+
+
+def about(name, **more):
+    model = built(name)
+    if name == "ViT":
+        draw = torch.Generator().manual_seed(0)
+        images = [torch.randn(4, 3, 16, 16, generator=draw) for _ in range(2)]
+        given, tokenizer = [{"pixel_values": x, "labels": torch.tensor([0, 1, 0, 1])} for x in images], None
+    else:
+        given, tokenizer = ENGLISH, TOKENIZER
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    found = ht.report(model, given, tokenizer, orders=1, progress=False, **more)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["BERT", "Llama"])
+def test_a_model_on_another_device_is_measured_as_on_the_cpu(name):
+    expected, model = about(name), built(name)
+    with second_device() as device:
+        found = ht.report(model.to(device), ENGLISH, TOKENIZER, orders=1, progress=False)
+    assert not found.missing
+    for section, frame in expected.tables.items():
+        numbers = frame.select_dtypes("number")
+        pd.testing.assert_frame_equal(found.tables[section][numbers.columns], numbers, rtol=1e-3, atol=1e-6)
+
+
+class Page(HTMLParser):
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.ids, self.links, self.images, self.remote = [], set(), [], [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.append(tag)
+        self.ids |= {attrs["id"]} if "id" in attrs else set()
+        self.images += [attrs["aria-label"]] if tag == "svg" else []
+        for name in ("src", "href"):
+            if name in attrs:
+                self.links.append(attrs[name])
+                if not attrs[name].startswith(("#", "data:")):
+                    self.remote.append(attrs[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [
+        ("BERT", set()),
+        ("BERT without a head", set()),
+        ("a classifier", set()),
+        ("GPT-2", set()),
+        ("Llama", set()),
+        ("T5", set()),
+        ("ViT", {"roles"}),
+    ],
+)
+def test_every_kind_of_model(name, lacks):
+    found = about(name)
+    assert set(found.missing) == lacks, found.missing
+    causal = {"sinks", "induction", "check", "cache"} if name in ("GPT-2", "Llama") else set()
+    assert set(found.tables) == ({"roles", "importance", "geometry", "pruning"} | causal) - lacks
+    assert len(re.findall(r"<li><b>(.*?)</b><span>(.+?)</span>", found.html)) == 5, "five findings"
+    shown = Page(found.html)
+    assert not shown.remote
+    assert "script" not in shown.tags
+    assert all(link[1:] in shown.ids for link in shown.links if link.startswith("#"))
+    assert len(shown.images) >= 3
+    assert all(len(alt.split()) > 5 for alt in shown.images)
+    assert "img" not in shown.tags
+    assert all(escape(reason) in found.html for reason in found.missing.values())
+
+
+@pytest.fixture(scope="module")
+def of_organism(tmp_path_factory):
+    """The organism, its tokenizer, and a report of it on 40 sentences, written to a folder."""
+    model, tokenizer = ht.load()
+    path = tmp_path_factory.mktemp("report") / "page.html"
+    return model, tokenizer, ht.report(model, "organism", tokenizer, limit=40, orders=1, path=path, progress=False)
+
+
+def test_the_organism_s_numbers_are_those_of_the_functions(of_organism):
+    model, tokenizer, found = of_organism
+    assert found.path.read_text("utf-8") == found.html
+    assert [*found.path.parent.iterdir()] == [found.path]
+    sentences = ht.corpus("organism", limit=40)
+    measured = ht.label(model, tokenizer, sentences[::2])  # as the roles are: one half for every section
+    alone = ht.gradient(model, measured)
+    # The report's batches are of like length: the same numbers but for rounding.
+    assert torch.allclose(torch.tensor(found.tables["importance"].gradient), alone.flat(), rtol=1e-3, atol=1e-7)
+    frame = found.tables["pruning"]
+    assert set(frame.order) == {"gradient", "random 0"}
+    assert frame.kept.max() == 144
+    assert frame.kept.min() == 0
+    whole = frame[(frame.order == "gradient") & (frame.kept == 144)].metric.item()
+    with torch.no_grad():
+        plain = torch.cat([per_sentence(model, batch) for batch in measured]).mean()
+    assert whole == pytest.approx(plain.item(), rel=1e-3)
+    roles = ht.taxonomy(model, tokenizer, sentences[::2], sentences[1::2], times=300)
+    assert found.tables["roles"].equals(roles)
+
+
+def per_sentence(model, batch):
+    logits = model(**batch).logits
+    each = torch.nn.functional.cross_entropy(logits.mT, batch["labels"], reduction="none")
+    return each.sum(1) / (batch["labels"] != -100).sum(1)
+
+
+def test_hostile_words_stay_words():
+    bad = '"><script>alert(1)</script><img src=x onerror=alert(1)>&amp;$x_1$\u202e'
+    sentences = [
+        Sentence(
+            (bad, "dog", "saw", "it", str(i)),
+            (2, 3, 0, 3, 3),
+            ("det", "nsubj", "root", "obj", "dep"),
+            ("X",) * 5,
+            (0,) * 5,
+        )
+        for i in range(8)
+    ]
+    tokenizer = a_tokenizer(sentences)
+    torch.manual_seed(0)
+    model = tf.BertForMaskedLM(tf.BertConfig(**(IDS | {"vocab_size": len(tokenizer)}), **SMALL)).eval()
+    found = ht.report(model, sentences, tokenizer, orders=1, progress=False, title=bad)
+    shown = Page(found.html)
+    assert not {"script"} & set(shown.tags)
+    assert not shown.remote
+    assert "maps" not in found.missing
+
+
+def test_what_cannot_be_a_corpus():
+    model = built("BERT")
+    with pytest.raises(ValueError, match="corpus is empty"):
+        ht.report(model, [])
+    with pytest.raises(TypeError, match="got int"):
+        ht.report(model, 3)
+    with pytest.raises(TypeError, match="this one str"):
+        ht.report(model, ["the dog slept"])
+    with pytest.raises(FileNotFoundError):
+        ht.report(model, "nowhere.conllu")
+
+
+def test_without_a_tokenizer_it_says_so():
+    found = ht.report(built("BERT"), ENGLISH, orders=1, progress=False)
+    assert set(found.missing) == {"roles", "importance", "pruning", "maps"}
+    assert "pass tokenizer=" in found.missing["importance"]
+
+
+def test_a_single_batch_is_halved():
+    batch = {"input_ids": torch.randint(5, 30, (5, 6), generator=torch.Generator().manual_seed(0))}
+    batch["labels"] = batch["input_ids"]
+    found = ht.report(built("GPT-2"), batch, orders=1, progress=False)
+    assert set(found.missing) == {"roles"}
+    assert "Measured on 1 batch of 5 examples: heads are chosen on 3 and measured on the other 2." in found.html
+
+
+@pytest.mark.parametrize("n", [7, 40])
+def test_every_section_says_what_it_measured_on_how_many_sentences(n):
+    """Batches hold 32, and halves are of sentences all the same."""
+    found = ht.report(built("BERT"), ht.corpus("english", "all", limit=n), TOKENIZER, orders=1, progress=False)
+    sections = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', found.html, re.S))
+    half = n - n // 2
+    assert f"Measured on {n} sentences: heads are chosen on {n // 2} and measured on the other {half}." in found.html
+    for part in ("roles", "importance", "pruning"):
+        assert f"easured on {half} sentences" in sections[part], part
+    for part in ("importance", "pruning", "conventions"):
+        assert "cross-entropy of masked tokens" in sections[part], part
+    assert found.tables["roles"].n.max() > 0
+
+
+def test_a_model_without_logits_is_weighed_by_its_output():
+    found = about("BERT without a head")
+    assert list(found.tables["importance"])[3] == "output change by gradient"
+    assert "no logits and so no loss" in found.html
+    frame = found.tables["pruning"]
+    assert frame[frame.kept == 8].metric.max() == pytest.approx(0, abs=1e-5)
+    assert frame[frame.kept < 8].metric.min() > 1e-3
+    assert "nats" not in found.html
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    (tmp_path / "page.html").write_text("old")
+    with pytest.raises(FileNotFoundError, match="mkdir -p"):
+        write("new", tmp_path / "no" / "page.html")
+    monkeypatch.setattr("os.replace", lambda *a: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        write("new", tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == "old"
+    assert len([*tmp_path.iterdir()]) == 1
+
+
+def test_a_missing_section_says_why():
+    html = page("t", "", [Section("a", "A", missing="no <maps>")])
+    assert "no &lt;maps&gt;" in html
+    assert "<maps>" not in html
+
+
+# --- findings ---------------------------------------------------------------------------------------------------------
+
+
+def findings(html):
+    return [tuple(map(unescape, pair)) for pair in re.findall(r"<li><b>(.*?)</b><span>(.*?)</span>", html)]
+
+
+def test_the_findings_are_the_numbers_of_the_tables(of_organism):
+    model, tokenizer, found = of_organism
+    sentences = findings(found.html)
+    heads = head_functions(found.tables["roles"])
+    assert sentences[0][0] == f"{(heads.function != NONE).sum()} of 144 heads have a function."
+    chosen = ht.gradient(model, ht.label(model, tokenizer, ht.corpus("organism", limit=40)[1::2])).top(1)[0]
+    assert f"{chosen[0]} {chosen[1]}.{chosen[2]}" in sentences[2][0]
+    table = found.tables["importance"]
+    row = table[(table["kind"] == chosen[0]) & (table.layer == chosen[1]) & (table["head"] == chosen[2])].iloc[0]
+    assert sentences[2][1].startswith(f"Importance {row.gradient:.3g} (95 % interval {row.low:.3g} to {row.high:.3g})")
+    assert f"{table.gradient.median():.2g}"[:3] in sentences[2][1]
+    curve = found.tables["pruning"].set_index(["order", "kept"]).metric
+    assert f"with none {curve['gradient', 0]:.3g}" in sentences[3][1]
+    assert f"random order, {curve['random 0', 72]:.3g} with 72" in sentences[3][1]
+    rank = found.tables["geometry"]["effective rank"]
+    assert any(f"{value:.1f} directions" in sentences[4][0] for value in rank)
+
+
+def test_what_was_not_found_is_said():
+    sentences = findings(about("Llama").html)
+    assert sentences[0][0] == "No more heads have a function than by chance: 0 of 8."
+    assert sentences[1][0].startswith("No sink on the whole")
+    assert sentences[2][0] == "No induction head: none of 8 has a score of 0.3 or more."
+    assert "No head has a role." in findings(about("BERT").html)[1][0]
+    for _, detail in sentences:
+        assert re.search(r"interval|spread evenly|median|shuffled|random", detail), detail
+
+
+def test_an_induction_head_and_a_sink_are_named(monkeypatch):
+    """The scores of a head are replaced by those of an induction head that rests on the first token."""
+
+    def planted(measure, role, numbers):
+        def found(*given, **options):
+            frame = measure(*given, **options)
+            rows = (frame.layer == 1) & (frame["head"] == 2) & (frame.role == role)
+            assert rows.sum() == 1
+            frame.loc[rows, ["score", "low", "high"]] = numbers
+            return frame
+
+        return found
+
+    looks = planted(planted(ht.induction_scores, INDUCTION, (0.9, 0.85, 0.95)), COPYING, (0.5, 0.4, 0.6))
+    monkeypatch.setattr("headtools._report.language.induction_scores", looks)
+    rests = planted(ht.attention_sinks, "attention sink", (0.8, 0.7, 0.9))
+    monkeypatch.setattr("headtools._report.language.attention_sinks", rests)
+    found = about("Llama")
+    (_, sink), (headline, detail) = findings(found.html)[1:3]
+    assert headline == "Induction: 1 of 8 heads look for what followed an earlier copy."
+    assert "decoder 1.2: 0.9 (95 % interval 0.85 to 0.95)" in detail
+    assert "Also copying: 1 of 1." in detail
+    assert "1 of 8 heads give it more than half; most, decoder 1.2: 0.8 (95 % interval 0.7 to 0.9)." in sink
+    # the head shares its keys and values with one that does not rest, so that nothing of the cache can go
+    assert "more than half of their weight: 1. If they kept" in found.html
+    assert "would need 0 % less" in found.html
+
+
+# --- the order of the page --------------------------------------------------------------------------------------------
+
+
+def test_attention_comes_first_and_what_is_missing_last_with_its_remedy():
+    found = about("ViT")
+    names = re.findall(r'<section id="(\w+)">', found.html)
+    assert names == ["maps", "importance", "pruning", "geometry", "conventions", "roles"]
+    folded = found.html[found.html.index("<details>") :]
+    assert '<section id="roles">' in folded
+    assert escape('report(model, corpus("english"), tokenizer)') in folded
+    assert "open" not in re.search(r"<details[^>]*>", folded)[0]
+    assert findings(found.html)[0][0].startswith("Not measured: what the heads attend to")
+    assert "<details>" not in about("BERT").html
+
+
+def test_tables_are_sorted_and_small_numbers_keep_their_digits():
+    found = about("Llama")
+    sinks = re.search(r'<section id="sinks">.*?<tbody>(.*?)</tbody>', found.html, re.S)[1]
+    column = [float(row.split("</td><td>")[1]) for row in sinks.split("</tr>") if "<td>" in row]
+    assert column == sorted(column, reverse=True)
+    assert "-0.000<" not in found.html
+    frame = pd.DataFrame({"head": ["a", "b"], "score": [0.0012, -0.00001], "n": [3, 4], "low": [float("nan"), 0.5]})
+    cells = re.findall(r"<td>(.*?)</td>", table(frame, "c"))
+    assert cells == ["a", "0.00120", "3", "–", "b", "-0.00001", "4", "0.500"]
+
+
+# --- causal language models -------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_a_causal_model_are_those_of_the_functions():
+    model = built("Llama")
+    found = ht.report(model, ENGLISH, TOKENIZER, orders=1, progress=False)
+    test = ht.label(model, TOKENIZER, ENGLISH[::2])
+    alike(found.tables["sinks"], ht.attention_sinks(model, test), "score", "chance", "n")
+    assert found.tables["induction"].equals(ht.induction_scores(model, n=12, length=25, repeats=4, batch_size=6))
+    signed = ht.gradient(model, test, signed=True)
+    rises = torch.tensor(found.tables["importance"]["rise without"]).float()
+    assert torch.allclose(rises, -signed.flat().float(), rtol=1e-3, atol=1e-7)
+    order = ht.gradient(model, ht.label(model, TOKENIZER, ENGLISH[1::2])).order()
+    cost = ht.cut_cost(model, order[:2], {"a": test, "b": ht.repeated_tokens(model, length=25)})
+    alike(found.tables["check"], cost, "loss", "without", "rise", "n")
+    assert found.tables["cache"]["bytes a token"].sum() == ht.cache_size(model, 1)
+    assert (found.tables["cache"]["bytes a token and query head"] == 2 * 8 * 4 / 2).all()
+
+
+def alike(found, expected, *columns):
+    """The same but for rounding: the report's batches are of like length, and so in another order."""
+    for column in columns:
+        assert found[column].tolist() == pytest.approx(expected[column].tolist(), rel=1e-4, abs=1e-6), column
+
+
+def test_the_first_token_is_weighed_with_a_start_token_and_without():
+    model, tokenizer = built("Llama"), a_tokenizer(bos_token="<s>")
+    found = ht.report(model, ENGLISH, tokenizer, orders=1, progress=False)
+    test = ht.label(model, tokenizer, ENGLISH[::2])
+    bare = [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in test]
+    expected = ht.attention_sinks(model, bare, start=1)
+    assert found.tables["sinks"]["with start token"].tolist() == pytest.approx(expected.score.tolist(), rel=1e-4)
+    assert "with a start token" in found.html.lower()
+
+
+def test_a_second_corpus_is_measured_where_one_is_given():
+    model, others = built("BERT"), ht.corpus("english", "all", limit=40)[30:]
+    found = ht.report(model, ENGLISH, TOKENIZER, orders=1, check=others, progress=False)
+    assert found.tables["check"].corpus.tolist() == ["the corpus of the ranking", "the second corpus"]
+    assert found.tables["check"].n.tolist() == [12, 10]
+    assert '<section id="check">' in found.html
+    images = [{"pixel_values": torch.zeros(5, 3, 16, 16), "labels": torch.zeros(5, dtype=torch.long)}]
+    seen = ht.report(built("ViT"), images, orders=1, check=images, progress=False)
+    assert seen.tables["check"].n.tolist() == [2, 5]
+
+
+def test_tokens_are_shown_as_people_read_them():
+    words = " ".join(word for sentence in ENGLISH for word in sentence.words)
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        [words], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<pad>", "<s>", "</s>"])
+    )
+    tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="</s>")
+    torch.manual_seed(0)
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(**(IDS | {"vocab_size": 300}), **SMALL)).eval()
+    found = ht.report(model, ENGLISH, tokenizer, orders=1, progress=False)
+    assert "Ġ" in "".join(tokenizer.tokenize(words))
+    assert "Ġ" not in found.html
+    assert "map diagonal" not in found.html
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["BERT", "BERT without a head", "Llama", "T5"])
+def test_batches_of_like_length_have_the_same_losses(name):
+    model = built(name)
+    sentences = ht.corpus("english", "all", limit=70)
+    subject = Subject(model, a_tokenizer(sentences), sentences, [], None, 1, 0)
+    subject.model.resize_token_embeddings(len(subject.tokenizer))
+    subject.prepare()
+    batches, as_drawn = subject.halves[1], subject.objective.batches(subject.test_sentences)
+    assert sum(map(padded, batches)) < 0.9 * sum(map(padded, as_drawn))
+    assert sum(len(batch["input_ids"]) for batch in batches) == 35
+    with torch.no_grad():
+        for off in ([], [(*next(iter(ht.sites(model))).key, 1)]):
+            measure, loss = subject.test_losses(), subject.loss_of(as_drawn)
+            with ht.ablate(model, off):
+                found, plain = (measure(model), losses(model, as_drawn, loss))
+            assert torch.allclose(found.sort().values, plain.sort().values, rtol=1e-3, atol=1e-5)
+
+
+def padded(batch) -> int:
+    """The tokens of a batch, padding included."""
+    return batch["attention_mask"].numel()
+
+
+def test_batches_have_room_in_memory():
+    rows = torch.ones(40, 10, dtype=torch.long)
+    given = [{"input_ids": rows, "attention_mask": rows, "labels": rows}]
+    sizes = [len(batch["labels"]) for batch in by_length(given, size=lambda batch: ROOM / 8 * len(batch["labels"]))]
+    assert sizes == [7] * 5 + [5]
+
+
+def test_it_says_what_it_will_cost_and_is_silent_when_asked(capsys):
+    ht.report(built("Llama"), ENGLISH, TOKENIZER, orders=1)
+    output = capsys.readouterr()
+    begins = r"report: about \d+ forward passes over 12 sentences, a few seconds on cpu; 0\.104 MB of weights"
+    assert re.match(begins, output.err)
+    assert "left" in output.err
+    assert not output.out
+    ht.report(built("Llama"), ENGLISH, TOKENIZER, orders=1, progress=False)
+    assert not any(capsys.readouterr())
+
+
+def test_the_passes_it_announces_are_those_it_makes():
+    model, passes = built("Llama"), []
+    subject = Subject(model, TOKENIZER, ENGLISH, [], None, 3, 0)
+    subject.prepare()
+    steps, _ = estimate(subject, MEASURED)
+    hook = model.model.register_forward_hook(lambda *_: passes.append(1))
+    ht.report(model, ENGLISH, TOKENIZER, progress=False)
+    hook.remove()
+    # of 8 heads the eleven points of a curve are nine; a backward pass counts as two and is no forward pass
+    backward = 4 * len(subject.halves[1])
+    assert abs(sum(steps.values()) - backward - len(passes)) < 12
+
+
+def test_it_needs_no_matplotlib(monkeypatch, root):
+    """No module imports it when it is imported itself, and no function that a report calls imports it."""
+    for path in (root / "headtools").rglob("*.py"):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            assert not (isinstance(node, ast.Import | ast.ImportFrom) and "matplotlib" in ast.unparse(node)), path
+    for name in {"matplotlib", *sys.modules}:
+        if name.split(".")[0] == "matplotlib":
+            monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError):
+        importlib.import_module("matplotlib.patches")
+    assert not about("T5").missing
