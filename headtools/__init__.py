@@ -52,7 +52,7 @@ _WHERE = {
     "patch": "heads.patch",
     "window": "heads.window",
     "HeadScores": "heads.scores",
-    "bootstrap": "heads.bootstrap",
+    "bootstrap": "heads.intervals",
     "progress": "_engine.progress",
     "sharded": "_engine.processes",
     "Sentence": "roles.sentence",

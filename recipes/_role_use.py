@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.heads.bootstrap import bounds
-from headtools.importance._intervals import linearised_ratio
+from headtools.heads.intervals import bounds, linearised_ratio
 from headtools.organism.batches import IGNORE, batches
 from headtools.organism.roles_found import strong
 from headtools.roles.sentence import Sentence

@@ -18,7 +18,7 @@ from headtools._report.page import Finding, items, paragraph, side_by_side, tabl
 from headtools._report.subject import Subject, example
 from headtools.geometry.circuits import ov, random_like
 from headtools.geometry.subspaces import effective_rank, overlap
-from headtools.heads.bootstrap import MIN_EXAMPLES
+from headtools.heads.intervals import MIN_EXAMPLES
 from headtools.heads.record import record
 from headtools.heads.scores import HeadScores, head_columns
 from headtools.heads.sites import sites

@@ -20,7 +20,6 @@ from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
 from headtools.importance._inputs import each_batch
-from headtools.importance._intervals import with_intervals
 from headtools.importance.gradient import gate_gradients, gradient
 from headtools.importance.loss import labels_only_loss
 from headtools.importance.objective import Objective, objective
@@ -172,8 +171,8 @@ class Subject:
         if self.uses_output_change:
             return self.gradient(batches), None
         rows = gate_gradients(self.model, batches, self.loss)
-        absolute = with_intervals({key: row.abs() for key, row in rows.items()}, "gradient", minimum=0.0)
-        return absolute, with_intervals({key: -row for key, row in rows.items()}, "rise without the head")
+        absolute = HeadScores.from_rows({key: row.abs() for key, row in rows.items()}, "gradient", minimum=0.0)
+        return absolute, HeadScores.from_rows({key: -row for key, row in rows.items()}, "rise without the head")
 
     def test_losses(self) -> Callable[[nn.Module], Tensor]:
         """Return a function from the model to the loss of each example that heads are measured on, (n,)."""

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from headtools._engine.run import run
 from headtools._engine.store import Part
 from headtools.heads._tokens import model_inputs, real_tokens
+from headtools.heads.intervals import linearised_ratio
 from headtools.heads.record import Captured, record
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._inputs import check_all_ran, each_batch, frozen, select_sites
-from headtools.importance._intervals import linearised_ratio, with_intervals
 
 OfQueries = Callable[[Site, Captured, Mapping, Tensor], tuple[Tensor, Tensor]]
 
@@ -99,4 +99,4 @@ class _QueryMeans:
                 for what in ("sums", "counts")
             )
             rows[site.key] = linearised_ratio(sums, counts)
-        return with_intervals(rows, self.name, *self.limits)
+        return HeadScores.from_rows(rows, self.name, *self.limits)

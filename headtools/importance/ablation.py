@@ -24,7 +24,6 @@ from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._coupling import check_per
 from headtools.importance._inputs import check_all_ran, each_batch, frozen, select_sites
-from headtools.importance._intervals import with_intervals
 from headtools.importance._replay import AblatedLosses, HeadSet, losses
 from headtools.importance.loss import Loss, of_labels
 
@@ -80,7 +79,7 @@ def ablation(
     """
     increases = ablation_losses(model, batches, loss, replacement, sites, reference, seed, checkpoint, progress, per)
     name = "ablation" if per == "example" else "ablation per batch"
-    return with_intervals(increases, name if replacement == "zero" else f"{name} by {replacement}")
+    return HeadScores.from_rows(increases, name if replacement == "zero" else f"{name} by {replacement}")
 
 
 def ablation_losses(

@@ -14,7 +14,6 @@ from headtools.heads._replacement import check_replacement, replacement_values
 from headtools.heads.ablate import replace_outputs
 from headtools.heads.scores import HeadScores
 from headtools.importance._inputs import frozen, select_sites
-from headtools.importance._intervals import with_intervals
 from headtools.importance._replay import HeadSet
 from headtools.importance.ablation import AblationOptions, Batches, loss_increase, split_by_site
 from headtools.importance.loss import Loss
@@ -73,7 +72,7 @@ def all_but_one(
         increase = measured.new_zeros(len(measured), len(head_sets))
         # In a layer of one head nothing is switched off, and the increase is 0.
         increase[:, nonempty] = measured
-        return with_intervals(split_by_site(increase, measured_sites), name)
+        return HeadScores.from_rows(split_by_site(increase, measured_sites), name)
     if checkpoint is not None:
         raise ValueError("a checkpoint stores losses of batches, and evaluate has none: leave checkpoint out")
     if replacement in ("mean", "resample") and reference is None:
@@ -91,7 +90,7 @@ def all_but_one(
         full_model = _as_row(evaluate(model))
         steps = show_progress(head_sets, "keeping one head") if progress else head_sets
         changes = [evaluate_without(heads) - full_model for heads in steps]
-    return with_intervals(split_by_site(torch.stack(changes, 1), measured_sites), name)
+    return HeadScores.from_rows(split_by_site(torch.stack(changes, 1), measured_sites), name)
 
 
 def _as_row(result: Any) -> Tensor:

@@ -28,11 +28,11 @@ from headtools._engine.store import Part
 from headtools.heads._hooks import edit_outputs
 from headtools.heads._tokens import real_tokens
 from headtools.heads._weights import check_has_backward
+from headtools.heads.intervals import linearised_direction, linearised_ratio
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._coupling import check_per, check_uncoupled_gradients, trial_weights
 from headtools.importance._inputs import check_all_ran, collect_products, each_batch, frozen, select_sites
-from headtools.importance._intervals import linearised_direction, linearised_ratio, with_intervals
 from headtools.importance.loss import Loss, each_loss, of_labels
 
 PER = ("example", "position", "batch")
@@ -97,7 +97,9 @@ def gradient(
         rows = {key: linearised_ratio(row, counts[key]) for key, row in rows.items()}
     if normalise:
         rows = {key: linearised_direction(row) for key, row in rows.items()}
-    return with_intervals(rows, name + (", layer-normalised" if normalise else ""), minimum=None if signed else 0.0)
+    return HeadScores.from_rows(
+        rows, name + (", layer-normalised" if normalise else ""), minimum=None if signed else 0.0
+    )
 
 
 def gate_gradients(

@@ -19,8 +19,8 @@ from headtools._engine.progress import progress as show_progress
 from headtools.heads._finite import check_weights
 from headtools.heads._select import select
 from headtools.heads._weights import check_has_backward
-from headtools.heads.bootstrap import bounds
 from headtools.heads.gates import gates
+from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head
 from headtools.heads.sites import Site
 from headtools.heads.sites import sites as find_sites

@@ -26,7 +26,6 @@ from headtools.heads._tokens import model_inputs
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._inputs import frozen, select_sites
-from headtools.importance._intervals import with_intervals
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class LogitAttribution:
     @property
     def scores(self) -> HeadScores:
         """The mean over texts of what each head writes, with 95 % intervals from five texts on."""
-        return with_intervals(self.heads, "direct logit attribution")
+        return HeadScores.from_rows(self.heads, "direct logit attribution")
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headtools.heads.bootstrap import (
+from headtools.heads.intervals import (
     MANY_EXAMPLES,
     MIN_EXAMPLES,
     bootstrap,

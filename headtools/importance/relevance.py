@@ -20,10 +20,10 @@ from headtools._engine.run import function_name, run
 from headtools._engine.store import Part, fingerprint
 from headtools.heads._checks import check_not_offloaded
 from headtools.heads._precision import to_float64
+from headtools.heads.intervals import linearised_ratio
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._inputs import check_all_ran, each_batch, select_sites
-from headtools.importance._intervals import linearised_ratio, with_intervals
 from headtools.importance._lrp.passes import relevance_of_heads
 from headtools.importance._lrp.rule_set import Rules, named
 from headtools.importance._lrp.targets import Score
@@ -86,7 +86,7 @@ class Relevance:
         """Return the mean over all explained numbers as scores, with 95 % intervals from a bootstrap of examples."""
         name = f"{'signed ' if signed else ''}relevance, {self.name}" + (", share of its layer" if normalise else "")
         minimum, maximum = None if signed else 0.0, 1.0 if normalise else None
-        scores = with_intervals(self.rows(normalise, signed), name, minimum, maximum)
+        scores = HeadScores.from_rows(self.rows(normalise, signed), name, minimum, maximum)
         notes = {"conserved": self.conserved, "absorbed": self.absorbed, **scores.notes}
         return replace(scores, notes=notes)
 

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headtools.importance._intervals import linearised_ratio
+from headtools.heads.intervals import linearised_ratio
 from headtools.organism.batches import IGNORE, batches
 from headtools.organism.features import FEATURES, feature
 from headtools.organism.load import translate

@@ -18,7 +18,7 @@ import headtools as ht
 from headtools.heads._backbone import backbone
 from headtools.heads._checks import check_batch
 from headtools.heads._tokens import model_inputs, real_tokens
-from headtools.heads.bootstrap import bounds
+from headtools.heads.intervals import bounds
 
 SINK = "attention sink"
 

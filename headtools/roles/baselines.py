@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 import torch
 
-from headtools.heads.bootstrap import bounds
+from headtools.heads.intervals import bounds
 from headtools.roles._taxonomy.roles import family
 from headtools.roles._taxonomy.targets import Targets, argmax_targets
 from headtools.roles._taxonomy.vocabulary import count_words

@@ -23,7 +23,7 @@ from headtools.heads._backbone import backbone
 from headtools.heads._devices import device_of
 from headtools.heads._finite import check_weights, nonfinite_weights
 from headtools.heads._precision import without_autocast
-from headtools.heads.bootstrap import MIN_EXAMPLES
+from headtools.heads.intervals import MIN_EXAMPLES
 from headtools.heads.record import Captured
 from headtools.heads.scores import head_columns
 from headtools.roles._segments import ordinary_tokens, segments

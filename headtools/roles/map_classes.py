@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headtools._engine.store import read_json
-from headtools.heads.bootstrap import bounds
+from headtools.heads.intervals import bounds
 
 CLASSES = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
 LABELLED = Path(__file__).parent / "assets" / "map_classes.json"

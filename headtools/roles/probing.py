@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads._select import Heads
-from headtools.heads.bootstrap import bounds
+from headtools.heads.intervals import bounds
 from headtools.roles._linear import SOLVERS
 from headtools.roles.controls import untrained as untrained_twin
 from headtools.roles.sentence import Sentence

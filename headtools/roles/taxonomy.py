@@ -40,7 +40,7 @@ from headtools._engine.run import function_name, run
 from headtools._engine.store import fingerprint
 from headtools.heads._devices import on_device
 from headtools.heads._tokens import is_encoder_decoder
-from headtools.heads.bootstrap import MIN_EXAMPLES
+from headtools.heads.intervals import MIN_EXAMPLES
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site, SiteKey, sites
 from headtools.roles._taxonomy.batches import WINDOW, batches, resample_counts
@@ -91,7 +91,7 @@ def taxonomy(
     mention stands for. ``shuffle`` permutes each row's weights at random among the keys: the random-head control; the
     untrained one is ``taxonomy(untrained(model), ...)``. Intervals come from ``times`` bootstrap replicas over
     sentences, drawn from ``seed``. They are percentiles where 100 sentences or more have a query of the role, wider
-    than that where fewer have (``headtools.heads.bootstrap.interval_around``), and NaN where fewer than five have: no
+    than that where fewer have (``headtools.heads.intervals.interval_around``), and NaN where fewer than five have: no
     role holds there, and ``frame.attrs["interval"]`` says so.
 
     Memory does not grow with the corpus (``_taxonomy/running_sums.py`` says what is kept). Scores and intervals depend

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headtools.heads._finite import check_weights, nonfinite_weights
 from headtools.heads._select import select
 from headtools.heads.ablate import ablate
-from headtools.heads.bootstrap import bounds
+from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head, HeadScores
 from headtools.heads.sites import Sites, sites
 from headtools.importance._inputs import frozen

@@ -4,9 +4,8 @@ import pytest
 import torch
 from scipy import stats
 
-from headtools.heads import bootstrap as intervals
-from headtools.heads.bootstrap import bootstrap, bounds, interval_around, percentiles
-from headtools.importance._intervals import linearised_ratio
+from headtools.heads import intervals
+from headtools.heads.intervals import bootstrap, bounds, interval_around, linearised_ratio, percentiles
 
 
 def covered(ends, truth):

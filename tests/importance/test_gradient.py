@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 import headtools as ht
-from headtools.importance._intervals import linearised_direction, linearised_ratio, with_intervals
+from headtools.heads.intervals import linearised_direction, linearised_ratio
+from headtools.heads.scores import HeadScores
 from headtools.importance.gradient import gate_gradients, gradient
 from headtools.importance.loss import label_loss
 
@@ -426,7 +427,7 @@ def test_intervals_of_ratios_and_norms_follow_a_full_bootstrap():
         (linearised_direction(sums), F.normalize(sums.mean(0), dim=0), F.normalize(sums[draws].mean(1), dim=1)),
     ]
     for rows, value, drawn in cases:
-        made = with_intervals({("encoder", 0): rows}, "test")
+        made = HeadScores.from_rows({("encoder", 0): rows}, "test")
         assert torch.allclose(made.values["encoder", 0], value, rtol=1e-5)
         width = drawn.quantile(0.975, 0) - drawn.quantile(0.025, 0)
         assert torch.allclose(made.low["encoder", 0], drawn.quantile(0.025, 0), rtol=0, atol=0.1 * width.max())
@@ -435,7 +436,7 @@ def test_intervals_of_ratios_and_norms_follow_a_full_bootstrap():
 
 def test_bounds_stop_where_the_score_does():
     rows = torch.tensor([[0.0], [0.0], [0.0], [0.0], [9.0]])
-    made = with_intervals({("encoder", 0): rows - 1}, "test", minimum=0.0, maximum=1.0)
+    made = HeadScores.from_rows({("encoder", 0): rows - 1}, "test", minimum=0.0, maximum=1.0)
     assert (made.low["encoder", 0].item(), made.high["encoder", 0].item()) == (0.0, 1.0)
     assert torch.equal(linearised_direction(torch.zeros(3, 2)), torch.zeros(3, 2))
 
@@ -443,8 +444,8 @@ def test_bounds_stop_where_the_score_does():
 def test_five_examples_have_an_interval_and_fewer_have_a_word_why_not():
     rows = torch.tensor([[1.0, 5.0], [3.0, 5.0], [2.0, 4.0], [2.0, 4.0], [2.0, 4.0]])
     for number in (1, 2, 4, 5):
-        scores = with_intervals({("encoder", 0): rows[:number]}, "example")
+        scores = HeadScores.from_rows({("encoder", 0): rows[:number]}, "example")
         assert (scores.low is None) == (number < 5)
         assert (scores.high is None) == (number < 5)
         assert ("5 are needed" in scores.notes.get("interval", "")) == (number < 5)
-    assert "interval none: 1 example came" in repr(with_intervals({("encoder", 0): rows[:1]}, "example"))
+    assert "interval none: 1 example came" in repr(HeadScores.from_rows({("encoder", 0): rows[:1]}, "example"))

@@ -8,8 +8,9 @@ import transformers as tf
 from torch import nn
 
 from headtools.heads._tokens import is_encoder_decoder, real_tokens
+from headtools.heads.intervals import linearised_direction, linearised_ratio
+from headtools.heads.scores import HeadScores
 from headtools.importance._inputs import each_batch, select_sites
-from headtools.importance._intervals import linearised_direction, linearised_ratio, with_intervals
 from headtools.importance._lrp.targets import find_targets
 from headtools.importance.loss import each_loss, label_loss, labels_only_loss, predicts_next_token
 
@@ -251,12 +252,12 @@ def test_rows_of_ratios_and_lengths():
 @pytest.mark.parametrize(("lower", "upper"), [(None, None), (0.0, None), (None, 0.5), (0.0, 0.5)])
 def test_bounds_stop_on_each_side_alone(lower, upper):
     rows = {("encoder", 0): torch.tensor([[-5.0, 0.2], [5.0, 0.2], [3.0, 0.2], [5.0, 0.2], [-4.0, 0.2]])}
-    found = with_intervals(rows, "x", lower, upper)
+    found = HeadScores.from_rows(rows, "x", lower, upper)
     low, high = found.low["encoder", 0], found.high["encoder", 0]
     assert (low[0].item() == 0) == (lower == 0)
     assert (high[0].item() == 0.5) == (upper == 0.5)
     assert low[1].item() == high[1].item() == pytest.approx(0.2)
-    assert with_intervals({("encoder", 0): torch.ones(1, 2)}, "x").low is None
+    assert HeadScores.from_rows({("encoder", 0): torch.ones(1, 2)}, "x").low is None
 
 
 # --- what would be a wrong number without a word ----------------------------------------------------------------------

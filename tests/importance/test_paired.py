@@ -7,7 +7,7 @@ import torch
 from sacrebleu.metrics import BLEU, CHRF
 
 import headtools as ht
-from headtools.heads.bootstrap import interval_around
+from headtools.heads.intervals import interval_around
 
 WORDS = ["der", "die", "das", "Hund", "Katze", "Vogel", "sieht", "kennt", "sucht", "den", "einen", "."]
 

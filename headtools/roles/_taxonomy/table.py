@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headtools.heads.bootstrap import MANY_EXAMPLES, interval_around, percentiles
+from headtools.heads.intervals import MANY_EXAMPLES, interval_around, percentiles
 from headtools.heads.sites import Site, SiteKey
 from headtools.roles._taxonomy.roles import OFFSET_BASED, family, score_range, threshold
 from headtools.roles._taxonomy.running_sums import RunningSums

@@ -70,10 +70,8 @@ def markdown(results: dict[str, dict]) -> str:
     return "\n\n".join(
         [
             table(["model", "penalty", *(f"{kind}: by layer, 0 to 5" for kind in KINDS), "BLEU"], rows),
-            f"Heads left in layers 0 to 2 and in layers 3 to 5, of 24 each, with the fewest heads: {'; "
-            f"'.join(notes)}. In "
-            "Voita et al. (2019) self-attention of the decoder survives mostly in its lower layers, "
-            "cross-attention in its "
-            "upper ones.",
+            f"Heads left in layers 0 to 2 and in layers 3 to 5, of 24 each, with the fewest heads: "
+            f"{'; '.join(notes)}. In Voita et al. (2019) self-attention of the decoder survives mostly in its "
+            "lower layers, cross-attention in its upper ones.",
         ]
     )

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headtools.heads.bootstrap import bounds
-from headtools.importance._intervals import linearised_ratio
+from headtools.heads.intervals import bounds, linearised_ratio
 from headtools.organism.batches import IGNORE
 from headtools.organism.second.language import corpus
 from headtools.organism.second.vocabulary import vocabulary

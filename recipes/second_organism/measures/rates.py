@@ -50,10 +50,9 @@ def markdown(results: dict[str, dict]) -> str:
         [
             table(header, rows),
             f"{STEPS} steps of {TOKENS} tokens, log α from {START:g}, weight rate {WEIGHT_RATE:g}, both "
-            f"rates falling in "
-            f"the last {DECAY:.0%} of the steps. Greatest rate at which the closed heads together cost less than "
-            f"{MATTERS:g} of word accuracy when they are switched off in the model as it was before: {', "
-            f"'.join(choices)}. "
-            f"The other tables use {GATE_RATE:g}, at which fewer gates close without a reason.".replace("%", " %"),
+            f"rates falling in the last {DECAY:.0%} of the steps. Greatest rate at which the closed heads "
+            f"together cost less than {MATTERS:g} of word accuracy when they are switched off in the "
+            f"model as it was before: {', '.join(choices)}. The other tables use {GATE_RATE:g}, "
+            "at which fewer gates close without a reason.".replace("%", " %"),
         ]
     )

@@ -116,6 +116,37 @@ def bounds(values: Tensor, minimum: float | None = None, maximum: float | None =
     return low.clamp(minimum, maximum), high.clamp(minimum, maximum)
 
 
+# A score that is a smooth function of means (a ratio, a direction) is first linearised: every example gets a row, the
+# score plus the example's influence on it, to first order (Efron and Tibshirani 1993, ch. 21). The mean of the rows is
+# the score, and a bootstrap of the rows bounds it as a bootstrap of the examples would.
+
+
+def linearised_ratio(sums: Tensor, counts: Tensor) -> Tensor:
+    """Return rows (n, H) whose mean is all sums (n, H) over all counts (n,), such as a mean over tokens.
+
+    >>> import torch
+    >>> linearised_ratio(torch.tensor([[1.0], [8.0]]), torch.tensor([1.0, 2.0])).mean()
+    tensor(3.)
+    """
+    ratio = sums.sum(0) / counts.sum()
+    return ratio + (sums - counts[:, None] * ratio) / counts.to(sums.dtype).mean()
+
+
+def linearised_direction(rows: Tensor) -> Tensor:
+    """Return rows (n, H) whose mean is that of ``rows``, divided by its Euclidean length; zeros stay zeros.
+
+    >>> import torch
+    >>> linearised_direction(torch.tensor([[2.0, 4.0], [4.0, 4.0]])).mean(0)
+    tensor([0.6000, 0.8000])
+    """
+    mean = rows.mean(0)
+    length = mean.norm()
+    if length == 0:
+        return rows
+    direction, deviation = mean / length, rows - mean
+    return direction + (deviation - (deviation @ direction)[:, None] * direction) / length
+
+
 def resample_counts(n_examples: int, times: int, seed: int) -> Iterator[Tensor]:
     """Yield how often each resample draws each example, (draws, n_examples) float64, in chunks of ``times`` in all.
 
