@@ -114,6 +114,7 @@ def imported_lines(name: str) -> tuple[int, int]:
 
 
 def main() -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("calls", nargs="*", choices=[[], *SECOND_EDITION], help="which calls; all without a name")
     chosen = parser.parse_args().calls or list(SECOND_EDITION)

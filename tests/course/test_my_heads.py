@@ -15,8 +15,8 @@ from ..heads.zoo import zoo_model
 
 # Architectures of the zoo whose layout the one file understands. The others: layers that run several times (albert), z
 # that is not what W_O reads head by head, several stacks of one kind (clip), latent keys and values (deepseek).
-SEEN = """bert roberta distilbert electra bert_decoder gpt2 gpt_neox opt llama mistral qwen2 qwen3 gemma2 gemma3 gpt_oss phi3
-bart marian t5 whisper vit""".split()
+SEEN = ["bert", "roberta", "distilbert", "electra", "bert_decoder", "gpt2", "gpt_neox", "opt", "llama", "mistral"]
+SEEN += ["qwen2", "qwen3", "gemma2", "gemma3", "gpt_oss", "phi3", "bart", "marian", "t5", "whisper", "vit"]
 SCORED = ("bert", "gpt2", "llama", "qwen3", "gemma2", "marian", "t5")  # with labels: one number per example
 WRITTEN = ("bert", "gpt2", "llama", "marian")  # whose W_QK and W_OV are what the head computes with
 
@@ -76,7 +76,7 @@ def test_changes_and_scores(name):
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_circuits_and_contributions(name):
-    model, batch = zoo_model(name)
+    model, _ = zoo_model(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # with rotary positions W_QK is not the whole score, which the package says
         circuits = {"ov": geometry.ov(model), "qk": geometry.qk(model, anyway=True)}
