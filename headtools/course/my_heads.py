@@ -1,6 +1,6 @@
 """The whole idea of headtools in one file: find, watch, change and score the attention heads of a transformers model.
 
-Read it from top to bottom. It gives the package's numbers: a test compares the two on architectures from BERT to Whisper.
+Read it from top to bottom. It gives the package's numbers: a test compares them on architectures from BERT to Whisper.
 The package is longer because it also understands models that are built otherwise, refuses what would be silently
 wrong, and says what to do instead.
 
