@@ -3,7 +3,7 @@
 A map of the package, in the order of the course::
 
     heads/       find, record, ablate, prune        sites, gates, ablate, patch, window, record, contributions, prune,
-                                                    pruned, replay, group_scores, model_size, cache_size, cache_costs,
+                                                    pruned, replay, group_scores, model_size, cache_size,
                                                     HeadScores, bootstrap, progress, sharded
     roles/       what a head attends to and carries corpus, Sentence, natural_text, text_batches, align,
                                                     to_words, taxonomy, probe, untrained, induction_scores,
@@ -48,7 +48,6 @@ _WHERE = {
     "group_scores": "heads.groups",
     "model_size": "heads.groups",
     "cache_size": "heads.groups",
-    "cache_costs": "heads.groups",
     "patch": "heads.patch",
     "window": "heads.window",
     "HeadScores": "heads.scores",

@@ -255,7 +255,6 @@ def prune(
     if out.exists():
         raise FileExistsError(f"--out {out} already exists: choose a new name")
     with _one_process("prune"):
-        from headtools.heads.prune import cut_heads
         from headtools.organism.save import how_to_open
 
         subject = _Subject(model, corpus, limit)
@@ -264,7 +263,8 @@ def prune(
         spare = _strongest_induction(subject.model, spare_induction)
         cut = [head for head in scores.order() if head not in spare][: len(scores) - round(keep * len(scores))]
         _check_cut(subject, cut, checked_on, loss, seed)
-        cut_heads(subject.model, cut)
+        if cut:
+            ht.prune(subject.model, cut)
         ht.save(subject.model, out, subject.tokenizer)
         _say(f"{out}: {len(scores) - len(cut)} of {len(scores)} heads left; {how_to_open(out)}")
 

@@ -11,7 +11,7 @@ from heads.zoo import zoo_model
 from other_device import CARD, second_device
 
 import headtools as ht
-from headtools.heads import _precision as precision
+from headtools.heads import _devices as precision
 
 MODELS = ("bert", "gpt2", "llama", "marian", "t5")
 ALL_DTYPES = pytest.param((), marks=pytest.mark.full, id="all dtypes")

@@ -169,7 +169,7 @@ def check(subject: Subject) -> Markup:
     )
     shown = frame.rename(columns={"without": f"without {len(heads)} heads"})
     text = (
-        f"Careful: {warned}. Heads that look back can be kept: prune(..., spare=...)."
+        f"Careful: {warned}. Heads that look back can be kept: leave them out of prune(...)."
         if warned
         else "On no other corpus do the same heads clearly cost more. That holds for these corpora."
     )

@@ -14,7 +14,7 @@ import re
 from torch import nn
 
 from headtools.heads._kinds import names_in
-from headtools.heads._layout import width_out
+from headtools.heads._layout import shape_of
 from headtools.heads.sites import Site
 
 _ROTARY = re.compile(r"rotary|rotate|(^|_)rope(_|$)|rotation", re.I)
@@ -70,7 +70,7 @@ def output_value_obstacles(site: Site) -> list[str]:
     if _child(module, _Z_NORM):
         obstacles.append("the heads' outputs are normalised before the output projection")
     # Qwen 3.5 projects a gate beside the query, by a matrix of twice the width; a fused q, k, v matrix can be as wide.
-    doubled = site.q is not None and width_out(site.q.module) == 2 * site.heads * site.head_dim
+    doubled = site.q is not None and shape_of(site.q.module)[0] == 2 * site.heads * site.head_dim
     if _child(module, _GATE) or (doubled and site.q.module is not site.k.module):
         obstacles.append("each token gates the heads' outputs")
     return obstacles

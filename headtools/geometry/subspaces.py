@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headtools.geometry.circuits import Circuits
 from headtools.geometry.low_rank import Factored, Levels, divide_or_zero, pairwise_products
-from headtools.heads._precision import without_autocast
+from headtools.heads._devices import without_autocast
 from headtools.heads.scores import HeadScores
 
 SIDES = ("read", "write")

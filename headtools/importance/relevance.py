@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from headtools._engine.run import function_name, run
 from headtools._engine.store import Part, fingerprint
 from headtools.heads._checks import check_not_offloaded
-from headtools.heads._precision import to_float64
+from headtools.heads._devices import to_float64
 from headtools.heads.intervals import linearised_ratio
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site

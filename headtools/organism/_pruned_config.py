@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headtools.heads._layer_config import unwrapped
+from headtools.heads._attention import unwrapped_config
 from headtools.heads._layout import PRUNED
 from headtools.heads.prune import KEY_HEADS, QUERY_HEADS
 from headtools.heads.sites import Site, sites
@@ -98,7 +98,7 @@ def _config_of(model: nn.Module, site: Site) -> Any:
     """Return the configuration that a site was built from: its module's, or that of the module around it."""
     name = site.name
     while True:
-        config = unwrapped(getattr(model.get_submodule(name), "config", None))
+        config = unwrapped_config(getattr(model.get_submodule(name), "config", None))
         if config is not None or not name:
             return config
         name = name.rpartition(".")[0]

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._layer_config import LayerConfig
-from headtools.heads.prune import replay_before_loading
+from headtools.heads._attention import LayerConfig
+from headtools.heads.prune import replay
 from headtools.organism._pruned_config import apply_settings
 
 PRUNED_HEADS = "pruned_heads.json"  # the file with the list of pruned heads
@@ -39,7 +39,7 @@ def read(architecture: Any, config: Any, folder: Path, dtype: torch.dtype, heads
 
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
         architecture.__init__(self, *args, **kwargs)
-        replay_before_loading(self, heads, ungrouped)
+        replay(self, heads, ungrouped)
 
     names = {"__init__": build, "__module__": architecture.__module__, "__qualname__": architecture.__qualname__}
     model, report = type(architecture.__name__, (architecture,), names).from_pretrained(

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from headtools._engine.store import atomic_folder, explain_os_error
-from headtools.heads._checks import check_not_offloaded
-from headtools.heads._weights import check_plain_model
+from headtools.heads._checks import check_not_offloaded, check_plain_weights
 from headtools.heads.prune import pruned, ungrouped
 from headtools.organism import _read_pruned as reader
 from headtools.organism._checksums import write_checksums
@@ -56,7 +55,7 @@ def save(model: Any, folder: str | Path, tokenizer: Any = None) -> Path:
         raise TypeError(
             f"{type(model).__name__} is not a transformers model: keep its state_dict and pruned(model) yourself"
         )
-    check_plain_model(model, "save")
+    check_plain_weights(model, model.modules(), "save")
     check_not_offloaded(model, "save")
     with atomic_folder(folder) as part:
         if tokenizer is not None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headtools.heads._precision import without_autocast
+from headtools.heads._devices import without_autocast
 
 # Weight of the identity in the discriminant's covariance, and scikit-learn's C: the strongest regularisation first.
 SHRINKAGES = (0.3, 0.03, 0.003)

@@ -20,8 +20,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._select import Heads
 from headtools.heads.intervals import bounds
+from headtools.heads.sites import Heads
 from headtools.roles._linear import SOLVERS
 from headtools.roles.controls import untrained as untrained_twin
 from headtools.roles.sentence import Sentence

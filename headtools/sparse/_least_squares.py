@@ -21,8 +21,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from headtools.heads._devices import to_float64
 from headtools.heads._hooks import hook_input
-from headtools.heads._precision import to_float64
 from headtools.heads._tokens import real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site

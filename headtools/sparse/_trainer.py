@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from headtools._engine.progress import progress as show_progress
 from headtools._engine.store import check_same_settings, fingerprint
-from headtools.heads._checks import check_not_compiled
-from headtools.heads._finite import check_weights, nonfinite_weights
-from headtools.heads._interventions import claimed
-from headtools.heads.gates import apply_gates
+from headtools.heads._checks import check_not_compiled, check_weights, nonfinite_weights
+from headtools.heads._hooks import claimed
+from headtools.heads.gates import gates
 from headtools.heads.sites import sites
 from headtools.importance.loss import Loss
 from headtools.sparse._checkpoint import load_training, missing_weight, read_training, save_training
@@ -136,7 +135,7 @@ class Trainer:
                 for gate in values.values() if step == 0 else ():
                     # The hook also runs for a gradient of 0: what counts is that the loss depends on the gate.
                     gate.register_hook(lambda _gradient: gates_with_gradient.append(True))
-            with apply_gates(self.model, values):
+            with gates(self.model, values):
                 losses = task_loss(self.model, repeat_batch(batch, sets) if sets > 1 else batch, self.loss, sets)
                 total = losses.sum()
                 if self.gates is not None:  # Voita et al. 2019, eq. 9: the loss + lambda times the expected L0 norm

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._weights import check_has_backward
+from headtools.heads._checks import check_has_backward
 from headtools.importance.loss import Loss, each_loss
 
 Batches = Callable[[int], Mapping] | Mapping | Iterable[Mapping]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._select import Heads
 from headtools.heads.ablate import ablate
 from headtools.heads.intervals import bounds
+from headtools.heads.sites import Heads
 from headtools.importance._inputs import each_batch, frozen
 from headtools.importance.loss import Loss, check_losses, each_loss, labels_only_loss
 from headtools.roles._segments import ordinary_tokens, segments

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._interventions import check_no_open_context
-from headtools.heads.prune import cut_heads
+from headtools.heads._hooks import check_no_open_context
+from headtools.heads.prune import prune
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import SiteSelection
 from headtools.heads.sites import sites as find_sites
@@ -67,7 +67,8 @@ class Fit:
     def cut(self) -> nn.Module:
         """Return a copy of the model from which the closed heads are cut; equal to the model under ``values()``."""
         model = copy.deepcopy(self.model)
-        cut_heads(model, self.closed_heads)
+        if self.closed_heads:
+            prune(model, self.closed_heads)
         return model
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._precision import without_autocast
+from headtools.heads._devices import without_autocast
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, Sites
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headtools.geometry.circuits import ov
 from headtools.geometry.subspaces import cosine
-from headtools.heads._precision import to_float64
+from headtools.heads._devices import to_float64
 from headtools.heads._tokens import real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site

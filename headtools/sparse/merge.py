@@ -23,12 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from headtools.geometry.circuits import ov
-from headtools.heads._checks import check_not_offloaded
-from headtools.heads._interventions import check_no_open_context
-from headtools.heads._select import Heads, select
-from headtools.heads._weights import check_plain_weights, is_transposed
+from headtools.heads._checks import check_not_offloaded, check_plain_weights
+from headtools.heads._hooks import check_no_open_context
+from headtools.heads._layout import is_transposed
 from headtools.heads.prune import check_prunable, prune
-from headtools.heads.sites import Site, sites
+from headtools.heads.sites import Heads, Site, select, sites
 from headtools.sparse._least_squares import moments
 from headtools.sparse._merge_plan import MergePlan, plan_merge, plan_refit
 

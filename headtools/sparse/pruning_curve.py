@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._finite import check_weights, nonfinite_weights
-from headtools.heads._select import select
+from headtools.heads._checks import check_weights, nonfinite_weights
 from headtools.heads.ablate import ablate
 from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head, HeadScores
-from headtools.heads.sites import Sites, sites
+from headtools.heads.sites import Sites, select, sites
 from headtools.importance._inputs import frozen
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headtools.heads._checks import check_has_backward
+from headtools.heads._devices import to_float64
 from headtools.heads._hooks import edit_outputs
-from headtools.heads._precision import to_float64
 from headtools.heads._tokens import model_inputs
-from headtools.heads._weights import check_has_backward
 from headtools.heads.sites import Site, sites
 from headtools.importance._inputs import collect_products, frozen
 from headtools.importance._lrp.operations import active

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._finite import explain_nonfinite
+from headtools.heads._checks import explain_nonfinite
 from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder
 from headtools.importance.loss import labels_need_shift
 

@@ -13,7 +13,7 @@ sentences on.
 import torch
 from torch import Tensor
 
-from headtools.heads._precision import without_autocast
+from headtools.heads._devices import without_autocast
 
 # Sentences that go into the replicas by one product: one by one, the time would go into reading the replicas' memory.
 BUFFER = 64

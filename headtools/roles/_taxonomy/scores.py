@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._precision import without_autocast
+from headtools.heads._devices import without_autocast
 from headtools.heads.sites import Site, SiteKey
 from headtools.roles import controls, map_classes
 from headtools.roles._taxonomy import statistics

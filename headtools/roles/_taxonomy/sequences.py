@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._backbone import backbone
 from headtools.heads._devices import device_of
 from headtools.heads._tokens import is_encoder_decoder
+from headtools.heads.record import backbone
 from headtools.roles._taxonomy.spans import Spans, make_spans, span_means
 from headtools.roles.conventions import Conventions
 from headtools.roles.sentence import Sentence

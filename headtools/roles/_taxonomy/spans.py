@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headtools.heads._precision import without_autocast
+from headtools.heads._devices import without_autocast
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headtools.heads._precision import without_autocast
+from headtools.heads._devices import without_autocast
 
 
 def argmax_key(maps: Tensor, candidates: Tensor, scored: Tensor) -> tuple[Tensor, Tensor]:
