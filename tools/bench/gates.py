@@ -1,6 +1,6 @@
 """What a training step with Hard Concrete gates costs, against the plain training step: ``make bench``.
 
-    python tests/bench/gates.py [--rounds 15] [--json FILE] [--quick]
+    python tools/bench/gates.py [--rounds 15] [--json FILE] [--quick]
 
 A plain step is the one you would write yourself: the loss, its gradient, clipping, AdamW over all weights. The step
 with gates does the same under a gate on every head of the model, drawn anew, with the price on open gates and the
