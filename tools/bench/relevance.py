@@ -1,6 +1,6 @@
 """What the relevance of every head costs, against a plain forward pass and the way back to the embeddings.
 
-    python tests/bench/relevance.py [--rounds 7] [--json FILE] [--quick]
+    python tools/bench/relevance.py [--rounds 7] [--json FILE] [--quick]
 
 The plain pass runs the model, with its weights frozen, and asks for the gradient of the same numbers at what the
 embedding tables gave: the least that any method of this family must do. Weights are random. Run it with the C library
@@ -68,10 +68,8 @@ def measure(subject: Subject, rounds: int, rules: dict[str, float | None]) -> li
     """One row for each set of rules, {its name: its bound}."""
     rows = []
     for which, bound in rules.items():
-        works = {
-            UNIT: lambda: plain(subject),
-            f"rules: {which}": lambda w=which: ht.propagate(subject.model, subject.batch, subject.score, w),
-        }
+        ours = lambda w=which: ht.relevance(subject.model, subject.batch, subject.score, w, signed=True)  # noqa: E731
+        works = {UNIT: lambda: plain(subject), f"rules: {which}": ours}
         taken = timing.interleaved(works, rounds)
         row = {"model": subject.name, "counted": 1.0, "why": "the same products, other factors", "bound": bound}
         rows.append(timing.row(taken, f"rules: {which}", UNIT, **row))

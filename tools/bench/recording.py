@@ -1,6 +1,6 @@
 """What recording costs, against transformers' own way to see attention: ``make bench``.
 
-    python tests/bench/recording.py [--rounds 9] [--json FILE] [--quick]
+    python tools/bench/recording.py [--rounds 9] [--json FILE] [--quick]
 
 The bound. Maps are numbers that eager attention computes anyway, and z is what the output projection reads in every
 kernel: keeping either is keeping a reference, no operation at all. So the count is 1.00 of the forward pass with the

@@ -1,6 +1,6 @@
 """How costs grow with length, batch, layers and the size of the corpus: ``make bench``.
 
-    python tests/bench/scaling.py [--rounds 5] [--json FILE] [--quick]
+    python tools/bench/scaling.py [--rounds 5] [--json FILE] [--quick]
 
 Everything at BERT-base's width; 4 layers, 4 rows and 64 tokens unless one of them is what changes. The bounds are
 counted in ``counts.py`` for each length and depth. A cost that grew with length, batch or corpus beyond that of a pass
@@ -30,7 +30,7 @@ EXACT = "what lies above each head"
 def exact(model: nn.Module, batches: object, labels: Tensor) -> dict:
     """The exact rise of every example's loss without each head."""
     score = lambda out, _batch: subjects.loss(out.logits, labels)  # noqa: E731
-    return ht.ablation_losses(model, batches, loss=score, progress=False)
+    return ht.ablation(model, batches, loss=score, progress=False).rows
 
 
 def ablation(subject: Subject) -> dict:

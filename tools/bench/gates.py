@@ -1,6 +1,6 @@
 """What a training step with Hard Concrete gates costs, against the plain training step: ``make bench``.
 
-    python tests/bench/gates.py [--rounds 15] [--json FILE] [--quick]
+    python tools/bench/gates.py [--rounds 15] [--json FILE] [--quick]
 
 A plain step is the one you would write yourself: the loss, its gradient, clipping, AdamW over all weights. The step
 with gates does the same under a gate on every head of the model, drawn anew, with the price on open gates and the
@@ -26,7 +26,6 @@ from headtools.sparse._training_inputs import trained_weights
 
 BOUND = 1.05
 RATE = 1e-5  # of the weights, so low that the model stays what it is
-SETTINGS = {"weight_rate": RATE, "gate_rate": 1e-3, "steps": 1, "ramp": 0.0, "decay": 0.0, "seed": 0, "per": "batch"}
 CONDITION, UNIT = "step with gates", "training step"
 
 
@@ -82,7 +81,9 @@ def plain_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[],
 
 def gated_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
     """One step of ``fit_gates`` with all weights and a gate on every head."""
-    trainer = Trainer(model, trained_weights(model, "all"), ht.HardConcrete(ht.sites(model)), [0.01], None, SETTINGS)
+    gates = ht.HardConcrete(ht.sites(model))
+    weights = trained_weights(model, "all")
+    trainer = Trainer(model, weights, None, 1, RATE, gates=gates, penalty=0.01, gate_rate=1e-3)
     return lambda: trainer.step(batch, 0)
 
 

@@ -1,6 +1,6 @@
 """What a pruned model's forward pass costs, against the pass of the whole model: ``make bench``.
 
-    python tests/bench/pruned.py [--rounds 9] [--json FILE] [--quick]
+    python tools/bench/pruned.py [--rounds 9] [--json FILE] [--quick]
 
 The bound, counted in ``counts.py``: with a share p of all heads gone a pass needs 1 - p a of the operations, where a is
 the share of attention in all of them, a third where the inner width is 4 d. Cutting all heads of BERT-base but one in

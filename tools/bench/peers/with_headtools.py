@@ -27,12 +27,13 @@ def works(kind: str, size: str) -> dict[str, Callable]:
         return common.by_head((*key, row) for key, row in values.items())
 
     def ablation() -> dict:
-        found = ht.ablation_losses(model, few.batch, loss=score(few.labels), progress=False)
+        found = ht.ablation(model, few.batch, loss=score(few.labels), progress=False).rows
         return common.by_head((*key, rows.mean(0)) for key, rows in found.items())
 
     def relevance() -> dict:
-        found = ht.propagate(model, subject.batch, lambda out, _batch: out.logits[:, -1].amax(-1), "attnlrp")
-        return common.by_head((*key, rows.sum(0)) for key, rows in found.parts.items())
+        greatest = lambda out, _batch: out.logits[:, -1].amax(-1)  # noqa: E731
+        found = ht.relevance(model, subject.batch, greatest, "attnlrp", signed=True).rows
+        return common.by_head((*key, rows.sum(0)) for key, rows in found.items())
 
     def maps() -> dict:
         with ht.record(model, want=("maps",)) as seen:

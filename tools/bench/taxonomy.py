@@ -1,6 +1,6 @@
 """What scoring every head for every role costs, against the plain forward pass over the same sentences.
 
-    python tests/bench/taxonomy.py [--rounds 5] [--json FILE] [--quick]
+    python tools/bench/taxonomy.py [--rounds 5] [--json FILE] [--quick]
 
 ``ht.taxonomy`` with all its roles, intervals and the table, and baselines fitted on as many other sentences, stands
 beside eager forward passes over the same sentences; both tokenize. The passes come in two ways: in the order of the

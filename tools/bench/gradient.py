@@ -1,6 +1,6 @@
 """What gradient importance of every head costs, against a plain forward pass: ``make bench``.
 
-    python tests/bench/gradient.py [--rounds 7] [--json FILE] [--quick]
+    python tools/bench/gradient.py [--rounds 7] [--json FILE] [--quick]
 
 The bound, counted in ``counts.py``: forward, and the half of backward that is the activations', down to the lowest
 heads. "forward and backward, activations only" is the same in practice: the loss differentiated at the lowest z with

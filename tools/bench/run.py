@@ -1,6 +1,6 @@
 """Run every benchmark, one process each, and write the results: ``make bench``.
 
-    python tests/bench/run.py [--quick] [--peers] [--only gradient pruned ...] [--check]
+    python tools/bench/run.py [--quick] [--peers] [--only gradient pruned ...] [--check]
 
 Each script runs by itself, one after the other, and its rows replace its last ones in ``results.json``; then
 ``results.md`` and the table on the page of benchmarks are written from it. ``--peers`` adds the comparison with other

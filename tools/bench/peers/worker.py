@@ -1,6 +1,6 @@
 """One side of a comparison: a process that runs works on demand, in whatever environment started it.
 
-    python tests/bench/peers/worker.py MODULE KIND SIZE
+    python tools/bench/peers/worker.py MODULE KIND SIZE
 
 ``MODULE`` is a file beside this one whose ``works(kind, size)`` returns the works by name. A work returns numbers by
 name, for instance those of every head, to be compared with the other side's; where it does only a share of what is

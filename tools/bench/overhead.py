@@ -1,6 +1,6 @@
 """What looking and gating cost, against the plain forward pass: ``make bench``.
 
-    python tests/bench/overhead.py [--rounds 21] [--json FILE] [--quick]
+    python tools/bench/overhead.py [--rounds 21] [--json FILE] [--quick]
 
 The time includes entering and leaving the context, as you would have it; in a model as small as the organism, whose
 passes take milliseconds, that alone is a few hundredths. The bound is therefore one for a model of BERT's width. Run it

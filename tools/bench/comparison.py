@@ -1,6 +1,6 @@
 """headtools against its peers, each in an environment of its own: ``make bench ARGS=--peers``.
 
-    python tests/bench/comparison.py [--rounds 3] [--json FILE] [--quick] [--peer NAME ...] [--kind bert ...]
+    python tools/bench/comparison.py [--rounds 3] [--json FILE] [--quick] [--peer NAME ...] [--kind bert ...]
 
 Two processes build the same random model, one in the test environment with headtools, one in the peer's
 (``.venv-peers``, made by ``tools/peers.sh``). They take turns: this process asks the one for a piece of work, waits,
