@@ -7,6 +7,7 @@
 ['the', 'dog', 'slept', '.', '</s>']
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,18 +16,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headtools._engine.progress import print_encodable
+from headtools.heads.prune import replay_before_loading
 from headtools.organism import snapshots
-from headtools.organism._checksums import ASSETS, CHECKSUMS, read_checksums, verify
-from headtools.organism._read_pruned import PRUNED_HEADS, read_pruned, shorten
+from headtools.organism._checksums import ASSETS, CHECKSUMS, verify
 from headtools.organism.real_models import REAL, locate
 from headtools.organism.second import SECOND
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
-_PATH = re.compile(r"/.*/|\\|^[A-Za-z]:")  # more parts than the Hub's owner/model, or a path of Windows
+PRUNED_HEADS = "pruned_heads.json"  # what save() adds to a folder: {"heads": [...], "ungrouped": [...]}
+_TOKENIZERS = ("tokenizer*.json", "vocab.txt", "vocab.json", "*.model", "*.spm")
+_PATH = re.compile(r"^[./~]|/.*/|\\|^[A-Za-z]:")  # more parts than the Hub's owner/model, or a path of Windows
 
 
 def load(
@@ -51,10 +52,12 @@ def load(
     Raises FileNotFoundError for a missing folder, file or real model, ValueError for a damaged, altered or incomplete
     model, ConnectionError where the Hub cannot be reached or does not have the name.
     """
-    if step is not None and name is not None:
-        raise ValueError(f"step={step} of {str(name)!r}: only the organism has snapshots; write load(step={step})")
+    if step is not None:
+        if name is not None:
+            raise ValueError(f"step={step} of {str(name)!r}: only the organism has snapshots; write load(step={step})")
+        return _snapshot(step, dtype)
     if name is None:
-        return _from_folder(ASSETS, dtype) if step is None else _snapshot(step, dtype)
+        return _from_folder(ASSETS, dtype)
     if name == SECOND:
         return _from_folder(ASSETS / "second", dtype)
     folder = Path(name).expanduser()
@@ -62,21 +65,22 @@ def load(
         return _from_folder(folder, dtype)
     if name in REAL:
         folder, which = locate(name)
-        print_encodable(which)
+        print(which)
         return _from_folder(folder, dtype)
-    if isinstance(name, Path) or folder.exists() or name.startswith((".", "/", "~")) or _PATH.search(name):
+    if isinstance(name, Path) or folder.exists() or _PATH.search(name):
         got = "a file" if folder.exists() else "nothing"
         raise FileNotFoundError(
             f"{name}: {got} is there; expected a folder with config.json and model.safetensors. "
             f"Write one with model.save_pretrained({str(name)!r})"
         )
-    return _from_hub(str(name), dtype)
+    return _from_hub(name, dtype)
 
 
 def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} has no config.json; write the folder with model.save_pretrained(folder)")
-    _verify(folder)
+    if (folder / CHECKSUMS).exists():
+        verify(folder)
     if not any(folder.glob("*.safetensors")):
         pickled = " It has pickled weights (.bin), which are not read." if any(folder.glob("*.bin")) else ""
         raise FileNotFoundError(
@@ -84,16 +88,27 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, Pr
             "Write them with model.save_pretrained(folder, safe_serialization=True)"
         )
     with no_progress_bar():
-        model = load_pruned(folder, dtype) if (folder / PRUNED_HEADS).is_file() else load_model(str(folder), dtype)
-    if not any((folder / file).is_file() for file in _TOKENIZERS) and not any(folder.glob("*.spm")):
-        return model, None
-    return model, _tokenizer(str(folder))
+        model = load_pruned(folder, dtype) if (folder / PRUNED_HEADS).is_file() else _load_model(str(folder), dtype)
+    has_tokenizer = any(True for pattern in _TOKENIZERS for _ in folder.glob(pattern))
+    return model, _tokenizer(str(folder)) if has_tokenizer else None
 
 
-def load_pruned(folder: Path, dtype: torch.dtype) -> "PreTrainedModel":
-    """Load a model that ``headtools.save`` wrote, with the sizes that pruning left."""
-    config = _config(str(folder))
-    return read_pruned(_architecture(config), config, folder, dtype)
+def _from_hub(name: str, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
+    try:
+        model = _load_model(name, dtype)
+    except OSError as error:
+        raise ConnectionError(
+            f"{name!r} is not a folder here, and the Hugging Face Hub did not provide it: {shorten(error)} "
+            f"Expected a connection and the model's full name (owner/model), or a copy on disk. Where there is a "
+            f"connection: hf download {name} --local-dir my-model; then load('./my-model'). "
+            "The organism needs no connection: load()"
+        ) from error
+    try:
+        return model, _tokenizer(name)
+    except (OSError, ValueError):
+        if model.main_input_name == "input_ids":
+            raise
+        return model, None  # a model of images or sound
 
 
 def _snapshot(step: int, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
@@ -107,29 +122,57 @@ def _snapshot(step: int, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrain
     return model, tokenizer
 
 
-def _from_hub(name: str, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
-    try:
-        model = load_model(name, dtype)
-    except OSError as error:
-        raise ConnectionError(
-            f"{name!r} is not a folder here, and the Hugging Face Hub did not provide it: {shorten(error)} "
-            f"Expected a connection and the model's full name (owner/model), or a copy on disk. Where there is a "
-            f"connection: hf download {name} --local-dir my-model; then load('./my-model'). "
-            "The organism needs no connection: load()"
-        ) from error
-    try:
-        return model, _tokenizer(name)
-    except (OSError, ValueError, KeyError):
-        if model.main_input_name == "input_ids":
-            raise
-        return model, None  # a model of images or sound
+def _load_model(name: str, dtype: torch.dtype) -> "PreTrainedModel":
+    """Load a model as transformers does, from a folder or the Hub; ``ValueError`` where weights are missing."""
+    with _naming(name, "a model"):
+        config = _config(name)
+        model, report = _architecture(config).from_pretrained(
+            name,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+    # transformers only warns of these
+    missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if missing:
+        raise ValueError(
+            f"{name}: {len(missing)} weights of {type(model).__name__} are missing or of another shape, such as "
+            f"{missing[0]!r}; they would stay random. Save the complete model again with model.save_pretrained(folder)"
+        )
+    return model.eval()
 
 
-def _verify(folder: Path) -> None:
-    """Compare the folder with its own list of checksums, if it has one."""
-    checksums = read_checksums(folder) if (folder / CHECKSUMS).exists() else {}
-    for file, expected in checksums.items():
-        verify(folder, file, expected)
+def load_pruned(folder: Path, dtype: torch.dtype) -> "PreTrainedModel":
+    """Load what ``headtools.save`` wrote: build the full model, prune it again, and fill it with the weights.
+
+    Raises ``ValueError`` where list, sizes and weights do not fit.
+    """
+    from safetensors.torch import load_model
+
+    try:
+        stored = json.loads((folder / PRUNED_HEADS).read_text(encoding="utf-8"))
+        config = _config(str(folder))
+        with torch.random.fork_rng(devices=[]):  # a new model draws weights, which are replaced below
+            model = _architecture(config)._from_config(config, dtype=dtype, attn_implementation="eager")
+        replay_before_loading(model, [tuple(head) for head in stored["heads"]], stored["ungrouped"])
+        missing, unexpected = load_model(model, folder / "model.safetensors", strict=False)
+        # Not stored: what follows from the configuration, such as Marian's fixed positions.
+        derived = model._keys_to_ignore_on_save or ()
+        wrong = [*unexpected, *(name for name in missing if not any(re.search(pattern, name) for pattern in derived))]
+        if wrong:
+            raise ValueError(f"weights do not fit, such as {min(wrong)!r}")
+    except Exception as error:  # a damaged file can lead to any error
+        raise ValueError(f"{folder}: not a pruned model that can be read ({shorten(error)}); write it again") from error
+    return model.eval()
+
+
+def _config(name: str) -> "PreTrainedConfig":
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 def _architecture(config: "PreTrainedConfig") -> type:
@@ -142,38 +185,16 @@ def _architecture(config: "PreTrainedConfig") -> type:
     return transformers.AutoModel
 
 
-def load_model(name: str, dtype: torch.dtype) -> "PreTrainedModel":
-    """Load a model as transformers does, from a folder or the Hub; ``ValueError`` where weights are missing."""
-    config = _config(name)
-    with _naming_errors(name):
-        model, report = _architecture(config).from_pretrained(
-            name,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            attn_implementation="eager",
-            output_loading_info=True,
-        )
-    missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
-    if missing:
-        raise ValueError(
-            f"{name}: {len(missing)} weights of {type(model).__name__} are missing or of another shape, such as "
-            f"{missing[0]!r}; they would stay random. Save the complete model again with model.save_pretrained(folder)"
-        )
-    return model.eval()
+def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
 
-
-def _config(name: str) -> "PreTrainedConfig":
-    from transformers import AutoConfig
-
-    with _naming_errors(name):
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    with _naming(name, "a tokenizer"):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 @contextmanager
-def _naming_errors(name: str, what: str = "a model") -> Iterator[None]:
-    """Raise errors of transformers and safetensors again as a ``ValueError`` that names the folder."""
+def _naming(name: str, what: str) -> Iterator[None]:
+    """Raise what transformers and safetensors raise for a damaged file again as a ``ValueError`` that names it."""
     from safetensors import SafetensorError
 
     try:
@@ -184,6 +205,12 @@ def _naming_errors(name: str, what: str = "a model") -> Iterator[None]:
         raise
     except Exception as error:  # a damaged file can lead to any error
         raise ValueError(f"{name}: not {what} that transformers can load by itself: {shorten(error)}") from error
+
+
+def shorten(error: Exception) -> str:
+    """Return the message of an error in one line of at most 300 characters."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:300] + " ..."
 
 
 @contextmanager
@@ -198,13 +225,6 @@ def no_progress_bar() -> Iterator[None]:
     finally:
         if enabled:
             logging.enable_progress_bar()
-
-
-def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
-    from transformers import AutoTokenizer
-
-    with _naming_errors(name, "a tokenizer"):
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 @torch.no_grad()
@@ -231,7 +251,7 @@ def translate(
         )
     texts = [s if isinstance(s, str) else " ".join(s) for s in sentences]
     for text in texts:
-        unknown = [] if tokenizer.unk_token_id is None else _unknown(tokenizer, text)
+        unknown = [word for word in text.split() if _is_unknown(tokenizer, word)]
         if unknown or not text.strip():
             got = f"unknown words: {', '.join(unknown)}" if unknown else "no words"
             raise ValueError(
@@ -248,6 +268,6 @@ def translate(
     return translations
 
 
-def _unknown(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[str]:
+def _is_unknown(tokenizer: "PreTrainedTokenizerBase", word: str) -> bool:
     unk_id = tokenizer.unk_token_id
-    return [word for word in text.split() if unk_id in tokenizer(word, add_special_tokens=False).input_ids]
+    return unk_id is not None and unk_id in tokenizer(word, add_special_tokens=False).input_ids
