@@ -7,8 +7,8 @@ They come from a second run of the shipped model's training, with the same comma
 Machines round differently, so this run ends near the shipped model but not at its weights: the snapshot of step 9,000
 is a model of its own.
 
->>> steps()[:3], steps()[-1]
-([0, 250, 500], 9000)
+>>> STEPS[:3], STEPS[-1]
+((0, 250, 500), 9000)
 """
 
 from pathlib import Path
@@ -28,11 +28,6 @@ DERIVED = {"lm_head.weight"} | {
 }
 
 
-def steps() -> list[int]:
-    """Return the training steps of which there is a snapshot, for ``load(step=...)``."""
-    return list(STEPS)
-
-
 def path(step: int, folder: Path | None = None) -> Path:
     """Return the path of a step's weights, in the package's folder unless another is given."""
     return (folder or SNAPSHOTS) / f"step-{step:05d}.safetensors"
@@ -47,21 +42,17 @@ def weights(step: int, folder: Path | None = None) -> dict[str, Tensor]:
     if step not in STEPS:
         raise ValueError(f"no snapshot of step {step!r}; there are {', '.join(map(str, STEPS))}: load(step=3000)")
     if folder is None:
-        folder = next((place for place in (SNAPSHOTS, cached()) if path(step, place).is_file()), None)
+        cached = cache_folder() / "snapshots"
+        folder = next((place for place in (SNAPSHOTS, cached) if path(step, place).is_file()), None)
         if folder is None:
             assets = "/".join(SNAPSHOTS.parts[-4:])
             raise FileNotFoundError(
                 f"the snapshot of step {step} is missing: pip installs headtools without snapshots (52 MB). Install "
                 f"from a clone, git clone --depth 1 {REPOSITORY} headtools-course, then pip install --no-deps -e "
-                f"./headtools-course; or copy the clone's {assets} to {cached()} (${CACHE} names another folder); in a "
+                f"./headtools-course; or copy the clone's {assets} to {cached} (${CACHE} names another folder); in a "
                 f"clone, restore the files: git checkout -- {assets}"
             )
         verify(folder, path(step).name, listed_in=SNAPSHOTS)  # the cache has no list of its own
     else:
         verify(folder, path(step).name)
     return {name: weight.float() for name, weight in load_file(path(step, folder)).items()}
-
-
-def cached() -> Path:
-    """Return the folder in the cache to which snapshots can be copied."""
-    return cache_folder() / "snapshots"
