@@ -255,7 +255,6 @@ def prune(
     if out.exists():
         raise FileExistsError(f"--out {out} already exists: choose a new name")
     with _one_process("prune"):
-        from headtools.organism.save import how_to_open
 
         subject = _Subject(model, corpus, limit)
         checked_on = {} if check is None else {check: _sentences(check, limit)}
@@ -266,7 +265,7 @@ def prune(
         if cut:
             ht.prune(subject.model, cut)
         ht.save(subject.model, out, subject.tokenizer)
-        _say(f"{out}: {len(scores) - len(cut)} of {len(scores)} heads left; {how_to_open(out)}")
+        _say(f"{out}: {len(scores) - len(cut)} of {len(scores)} heads left; open it with headtools.load({str(out)!r})")
 
 
 def _strongest_induction(model: Any, n: int) -> set[tuple]:

@@ -25,7 +25,6 @@ from torch import nn
 from tqdm import tqdm
 
 import headtools as ht
-from headtools._engine.progress import print_encodable
 from headtools.organism.batches import batches
 from headtools.organism.evaluate import token_accuracy
 from headtools.sparse.head_similarity import disjoint_pairs, head_similarity
@@ -140,7 +139,7 @@ def main(
     for name, load_options, kind in tqdm(todo, desc="models"):
         entry = {"model": name} | measure(ht.load(**load_options)[0], kind, share)
         results = update(file, lambda old, entry=entry: {"models": replace_entry(old.get("models", []), entry)})
-    print_encodable(markdown(results["models"]))
+    print(markdown(results["models"]))
 
 
 if __name__ == "__main__":

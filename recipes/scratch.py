@@ -17,7 +17,6 @@ import typer
 from torch import nn
 
 import headtools as ht
-from headtools._engine.progress import print_encodable
 from headtools.organism.batches import TrainingBatches
 from headtools.organism.shipped import LIVE_GATES, shipped
 from recipes._parallel import parallel_map
@@ -140,7 +139,7 @@ def main(
     results = {}
     for row in parallel_map(compare, arguments, jobs):
         results = update(file, lambda old, row=row: {"runs": replace_row(_of_this_sweep(old), row, _order)})
-    print_encodable(markdown(results["runs"]))
+    print(markdown(results["runs"]))
 
 
 def _of_this_sweep(results: dict) -> list[dict]:

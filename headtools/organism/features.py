@@ -52,7 +52,7 @@ def feature(word: str, name: str) -> str | None:
     >>> feature("s'mavyu", "topic"), feature("s'mavyu", "left"), feature("s'mavyu", "gender")
     ('sea', 'accented', None)
     """
-    _check_name(name)
+    _check_names(name)
     if word not in vocabulary():
         raise ValueError(f"no word {word!r} in the target language; list(vocabulary()) shows them all")
     return _read(word).get(name)
@@ -78,7 +78,7 @@ def labels(sentence: Sentence, name: str) -> tuple[str | None, ...]:
     >>> dict(zip(first.words, labels(first, "gender")))["lámp"]
     'o'
     """
-    _check_name(name)
+    _check_names(name)
     if sentence.target is None or sentence.alignment is None:
         raise ValueError(f"{str(sentence)!r} has no translation: {name} is a feature of corpus('organism')")
     out: list[str | None] = [None] * len(sentence.words)
@@ -105,8 +105,7 @@ def kept(
     True
     """
     names = tuple(names)
-    for name in names:
-        _check_name(name)
+    _check_names(*names)
     if not sentences:
         raise ValueError("no sentences came; write kept(model, corpus('organism', limit=200), ['gender'])")
     code = _codes()[[FEATURES.index(name) for name in names]]  # (feature, vocabulary); -1 says nothing
@@ -133,6 +132,7 @@ def _codes() -> Tensor:
     return torch.tensor(rows).T
 
 
-def _check_name(name: str) -> None:
-    if name not in FEATURES:
-        raise ValueError(f"no feature {name!r}; there is {', '.join(FEATURES)}")
+def _check_names(*names: str) -> None:
+    for name in names:
+        if name not in FEATURES:
+            raise ValueError(f"no feature {name!r}; there is {', '.join(FEATURES)}")
