@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headtools._engine.store import write_bytes
 from headtools.course.figure import OKABE_ITO, style
-from headtools.course.plain import plain
-from headtools.course.svg import described, shortened, write_svg
+from headtools.course.plain import escape, plain, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -260,16 +260,24 @@ def svg(fig: Figure, path: str | Path, *, alt: str, title: str = "") -> Path:
     alt: what there is to see, for a reader who cannot see it; title: its name, left out: that of the file
 
     Text stays text, and the same figure gives the same bytes. Raises ``ValueError`` for an empty ``alt`` or a name that
-    does not end in .svg, ``FileNotFoundError`` for a missing folder.
+    does not end in .svg.
     """
     from matplotlib import pyplot as plt
 
+    path = Path(path)
     if not alt.strip():
         raise ValueError("got an empty alt; expected what there is to see: svg(fig, path, alt='Two maps, ...')")
+    if path.suffix != ".svg":
+        raise ValueError(f"got {path.name!r}; expected a name that ends in .svg: write {path.stem + '.svg'!r}")
     file = io.StringIO()
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "headtools"}):
         fig.savefig(file, format="svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
-    return write_svg(path, described(file.getvalue(), title or Path(path).stem, alt))
+    # Title and description come first; two code points that a token may hold are none of XML.
+    labels = f' role="img"><title>{escape(title or path.stem)}</title><desc>{escape(alt)}</desc>'
+    text = file.getvalue()
+    end = text.index(">", text.index("<svg"))
+    text = f"{text[:end]}{labels}{text[end + 1 :]}".translate({0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD})
+    return write_bytes(path, text.encode())
 
 
 def arcs(weights: Any, tokens: Sequence[str], *, title: str = "", least: float = 0.2, ax: Axes | None = None) -> Figure:
