@@ -58,12 +58,7 @@ def test_every_example_of_the_help_and_the_readme_is_understood(root, monkeypatc
             cli.EXAMPLES,
             *(
                 Path(root, name).read_text("utf-8")
-                for name in (
-                    "README.md",
-                    "notebooks/installing.md",
-                    "notebooks/cheat_sheet.md",
-                    "notebooks/scaling.md",
-                )
+                for name in ("README.md", "notebooks/installing.md", "notebooks/cheat_sheet.md", "notebooks/scaling.md")
             ),
         ]
     ).replace("\\\n", " ")
