@@ -37,7 +37,6 @@ N_TABLE = 10  # heads in a table
 INDUCTION_FROM = 0.3  # an induction score from which on a head is counted
 NO_INTERVAL = f"no interval: fewer than {MIN_EXAMPLES} examples"
 _FUNCTIONS = {"mark": "special token or punctuation", "self": "own position", "rare": "rare word"}
-_SOURCES = {INDUCTION: "the token after its earlier copy", "previous-token": "the token before it"}
 BY_LOSS = (
     "Importance: mean over examples of |dL/dgate| at gate 1 (Michel et al. 2019, equation 2), without the division by "
     "layer."
@@ -70,11 +69,8 @@ def roles(subject: Subject, results: Results) -> Shown:
     drawings = []
     for kind, of_kind in heads.groupby(columns, sort=False):
         rows, rows_by_chance = ((some[columns] == list(kind)).all(axis=1) for some in (frame, by_chance))
-        claim = (
-            f"{(of_kind.function != NONE).sum()} of {len(of_kind)} {' '.join(kind)} heads have a function; with each "
-            f"row of the maps shuffled at random {(by_chance[rows_by_chance].function != NONE).sum()} would. Measured "
-            f"on {subject.test_text}."
-        )
+        n, n_by_chance = ((some.function != NONE).sum() for some in (of_kind, by_chance[rows_by_chance]))
+        claim = f"{n} of {len(of_kind)} {' '.join(kind)} heads have a function; with shuffled rows {n_by_chance} would."
         drawings.append(figures.roles(frame[rows], kind[-1], claim))
     passed = frame[frame.passes & frame.role.isin(", ".join(heads.roles).split(", "))]
     top = passed.sort_values("score", ascending=False).groupby("role", sort=False).head(2)
@@ -88,7 +84,9 @@ def roles(subject: Subject, results: Results) -> Shown:
         else paragraph("No head has a role by the lower end of its interval.")
     )
     findings = {"roles": _functions_found(subject, heads, by_chance)} | _best_role(frame, passed)
-    return side_by_side(drawings) + paragraph(LEGEND, note=True) + scores, findings
+    return side_by_side(drawings) + paragraph(
+        f"Measured on {subject.test_text}. {LEGEND}", note=True
+    ) + scores, findings
 
 
 def _functions_found(subject: Subject, heads: pd.DataFrame, by_chance: pd.DataFrame) -> Finding:
@@ -133,18 +131,17 @@ def importance(subject: Subject, results: Results) -> Shown:
     chosen = results["selection"].top(min(N_TABLE, len(scores)))
     row_of = {head: row for row, head in enumerate(scores)}
     top = frame.iloc[[row_of[head] for head in chosen]]
-    claim = (
-        f"The most important heads, chosen on one half of the {subject.unit}s and measured on the other; the first is "
-        f"{head_name(chosen[0])}. Measured on {subject.test_text}: {subject.measure_text}."
-    )
     if subject.by_output:
         label = "change of the output"
-        quantity = "Change of the model's output without the head, relative to the output's norm, to first order"
+        quantity = "change of the model's output without the head, relative to the output's norm, to first order"
     else:
         label = "mean |gradient|"
-        quantity = "Mean absolute gradient of the loss with respect to the head's gate"
+        quantity = "mean absolute gradient of the loss with respect to the head's gate"
     intervals = NO_INTERVAL if scores.low is None else "with 95 % intervals"
-    caption = f"{quantity}; {subject.measure_text}, mean over {subject.test_text}, {intervals}"
+    caption = (
+        f"The heads that one half chose, measured on {subject.test_text} of the other: {quantity}; "
+        f"{subject.measure_text}, {intervals}"
+    )
     drawings, note = side_by_side(figures.grids(scores, label)), "Shades grow with the square root."
     if rises is not None:
         drawings += side_by_side(figures.grids(rises, "rise without it", signed=True))
@@ -156,7 +153,7 @@ def importance(subject: Subject, results: Results) -> Shown:
             ". “Rise without”: how much the loss would rise without the head, to first order; below 0 it would fall"
         )
     columns = [name for name in frame if name not in head_columns(frame)]
-    html = paragraph(claim) + drawings + paragraph(note, note=True) + of_heads(top, columns, caption)
+    html = drawings + paragraph(note, note=True) + of_heads(top, columns, caption)
     return html, {"importance": _most_important(subject, results), "spread": _spread(scores, rises)}
 
 
@@ -198,10 +195,6 @@ def geometry(subject: Subject, results: Results) -> Shown:
     """The effective rank of W_OV and the overlap of what heads write, compared with random heads."""
     frame, ranks, left_out = results["geometry"].values()
     rows = list(frame.itertuples(index=False, name=None))
-    claim = "; ".join(
-        f"the {kind} heads use {rank:.1f} directions on average, random heads {chance:.1f}"
-        for kind, rank, chance, _, _ in rows
-    )
     kind, rank, chance, shared, expected = max(rows, key=lambda row: abs(row[1] / row[2] - 1) if row[2] else 0.0)
     differs = chance > 0 and abs(rank / chance - 1) > 0.05
     finding = Finding(
@@ -213,8 +206,7 @@ def geometry(subject: Subject, results: Results) -> Shown:
         "geometry",
     )
     html = (
-        paragraph(f"{claim[0].upper()}{claim[1:]}.")
-        + side_by_side(figures.grids(ranks, "rank of W_OV", from_zero=False))
+        side_by_side(figures.grids(ranks, "rank of W_OV", from_zero=False))
         + table(frame, "What the heads move, on average, and what random factors of the same shape would")
         + Markup().join(paragraph(f"Left out: {reason}", note=True) for reason in left_out)
     )
@@ -228,12 +220,7 @@ def pruning(subject: Subject, results: Results) -> Shown:
     random = frame[frame.order != "gradient"].groupby("kept").metric.mean()
     total = int(curve.index.max())
     half = min(random.index if len(random) else curve.index, key=lambda n_kept: abs(n_kept - total / 2))
-    claim = (
-        f"With {half} of {total} heads the {subject.metric} is {curve.metric[half]:.2f} "
-        f"({interval(curve.low[half], curve.high[half], '{:.2f}'.format)}), with all {curve.metric[total]:.2f}"
-        + (f"; in random order {random[half]:.2f}." if len(random) else ".")
-        + f" Measured on {subject.test_text}: {subject.measure_text}."
-    )
+    claim = f"Measured on {subject.test_text}: {subject.measure_text}."
     note = (
         "Heads are switched off, those of least gradient importance first. Nothing is trained in between, so with "
         "further training more heads could be removed."
@@ -281,20 +268,17 @@ def sinks(subject: Subject, results: Results) -> Shown:
         "sinks",
     )
     texts = "texts that begin with the start token" if started else "texts as they are, without a start token"
-    claim = (
-        f"{n_above} of {len(frame)} heads give the first token more than half of their weight; spread evenly it would "
-        f"get {number(chance)}. Measured on {subject.test_text}, {texts}."
-    )
     drawings, columns = figures.grids(_scores(frame, "score"), "weight on the first token"), ["score", "low", "high"]
     if "with start token" in frame:
         with_start = number(float(frame["with start token"].mean()))
-        claim += f" With a start token before each text: {with_start} on average, without {number(mean)}."
+        texts += f"; with a start token before each, the first gets {with_start} on average instead of {number(mean)}"
         drawings += figures.grids(_scores(frame, "with start token"), "on the start token")
         columns.append("with start token")
     caption = (
         "Heads with most weight on the first token, with 95 % intervals over texts; chance is weight spread evenly"
     )
-    html = paragraph(claim) + side_by_side(drawings) + of_heads(top, [*columns, "chance"], caption)
+    claim = paragraph(f"Measured on {subject.test_text}, {texts}.")
+    html = claim + side_by_side(drawings) + of_heads(top, [*columns, "chance"], caption)
     return html, {"sinks": finding}
 
 
@@ -321,12 +305,8 @@ def induction(_: Subject, results: Results) -> Shown:
         f"{number(previous['score'])} against {number(previous['chance'])}.",
         "induction",
     )
-    drawings, claims = [], []
-    for role, where in _SOURCES.items():
-        row = first[role]
-        claims.append(
-            f"Most weight on {where}: {name_of(row)}, {number(row['score'])}; spread evenly, {number(row['chance'])}."
-        )
+    drawings = []
+    for role in (INDUCTION, "previous-token"):
         drawings += figures.grids(_scores(by_role[role].sort_index(), "score"), role)
     top = pd.concat([rows.head(3) for rows in by_role.values()])
     top = top.rename(columns={"without_sink": "first token left out"})
@@ -340,7 +320,7 @@ def induction(_: Subject, results: Results) -> Shown:
         "from -1 to 1."
     )
     shown = of_heads(top, ["role", "score", "low", "high", "first token left out", "chance"], caption)
-    html = paragraph(" ".join(claims)) + side_by_side(drawings) + shown + paragraph(note, note=True)
+    html = side_by_side(drawings) + shown + paragraph(note, note=True)
     return html, {"induction": finding}
 
 
