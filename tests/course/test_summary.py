@@ -11,7 +11,6 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 import headtools as ht
-from headtools.course import summary
 from headtools.course.answered import FILE, VARIABLE, keeping, read, remember
 from headtools.course.exercises import all_exercises
 
@@ -175,12 +174,6 @@ def test_the_page_names_and_links_lessons_and_escapes(file):
     assert re.search(r"^    .*✓ 01\.cost passed$", text, re.M)
     assert "00 · Is <script>1</script> & a head?" in text.splitlines()
     assert text == repr(ht.check.summary())
-
-
-def test_from_the_folder_above_the_lessons(file):
-    Path("notebooks").mkdir()
-    Path("notebooks", "03_x.ipynb").write_text(lesson("03 · X?"))
-    assert summary.summary().lessons["03"] == ("03 · X?", "notebooks/03_x.ipynb")
 
 
 @pytest.mark.full  # a kernel of its own
