@@ -52,7 +52,7 @@ _WHERE = {
     "window": "heads.window",
     "HeadScores": "heads.scores",
     "bootstrap": "heads.intervals",
-    "progress": "_engine.progress",
+    "progress": "_engine.loop",
     "sharded": "_engine.processes",
     "Sentence": "roles.sentence",
     "corpus": "roles.corpus",
