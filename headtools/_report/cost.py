@@ -15,7 +15,7 @@ from headtools.heads._tokens import model_inputs
 from headtools.importance._inputs import each_batch, frozen
 
 # Forward passes over the sentences on which heads are measured; a backward pass counts as two.
-_PASSES = {"roles": 1, "importance": 6, "maps": 0, "sinks": 1, "induction": 2, "check": 4}
+_PASSES = {"roles": 2, "importance": 6, "maps": 0, "sinks": 1, "induction": 2, "check": 4}
 _POINTS = 11  # of the pruning curve in the order of the gradient, all heads and none among them
 
 

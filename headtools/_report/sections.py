@@ -22,9 +22,10 @@ from headtools.heads.intervals import MIN_EXAMPLES
 from headtools.heads.record import record
 from headtools.heads.scores import HeadScores, head_columns
 from headtools.heads.sites import sites
-from headtools.roles.conventions import VOITA
+from headtools.roles._role_table import MIN_QUERIES
 from headtools.roles.head_functions import NONE, function, head_functions
-from headtools.roles.taxonomy import taxonomy_and_control
+from headtools.roles.role import MARGIN
+from headtools.roles.taxonomy import taxonomy
 from headtools.sparse.pruning_curve import curves, random_order
 
 _FUNCTIONS = {"mark": "special token or punctuation", "self": "own position", "rare": "rare word"}
@@ -61,9 +62,11 @@ def roles(subject: Subject) -> Markup:
     if not subject.sentences or subject.tokenizer is None:
         raise ValueError("roles are measured on sentences and need a tokenizer: pass sentences and tokenizer=")
     test, fitted = subject.test_sentences, subject.selection_sentences
-    options = {"conventions": VOITA, "times": 300, "seed": subject.seed}
     # The control: the same verdicts on maps whose rows are shuffled, so what holds there holds by chance.
-    frame, control = taxonomy_and_control(subject.model, subject.tokenizer, test, fitted, **options)
+    frame, control = (
+        taxonomy(subject.model, subject.tokenizer, test, fitted, times=300, seed=subject.seed, shuffle=shuffle)
+        for shuffle in (False, True)
+    )
     heads, control_heads = head_functions(frame), head_functions(control)
     subject.tables["roles"] = frame
     columns = head_columns(heads)[:-2]  # stack and kind
@@ -114,7 +117,7 @@ def _find_functions(subject: Subject, heads: Any, control_heads: Any) -> None:
 
 def _find_best_role(subject: Subject, frame: Any, passed: Any) -> None:
     """Leave the finding on the head that is furthest above its baseline."""
-    candidates = passed if len(passed) else frame[frame.baseline.notna() & (frame.n >= VOITA.min_queries)]
+    candidates = passed if len(passed) else frame[frame.baseline.notna() & (frame.n >= MIN_QUERIES)]
     functions = {role: function(role) for role in candidates.role.unique()}
     named = candidates.role.isin([*filter(functions.get, functions)])
     candidates = candidates[candidates.low.notna() & candidates.baseline.notna() & named]
@@ -345,9 +348,9 @@ def conventions(subject: Subject) -> Markup:
     lines = [
         "A head's output is what the output projection reads; a head that is off has this output at 0, and the "
         "projection's bias stays.",
-        f"Roles: at the level of {VOITA.granularity}s; special tokens are neither keys nor queries in argmax scores; "
-        f"the lower end of the 95 % interval must be {VOITA.margin:.2f} above the best fixed offset for a relation, "
-        f"0.9 for a position, on {VOITA.min_queries} queries or more. Verdicts are not corrected for multiple testing: "
+        "Roles: at the level of words; special tokens are neither keys nor queries in argmax scores; "
+        f"the lower end of the 95 % interval must be {MARGIN:.2f} above the best fixed offset for a relation, "
+        f"0.9 for a position, on {MIN_QUERIES} queries or more. Verdicts are not corrected for multiple testing: "
         "compare their number with that of shuffled maps.",
         f"Measured on {subject.corpus_text}. Geometry is of the weights; the maps are of one {subject.unit}.",
         BY_OUTPUT if subject.uses_output_change else f"{BY_LOSS} Loss: {subject.measure_text}.",
