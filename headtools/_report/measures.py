@@ -25,10 +25,9 @@ from headtools.importance._inputs import each_batch
 from headtools.importance.loss import labels_only_loss
 from headtools.roles._segments import ordinary_tokens
 from headtools.roles.attention_sinks import attention_sinks
-from headtools.roles.conventions import VOITA
 from headtools.roles.head_functions import function
 from headtools.roles.induction import induction_scores
-from headtools.roles.taxonomy import taxonomy_and_control
+from headtools.roles.taxonomy import taxonomy
 from headtools.roles.token_labels import token_labels
 from headtools.sparse.cut_cost import cut_cost, repeated_tokens
 from headtools.sparse.pruning_curve import curves, random_order
@@ -56,8 +55,11 @@ def roles(subject: Subject, _: Results) -> dict[str, pd.DataFrame]:
     if not subject.sentences or subject.tokenizer is None:
         raise ValueError("roles are measured on sentences and need a tokenizer: pass sentences and tokenizer=")
     fitted, test = halves(subject.sentences)
-    options = {"conventions": VOITA, "times": 300, "seed": subject.seed}
-    frame, control = taxonomy_and_control(subject.model, subject.tokenizer, test, fitted, **options)
+    # The control: the same verdicts on maps whose rows are shuffled, so that what holds there holds by chance.
+    frame, control = (
+        taxonomy(subject.model, subject.tokenizer, test, fitted, times=300, seed=subject.seed, shuffle=shuffle)
+        for shuffle in (False, True)
+    )
     return {"table": frame, "control": control}
 
 

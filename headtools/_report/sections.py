@@ -26,9 +26,10 @@ from headtools._report.page import (
 from headtools._report.subject import Subject
 from headtools.heads.intervals import MIN_EXAMPLES
 from headtools.heads.scores import HeadScores, head_columns
-from headtools.roles.conventions import VOITA
+from headtools.roles._role_table import MIN_QUERIES
 from headtools.roles.head_functions import NONE, function, head_functions
 from headtools.roles.induction import COPYING, INDUCTION, PREFIX
+from headtools.roles.role import MARGIN
 from headtools.sparse.cut_cost import warning_of
 
 Shown = tuple[Markup, dict[str, Finding]]  # a section's HTML, and what it says on top of the page, by name
@@ -107,7 +108,7 @@ def _functions_found(subject: Subject, heads: pd.DataFrame, by_chance: pd.DataFr
 
 def _best_role(frame: pd.DataFrame, passed: pd.DataFrame) -> dict[str, Finding]:
     """Name the head that is furthest above its baseline."""
-    candidates = passed if len(passed) else frame[frame.baseline.notna() & (frame.n >= VOITA.min_queries)]
+    candidates = passed if len(passed) else frame[frame.baseline.notna() & (frame.n >= MIN_QUERIES)]
     functions = {role: function(role) for role in candidates.role.unique()}
     named = candidates.role.isin([*filter(functions.get, functions)])
     candidates = candidates[candidates.low.notna() & candidates.baseline.notna() & named]
@@ -393,9 +394,9 @@ def conventions(subject: Subject, _: Results) -> Shown:
     lines = [
         "A head's output is what the output projection reads; a head that is off has this output at 0, and the "
         "projection's bias stays.",
-        f"Roles: at the level of {VOITA.granularity}s; special tokens are neither keys nor queries in argmax scores; "
-        f"the lower end of the 95 % interval must be {VOITA.margin:.2f} above the best fixed offset for a relation, "
-        f"0.9 for a position, on {VOITA.min_queries} queries or more. Verdicts are not corrected for multiple testing: "
+        "Roles: at the level of words; special tokens are neither keys nor queries in argmax scores; "
+        f"the lower end of the 95 % interval must be {MARGIN:.2f} above the best fixed offset for a relation, "
+        f"0.9 for a position, on {MIN_QUERIES} queries or more. Verdicts are not corrected for multiple testing: "
         "compare their number with that of shuffled maps.",
         f"Measured on {subject.corpus_text}. Geometry is of the weights; the maps are of one {subject.unit}.",
         BY_OUTPUT if subject.by_output else f"{BY_LOSS} Loss: {subject.measure_text}.",

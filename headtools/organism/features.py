@@ -20,7 +20,7 @@ right       plain, accented                                        the same, fro
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from headtools.organism.batches import IGNORE, batches
 from headtools.organism.vocabulary import vocabulary
 from headtools.roles.sentence import Sentence
+from headtools.roles.tasks import TASKS
 
 # How the vocabulary writes a feature, and the word for it.
 _SAID = {
@@ -136,3 +137,14 @@ def _check_names(*names: str) -> None:
     for name in names:
         if name not in FEATURES:
             raise ValueError(f"no feature {name!r}; there is {', '.join(FEATURES)}")
+
+
+def _of_nouns(sentence: Sentence, name: str) -> list[str | None]:
+    """The labels of nouns alone: number and gender, which depend on no other word."""
+    pairs = zip(labels(sentence, name), sentence.upos, strict=True)
+    return [label if upos == "NOUN" else None for label, upos in pairs]
+
+
+# What probes can be asked of the organism's sentences.
+TASKS.update({name: partial(_of_nouns, name=name) for name in ("number", "gender")})
+TASKS.update({f"target {name}": partial(labels, name=name) for name in FEATURES})

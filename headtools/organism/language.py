@@ -46,6 +46,15 @@ def sentences(split: str = "test", style: Style | None = None, stream: int = 0) 
     yield from drawn(SentenceSampler, style or (HARD if split == "hard" else USUAL), write, split, stream)
 
 
+def corpus(split: str = "test", limit: int | None = None) -> list[Sentence]:
+    """The first ``limit`` sentences of a split; without a limit 1,000, of train 20,000.
+
+    >>> len(corpus("validation", 3))
+    3
+    """
+    return list(islice(sentences(split), limit or SIZES.get(split, 1)))
+
+
 def drawn(
     grammar: type[SentenceSampler], style: Style, write: Callable[..., tuple], split: str, stream: int
 ) -> Iterator[Sentence]:
