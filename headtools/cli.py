@@ -211,10 +211,8 @@ def importance(
     For the model's loss or, if it has no logits and so no loss, for its output: the column's name says which.
     """
     _check_table_file(out)
-    if checkpoint is not None and method == "confidence":
-        raise ValueError(
-            "--checkpoint is for gradient, ablation and relevance; confidence takes one pass: leave --checkpoint out"
-        )
+    if checkpoint is not None and method in ("confidence", "relevance"):
+        raise ValueError(f"--checkpoint is for gradient and ablation; {method} starts again: leave --checkpoint out")
     if loss is not None and method in ("confidence", "relevance"):
         raise ValueError(f"--loss is for gradient and ablation; {method} uses no loss: leave --loss out")
     with ht.sharded():

@@ -85,7 +85,7 @@ def test_two_threads_with_two_models():
             logits = model(IDS + number).logits
         slopes = ht.gate_gradients(model, batch)["encoder", 0]
         rises = ht.ablation_losses(model, batch, progress=False)["encoder", 0]
-        shares = ht.propagate(model, batch, rules="cp").parts["encoder", 0]
+        shares = ht.relevance(model, batch, rules="cp").rows["encoder", 0]
         return [logits, seen["encoder", 0].maps, slopes, rises, shares]
 
     alone = [work(model, number) for number, model in enumerate(models)]

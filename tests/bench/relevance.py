@@ -70,7 +70,7 @@ def measure(subject: Subject, rounds: int, rules: dict[str, float | None]) -> li
     for which, bound in rules.items():
         works = {
             UNIT: lambda: plain(subject),
-            f"rules: {which}": lambda w=which: ht.propagate(subject.model, subject.batch, subject.score, w),
+            f"rules: {which}": lambda w=which: ht.relevance(subject.model, subject.batch, subject.score, w),
         }
         taken = timing.interleaved(works, rounds)
         row = {"model": subject.name, "counted": 1.0, "why": "the same products, other factors", "bound": bound}

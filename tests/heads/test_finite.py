@@ -54,7 +54,6 @@ MEASURES = {
     "interaction": lambda model: ht.interaction(model, batch(), pairs(), progress=False),
     "relevance": lambda model: ht.relevance(model, batch()),
     "relevance by cp": lambda model: ht.relevance(model, batch(), rules="cp"),
-    "propagate": lambda model: ht.propagate(model, batch()),
     "head_similarity": lambda model: head_similarity(model, batch(), sites=["encoder"]),
     "curve": lambda model: curve(
         model, [("encoder", 0, 0), ("encoder", 2, 1)], lambda m: m(**batch()).logits.amax((1, 2)), keep=[2]
