@@ -12,7 +12,7 @@ A map of the package, in the order of the course::
                                                     principal_angles, composition, copying
     importance/  how much a head matters            gradient, gate_gradients, confidence, ablation, ablation_losses,
                                                     all_but_one, interaction, paired_bootstrap,
-                                                    save_scores, load_scores, relevance, propagate, rules, Rules,
+                                                    save_scores, load_scores, relevance, rules, Rules,
                                                     direct_logit_attribution
     sparse/      how many heads can be pruned       HardConcrete, fit_gates, recover, curve, curves, random_order,
                                                     greedy_order, cut_cost, repeated_tokens, merge, refit, edit
@@ -79,10 +79,9 @@ _WHERE = {
     "save_scores": "importance.saved_scores",
     "load_scores": "importance.saved_scores",
     "relevance": "importance.relevance",
-    "propagate": "importance.relevance",
     "direct_logit_attribution": "importance.logit_attribution",
-    "rules": "importance._lrp.rules",
-    "Rules": "importance._lrp.rule_set",
+    "rules": "importance._lrp.operations",
+    "Rules": "importance._lrp.rules",
     "HardConcrete": "sparse.hard_concrete",
     "fit_gates": "sparse.fit_gates",
     "recover": "sparse.fit_gates",

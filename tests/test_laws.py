@@ -132,13 +132,13 @@ def test_company_and_padding_change_nothing(one):
     whole = {"slope": ht.gate_gradients(one.model, one.batch)}
     whole["rise"] = ht.ablation_losses(one.model, one.batch, progress=False)
     if one.family != "vit":
-        whole["relevance"] = ht.propagate(one.model, one.batch, score=first_logit, rules="cp").parts
+        whole["relevance"] = ht.relevance(one.model, one.batch, score=first_logit, rules="cp", signed=True).rows
     for number in range(len(one.lengths)):
         batch = one.alone(number)
         alone = {"slope": ht.gate_gradients(one.model, batch)}
         alone["rise"] = ht.ablation_losses(one.model, batch, progress=False)
         if one.family != "vit":
-            alone["relevance"] = ht.propagate(one.model, batch, score=first_logit, rules="cp").parts
+            alone["relevance"] = ht.relevance(one.model, batch, score=first_logit, rules="cp", signed=True).rows
         for name, found in alone.items():
             for key, rows in found.items():
                 assert close(one, whole[name][key][number : number + 1], rows, 10 * one.close), (name, key)

@@ -194,8 +194,12 @@ def relevance() -> str:
     model, tokenizer = ht.load()
     sentence = ht.corpus("organism", limit=3)[2]
     (batch,) = ht.label(model, tokenizer, [sentence])
-    result = ht.propagate(model, batch, sites="cross")
-    table = torch.cat([result.parts["cross", layer] for layer in range(6)], 1)
+    steps = int((batch["labels"] != -100).sum())
+    by_step = [
+        ht.relevance(model, batch, lambda out, _, step=step: out.logits[:, step].amax(-1), sites="cross", signed=True)
+        for step in range(steps)
+    ]
+    table = torch.cat([torch.cat([one.rows["cross", layer] for layer in range(6)], 1) for one in by_step])
     most = table.abs().max()
     sides = {True: (SCALE[0], BLUE), False: (SCALE[0], ORANGE)}
     rows = [[colour((abs(v) / most).item() ** 0.6, sides[bool(v > 0)]) for v in row] for row in table.T]

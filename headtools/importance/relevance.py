@@ -8,87 +8,25 @@ appendix A.3). ``rules`` says how an operation distributes it; ``conserved`` is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from headtools._engine.run import function_name, run
-from headtools._engine.store import Part, fingerprint
-from headtools.heads._checks import check_not_offloaded
+from headtools.heads._checks import check_has_backward, check_not_offloaded, explain_nonfinite
 from headtools.heads._devices import to_float64
+from headtools.heads._hooks import edit_outputs
+from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder, model_inputs
 from headtools.heads.intervals import linearised_ratio
 from headtools.heads.scores import HeadScores
-from headtools.heads.sites import Site
-from headtools.importance._inputs import check_all_ran, each_batch, select_sites
-from headtools.importance._lrp.passes import relevance_of_heads
-from headtools.importance._lrp.rule_set import Rules, named
-from headtools.importance._lrp.targets import Score
+from headtools.heads.sites import Site, SiteSelection
+from headtools.importance._inputs import collect_products, each_batch, frozen, select_sites
+from headtools.importance._lrp.operations import rules as follow_rules
+from headtools.importance._lrp.rules import Rules, active, named
+from headtools.importance.loss import labels_need_shift
 
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Relevance:
-    """The relevance of every head for every explained number, n in all: one for each step of each example.
-
-    ``parts``: {(kind, layer): (n, H)}, signed, in the unit of what is explained; a layer's heads sum to what went
-    through that layer. ``explained`` (n,): the numbers themselves. ``example`` (n,): the index of their example, in the
-    order of the batches. ``conserved`` is the fraction of the explained numbers that arrived at the input, ``absorbed``
-    that of biases and other constants; where the two do not sum to 1, rules lost relevance or created some.
-    """
-
-    parts: Mapping[tuple, Tensor]
-    explained: Tensor
-    example: Tensor
-    conserved: float
-    absorbed: float
-    name: str
-
-    def __repr__(self) -> str:
-        heads = sum(part.shape[1] for part in self.parts.values())
-        return (
-            f"<Relevance {self.name!r}: {len(self.explained)} numbers, {heads} heads, conserved {self.conserved:.3f}, "
-            f"absorbed {self.absorbed:.3f}>"
-        )
-
-    def rows(self, normalise: str | None = None, signed: bool = False) -> dict[tuple, Tensor]:
-        """Return one row per example, {(kind, layer): (examples, H)}, whose mean over examples is the head's score.
-
-        A bootstrap of the rows gives a head's interval, or that of a rank correlation. Options as in ``relevance``.
-
-        Raises ``ValueError`` for another ``normalise`` and for ``normalise="layer"`` where no relevance of a step goes
-        through a layer.
-        """
-        if normalise not in (None, "layer"):
-            raise ValueError(f'normalise is None or "layer", got {normalise!r}')
-        counts = torch.bincount(self.example).double()
-        rows = {}
-        for key, part in self.parts.items():
-            part = part.double()
-            if normalise:
-                layer_sum = part.abs().sum(1, keepdim=True)
-                if not (layer_sum > 0).all():
-                    step = int((layer_sum == 0).nonzero()[0, 0])
-                    raise ValueError(
-                        f"nothing of explained number {step} went through {' '.join(map(str, key))}, so its heads have "
-                        "no shares: leave the layer out with sites=[...]"
-                    )
-                part = part / layer_sum
-            part = part if signed else part.abs()
-            # The score is a mean over explained numbers, of which examples have different counts: a ratio of sums.
-            sums = part.new_zeros(len(counts), part.shape[1]).index_add(0, self.example, part)  # (examples, H)
-            rows[key] = linearised_ratio(sums, counts)
-        return rows
-
-    def scores(self, normalise: str | None = None, signed: bool = False) -> HeadScores:
-        """Return the mean over all explained numbers as scores, with 95 % intervals from a bootstrap of examples."""
-        name = f"{'signed ' if signed else ''}relevance, {self.name}" + (", share of its layer" if normalise else "")
-        minimum, maximum = None if signed else 0.0, 1.0 if normalise else None
-        scores = HeadScores.from_rows(self.rows(normalise, signed), name, minimum, maximum)
-        notes = {"conserved": self.conserved, "absorbed": self.absorbed, **scores.notes}
-        return replace(scores, notes=notes)
+Score = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,) or (B, steps)
 
 
 def relevance(
@@ -96,10 +34,9 @@ def relevance(
     batches: Mapping | Iterable[Mapping],
     score: Score | None = None,
     rules: str | Rules = "attnlrp",
-    sites: Iterable[str | tuple] | str | None = None,
+    sites: SiteSelection = None,
     normalise: str | None = None,
     signed: bool = False,
-    checkpoint: str | Path | None = None,
 ) -> HeadScores:
     """Return how much of the model's output came through each head: the mean of abs(R) over all explained numbers.
 
@@ -119,19 +56,18 @@ def relevance(
 
     ``rules``: "attnlrp", "cp" (attention held constant), "epsilon", "alphabeta", "zplus", "voita" (that of
     Voita et al.'s code), "ratio" (the one their paper prints, unstable), "gradient" (none: gradient times output) or
-    your own ``Rules``; see ``NAMED`` in ``headtools.importance._lrp.rule_set``. ``sites`` limits what is returned.
-    ``low`` and ``high`` are the ends of a 95 % bootstrap interval over examples. ``.notes`` of the scores has the
-    fraction of the explained numbers that arrived at the input (``conserved``) and in biases and other constants
-    (``absorbed``): the two sum to 1 under rules that hold attention constant, and not under "attnlrp". ``checkpoint``
-    names a folder in which the relevance of every batch is stored; the same call resumes from there. Inside
-    ``sharded()`` several processes share the batches.
+    your own ``Rules``; see ``NAMED`` in ``headtools.importance._lrp.rules``. ``sites`` limits what is returned.
+    ``.rows`` has one row per example, whose mean is that over all its steps. ``low`` and ``high`` are the ends of a
+    95 % bootstrap interval over examples. ``.notes`` has the fraction of the explained numbers that arrived at the
+    input (``conserved``) and in biases and other constants (``absorbed``): the two sum to 1 under rules that hold
+    attention constant, and not under "attnlrp".
 
     Other projects report a patent application on methods of this family: look into that before commercial use. The
     model is run without dropout and is left bit for bit as it was.
 
     Raises ``ValueError`` for unknown rules, a score of another shape or that depends on no head, rows that are not
-    examples, NaN, a model whose weights are offloaded, a ``checkpoint`` of another run, and as ``label_loss`` does;
-    ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
+    examples, NaN, a model whose weights are offloaded, and as ``label_loss`` does; ``KeyError`` for unknown sites,
+    ``RuntimeError`` for a compiled model.
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -142,87 +78,217 @@ def relevance(
     """
     if normalise not in (None, "layer"):
         raise ValueError(f'normalise is None or "layer", got {normalise!r}')
-    return propagate(model, batches, score, rules, sites, checkpoint).scores(normalise, signed)
-
-
-def propagate(
-    model: nn.Module,
-    batches: Mapping | Iterable[Mapping],
-    score: Score | None = None,
-    rules: str | Rules = "attnlrp",
-    sites: Iterable[str | tuple] | str | None = None,
-    checkpoint: str | Path | None = None,
-) -> Relevance:
-    """Return each head's relevance for every explained number, with its sign; arguments and errors as ``relevance``.
-
-    ``relevance`` is its mean; here are the single steps, for several means of one run or intervals of other statistics.
-
-    >>> from transformers import BertConfig, BertForMaskedLM
-    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
-    >>> _ = torch.manual_seed(0)
-    >>> result = propagate(BertForMaskedLM(tiny), {"input_ids": torch.tensor([[1, 2, 3]])}, rules="cp")
-    >>> result.parts["encoder", 1].shape, result.explained.shape
-    (torch.Size([3, 4]), torch.Size([3]))
-    >>> round(result.conserved + result.absorbed, 3)
-    1.0
-    """
     check_not_offloaded(model, "relevance")
-    named(rules)  # an unknown name is refused here, before a checkpoint is made
-    measure = _Relevance(model, select_sites(model, sites), score, rules)
-    return run(measure, model, each_batch(model, batches), checkpoint=checkpoint)
+    check_has_backward(model, "relevance()")
+    rule_set, measured = named(rules), select_sites(model, sites)
+    passes = [_propagate(model, batch, score, rule_set, measured) for batch in each_batch(model, batches)]
 
-
-@dataclass
-class _Relevance:
-    """R of every head for every explained number, and the relevance of inputs and constants."""
-
-    model: nn.Module
-    sites: Sequence[Site]
-    score: Score | None
-    rules: str | Rules
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All that determines the relevance."""
-        rules = self.rules if isinstance(self.rules, str) else fingerprint(self.rules)
-        return {"rules": rules, "sites": [site.label for site in self.sites], "score": function_name(self.score)}
-
-    def per_batch(self, batch: dict) -> Part:
-        """Return one batch's explained numbers, step after step, with their examples and each site's relevance."""
-        targets, steps = relevance_of_heads(self.model, batch, self.score, self.rules, self.sites)
-        examples = [targets.counted[:, step].nonzero()[:, 0].cpu() for step in range(len(steps))]  # of each step
-        part = {
-            "size": torch.tensor(len(targets.values)),
-            "example": torch.cat(examples),
-            "explained": torch.cat([targets.values[:, step].cpu()[rows] for step, rows in enumerate(examples)]),
-            "arrived": torch.stack([arrived for _, arrived in steps]).sum(0),
-            "ran": torch.tensor([any(site.key in products for products, _ in steps) for site in self.sites]),
-        }
-        for index, site in enumerate(self.sites):
-            none = torch.zeros(len(targets.values), site.heads)  # a step may not depend on this part of the model
-            by_step = [products.get(site.key, none)[rows] for (products, _), rows in zip(steps, examples, strict=True)]
-            part[f"part|{index}"] = torch.cat(by_step)
-        return part
-
-    def finish(self, parts: Iterable[Part]) -> Relevance:
-        """Return the explained numbers of all batches, sorted by example."""
-        parts = list(parts)
-        check_all_ran(
-            parts, self.sites, "the score does not depend on {} in any batch (check the score and the batches)"
+    dependent = {key for one in passes for parts in one.steps for key in parts}
+    left_out = [site.label for site in measured if site.key not in dependent]
+    if left_out:
+        raise ValueError(
+            f"the score does not depend on {', '.join(left_out)} in any batch (check the score and the batches): leave "
+            "them out with sites=[...]"
         )
-        sizes = torch.stack([part["size"] for part in parts])
-        first_examples = sizes.cumsum(0) - sizes
-        example = torch.cat([first + part["example"] for first, part in zip(first_examples, parts, strict=True)])
-        values, order = torch.cat([part["explained"] for part in parts]), torch.argsort(example, stable=True)
-        total = to_float64(values).abs().sum().item()
-        if not total:
+    total = to_float64(torch.cat([one.explained[one.counted] for one in passes])).abs().sum().item()
+    if not total:
+        raise ValueError("all numbers to explain are 0, so there is no relevance to distribute: choose another score")
+    conserved, absorbed = (torch.stack([one.arrived for one in passes]).sum(0) / total).tolist()
+
+    # The score is a mean over explained numbers, of which examples have different counts: a ratio of sums.
+    counts = torch.cat([one.counted.sum(1) for one in passes]).double()
+    rows = {}
+    for site in measured:
+        sums = torch.cat([_sum_of_steps(one, site, normalise, signed) for one in passes])  # (n, H)
+        rows[site.key] = linearised_ratio(sums, counts)
+    name = f"{'signed ' if signed else ''}relevance, {rules if isinstance(rules, str) else 'own rules'}"
+    return HeadScores.from_rows(
+        rows,
+        name + (", share of its layer" if normalise else ""),
+        minimum=None if signed else 0.0,
+        maximum=1.0 if normalise else None,
+        notes={"conserved": conserved, "absorbed": absorbed},
+    )
+
+
+class _Pass(NamedTuple):
+    """What one batch gave; ``steps`` has {key: R (B, H)} for each step, ``arrived`` R of (inputs, constants)."""
+
+    explained: Tensor  # (B, steps)
+    counted: Tensor  # (B, steps) bool
+    steps: list[dict[tuple, Tensor]]
+    arrived: Tensor  # (2,)
+
+
+def _propagate(model: nn.Module, batch: dict, score: Score | None, rule_set: Rules, measured: Sequence[Site]) -> _Pass:
+    """Run one batch forward under the rules, then backward once for every step to explain.
+
+    Rules are linear in the relevance that they pass on, so one pass back serves all examples: the R of an example comes
+    from its own number only. Each starts from the sign of the numbers, so that what arrives can be summed over examples
+    without cancelling.
+    """
+    products: dict[tuple, Tensor] = {}  # <z, g> of each site, filled by the pass back
+
+    def tap(site: Site) -> Callable[[Tensor], Tensor]:
+        def keep(z: Tensor) -> Tensor:
+            if z.requires_grad:
+                collect_products(site, z, products)
+            return z
+
+        return keep
+
+    inputs = {name: _leaf(name, value) for name, value in model_inputs(model, batch).items()}
+    edits = {site: tap(site) for site in measured}
+    with frozen(model), torch.inference_mode(False), torch.enable_grad(), edit_outputs(model, "relevance()", edits):
+        with follow_rules(rule_set, model) as propagation:
+            outputs = model(**inputs)
+            propagation.in_score = True
+            values, counted = find_targets(model, outputs, batch, score)
+        leaves = [*propagation.inputs, *(value for value in inputs.values() if active(value))]
+        ends = leaves + propagation.constants
+        sign = torch.where(values.detach() < 0, -1.0, 1.0).to(values.dtype)
+        steps, arrived = [], []
+        for step in range(values.shape[1]):
+            products.clear()
+            start = (sign * counted)[:, step]
+            gradients = _backward(values[:, step], ends, start, retain_graph=step + 1 < values.shape[1])
+            totals = [_total(tensor, g) for tensor, g in zip(ends, gradients, strict=True)]
+            arrived.append(torch.tensor([sum(totals[: len(leaves)]), sum(totals[len(leaves) :])], dtype=torch.double))
+            steps.append({site.key: products[site.key] for site in measured if site.key in products})
+            _check(steps[-1], arrived[-1], measured, len(values))
+            steps[-1] = {key: (product * sign[:, step, None]).cpu() for key, product in steps[-1].items()}
+    # Detached, or the graph of this batch would stay in memory until the last one has run.
+    return _Pass(values.detach().cpu(), counted.cpu(), steps, torch.stack(arrived).sum(0))
+
+
+def _backward(values: Tensor, ends: Sequence[Tensor], start: Tensor, retain_graph: bool) -> Sequence[Tensor | None]:
+    try:
+        return torch.autograd.grad(values, ends, start, retain_graph=retain_graph, allow_unused=True)
+    except RuntimeError as error:  # CheckpointError is one
+        if "torch.utils.checkpoint" not in str(error):
+            raise
+        raise ValueError(
+            "the model uses torch.utils.checkpoint, which runs its layers once more in the backward pass, where no "
+            "rule of relevance reaches them: call the layers without it (models of transformers do so by themselves)"
+        ) from error
+
+
+def _check(parts: Mapping[tuple, Tensor], arrived: Tensor, measured: Sequence[Site], n_examples: int) -> None:
+    for site in measured:
+        part = parts.get(site.key)
+        if part is not None and len(part) != n_examples:
             raise ValueError(
-                "all numbers to explain are 0, so there is no relevance to distribute: choose another score"
+                f"{site.label} ran with {len(part)} rows for {n_examples} scores, so its rows are not the examples: "
+                "return one score per example, or leave the site out with sites=[...]"
             )
-        conserved, absorbed = (torch.stack([part["arrived"] for part in parts]).sum(0) / total).tolist()
-        by_site = {
-            site.key: torch.cat([part[f"part|{index}"] for part in parts])[order]
-            for index, site in enumerate(self.sites)
-        }
-        name = self.rules if isinstance(self.rules, str) else "own rules"
-        return Relevance(by_site, values[order], example[order], conserved, absorbed, name)
+        if part is not None and not part.isfinite().all():
+            raise ValueError(f"the relevance at {site.label} is NaN or infinite; try rules='cp' or a model in float32")
+    if not arrived.isfinite().all():
+        raise ValueError("the relevance of the input is NaN or infinite; try rules='cp' or a model in float32")
+
+
+def _sum_of_steps(one: _Pass, site: Site, normalise: str | None, signed: bool) -> Tensor:
+    """Return the sum of a site's R, its size or share, over each example's steps that count: (B, H) in float64."""
+    sums = torch.zeros(len(one.counted), site.heads, dtype=torch.double)
+    for parts, counts in zip(one.steps, one.counted.T, strict=True):
+        part = parts.get(site.key, torch.zeros_like(sums)).double()  # a step may not depend on this part of the model
+        if normalise:
+            of_layer = part.abs().sum(1, keepdim=True)
+            if not (of_layer > 0)[counts].all():
+                raise ValueError(
+                    f"nothing of some explained number went through {site.label}, so its heads have no shares: leave "
+                    "the layer out with sites=[...]"
+                )
+            part = part / of_layer
+        sums += torch.where(counts[:, None], part if signed else part.abs(), 0.0)
+    return sums
+
+
+def _leaf(name: str, value: Any) -> Any:
+    """Return an input; one of real numbers, such as an image, as a leaf in which relevance ends."""
+    if isinstance(value, Tensor) and value.is_floating_point() and "mask" not in name:
+        return value.detach().clone().requires_grad_()
+    return value
+
+
+def _total(tensor: Tensor, g: Tensor | None) -> float:
+    """Return the sum of a tensor's relevance; entries of minus infinity, as in masks, whose g is 0, count as 0."""
+    if g is None:
+        return 0.0
+    tensor, g = to_float64(tensor.detach()).flatten(), to_float64(g).flatten()
+    total = torch.dot(tensor, g).item()
+    if total != total:  # NaN: -inf * 0
+        total = (tensor * g).masked_fill(tensor.isinf() & (g == 0), 0.0).sum().item()
+    return total
+
+
+# --- the numbers from which relevance starts --------------------------------------------------------------------------
+
+
+def find_targets(model: nn.Module, outputs: Any, batch: Mapping, score: Score | None) -> tuple[Tensor, Tensor]:
+    """Return the numbers to explain, (B, steps): ``score(outputs, batch)`` or the highest logits; and which count.
+
+    Steps of a text with labels are the tokens with a label (those before them, in a causal model); of a text without,
+    the tokens that are not padding.
+
+    Raises ``ValueError`` for numbers of another shape, NaN, or an example with no step.
+
+    >>> from types import SimpleNamespace as Outputs
+    >>> logits = torch.tensor([[[0.0, 2.0], [3.0, 1.0]]], requires_grad=True)
+    >>> values, counted = find_targets(nn.Identity(), Outputs(logits=logits),
+    ...                                {"attention_mask": torch.tensor([[1, 0]])}, None)
+    >>> values.tolist(), counted.tolist()
+    ([[2.0, 3.0]], [[True, False]])
+    """
+    values = _highest_logits(model, outputs) if score is None else score(outputs, batch)
+    if not isinstance(values, Tensor) or values.dim() not in (1, 2) or not values.is_floating_point():
+        got = f"a tensor of shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(
+            f"the score must be one number per example, shape (B,), or one per example and step, (B, steps); got {got}"
+        )
+    if values.dim() == 1:
+        values = values[:, None]
+        counted = torch.ones_like(values, dtype=torch.bool)
+    else:
+        counted = _counted(model, batch, values)
+    broken = (~values.detach().isfinite() & counted).any(1)
+    if broken.any():
+        rows = broken.nonzero().flatten().tolist()
+        raise ValueError(f"the score of examples {rows} is NaN or infinite; {explain_nonfinite(model)}")
+    if not counted.any(1).all():
+        rows = (~counted.any(1)).nonzero().flatten().tolist()
+        raise ValueError(f"examples {rows} have no step to explain: drop them, or pass a score of shape (B,)")
+    if not values.requires_grad:
+        raise ValueError(
+            "the score does not depend on the model: compute it from the outputs, with gradients on. Where the model "
+            'itself ends in a softmax, return its logits: all rules but "attnlrp", "ratio" and "gradient" take a '
+            "softmax inside a model for attention, and hold it constant"
+        )
+    return values, counted
+
+
+def _highest_logits(model: nn.Module, outputs: Any) -> Tensor:
+    logits = getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor) or logits.dim() not in (2, 3):
+        got = f"logits of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else "no logits"
+        raise ValueError(
+            f"{type(model).__name__}: got {got}, so there is no highest logit: pass score=lambda outputs, batch: "
+            "..., one number per example, (B,)"
+        )
+    return logits.gather(-1, logits.argmax(-1, keepdim=True))[..., 0]
+
+
+def _counted(model: nn.Module, batch: Mapping, values: Tensor) -> Tensor:
+    labels = batch.get("labels")
+    if isinstance(labels, Tensor) and labels.shape == values.shape:
+        counted = labels != IGNORE_INDEX
+        if labels_need_shift(model, batch):
+            counted = torch.cat([counted[:, 1:], counted.new_zeros(len(counted), 1)], 1)
+            mask = batch.get("attention_mask")
+            if isinstance(mask, Tensor) and mask.shape == counted.shape:  # left padding comes before a labelled token
+                counted = counted & mask.bool().to(counted.device)
+        return counted.to(values.device)
+    mask = batch.get("decoder_attention_mask" if is_encoder_decoder(model) else "attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == values.shape:
+        return mask.bool().to(values.device)
+    return torch.ones_like(values, dtype=torch.bool)

@@ -43,6 +43,7 @@ MEASURES = {
     "keep one": lambda model: ht.all_but_one(model, batch()),
     "interaction": lambda model: ht.interaction(model, batch(), PAIR),
     "relevance": lambda model: ht.relevance(model, batch()),
+    "relevance by cp": lambda model: ht.relevance(model, batch(), rules="cp"),
     "head_similarity": lambda model: head_similarity(model, batch(), sites=["encoder"]),
     "curve": lambda model: curve(model, PAIR[0], lambda m: m(**batch()).logits.amax((1, 2)), keep=[2]),
     "fit_gates": lambda model: ht.fit_gates(model, [batch()], penalty=0.1, steps=2),

@@ -11,8 +11,8 @@ from headtools.heads._tokens import is_encoder_decoder, real_tokens
 from headtools.heads.intervals import linearised_direction, linearised_ratio
 from headtools.heads.scores import HeadScores
 from headtools.importance._inputs import each_batch, select_sites
-from headtools.importance._lrp.targets import find_targets
 from headtools.importance.loss import each_loss, label_loss, labels_only_loss, predicts_next_token
+from headtools.importance.relevance import find_targets
 
 from ..heads.zoo import PADDED, TEXT_ONLY, zoo_model
 
@@ -149,9 +149,9 @@ def explain(name, values, **batch):
     ],
 )
 def test_which_steps_count(name, batch, counted):
-    message = explain(name, draw(2, 4), **batch)
-    assert message.counted.dtype == torch.bool
-    assert message.counted.long().tolist() == counted
+    _, counted_steps = explain(name, draw(2, 4), **batch)
+    assert counted_steps.dtype == torch.bool
+    assert counted_steps.long().tolist() == counted
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_what_cannot_be_explained(values, batch, words):
 
 def test_infinite_numbers_of_no_step_do_no_harm():
     values = torch.tensor([[1.0, float("inf")], [2, 3]])
-    message = explain("bert", values, attention_mask=torch.tensor([[1, 0], [1, 1]]))
-    assert message.counted.tolist() == [[True, False], [True, True]]
+    _, counted_steps = explain("bert", values, attention_mask=torch.tensor([[1, 0], [1, 1]]))
+    assert counted_steps.tolist() == [[True, False], [True, True]]
 
 
 # --- what all measures share ------------------------------------------------------------------------------------------

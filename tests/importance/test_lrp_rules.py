@@ -7,12 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from headtools.importance._inputs import frozen
-from headtools.importance._lrp.passes import position_tables
-from headtools.importance._lrp.rule_set import NAMED, Rules, named
-from headtools.importance._lrp.rules import rules
-
-from ..heads.zoo import ALL, error, logits, run, zoo_model
+from headtools.importance._lrp.operations import rules
+from headtools.importance._lrp.rules import Rules, named
 
 ALPHA_BETA = Rules(linear="alphabeta", alpha=2.0, attention="constant")
 
@@ -99,26 +95,6 @@ def test_convolutions_are_linear_maps(rule_set):
     assert torch.allclose(kept, also)
     (flat,), _ = back(rule_set, lambda x: F.conv2d(x[:, :, None], weight[:, :, None], bias).flatten(), x)
     assert torch.allclose(flat, found)
-
-
-@pytest.mark.parametrize("rule_set", ["cp", "epsilon", "voita", ALPHA_BETA], ids=str)
-def test_every_way_to_write_a_linear_map(rule_set):
-    x, weight, bias = draw(2, 3), draw(4, 3, seed=1), draw(4, seed=2)
-    (wanted,), kept = back(rule_set, lambda x: F.linear(x, weight, bias), x)
-    (conv1d,), also = back(rule_set, lambda x: torch.addmm(bias, x, weight.T), x)
-    assert torch.allclose(conv1d, wanted)
-    assert torch.allclose(also, kept)
-    (wanted,), _ = back(rule_set, lambda x: F.linear(x, weight), x)
-    ways = [
-        lambda x: x @ weight.T,
-        lambda x: torch.matmul(x, weight.T),
-        lambda x: x.mm(weight.T),
-        lambda x: torch.bmm(x[None], weight.T[None])[0],
-        lambda x: torch.einsum("bi,oi->bo", x, weight),
-        lambda x: torch.einsum("bi,oi->bo", [x, weight]),
-    ]
-    for way in ways:
-        assert torch.allclose(back(rule_set, way, x)[0][0], wanted)
 
 
 @pytest.mark.parametrize("rule_set", ["cp", "epsilon", "voita", ALPHA_BETA], ids=str)
@@ -254,70 +230,6 @@ def test_softmax_leaks():
     assert found.tolist() == pytest.approx([1 - share, 0.0])
 
 
-def test_products_are_halved_and_nothing_else_is():
-    a, b, c = draw(3), draw(3, seed=1), draw(3, seed=2)
-    found, _ = back("cp", lambda a, b: (a * b).sum(), a, b)
-    assert all(torch.allclose(part, a * b / 2) for part in found)
-    (found,), _ = back("cp", lambda a: (a * c).sum(), a)
-    assert torch.allclose(found, a * c)
-    (found,), _ = back("cp", lambda a: (a * a).sum(), a)
-    assert torch.allclose(found, a * a)
-    found, _ = back("cp", lambda a, b: torch.einsum("i,i->", a, b), a, b)
-    assert all(torch.allclose(part, a * b / 2) for part in found)
-    left, right = draw(2, 3), draw(3, 4, seed=1)
-    ways = [
-        (lambda a, b: torch.mm(a, b), left, right),
-        (lambda a, b: torch.matmul(a, b), left, right),
-        (lambda a, b: torch.mv(a, b), left, draw(3, seed=2)),
-        (lambda a, b: torch.dot(a, b), draw(3), draw(3, seed=2)),
-        (lambda a, b: torch.bmm(a, b), left[None], right[None]),
-        (lambda a, b: torch.multiply(a, b), left, draw(2, 3, seed=3)),
-    ]
-    for way, one, other in ways:  # each factor gets half of what went through it
-        (to_one, to_other), _ = back("cp", way, one, other)
-        assert torch.allclose(to_one.sum(), way(one, other).sum() / 2)
-        assert torch.allclose(to_other.sum(), way(one, other).sum() / 2)
-    found, _ = back("gradient", lambda a, b: (a * b).sum(), a, b)
-    assert all(torch.allclose(part, a * b) for part in found)
-
-
-@pytest.mark.parametrize("function", [F.relu, F.gelu, F.silu, torch.tanh, torch.sigmoid, F.softplus, F.leaky_relu])
-def test_activation_functions_pass_relevance_on(function):
-    x = draw(20)
-    (found,), _ = back("attnlrp", lambda x: function(x), x)
-    assert torch.allclose(found, function(x))
-
-
-def test_activations_of_several_steps_are_one():
-    from transformers.activations import ACT2FN
-
-    x = draw(2, 10)
-    for name in ("gelu_new", "gelu_fast", "quick_gelu", "gelu_10", "relu2", "gelu_pytorch_tanh"):
-        module = ACT2FN[name]
-        leaf = x.clone().requires_grad_()
-        with rules("cp", nn.Sequential(module)):
-            y = module(leaf)
-        assert torch.equal(y, module(x))
-        assert torch.allclose(x * torch.autograd.grad(y.sum(), leaf)[0], y)
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
-
-
-def test_a_module_that_only_sounds_like_an_activation():
-    class GatedRelu(nn.Module):
-        def forward(self, x):
-            a, b = x.chunk(2, -1)
-            return a * F.relu(b)
-
-    x, module = draw(2, 6), GatedRelu()
-    leaf = x.clone().requires_grad_()
-    with rules("cp", nn.Sequential(module)):
-        y = module(leaf)
-    assert torch.equal(y, module(x))
-    shared = (x * torch.autograd.grad(y.sum(), leaf)[0]).view(2, 2, 3)
-    assert torch.allclose(shared, (y / 2)[:, None].expand(2, 2, 3))
-
-
 def test_layer_norm_by_its_jacobian():
     x, norm = draw(2, 5), nn.LayerNorm(5).double().requires_grad_(False)
     norm.weight.copy_(draw(5, seed=1))
@@ -343,28 +255,6 @@ def test_a_zero_hands_its_relevance_to_its_neighbours():
     x, start = torch.tensor([0.0, 1.0, -3.0, 4.0], dtype=torch.double), torch.tensor([8.0, 1, 1, 1]).double()
     (found,), _ = back("zplus", norm, x, start=start)
     assert found.tolist() == pytest.approx([0.0, 2.0, 4.0, 5.0])
-
-
-def test_normalisations_written_in_any_way_divide_by_a_constant():
-    x, weight = draw(3, 6), draw(6, seed=1)
-    ways = [
-        lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight,
-        lambda x: x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight,
-        lambda x: x * (x * x).mean(-1, keepdim=True).add(1e-6).pow(-0.5) * weight,
-        lambda x: F.rms_norm(x, (6,), weight, 1e-6),
-    ]
-    for way in ways:
-        (found,), _ = back("cp", way, x)
-        assert torch.allclose(found, way(x))
-    (found,), _ = back("cp", lambda x: F.normalize(x, dim=-1), x)
-    assert torch.allclose(found, F.normalize(x, dim=-1))
-    for norm in (lambda x: F.group_norm(x, 2), lambda x: F.instance_norm(x[None])[0]):
-        (found,), _ = back("cp", norm, x)
-        assert torch.allclose(found, norm(x))
-    own = lambda x: (x - x.mean(-1, keepdim=True)) / x.var(-1, keepdim=True, unbiased=False).add(1e-5).sqrt()  # noqa: E731
-    (by_hand,), _ = back("cp", own, x)
-    (native,), _ = back("cp", lambda x: F.layer_norm(x, (6,)), x)
-    assert torch.allclose(by_hand, native)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
@@ -395,83 +285,16 @@ def test_where_all_parts_have_one_sign_they_get_all():
         assert found.tolist() == pytest.approx([3.0, 9.0])
 
 
-def test_constants_keep_what_is_theirs():
-    x, c = draw(3), draw(3, seed=1)
-    ways = (
-        (lambda x: x + c, c.sum()),
-        (lambda x: c - x, c.sum()),
-        (lambda x: x - c, -c.sum()),
-        (lambda x: x + 2, 6.0),
-        (lambda x: 1 - x, 3.0),
-        (lambda x: torch.cat([x, c]), c.sum()),
-    )
-    for way, kept in ways:
-        (found,), rest = back("cp", way, x)
-        assert rest.item() == pytest.approx(float(kept))
-        assert torch.allclose(found.sum() + rest, way(x).sum())
-
-
-@pytest.mark.parametrize("rule_set", ["cp", "voita"])
-def test_operations_in_place_are_the_same(rule_set):
-    a, b = draw(2, 3), draw(2, 3, seed=1)
-
-    def beside(a, b):
-        x = a * 1.0
-        x = x + b
-        x = x * b
-        return F.relu(torch.relu(x) / 2 + 1)
-
-    def inside(a, b):
-        x = a * 1.0
-        x += b
-        x.mul_(b)
-        x.relu_()
-        x /= 2
-        x += 1
-        F.relu(x, inplace=True)
-        return x
-
-    wanted, kept = back(rule_set, beside, a, b)
-    found, also = back(rule_set, inside, a, b)
-    assert all(torch.allclose(*pair) for pair in zip(found, wanted, strict=True))
-    assert torch.allclose(kept, also)
-
-
-@pytest.mark.parametrize("rule_set", list(NAMED))
-def test_what_is_explained_is_the_models_own_output(rule_set):
-    for name in ALL:
-        model, batch = zoo_model(name)
-        with frozen(model):
-            with rules(rule_set, model, position_tables(model)):
-                seen = logits(model(**batch))
-            assert error(seen.detach(), run(model, batch)) == 0, name
-
-
-def test_nothing_stays_behind():
-    model, _ = zoo_model("gpt2")
-    hooks = lambda: sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())  # noqa: E731
-    before = hooks()
-    with rules("voita", model):
-        assert hooks() > before
-    assert hooks() == before
-    with pytest.raises(ValueError, match="input_ids"), rules("voita", model):
-        model()
-    assert hooks() == before
-    x = draw(3).requires_grad_()
-    y = x * x
-    assert torch.allclose(torch.autograd.grad(y.sum(), x)[0], 2 * x)
-
-
-def test_bad_rules_are_refused():
-    with pytest.raises(ValueError, match="rules is one of attnlrp"):
-        named("lrp")
-    with pytest.raises(ValueError, match='linear is "zero"'):
-        Rules(linear="gamma")
-    with pytest.raises(ValueError, match='attention "through", "constant" or "ratio"'):
-        Rules(attention="none")
-    with pytest.raises(ValueError, match="epsilon must be positive"):
-        Rules(epsilon=0.0)
-    attention = nn.MultiheadAttention(4, 2).requires_grad_(False)
-    x = torch.randn(3, 1, 4, requires_grad=True)
-    with rules("cp"), pytest.raises(ValueError, match="hides its operations"):
-        attention(x, x, x)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: named("lrp"), "rules is one of attnlrp"),
+        (lambda: Rules(linear="gamma"), 'linear is "zero"'),
+        (lambda: Rules(attention="none"), 'attention "through", "constant" or "ratio"'),
+        (lambda: Rules(epsilon=0.0), "epsilon must be positive and alpha finite"),
+        (lambda: Rules(alpha=float("nan")), "epsilon must be positive and alpha finite"),
+    ],
+)
+def test_rules_that_are_none(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

@@ -68,8 +68,10 @@ def measure(subject: Subject, rounds: int, rules: dict[str, float | None]) -> li
     """One row for each set of rules, {its name: its bound}."""
     rows = []
     for which, bound in rules.items():
-        ours = lambda w=which: ht.relevance(subject.model, subject.batch, subject.score, w, signed=True)  # noqa: E731
-        works = {UNIT: lambda: plain(subject), f"rules: {which}": ours}
+        works = {
+            UNIT: lambda: plain(subject),
+            f"rules: {which}": lambda w=which: ht.relevance(subject.model, subject.batch, subject.score, w),
+        }
         taken = timing.interleaved(works, rounds)
         row = {"model": subject.name, "counted": 1.0, "why": "the same products, other factors", "bound": bound}
         rows.append(timing.row(taken, f"rules: {which}", UNIT, **row))

@@ -1,10 +1,7 @@
-"""Layer-wise relevance propagation, operation by operation.
+"""Layer-wise relevance propagation, operation by operation, on any PyTorch model.
 
-rule_set     which rule each kind of operation follows: ``Rules``, and the named sets
-rules        the context in which gradients carry relevance
-operations   which function runs which operation of torch
-functions    the backward passes, one for each rule
-tangent      the rule for operations that have none
-targets      the numbers to explain
-passes       forward and backward over one batch
+rules        which rule each kind of operation follows, and the rules as formulas
+operations   which function of torch follows which rule, and the context that makes it so: ``with rules("attnlrp"):``
+
+The passes over a model, and what becomes of them, are in ``headtools.importance.relevance``.
 """

@@ -31,9 +31,8 @@ def works(kind: str, size: str) -> dict[str, Callable]:
         return common.by_head((*key, rows.mean(0)) for key, rows in found.items())
 
     def relevance() -> dict:
-        greatest = lambda out, _batch: out.logits[:, -1].amax(-1)  # noqa: E731
-        found = ht.relevance(model, subject.batch, greatest, "attnlrp", signed=True).rows
-        return common.by_head((*key, rows.sum(0)) for key, rows in found.items())
+        found = ht.relevance(model, subject.batch, lambda out, _batch: out.logits[:, -1].amax(-1), signed=True)
+        return common.by_head((*key, rows.sum(0)) for key, rows in found.rows.items())
 
     def maps() -> dict:
         with ht.record(model, want=("maps",)) as seen:
