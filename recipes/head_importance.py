@@ -17,7 +17,7 @@ from torch import nn
 
 import headtools as ht
 from headtools._engine.progress import print_encodable, progress
-from headtools.heads.scores import Head
+from headtools.heads.scores import Head, HeadScores
 from headtools.organism.batches import batches
 from headtools.roles.sentence import Sentence
 from recipes._results import ASSETS, write
@@ -106,8 +106,7 @@ def main(
     validation, test = ({table: ht.corpus("organism", split, n) for table, n in count.items()} for split in SPLITS)
 
     scores = ht.ablation(model, batches(validation["ablation"], 25), checkpoint=run and run / "ablation")
-    made_from = {"model": model, "split": SPLITS[0], "sentences": count["ablation"], "by": "zero"}
-    ht.save_scores(scores, assets / "ablation.safetensors", made_from)
+    HeadScores(scores.values, scores.name, scores.low, scores.high).save(assets / "ablation.safetensors")  # no rows
     pairs = ht.interaction(model, batches(validation["pairs"], 25), sites=["encoder"], checkpoint=run and run / "pairs")
     by_split = {
         split: one_head_left(model, tokenizer, sentences["only"])

@@ -301,8 +301,8 @@ def _measure_causal(model: nn.Module, tokenizer: Any, sizes: dict[str, int], kee
     validation = natural_text("english", "validation")
     ranking = ht.gradient(model, text_batches(tokenizer, validation[: sizes["ranking texts"]]))
     loo = text_batches(tokenizer, validation[: sizes["leave-one-out texts"]])
-    slopes = ht.gate_gradients(model, loo)
-    increases = ht.ablation_losses(model, loo, progress=False)
+    slopes = ht.gradient(model, loo, signed=True).rows
+    increases = ht.ablation(model, loo, progress=False).rows
     keys = [(row.layer, row.head) for row in table.itertuples()]
     for column, values in (
         ("gradient", {key: value.abs().mean(0) for key, value in slopes.items()}),

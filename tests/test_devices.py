@@ -92,7 +92,6 @@ ACTIONS = {
     "gradient": flat(ht.gradient),
     "confidence": flat(ht.confidence, exclude=[3]),
     "ablation": ends_ablated,
-    "all_but_one": flat(ht.all_but_one, progress=False),
     "relevance": flat(ht.relevance),
     "interaction": pairs,
     "prune": changed(lambda model, key, _: ht.prune(model, {key: [1]})),
@@ -104,7 +103,6 @@ WITHOUT_FLOAT64 = ("bert", "marian")
 # What only some architectures can do, or what goes the same way in each.
 ONLY = {
     "relevance": ("bert", "llama"),
-    "all_but_one": ("bert",),
     "interaction": ("bert",),
     "merge": ("bert", "marian"),
     "edit": ("bert", "gpt2", "marian"),

@@ -43,8 +43,8 @@ def test_contexts_leave_nothing_behind():
             model(IDS)
         with torch.no_grad(), ht.ablate(model, [(*site.key, 1)], replacement="mean", reference=batch):
             model(IDS)
-        ht.gate_gradients(model, batch)
-        ht.ablation_losses(model, batch, progress=False)
+        ht.gradient(model, batch)
+        ht.ablation(model, batch, progress=False)
 
     for _ in range(10):
         work()
@@ -83,8 +83,8 @@ def test_two_threads_with_two_models():
         batch = {"input_ids": IDS + number, "labels": IDS + number}
         with torch.no_grad(), ht.record(model) as seen, ht.ablate(model, [("encoder", 0, number)]):
             logits = model(IDS + number).logits
-        slopes = ht.gate_gradients(model, batch)["encoder", 0]
-        rises = ht.ablation_losses(model, batch, progress=False)["encoder", 0]
+        slopes = ht.gradient(model, batch, signed=True).rows["encoder", 0]
+        rises = ht.ablation(model, batch, progress=False).rows["encoder", 0]
         shares = ht.propagate(model, batch, rules="cp").parts["encoder", 0]
         return [logits, seen["encoder", 0].maps, slopes, rises, shares]
 

@@ -50,7 +50,7 @@ def test_names_in_the_repository(root):
 def test_names_of_what_is_written(tmp_path):
     """Of files that are made with a number or a name of the user's in their names."""
     Store(tmp_path / "batches", {}).put(10**7, {"x": torch.ones(1)})
-    ht.save_scores(ht.HeadScores({("a/b:c", "encoder", 0): torch.ones(1)}, "<na:me>"), tmp_path / "s.safetensors")
+    ht.HeadScores({("a/b:c", "encoder", 0): torch.ones(1)}, "<na:me>").save(tmp_path / "s.safetensors")
     _results.update(tmp_path / "a.json", lambda old: {"x": 1})
     found = [path.relative_to(tmp_path) for path in tmp_path.rglob("*")]
     assert len(found) >= 4

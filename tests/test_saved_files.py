@@ -8,7 +8,7 @@ import torch
 import transformers as tf
 
 import headtools as ht
-from headtools._engine import run, store
+from headtools._engine import loop, store
 from headtools._engine.store import fingerprint
 from headtools.course import answered
 from headtools.course.claims import ledger_rows
@@ -106,13 +106,13 @@ def test_learning_gates_goes_on_wherever_it_was_killed(tmp_path):
 
 
 def losses(folder):
-    return ht.ablation_losses(tiny(), BATCHES, checkpoint=folder, progress=False)
+    return ht.ablation(tiny(), BATCHES, checkpoint=folder, progress=False).rows
 
 
 @pytest.mark.full
 def test_scoring_goes_on_wherever_it_was_killed(tmp_path):
     straight = losses(None)
-    files = [run.__file__, store.__file__]
+    files = [loop.__file__, store.__file__]
     number = lines_run(lambda: losses(tmp_path / "count"), files)
     for line in range(0, number, 9):
         folder = tmp_path / str(line)

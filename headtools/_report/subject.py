@@ -20,7 +20,7 @@ from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
 from headtools.importance._inputs import each_batch
-from headtools.importance.gradient import gate_gradients, gradient
+from headtools.importance.gradient import gradient
 from headtools.importance.loss import labels_only_loss
 from headtools.importance.objective import Objective, objective
 from headtools.roles.sentence import Sentence
@@ -170,7 +170,7 @@ class Subject:
         """
         if self.uses_output_change:
             return self.gradient(batches), None
-        rows = gate_gradients(self.model, batches, self.loss)
+        rows = gradient(self.model, batches, self.loss, signed=True).rows
         absolute = HeadScores.from_rows({key: row.abs() for key, row in rows.items()}, "gradient", minimum=0.0)
         return absolute, HeadScores.from_rows({key: -row for key, row in rows.items()}, "rise without the head")
 

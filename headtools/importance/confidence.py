@@ -57,16 +57,7 @@ def confidence(
                 queries = queries & ~is_excluded.to(queries.device)
         return maps.amax(-1), queries
 
-    return query_means(
-        model,
-        batches,
-        sites,
-        largest_weights,
-        name="confidence",
-        settings={"excluded": excluded},
-        minimum=0.0,
-        maximum=1.0,
-    )
+    return query_means(model, batches, sites, largest_weights, name="confidence", minimum=0.0, maximum=1.0)
 
 
 def _excluded(model: nn.Module, exclude: Iterable[int] | int | None) -> list[int]:

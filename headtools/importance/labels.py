@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headtools._engine.run import run
-from headtools._engine.store import Part
 from headtools.heads._devices import on_device
 from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder
 from headtools.importance._inputs import frozen
@@ -42,8 +39,6 @@ def label(
     pad). Each batch is a dict of ``input_ids`` and ``attention_mask`` (B, T) and ``labels`` (B, T') or (B,); labels of
     -100 do not count. Texts longer than the tokenizer allows are truncated.
 
-    Inside ``sharded()`` the processes share the runs that the model's own labels take, and all get all batches.
-
     Raises ``ValueError`` for no sentences, one too short to have a label, and a model that predicts neither tokens nor
     classes; ``TypeError`` without a tokenizer and for a sentence that is a plain string.
 
@@ -60,29 +55,8 @@ def label(
         raise ValueError('got no sentences: pass corpus("organism"), or the path of a treebank')
     if predicts_own_input(model) and predicts_next_token(model):
         _check_lengths(tokenizer, sentences)
-    generator = torch.Generator().manual_seed(seed)
-    batches = in_batches(tokenizer, sentences, size)
-    has_targets = is_encoder_decoder(model) and all(getattr(sentence, "target", None) for sentence in sentences)
-    if has_targets or predicts_own_input(model):
-        # No model is run. Masked tokens are drawn batch after batch, so processes may not share these.
-        return [_with_labels(model, tokenizer, batch, generator) for batch in batches]
-    return run(_OwnLabels(model, tokenizer, generator), model, batches)
-
-
-@dataclass
-class _OwnLabels:
-    """Labels that take a run of the model: its own output or class."""
-
-    model: nn.Module
-    tokenizer: Any
-    generator: torch.Generator
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def per_batch(self, sentences: Sequence) -> Part:
-        return _with_labels(self.model, self.tokenizer, sentences, self.generator)
-
-    def finish(self, parts: Iterable[Part]) -> list[Part]:
-        return list(parts)
+    generator = torch.Generator().manual_seed(seed)  # masked tokens are drawn batch after batch
+    return [_with_labels(model, tokenizer, some, generator) for some in in_batches(tokenizer, sentences, size)]
 
 
 def in_batches(tokenizer: Any, sentences: Sequence, size: int) -> list[Sequence]:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from headtools._engine.store import read_json
 from headtools.heads.scores import HeadScores
+from headtools.heads.sites import sites
 from headtools.organism._checksums import ASSETS
 
 if TYPE_CHECKING:
@@ -132,9 +133,13 @@ def shipped_ablation(model: nn.Module | None = None) -> HeadScores:
     >>> shipped_ablation().top(1)
     [('encoder', 5, 1)]
     """
-    from headtools.importance.saved_scores import load_scores
-
-    return load_scores(ASSETS / "ablation.safetensors", model)
+    scores = HeadScores.load(ASSETS / "ablation.safetensors")
+    if model is not None and {s.key: s.heads for s in sites(model)} != {k: len(v) for k, v in scores.values.items()}:
+        raise ValueError(
+            f"the shipped scores are of the 144 heads of ht.load(), and {type(model).__name__} has others: "
+            "measure them, ht.ablation(model, batches)"
+        )
+    return scores
 
 
 def heads_with_role() -> frozenset[str]:

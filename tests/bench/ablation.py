@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.importance._replay import losses
+from headtools.importance.loss import each_loss
 
 BOUND = 0.52
 TOLERANCE = 1e-4  # of the greatest rise
@@ -76,18 +76,18 @@ def marian(rows: int = 2) -> Subject:
 
 def ours(subject: Subject) -> dict[tuple, Tensor]:
     """The rises of every example and head, by replaying."""
-    return ht.ablation_losses(subject.model, subject.batch, progress=False)
+    return ht.ablation(subject.model, subject.batch, progress=False).rows
 
 
 def naive(subject: Subject) -> dict[tuple, Tensor]:
     """The same by a full run for each head."""
     with torch.no_grad():
-        base, rises = losses(subject.model, subject.batch, None), {}
+        base, rises = each_loss(subject.model, subject.batch, None), {}
         for site in ht.sites(subject.model):
             columns = []
             for head in range(site.heads):
                 with ht.ablate(subject.model, [(*site.key, head)]):
-                    columns.append(losses(subject.model, subject.batch, None) - base)
+                    columns.append(each_loss(subject.model, subject.batch, None) - base)
             rises[site.key] = torch.stack(columns, 1)
     return rises
 

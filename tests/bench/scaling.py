@@ -30,7 +30,7 @@ EXACT = "what lies above each head"
 def exact(model: nn.Module, batches: object, labels: Tensor) -> dict:
     """The exact rise of every example's loss without each head."""
     score = lambda out, _batch: subjects.loss(out.logits, labels)  # noqa: E731
-    return ht.ablation_losses(model, batches, loss=score, progress=False)
+    return ht.ablation(model, batches, loss=score, progress=False).rows
 
 
 def ablation(subject: Subject) -> dict:

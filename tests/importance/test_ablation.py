@@ -1,22 +1,24 @@
 """Ablation by replaying, against a plain loop with `ablate`, on many architectures."""
 
 import copy
-import functools
 
 import pytest
 import torch
 from torch import nn
 
 import headtools as ht
-from headtools.importance._replay import AblatedLosses
-from headtools.importance.ablation import ablation, ablation_losses
+from headtools.importance._leave_one_out import LeaveOneOut
+from headtools.importance.ablation import ablation
 from headtools.importance.loss import label_loss
 
 from ..heads.reference import naive_gates, untouched
 from ..heads.zoo import ALL, LEGACY, logits, zoo_model
 from .test_gradient import labelled
 
-quietly = functools.partial(ablation_losses, progress=False)
+
+def quietly(model, batches, loss=None, **more):
+    """The rise of every example's loss without each head."""
+    return ablation(model, batches, loss, progress=False, **more).rows
 
 
 def scored(outputs, _batch):
@@ -57,14 +59,13 @@ def close(found, wanted, tolerance=1e-5):
 def runs(monkeypatch):
     """Whether each batch was replayed."""
     seen = []
-    plain = AblatedLosses.__init__
+    plain = LeaveOneOut.__init__
 
     def watched(self, *args):
         plain(self, *args)
-        sites = [site for site in self.ablated_sites if self.trace.replayable(site)]
-        seen.append(self.replaying and len(sites) == len(self.ablated_sites))
+        seen.append(self.replays and all(map(self._ran_once, self.measured)))
 
-    monkeypatch.setattr(AblatedLosses, "__init__", watched)
+    monkeypatch.setattr(LeaveOneOut, "__init__", watched)
     return seen
 
 

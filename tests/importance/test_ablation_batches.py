@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from headtools.importance._replay import AblatedLosses
+from headtools.importance._leave_one_out import LeaveOneOut
 from headtools.importance.loss import label_loss
 
 from ..heads.zoo import zoo_model
@@ -118,13 +118,13 @@ def test_masks_and_positions_of_all_examples_at_once(runs):  # noqa: F811
 @pytest.fixture
 def copies(monkeypatch):
     """How many copies of each batch shared a run."""
-    counted, plain = [], AblatedLosses.__init__
+    counted, plain = [], LeaveOneOut.__init__
 
     def watched(self, *args):
         plain(self, *args)
         counted.append(self.copies)
 
-    monkeypatch.setattr(AblatedLosses, "__init__", watched)
+    monkeypatch.setattr(LeaveOneOut, "__init__", watched)
     return counted
 
 

@@ -9,12 +9,17 @@ from torch.nn import functional as F
 import headtools as ht
 from headtools.heads.intervals import linearised_direction, linearised_ratio
 from headtools.heads.scores import HeadScores
-from headtools.importance.gradient import gate_gradients, gradient
+from headtools.importance.gradient import gradient
 from headtools.importance.loss import label_loss
 
 from ..heads.zoo import ALL, BUILDERS, fresh, logits, zoo_model
 
 LABELLED = ("bert", "albert", "gpt2", "llama", "gpt_neox", "marian", "t5", "encoder_decoder", "vit", "bloom")
+
+
+def slopes_of(model, batches, loss=None, **more):
+    """dL/dgate of every example and head."""
+    return gradient(model, batches, loss, signed=True, **more).rows
 
 
 def labelled(name):
@@ -76,15 +81,15 @@ def test_slopes_equal_those_of_gates(name):
     model, batch = zoo_model(name)
     if name == "clip":  # its scores compare each text with all pictures: they are the batch's
         gates = by_gates(model, batch, weighted)
-        found = gate_gradients(model, batch, weighted, per="batch")
+        found = slopes_of(model, batch, weighted, per="batch")
         return close(found, {key: slope.sum(0, keepdim=True) / 3 for key, slope in gates.items()})
-    close(gate_gradients(model, batch, weighted), by_gates(model, batch, weighted))
+    close(slopes_of(model, batch, weighted), by_gates(model, batch, weighted))
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen2", "phi3", "gpt_neox", "encoder_decoder", "t5"])
 def test_each_number_is_the_slope_of_one_gate_for_one_example(name):
     model, batch = zoo_model(name)
-    found = gate_gradients(model, batch, weighted)
+    found = slopes_of(model, batch, weighted)
     generator = torch.Generator().manual_seed(7)
     sites = list(ht.sites(model))
     for _ in range(6):
@@ -101,7 +106,7 @@ def test_each_number_is_the_slope_of_one_gate_for_one_example(name):
 def test_the_three_forms_are_equal(name):
     """<o, dL/do> with o what the head adds to the stream, <z, dL/dz>, and <A, dL/dA>."""
     model, batch = zoo_model(name)
-    found = gate_gradients(model, batch, weighted)
+    found = slopes_of(model, batch, weighted)
     outputs = {}
     handles = [
         site.out.register_forward_hook(lambda _m, _i, out, key=site.key: outputs.__setitem__(key, out))
@@ -126,7 +131,7 @@ def test_the_three_forms_are_equal(name):
 def test_slopes_equal_central_differences(name):
     model, batch = fresh(name)
     model.double()
-    found = gate_gradients(model, batch, weighted)
+    found = slopes_of(model, batch, weighted)
     assert all(slopes.dtype == torch.float64 for slopes in found.values())
     for site in list(ht.sites(model))[::2]:
         sides = []
@@ -175,7 +180,7 @@ def test_padding_changes_nothing(name, per):
 
 def test_importances_are_means_of_what_they_say():
     model, batch = labelled("marian")
-    slopes = gate_gradients(model, batch)
+    slopes = slopes_of(model, batch)
     close(gradient(model, batch).values, {key: slope.abs().mean(0) for key, slope in slopes.items()})
     close(gradient(model, batch, signed=True).values, {key: slope.mean(0) for key, slope in slopes.items()})
     close(gradient(model, batch, per="batch").values, {key: slope.mean(0).abs() for key, slope in slopes.items()})

@@ -12,11 +12,10 @@ from headtools.importance._inputs import frozen
 from headtools.importance._lrp.passes import position_tables
 from headtools.importance._lrp.rule_set import NAMED, Rules
 from headtools.importance._lrp.rules import rules
-from headtools.importance.gradient import gate_gradients
 from headtools.importance.relevance import propagate, relevance
 
 from ..heads.zoo import ALL, BUILDERS, fresh, logits, zoo_model
-from .test_gradient import labelled, singles
+from .test_gradient import labelled, singles, slopes_of
 
 NAMES = ("bert", "gpt2", "llama", "t5", "marian", "modernbert", "vit")  # the architectures the docstrings name
 CONSTANT = [name for name, rule in NAMED.items() if rule.attention == "constant"]
@@ -131,7 +130,7 @@ def test_heads_add_up_to_what_goes_through_their_layer(name, rule_set):
 @pytest.mark.parametrize("name", ALL)
 def test_without_rules_it_is_the_gradient(name):
     model, batch = zoo_model(name)
-    close(propagate(model, batch, picked, "gradient").parts, gate_gradients(model, batch, picked))
+    close(propagate(model, batch, picked, "gradient").parts, slopes_of(model, batch, picked))
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "marian", "vit", "llama"])

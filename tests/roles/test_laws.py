@@ -154,15 +154,20 @@ def test_intervals_move_with_what_they_are_of(rows, scale, shift):
 def test_a_difference_has_two_sides(rows, shift):
     first, second = torch.tensor(rows, dtype=torch.float64).T
     near = 1e-5 * (1 + first.abs().max().item() + second.abs().max().item() + abs(shift))
-    there, back = ht.paired_bootstrap(first, second, n=50), ht.paired_bootstrap(second, first, n=50)
-    assert there.difference == pytest.approx((second - first).mean().item(), abs=near)
-    assert there.difference == pytest.approx(-back.difference, abs=near)
-    assert (there.low, there.high) == pytest.approx((-back.high, -back.low), abs=near)
-    assert there.low <= there.high
-    moved = ht.paired_bootstrap(first + shift, second + shift, n=50)
-    assert (moved.low, moved.high) == pytest.approx((there.low, there.high), abs=near)
-    same = ht.paired_bootstrap(first, first.clone(), n=50)
-    assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
+    key = ("encoder", 0)
+    one, two, up, both_up = (
+        ht.HeadScores.from_rows({key: rows[:, None]}) for rows in (first, second, first + shift, second + shift)
+    )
+
+    def interval(scores):
+        return scores.low[key].item(), scores.high[key].item()
+
+    there, back = two.minus(one), one.minus(two)
+    assert there[*key, 0] == pytest.approx((second - first).mean().item(), abs=near)
+    assert interval(there) == pytest.approx(tuple(-end for end in interval(back)[::-1]), abs=near)
+    assert interval(there)[0] <= interval(there)[1]
+    assert interval(both_up.minus(up)) == pytest.approx(interval(there), abs=near)
+    assert interval(one.minus(one)) == (0, 0)
 
 
 @law(15)

@@ -27,7 +27,7 @@ def works(kind: str, size: str) -> dict[str, Callable]:
         return common.by_head((*key, row) for key, row in values.items())
 
     def ablation() -> dict:
-        found = ht.ablation_losses(model, few.batch, loss=score(few.labels), progress=False)
+        found = ht.ablation(model, few.batch, loss=score(few.labels), progress=False).rows
         return common.by_head((*key, rows.mean(0)) for key, rows in found.items())
 
     def relevance() -> dict:
