@@ -136,7 +136,7 @@ def shipped_ablation(model: nn.Module | None = None) -> HeadScores:
     scores = HeadScores.load(ASSETS / "ablation.safetensors")
     if model is not None and {s.key: s.heads for s in sites(model)} != {k: len(v) for k, v in scores.values.items()}:
         raise ValueError(
-            f"the shipped scores are of the 144 heads of ht.load(), and {type(model).__name__} has others: "
+            f"the shipped scores are of the 144 heads of ht.load(), and {type(model).__name__} has other heads: "
             "measure them, ht.ablation(model, batches)"
         )
     return scores
