@@ -74,7 +74,14 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None 
     n_labels = counted.sum(1)
     if not n_labels.all():
         raise ValueError(f"examples {(n_labels == 0).nonzero().flatten().tolist()} of a batch have no label: drop them")
-    _check_classes(labels[counted], logits.shape[-1])
+    lowest, highest, classes = labels[counted].min().item(), labels[counted].max().item(), logits.shape[-1]
+    if classes == 1:
+        raise ValueError(f"the model has one logit per example, which is a regression and not a classification: {_FIX}")
+    if lowest < 0 or highest >= classes:
+        raise ValueError(
+            f"labels from {lowest} to {highest} for {classes} classes, which are 0 to {classes - 1}; labels of "
+            f"{IGNORE_INDEX} do not count: check them, or {_FIX}"
+        )
     # Only labelled positions go through the softmax, in float32 or wider: (n, V) -> (n,), then summed by example.
     selected = logits.flatten(0, 1) if bool(counted.all()) else logits[counted]  # choosing copies: not where all are
     upcast = selected.to(torch.promote_types(logits.dtype, torch.float32))
@@ -147,17 +154,6 @@ def _can_predict(mask: Any, shape: tuple[int, int]) -> Tensor:
         return real
     has_shape = isinstance(mask, Tensor) and mask.shape == shape
     return mask.bool() if has_shape else torch.ones(shape, dtype=torch.bool)
-
-
-def _check_classes(labels: Tensor, classes: int) -> None:
-    if classes == 1:
-        raise ValueError(f"the model has one logit per example, which is a regression and not a classification: {_FIX}")
-    lowest, highest = labels.min().item(), labels.max().item()
-    if lowest < 0 or highest >= classes:
-        raise ValueError(
-            f"labels from {lowest} to {highest} for {classes} classes, which are 0 to {classes - 1}; labels of "
-            f"{IGNORE_INDEX} do not count: check them, or {_FIX}"
-        )
 
 
 def of_labels(loss: Loss | None) -> bool:
@@ -238,19 +234,23 @@ def labels_need_shift(model: nn.Module, batch: Mapping) -> bool:
     In transformers they are for every causal language model. The author of another model may shift labels when making
     batches, so its labels are compared with the input. Raises ``ValueError`` where that does not decide.
     """
-    if is_encoder_decoder(model):  # whose decoder input is shifted, not its labels
-        return False
     every_site, labels = sites(model), batch["labels"]
+    causal = None if every_site.guessed and "decoder" not in every_site.kinds else "decoder" in every_site.kinds
+    if is_encoder_decoder(model) or causal is False or "TokenClassification" in type(model).__name__:
+        return False  # an encoder-decoder shifts its decoder's input, not the labels
     if is_transformers_class(type(model)) and not every_site.guessed:
-        return "decoder" in every_site.kinds and "TokenClassification" not in type(model).__name__
-    causal = True if "decoder" in every_site.kinds else None if every_site.guessed else False
-    inputs = [value for name, value in batch.items() if _is_token_ids(name, value, labels)]
-    if causal is False:
-        return False
-    if any(_equal_where_counted(labels, ids) for ids in inputs):  # labels repeat the input
+        return True
+    counted, inputs = labels != IGNORE_INDEX, []
+    for name, ids in batch.items():  # token ids, one per label, and not a mask, types or positions
+        is_other = name == "labels" or any(word in name for word in ("mask", "type", "position"))
+        if not is_other and isinstance(ids, Tensor) and (ids.shape, ids.dtype) == (labels.shape, labels.dtype):
+            inputs.append(ids.to(labels.device))
+    if counted.any() and any(torch.equal(labels[counted], ids[counted]) for ids in inputs):  # labels repeat the input
         if causal:
             return True
-    elif any(_equal_where_counted(labels[:, :-1], ids[:, 1:]) for ids in inputs):
+    elif counted[:, :-1].any() and any(
+        torch.equal(labels[:, :-1][counted[:, :-1]], ids[:, 1:][counted[:, :-1]]) for ids in inputs
+    ):
         return False  # labels are shifted already
     elif causal is None and inputs:
         return False  # labels are other tokens than the input's: masked ones, or tags
@@ -259,15 +259,3 @@ def labels_need_shift(model: nn.Module, batch: Mapping) -> bool:
         f"nothing says whether the labels of {type(model).__name__} belong to the token at their position or to the "
         f'one before it: pass loss="aligned" or loss="causal"; to relevance, a score{about}'
     )
-
-
-def _is_token_ids(name: str, value: Any, labels: Tensor) -> bool:
-    """Tell whether an entry of a batch is token ids, one per label, and not a mask, types or positions."""
-    is_other = name == "labels" or any(word in name for word in ("mask", "type", "position"))
-    return not is_other and isinstance(value, Tensor) and (value.shape, value.dtype) == (labels.shape, labels.dtype)
-
-
-def _equal_where_counted(labels: Tensor, ids: Tensor) -> bool:
-    """Tell whether the labels that count, of which there is at least one, equal the token ids."""
-    counted = labels != IGNORE_INDEX
-    return bool(counted.any()) and torch.equal(labels[counted], ids.to(labels.device)[counted])

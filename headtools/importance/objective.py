@@ -170,9 +170,8 @@ class Objective:
     @property
     def description(self) -> str:
         """The objective in words, for tables and messages."""
-        if self.name == "lm" and writes(self.model):
-            return "cross-entropy of the translation's tokens"
-        return OBJECTIVES[self.name]
+        translates = self.name == "lm" and writes(self.model)
+        return "cross-entropy of the translation's tokens" if translates else OBJECTIVES[self.name]
 
     def batches(self, sentences: Sequence) -> list[dict[str, Tensor]]:
         """Return sentences as batches for this objective."""
@@ -189,13 +188,11 @@ class Objective:
 
     def ablation(self, batches: Sequence[Mapping], **options: Any) -> HeadScores:
         """Measure importance by ablation; options are those of ``headtools.ablation``."""
-        if self.name != "output":
-            return ablation(self.model, batches, **options)
-        scores = ablation(self.model, batches, output_change(self.model, batches), **options)
-        return replace(scores, name="output change by ablation")
+        scores = ablation(self.model, batches, self.loss(batches), **options)
+        return replace(scores, name="output change by ablation") if self.name == "output" else scores
 
     def loss(self, batches: Sequence[Mapping]) -> Loss | None:
-        """Return the loss for a pruning curve on these batches; None stands for the cross-entropy of their labels."""
+        """Return the loss on these batches; None stands for the cross-entropy of their labels."""
         return output_change(self.model, batches) if self.name == "output" else None
 
 
@@ -217,14 +214,18 @@ def objective(
     """
     if name not in (None, *OBJECTIVES):
         raise ValueError(f"a loss is one of {', '.join(OBJECTIVES)}; got {name!r}")
-    if tokenizer is None:
-        raise TypeError("sentences need the model's tokenizer, got None: save it in the model's folder")
-    own = _own_kind(model, tokenizer, sentences)
-    if own == "output" and writes(model):
-        raise ValueError(
-            f"{type(model).__name__} is an encoder-decoder without its head, so it has no labels for its decoder to "
-            "read: load it with its head (AutoModelForSeq2SeqLM)"
-        )
+    first = unlabelled(tokenizer, sentences[:1])
+    if writes(model):
+        if getattr(model, "get_output_embeddings", lambda: None)() is None:
+            raise ValueError(
+                f"{type(model).__name__} is an encoder-decoder without its head, so it has no labels for its decoder "
+                "to read: load it with its head (AutoModelForSeq2SeqLM)"
+            )
+        own = "lm"
+    elif predicts_own_input(model):
+        own = "lm" if predicts_next_token(model) else "mlm"
+    else:
+        own = "output" if class_logits(model, first[0]) is None else "class"
     if name not in (None, "output", own):
         raise ValueError(
             f"{type(model).__name__} has no {name} loss ({OBJECTIVES[name]}): write {own} ({OBJECTIVES[own]})"
@@ -244,23 +245,10 @@ def writes(model: nn.Module) -> bool:
     return is_encoder_decoder(model) and "decoder" in sites(model).kinds
 
 
-def _own_kind(model: nn.Module, tokenizer: Any, sentences: Sequence) -> str:
-    """Return the objective that a model was trained with, or "output"."""
-    if writes(model):
-        return "output" if getattr(model, "get_output_embeddings", lambda: None)() is None else "lm"
-    if predicts_own_input(model):
-        return "lm" if predicts_next_token(model) else "mlm"
-    return "output" if class_logits(model, unlabelled(tokenizer, sentences[:1])[0]) is None else "class"
-
-
 def unlabelled(tokenizer: Any, sentences: Sequence, size: int = 32) -> list[dict[str, Tensor]]:
     """Return sentences as batches of tokens, for what needs no labels; ``size`` of them make a batch.
 
     Texts longer than the tokenizer allows are truncated. Raises ``TypeError`` without a tokenizer.
-
-    >>> import headtools as ht
-    >>> [sorted(batch) for batch in unlabelled(ht.load()[1], ht.corpus("organism", limit=3), size=2)]
-    [['attention_mask', 'input_ids'], ['attention_mask', 'input_ids']]
     """
     if tokenizer is None:
         raise TypeError("sentences need the model's tokenizer, got None: save it in the model's folder")

@@ -107,24 +107,6 @@ def test_curvature_equals_differences_of_slopes(name):
         assert torch.allclose(found[:, column], wanted, rtol=2e-3, atol=1e-3 * wanted.abs().max()), (a, b)
 
 
-def test_curvature_is_the_interaction_of_small_steps():
-    model, batch = fresh("marian")
-    model.double()
-    (a, b) = pairs_of("marian")[0]
-    second = curvature(model, batch, [(a, b)], scored)[:, 0]
-    step = 1e-3
-
-    def at(close_a, close_b):
-        values = {}
-        for head, amount in ((a, close_a), (b, close_b)):
-            values.setdefault(head[:-1], torch.ones(4, dtype=torch.double))[head[-1]] -= amount
-        with ht.gates(model, values):
-            return losses(model, batch)
-
-    apart = (at(step, step) - at(step, -step) - at(-step, step) + at(-step, -step)) / (4 * step**2)
-    assert torch.allclose(second, apart, rtol=1e-3, atol=1e-6)
-
-
 def test_a_prediction_stands_beside():
     model, batch = labelled("bert")
     pairs = pairs_of("bert")

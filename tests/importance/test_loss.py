@@ -9,7 +9,6 @@ from torch import nn
 
 from headtools.heads._tokens import is_encoder_decoder, real_tokens
 from headtools.heads.intervals import linearised_direction, linearised_ratio
-from headtools.heads.scores import HeadScores
 from headtools.importance._inputs import each_batch, select_sites
 from headtools.importance._lrp.targets import find_targets
 from headtools.importance.loss import each_loss, label_loss, labels_only_loss, predicts_next_token
@@ -249,17 +248,6 @@ def test_rows_of_ratios_and_lengths():
     assert torch.equal(linearised_direction(torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize(("lower", "upper"), [(None, None), (0.0, None), (None, 0.5), (0.0, 0.5)])
-def test_bounds_stop_on_each_side_alone(lower, upper):
-    rows = {("encoder", 0): torch.tensor([[-5.0, 0.2], [5.0, 0.2], [3.0, 0.2], [5.0, 0.2], [-4.0, 0.2]])}
-    found = HeadScores.from_rows(rows, "x", lower, upper)
-    low, high = found.low["encoder", 0], found.high["encoder", 0]
-    assert (low[0].item() == 0) == (lower == 0)
-    assert (high[0].item() == 0.5) == (upper == 0.5)
-    assert low[1].item() == high[1].item() == pytest.approx(0.2)
-    assert HeadScores.from_rows({("encoder", 0): torch.ones(1, 2)}, "x").low is None
-
-
 # --- what would be a wrong number without a word ----------------------------------------------------------------------
 
 
@@ -318,11 +306,3 @@ def test_logits_of_labelled_tokens_alone_give_the_same_loss(name, side):
 def decoder_inputs_of(batch):
     """The token ids that the model's output has positions for."""
     return batch["decoder_input_ids"] if "decoder_input_ids" in batch else batch["input_ids"]
-
-
-def test_an_example_without_a_label_is_named_also_where_logits_are_spared():
-    model, batch = zoo_model("gpt2")
-    labels = batch["input_ids"].clone()
-    labels[1] = -100
-    with pytest.raises(ValueError, match=r"examples \[1\] of a batch have no label"):
-        labels_only_loss(model, dict(batch) | {"labels": labels})
