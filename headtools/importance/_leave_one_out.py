@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -57,15 +57,14 @@ class LeaveOneOut:
     ) -> None:
         self.model, self.batch, self.loss, self.per = model, batch, loss, per
         self.measured, self.replacement, self.values, self.seed = measured, replacement, values, seed
-        self.calls: Counter[nn.Module] = Counter()
+        self.projections = {site.out for site in sites(model)}
+        self.calls = Counter[nn.Module]()
         self.started: dict[nn.Module, int] = {}  # how many layers had ended when a module started
         self.ended: list[tuple[nn.Module, Any]] = []  # layers and what they returned, in the order in which they ended
         self.tokens = 1  # the most that an output projection ran on
         with ExitStack() as stack:
             for module in dict.fromkeys(part for site in sites(model) for part in _parts(model, site)):
-                stack.enter_context(_forward_by(module, partial(self._keep, module, module.forward)))
-            for out in dict.fromkeys(site.out for site in sites(model)):
-                stack.enter_context(_forward_by(out, partial(self._note, out, out.forward)))
+                _replace_forward(stack, module, partial(self._watched, module, module.forward))
             self.full = self._losses(batch)
         # What the first batch was too large to try stays untried: later ones are tested at the last site alone.
         most = self._affordable_copies() if trust.get("copies", True) else 1
@@ -104,14 +103,15 @@ class LeaveOneOut:
                 start = self.started[entry.module if self.replacement == "uniform" else entry.out]
                 for module, output in self.ended[:start]:
                     if self.calls[module] == 1:
-                        stack.enter_context(_forward_by(module, partial(_returned, output, copies, rows)))
+                        _replace_forward(stack, module, partial(_repeated, output, copies, rows))
             if copies == 1:
                 off = replace_outputs(self.model, head_sets[0], self.replacement, self.values, self.seed)
+                batch = self.batch
             else:
-                edited = {site: self._edit(site, head_sets) for heads in head_sets for site in heads}
-                off = edit_outputs(self.model, "ablation()", edited)
+                edits = {site: self._edit(site, head_sets) for heads in head_sets for site in heads}
+                off, batch = edit_outputs(self.model, "ablation()", edits), _repeated(self.batch, copies, rows)
             stack.enter_context(off)
-            return self._losses(self.batch if copies == 1 else _repeated(self.batch, copies, rows)).split(rows)
+            return self._losses(batch).split(rows)
 
     def _edit(self, site: Site, head_sets: Sequence[HeadSet]) -> Edit:
         """Return the edit of z, (copies * B, T, head, width), that switches off each set's heads in its own copy."""
@@ -121,12 +121,12 @@ class LeaveOneOut:
 
     def _affordable_copies(self) -> int:
         """Return how many copies of the batch one run may have; 1 where its rows could be taken for something else."""
-        # A loss of the user's may know the examples of the batch, and uniform attention is that of a layer.
-        if not of_labels(self.loss) or self.per == "batch" or self.replacement == "uniform":
-            return 1
         # With as many rows as tokens, a tensor with one row per token would be repeated, too.
-        shapes = [value.shape for value in self.batch.values() if isinstance(value, Tensor)]
-        return 1 if any(len(self.full) in shape[1:] for shape in shapes) else max(1, _TOKENS // self.tokens)
+        square = any(len(self.full) in value.shape[1:] for value in self.batch.values() if isinstance(value, Tensor))
+        # A loss of the user's may know the examples of the batch, and uniform attention is that of a layer.
+        if square or not of_labels(self.loss) or self.per == "batch" or self.replacement == "uniform":
+            return 1
+        return max(1, _TOKENS // self.tokens)
 
     def _passes(self, first_batch: bool) -> bool:
         """Tell whether runs that begin at the last site, with nothing changed, have the losses of the full run.
@@ -156,21 +156,18 @@ class LeaveOneOut:
     def _losses(self, batch: Mapping) -> Tensor:
         return each_loss(self.model, batch, self.loss, per=self.per).cpu().double()
 
-    def _keep(self, module: nn.Module, own: Callable, *args: Any, **kwargs: Any) -> Any:
+    def _watched(self, module: nn.Module, own: Callable, *args: Any, **kwargs: Any) -> Any:
         self.calls[module], self.started[module] = self.calls[module] + 1, len(self.ended)
         output = own(*args, **kwargs)
-        self.ended.append((module, _repeated(output)))  # a copy: a model may change tensors in place
+        if module in self.projections:
+            self.tokens = max(self.tokens, output.shape[:-1].numel())
+        else:
+            self.ended.append((module, _repeated(output)))  # a copy: a model may change tensors in place
         return output
-
-    def _note(self, out: nn.Module, own: Callable, *args: Any, **kwargs: Any) -> Tensor:
-        self.calls[out], self.started[out] = self.calls[out] + 1, len(self.ended)
-        projected = own(*args, **kwargs)
-        self.tokens = max(self.tokens, projected.shape[:-1].numel())
-        return projected
 
 
 def _parts(model: nn.Module, site: Site) -> list[nn.Module]:
-    """Return what a run can leave out: an attention layer, and the block around it and its output projection.
+    """Return an attention layer, its output projection and, if there is one, the block around both.
 
     Transformers' blocks are ``GradientCheckpointingLayer``; in other models a block is an entry of a list of layers.
     """
@@ -181,30 +178,25 @@ def _parts(model: nn.Module, site: Site) -> list[nn.Module]:
         around = model.get_submodule(".".join(path[:n]))
         if any(inner is site.out for inner in around.modules()):
             if isinstance(around, GradientCheckpointingLayer):
-                return [site.module, around]
+                return [site.module, site.out, around]
             blocks += [around] * path[n - 1].isdigit()
-    return [site.module, *blocks[:1]]
+    return [site.module, site.out, *blocks[:1]]
 
 
-@contextmanager
-def _forward_by(module: nn.Module, forward: Callable) -> Iterator[None]:
-    """Give one module another forward, around which its hooks stay in place; its own comes back, whatever happens."""
-    own = module.__dict__.get("forward")  # accelerate, for one, puts one there
+def _replace_forward(stack: ExitStack, module: nn.Module, forward: Callable) -> None:
+    """Give one module another forward, around which its hooks stay in place, until the stack is left."""
+    if "forward" in module.__dict__:  # accelerate, for one, puts one there
+        stack.callback(module.__dict__.update, forward=module.__dict__["forward"])
+    else:
+        stack.callback(module.__dict__.pop, "forward")
     module.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        del module.__dict__["forward"]
-        if own is not None:
-            module.__dict__["forward"] = own
 
 
-def _returned(output: Any, copies: int, rows: int, *_args: Any, **_kwargs: Any) -> Any:
-    return _repeated(output, copies, rows)
+def _repeated(value: Any, copies: int = 1, rows: int = 0, *_args: Any, **_kwargs: Any) -> Any:
+    """Return new tensors in the same tuple, list or dict, those with ``rows`` rows repeated, copy after copy.
 
-
-def _repeated(value: Any, copies: int = 1, rows: int = 0) -> Any:
-    """Return new tensors in the same tuple, list or dict, those with ``rows`` rows repeated, copy after copy."""
+    What else comes is ignored: the input of a layer whose forward this stands for.
+    """
 
     def repeat(tensor: Tensor) -> Tensor:
         per_example = copies > 1 and tensor.dim() > 0 and len(tensor) == rows

@@ -104,9 +104,19 @@ def _with_labels(
     real = batch["attention_mask"].bool()
     if is_encoder_decoder(model):
         targets = [getattr(sentence, "target", None) for sentence in sentences]
-        return batch | {"labels": _translated(tokenizer, targets) if all(targets) else _own_words(model, batch)}
+        if not all(targets):
+            return batch | {"labels": _own_words(model, batch)}
+        how = {"return_tensors": "pt", "padding": len(targets) > 1, "return_attention_mask": True}
+        encoding = tokenizer(text_target=[" ".join(words) for words in targets], **how)
+        return batch | {"labels": encoding["input_ids"].masked_fill(encoding["attention_mask"] == 0, IGNORE_INDEX)}
     if not predicts_own_input(model):
-        return batch | {"labels": _own_class(model, batch)}
+        logits = class_logits(model, batch)
+        if logits is None:
+            raise ValueError(
+                f"{type(model).__name__} predicts neither tokens nor a class, so it has no loss: load it with its head "
+                "(AutoModelForMaskedLM, AutoModelForSequenceClassification), or pass batches and loss= of your own"
+            )
+        return batch | {"labels": logits.argmax(-1).cpu()}
     if predicts_next_token(model):
         return batch | {"labels": batch["input_ids"].masked_fill(~real, IGNORE_INDEX)}
     return batch | _masked(tokenizer, batch["input_ids"], real, generator)
@@ -122,21 +132,10 @@ def tokenize(tokenizer: Any, sentences: Sequence) -> dict[str, Tensor]:
     return {name: value for name, value in encoding.items() if name != "special_tokens_mask"}
 
 
-def _translated(tokenizer: Any, targets: Sequence[Sequence[str]]) -> Tensor:
-    encoding = tokenizer(
-        text_target=[" ".join(words) for words in targets],
-        return_tensors="pt",
-        padding=len(targets) > 1,
-        return_attention_mask=True,
-    )
-    return encoding["input_ids"].masked_fill(encoding["attention_mask"] == 0, IGNORE_INDEX)
-
-
 def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Return the model's greedy output without its start token: (B, T'), -100 after the EOS token."""
-    output = model.generate(**on_device(model, batch), num_beams=1, do_sample=False, max_new_tokens=_MAX_GENERATED)[
-        :, 1:
-    ].cpu()
+    greedy = {"num_beams": 1, "do_sample": False, "max_new_tokens": _MAX_GENERATED}
+    output = model.generate(**on_device(model, batch), **greedy)[:, 1:].cpu()
     eos = model.generation_config.eos_token_id
     is_eos = torch.isin(output, torch.tensor([] if eos is None else eos).reshape(-1).to(output))
     return output.masked_fill((is_eos.cumsum(1) - is_eos.long()) > 0, IGNORE_INDEX)
@@ -148,16 +147,6 @@ def class_logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor | None:
     with frozen(model):
         logits = getattr(model(**on_device(model, batch)), "logits", None)
     return logits if isinstance(logits, Tensor) and logits.dim() == 2 else None
-
-
-def _own_class(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    logits = class_logits(model, batch)
-    if logits is None:
-        raise ValueError(
-            f"{type(model).__name__} predicts neither tokens nor a class, so it has no loss: load it with its head "
-            "(AutoModelForMaskedLM, AutoModelForSequenceClassification), or pass batches and loss= of your own"
-        )
-    return logits.argmax(-1).cpu()
 
 
 def _masked(tokenizer: Any, ids: Tensor, real: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
