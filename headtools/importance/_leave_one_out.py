@@ -5,8 +5,8 @@ head then begins at its layer: whatever ended before the head's output projectio
 and returns what was kept. Embeddings, masks, later layers and the loss run as always.
 
 1. The shortcut is not taken on trust: a run that begins at the last layer, with nothing changed, must end in the losses
-   of the full run. Where it does not (a layer that runs twice, a model that stores something on the side, a loss that
-   counts its calls), every head is switched off by ``ablate`` in a full run.
+   of the full run. Where it does not (a model stores something on the side, a loss counts its calls), or where a layer
+   runs twice, heads are switched off by ``ablate`` in full runs.
 2. A run over few tokens takes nearly as long as one over more. So heads of one layer share a run: tensors with one row
    per example are repeated, copy after copy, and each copy loses another head. This has to pass the same test.
 """
@@ -39,8 +39,7 @@ _TOKENS = 512
 class LeaveOneOut:
     """The losses of one batch, (B,): ``full`` with all heads, and ``without`` some heads of ``measured`` sites.
 
-    ``values`` are the ``replacement_values`` of these sites. ``trust`` holds how far the model passed the test with the
-    first batch: pass the same dict with all of them.
+    ``values`` are their ``replacement_values``. ``trust`` holds how the first batch passed the test: pass one dict.
     """
 
     def __init__(
@@ -192,11 +191,8 @@ def _replace_forward(stack: ExitStack, module: nn.Module, forward: Callable) -> 
     module.__dict__["forward"] = forward
 
 
-def _repeated(value: Any, copies: int = 1, rows: int = 0, *_args: Any, **_kwargs: Any) -> Any:
-    """Return new tensors in the same tuple, list or dict, those with ``rows`` rows repeated, copy after copy.
-
-    What else comes is ignored: the input of a layer whose forward this stands for.
-    """
+def _repeated(value: Any, copies: int = 1, rows: int = 0, *_input: Any, **_of_a_forward: Any) -> Any:
+    """Return new tensors in the same tuple, list or dict, those with ``rows`` rows repeated, copy after copy."""
 
     def repeat(tensor: Tensor) -> Tensor:
         per_example = copies > 1 and tensor.dim() > 0 and len(tensor) == rows
