@@ -81,7 +81,7 @@ def test_rises_equal_those_of_a_loop(name, runs):
 
 
 @pytest.mark.parametrize("by", ["mean", "resample", "uniform"])
-@pytest.mark.parametrize("name", ["bert", "albert", "gpt2", "llama", "marian", "t5", "encoder_decoder", "vit", "bloom"])
+@pytest.mark.parametrize("name", ["bert", "albert", "llama", "marian", "vit", "bloom"])
 def test_every_replacement_is_that_of_ablate(name, by):
     model, batch = zoo_model(name)
     if by == "uniform" and name in LEGACY:
@@ -322,57 +322,6 @@ def test_a_site_no_batch_comes_by_is_refused():
 # ---- batches of several sizes and forms ------------------------------------------------------------------------------
 
 
-class Weighted(nn.Module):
-    """Home-made layers that also take numbers which all examples share, and use them in one place or another."""
-
-    def __init__(self, use):
-        super().__init__()
-        self.inner, self.use = Layers("nothing"), use
-
-    def forward(self, inputs_embeds, w=None, more=None):
-        x = self.inner(inputs_embeds * w.sum() if w is not None and self.use == "first" else inputs_embeds)
-        return x * w.sum() if w is not None and self.use == "last" else x
-
-
-def summed(outputs, batch):
-    each = outputs.flatten(1).sin().sum(1)
-    if batch.get("more") is not None:
-        each = each * (batch["more"]["scale"][0].sum() if isinstance(batch["more"], dict) else batch["more"].norm())
-    return each
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def batches(sizes, **more):
-    return [{"inputs_embeds": draw(size, 5, 8, seed=size), **more} for size in sizes]
-
-
-@pytest.mark.parametrize("use", ["first", "last"])
-@pytest.mark.parametrize("sizes", [(3, 5), (5, 3), (3, 1, 5, 2)])
-def test_a_shared_tensor_with_as_many_numbers_as_a_batch_has_rows(use, sizes, runs):
-    model = Weighted(use).eval()
-    several = batches(sizes, w=draw(5).abs())
-    close(quietly(model, several, summed), by_loop(model, several, summed))
-    assert runs == [True] * len(sizes)
-
-
-@pytest.mark.parametrize("form", [lambda t: t, lambda t: {"scale": [t]}])
-def test_a_tensor_that_only_the_loss_reads(form, runs):
-    model = Weighted("nowhere").eval()
-    several = batches((3, 5, 4), more=form(draw(5)))
-    close(quietly(model, several, summed), by_loop(model, several, summed))
-    assert runs == [True] * 3
-
-
-def test_what_makes_no_difference_in_the_first_batch_may_make_one_later():
-    """A shared tensor of zeros can be copied or not; that of the next batch cannot."""
-    model = Weighted("first").eval()
-    several = [{"inputs_embeds": draw(5, 5, 8, seed=i), "w": draw(5) * i} for i in range(3)]
-    close(quietly(model, several, summed), by_loop(model, several, summed))
-
-
 @pytest.mark.parametrize("name", ["t5", "marian", "gpt2"])
 def test_batches_with_and_without_padding(name, runs):
     """T5 hands on a position bias for all examples, which has one row for each as soon as there is padding."""
@@ -484,6 +433,28 @@ def test_a_model_that_notices_other_copies_gets_none(crowd, copies, runs):
     check_label_loss(Crowded(model, crowd).eval(), batch)
     assert copies == [1]
     assert runs == [True]
+
+
+class Weighted(nn.Module):
+    """A model that also takes numbers which all examples share, as many as a batch has rows."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, w, **inputs):
+        outputs = self.model(**inputs)
+        outputs.logits = outputs.logits * w.sum()
+        return outputs
+
+
+def test_what_makes_no_difference_in_the_first_batch_may_make_one_later(copies):
+    """A shared tensor of zeros can be copied or not; that of the next batch cannot."""
+    model, batch = labelled("bert")
+    several = [batch | {"w": torch.arange(3.0) * number} for number in (0, 1, 2)]
+    check_label_loss(Weighted(model).eval(), several)
+    assert copies[0] > 1
+    assert copies[1:] == [1, 1]
 
 
 @pytest.mark.parametrize("by", ["mean", "resample"])
