@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import warnings
 import weakref
 from collections import Counter
@@ -67,7 +68,7 @@ class Site:
     @property
     def label(self) -> str:
         """Return the key as text: 'encoder 2', or 'text_model encoder 2'."""
-        return " ".join(str(part) for part in self.key)
+        return " ".join(map(str, self.key))
 
     @property
     def w_o(self) -> Tensor:
@@ -241,7 +242,9 @@ def select(sites: Sites, heads: Heads, original: bool = False) -> dict[Site, lis
             if head in selected.setdefault(site, []):
                 raise ValueError(f"head {site.label}.{head} is named twice: name each head once")
             selected[site].append(head)
-    return {site: sorted(indices) for site, indices in selected.items()}
+    for chosen in selected.values():
+        chosen.sort()
+    return selected
 
 
 def as_int(value: object) -> int:
@@ -301,7 +304,7 @@ def sites(model: nn.Module) -> Sites:
         return known
     with torch.inference_mode(False):  # rows of projections are kept, and may be used where gradients are needed
         found = _search(model)
-    if all(site.module is not model and site.out is not model for site in found):  # else it would never be freed
+    if found.all[0].name:  # a model that is itself attention would be kept alive by its own site
         _KNOWN[model] = state, found
     return found
 
@@ -395,15 +398,14 @@ def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) 
         latent=found.latent,
         original=() if state["empty"] else state["physical"],
         empty=state["empty"],
-        tokens_first=layout.tokens_first(module),
+        tokens_first=type(module).__module__.endswith(".modeling_fsmt"),  # (T, B, d_model), as in fairseq
     )
 
 
 def _path(site: Site) -> str:
     """Return the path above the first layer number: 'text_model.encoder.layers'."""
-    parts = site.name.split(".")
-    number = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
-    return ".".join(parts[:number])
+    parts = re.split(r"(?:^|\.)\d+(?:\.|$)", site.name, maxsplit=1)
+    return parts[0] if len(parts) > 1 else site.name.rpartition(".")[0]
 
 
 def _stack_name(path: str, paths: set[str]) -> str:

@@ -13,7 +13,6 @@ from headtools.heads._layout import (
     head_width,
     looks_like_attention,
     shape_of,
-    tokens_first,
     uses_interface,
 )
 
@@ -157,11 +156,6 @@ def test_the_width_of_one_head_alone_and_of_small_ones():
 def test_what_a_forward_names():
     assert not uses_interface(nn.Linear(2, 2))
     assert not uses_interface(type("Builtin", (nn.Module,), {"forward": len})())
-    assert not tokens_first(Attention())
-    fsmt = type("Attention", (nn.Module,), {"__module__": "somewhere.modeling_fsmt"})
-    assert tokens_first(fsmt())
-    far = type("Attention", (nn.Module,), {"__module__": "modeling_fsmt.else"})
-    assert not tokens_first(far())
 
 
 @pytest.mark.parametrize(
