@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from transformers import StaticCache
 
 import headtools as ht
 
 from .reference import untouched
-from .zoo import BUILDERS, INTERFACE, LEFT, error, run, zoo_model
+from .zoo import BUILDERS, INTERFACE, LEFT, error, fresh, run, zoo_model
 
 CAUSAL = tuple(name for name in INTERFACE if BUILDERS[name][1] == "causal")
 CASES = [(name, "right") for name in CAUSAL] + [(name, "left") for name in LEFT if name in CAUSAL]
@@ -140,3 +141,18 @@ def test_what_is_refused(name, heads, sizes, kind, message):
     model, _ = zoo_model(name)
     with pytest.raises(kind, match=message), ht.window(model, heads, *sizes):
         pass
+
+
+def test_a_static_cache_whose_slots_are_empty():
+    """Its first pass has no mask and more keys than queries: heads saw the future, and empty slots."""
+    model, batch = fresh("llama")
+    ids, heads = batch["input_ids"][:1, :5], {("decoder", 0): [1, 4]}
+    outputs = {}
+    for kernel in ("sdpa", "eager"):
+        model.set_attn_implementation(kernel)
+        with torch.no_grad(), ht.window(model, heads, first=1, recent=2):
+            outputs[kernel] = model(input_ids=ids).logits
+            cache = StaticCache(config=model.config, max_cache_len=12)
+            cached = model(input_ids=ids, past_key_values=cache, use_cache=True).logits
+        assert error(cached, outputs[kernel]) <= 1e-5
+    assert error(outputs["sdpa"], outputs["eager"]) <= 1e-4
