@@ -420,23 +420,18 @@ def _stack_name(path: str, paths: set[str]) -> str:
 
 
 def _no_sites_message(model: nn.Module, skipped: list[str], unknown_classes: list[str]) -> str:
-    name = type(model).__name__
     if skipped:
-        return (
-            f"{name}: found attention but not its heads, in {', '.join(skipped[:3])}; needs query, key, value "
-            "and output projections that are modules, or one module with queries, keys and values in an order that "
-            "headtools knows"
+        why = f"found attention but not its heads, in {', '.join(skipped[:3])}"
+    elif "MultiheadAttention" in unknown_classes:
+        why = (
+            "torch.nn.MultiheadAttention never calls its output projection as a module, so no hook can reach its heads"
         )
-    if "MultiheadAttention" in unknown_classes:
-        return (
-            f"{name} uses torch.nn.MultiheadAttention, which never calls its output projection as a module, so no hook "
-            "can reach its heads; use an attention written with nn.Linear modules instead"
-        )
-    if unknown_classes:
-        return (
-            f"{name}: {', '.join(sorted(set(unknown_classes)))} keeps its projections as bare tensors or under unknown "
-            "names, so its heads cannot be reached; use a model whose attention has query, key, value and output "
-            "projection modules"
-        )
-    count = sum(1 for _ in model.modules())
-    return f"{name} has no attention: none of its {count} modules is attention; pass a transformer, e.g. load()[0]"
+    elif unknown_classes:
+        names = ", ".join(sorted(set(unknown_classes)))
+        why = f"{names} keeps its projections as bare tensors or under unknown names, so its heads cannot be reached"
+    else:
+        return f"{type(model).__name__} has no attention: pass a transformer, e.g. load()[0]"
+    return (
+        f"{type(model).__name__}: {why}; needs query, key, value and output projections that are nn.Linear modules, or "
+        "one module with queries, keys and values in an order that headtools knows"
+    )

@@ -45,17 +45,6 @@ def test_weights_of_hidden_keys_go_to_the_others(name, side, first, recent):
     assert error(inside, before) > 1e-4, "the window hid nothing"
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_a_window_that_hides_nothing_changes_nothing(name):
-    model, batch = zoo_model(name)
-    everything = [(*site.key, head) for site in ht.sites(model) for head in range(site.heads)]
-    before = run(model, batch)
-    with ht.window(model, everything, first=0, recent=batch["input_ids"].shape[1]):
-        inside = run(model, batch)
-    assert torch.equal(inside, before)
-    assert torch.equal(run(model, batch), before)
-
-
 @pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_cache_sees_what_the_whole_text_sees(name, cache):
@@ -88,42 +77,6 @@ def test_windows_inside_one_another_hide_what_any_hides():
     maps = seen[key].maps[0, :2, last] > 0
     assert maps[0].nonzero().flatten().tolist() == [last]
     assert maps[1].nonzero().flatten().tolist() == [0, last]
-
-
-def test_uniform_attention_inside_a_window_is_over_what_is_left():
-    model, batch = zoo_model("llama")
-    key = ("decoder", 0)
-    with (
-        ht.window(model, {key: [0]}, 1, 2),
-        ht.ablate(model, {key: [0]}, replacement="uniform"),
-        ht.record(model, "maps") as seen,
-    ):
-        run(model, batch)
-    last = int(batch["attention_mask"][0].sum()) - 1
-    expected = torch.zeros(seen[key].maps.shape[-1])
-    expected[[0, last - 1, last]] = 1 / 3
-    assert (seen[key].maps[0, 0, last] - expected).abs().max() <= 1e-6
-
-
-def test_importance_is_measured_inside_a_window():
-    """The exact leave-one-out, which runs parts of the model apart, sees the window as a plain run does."""
-    model, batch = zoo_model("llama")
-    batch = batch | {"labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
-    key, heads = ("decoder", 1), {("decoder", 0): [0, 1], ("decoder", 2): [3]}
-    with ht.window(model, heads, 1, 1):
-        scores = ht.ablation(model, batch, sites=[key], progress=False)
-        before = ht.ablation(model, batch, sites=[("decoder", 2)], progress=False).values["decoder", 2]
-        naive = torch.stack([_loss(model, batch, {key: [head]}) - _loss(model, batch, {}) for head in range(6)])
-    assert (scores.values[key] - naive).abs().max() <= 1e-4
-    assert not torch.allclose(before, ht.ablation(model, batch, progress=False).values["decoder", 2], atol=1e-4)
-
-
-def _loss(model, batch, off):
-    from headtools.importance.loss import label_loss
-
-    with torch.no_grad(), ht.ablate(model, off):
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        return label_loss(model, model(**inputs), batch).mean()
 
 
 @pytest.mark.parametrize(
