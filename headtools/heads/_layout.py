@@ -130,7 +130,8 @@ def unwrapped(layer: nn.Module) -> nn.Module:
 
 def is_transposed(layer: nn.Module) -> bool:
     """Return whether a layer is GPT-2's Conv1D, whose weight is (in, out), and not (out, in) as in nn.Linear."""
-    return any(kind.__name__ == "Conv1D" for kind in type(unwrapped(layer)).__mro__)
+    kind = type(unwrapped(layer))
+    return "Conv1D" in (kind.__name__, kind.__base__.__name__)
 
 
 def is_projection(layer: nn.Module) -> bool:
@@ -226,10 +227,10 @@ class Layout:
 def find_projections(module: nn.Module, heads: int, value_dim: int) -> Layout:
     """Return the query, key and value projections of ``module`` with each head's rows; empty where unknown."""
     children = dict(module.named_children())
-    if all(_linear(children.get(name)) is not None for name in _LATENT):
+    if None not in map(_linear, map(children.get, _LATENT)):
         return Layout(latent=True)
     for names in _SEPARATE:
-        q, k, v = (_linear(children.get(name)) for name in names)
+        q, k, v = map(_linear, map(children.get, names))
         if names[0] == "q_proj" and q is not None and k is not None and v is None:
             v = k  # Gemma 4's global layers use the keys as values
         if q is not None and k is not None and v is not None:
