@@ -108,8 +108,8 @@ def obstacle(layer: nn.Module) -> str | None:
             "plain with its remove function, such as parametrize.remove_parametrizations(layer, 'weight')"
         )
     weight = layer._parameters.get("weight")
-    # torchao's weights say that they are float32: the type of the tensor tells
-    if type(weight) not in (Tensor, nn.Parameter) or weight.dtype not in _FLOAT_DTYPES:
+    # torchao's weights say that they are float32: the class of the tensor tells
+    if weight is None or weight.dtype not in _FLOAT_DTYPES or type(weight).__module__.startswith("torchao."):
         return (
             f"a {kind} does not keep its weight as a floating-point tensor (it is quantised); load the model in "
             "floating point. Gates, ablation and records of z work on quantised layers too"

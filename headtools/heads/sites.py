@@ -312,18 +312,26 @@ def sites(model: nn.Module) -> Sites:
 def _state(model: nn.Module) -> list:
     """Return all that a search depends on: sites that were found in another state may be wrong.
 
-    Of each module its name, identity and class, the shape of its weight, its own numbers and flags (``is_causal``,
-    ``num_heads``) and what was pruned; of each configuration its numbers and flags.
+    Of each module its identity and class and the shape of its weight; of those that hold others, the others' names, its
+    own numbers and flags (``is_causal``, ``num_heads``) and what was pruned; of configurations their numbers and flags.
     """
-    state, configs, plain = [], {}, (bool, int, str)
-    for name, module in model.named_modules():
+    state, configs, seen, plain = [], {}, set(), (bool, int, str)
+    waiting = [model]  # faster than named_modules, which every call of a context would pay for
+    while waiting:
+        module = waiting.pop()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
         own = vars(module)
-        weight = own["_parameters"].get("weight")
+        children, weight = own["_modules"], own["_parameters"].get("weight")
         shape = None if weight is None or is_lazy(weight) else (weight.shape, weight.dtype)
-        values = [(key, value) for key, value in own.items() if type(value) in plain and key != "training"]
-        state.append((name, id(module), type(module), shape, values, str(own.get(layout.PRUNED, ""))))
-        config = getattr(own.get("config"), "shared", own.get("config"))  # a pruned layer has a view of the shared one
-        configs[id(config)] = getattr(config, "__dict__", {})
+        state.append((id(module), type(module), shape))
+        if children:
+            values = [(key, value) for key, value in own.items() if type(value) in plain and key != "training"]
+            state.append((*children, values, str(own.get(layout.PRUNED, ""))))
+            config = getattr(own.get("config"), "shared", own.get("config"))  # a pruned layer has a view of the shared
+            configs[id(config)] = getattr(config, "__dict__", {})
+            waiting += children.values()
     for config in configs.values():  # an underscore: the attention function, which contexts switch
         state.append([(key, value) for key, value in config.items() if type(value) in plain and key[0] != "_"])
     return state

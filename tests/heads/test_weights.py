@@ -37,6 +37,8 @@ def quantised(model):
 class Subclass(torch.Tensor):
     """Stands for a quantised weight that says it is float32, as torchao's do."""
 
+    __module__ = "torchao.quantization"
+
 
 def wrapped_tensor(layer):
     layer._parameters["weight"] = nn.Parameter(layer.weight.detach().as_subclass(Subclass))
