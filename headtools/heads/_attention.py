@@ -50,7 +50,8 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
     configs = _configs(model)
 
     def check(_module: nn.Module, _args: tuple) -> None:
-        for name in [config._attn_implementation_internal for config in configs]:
+        for config in configs:
+            name = config._attn_implementation_internal
             if name not in (EAGER, SDPA):
                 raise RuntimeError(
                     f"the model's attention was set to {name!r} inside a context of headtools, which therefore "
@@ -87,7 +88,8 @@ def _configs(model: nn.Module) -> list:
     """Return each configuration object from which a module reads its attention function, once."""
     configs: dict[int, Any] = {}
     for module in model.modules():
-        config = unwrapped_config(getattr(module, "config", None))
+        config = getattr(module, "config", None)
+        config = getattr(config, "shared", config)  # a pruned layer's view
         if config is None or not hasattr(config, "_attn_implementation_internal"):
             continue
         switchable = getattr(module, "_can_set_attn_implementation", None)
@@ -189,7 +191,7 @@ def _run(
     def visible() -> Tensor:
         return visible_keys(mask, q, k, causal).expand(len(q), -1, -1, -1)
 
-    heads = sorted({head for heads in entries(module, _UNIFORM) for head in heads})
+    heads = sorted(set().union(*entries(module, _UNIFORM)))
     result = uniform(heads) if heads else function(module, q, k, v, mask, **kwargs)
     for tap in entries(module, TAPS):  # (B, head or kv_head, token, width); maps (B, head, query, key)
         maps = {"maps": result[1]} if shows_maps else {}

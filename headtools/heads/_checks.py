@@ -35,12 +35,12 @@ def check_not_compiled(model: nn.Module) -> None:
 
 def check_not_offloaded(model: nn.Module, what: str) -> None:
     """Raise ``ValueError`` for a model some of whose weights are offloaded (``device_map``) until their layer runs."""
-    offloaded = [name for name, weight in model.named_parameters() if weight.is_meta]
-    if offloaded:
-        raise ValueError(
-            f"{what} reads the model's weights, and {len(offloaded)} of them are offloaded, such as {offloaded[0]}; "
-            "load the model without offloading, device_map=None, or on devices with enough memory for all of it"
-        )
+    for name, weight in model.named_parameters():
+        if weight.is_meta:
+            raise ValueError(
+                f"{what} reads the model's weights, and {name} is offloaded; load the model without offloading, "
+                "device_map=None, or on devices with enough memory for all of it"
+            )
 
 
 def check_plain_weights(model: nn.Module, modules: Iterable[nn.Module], what: str) -> None:
@@ -131,14 +131,7 @@ def _check_inputs(model: nn.Module, args: tuple, kwargs: dict) -> None:
 
 # --- NaN and infinity -------------------------------------------------------------------------------------------------
 
-# what ``record`` keeps: its name in messages, and the dimension of the heads
-_RECORDED = {
-    "maps": ("attention weights", 1),
-    "z": ("outputs z", 2),
-    "q": ("queries", 1),
-    "k": ("keys", 1),
-    "v": ("values", 1),
-}
+_RECORDED = {"maps": "attention weights", "z": "outputs z", "q": "queries", "k": "keys", "v": "values"}
 
 
 def check_recorded(model: nn.Module, site: Site, name: str, recorded: Tensor) -> None:
@@ -148,12 +141,13 @@ def check_recorded(model: nn.Module, site: Site, name: str, recorded: Tensor) ->
     """
     if recorded.sum(dtype=torch.promote_types(recorded.dtype, torch.float32)).isfinite():
         return
-    description, dim = _RECORDED[name]
-    broken = ~recorded.isfinite().movedim(dim, 0).flatten(1).all(1)  # (heads,), or (kv_heads,) for k and v
+    broken = ~recorded.isfinite().movedim(2 if name == "z" else 1, 0).flatten(1).all(
+        1
+    )  # (heads,), or (kv_heads,) for k and v
     if broken.any():  # else only the sum overflowed
         heads = broken.repeat_interleave(site.heads // len(broken)).nonzero().flatten().tolist()
         raise ValueError(
-            f"{site.label}, {heads_label(heads, site.heads)}: {description} are NaN or infinite; "
+            f"{site.label}, {heads_label(heads, site.heads)}: {_RECORDED[name]} are NaN or infinite; "
             f"{explain_nonfinite(model)}"
         )
 

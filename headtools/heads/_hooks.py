@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,29 +26,21 @@ from headtools.heads.sites import Site
 
 Edit = Callable[[Tensor], Tensor]  # z (..., head, value_dim) -> the same shape
 
-_HELD, _COPYABLE = "held", "held, and may be copied"
+# {(id of an object, slot): {token of a context: its value}}, in order of entry. An open context keeps the object alive,
+# so that no other gets its id.
+_OPEN: dict[tuple[int, str], dict[object, Any]] = {}
+_HELD = "held"  # (name of the context, its thread, whether the object may be copied)
 _GETSTATE = "__getstate__"  # copy and pickle call it first; set in the __dict__ of a module that a context holds
 _LOCK = threading.RLock()
 
 
-@dataclass(eq=False)
-class _Entry:
-    owner: object  # a reference, so that no other object can get its id
-    slot: str
-    value: Any
-    original: Any = None
-
-
-_OPEN: dict[int, list[_Entry]] = {}  # by the id of their owner, in order of entry
-
-
 def entries(owner: object, slot: str) -> list:
     """Return what the open contexts entered for an object under the name ``slot``, the oldest first."""
-    return [entry.value for entry in _OPEN.get(id(owner), ()) if entry.slot == slot]
+    return list(_OPEN.get((id(owner), slot), {}).values())
 
 
 @contextmanager
-def append_entry(owner: object, slot: str, value: Any) -> Iterator[_Entry]:
+def append_entry(owner: object, slot: str, value: Any) -> Iterator[None]:
     """Keep an entry for an object while the context lasts.
 
     >>> layer = nn.Identity()
@@ -59,16 +50,16 @@ def append_entry(owner: object, slot: str, value: Any) -> Iterator[_Entry]:
     >>> entries(layer, "taps")
     []
     """
-    entry = _Entry(owner, slot, value)
+    key, token = (id(owner), slot), object()
     with _LOCK:
-        _OPEN.setdefault(id(owner), []).append(entry)
+        _OPEN.setdefault(key, {})[token] = value
     try:
-        yield entry
+        yield
     finally:
         with _LOCK:
-            _OPEN[id(owner)].remove(entry)
-            if not _OPEN[id(owner)]:
-                del _OPEN[id(owner)]
+            del _OPEN[key][token]
+            if not _OPEN[key]:
+                del _OPEN[key]
 
 
 @contextmanager
@@ -89,12 +80,10 @@ def override(
     >>> two.__exit__(None, None, None), lamp["brightness"]
     (False, 1)
     """
-    with _LOCK:
-        open_before = [entry for entry in _OPEN.get(id(owner), ()) if entry.slot == name]
-        original = open_before[0].original if open_before else read()
+    known = entries(owner, f"{name}, original")
+    original = known[0] if known else read()
     try:
-        with append_entry(owner, name, value) as entry:
-            entry.original = original
+        with append_entry(owner, f"{name}, original", original), append_entry(owner, name, value):
             write(original, entries(owner, name))
             yield
     finally:
@@ -106,8 +95,8 @@ def claimed(context: str, targets: Iterable[object], copyable: bool = False) -> 
     """Hold objects (modules, weights, configurations) for this thread while the context named ``context`` lasts.
 
     Unless ``copyable``, modules among them cannot be copied or pickled until it ends: the copy would keep the hooks for
-    ever. Raises ``RuntimeError`` where another living thread holds one of them: each would measure
-    what the other does. The model may run in another thread, as ``generate`` with a streamer lets it.
+    ever. Raises ``RuntimeError`` where another living thread holds one of them: each would measure what the other does.
+    The model may run in another thread, as ``generate`` with a streamer lets it.
 
     >>> import copy
     >>> layer = nn.Linear(2, 2)
@@ -116,34 +105,31 @@ def claimed(context: str, targets: Iterable[object], copyable: bool = False) -> 
     Traceback (most recent call last):
     RuntimeError: the model cannot be copied or pickled inside ablate(): ...
     """
-    targets, me = list({id(target): target for target in targets}.values()), threading.current_thread()
-    with _LOCK:
-        for target in targets:
-            for other, thread in entries(target, _HELD) + entries(target, _COPYABLE):
-                if thread is not me and thread.is_alive():
-                    raise RuntimeError(
-                        f"{context} in thread {me.name!r}: {type(target).__name__} is inside {other} in thread "
-                        f"{thread.name!r}, and each would measure what the other does. Give each thread its own model, "
-                        "copy.deepcopy(model), or let one wait for the other with a threading.Lock"
-                    )
-    try:
-        with ExitStack() as stack:
+    targets, me = list(targets), threading.current_thread()
+    with ExitStack() as stack:
+        with _LOCK:
             for target in targets:
-                stack.enter_context(append_entry(target, _COPYABLE if copyable else _HELD, (context, me)))
-                _allow_copies(target)
-            yield
-    finally:
-        for target in targets:
-            _allow_copies(target)
+                for other, thread, _ in entries(target, _HELD):
+                    if thread is not me and thread.is_alive():
+                        raise RuntimeError(
+                            f"{context} in thread {me.name!r}: {type(target).__name__} is inside {other} in thread "
+                            f"{thread.name!r}, and each would measure what the other does. Give each thread its own "
+                            "model, copy.deepcopy(model), or let one wait for the other with a threading.Lock"
+                        )
+            for target in targets:
+                stack.callback(_set_copyable, target)  # called after the entry is gone
+                stack.enter_context(append_entry(target, _HELD, (context, me, copyable)))
+                _set_copyable(target)
+        yield
 
 
-def _allow_copies(target: object) -> None:
-    """Let a module be copied if no open context forbids it, else not."""
-    holding = entries(target, _HELD)
-    if isinstance(target, nn.Module) and holding:
-        vars(target)[_GETSTATE] = functools.partial(_refuse_copy, holding[-1][0])
-    elif isinstance(target, nn.Module):
+def _set_copyable(target: object) -> None:
+    """Let a module be copied where no open context forbids it."""
+    if isinstance(target, nn.Module):
         vars(target).pop(_GETSTATE, None)
+        for context, _, copyable in entries(target, _HELD):
+            if not copyable:
+                vars(target)[_GETSTATE] = functools.partial(_refuse_copy, context)
 
 
 def _refuse_copy(context: str) -> None:
@@ -157,7 +143,7 @@ def _refuse_copy(context: str) -> None:
 def check_no_open_context(model: nn.Module, what: str) -> None:
     """Raise ``RuntimeError`` where ``what`` would change a model permanently while a context holds part of it."""
     for module in model.modules():
-        for name, _ in entries(module, _HELD) + entries(module, _COPYABLE):
+        for name, *_ in entries(module, _HELD):
             raise RuntimeError(
                 f"{what} changes the model permanently, and {name} is open, which will restore what it changed: "
                 f"end the context first, then call {what}"
@@ -170,8 +156,10 @@ def intervention(model: nn.Module, context: str, sites: Iterable[Site]) -> Itera
 
     ``context`` is the context's name, such as "ablate()", for error messages.
     """
-    modules = (module for site in sites for module in (site.module, site.out))
-    with claimed(context, [model, *modules]), _uncompiled(), checked_inputs(model):
+    targets: list[nn.Module] = [model]
+    for site in sites:
+        targets += (site.module, site.out)
+    with claimed(context, targets), _uncompiled(), checked_inputs(model):
         yield
 
 
@@ -190,7 +178,7 @@ def _uncompiled() -> Iterator[None]:
     def write(original: Any, values: list) -> None:
         dynamo._set_stance(dynamo.DynamoStance("force_eager") if values else original)
 
-    with override(dynamo, "stance", None, lambda: dynamo._stance, write):
+    with override(dynamo, "stance", None, functools.partial(getattr, dynamo, "_stance"), write):
         yield
 
 

@@ -73,8 +73,9 @@ def _causal_by_masks(root: nn.Module, name: str) -> bool | None:
     for owner in enclosing_modules(root, name):
         kind = type(owner)
         called = names_in(kind.forward)
-        for method in [each for each in called if "mask" in each and inspect.isfunction(getattr(kind, each, None))]:
-            called |= names_in(getattr(kind, method))  # its forward leaves the masks to a method
+        for method in list(called):
+            if "mask" in method and inspect.isfunction(getattr(kind, method, None)):
+                called |= names_in(getattr(kind, method))  # its forward leaves the masks to a method
         if "create_bidirectional_mask" in called:
             return False
         if "create_causal_mask" in called:

@@ -108,8 +108,8 @@ def obstacle(layer: nn.Module) -> str | None:
             "plain with its remove function, such as parametrize.remove_parametrizations(layer, 'weight')"
         )
     weight = layer._parameters.get("weight")
-    # torchao's weights say that they are float32: the type of the tensor tells
-    if type(weight) not in (Tensor, nn.Parameter) or weight.dtype not in _FLOAT_DTYPES:
+    # torchao's weights say that they are float32: the class of the tensor tells
+    if weight is None or weight.dtype not in _FLOAT_DTYPES or type(weight).__module__.startswith("torchao."):
         return (
             f"a {kind} does not keep its weight as a floating-point tensor (it is quantised); load the model in "
             "floating point. Gates, ablation and records of z work on quantised layers too"
@@ -119,7 +119,7 @@ def obstacle(layer: nn.Module) -> str | None:
 
 def unwrapped(layer: nn.Module) -> nn.Module:
     """Return the layer inside PEFT's adapters and trained copies, or the layer itself where there are none."""
-    while any(base.__module__.startswith("peft.") for base in type(layer).__mro__):
+    while type(layer).__module__.startswith("peft."):
         inner = getattr(layer, "base_layer", None)
         inner = getattr(layer, "original_module", None) if inner is None else inner
         if inner is None:
@@ -130,7 +130,8 @@ def unwrapped(layer: nn.Module) -> nn.Module:
 
 def is_transposed(layer: nn.Module) -> bool:
     """Return whether a layer is GPT-2's Conv1D, whose weight is (in, out), and not (out, in) as in nn.Linear."""
-    return any(kind.__name__ == "Conv1D" for kind in type(unwrapped(layer)).__mro__)
+    kind = type(unwrapped(layer))
+    return "Conv1D" in (kind.__name__, kind.__base__.__name__)
 
 
 def is_projection(layer: nn.Module) -> bool:
@@ -176,11 +177,6 @@ def looks_like_attention(module: nn.Module) -> bool:
     return fused or any(all(_linear(children.get(n)) is not None for n in names) for names in _SEPARATE)
 
 
-def tokens_first(module: nn.Module) -> bool:
-    """Return whether attention works on (T, B, d_model), as in fairseq, and not on (B, T, d_model)."""
-    return type(module).__module__.endswith(".modeling_fsmt")
-
-
 def _linear(module: object) -> nn.Module | None:
     """Return the matrix inside ``module``: itself, or the ``linear`` it wraps (Moshi, Gemma 4 vision), or None."""
     if isinstance(module, nn.Module):
@@ -208,17 +204,14 @@ def find_output(root: nn.Module, name: str, module: nn.Module) -> nn.Module | No
 
 def head_width(module: nn.Module, out: nn.Module) -> int | None:
     """Return the number of features of one head in ``out``'s input (value_dim), or None where nothing determines it."""
-    width = shape_of(out)[1]
-
-    def divisors(source: object, names: tuple[str, ...]) -> list[int]:
-        values = (getattr(source, name, None) for name in names)
-        return [value for value in values if type(value) is int and value > 0 and width % value == 0]
-
-    if widths := divisors(module, _HEAD_DIM):
-        return widths[0]
+    width, config = shape_of(out)[1], getattr(module, "config", None)
     # a pruned module is right, its configuration is not
-    counts = divisors(module, QUERY_HEADS) or divisors(getattr(module, "config", None), QUERY_HEADS)
-    return width // counts[0] if counts else None
+    for source, names in ((module, _HEAD_DIM), (module, QUERY_HEADS), (config, QUERY_HEADS)):
+        for name in names:
+            value = getattr(source, name, None)
+            if type(value) is int and value > 0 and width % value == 0:
+                return value if names is _HEAD_DIM else width // value
+    return None
 
 
 @dataclass(frozen=True)
@@ -234,10 +227,10 @@ class Layout:
 def find_projections(module: nn.Module, heads: int, value_dim: int) -> Layout:
     """Return the query, key and value projections of ``module`` with each head's rows; empty where unknown."""
     children = dict(module.named_children())
-    if all(_linear(children.get(name)) is not None for name in _LATENT):
+    if None not in map(_linear, map(children.get, _LATENT)):
         return Layout(latent=True)
     for names in _SEPARATE:
-        q, k, v = (_linear(children.get(name)) for name in names)
+        q, k, v = map(_linear, map(children.get, names))
         if names[0] == "q_proj" and q is not None and k is not None and v is None:
             v = k  # Gemma 4's global layers use the keys as values
         if q is not None and k is not None and v is not None:

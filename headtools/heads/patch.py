@@ -38,7 +38,7 @@ def patch(
     Combined with ``record``, ``gates`` or ``ablate``, hooks run in the order of entry.
 
     Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads or positions that are not there, heads named twice
-    and a source without them, ``TypeError`` for a source of another kind, ``RuntimeError`` for a model compiled before;
+    and a source without them, ``TypeError`` for a source of another kind, ``RuntimeError`` for a compiled model;
     when the model runs, ``ValueError`` for a run with another number of rows or tokens than the source's.
 
     Vig et al. 2020 (arXiv:2004.12265) for heads; Meng et al. 2022 (arXiv:2202.05262) call their variant causal tracing.
@@ -65,22 +65,18 @@ def patch(
             'with record(model, want="z") as source: model(**batch)'
         )
     if positions is not None and not isinstance(positions, Tensor):
-        positions = torch.tensor([_token_index(position) for position in positions], dtype=torch.long)
+        for position in positions:
+            if isinstance(position, bool) or not isinstance(position, int) or position < 0:
+                raise ValueError(f"a position is the index of a token, from 0, got {position!r}; or pass a mask (B, T)")
+        positions = torch.tensor(list(positions), dtype=torch.long)
     if positions is not None and not positions.numel():
         raise ValueError("got no positions, so nothing would be patched: leave them out to patch every token")
-    values = {site: _source_values(site, source) for site in selected}
-    edits = {site: _patch_edit(site, indices, values[site], positions) for site, indices in selected.items()}
+    edits = {site: _patch_edit(site, off, _calls(site, source), positions) for site, off in selected.items()}
     with edit_outputs(model, "patch()", edits):
         yield
 
 
-def _token_index(position: object) -> int:
-    if isinstance(position, bool) or not isinstance(position, int) or position < 0:
-        raise ValueError(f"a position is the index of a token, from 0, got {position!r}; or pass a mask (B, T)")
-    return position
-
-
-def _source_values(site: Site, source: Source) -> list[Tensor]:
+def _calls(site: Site, source: Source) -> list[Tensor]:
     """Return the outputs z that a source has for a site, one per call."""
     if isinstance(source, Mapping) and site.key not in source:
         raise KeyError(f"the source has nothing for {site.label}; it has {list(source)}")
@@ -96,42 +92,37 @@ def _source_values(site: Site, source: Source) -> list[Tensor]:
     return calls
 
 
-def _patch_edit(site: Site, heads: list[int], values: list[Tensor], positions: Tensor | None) -> Edit:
-    calls = count()
-    # computed here, since reading a tensor's value would break the graph of torch.compile
-    last = None if positions is None or positions.dtype == torch.bool else int(positions.max())
+def _patch_edit(site: Site, heads: list[int], calls: list[Tensor], positions: Tensor | None) -> Edit:
+    """Return the edit of z (B, T, head, value_dim) that takes ``heads`` from the source's calls in turn."""
+    number = count()
 
     def edit(z: Tensor) -> Tensor:
-        new = values[next(calls) % len(values)].to(z)
-        if new.shape[1:] != z.shape[1:] or len(new) not in (1, len(z)):
+        new, index = calls[next(number) % len(calls)].to(z), torch.tensor(heads, device=z.device)
+        rows, tokens = z.shape[:2]
+        if new.shape[1] != tokens or len(new) not in (1, rows):
             raise ValueError(
-                f"{site.label} runs on {_shape_label(z)} here and ran on {_shape_label(new)} in the source: patching "
-                "replaces each token's output by that of the same position, so both runs need equal numbers of rows "
-                "and of tokens, padding included"
+                f"{site.label} runs on {rows} rows of {tokens} tokens here and ran on {new.shape[0]} rows of "
+                f"{new.shape[1]} tokens in the source: patching replaces each token's output by that of the same "
+                "position, so both runs need equal numbers of rows and of tokens, padding included"
             )
-        index = torch.tensor(heads, device=z.device)
         patched = new.expand_as(z).index_select(-2, index)  # (B, T, selected heads, value_dim)
         if positions is not None:
-            at_position = _mask(site, z, positions, last)[..., None, None]
-            patched = torch.where(at_position, patched, z.index_select(-2, index))
+            patched = torch.where(at_positions(z)[..., None, None], patched, z.index_select(-2, index))
         return z.index_copy(-2, index, patched)
 
+    def at_positions(z: Tensor) -> Tensor:  # (B, T) bool
+        rows, tokens = z.shape[:2]
+        if positions.dtype == torch.bool:
+            if positions.shape != (rows, tokens):
+                shape = tuple(positions.shape)
+                raise ValueError(
+                    f"got a mask of positions of shape {shape}, and {site.label} runs on {rows} rows of {tokens} tokens"
+                )
+            return positions.to(z.device)
+        if positions.max() >= tokens:
+            last = int(positions.max())
+            raise ValueError(f"position {last} of {site.label} is not there: the run has tokens 0..{tokens - 1}")
+        chosen = torch.zeros(rows, tokens, dtype=torch.bool, device=z.device)
+        return chosen.index_fill(1, positions.to(z.device), True)
+
     return edit
-
-
-def _mask(site: Site, z: Tensor, positions: Tensor, last: int | None) -> Tensor:
-    """Return the positions to patch in z (B, T, H, value_dim) as a mask (B, T); ``last`` is the largest index."""
-    if positions.dtype != torch.bool:
-        if last >= z.shape[-3]:
-            raise ValueError(f"position {last} of {site.label} is not there: the run has tokens 0..{z.shape[-3] - 1}")
-        mask = torch.zeros(z.shape[:-2], dtype=torch.bool, device=z.device)
-        mask[..., positions.to(z.device)] = True
-        return mask
-    if positions.shape != z.shape[:-2]:
-        shape = tuple(positions.shape)
-        raise ValueError(f"got a mask of positions of shape {shape}, and {site.label} runs on {_shape_label(z)}")
-    return positions.to(z.device)
-
-
-def _shape_label(z: Tensor) -> str:
-    return f"{z.shape[0]} rows of {z.shape[1]} tokens"

@@ -15,7 +15,7 @@ Requirements:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType
 
 import torch
@@ -126,7 +126,8 @@ def ungrouped(model: nn.Module) -> list[tuple]:
 def _cut(model: nn.Module, selected: Mapping[Site, list[int]], copied: bool = False) -> None:
     check_not_compiled(model)
     check_no_open_context(model, "prune()")
-    check_plain_weights(model, [module for site in selected for module in (*site.module.modules(), site.out)], "prune")
+    for site in selected:
+        check_plain_weights(model, (*site.module.modules(), site.out), "prune")
     cuts = [_plan_cut(site, heads, copied) for site, heads in selected.items()]  # raises before any change
     with torch.no_grad():
         for apply_cut in cuts:
@@ -139,18 +140,18 @@ def _plan_cut(site: Site, cut: list[int], copied: bool) -> Callable[[], None]:
     With ``copied`` every query head gets its own keys and values, also where it could share them.
     """
     check_prunable(site)
-    keep = [head for head in range(site.heads) if head not in cut]
+    keep = sorted(set(range(site.heads)) - set(cut))
     empty = not keep
     keep = keep or [0]  # the silent head: its columns of the output projection become 0
     groups = [head // (site.heads // site.kv_heads) for head in keep]  # the key-value head of each query head
-    sizes = {groups.count(group) for group in groups}
     # groups of one size still share their keys and values; else a repeated index copies them
-    key_heads = groups if copied or len(sizes) > 1 else sorted(set(groups))
-    slices = _rows_to_keep(site, keep, key_heads)
+    even = len(set(map(groups.count, groups))) == 1
+    key_heads = sorted(set(groups)) if even and not copied else groups
+    slices = list(_rows_to_keep(site, keep, key_heads))
     state = site.module.__dict__.get(PRUNED) or {"removed": (), "physical": site.original}
     new_state = {
-        "removed": tuple(sorted((*state["removed"], *(site.original[head] for head in cut)))),
-        "physical": tuple(state["physical"][head] for head in keep),
+        "removed": tuple(sorted((*state["removed"], *map(site.original.__getitem__, cut)))),
+        "physical": tuple(map(state["physical"].__getitem__, keep)),
         "empty": empty,
         "ungrouped": state.get("ungrouped", False) or len(set(key_heads)) < len(key_heads),
     }
@@ -186,7 +187,9 @@ def check_prunable(site: Site) -> None:
     if type(site.module).__name__ == "UMT5Attention":
         raise ValueError(f"{name} shapes its tensors by the full number of heads: {advice}")
     projections = list(dict.fromkeys((site.q.module, site.k.module, site.v.module, site.out)))
-    sliced = {id(tensor) for module in projections for tensor in module.parameters()}
+    sliced: set[int] = set()
+    for module in projections:
+        sliced |= set(map(id, module.parameters()))
     for parameter, tensor in site.module.named_parameters():
         harmless = (
             id(tensor) in sliced
@@ -207,13 +210,15 @@ def check_prunable(site: Site) -> None:
         if not isinstance(module, nn.Linear) and not layout.is_transposed(module):
             kind = type(module).__name__
             raise ValueError(f"{name} projects with {kind}; only nn.Linear and Conv1D can be sliced: {advice}")
-        rows = [projection.rows.flatten() for projection in (site.q, site.k, site.v) if projection.module is module]
-        if rows and len(torch.cat(rows).unique()) != layout.shape_of(module)[0]:
+        rows: set[int] = set()
+        for projection in (site.q, site.k, site.v):
+            rows |= set(projection.rows.flatten().tolist()) if projection.module is module else set()
+        if rows and len(rows) != layout.shape_of(module)[0]:
             raise ValueError(f"{name}: a projection computes more than queries, keys and values: {advice}")
 
 
-def _rows_to_keep(site: Site, queries: list[int], keys: list[int]) -> list[tuple[nn.Module, Tensor]]:
-    """Return each projection module with the rows to keep, in the order in which the model's forward reads them."""
+def _rows_to_keep(site: Site, queries: list[int], keys: list[int]) -> Iterator[tuple[nn.Module, Tensor]]:
+    """Yield each projection module with the rows to keep, in the order in which the model's forward reads them."""
     kept = [(site.q, queries), (site.k, keys)]
     if site.k.module is not site.v.module or not torch.equal(site.k.rows, site.v.rows):  # Gemma 4: keys are the values
         kept.append((site.v, keys))
@@ -222,10 +227,8 @@ def _rows_to_keep(site: Site, queries: list[int], keys: list[int]) -> list[tuple
         by_module.setdefault(projection.module, []).append(projection.rows[heads])  # (heads, width)
     # in a fused projection: head by head, [q0 k0 v0 | q1 k1 v1 | ...] (GPT-NeoX), and not [q | k | v]
     by_head = site.q.module is site.k.module and site.heads > 1 and bool(site.q.rows[1, 0] > site.k.rows[0, 0])
-    return [
-        (module, torch.stack(parts, 1).flatten() if by_head else torch.cat([rows.flatten() for rows in parts]))
-        for module, parts in by_module.items()
-    ]
+    for module, parts in by_module.items():
+        yield module, torch.stack(parts, 1).flatten() if by_head else torch.cat(parts).flatten()
 
 
 def _slice(module: nn.Module, index: Tensor, outgoing: bool) -> None:
@@ -261,11 +264,16 @@ def _resize(site: Site, heads: int, kv_heads: int) -> None:
             setattr(module, name, heads * site.value_dim)
     if own.get(_KEY_WIDTH) == site.kv_heads * site.head_dim and _KEY_WIDTH in reads:
         setattr(module, _KEY_WIDTH, kv_heads * site.head_dim)
-    missing = {name: size for name, size in sizes.items() if name in reads and name not in own}
-    if missing and hasattr(module, "config"):  # Phi-3 reads its sizes from the shared configuration
-        module.config = LayerConfig(module.config, missing)
+    for name in sizes.keys() - (reads - own.keys()):
+        del sizes[name]
+    if sizes and hasattr(module, "config"):  # Phi-3 reads its sizes from the shared configuration
+        module.config = LayerConfig(module.config, sizes)
 
 
 def _names_read(code: CodeType) -> set[str]:
     """Return the names that a function reads, its comprehensions included."""
-    return set(code.co_names).union(*(_names_read(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+    names = set(code.co_names)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            names |= _names_read(inner)
+    return names

@@ -110,11 +110,12 @@ def record(
     if not want or not set(want) <= set(_QUANTITIES):
         raise ValueError(f"want must name some of {', '.join(_QUANTITIES)}; got {want!r}")
     check_not_compiled(model)
-    if not training and any(module.training for module in model.modules()):
-        raise ValueError("the model is in training mode, so dropout would change the maps: call model.eval() first")
+    for module in model.modules():
+        if module.training and not training:
+            raise ValueError("the model is in training mode, so dropout would change the maps: call model.eval() first")
     all_sites = sites(model)
     selected = all_sites.pick(only)
-    from_attention = [name for name in want if name != "z"]
+    from_attention = sorted(set(want) - {"z"})
     for site in selected if from_attention else ():
         check_interface(
             site,

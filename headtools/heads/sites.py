@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import warnings
 import weakref
 from collections import Counter
@@ -67,7 +68,7 @@ class Site:
     @property
     def label(self) -> str:
         """Return the key as text: 'encoder 2', or 'text_model encoder 2'."""
-        return " ".join(str(part) for part in self.key)
+        return " ".join(map(str, self.key))
 
     @property
     def w_o(self) -> Tensor:
@@ -241,7 +242,9 @@ def select(sites: Sites, heads: Heads, original: bool = False) -> dict[Site, lis
             if head in selected.setdefault(site, []):
                 raise ValueError(f"head {site.label}.{head} is named twice: name each head once")
             selected[site].append(head)
-    return {site: sorted(indices) for site, indices in selected.items()}
+    for chosen in selected.values():
+        chosen.sort()
+    return selected
 
 
 def as_int(value: object) -> int:
@@ -301,7 +304,7 @@ def sites(model: nn.Module) -> Sites:
         return known
     with torch.inference_mode(False):  # rows of projections are kept, and may be used where gradients are needed
         found = _search(model)
-    if all(site.module is not model and site.out is not model for site in found):  # else it would never be freed
+    if found.all[0].name:  # a model that is itself attention would be kept alive by its own site
         _KNOWN[model] = state, found
     return found
 
@@ -309,18 +312,26 @@ def sites(model: nn.Module) -> Sites:
 def _state(model: nn.Module) -> list:
     """Return all that a search depends on: sites that were found in another state may be wrong.
 
-    Of each module its name, identity and class, the shape of its weight, its own numbers and flags (``is_causal``,
-    ``num_heads``) and what was pruned; of each configuration its numbers and flags.
+    Of each module its identity and class and the shape of its weight; of those that hold others, the others' names, its
+    own numbers and flags (``is_causal``, ``num_heads``) and what was pruned; of configurations their numbers and flags.
     """
-    state, configs, plain = [], {}, (bool, int, str)
-    for name, module in model.named_modules():
+    state, configs, seen, plain = [], {}, set(), (bool, int, str)
+    waiting = [model]  # faster than named_modules, which every call of a context would pay for
+    while waiting:
+        module = waiting.pop()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
         own = vars(module)
-        weight = own["_parameters"].get("weight")
+        children, weight = own["_modules"], own["_parameters"].get("weight")
         shape = None if weight is None or is_lazy(weight) else (weight.shape, weight.dtype)
-        values = [(key, value) for key, value in own.items() if type(value) in plain and key != "training"]
-        state.append((name, id(module), type(module), shape, values, str(own.get(layout.PRUNED, ""))))
-        config = getattr(own.get("config"), "shared", own.get("config"))  # a pruned layer has a view of the shared one
-        configs[id(config)] = getattr(config, "__dict__", {})
+        state.append((id(module), type(module), shape))
+        if children:
+            values = [(key, value) for key, value in own.items() if type(value) in plain and key != "training"]
+            state.append((*children, values, str(own.get(layout.PRUNED, ""))))
+            config = getattr(own.get("config"), "shared", own.get("config"))  # a pruned layer has a view of the shared
+            configs[id(config)] = getattr(config, "__dict__", {})
+            waiting += children.values()
     for config in configs.values():  # an underscore: the attention function, which contexts switch
         state.append([(key, value) for key, value in config.items() if type(value) in plain and key[0] != "_"])
     return state
@@ -395,15 +406,14 @@ def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) 
         latent=found.latent,
         original=() if state["empty"] else state["physical"],
         empty=state["empty"],
-        tokens_first=layout.tokens_first(module),
+        tokens_first=type(module).__module__.endswith(".modeling_fsmt"),  # (T, B, d_model), as in fairseq
     )
 
 
 def _path(site: Site) -> str:
     """Return the path above the first layer number: 'text_model.encoder.layers'."""
-    parts = site.name.split(".")
-    number = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
-    return ".".join(parts[:number])
+    parts = re.split(r"(?:^|\.)\d+(?:\.|$)", site.name, maxsplit=1)
+    return parts[0] if len(parts) > 1 else site.name.rpartition(".")[0]
 
 
 def _stack_name(path: str, paths: set[str]) -> str:
@@ -418,23 +428,18 @@ def _stack_name(path: str, paths: set[str]) -> str:
 
 
 def _no_sites_message(model: nn.Module, skipped: list[str], unknown_classes: list[str]) -> str:
-    name = type(model).__name__
     if skipped:
-        return (
-            f"{name}: found attention but not its heads, in {', '.join(skipped[:3])}; needs query, key, value "
-            "and output projections that are modules, or one module with queries, keys and values in an order that "
-            "headtools knows"
+        why = f"found attention but not its heads, in {', '.join(skipped[:3])}"
+    elif "MultiheadAttention" in unknown_classes:
+        why = (
+            "torch.nn.MultiheadAttention never calls its output projection as a module, so no hook can reach its heads"
         )
-    if "MultiheadAttention" in unknown_classes:
-        return (
-            f"{name} uses torch.nn.MultiheadAttention, which never calls its output projection as a module, so no hook "
-            "can reach its heads; use an attention written with nn.Linear modules instead"
-        )
-    if unknown_classes:
-        return (
-            f"{name}: {', '.join(sorted(set(unknown_classes)))} keeps its projections as bare tensors or under unknown "
-            "names, so its heads cannot be reached; use a model whose attention has query, key, value and output "
-            "projection modules"
-        )
-    count = sum(1 for _ in model.modules())
-    return f"{name} has no attention: none of its {count} modules is attention; pass a transformer, e.g. load()[0]"
+    elif unknown_classes:
+        names = ", ".join(sorted(set(unknown_classes)))
+        why = f"{names} keeps its projections as bare tensors or under unknown names, so its heads cannot be reached"
+    else:
+        return f"{type(model).__name__} has no attention: pass a transformer, e.g. load()[0]"
+    return (
+        f"{type(model).__name__}: {why}; needs query, key, value and output projections that are nn.Linear modules, or "
+        "one module with queries, keys and values in an order that headtools knows"
+    )

@@ -39,16 +39,6 @@ def test_generation_gated_and_pruned_with_and_without_cache(name):
     agree(generated(model, batch, cache=False), cached)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "marian"])
-def test_generation_of_a_model_with_a_layer_without_heads(name):
-    model, batch = fresh(name, "left")
-    heads = {("decoder", 1): list(range(ht.sites(model)["decoder", 1].heads)), ("decoder", 0): [0]}
-    with ht.ablate(model, heads):
-        expected = generated(model, batch, cache=True)
-    ht.prune(model, heads)
-    agree(generated(model, batch, cache=True), expected)
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_generation_with_a_static_cache(name):
     model, batch = fresh(name, "left")
@@ -61,18 +51,6 @@ def test_generation_with_a_static_cache(name):
     model, batch = fresh(name, "left")
     ht.prune(model, heads)
     assert torch.equal(model.generate(**batch, **static), expected)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "marian", "t5"])
-def test_beams_of_a_pruned_model_are_those_of_the_gated_one(name):
-    model, batch = fresh(name, "left")
-    batch.pop("decoder_input_ids", None)
-    heads = some_heads(ht.sites(model), seed=12)
-    beams = {"num_beams": 3, "max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    with ht.ablate(model, heads):
-        expected = model.generate(**batch, **beams)
-    ht.prune(model, heads)
-    assert torch.equal(model.generate(**batch, **beams), expected)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "marian", "t5"])

@@ -13,13 +13,11 @@ from torch import nn
 
 import headtools as ht
 from headtools.heads import _hooks as hooks
-from headtools.heads._attention import EAGER, SDPA
-from headtools.heads._hooks import hook_input
+from headtools.heads._attention import EAGER
 from headtools.importance._inputs import frozen
-from headtools.sparse._trainer import training_mode
 
 from .reference import assert_same_state, state, untouched
-from .zoo import fresh, logits, run, zoo_model
+from .zoo import fresh, run, zoo_model
 
 HEADS = {("encoder", 0): [0, 2]}
 
@@ -101,22 +99,6 @@ def test_contexts_that_end_in_any_order(order):
     assert torch.equal(run(model, batch), plain)
 
 
-def test_maps_are_wanted_by_one_of_two():
-    """Queries alone leave the model its kernel; a record of maps inside or around it does not."""
-    model, _ = fresh("bert")
-    queries, maps = crossed(ht.record(model, want="q"), ht.record(model))
-    assert implementation(model) == EAGER
-    maps.close()
-    assert implementation(model) == SDPA
-    queries.close()
-    maps, queries = crossed(ht.record(model), ht.record(model, want="q"))
-    assert implementation(model) == EAGER
-    maps.close()
-    assert implementation(model) == SDPA
-    queries.close()
-    assert implementation(model) == "sdpa"
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_copy_made_inside_a_context_is_refused(name):
     model, batch = fresh("bert")
@@ -136,20 +118,6 @@ def test_a_copy_made_inside_a_context_is_refused(name):
             torch.save(model.state_dict(), io.BytesIO())  # weights are what they are
         assert torch.equal(run(copy.deepcopy(model), batch), run(model, batch))
         assert torch.equal(run(pickle.loads(pickle.dumps(model)), batch), run(model, batch))
-
-
-def test_recovering_inside_ablate_is_refused():
-    """The copy that is trained kept the hooks of the context, and its frozen weights, for good."""
-    model, batch = fresh("bert")
-    batch |= {"labels": batch["input_ids"]}
-    for change in (
-        lambda: ht.recover(model, [batch], steps=1, progress=False),
-        lambda: ht.fit_gates(model, [batch], 1.0, steps=1, progress=False),
-    ):
-        with untouched(model), ht.ablate(model, HEADS), pytest.raises(RuntimeError, match=r"pickled inside ablate\(\)"):
-            change()
-    with ht.ablate(model, HEADS):  # nothing is copied where no weight learns
-        ht.fit_gates(model, [batch], 1.0, steps=1, weights=None, progress=False)
 
 
 def test_pruning_inside_a_context_is_refused():
@@ -200,56 +168,12 @@ def test_a_second_thread_is_refused(name):
     assert torch.equal(in_thread(lambda: ht.gradient(model, labelled)).flat(), expected)
 
 
-def test_threads_with_models_of_their_own():
-    model, batch = fresh("bert")
-    other = copy.deepcopy(model)
-    labelled = batch | {"labels": batch["input_ids"]}
-    with ht.ablate(model, HEADS):
-        assert torch.equal(in_thread(lambda: ht.gradient(other, labelled)).flat(), ht.gradient(other, labelled).flat())
-
-
 def test_a_model_may_run_in_another_thread_inside_a_context():
     """As ``generate`` does with a streamer: what is off is off there, too."""
     model, batch = zoo_model("bert")
     with ht.ablate(model, HEADS), torch.no_grad():
         inside = run(model, batch)
         assert torch.equal(in_thread(lambda: run(model, batch)), inside)
-
-
-def test_a_context_whose_thread_has_ended():
-    model, batch = fresh("bert")
-    plain, remaining = run(model, batch), contextlib.ExitStack()
-    in_thread(lambda: remaining.enter_context(ht.ablate(model, HEADS)))
-    with ht.ablate(model, {("encoder", 1): [0]}):  # nobody can be measuring there
-        pass
-    remaining.close()
-    assert torch.equal(run(model, batch), plain)
-
-
-def test_two_threads_measure_one_model_at_once():
-    """One of them is refused, the other gets the right numbers, and no weight stays frozen."""
-    model, batch = fresh("bert")
-    labelled = [batch | {"labels": batch["input_ids"]}] * 8
-    expected, results, start = ht.gradient(model, labelled).flat(), [], threading.Barrier(2)
-
-    def work():
-        start.wait()
-        try:
-            results.append(ht.gradient(model, labelled).flat())
-        except RuntimeError as error:
-            results.append(error)
-
-    with untouched(model):
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    right = [result for result in results if isinstance(result, torch.Tensor)]
-    refused = [result for result in results if isinstance(result, RuntimeError)]
-    assert len(right) + len(refused) == 2
-    assert all(torch.equal(result, expected) for result in right)
-    assert all("in thread" in str(error) for error in refused)
 
 
 @pytest.mark.parametrize("by", ["uniform", "record"])
@@ -261,64 +185,6 @@ def test_another_attention_set_inside_a_context(by):
         model.set_attn_implementation("eager")
         with pytest.raises(RuntimeError, match=r"set to 'eager' inside.*before entering"):
             run(model, batch)
-
-
-def test_training_keeps_other_threads_out():
-    model, batch = fresh("bert")
-    labelled = batch | {"labels": batch["input_ids"]}
-    with untouched(model), training_mode(model, [model.bert.pooler.dense.weight] if model.bert.pooler else []):
-        assert "inside training" in str(in_thread(lambda: ht.gradient(model, labelled)))
-
-
-class ByKeyword(nn.Linear):
-    """A projection whose caller names its input."""
-
-    def __call__(self, z):
-        return super().__call__(input=z)
-
-
-class ByAnotherName(ByKeyword):
-    def forward(self, hidden):
-        return super().forward(hidden)
-
-    def __call__(self, z):
-        return nn.Module.__call__(self, hidden=z)
-
-
-def test_an_output_projection_called_by_keyword():
-    plain, batch = fresh("llama")
-    model = copy.deepcopy(plain)
-    for layer, kind in zip(model.model.layers, (ByKeyword, ByAnotherName, ByKeyword), strict=True):
-        layer.self_attn.o_proj.__class__ = kind
-    assert torch.equal(run(model, batch), run(plain, batch))
-    labelled = batch | {"labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
-    heads = {("decoder", 0): [1], ("decoder", 1): [0, 3]}
-
-    def results(of):
-        with ht.record(of, want="z", grad=True) as recorded:
-            logits(of(**batch))
-        yield torch.cat([recorded[key].z.flatten() for key in recorded])
-        for context in (
-            ht.gates(of, {("decoder", 0): torch.full((6,), 0.5)}),
-            ht.ablate(of, heads),
-            ht.patch(of, heads, {key: recorded[key].z * 2 for key in recorded}),
-        ):
-            with context:
-                yield run(of, batch)
-        yield ht.gradient(of, labelled).flat()
-        yield ht.ablation(of, labelled, progress=False).flat()
-        yield ht.relevance(of, batch, rules="cp").flat()
-
-    for expected, found in zip(results(plain), results(model), strict=True):
-        assert torch.allclose(found, expected, atol=1e-6)
-
-
-def test_an_output_projection_called_with_nothing():
-    layer = nn.Linear(2, 2)
-    handle = hook_input(layer, lambda x: x)
-    with pytest.raises(TypeError, match=r"without an input.*out\(z\)"):
-        layer()
-    handle.remove()
 
 
 def test_a_record_of_two_runs_at_once_is_refused():

@@ -3,18 +3,12 @@
 import pytest
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 import headtools as ht
 from headtools.heads._layout import (
-    Projection,
     find_output,
     find_projections,
-    head_width,
     looks_like_attention,
-    shape_of,
-    tokens_first,
-    uses_interface,
 )
 
 from .zoo import error, run, zoo_model
@@ -51,67 +45,6 @@ def test_rows_and_biases_make_the_queries_and_values_that_attention_sees(name):
         assert (bias is None) == (part.module.bias is None)
 
 
-@pytest.mark.parametrize("kind", [nn.Linear, Conv1D])
-def test_a_projection_of_either_kind(kind):
-    module = Conv1D(6, 4) if kind is Conv1D else nn.Linear(4, 6)
-    assert shape_of(module) == (6, 4)
-    with torch.no_grad():
-        module.bias.copy_(torch.arange(6.0))
-    part = Projection(module, torch.tensor([[5, 0], [1, 2]]))
-    x = torch.randn(3, 4)
-    made = torch.einsum("bd,hwd->bhw", x, part.weight()) + part.bias()
-    assert torch.allclose(made.flatten(1), module(x)[:, [5, 0, 1, 2]], atol=1e-6)
-    assert part.bias().tolist() == [[5, 0], [1, 2]]
-    assert part.weight().shape == (2, 2, 4)
-    assert Projection(nn.Linear(4, 6, bias=False), part.rows).bias() is None
-
-
-def test_rows_go_where_the_weights_are():
-    part = Projection(nn.Linear(4, 6, device="meta"), torch.tensor([[5, 0], [1, 2]]))
-    assert part.weight().device.type == part.bias().device.type == "meta"
-    assert part.weight().shape == (2, 2, 4)
-
-
-def test_keys_and_values_fused_beside_their_queries():
-    odd = Attention(q_attn=Conv1D(8, 8), c_attn=Conv1D(16, 8))
-    found = find_projections(odd, 4, 2)
-    assert [part.module for part in (found.q, found.k, found.v)] == [odd.q_attn, odd.c_attn, odd.c_attn]
-    assert found.q.rows.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert found.k.rows.tolist() == found.q.rows.tolist()
-    assert found.v.rows.tolist() == [[8, 9], [10, 11], [12, 13], [14, 15]]
-    assert found.q.transposed
-    assert found.k.transposed
-    assert not found.latent
-
-
-def test_queries_that_carry_a_gate():
-    odd = Attention(q_proj=nn.Linear(8, 16), k_proj=nn.Linear(8, 4), v_proj=nn.Linear(8, 4))
-    found = find_projections(odd, 4, 2)
-    assert found.q.rows.tolist() == [[0, 1], [4, 5], [8, 9], [12, 13]]
-    assert found.k.rows.tolist() == found.v.rows.tolist() == [[0, 1], [2, 3]]
-
-
-def test_separate_projections_may_be_transposed_one_by_one():
-    odd = Attention(q_proj=Conv1D(8, 8), k_proj=nn.Linear(8, 8), v_proj=Conv1D(8, 8))
-    found = find_projections(odd, 4, 2)
-    assert [part.transposed for part in (found.q, found.k, found.v)] == [True, False, True]
-    odd = Attention(q_proj=nn.Linear(8, 8), k_proj=Conv1D(8, 8), v_proj=nn.Linear(8, 8))
-    found = find_projections(odd, 4, 2)
-    assert [part.transposed for part in (found.q, found.k, found.v)] == [False, True, False]
-
-
-@pytest.mark.parametrize("removed", ["kv_a_proj_with_mqa", "kv_b_proj", None])
-def test_latent_attention_has_both_its_projections(removed):
-    parts = {name: nn.Linear(8, 8) for name in ("kv_a_proj_with_mqa", "kv_b_proj")}
-    parts.pop(removed, None)
-    assert find_projections(Attention(**parts), 4, 2).latent == (removed is None)
-
-
-def test_nothing_known_is_nothing_found():
-    found = find_projections(Attention(strange=nn.Linear(8, 8), q_attn=nn.Linear(8, 8)), 4, 2)
-    assert (found.q, found.k, found.v, found.latent) == (None, None, None, False)
-
-
 def test_a_matrix_inside_a_wrapper_counts():
     inner = nn.Linear(8, 8)
     wrapped = {name: Odd(linear=nn.Linear(8, 8)) for name in ("q_proj", "k_proj", "v_proj")}
@@ -142,26 +75,6 @@ def test_an_output_beside_the_attention(around, path):
     expected = None if path is None else parent.get_submodule(path)
     assert find_output(root, "layer.inner", parent.inner) is expected
     assert find_output(parent, "inner", parent.inner) is None, "at the top there is nothing beside it"
-
-
-def test_the_width_of_one_head_alone_and_of_small_ones():
-    out = nn.Linear(12, 8)
-    assert head_width(Odd(head_dim=1), out) == 1
-    assert head_width(Odd(num_heads=1), out) == 12
-    assert head_width(Odd(head_dim=12.0, num_heads=3.0), out) is None
-    assert head_width(Odd(head_dim=0, num_heads=True), out) is None
-    assert head_width(Odd(num_heads=2, config=Odd(num_attention_heads=3)), out) == 6
-    assert head_width(Odd(config=Odd(head_dim=4)), out) is None
-
-
-def test_what_a_forward_names():
-    assert not uses_interface(nn.Linear(2, 2))
-    assert not uses_interface(type("Builtin", (nn.Module,), {"forward": len})())
-    assert not tokens_first(Attention())
-    fsmt = type("Attention", (nn.Module,), {"__module__": "somewhere.modeling_fsmt"})
-    assert tokens_first(fsmt())
-    far = type("Attention", (nn.Module,), {"__module__": "modeling_fsmt.else"})
-    assert not tokens_first(far())
 
 
 @pytest.mark.parametrize(

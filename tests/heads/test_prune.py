@@ -5,14 +5,11 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import headtools as ht
-from headtools.heads.prune import prune
 
-from .reference import assert_same_state, bias_of, open_gates, some_heads, state, untouched, watch
+from .reference import open_gates, some_heads
 from .zoo import INTERFACE, PADDED, error, fresh, logits, run, valid, zoo_model
 
 SIDES = ("right", "left")
@@ -66,18 +63,6 @@ def test_one_head_of_each_site_in_turn(name):
 
 
 @pytest.mark.parametrize("name", CUTTABLE)
-def test_uneven_pruning_leaves_other_layers_alone(name):
-    model, batch = fresh(name)
-    sites = ht.sites(model)
-    first = next(iter(sites))
-    heads = {first.key: list(range(1, first.heads))}
-    expected = gated(model, batch, heads)
-    ht.prune(model, heads)
-    assert close(name, run(model, batch), expected, batch)
-    assert [site.heads for site in ht.sites(model)] == [1, *(site.heads for site in list(sites)[1:])]
-
-
-@pytest.mark.parametrize("name", CUTTABLE)
 def test_all_heads_of_a_site_and_of_every_site(name):
     model, batch = fresh(name)
     sites = ht.sites(model)
@@ -94,19 +79,6 @@ def test_all_heads_of_a_site_and_of_every_site(name):
     assert close(name, run(model, batch), nothing, batch)
     assert ht.sites(model).n_heads == 0
     assert len(ht.pruned(model)) == sites.n_heads
-
-
-@pytest.mark.parametrize("name", CUTTABLE)
-def test_pruning_twice_equals_pruning_once(name):
-    model, batch = fresh(name)
-    once, _ = fresh(name)
-    sites = ht.sites(model)
-    ht.prune(once, {site.key: [0, site.heads - 1] for site in sites if site.heads > 2})
-    ht.prune(model, {site.key: [0] for site in sites if site.heads > 2})
-    # numbered as they are now: the last head has moved down by one
-    ht.prune(model, {site.key: [site.heads - 2] for site in sites if site.heads > 2})
-    assert ht.pruned(model) == ht.pruned(once)
-    assert close(name, run(model, batch), run(once, batch), batch)
 
 
 @pytest.mark.parametrize("name", CUTTABLE)
@@ -151,37 +123,6 @@ def test_grouped_queries_even_and_uneven(name):
     assert close(name, run(model, batch), gated(full, batch, more), batch)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "t5", "marian", "gpt_oss"])
-def test_pruned_equals_gated_in_eager_attention(name):
-    model, batch = fresh(name)
-    model.set_attn_implementation("eager")
-    heads = some_heads(ht.sites(model), seed=14)
-    expected = gated(model, batch, heads)
-    ht.prune(model, heads)
-    assert close(name, run(model, batch), expected, batch)
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "albert", "phi3"])
-def test_everything_works_on_a_pruned_model(name):
-    model, batch = fresh(name)
-    first = some_heads(ht.sites(model), seed=13, share=0.3)
-    ht.prune(model, first)
-    sites = ht.sites(model)
-    before, plain = state(model), run(model, batch)
-    with ht.gates(model, open_gates(sites)):
-        assert torch.equal(run(model, batch), plain)
-    with watch(sites) as recorded, ht.record(model) as r:
-        run(model, batch)
-    assert_same_state(before, state(model))
-    for site in sites:
-        assert r[site.key].maps.shape[1] == site.heads
-        total = ht.contributions(site, r[site.key].z).sum(-2) + bias_of(site.out)
-        assert error(total, recorded[site.key][-1][1]) <= CLOSE * max(1, total.abs().max())
-    copied = copy.deepcopy(model)
-    assert ht.pruned(copied) == ht.pruned(model)
-    assert torch.equal(run(copied, batch), plain)
-
-
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
 def test_a_pruned_model_trains(name):
     model, batch = fresh(name)
@@ -192,50 +133,3 @@ def test_a_pruned_model_trains(name):
             assert module.weight.grad is not None
             assert module.weight.grad.shape == module.weight.shape
             assert module.weight.grad.abs().max() > 0
-
-
-def test_frozen_weights_stay_frozen():
-    model, _ = fresh("bert")
-    model.requires_grad_(False)
-    ht.prune(model, {("encoder", 0): [1]})
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_pruning_one_copy_leaves_the_other_alone():
-    model, batch = zoo_model("phi3")  # its layers read their sizes from a configuration they share
-    with untouched(model):
-        cut = copy.deepcopy(model)
-        ht.prune(cut, {("decoder", 1): [0, 3]})
-        assert cut.config.num_attention_heads == model.config.num_attention_heads
-        run(cut, batch)
-        run(model, batch)
-
-
-@pytest.mark.parametrize("name", LATENT)
-def test_latent_attention_is_refused_in_words(name):
-    model, _ = zoo_model(name)
-    with untouched(model), pytest.raises(ValueError, match=r"latent.*ablate"):
-        ht.prune(model, {("decoder", 0): [1]})
-
-
-law = settings(max_examples=10, deadline=None)
-
-
-@law
-@given(data=st.data())
-@pytest.mark.parametrize("name", ["marian", "gpt2", "llama"])
-def test_law_pruned_equals_gated_for_any_heads(name, data):
-    model, batch = fresh(name)
-    heads = {}
-    for site in ht.sites(model):
-        selected = data.draw(st.sets(st.integers(0, site.heads - 1)), label=str(site.key))
-        if selected:
-            heads[site.key] = sorted(selected)
-    expected = gated(model, batch, heads)
-    if heads:
-        prune(model, heads)
-    assert close(name, run(model, batch), expected, batch)
-    repeated, _ = fresh(name)
-    ht.replay(repeated, json.loads(json.dumps(ht.pruned(model))))
-    repeated.load_state_dict(model.state_dict())
-    assert torch.equal(run(repeated, batch), run(model, batch))

@@ -11,7 +11,7 @@ import torch
 import headtools as ht
 from headtools.heads._attention import PRUNED_BIAS, LayerConfig, unwrapped_config
 
-from .reference import checkpoint, open_gates, some_heads, watch
+from .reference import open_gates, some_heads
 from .zoo import BUILDERS, INTERFACE, RENAMED, error, fresh, run, valid
 
 CUTTABLE = tuple(name for name in (*INTERFACE, *RENAMED) if name != "deepseek_v3")
@@ -66,51 +66,6 @@ def test_no_token_sees_a_later_one(name, after):
     assert error(one[:, -1], two[:, -1]) > 1e-3
 
 
-def operated(model, batch):
-    """The model after everything that headtools does to one."""
-    sites = ht.sites(model)
-    first = sites.all[0]
-    with ht.gates(model, open_gates(sites)), ht.record(model):
-        run(model, batch)
-    for way in ("zero", "uniform"):
-        with ht.ablate(model, {first.key: [0]}, replacement=way):
-            run(model, batch)
-    if first.kind != "decoder" or first.kv_heads == first.heads:
-        with ht.edit(model, (*first.key, 0), drop_top=1):
-            run(model, batch)
-    ht.replay(model, {first.key: [1]})
-    with ht.record(model):
-        run(model, batch)
-    return model
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "phi3", "t5", "marian", "clip", "vit"])
-def test_set_after_every_operation(name):
-    for before, after in (("eager", "sdpa"), ("sdpa", "eager")):
-        model, batch = fresh(name)
-        model.set_attn_implementation(before)
-        operated(model, batch)
-        assert seen_kernels(model) == {before}
-        model.set_attn_implementation(after)
-        assert seen_kernels(model) == {after}
-        plain, _ = fresh(name)
-        plain.set_attn_implementation(after)
-        expected = gated(plain, batch, {ht.sites(plain).all[0].key: [1]})
-        found = run(model, batch)
-        assert error(valid(name, found, batch), valid(name, expected, batch)) <= 1e-5 * max(1, expected.abs().max())
-
-
-@pytest.mark.parametrize("name", ["t5", "marian"])
-def test_set_after_merging(name):
-    model, batch = fresh(name)
-    model.set_attn_implementation("eager")
-    ht.merge(model, [(("encoder", 0, 0), ("encoder", 0, 2))], [batch])
-    expected = run(model, batch)
-    model.set_attn_implementation("sdpa")
-    assert seen_kernels(model) == {"sdpa"}
-    assert error(run(model, batch), expected) <= 1e-5 * expected.abs().max()
-
-
 def test_a_pruned_t5_names_no_kernel_of_ours():
     model, batch = fresh("t5")
     ht.prune(model, {("encoder", 1): [0], ("decoder", 0): [1, 2], ("cross", 1): [0]})
@@ -151,48 +106,6 @@ def test_a_pickled_t5_in_a_fresh_process(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("name", ["t5", "phi3"])
-def test_a_pruned_layer_generates_and_trains(name):
-    model, batch = fresh(name)
-    heads = some_heads(ht.sites(model), seed=5)
-    with ht.gates(model, open_gates(ht.sites(model), heads)):
-        written = model.generate(**{k: batch[k][:1] for k in ("input_ids", "attention_mask")}, max_new_tokens=5)
-    ht.prune(model, heads)
-    repeated = model.generate(**{k: batch[k][:1] for k in ("input_ids", "attention_mask")}, max_new_tokens=5)
-    assert torch.equal(repeated, written)
-    checkpoint(model)
-    model.train()
-    model(**batch).logits.logsumexp(-1).sum().backward()
-    assert all(site.out.weight.grad.abs().max() > 0 for site in ht.sites(model))
-
-
-def test_a_pruned_layer_compiles_in_one_graph():
-    model, given = fresh("t5")
-    ht.prune(model, {("encoder", 0): [0, 3]})
-    stack = model.encoder
-    del given["decoder_input_ids"]
-    try:
-        with torch.no_grad():
-            compiled = torch.compile(stack, backend="eager", fullgraph=True)(**given).last_hidden_state
-            expected = stack(**given).last_hidden_state
-    finally:
-        torch._dynamo.reset()
-    assert error(compiled, expected) <= 1e-5 * expected.abs().max()
-
-
-def test_maps_of_a_pruned_layer_follow_the_kernel():
-    model, batch = fresh("t5")
-    ht.prune(model, {("encoder", 1): [0]})
-    for kernel in ("eager", "sdpa"):
-        model.set_attn_implementation(kernel)
-        sites = ht.sites(model)
-        with watch(sites), ht.record(model) as r:
-            run(model, batch)
-        assert r["encoder", 1].maps.shape[1] == 3
-        assert error(r["encoder", 1].maps.sum(-1), torch.ones(3, 3, 7)) < 1e-5
-        assert seen_kernels(model) == {kernel}
 
 
 def test_a_layers_configuration_is_a_view():

@@ -8,7 +8,7 @@ import headtools as ht
 
 from .homemade import HEADS, WIDTH, attention
 from .reference import untouched
-from .zoo import error, fresh, run
+from .zoo import error, fresh
 
 QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
 KEY_HEADS = ("num_key_value_heads", "kv_heads", "num_kv_heads")
@@ -70,34 +70,6 @@ def test_one_number_a_head_is_no_norm_inside_a_head():
     ht.prune(model, {("encoder", 0): [1]})
 
 
-def test_a_width_that_is_the_models_own_stays():
-    """`embed_dim` is the width of the heads in some modules and that of the model in others, and may not be read."""
-    model, x = attention(width="all_head_size")
-    model[0].embed_dim = HEADS * WIDTH  # the forward does not read it
-    model[0].inner_dim = 7
-    gated, now = cut(model, x, [1])
-    assert error(now, gated) <= 1e-6
-    assert (model[0].embed_dim, model[0].inner_dim) == (HEADS * WIDTH, 7)
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "gpt_neox", "llama", "t5"])
-def test_projections_say_what_they_are(name):
-    model, batch = fresh(name)
-    first = ht.sites(model).all[0]
-    ht.prune(model, {first.key: [1]})
-    site = ht.sites(model)[first.key]
-    for module in {id(m): m for m in (site.q.module, site.k.module, site.v.module, site.out)}.values():
-        names = ("nx", "nf") if type(module).__name__ == "Conv1D" else ("in_features", "out_features")
-        shape = module.weight.shape if names[0] == "nx" else module.weight.shape[::-1]
-        assert tuple(getattr(module, name) for name in names) == tuple(shape)
-        assert module.weight.is_contiguous()
-        assert module.weight.dtype == torch.float32
-    assert not any(weight.requires_grad for weight in model.requires_grad_(False).parameters())
-    ht.prune(model, {first.key: [0]})
-    assert not any(weight.requires_grad for weight in model.parameters()), "frozen weights stay frozen, biases too"
-    run(model, batch)
-
-
 @pytest.mark.parametrize("frozen", [True, False])
 def test_sinks_are_cut_with_their_heads(frozen):
     model, _ = fresh("gpt_oss")
@@ -107,46 +79,6 @@ def test_sinks_are_cut_with_their_heads(frozen):
     ht.prune(model, {first.key: [0, 4]})
     assert torch.equal(first.module.sinks.detach(), before[[1, 2, 3, 5]])
     assert first.module.sinks.requires_grad is not frozen
-
-
-@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
-def test_a_pruned_t5_keeps_its_kernel(kernel):
-    model, batch = fresh("t5")
-    model.set_attn_implementation(kernel)
-    for _ in range(2):  # the second cut finds a layer with a configuration of its own
-        with ht.ablate(model, {("encoder", 1): [0]}):
-            gated = run(model, batch)
-        ht.prune(model, {("encoder", 1): [0]})
-        assert model.encoder.config._attn_implementation == kernel
-        assert error(run(model, batch), gated) <= 1e-5 * gated.abs().max()
-
-
-def test_head_by_head_down_to_one():
-    """Rows of GPT-NeoX go head by head, and of two heads and of one it must be seen."""
-    model, batch = fresh("gpt_neox")
-    for remaining in (3, 2, 1, 0):
-        with ht.ablate(model, {("decoder", 1): [remaining // 2]}):
-            gated = run(model, batch)
-        ht.prune(model, {("decoder", 1): [remaining // 2]})
-        assert error(run(model, batch), gated) <= 1e-5 * max(1, gated.abs().max())
-    assert ht.sites(model)["decoder", 1].empty
-    assert ht.sites(model).kinds == {"decoder": 8}
-    assert ht.sites(model)["decoder"].n_heads == 8
-
-
-def test_what_was_cut_when():
-    model, _ = fresh("bert")
-    ht.prune(model, {("encoder", 0): [2]})
-    ht.prune(model, {("encoder", 0): [0, 2]})  # 0 and 3 of the original
-    site = ht.sites(model)["encoder", 0]
-    assert (site.heads, site.original, site.empty) == (1, (1,), False)
-    assert ht.pruned(model) == [("encoder", 0, 0), ("encoder", 0, 2), ("encoder", 0, 3)]
-    ht.prune(model, {("encoder", 0): [0]})
-    site = ht.sites(model)["encoder", 0]
-    assert (site.heads, site.original, site.empty) == (1, (), True)
-    assert not site.out.weight.any()
-    row = repr(ht.sites(model)).splitlines()[1].split("  ")
-    assert "0 (all cut)" in row
 
 
 class Table(nn.Module):
@@ -174,17 +106,4 @@ def test_what_cannot_be_sliced_is_refused(change, words):
     for name, value in change.items():
         setattr(model[0], name, value)
     with untouched(model), pytest.raises(ValueError, match=rf"HomeAttention \(encoder 0\).*{words}.*use ablate"):
-        ht.prune(model, {("encoder", 0): [1]})
-
-
-def test_what_mixes_no_heads_may_stay():
-    model, x = attention()
-    model[0].q_norm, model[0].sinks = nn.LayerNorm(WIDTH), nn.Parameter(torch.arange(4.0))
-    model[0].LayerNorm, model[0].relative_attention_bias = nn.LayerNorm(10), nn.Embedding(5, 4)
-    gated, now = cut(model, x, [1, 2])
-    assert error(now, gated) <= 1e-6
-    assert model[0].sinks.tolist() == [0, 3]
-    model, _ = attention()
-    type(model[0]).__name__ = "UMT5Attention"
-    with untouched(model), pytest.raises(ValueError, match="shapes its tensors by the full number of heads"):
         ht.prune(model, {("encoder", 0): [1]})

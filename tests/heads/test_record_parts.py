@@ -4,11 +4,9 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.heads.gates import gates
-from headtools.heads.record import Captured, Record
 
 from .reference import state, untouched
-from .zoo import error, fresh, run, zoo_model
+from .zoo import fresh, run, zoo_model
 
 NAMES = {"maps", "z", "q", "k", "v"}
 
@@ -32,30 +30,6 @@ def test_what_was_asked_for_and_no_more(want):
                 getattr(r[key], name)
 
 
-def test_what_is_recorded_when_nothing_is_said():
-    model, batch = zoo_model("bert")
-    with ht.record(model) as r:
-        run(model, batch)
-    assert parts(r["encoder", 0]) == {"maps", "z"}
-    assert set(r) == {site.key for site in ht.sites(model)}
-
-
-@pytest.mark.parametrize("want", ["z", "maps", ("q", "z")])
-def test_each_call_takes_the_place_of_the_last(want):
-    model, batch = zoo_model("bert")
-    name = want[0]
-    with ht.record(model, want=want) as r:
-        run(model, {key: value[:1] for key, value in batch.items()})
-        first = getattr(r["encoder", 1], name if isinstance(want, tuple) else want)
-        run(model, batch)
-        last = getattr(r["encoder", 1], name if isinstance(want, tuple) else want)
-    assert (len(first), len(last)) == (1, 3)
-    run(model, {key: value[:2] for key, value in batch.items()})
-    assert len(getattr(r["encoder", 1], name if isinstance(want, tuple) else want)) == 3, (
-        "after the end nothing is seen"
-    )
-
-
 def test_types_stay_but_for_maps():
     model, batch = fresh("bert")
     model.to(torch.bfloat16)
@@ -69,20 +43,6 @@ def test_types_stay_but_for_maps():
     with ht.record(model, want=NAMES) as r:
         model(**batch)
     assert not any(getattr(r["encoder", 2], name).requires_grad for name in NAMES)
-
-
-def test_reduce_without_outputs_sees_each_call_once_with_what_it_returned_before():
-    model, batch = zoo_model("albert")
-    calls = []
-
-    def count(site, captured, before):
-        calls.append((site.key, parts(captured), before))
-        return len(calls)
-
-    with ht.record(model, want=("q", "maps"), accumulate=count) as r:
-        run(model, batch)
-    assert calls == [(("encoder", 0), {"q", "maps"}, before) for before in (None, 1, 2)]
-    assert r["encoder", 0] == 3
 
 
 def test_some_sites_only():
@@ -100,52 +60,3 @@ def test_some_sites_only():
     with ht.record(model, only=[]) as r:
         run(model, batch)
     assert len(r) == 0
-
-
-def test_what_older_models_cannot_show_names_what_was_asked():
-    model, _ = zoo_model("bloom")
-    with pytest.raises(ValueError, match=r"BloomAttention \(decoder 0\) does not use .* so its maps, q cannot"):
-        ht.record(model, want=("maps", "z", "q")).__enter__()
-
-
-def test_records_by_hand():
-    sites = ht.sites(zoo_model("bert")[0])
-    assert repr(Record(sites, {})) == "<Record of 0 sites>"
-    assert repr(Captured("encoder 3", z=torch.zeros(1, 2), note="mine")) == "<encoder 3: z (1, 2)>"
-    with pytest.raises(KeyError, match=r"'encoder' names a kind, not a site: write .*\('encoder', 0\)"):
-        Record(sites, {})["encoder"]
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "fsmt"])
-def test_contributions_in_the_type_of_the_outputs(name):
-    model, batch = zoo_model(name)
-    site = ht.sites(model).all[0]
-    with ht.record(model, want="z") as r:
-        run(model, batch)
-    plain = ht.contributions(site, r[site].z)
-    assert ht.contributions(site, r[site].z.double()).dtype == torch.float64
-    assert error(ht.contributions(site, r[site].z[0]), plain[0]) <= 1e-6
-    with pytest.raises(ValueError, match=rf"got \(3, 7, {site.heads * site.value_dim}\): use record"):
-        ht.contributions(site, r[site].z.flatten(-2))
-
-
-def test_gates_that_vary_and_gates_of_another_type():
-    model, batch = zoo_model("bert")
-    site = ht.sites(model).all[1]
-    gate = torch.linspace(0.5, 2, 4)
-    with ht.gates(model, {site.key: gate}):
-        plain = run(model, batch)
-    rows, cells = gate.expand(3, 4), gate.expand(3, 7, 4)
-    for same in (gate.double(), rows, cells, cells.double()):
-        with ht.gates(model, {site.key: same}):
-            found = run(model, batch)
-        assert found.dtype == torch.float32
-        assert torch.equal(found, plain)
-    with (
-        untouched(model),
-        gates(model, {site: rows[:2]}),
-        pytest.raises(ValueError, match="in a forward pass of 3"),
-    ):
-        run(model, batch)
-    with pytest.raises(ValueError, match="the batch is empty"), gates(model, {site: gate}):
-        run(model, {key: value[:0] for key, value in batch.items()})

@@ -84,14 +84,6 @@ def test_law_spearman_is_pearson_of_ranks(seed):
     assert turned.spearman(other) == pytest.approx(-one.spearman(other))
 
 
-def test_spearman_agrees_with_pandas():
-    import pandas as pd
-
-    one, other = scores([[3.0, 1, 2, 2], [5, 4, 4, 0]]), scores([[1.0, 2, 2, 9], [3, 3, 8, 7]])
-    expected = pd.Series(one.flat()).rank().corr(pd.Series(other.flat()).rank())
-    assert one.spearman(other) == pytest.approx(expected)
-
-
 def test_sites_may_come_in_another_order():
     one = ht.HeadScores(RAGGED)
     other = ht.HeadScores(dict(reversed(RAGGED.items())))
@@ -155,59 +147,3 @@ def test_bad_scores(build, kind, words):
 )
 def test_what_scores_say_of_themselves(values, notes, text):
     assert repr(scores(values, notes=notes)) == text
-
-
-def test_what_is_there_when_nothing_is_said():
-    one = ht.HeadScores({("text", "cross", 2): torch.tensor([1.0, 3])})
-    assert (one.name, one.low, one.high, one.notes) == ("score", None, None, {})
-    assert repr(one) == "<HeadScores 'score': 2 heads, highest text cross 2.1 3, text cross 2.0 1>"
-    assert one.rank().name == "rank of score"
-    assert one["text", "cross", 2, 1] == one[["text", "cross", 2, 1]] == 3
-    assert isinstance(one["text", "cross", 2, 0], float)
-    with pytest.raises(KeyError, match=r"no head \('text', 'cross', 2, 2\) among these scores; sites are"):
-        one["text", "cross", 2, 2]
-    with pytest.raises(KeyError, match="no head"):
-        one["cross", 2, 0]
-    assert one.notes is not ht.HeadScores({("encoder", 0): torch.ones(1)}).notes
-
-
-def test_values_are_taken_without_their_gradients_in_double_precision():
-    value = torch.tensor([1.0, 2], requires_grad=True)
-    one = ht.HeadScores({("encoder", 0): value, ("encoder", 1): torch.tensor([3], dtype=torch.int32)})
-    assert one.flat().dtype == torch.float64
-    assert not one.flat().requires_grad
-    assert one.flat().tolist() == [1, 2, 3]
-    assert one.spearman(one) == pytest.approx(1)
-    assert one.rank().values["encoder", 1].tolist() == [2]
-
-
-def test_one_bound_alone():
-    values = {("encoder", 0): torch.tensor([1.0, 2])}
-    low = ht.HeadScores(values, low={("encoder", 0): torch.tensor([0.0, 1])}).to_frame()
-    assert list(low.columns) == ["kind", "layer", "head", "score", "low"]
-    assert low["low"].tolist() == [0, 1]
-    high = ht.HeadScores(values, high={("encoder", 0): torch.tensor([3.0, 4])}).to_frame()
-    assert list(high.columns) == ["kind", "layer", "head", "score", "high"]
-    assert high["high"].tolist() == [3, 4]
-    with pytest.raises(ValueError, match="hold NaN"):
-        ht.HeadScores(values, high={("encoder", 0): torch.tensor([3.0, float("nan")])})
-    with pytest.raises(TypeError, match=r"scores of \('encoder', 0\) must be a tensor of shape \(heads,\), got float"):
-        ht.HeadScores(values, low={("encoder", 0): 0.0})
-
-
-@pytest.mark.parametrize("constant", [0, 1])
-def test_a_correlation_with_what_never_changes(constant):
-    both = [scores([[1.0, 2, 3]]), scores([[1.0, 1, 1]])]
-    with pytest.raises(ValueError, match="all values of one of these are equal"):
-        both[constant].spearman(both[1 - constant])
-
-
-def test_agreement_needs_the_same_heads():
-    one = scores([[1.0, 2, 3]])
-    with pytest.raises(ValueError, match="have different heads"):
-        one.agreement(scores([[1.0, 2]]), 1)
-    with pytest.raises(ValueError, match=r"top\(k\) needs 1 <= k <= 3 heads, got 4"):
-        one.agreement(one, 4)
-    assert one.top(1) == [("encoder", 0, 2)]
-    assert one.agreement(scores([[3.0, 2, 1]]), 1) == 0
-    assert one.agreement(scores([[3.0, 2, 1]]), 3) == 1

@@ -7,11 +7,7 @@ import torch
 
 import headtools as ht
 from headtools.heads._tokens import model_inputs, real_tokens
-from headtools.importance.ablation import ablation
-from headtools.importance.confidence import confidence
-from headtools.importance.gradient import gradient
 
-from ..importance.test_gradient import labelled
 from .zoo import zoo_model
 
 WORDS = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool()
@@ -60,20 +56,6 @@ def test_padding_that_was_spared_nan_cannot_be_told_from_words(spared):
         ask("bert", mask, (2, 4))
 
 
-@pytest.mark.parametrize(
-    ("mask", "shape"),
-    [
-        (torch.tensor([[1, 1, 0]]), (1, 4)),
-        (by_pairs(WORDS, False), (2, 3)),
-        (by_pairs(WORDS, False), (3, 4)),
-        ("x", (1, 4)),
-    ],
-)
-def test_masks_of_other_tokens_are_refused(mask, shape):
-    with pytest.raises(ValueError, match="pass one of shape"):
-        ask("bert", mask, shape)
-
-
 def test_pictures_are_not_masked_by_the_text_beside_them():
     """Also where there are as many patches as words."""
     model, _ = zoo_model("clip")
@@ -105,30 +87,6 @@ def test_sound_is_masked_as_its_model_does_it():
     mask[1, 16:] = 0
     found = real_tokens(model, next(iter(ht.sites(model))), {"attention_mask": mask}, (2, 8))
     assert found.sum(1).tolist() == [8, 4]
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_a_mask_by_pairs_changes_no_measure(name):
-    model, batch = labelled(name)
-    other = batch | {"attention_mask": by_pairs(batch["attention_mask"].bool(), name != "bert")}
-    for measure in (
-        lambda b: confidence(model, b, exclude=[]).values,
-        lambda b: gradient(model, b, per="position").values,
-        lambda b: ablation(model, b, replacement="mean", progress=False).rows,
-    ):
-        plain, found = measure(batch), measure(other)
-        for key, value in plain.items():
-            assert torch.allclose(found[key], value, atol=1e-5), key
-
-
-def test_labels_that_do_not_count_do_not_count_in_means():
-    """Three more labels of -100 behind each text leave ablation by the mean as it was."""
-    model, batch = labelled("t5")
-    del batch["decoder_input_ids"]
-    longer = batch | {"labels": torch.nn.functional.pad(batch["labels"], (0, 3), value=-100)}
-    plain, found = (ablation(model, b, replacement="mean", progress=False).rows for b in (batch, longer))
-    for key, value in plain.items():
-        assert torch.allclose(found[key], value, atol=1e-5), key
 
 
 def test_the_mean_is_taken_without_dropout():
