@@ -84,7 +84,7 @@ def predicted_features(
     ``predicted``, None where the predicted word has no such value. Works inside ``ablate``, ``gates``, ``edit`` and
     ``patch``; with ``batch_size=len(sentences)`` all sentences run in one batch.
 
-    Raises ValueError for an unknown feature or phenomenon, no sentences, or none with such words.
+    Raises ValueError for an unknown feature or phenomenon, and where no sentence has such words.
 
     >>> import headtools as ht
     >>> frame = predicted_features(ht.load()[0], ht.corpus("organism", limit=5), "gender", needs="noun")
@@ -96,19 +96,17 @@ def predicted_features(
             raise ValueError(f"got {what} {got!r}; expected one of {', '.join(filter(None, allowed))}")
     words, rows = list(vocabulary()), []
     for start, batch in zip(range(0, len(sentences), batch_size), batches(sentences, batch_size), strict=True):
-        labels = batch.pop("labels")
+        del batch["labels"]  # without them no loss is computed
         predictions = model(**batch).logits.argmax(-1)
-        for index, (expected_ids, predicted_ids) in enumerate(
-            zip(labels.tolist(), predictions.tolist(), strict=True), start
-        ):
+        for index, ids in enumerate(predictions.tolist(), start):
             sentence = sentences[index]
-            for position, phenomena in enumerate(sentence.phenomena):
-                if needs and needs not in phenomena:
-                    continue
-                expected, word = feature(words[expected_ids[position]], name), words[predicted_ids[position]]
-                if expected is not None:
+            for i, (target, source, phenomena) in enumerate(
+                zip(sentence.target, sentence.alignment, sentence.phenomena, strict=True)
+            ):
+                expected, word = feature(target, name), words[ids[i]]
+                if expected is not None and (needs is None or needs in phenomena):
                     predicted = None if word in SPECIAL else feature(word, name)
-                    rows.append((index, sentence.alignment[position] - 1, expected, predicted))
+                    rows.append((index, source - 1, expected, predicted))
     if not rows:
         raise ValueError(f"no word of these {len(sentences)} sentences says {name} because of {needs}; take more")
     return pd.DataFrame(rows, columns=["sentence", "word", "expected", "predicted"])

@@ -107,8 +107,6 @@ def kept(
     """
     names = tuple(names)
     _check_names(*names)
-    if not sentences:
-        raise ValueError("no sentences came; write kept(model, corpus('organism', limit=200), ['gender'])")
     code = _codes()[[FEATURES.index(name) for name in names]]  # (feature, vocabulary); -1 says nothing
     counts = []
     for batch in batches(sentences, batch_size):
@@ -118,8 +116,7 @@ def kept(
         must, says = code[:, targets], code[:, out.logits.argmax(-1)]  # (feature, B, T)
         labelled = must >= 0
         counts.append(torch.stack([((says == must) & labelled).sum(-1), labelled.sum(-1)], -1))
-    table = torch.cat(counts, 1).double()
-    return dict(zip(names, table, strict=True))
+    return dict(zip(names, torch.cat(counts, 1).double(), strict=True))
 
 
 @cache

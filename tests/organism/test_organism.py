@@ -1,5 +1,6 @@
 """What the shipped organisms can do, against the floors that their cards state."""
 
+import json
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from headtools.organism.second.results import second_results
 from headtools.organism.second.vocabulary import vocabulary
 
 CARD = (ASSETS / "README.md").read_text(encoding="utf-8")
+SCORES = json.loads((ASSETS / "scores.json").read_text(encoding="utf-8"))
 FLOOR = float(re.search(r"BLEU (\d+) on the first 150 test sentences", CARD)[1])
 
 
@@ -21,8 +23,9 @@ def organism():
 
 
 def test_bleu_on_test_is_above_the_floor_and_above_hard(organism):
-    score, _, _ = bleu(*organism, ht.corpus("organism", "test", limit=150))
+    score, low, high = bleu(*organism, ht.corpus("organism", "test", limit=150))
     assert score >= FLOOR
+    assert low < next(row["bleu"] for row in SCORES["translation"] if row["split"] == "test") < high
     assert score > bleu(*organism, ht.corpus("organism", "hard", limit=60))[0] + 3
 
 

@@ -39,7 +39,7 @@ REFUSED = [
     ("feature", lambda: labels(two()[0], "tense"), "no feature 'tense'"),
     ("feature of no word", lambda: feature("xyz", "gender"), "no word 'xyz'"),
     ("labels", lambda: labels(ALIEN, "gender"), "has no translation"),
-    ("kept", lambda: kept(model(), []), "no sentences came"),
+    ("kept", lambda: kept(model(), []), "make no batch"),
     ("predicted", lambda: predicted_features(model(), two(), "colour"), "got feature 'colour'; expected one of gender"),
     (
         "needs",

@@ -131,26 +131,6 @@ def test_head_importance(organism):
     assert len(scores) == 144
 
 
-def test_latency_and_merging():
-    timed = shipped("latency")
-    assert set(timed.model) == {"organism", "Transformer-base"}
-    assert (timed.low <= timed.high).all()
-    assert timed.ideal.between(0, 1).all()
-    for entry in shipped("merging").itertuples():
-        assert [p["removed"] for p in entry.points] == [round(entry.heads * share) for share in (0.25, 0.5, 0.75)]
-
-
-def test_sinks():
-    runs = shipped("sinks")
-    assert runs.groupby(["kind", "steps"], sort=False).seed.nunique().min() >= 5
-    assert runs.steps.unique().tolist() == [800, 1600]
-    assert (runs.loss > runs.attrs["best_loss"]).all()
-    assert (runs[["first", "back", "itself", "sum"]].stack().between(0, 1 + 1e-4)).all()
-    full = runs.kind.isin(["softmax", "output gate"])
-    assert (runs["sum"][full] > 0.999).all()
-    assert (runs.gate[runs.kind != "output gate"] == 1).all()
-
-
 # --- points measured again --------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
 """Each recipe runs to its end on a handful of sentences and writes what ``shipped`` reads."""
 
-import itertools
 import json
 import os
 import subprocess
@@ -41,15 +40,6 @@ def test_gates(assets, capsys):
     assert frame.kept.map(len).tolist() == [48, 48]
     assert tables.shipped("encoder curve").kept.tolist() == [48, 42, 36, 24, 18, 12, 6, 0]
     assert capsys.readouterr().out.strip().splitlines()[-1].startswith("| encoder, gates | 1 | 0.02 | 1 | 48 | ")
-
-
-def test_chance_by_counting(monkeypatch, organism):
-    """The p of a row is the fraction of all draws that hold as many heads with a role."""
-    from scipy.stats import hypergeom
-
-    heads, with_role = [str(i) for i in range(6)], {"0", "1", "2"}
-    hits = [len(with_role & set(draw)) for draw in itertools.combinations(heads, 3)]
-    assert hypergeom.sf(2 - 1, 6, 3, 3) == pytest.approx(sum(hit >= 2 for hit in hits) / len(hits))
 
 
 def half_closed():

@@ -114,50 +114,50 @@ def test_words_are_counted_sentence_by_sentence(untrained):
     assert torch.allclose(by_sentence(together, some), means, atol=1e-4)
 
 
-def test_scores_and_controls(untrained, monkeypatch):
+MEASURED = [  # measure, its settings, what its table says
+    (scores, {"limit": 5}, "| seed 1 | hard | 5 |"),
+    (controls, {"limit": 5}, "| seed 1 |"),
+    (roles, {"limit": 12}, "previous word (offset −1)"),
+    (coreference, {"limit": 15}, "rule: nearest fitting"),
+    (cross, {"limit": 4}, "| model | align (AER < 0.1) |"),
+    (pruning, {"limit": 3, "draws": 1}, "1 random orders: mean, best"),
+    (layers, {"limit": 5, "top": 2}, "layers 0 and 1"),
+    (owner, {"limit": 60}, "| encoder: all words → owner |"),
+    (draws, {"limit": 8}, "| seed 1 | 4 draws of 2: least, mean, best |"),
+    (pairs, {"limit": 3, "layers": 1}, "of 28 pairs are candidates"),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "settings", "words"), MEASURED, ids=[row[0].__name__.split(".")[-1] for row in MEASURED]
+)
+def test_a_model_is_measured(untrained, monkeypatch, module, settings, words):
+    """Each measure on an untrained model, and what its numbers must be whatever the model."""
     copied = lambda _model, _tokenizer, some: [" ".join(words) for words in some]  # noqa: E731
-    monkeypatch.setattr(scores.ht, "translate", copied, raising=False)
-    found = scores.measure(*untrained, limit=5)
-    text = rendered(scores, found)
-    assert "| seed 1 | hard | 5 |" in text
-    assert "| 20 to 26 |" in text
-    assert found["phenomena"].keys() == controls.measure(*untrained, limit=5)["phenomena"].keys()
-    assert rendered(controls, controls.measure(*untrained, limit=5)).count("\n") == 2
-
-
-def test_roles(untrained, monkeypatch):
+    monkeypatch.setattr(scores.ht, "translate", copied, raising=False)  # an untrained model writes to the last word
+    monkeypatch.setattr(pruning, "bleu", lambda *_: (1.0, 0.0, 2.0))
     monkeypatch.setattr(roles, "TWINS", 1)
-    found = roles.measure(*untrained, limit=12)
-    assert "previous word (offset −1)" in rendered(roles, found)
-    assert found["stricter rule"]["heads"] <= found["first rule"]["heads"]
-    assert len(found["untrained"]) == 1
-
-
-def test_coreference(untrained):
-    found = coreference.measure(*untrained, limit=15)
-    by_name = {row["name"]: row for row in found["rules"]}
-    assert by_name["first fitting"]["first fitting wrong"] == 0
-    assert sum(found["cells"].values()) == found["pronouns"]
-    assert "rule: nearest fitting" in rendered(coreference, found)
-
-
-def test_cross_and_pruning(untrained, monkeypatch):
-    monkeypatch.setattr(pruning, "bleu", lambda *_: (1.0, 0.0, 2.0))  # an untrained model writes to the last word
-    errors = cross.measure(*untrained, limit=4)["errors"]
-    assert len(errors) == 48
-    assert rendered(cross, {"errors": errors}).startswith("| model | align (AER < 0.1) |")
-    found = pruning.measure(*untrained, limit=3, draws=1)
-    for one in found["kinds"].values():
-        assert one["curves"]["gradient"][0] == one["curves"]["random 0"][0], "with all heads, orders agree"
-        assert one["curves"]["gradient"][-1] == one["curves"]["random 0"][-1], "and without any"
-    assert "1 random orders: mean, best" in rendered(pruning, found)
-
-
-def test_layers(untrained):
-    found = layers.measure(*untrained, limit=5, top=2)
-    assert [len(falls) for falls in found["off"].values()] == [6, 6, 6]
-    assert len(found["pairs"]["encoder"]) == 1
-    assert "layers 0 and 1" in rendered(layers, found)
+    found = module.measure(*untrained, **settings)
+    assert words in rendered(module, found)
+    if module is roles:
+        assert found["stricter rule"]["heads"] <= found["first rule"]["heads"]
+    if module is coreference:
+        assert next(row for row in found["rules"] if row["name"] == "first fitting")["first fitting wrong"] == 0
+        assert sum(found["cells"].values()) == found["pronouns"]
+    if module is cross:
+        assert len(found["errors"]) == 48
+    if module is pruning:
+        for one in found["kinds"].values():
+            for end in (0, -1):  # with all heads and without any
+                assert one["curves"]["gradient"][end] == one["curves"]["random 0"][end]
+    if module is layers:
+        assert [len(falls) for falls in found["off"].values()] == [6, 6, 6]
+    if module is owner:
+        assert found["n"] >= 5
+        assert all(row["low"] <= row["cost"] <= row["high"] for row in found["cuts"])
+    if module is draws:
+        assert all(-1 <= x <= 1 for x in found["spearman"])
+        assert 1 / 8 <= found["largest twentieth"] <= 1
 
 
 def test_a_piece_is_right_whatever_the_rest_of_the_word_says():
@@ -243,21 +243,6 @@ def test_a_word_that_is_cut_everywhere_is_not_seen(untrained):
     assert not torch.equal(owner.predictions(model, some, {}), owner.predictions(model, changed, {}))
 
 
-def test_owner(untrained):
-    found = owner.measure(*untrained, limit=60)
-    assert found["n"] >= 5
-    assert all(row["low"] <= row["cost"] <= row["high"] for row in found["cuts"])
-    assert "| encoder: all words → owner |" in rendered(owner, found)
-
-
-def test_draws(untrained):
-    found = draws.measure(*untrained, limit=8)
-    assert list(found["curves"]) == ["all", "draw 0", "draw 1", "draw 2", "draw 3"]
-    assert all(-1 <= x <= 1 for x in found["spearman"])
-    assert 1 / 8 <= found["largest twentieth"] <= 1
-    assert "| seed 1 | 4 draws of 2: least, mean, best |" in rendered(draws, found)
-
-
 def test_pairs_find_two_heads_that_stand_in_for_each_other(untrained, monkeypatch):
     """Of three heads, two do the same thing: one of them is enough."""
 
@@ -272,12 +257,6 @@ def test_pairs_find_two_heads_that_stand_in_for_each_other(untrained, monkeypatc
     assert [row[:2] for row in found["measured"]] == [["0.0", "0.1"]]
     assert pairs.confirmed(found["measured"]) == [], "in an untrained model it is not confirmed"
     assert "1 of 1,128 pairs are candidates" in rendered(pairs, found)
-
-
-def test_pairs_of_a_layer(untrained):
-    found = pairs.measure(*untrained, limit=3, layers=1)
-    assert found["pairs"] == 28
-    assert found["candidates"] >= len(found["measured"])
 
 
 def test_gates_are_trained_once_and_kept(untrained, tmp_path, monkeypatch):
@@ -308,50 +287,19 @@ def run_of(kept, bleu, cost=0.0, **changes):
     } | changes
 
 
-def test_the_tables_of_gates(untrained, monkeypatch):
-    """Survivors are counted by what they did before and do now, and the runs with a few heads are listed."""
+def test_what_runs_of_gates_say(untrained, monkeypatch):
+    """What is concluded from runs; that the tables say so is seen on the card."""
     few = [f"encoder {head}" for head in ("0.0", "1.1", "2.2")]
-    now = {"0.0": ["offset -1", "obj up"]}
-    first = {"bleu": [96.0, 95.0, 97.0], "roles": {"0.0": ["offset -1"], "1.1": ["obj up"]}}
-    monkeypatch.setattr(sweep, "before", lambda *_: first)
-    monkeypatch.setattr(
-        sweep,
-        "one_run",
-        lambda *given, seed, long, **_: run_of(
-            few, 95.0 - given[3], penalty=given[3], roles=now, seed=seed, steps=_gated.LONG["steps"] if long else 400
-        ),
-    )
-    found = sweep.measure(*untrained)
-    assert {row["penalty"] for row in found["runs"]} == {*sweep.PENALTIES, *sweep.LONGER}
-    assert [row["seed"] for row in found["runs"] if row["penalty"] == 0.02] == [0, 1, 2] * 2
-    text = rendered(sweep, found)
-    assert "| seed 1 | 0.02 | 3 | 1 → 0 | 1 → 0 | 0 → 0 | 0 → 0 | 0 → 1 | 1 → 2 | 2 (0.1, p 0.0027) |" in text
-    assert "| seed 1 | 0.02 | 0.0 | offset -1 | offset -1, obj up |" in text
-    assert "gained: 0.0: obj up; 0.0: obj up" in text, "in every run that leaves three heads"
-    assert "lost: 1.1: obj up" in text
-    assert "| seed 1 | 0.02, 1,000 steps, gates 3 | 3 |" in text
     one, other, alone = run_of(few, 95.0), run_of(few, 93.9, seed=1), run_of(few, 96.0, penalty=0.1)
     assert sweep.repeated({"runs": [one, other, alone]}) == [[one, other]], "one run alone may be lucky"
     assert sweep.repeated({"runs": [alone]}) == []
-
-    monkeypatch.setattr(rates, "before", lambda *_: first)
+    monkeypatch.setattr(rates, "before", lambda *_: {"bleu": [96.0, 95.0, 97.0], "roles": {}})
     monkeypatch.setattr(rates, "one_run", lambda *given, **_: run_of(few, 95.0, cost=given[4] - 0.1, rate=given[4]))
     found = rates.measure(*untrained)
     assert rates.chosen_rate(found) == 0.1
     assert "seed 1 0.1." in rendered(rates, found)
-
-    monkeypatch.setattr(kinds, "before", lambda *_: first)
-    monkeypatch.setattr(
-        kinds,
-        "one_run",
-        lambda *_given, **_: run_of(
-            [*few, *(f"decoder 5.{i}" for i in range(8)), *(f"cross 4.{i}" for i in range(8))], 95.0
-        ),
-    )
-    found = kinds.measure(*untrained)
-    assert "| seed 1 | 0.02 | 3: 1 1 1 0 0 0 | 8: 0 0 0 0 0 8 | 8: 0 0 0 0 8 0 |" in rendered(kinds, found)
-    assert "seed 1, penalty 0.02: decoder 0 and 8, cross 0 and 8." in rendered(kinds, found)
-    assert [kinds.encoder_first(row) for row in found["runs"]] == [True] * 3
+    mixed = [*few, *(f"decoder 5.{i}" for i in range(8)), *(f"cross 4.{i}" for i in range(8))]
+    assert kinds.encoder_first(run_of(mixed, 95.0))
     every = [f"{kind} {layer}.{head}" for kind in kinds.KINDS for layer in range(6) for head in range(8)]
     assert kinds.encoder_first(run_of(every[5:], 95.0)) is None
 
@@ -422,12 +370,6 @@ def test_goals_are_judged_by_the_results():
     assert "cross 30.0, encoder 40.0" in text
     assert "5 (head 1.2)" in text
     assert "12 at 94.0, 13 at 94.0; before 95.0; the worst is 2.50 behind as many steps at penalty 0" in text
-    best = [run_of([f"encoder 0.{i}" for i in range(13)], 96.0, seed=seed) for seed in (0, 1)]
-    few = [run_of(["encoder 0.0"], 94.6, seed=seed, penalty=0.03) for seed in (0, 1)]
-    text_of_few, enough = goals.gates({"sweep": {"before": {"bleu": [95.0, 94, 96]}, "runs": best + few}})
-    assert enough, "13 heads are too many, but a stronger penalty leaves one in both seeds"
-    assert text_of_few == "penalty 0.03, heads and BLEU by random gates: 1 at 94.6, 1 at 94.6; before 95.0"
-    assert "left 1/2/2" in text
 
 
 def test_the_card_says_what_the_results_say():

@@ -1,28 +1,16 @@
-"""How the target language writes a word: one target word for each source word, all that it needs fused into it.
+"""How the target language writes a word: as the first organism's (``headtools.organism.translation``), except for
 
 ==============  =====================================================================================================
 source word     target word
 ==============  =====================================================================================================
-noun            root + gender vowel + ``li`` if plural + an ending:
+noun, pronoun   stem, gender and number as there + an ending:
                 ``k`` for the subject of a transitive verb; ``t`` for the object of a verb of the u-family;
                 in a place ``t`` beside a verb of the u-family and ``d`` beside one of the i-family;
                 after *of* and *with* ``g`` and the gender vowel of the noun that it belongs to
-determiner      root + dialect letter + gender vowel + ``li``, as its noun
-adjective       root + gender vowel + ``li``, as its noun
-very            root + dialect letter + gender vowel of the noun that its adjective describes
-verb            root + gender vowel and ``li`` of its subject + ``ru`` if its object is a person or an animal
-adverb, had     root + dialect letter + the family vowel (i or u) of its verb
-preposition     root + dialect letter + gender vowel of its noun
-pronoun         ``y`` + gender vowel of the noun it stands for + ``li`` + ending, as a noun
-that            ``k`` + dialect letter + gender vowel + ``li`` of the noun it stands for
+very            root + dialect letter + gender vowel of the noun of its adjective
 because, when   root + dialect letter + the family vowel of the verb of their own clause
 and, but        root + dialect letter + the family vowel of the verb of the *other* clause, the one before
-name            itself
 ==============  =====================================================================================================
-
-Topics, dialect letters and accents are those of the first organism (``headtools.organism.translation``). A word is made
-of pieces, and each piece names its *phenomena*: what has to be known from elsewhere in the sentence to write it
-(``PHENOMENA``). So the phenomena of a word come from the code that writes it.
 """
 
 from headtools.organism.translation import (
