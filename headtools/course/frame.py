@@ -21,8 +21,8 @@ _HOW = {
     "model": "Click a head to see it large; click it again to close it.",
 }
 
-# What bertviz 1.4.1 calls of require.js, jQuery and d3. No package that learners install brings them as files (JupyterLab
-# bundles d3 into its own chunks), and d3 alone would take more than an output may: 240 kB of 150.
+# What bertviz 1.4.1 calls of require.js, jQuery and d3. No package that learners install has these as files: JupyterLab
+# bundles d3 into its own chunks. And d3 alone would take more than an output may, 240 kB of 150.
 _STAND_IN = files("headtools.course") / "bertviz_stand_in.js"
 
 # The model view has 970 pixels across; in a narrower column it shrinks rather than scrolls.
