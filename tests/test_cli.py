@@ -47,6 +47,8 @@ def test_help_names_every_command_and_an_example(capsys):
     assert main(["--help"]) == 0
     message = capsys.readouterr().out
     assert all(name in message for name in ("report", "roles", "importance", "prune", "Examples:", "Exit status"))
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"headtools {ht.__version__} (torch ")
 
 
 def test_every_example_of_the_help_and_the_readme_is_understood(root, monkeypatch):
@@ -68,11 +70,6 @@ def test_every_example_of_the_help_and_the_readme_is_understood(root, monkeypatc
     for line in lines:
         assert main(shlex.split(line)) == 1, line
     assert len(requested) == len(lines)
-
-
-def test_the_version(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith(f"headtools {ht.__version__} (torch ")
 
 
 @pytest.mark.parametrize(
@@ -209,19 +206,12 @@ def test_prune_then_report(tmp_path, capsys):
     assert len(ht.pruned(ht.load(smaller)[0])) == 12
     assert main(["prune", "organism", "--keep", "0.5", "--out", str(smaller)]) == 1
     page = tmp_path / "page.html"
-    assert main(["report", str(smaller), "--corpus", "organism", *FEW, "--out", str(page)]) == 0
-    assert "36 encoder heads in 6 layers" in page.read_text()
-
-
-def test_a_report_says_what_it_will_cost_and_checks_a_second_corpus(folders, tmp_path, capsys):
-    page = tmp_path / "page.html"
-    assert main(["report", str(folders["llama"]), *FEW, "--check", "organism", "--out", str(page)]) == 0
+    assert main(["report", str(smaller), "--corpus", "organism", *FEW, "--check", "organism", "--out", str(page)]) == 0
     output = capsys.readouterr()
-    assert output.out.startswith(str(page))
+    assert output.out.endswith(f"{page}\n")
     assert re.search(r"report: about \d+ forward passes over \d+ sentences, .* on cpu", output.err)
-    assert "<td>the second corpus</td>" in page.read_text(encoding="utf-8")
-    assert main(["report", str(folders["llama"]), *FEW, "--check", "no.conllu", "--out", str(page)]) == 1
-    assert "no.conllu" in capsys.readouterr().err
+    assert "36 encoder heads in 6 layers" in page.read_text()
+    assert "<td>the second corpus</td>" in page.read_text()
 
 
 def test_one_process(monkeypatch, capsys):

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headtools._report.subject import Subject, halves, sentences_or_batches
+from headtools._report.subject import Subject, halves
 from headtools.geometry.circuits import ov, random_like
 from headtools.geometry.subspaces import effective_rank, overlap
 from headtools.heads._devices import on_device
@@ -169,17 +169,20 @@ def _length(model: nn.Module) -> int:
     return length
 
 
-def check(subject: Subject, results: Results, given: Any, limit: int) -> dict[str, Any]:
-    """What the least important heads are worth on the corpus of the ranking and on a second one."""
+def check(subject: Subject, results: Results, second: tuple[str, Sequence, Sequence[Mapping]] | None) -> dict[str, Any]:
+    """What the least important heads are worth on the corpus of the ranking and on others.
+
+    ``second``: the name of another corpus and its sentences or batches. A causal language model also gets random tokens
+    that repeat.
+    """
     scores = results["selection"]
     heads = scores.order()[: max(1, round(CUT * len(scores)))]
     corpora = {"the corpus of the ranking": subject.test}
-    if given is not None:
-        sentences, batches = sentences_or_batches(given, limit)
+    if second is not None:
+        name, sentences, batches = second
         if sentences and subject.objective is None:
             raise ValueError("check has sentences and the report has batches: pass batches as check, too")
         batches = subject.batched(sentences) if sentences else batches
-        name = given if isinstance(given, str) else "the second corpus"
         corpora[name] = [on_device(subject.model, batch) for batch in batches]
     corpus_losses = {name: subject.loss_of(batches) for name, batches in corpora.items()}
     if subject.causal and subject.loss is None and (subject.objective is None or subject.objective.name == "lm"):

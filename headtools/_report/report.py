@@ -16,7 +16,7 @@ from headtools._engine.loop import progress as progress_bar
 from headtools._engine.store import write_bytes
 from headtools._report import measures, sections
 from headtools._report.page import Finding, Section, counted, page
-from headtools._report.subject import Subject, prepare
+from headtools._report.subject import Subject, prepare, sentences_or_batches
 from headtools.heads._devices import device_of
 from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import sites
@@ -140,7 +140,11 @@ def report(
     if check is None and (not subject.causal or loss is not None):
         skipped.add("check")
     names = [name for name in MEASURED if name not in skipped]
-    options = {"pruning": {"orders": orders}, "check": {"given": check, "limit": limit}}
+    second = str(check) if isinstance(check, (str, Path)) else "the second corpus"
+    options = {
+        "pruning": {"orders": orders},
+        "check": {"second": None if check is None else (second, *sentences_or_batches(check, limit))},
+    }
     if progress and subject.test:
         print(f"report: {_forecast(subject, names, orders)}", file=sys.stderr, flush=True)
     results, missing = _measure(subject, progress_bar(names, "report" if progress else ""), options)
