@@ -17,6 +17,7 @@ from headtools.organism import save as smaller
 from headtools.organism import shipped as tables
 from headtools.organism import snapshots
 from headtools.sparse import _checkpoint as checkpoint
+from headtools.sparse import _trainer
 from headtools.sparse._trainer import FILE
 from recipes import _results
 
@@ -79,7 +80,9 @@ def damages(data, draw):
 
 
 def gates(folder):
-    return ht.fit_gates(tiny(), BATCHES, penalty=0.1, steps=6, checkpoint=folder, save_every=2, progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_trainer, "SAVE_EVERY", 2)
+        return ht.fit_gates(tiny(), BATCHES, penalty=0.1, steps=6, checkpoint=folder, progress=False)
 
 
 @pytest.mark.full
