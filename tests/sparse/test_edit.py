@@ -94,6 +94,20 @@ def test_edits_nest_and_come_back_after_an_exception(same_head):
     assert torch.equal(run(model, batch), plain)
 
 
+@pytest.mark.parametrize("second", [("encoder", 1, 0), ("encoder", 1, 1)])
+def test_edits_may_end_in_any_order(second):
+    model, batch = fresh("bert")
+    was, first = state(model), ht.edit(model, ("encoder", 1, 0), remove=unit(32))
+    with ht.edit(model, second, remove=unit(32, 1)):
+        alone = run(model, batch)
+    with first:
+        later = ht.edit(model, second, remove=unit(32, 1))
+        later.__enter__()
+    assert torch.equal(run(model, batch), alone)
+    later.__exit__(None, None, None)
+    assert_same_state(was, state(model))
+
+
 def test_a_copy_made_inside_keeps_the_edit_and_cuts_wait_for_its_end():
     model, batch = fresh("bert")
     head = ("encoder", 1, 0)
