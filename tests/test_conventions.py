@@ -147,16 +147,6 @@ def test_one_loss_serves_every_function():
     ht.gradient(model, batch, mean_square)
 
 
-def test_a_loss_that_calls_outputs_as_if_they_were_the_model():
-    model, batch = zoo_model("bert")
-    for raised, loss in (
-        (r"loss\(outputs, batch\).*MaskedLMOutput", lambda brain, batch: brain(**batch).logits.mean((1, 2))),
-        (r"^'int' object is not callable", lambda outputs, batch: len(batch)()),  # another mistake stays
-    ):
-        with untouched(model), pytest.raises(TypeError, match=raised):
-            ht.fit_gates(model, batch, 1.0, loss=loss, steps=1, weights=None, progress=False)
-
-
 def test_a_fit_that_closes_nothing_can_be_cut():
     model, batch = zoo_model("bert")
     fit = ht.fit_gates(model, labelled(batch), 0.0, steps=1, weights=None, progress=False)

@@ -33,7 +33,8 @@ class Moments:
 
     ``products`` (f, f), the sum of outer products, and ``sums`` (f,), float64; ``count`` of tokens. c_h lies at
     ``inputs[h]`` among the features (d_in of them, and where values have a bias one more, the sum of the map's row),
-    z_h at ``outputs(h)``. A map (f, n) takes features to n numbers.
+    z_h at ``outputs(h)``. A map (f, n) takes features to n numbers. ``distances`` (n, n): the mean total variation
+    distance between the attention maps of every two of the n heads whose c is there, in their order.
     """
 
     site: Site
@@ -41,6 +42,7 @@ class Moments:
     sums: Tensor
     count: int
     inputs: dict[int, slice]
+    distances: Tensor
 
     def outputs(self, head: int) -> slice:
         """Return where z of a head lies among the features."""
@@ -81,9 +83,8 @@ def moments(
 ) -> dict[tuple, Moments]:
     """Run a corpus through the model once and return the moments of each site, {key: Moments}.
 
-    ``inputs_of`` names the heads whose c is needed; z of all heads is always included. So f = these heads x d_in +
-    all heads x value_dim. Raises as ``record`` does, and ``ValueError`` for no batches and for outputs that hold NaN or
-    infinity.
+    ``inputs_of`` names the heads whose c is needed; z of all heads is always included. Raises as ``record`` does, and
+    ``ValueError`` for no batches and for outputs that hold NaN or infinity.
     """
     heads_of = {site.key: list(dict.fromkeys(heads)) for site, heads in inputs_of.items()}
     layer_inputs: dict[tuple, Tensor] = {}
@@ -95,9 +96,14 @@ def moments(
             y = torch.cat([y, y.new_ones(*y.shape[:2], 1)], -1)
         maps, z = to_float64(captured.maps), to_float64(captured.z)  # (B, head, T, S), (B, T, head, value_dim)
         features = torch.cat([*(maps[:, head] @ y for head in heads_of[site.key]), z.flatten(-2)], -1)  # (B, T, f)
-        tokens = features[real_tokens(model, site, batch, features.shape[:2]).to(features.device)]  # (n, f)
+        real = real_tokens(model, site, batch, features.shape[:2]).to(features.device)
+        tokens = features[real]  # (n, f)
+        rows = captured.maps[:, heads_of[site.key]].transpose(1, 2)[real]  # (n, head, key)
+        apart = rows.new_zeros(rows.shape[1], rows.shape[1])  # (head, head)
+        for i in range(len(apart)):  # one against all: (n, head, head, key) at once would need much more memory
+            apart[i] = (rows - rows[:, [i]]).abs().sum((0, 2)) / 2
         # float64: products of nearly collinear features lose about half of the digits when they are inverted
-        sums = [tokens.mT @ tokens, tokens.sum(0), len(tokens)]
+        sums = [tokens.mT @ tokens, tokens.sum(0), len(tokens), to_float64(apart)]
         return sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
 
     with ExitStack() as stack:
@@ -110,13 +116,13 @@ def moments(
             model(**batch)
     by_site = {}
     for site in inputs_of:
-        products, sums, count = totals[site]
+        products, sums, count, distances = totals[site]
         if not products.isfinite().all():
             raise ValueError(f"what {site.label} reads or writes holds NaN or infinity, so nothing can be fitted to it")
         heads = heads_of[site.key]
         width = (len(sums) - site.heads * site.value_dim) // max(1, len(heads))
         inputs = {head: slice(i * width, (i + 1) * width) for i, head in enumerate(heads)}
-        by_site[site.key] = Moments(site, products.cpu(), sums.cpu(), count, inputs)
+        by_site[site.key] = Moments(site, products.cpu(), sums.cpu(), count, inputs, distances.cpu() / count)
     return by_site
 
 

@@ -65,8 +65,7 @@ class Trainer:
         check_has_backward(self.model, "training")
         check_not_compiled(self.model)
         check_weights(self.model)
-        everything_learns = self.gates is None and len(self.trained) == len(list(self.model.parameters()))
-        if self.trained and not everything_learns:  # a model in eval mode checkpoints nothing
+        if self.trained:  # a model in eval mode checkpoints nothing
             check_checkpointing(self.model)
         self.device = next(self.model.parameters()).device
         self.parameters, groups = dict(self.trained), []

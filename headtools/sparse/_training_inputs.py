@@ -16,9 +16,8 @@ Batches = Callable[[int], Mapping] | Mapping | Iterable[Mapping]
 def trained_weights(model: nn.Module, weights: str | Collection[str] | None) -> dict[str, nn.Parameter]:
     """Return the parameters that learn: "all", "encoder", None, or those whose names start with one of ``weights``.
 
-    "encoder" are the weights that only the encoder uses, so the decoder and all it reads stay as they are; word vectors
-    shared with the decoder are left out. A parameter that is frozen (``requires_grad=False``) stays frozen. Raises
-    ``ValueError`` where no weight matches or all that match are frozen.
+    "encoder" are the weights that only the encoder uses: word vectors shared with the decoder are left out. Frozen
+    parameters (``requires_grad=False``) stay frozen. Raises ``ValueError`` where none is left.
     """
     if weights is None:
         return {}

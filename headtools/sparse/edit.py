@@ -39,11 +39,10 @@ def edit(
     of one head, and end in any order. To keep an edit, save or copy the model inside the context; do not train there,
     since the old weights come back at its end.
 
-    Raises ``KeyError`` or ``IndexError`` for a head that does not exist, ``TypeError`` for weights that are not
-    floating-point, and ``ValueError`` for directions of another width, zero or NaN, for ``drop_top`` beyond the head's
-    width, and where the head has no weights of its own to edit: values that several heads share (grouped-query
-    attention) or that are computed from a latent (DeepSeek), weights tied to another module's, under an adapter (PEFT),
-    a norm or a mask of ``torch.nn.utils``, and the silent head that is left where all heads of a layer were pruned.
+    Raises ``KeyError`` or ``IndexError`` for a head that does not exist, ``ValueError`` or ``TypeError`` for directions
+    of another width, zero or NaN, for weights that are not plain floating-point ones, and where the head has none of
+    its own: values that several heads share (grouped-query attention) or that are computed from a latent (DeepSeek),
+    weights tied to another module's, and the silent head that is left where all heads of a layer were pruned.
 
     For the algebra of W_OV: Elhage et al. 2021. The edit itself is the projection of Bolukbasi et al. 2016
     (arXiv:1607.06520), applied to a head's output matrix.
@@ -65,10 +64,13 @@ def edit(
     if (remove is None) == (drop_top is None):
         raise ValueError("pass one of the two: remove=direction, or drop_top=1 for the head's strongest direction")
     module, weight, index, dim = _head_weight(model, site, head_index, side)
-    if remove is None:
-        basis = _top_singular_vectors(site, head_index, drop_top, side)
-    else:
+    if remove is not None:
         basis = _orthonormal_basis(remove, weight.shape[1 - dim], site, side)
+    elif isinstance(drop_top, bool) or not isinstance(drop_top, int) or not 1 <= drop_top <= site.value_dim:
+        raise ValueError(f"drop_top is a number of directions, 1 to {site.value_dim}, got {drop_top!r}")
+    else:
+        u, _, v = ov(site)[site.key][head_index].svd()
+        basis = (u if side == "read" else v)[:, :drop_top]  # (d, k)
     # Edits of the same slot share one original and are applied in turn, so that they may end in any order.
     slot = f"{'rows' if dim == 0 else 'columns'} from {index[0]}"
 
@@ -116,26 +118,17 @@ def _head_weight(model: nn.Module, site: Site, head: int, side: str) -> tuple[nn
     return module, weight, index.to(weight.device), 1 - dim if is_transposed(module) else dim
 
 
-def _top_singular_vectors(site: Site, head: int, k: int, side: str) -> Tensor:
-    """Return the first k singular vectors of W_OV on one side, (d, k)."""
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= site.value_dim:
-        raise ValueError(f"drop_top is a number of directions, 1 to {site.value_dim}, got {k!r}")
-    u, _, v = ov(site)[site.key][head].svd()
-    return (u if side == "read" else v)[:, :k]
-
-
 def _orthonormal_basis(remove: Tensor, width: int, site: Site, side: str) -> Tensor:
     """Return an orthonormal basis (d, n) of the span of some directions."""
     if not isinstance(remove, Tensor) or not remove.is_floating_point():
         got = remove.dtype if isinstance(remove, Tensor) else type(remove).__name__
         raise TypeError(f"a direction is a floating-point tensor ({width},) or (n, {width}), got {got}")
-    directions = remove.detach().cpu().double()
-    directions = directions[None] if directions.dim() == 1 else directions
-    if directions.dim() != 2 or directions.shape[1] != width or not len(directions):
+    if remove.dim() not in (1, 2) or remove.shape[-1] != width or not remove.numel():
         raise ValueError(
             f"got directions of shape {tuple(remove.shape)}; {site.label} {side}s vectors of {width} numbers, so "
             f"expected ({width},) or (n, {width})"
         )
+    directions = remove.detach().cpu().double().reshape(-1, width)
     if not directions.isfinite().all() or not (directions.norm(dim=1) > 0).all():
         raise ValueError("a direction is zero or holds NaN or infinity, so it has no direction")
     directions = directions / directions.norm(dim=1, keepdim=True)

@@ -162,7 +162,7 @@ def _fit(trainer: Trainer, history: Mapping[str, Tensor]) -> Fit:
     losses = {
         "loss": loss.to(torch.promote_types(loss.dtype, torch.float32)),  # numpy has no bfloat16
         "l0": gates.expected_l0(log_alpha)[:-1],  # log alpha has one row more than there are steps: its start
-        "open": (gates.p_one(log_alpha) > gates.p_zero(log_alpha)).sum(1)[:-1],
+        "open": gates.test_gates(log_alpha=log_alpha).sum(1).long()[:-1],
     }
     return Fit(
         trainer.model,

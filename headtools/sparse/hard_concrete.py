@@ -192,7 +192,3 @@ class HardConcrete(nn.Module):
     def scores(self) -> HeadScores:
         """Return log alpha as a score for each head: the higher, the more its gate resisted the penalty."""
         return HeadScores(self.split(self.log_alpha.detach().clone()), name="log alpha")
-
-    def extra_repr(self) -> str:
-        """Return the options of the distribution, for ``repr``."""
-        return f"{len(self.heads)} heads, temperature={self.temperature:g}, stretch={self.stretch}"

@@ -6,16 +6,11 @@ from collections.abc import Iterable, Mapping
 from itertools import combinations
 
 import pandas as pd
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headtools.geometry.circuits import ov
 from headtools.geometry.subspaces import cosine
-from headtools.heads._devices import to_float64
-from headtools.heads._tokens import real_tokens
-from headtools.heads.record import Captured, record
-from headtools.heads.sites import Site
-from headtools.importance._inputs import each_batch, frozen, select_sites
+from headtools.importance._inputs import select_sites
 from headtools.sparse._least_squares import moments
 from headtools.sparse._merge_plan import fit_merged
 from headtools.sparse.merge import RIDGE
@@ -25,13 +20,13 @@ COLUMNS = ("first", "second", "map_distance", "ov", "relative_error", "layer_err
 
 def head_similarity(
     model: nn.Module,
-    batches: list[Mapping],
+    batches: Mapping | Iterable[Mapping],
     sites: Iterable[str | tuple] | str | None = None,
     ridge: float = RIDGE,
 ) -> pd.DataFrame:
     """Return how similar the two heads of each pair in a layer are, and how well one head could replace both.
 
-    ``batches``: a list of dicts of the model's arguments; ``sites``: kinds or keys, as in ``gradient``. Columns:
+    ``batches``: dicts of the model's arguments; ``sites``: kinds or keys, as in ``gradient``. Columns:
     ``first`` and ``second``, heads as (kind, layer, head); ``map_distance``, the mean total variation distance of their
     maps, 0 for equal maps and 1 for maps that share no key; ``ov``, the cosine of their W_OV; ``relative_error``, the
     fraction of what the two wrote together that the best merged head does not reproduce (see ``merge``);
@@ -51,7 +46,6 @@ def head_similarity(
     if not layers:
         raise ValueError("got layers of one head each; expected at least one with two heads to compare")
     moments_of = moments(model, batches, {site: range(site.heads) for site in layers})
-    distances = _map_distances(model, batches, layers)
     rows = []
     for site in layers:
         m, cosines = moments_of.pop(site.key), cosine(ov(site)).values  # pop: the moments of a wide layer are large
@@ -61,7 +55,7 @@ def head_similarity(
             error = min(fit_merged(m, head, pair, ridge)[0] for head in pair)
             pair_total = m.sum_of_squares(m.written(pair)) or 1.0
             first, second = ((*site.key, head) for head in pair)
-            distance, similarity = float(distances[site.key][pair]), float(cosines[pair])
+            distance, similarity = float(m.distances[pair]), float(cosines[pair])
             rows.append((first, second, distance, similarity, error / pair_total, error / layer_total))
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     return frame.sort_values("layer_error", kind="stable", ignore_index=True)
@@ -85,22 +79,3 @@ def disjoint_pairs(pairs: pd.DataFrame, n: int) -> list[tuple[tuple, tuple]]:
     if len(selected) < n:
         raise ValueError(f"got n={n}; expected at most {len(selected)}, the number of these pairs that share no head")
     return selected
-
-
-@torch.no_grad()
-def _map_distances(model: nn.Module, batches: list[Mapping], layers: list[Site]) -> dict[tuple, Tensor]:
-    """Return the mean total variation distance between the maps of every two heads, {key: (H, H)}."""
-    batch: Mapping = {}
-
-    def accumulate(site: Site, captured: Captured, total: list | None) -> list:
-        maps = captured.maps.transpose(1, 2)  # (B, query, head, key)
-        maps = maps[real_tokens(model, site, batch, maps.shape[:2]).to(maps.device)]  # (n, head, key)
-        # One head at a time against all: (n, H, H, key) at once would need H times the memory of the maps.
-        distance = torch.stack([(maps - maps[:, h : h + 1]).abs().sum((0, 2)) / 2 for h in range(site.heads)])
-        sums = [to_float64(distance), len(maps)]
-        return sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
-
-    with frozen(model), record(model, "maps", accumulate=accumulate, only=[site.key for site in layers]) as totals:
-        for batch in each_batch(model, batches):  # accumulate reads it, too
-            model(**batch)
-        return {site.key: totals[site][0] / totals[site][1] for site in layers}

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools import geometry
 from headtools.sparse import _trainer
 from headtools.sparse.fit_gates import fit_gates, recover
 
@@ -122,27 +121,3 @@ def test_heads_that_are_cut(bert, change):
     assert torch.equal(after, scores(twin, batch))
     assert error(before, after) > 0.01
     assert error(run(model, inputs), before) < 0.3
-
-
-GEOMETRY = {
-    "matrix": lambda model: geometry.ov(model)["encoder", 1].matrix(),
-    "singular values": lambda model: geometry.ov(model)["encoder", 1].singular_values(),
-    "product": lambda model: (geometry.ov(model)["encoder", 1] @ geometry.ov(model)["encoder", 2]).matrix(),
-    "form": lambda model: geometry.qk(model)["encoder", 1, 0].between(torch.eye(32), torch.eye(32)),
-    "rows": lambda model: geometry.qk(model)["encoder", 1, 0].apply(torch.eye(32)),
-    "effective rank": lambda model: geometry.effective_rank(geometry.ov(model)).values["encoder", 1],
-    "overlap": lambda model: geometry.overlap(geometry.ov(model)).values,
-    "angles": lambda model: geometry.principal_angles(geometry.ov(model)),
-    "cosine": lambda model: geometry.cosine(geometry.ov(model)).values,
-    "composition": lambda model: geometry.composition(*ht.sites(model).all[:2]).values,
-}
-
-
-@pytest.mark.parametrize("name", GEOMETRY)
-def test_what_is_read_from_weights_has_their_precision(bert, name):
-    model, _ = bert
-    with half():
-        inside = GEOMETRY[name](model)
-        with ht.edit(model, ("encoder", 1, 1), drop_top=1):
-            assert geometry.ov(model)["encoder", 1, 1].singular_values()[-1] < 1e-5
-    assert torch.equal(inside, GEOMETRY[name](model))

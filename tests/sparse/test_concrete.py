@@ -1,4 +1,7 @@
-"""Hard Concrete gates: the published numbers, the laws that tie draws, lumps and density together, gates in a model."""
+"""Hard Concrete gates: the published numbers, and the laws that tie draws, lumps and density together.
+
+Random draws against all formulas are in the differential harness, learnt gates against cutting in tests/test_laws.py.
+"""
 
 import math
 
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 import headtools as ht
 from headtools.sparse.hard_concrete import HardConcrete
 
-from ..heads.zoo import fresh, run
+from ..heads.zoo import fresh
 
 ONE, TWO = {("encoder", 0): 1}, {("encoder", 0): 4, ("cross", 1): 3}
 
@@ -81,17 +84,6 @@ def test_draws_follow_masses_mean_and_density(log_alpha, temperature, low, high)
     assert between == pytest.approx(1 - gates.p_zero().item() - gates.p_one().item(), abs=1e-4)
 
 
-def test_random_draws_lie_within_three_standard_errors():
-    """Of P(0), P(1) and E[g], as drawn by ``sample``, for five values of log alpha."""
-    n, start = 40_000, torch.tensor([-3.0, -1.0, 0.0, 2.0, 4.0])
-    gates = HardConcrete({("encoder", 0): 5}, start={("encoder", 0): start}).double()
-    drawn = gates.sample(n, per="example", generator=seeded(0))["encoder", 0].detach()
-    for seen, formula in ((drawn == 0, gates.p_zero), (drawn == 1, gates.p_one), (drawn, gates.mean)):
-        error = seen.double().std(0) / n**0.5
-        assert ((seen.double().mean(0) - formula().detach()).abs() / error).max() < 3, formula.__name__
-        assert error.max() < 0.003, "a formula that is off by 0.01 would be seen"
-
-
 def test_the_gradient_of_the_penalty_vanishes_at_both_ends():
     gates = HardConcrete({("encoder", 0): 5}, start={("encoder", 0): torch.tensor([-9.0, -1.0, 0.0, 2.0, 12.0])})
     gates.expected_l0().backward()
@@ -129,40 +121,10 @@ def test_one_draw_a_batch_or_an_example():
     assert not torch.equal(once["encoder", 0], gates.sample(generator=seeded(4))["encoder", 0])
 
 
-@pytest.mark.parametrize("name", ["bert", "marian"])
-def test_gradients_reach_log_alpha_through_a_model(name):
-    """The gradient through a model equals a central difference, with the same uniform numbers on both sides."""
-    model, batch = fresh(name)
-    model.double().requires_grad_(False)
-    gates = HardConcrete(ht.sites(model), start=0.5, temperature=2.0, stretch=(-0.01, 1.01)).double()
-    direction = torch.randn(gates.log_alpha.shape, generator=seeded(), dtype=torch.double)
-
-    def value(log_alpha):
-        with torch.no_grad():
-            gates.log_alpha.copy_(log_alpha)
-        with ht.gates(model, gates.sample(3, per="example", generator=seeded())):
-            output = model(**batch).logits
-        return (output * torch.randn(output.shape, generator=seeded(), dtype=torch.double)).sum()
-
-    start = gates.log_alpha.detach().clone()
-    (gradient,) = torch.autograd.grad(value(start), gates.log_alpha)
-    slope = (value(start + 1e-5 * direction) - value(start - 1e-5 * direction)) / 2e-5
-    assert (gradient @ direction).item() == pytest.approx(slope.item(), rel=1e-4)
-    assert gradient.abs().min() > 0
-
-
-def test_closed_test_gates_equal_pruning_and_layers_without_heads_have_no_gates():
-    model, batch = fresh("marian")
-    gates = HardConcrete(ht.sites(model)["encoder"])
-    with torch.no_grad():
-        gates.log_alpha[:5] = -5.0  # all of the first layer, and one head of the second
-    with ht.gates(model, gates.split(gates.test_gates())):
-        switched = run(model, batch)
-    closed = [head for head in gates.heads if head not in gates.open_heads()]
-    assert closed == gates.heads[:5]
-    ht.prune(model, closed)
-    torch.testing.assert_close(run(model, batch), switched, atol=1e-4, rtol=1e-4)
-    assert HardConcrete(ht.sites(model)["encoder"]).sizes == {("encoder", 1): 3}
+def test_layers_without_heads_have_no_gates():
+    model, _ = fresh("bert")
+    ht.prune(model, {("encoder", 1): range(4), ("encoder", 2): [0]})
+    assert HardConcrete(ht.sites(model)).sizes == {("encoder", 0): 4, ("encoder", 2): 3}
 
 
 def test_scores_and_heads():
@@ -170,6 +132,5 @@ def test_scores_and_heads():
     gates = HardConcrete(TWO, start=start)
     assert gates.scores().order()[:2] == [("cross", 1, 0), ("encoder", 0, 1)]
     assert gates.open_heads() == [head for head in gates.heads if head not in gates.scores().order()[:2]]
-    assert "7 heads" in repr(gates)
     start["encoder", 0][0] = -9.0
     assert gates.scores()["encoder", 0, 0] == 3.0  # a copy, not a view

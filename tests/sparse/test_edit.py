@@ -79,15 +79,6 @@ def test_the_value_bias_is_written_and_not_read():
     assert torch.equal(read[-1], whole[-1])
 
 
-def test_several_directions_are_one_subspace():
-    model, _ = fresh("bert")
-    head, v = ("encoder", 0, 0), torch.stack([unit(32, 1), unit(32, 2), unit(32, 1) * 2 + unit(32, 2)])
-    with ht.edit(model, head, remove=v):
-        assert (output_matrix(ht.sites(model)["encoder", 0])[0] @ v.T).abs().max() < 1e-6
-        rank = torch.linalg.matrix_rank(ov(model)[head].matrix(), atol=1e-4)
-    assert rank == 8  # a head of width 8 writes 8 of 32 directions: two of the 32 are gone, and none of its rank
-
-
 @pytest.mark.parametrize("same_head", [True, False])
 def test_edits_nest_and_come_back_after_an_exception(same_head):
     model, batch = fresh("gpt2")
@@ -101,6 +92,20 @@ def test_edits_nest_and_come_back_after_an_exception(same_head):
         raise KeyError("mine")
     assert_same_state(was, state(model))
     assert torch.equal(run(model, batch), plain)
+
+
+@pytest.mark.parametrize("second", [("encoder", 1, 0), ("encoder", 1, 1)])
+def test_edits_may_end_in_any_order(second):
+    model, batch = fresh("bert")
+    was, first = state(model), ht.edit(model, ("encoder", 1, 0), remove=unit(32))
+    with ht.edit(model, second, remove=unit(32, 1)):
+        alone = run(model, batch)
+    with first:
+        later = ht.edit(model, second, remove=unit(32, 1))
+        later.__enter__()
+    assert torch.equal(run(model, batch), alone)
+    later.__exit__(None, None, None)
+    assert_same_state(was, state(model))
 
 
 def test_a_copy_made_inside_keeps_the_edit_and_cuts_wait_for_its_end():
