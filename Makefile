@@ -36,7 +36,7 @@ lint: environment-test ## check the style of the code
 
 bench: environment-test ## measure what everything costs, on one thread   (ARGS="--quick", ARGS=--peers, ARGS="--only gradient")
 	$(if $(findstring peers,$(ARGS))$(findstring comparison,$(ARGS)),sh tools/peers.sh $(TEST))
-	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tests/bench/run.py $(ARGS)
+	$(ONE_THREAD) $(KEEP_MEMORY) $(TEST) tools/bench/run.py $(ARGS)
 
 organism: environment ## train the shipped model again, from nothing   (SEED=2, SIZE=half, SIZE=double)
 	$(LAB) -m recipes.train $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size $(SIZE)) $(ARGS)

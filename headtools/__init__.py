@@ -3,9 +3,9 @@
 A map of the package, in the order of the course::
 
     heads/       find, record, ablate, prune        sites, gates, ablate, patch, window, record, contributions, prune,
-                                                    pruned, replay, group_scores, model_size, cache_size, cache_costs,
+                                                    pruned, replay, group_scores, model_size, cache_size,
                                                     HeadScores, bootstrap, progress, sharded
-    roles/       what a head attends to and carries corpus, Sentence, natural_text, text_batches, align,
+    roles/       what a head attends to and carries corpus, Sentence, Role, natural_text, text_batches, align,
                                                     to_words, taxonomy, probe, untrained, induction_scores,
                                                     attention_sinks, token_labels
     geometry/    what weights can read and write    from headtools import geometry: ov, qk, effective_rank, overlap,
@@ -48,14 +48,14 @@ _WHERE = {
     "group_scores": "heads.groups",
     "model_size": "heads.groups",
     "cache_size": "heads.groups",
-    "cache_costs": "heads.groups",
     "patch": "heads.patch",
     "window": "heads.window",
     "HeadScores": "heads.scores",
     "bootstrap": "heads.intervals",
-    "progress": "_engine.progress",
+    "progress": "_engine.loop",
     "sharded": "_engine.processes",
     "Sentence": "roles.sentence",
+    "Role": "roles.role",
     "corpus": "roles.corpus",
     "natural_text": "roles.plain_text",
     "text_batches": "roles.plain_text",
@@ -108,6 +108,9 @@ _WHERE = {
     "check": "course.check",
     "report": "_report.report",
 }
+
+# The corpora of guests: the module whose ``corpus(split, limit)`` gives the sentences. Nothing in roles/ imports it by name.
+CORPORA = {"organism": "organism.language", "organism2": "organism.second.language"}
 
 __all__ = sorted(_WHERE)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from threading import Lock
 from typing import TypeVar
 
 import torch
@@ -11,32 +10,24 @@ from joblib import Parallel, delayed
 
 Result = TypeVar("Result")
 
-# Backends may run several jobs in threads of one process, which share torch's global generator; transformers, too, can
-# load only one model at a time in a process. So jobs of one process run one after another.
-_LOCK = Lock()
-
 
 def parallel_map(function: Callable[..., Result], arguments: Iterable[tuple], jobs: int = 1) -> Iterator[Result]:
-    """Yield ``function(*arguments)`` for each tuple, in order, with ``jobs`` running at a time; -1 uses all cores.
+    """Yield ``function(*arguments)`` for each tuple, in order, with ``jobs`` processes at a time; -1 uses all cores.
 
-    Inside ``joblib.parallel_config(backend="dask")`` or ``"ray"`` jobs run on that cluster, one at a time in each
-    process, on one thread. Folders must then be absolute paths that all machines can access.
+    Inside ``joblib.parallel_config(backend="dask")`` jobs run on that cluster, whose workers must have one thread.
+    Folders must then be absolute paths that all machines can access.
 
     >>> list(parallel_map(pow, [(2, 3), (3, 2)]))
     [8, 9]
     """
-    try:
-        parallel = Parallel(n_jobs=jobs, return_as="generator")
-    except ValueError:  # some backends, such as Ray's, cannot return results one by one
-        parallel = Parallel(n_jobs=jobs)
+    parallel = Parallel(n_jobs=jobs, return_as="generator")
     yield from parallel(delayed(_on_one_thread)(function, *values) for values in arguments)
 
 
 def _on_one_thread(function: Callable[..., Result], *values: object) -> Result:
-    with _LOCK:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the same numbers on every machine: sums depend on the number of threads
-        try:
-            return function(*values)
-        finally:
-            torch.set_num_threads(threads)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the same numbers on every machine: sums depend on the number of threads
+    try:
+        return function(*values)
+    finally:
+        torch.set_num_threads(threads)

@@ -81,8 +81,8 @@ def relevance(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tab
     """Compare relevance by three rules, and gradients, with what it costs to switch each head off."""
     texts = natural_text("english", "validation")[: sizes["relevance texts"]]
     batches = text_batches(tokenizer, texts, batch_size=1)
-    increases = _flat(ht.ablation_losses(model, batches, progress=False))
-    slopes = _flat(ht.gate_gradients(model, batches)).abs()
+    increases = _flat(ht.ablation(model, batches, progress=False).rows)
+    slopes = _flat(ht.gradient(model, batches).rows)
     measures, conserved = {"|gradient|": slopes}, {}
     for rules in ("attnlrp", "cp", "gradient"):
         scores = [ht.relevance(model, batch, score=_right_tokens, rules=rules) for batch in batches]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from headtools._engine.store import read_tensors
-from headtools.sparse._checkpoint import load_training, missing_weight, read_training, save_training
+from headtools.sparse._checkpoint import restore_training, save_training
 
 FILE = "checkpoint.safetensors"
 
@@ -22,16 +22,8 @@ def restore(run: Path, training_model: nn.Module, optimizer: torch.optim.Optimiz
 
     Raises ``ValueError`` for a file that is damaged or of another model, before anything is changed.
     """
-    checkpoint = read_training(run / FILE, "recipe")
-    if checkpoint is None:
-        return None
-    tensors, state = checkpoint
-    parameters = _trained(training_model)
-    n_saved = sum(name.startswith("weight|") for name in tensors)
-    if n_saved != len(parameters) or missing_weight(tensors, parameters):
-        raise ValueError(f"{run} holds another model's weights; train into an empty folder: --run elsewhere")
-    load_training(tensors, parameters, optimizer, state["step"])
-    return state
+    saved = restore_training(run / FILE, _trained(training_model), optimizer)
+    return saved and saved[0]
 
 
 def recipe(run: Path) -> dict[str, Any]:

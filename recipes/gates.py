@@ -14,7 +14,6 @@ from scipy.stats import hypergeom
 from torch import nn
 
 import headtools as ht
-from headtools._engine.progress import print_encodable
 from headtools.organism.batches import TrainingBatches, batches
 from headtools.organism.evaluate import bleu, token_accuracy
 from headtools.organism.shipped import heads_with_role
@@ -160,7 +159,7 @@ def main(
                     model, tokenizer, p, weights=learn, steps=steps, decay=decay, seed=s, sentences=limit, run=folder
                 )
                 results = update(file, lambda old, row=row: {**old, "gates": replace_row(old["gates"], row, _order)})
-    print_encodable(markdown(results))
+    print(markdown(results))
 
 
 def _order(row: dict) -> tuple:

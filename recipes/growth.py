@@ -15,7 +15,6 @@ from torch import nn
 from tqdm import tqdm
 
 import headtools as ht
-from headtools._engine.progress import print_encodable
 from headtools.organism import snapshots
 from headtools.organism.evaluate import bleu, token_accuracy
 from headtools.organism.roles_found import best, roles
@@ -145,7 +144,7 @@ def main(
             f"{entries}: BLEU {entry['bleu'][0]}, hard {entry['hard'][0]}, "
             f"{entry['with_role']} of {entry['heads_total']} heads with a role"
         )
-    print_encodable(markdown(results))
+    print(markdown(results))
 
 
 if __name__ == "__main__":

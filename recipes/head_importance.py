@@ -16,7 +16,7 @@ import typer
 from torch import nn
 
 import headtools as ht
-from headtools._engine.progress import print_encodable, progress
+from headtools._engine.loop import progress
 from headtools.heads.scores import Head
 from headtools.organism.batches import batches
 from headtools.roles.sentence import Sentence
@@ -106,8 +106,7 @@ def main(
     validation, test = ({table: ht.corpus("organism", split, n) for table, n in count.items()} for split in SPLITS)
 
     scores = ht.ablation(model, batches(validation["ablation"], 25), checkpoint=run and run / "ablation")
-    made_from = {"model": model, "split": SPLITS[0], "sentences": count["ablation"], "by": "zero"}
-    ht.save_scores(scores, assets / "ablation.safetensors", made_from)
+    scores.save(assets / "ablation.safetensors")
     pairs = ht.interaction(model, batches(validation["pairs"], 25), sites=["encoder"], checkpoint=run and run / "pairs")
     by_split = {
         split: one_head_left(model, tokenizer, sentences["only"])
@@ -128,7 +127,7 @@ def main(
         },
     }
     write(results, assets / "worth.json")
-    print_encodable(markdown(results))
+    print(markdown(results))
 
 
 if __name__ == "__main__":

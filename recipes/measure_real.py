@@ -43,7 +43,6 @@ import typer
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools._engine.progress import print_encodable
 from headtools.heads.scores import Head, HeadScores
 from headtools.importance.objective import objective
 from headtools.organism.real_models import REAL, RESULTS, locate
@@ -199,7 +198,7 @@ def curve(
                     with ht.ablate(model, off):
                         measured[key] = losses(model, batches)[part]
                 rows.append(compared(order, measured[key], before[text][part], text=text, off=len(off), share=share))
-            print_encodable(f"{order}: {len(off)} heads off")
+            print(f"{order}: {len(off)} heads off")
     return rows
 
 
@@ -239,7 +238,7 @@ def measure(name: str, sizes: dict[str, int], only: str | None = None, before: M
     def keep(table: str, rows: Any, about: str) -> None:
         rows = rows.to_dict("records") if isinstance(rows, pd.DataFrame) else rows
         tables[table] = {"about": about, "rows": [_rounded(row) for row in rows]}
-        print_encodable(f"{table}: {len(rows)} rows, {time.process_time() - began:.0f} s of CPU time so far")
+        print(f"{table}: {len(rows)} rows, {time.process_time() - began:.0f} s of CPU time so far")
 
     for table in [only] if only in TABLES[name] else []:
         keep(table, *TABLES[name][table](model, tokenizer, sizes))
@@ -301,8 +300,8 @@ def _measure_causal(model: nn.Module, tokenizer: Any, sizes: dict[str, int], kee
     validation = natural_text("english", "validation")
     ranking = ht.gradient(model, text_batches(tokenizer, validation[: sizes["ranking texts"]]))
     loo = text_batches(tokenizer, validation[: sizes["leave-one-out texts"]])
-    slopes = ht.gate_gradients(model, loo)
-    increases = ht.ablation_losses(model, loo, progress=False)
+    slopes = ht.gradient(model, loo, signed=True).rows
+    increases = ht.ablation(model, loo, progress=False).rows
     keys = [(row.layer, row.head) for row in table.itertuples()]
     for column, values in (
         ("gradient", {key: value.abs().mean(0) for key, value in slopes.items()}),
@@ -377,7 +376,7 @@ def main(
     file.parent.mkdir(parents=True, exist_ok=True)
     write(results, file, "name")
     for table in {"agreement", "induction", "streaming"} & results["tables"].keys():
-        print_encodable(pd.DataFrame(results["tables"][table]["rows"]).to_string(index=False))
+        print(pd.DataFrame(results["tables"][table]["rows"]).to_string(index=False))
 
 
 if __name__ == "__main__":

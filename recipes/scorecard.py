@@ -15,7 +15,6 @@ import typer
 from torch import nn
 
 import headtools as ht
-from headtools._engine.progress import print_encodable
 from headtools.organism.evaluate import corpus_bleu
 from headtools.organism.roles_found import best, eos_weight, normalised_entropy, observe, roles, strong
 from recipes._results import interval, write
@@ -147,7 +146,7 @@ def main(
 ) -> None:
     """Measure the shipped model, print the tables, and with ``--json`` write them to a file."""
     scores = measure(*ht.load(), split, limit)
-    print_encodable(markdown(scores))
+    print(markdown(scores))
     if file:
         write(scores, file)
 

@@ -17,8 +17,6 @@ import typer
 from torch import nn
 
 import headtools as ht
-from headtools._engine.progress import print_encodable
-from headtools.heads.prune import cut_heads
 from headtools.organism.batches import TrainingBatches
 from headtools.organism.shipped import LIVE_GATES, shipped
 from recipes._parallel import parallel_map
@@ -51,7 +49,8 @@ def train_on(run: dict, folder: Path, steps: int) -> nn.Module:
     """
     model, _ = ht.load()
     pruned = train_gates(model, run["over"], run["penalty"], run["seed"], checkpoint=folder / "gates").model
-    cut_heads(pruned, [head_of(name) for name in missing_heads(run, model)])
+    if missing := [head_of(name) for name in missing_heads(run, model)]:
+        ht.prune(pruned, missing)
     learns = [name for name, _ in pruned.named_parameters() if name not in silent(pruned)]
     return ht.recover(
         pruned,
@@ -140,7 +139,7 @@ def main(
     results = {}
     for row in parallel_map(compare, arguments, jobs):
         results = update(file, lambda old, row=row: {"runs": replace_row(_of_this_sweep(old), row, _order)})
-    print_encodable(markdown(results["runs"]))
+    print(markdown(results["runs"]))
 
 
 def _of_this_sweep(results: dict) -> list[dict]:

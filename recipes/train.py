@@ -8,7 +8,7 @@ to the package.
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import torch
 import typer
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import MarianMTModel
 
@@ -26,6 +26,7 @@ from headtools._engine.store import write_bytes
 from headtools.organism import snapshots
 from headtools.organism.batches import training_sentences
 from headtools.organism.language import sentences
+from headtools.roles.sentence import Sentence
 from recipes import _training_state
 from recipes._publish import publish, publish_snapshots
 from recipes._results import ASSETS, head_of
@@ -102,10 +103,12 @@ def silent(model: nn.Module) -> set[str]:
 
 
 @torch.no_grad()
-def validate(training_model: AuxiliaryTrainingModel, n: int) -> dict[str, float]:
-    """Return loss and token accuracy on the first ``n`` validation sentences, given the preceding words."""
-    by_length = sorted(islice(sentences("validation"), n), key=lambda sentence: len(sentence.words))
-    parts = [training_model(training_batch(by_length[i : i + 32]), 1.0, 0.5)[1] for i in range(0, n, 32)]
+def validate(
+    training_model: AuxiliaryTrainingModel, drawn: Iterator[Sentence], n: int, guide: float, ids: Mapping | None = None
+) -> dict[str, float]:
+    """Return loss and token accuracy on the first ``n`` sentences drawn, given the preceding words."""
+    by_length = sorted(islice(drawn, n), key=lambda sentence: len(sentence.words))
+    parts = [training_model(training_batch(by_length[i : i + 32], ids), guide, 0.5)[1] for i in range(0, n, 32)]
     return {key: round(sum(part[key] for part in parts) / len(parts), 4) for key in parts[0]}
 
 
@@ -118,30 +121,59 @@ def keep_snapshot(model: MarianMTModel, step: int, folder: Path) -> None:
 def train(
     recipe: Recipe, run: Path, stop: int | None = None, progress: bool = True, keep: Collection[int] = ()
 ) -> AuxiliaryTrainingModel:
-    """Train by a recipe in the folder ``run``, continuing from its checkpoint; ``stop`` is the last step, if given.
-
-    After the steps in ``keep`` the weights are written to ``run/snapshots``, in half precision. Raises ValueError if
-    ``run`` holds a run of another recipe.
-    """
+    """Train by a recipe in the folder ``run``, as :func:`run_training` says."""
     torch.manual_seed(recipe.seed)
     training_model = AuxiliaryTrainingModel(recipe.heads)
     cut(training_model.model, recipe.without)
+
+    def loss(group: list[Sentence], step: int) -> tuple[Tensor, dict[str, float]]:
+        tagging = step < recipe.tag_until * recipe.steps
+        guide, tag = (recipe.guide, recipe.tag) if tagging else (recipe.guide_late, 0.0)
+        return training_model(training_batch(group), guide, tag)
+
+    def valid() -> dict[str, float]:
+        return validate(training_model, sentences("validation"), recipe.validate_on, guide=1.0)
+
+    short = recipe.short * recipe.steps
+    run_training(training_model, recipe, run, training_sentences, loss, valid, short, stop, progress, keep)
+    return training_model
+
+
+def run_training(
+    training_model: AuxiliaryTrainingModel,
+    recipe: Recipe,
+    run: Path,
+    draw: Callable[..., list[list[Sentence]]],
+    loss: Callable[[list[Sentence], int], tuple[Tensor, dict[str, float]]],
+    valid: Callable[[], dict[str, float]],
+    short_until: float,
+    stop: int | None = None,
+    progress: bool = True,
+    keep: Collection[int] = (),
+    **adam: object,
+) -> None:
+    """Train in the folder ``run``, continuing from its checkpoint; ``stop`` is the last step, if given.
+
+    ``draw(seed, chunk, tokens, n, short)`` gives the groups of sentences of a chunk, short ones before the step
+    ``short_until``; ``loss(group, step)`` the loss of one group. After the steps in ``keep`` the weights are written to
+    ``run/snapshots``, in half precision. Raises ValueError if ``run`` holds a run of another recipe.
+    """
     optimizer = torch.optim.AdamW(
         [p for p in training_model.parameters() if p.requires_grad],
         lr=recipe.rate,
         betas=(0.9, 0.98),
         weight_decay=0.01,
+        **adam,
     )
     settings = asdict(recipe) | {"without": list(recipe.without)}  # as it is read back from JSON
-    state = {"step": 0, "chunk": 0, "within": 0, "short": recipe.short > 0, "recipe": settings, "log": []}
-    saved = _training_state.restore(run, training_model, optimizer)
-    if saved:
-        if {"without": []} | saved["recipe"] != settings:  # runs of earlier versions have no "without"
+    state = {"step": 0, "chunk": 0, "within": 0, "short": short_until > 0, "recipe": settings, "log": []}
+    if saved := _training_state.restore(run, training_model, optimizer):
+        if saved["recipe"] != settings:
             raise ValueError(f"{run} holds a run of another recipe; use another folder: --run elsewhere")
         state = saved
 
-    def groups() -> list:
-        return training_sentences(recipe.seed, state["chunk"], recipe.tokens, recipe.chunk, state["short"])
+    def groups() -> list[list[Sentence]]:
+        return draw(recipe.seed, state["chunk"], recipe.tokens, recipe.chunk, state["short"])
 
     pending = groups()[state["within"] :]
     last = min(recipe.steps, stop or recipe.steps)
@@ -150,17 +182,14 @@ def train(
     with tqdm(total=recipe.steps, initial=state["step"], disable=not progress, mininterval=2.0) as bar:
         while state["step"] < last:
             if not pending:
-                short = state["step"] < recipe.short * recipe.steps
-                state |= {"chunk": state["chunk"] + 1, "within": 0, "short": short}
+                state |= {"chunk": state["chunk"] + 1, "within": 0, "short": state["step"] < short_until}
                 pending = groups()
             step = state["step"]
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate_at(step)
-            tagging = step < recipe.tag_until * recipe.steps
-            guide, tag = (recipe.guide, recipe.tag) if tagging else (recipe.guide_late, 0.0)
-            loss, parts = training_model(training_batch(pending.pop(0)), guide, tag)
+            total, parts = loss(pending.pop(0), step)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            total.backward()
             torch.nn.utils.clip_grad_norm_(training_model.parameters(), 1.0)
             optimizer.step()
             state |= {"step": step + 1, "within": state["within"] + 1}
@@ -169,11 +198,10 @@ def train(
             if bar.update():
                 bar.set_postfix(loss=f"{parts['loss']:.3f}", accuracy=f"{parts['accuracy']:.3f}")
             if state["step"] % recipe.save_every == 0 or state["step"] == last:
-                state["log"].append({"step": state["step"], **validate(training_model, recipe.validate_on)})
+                state["log"].append({"step": state["step"], **valid()})
                 _training_state.save(run, training_model, optimizer, state)
                 if progress:
                     tqdm.write(json.dumps(state["log"][-1]))
-    return training_model
 
 
 def main(

@@ -14,8 +14,6 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils, modeling_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-import headtools as ht
-
 from .heads.zoo import INTERFACE, fresh, run, zoo_model
 
 SWALLOWED = ("bert", "roberta", "distilbert", "gpt2", "marian", "t5")
@@ -149,6 +147,7 @@ def test_the_private_names_that_headtools_leans_on():
     for holder, name, place in [
         (model.config, "_attn_implementation_internal", "heads/_attention.py switches and restores it"),
         (model, "_can_set_attn_implementation", "heads/_attention.py asks it before it switches"),
+        (tf.PreTrainedModel, "_from_config", "organism/load.py builds a pruned model with it"),
         (torch._C, "_current_graph_task_id", "heads/record.py tells a recomputed layer by it"),
     ]:
         assert hasattr(holder, name), f"{type(holder).__name__}.{name} is gone: {place}"
@@ -169,34 +168,4 @@ def test_hooks_entered_after_compile_are_ignored_by_torch():
     torch._dynamo.reset()
     assert torch.equal(before, after), (
         "torch now runs hooks registered after torch.compile: gates() may accept compiled models; test that on the zoo"
-    )
-
-
-@pytest.mark.parametrize(
-    ("config", "architecture"),
-    [(tf.LlamaConfig, tf.LlamaModel), (tf.Qwen3Config, tf.Qwen3Model), (tf.BertConfig, tf.BertModel)],
-)
-def test_no_configuration_gives_each_layer_its_own_number_of_heads(config, architecture):
-    """Why ``save`` must keep a list of cut heads: transformers alone cannot build layers of different widths."""
-    size = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 40, "head_dim": 8}
-    try:
-        model = architecture(config(**size, vocab_size=30, per_layer_config={0: {"num_attention_heads": 2}}))
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return
-    assert len({site.heads for site in ht.sites(model)}) == 1, (
-        f"{architecture.__name__} now builds layers with head counts of their own from per_layer_config: let "
-        "organism/_pruned_config.py write that into config.json for pruned models of such architectures (today it "
-        "refuses layers that differ), so that from_pretrained opens it without headtools; tell it in save's docstring"
-    )
-
-
-def test_from_pretrained_builds_the_class_it_is_called_on():
-    """Two facts on which headtools/organism/_read_pruned.py reads a pruned model."""
-    source = inspect.getsource(tf.PreTrainedModel.from_pretrained)
-    assert "model = cls(config, " in source, (
-        "from_pretrained no longer builds the class that it is called on: _read_pruned.read() gives it one that prunes "
-        "itself as soon as it is built, so look for another way to cut a model before its weights are read"
-    )
-    assert "save_original_format" in inspect.signature(tf.PreTrainedModel.save_pretrained).parameters, (
-        "save_pretrained has another name for save_original_format: organism/save.py passes it"
     )

@@ -2,11 +2,7 @@
 
 import json
 import re
-import runpy
 import shlex
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -62,18 +58,13 @@ def test_every_example_of_the_help_and_the_readme_is_understood(root, monkeypatc
             cli.EXAMPLES,
             *(
                 Path(root, name).read_text("utf-8")
-                for name in (
-                    "README.md",
-                    "notebooks/installing.md",
-                    "notebooks/cheat_sheet.md",
-                    "notebooks/scaling.md",
-                )
+                for name in ("README.md", "notebooks/installing.md", "notebooks/cheat_sheet.md", "notebooks/scaling.md")
             ),
         ]
     ).replace("\\\n", " ")
     lines = [line.partition("-m headtools ")[2] for line in re.findall(r"^\s*(?:python|accelerate) .*", text, re.M)]
     lines = [line for line in lines if line]
-    assert len(lines) >= 10
+    assert len(lines) >= 8
     for line in lines:
         assert main(shlex.split(line)) == 1, line
     assert len(requested) == len(lines)
@@ -84,34 +75,15 @@ def test_the_version(capsys):
     assert capsys.readouterr().out.startswith(f"headtools {ht.__version__} (torch ")
 
 
-def test_a_bare_call_gets_help(capsys):
-    assert main([]) == 2
-    message = capsys.readouterr().err
-    assert all(name in message for name in ("report", "roles", "importance", "prune", "Examples:"))
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["sing", "x"],
-        ["prune", "organism", "--keep", "1.5", "--out", "x"],
-        ["prune", "organism", "--keep", "nan", "--out", "x"],
-        ["prune", "organism", "--out", "x"],
-        ["report", "organism"],
-        ["roles", "organism", "--limit", "one"],
-        ["roles", "organism", "--limit", "1"],
-        ["importance", "organism", "--loss", "mse"],
-    ],
-)
-def test_what_is_not_understood_ends_with_2(words, capsys):
-    assert main(words) == 2
-    assert "Usage:" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
+        (["sing", "x"], "sing"),
+        (["report", "organism"], "--out"),
         (["roles", "organism", "--output", "x.csv"], "--out"),
+        (["prune", "organism", "--keep", "nan", "--out", "x"], "between 0 and 1"),
+        (["importance", "organism", "--loss", "mse"], "mse"),
+        (["roles", "organism", "--out", "x.txt"], "written as .csv or .json"),
         (["prune", "organism", "--keep", "1.5", "--out", "x"], "got 1.5; expected a fraction between 0 and 1"),
         (["roles", "organism", "--limit", "1"], "got 1; expected 2 or more"),
         (["importance", "organism", "--method", "magic"], "ablation"),
@@ -119,7 +91,9 @@ def test_what_is_not_understood_ends_with_2(words, capsys):
 )
 def test_what_is_not_understood_is_answered_with_what_would_be(words, why, capsys):
     assert main(words) == 2
-    assert why in capsys.readouterr().err.split("Error: ")[1]
+    message = capsys.readouterr().err
+    assert "usage:" in message
+    assert why in message.split("error: ")[1]
 
 
 TEXT = str(Path(__file__).resolve().parents[1] / "README.md")
@@ -132,8 +106,7 @@ TEXT = str(Path(__file__).resolve().parents[1] / "README.md")
         (["roles", "organism", "--corpus", "no.conllu"], "no.conllu"),
         (["roles", "organism", "--corpus", TEXT], "is plain text; expected english, organism"),
         (["prune", "organism", "--keep", "0.5", "--out", "no", "--check", TEXT], "is plain text; expected english"),
-        (["roles", "organism", "--out", "x.txt"], "written as .csv or .json"),
-        (["report", "organism", "--out", "no/such/folder.html"], "is not a folder"),
+        (["importance", "organism", "--out", "/proc/no/such/table.csv"], "No such file or directory"),
         (["report", "organism", "--out", "."], "is a folder; name a file in it"),
         (["prune", "organism", "--keep", "0.5", "--out", "."], "already exists: choose a new name"),
         (["importance", "organism", *FEW, "--loss", "mlm"], "no mlm loss (cross-entropy of masked tokens): write lm"),
@@ -170,18 +143,8 @@ def test_importance(tmp_path, capsys):
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "scores.csv"), wanted)
 
 
-def test_roles(tmp_path):
-    assert main(["roles", "organism", *FEW, "--held", "--out", str(tmp_path / "roles.json")]) == 0
-    rows = json.loads((tmp_path / "roles.json").read_text())
-    assert rows
-    assert all(row["passes"] for row in rows)
-
-
-# --- models without a loss --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["gradient", "ablation"])
-def test_a_model_without_logits_is_weighed_by_its_output(method, folders, tmp_path, capsys):
+def test_a_model_without_logits_is_weighed_and_pruned_by_its_output(method, folders, tmp_path, capsys):
     out = tmp_path / "scores.csv"
     assert main(["importance", str(folders["bare"]), *FEW, "--method", method, "--out", str(out)]) == 0
     message = (
@@ -191,14 +154,13 @@ def test_a_model_without_logits_is_weighed_by_its_output(method, folders, tmp_pa
     frame = pd.read_csv(out)
     assert list(frame)[3] == f"output change by {method}"
     assert (frame[f"output change by {method}"] > 0).all()
-
-
-def test_a_model_without_logits_is_pruned_by_its_output(folders, tmp_path, capsys):
+    if method == "ablation":
+        return
     assert main(["prune", str(folders["bare"]), *FEW, "--keep", "0.5", "--out", str(tmp_path / "smaller")]) == 0
-    message = capsys.readouterr()
-    assert "4 of 8 heads left" in message.out
-    assert "--loss output" in message.err
+    assert "4 of 8 heads left" in capsys.readouterr().out
     assert ht.sites(ht.load(tmp_path / "smaller")[0]).n_heads == 4
+    assert main(["importance", str(folders["bare"]), *FEW, "--method", "relevance"]) == 1
+    assert "BertModel has no logits" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "loss"), [("bert", "mlm"), ("llama", "lm")])
@@ -224,11 +186,6 @@ def test_confidence_asks_for_no_labels(folders, tmp_path, capsys):
     pd.testing.assert_frame_equal(pd.read_csv(out), expected)
 
 
-def test_relevance_needs_logits_and_says_so(folders, capsys):
-    assert main(["importance", str(folders["bare"]), *FEW, "--method", "relevance"]) == 1
-    assert "BertModel has no logits" in capsys.readouterr().err
-
-
 def test_a_cut_of_a_causal_model_is_checked_on_repeated_tokens(folders, tmp_path, capsys):
     words = ["prune", str(folders["llama"]), *FEW, "--keep", "0.5", "--spare-induction", "2"]
     assert main([*words, "--out", str(tmp_path / "smaller")]) == 0
@@ -249,7 +206,6 @@ def test_prune_then_report(tmp_path, capsys):
     assert main(["prune", "organism", *FEW, "--keep", "0.75", "--kind", "encoder", "--out", str(smaller)]) == 0
     message = capsys.readouterr().out
     assert "36 of 48 heads left; open it with headtools.load(" in message
-    assert "transformers alone cannot: its layers have different numbers of heads" in message
     assert len(ht.pruned(ht.load(smaller)[0])) == 12
     assert main(["prune", "organism", "--keep", "0.5", "--out", str(smaller)]) == 1
     page = tmp_path / "page.html"
@@ -268,60 +224,19 @@ def test_a_report_says_what_it_will_cost_and_checks_a_second_corpus(folders, tmp
     assert "no.conllu" in capsys.readouterr().err
 
 
-def test_as_a_module(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["headtools", "roles", "./nowhere"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_module("headtools", run_name="__main__")
-    assert end.value.code == 1
-    assert capsys.readouterr().err.startswith("headtools roles: ./nowhere")
-
-
-# --- several processes ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-@pytest.mark.skipif(find_spec("accelerate") is None, reason="needs the extra scale")
-def test_two_processes_that_accelerate_starts(tmp_path, capsys):
-    """The same file, written once, told once; batches of 32, of which one process gets two and the other one."""
-    words = ["importance", "organism", "--limit", "66", "--out"]
-    assert main([*words, str(tmp_path / "one.csv")]) == 0
-    launch = [
-        Path(sys.executable).with_name("accelerate"),
-        "launch",
-        "--multi_gpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-        "--main_process_port",
-        "0",
-        "-m",
-        "headtools",
-    ]
-    kept = ["--checkpoint", tmp_path / "kept"]
-    done = subprocess.run([*launch, *words, tmp_path / "two.csv", *kept], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(tmp_path / "two.csv")]
-    assert len(list((tmp_path / "kept").glob("0*"))) == 3
-    one, two = (pd.read_csv(tmp_path / name) for name in ("one.csv", "two.csv"))
-    pd.testing.assert_frame_equal(one, two, rtol=1e-6, atol=1e-6)
-    capsys.readouterr()
-
-
-@pytest.mark.parametrize("words", [["prune", "organism", "--keep", "0.5"], ["report", "organism"]])
-def test_what_is_not_shared_is_refused(words, tmp_path, capsys, monkeypatch):
+def test_one_process(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main([*words, "--out", str(tmp_path / "out")]) == 1
-    message = (
-        f"headtools {words[0]}: 2 processes can share roles and importance only; "
-        f"start {words[0]} once, without accelerate\n"
-    )
-    assert capsys.readouterr().err == message
-    assert not list(tmp_path.iterdir())
+    assert main(["roles", "organism"]) == 1
+    assert "run in one process: start them with python" in capsys.readouterr().err
+
+
+def test_roles_as_json_have_no_nan(tmp_path):
+    assert main(["roles", "organism", *FEW, "--out", str(tmp_path / "roles.json")]) == 0
+    rows = json.loads((tmp_path / "roles.json").read_text(), parse_constant=pytest.fail)
+    assert any(None in row.values() for row in rows)
+    assert main(["roles", "organism", *FEW, "--held", "--out", str(tmp_path / "held.json")]) == 0
+    held = json.loads((tmp_path / "held.json").read_text())
+    assert held == [row for row in rows if row["passes"]] != []
 
 
 def test_run_keeps_roles_and_importance(tmp_path, capsys):

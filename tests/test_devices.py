@@ -11,7 +11,7 @@ from heads.zoo import zoo_model
 from other_device import CARD, second_device
 
 import headtools as ht
-from headtools.heads import _precision as precision
+from headtools.heads import _devices as precision
 
 MODELS = ("bert", "gpt2", "llama", "marian", "t5")
 ALL_DTYPES = pytest.param((), marks=pytest.mark.full, id="all dtypes")
@@ -92,7 +92,6 @@ ACTIONS = {
     "gradient": flat(ht.gradient),
     "confidence": flat(ht.confidence, exclude=[3]),
     "ablation": ends_ablated,
-    "all_but_one": flat(ht.all_but_one, progress=False),
     "relevance": flat(ht.relevance),
     "interaction": pairs,
     "prune": changed(lambda model, key, _: ht.prune(model, {key: [1]})),
@@ -104,7 +103,6 @@ WITHOUT_FLOAT64 = ("bert", "marian")
 # What only some architectures can do, or what goes the same way in each.
 ONLY = {
     "relevance": ("bert", "llama"),
-    "all_but_one": ("bert",),
     "interaction": ("bert",),
     "merge": ("bert", "marian"),
     "edit": ("bert", "gpt2", "marian"),

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
-from lesson.test_report import TOKENIZER, built
+from course.test_report import TOKENIZER, built
 from lesson_parts import FENCE, Notebook, headings, lessons, links, slug
 from measure_notebooks import table
 

@@ -59,13 +59,6 @@ def test_first_run_installs_the_lock_and_the_second_nothing(bench):
     assert asked == []
 
 
-def test_another_torch_index_is_asked_for_torch_alone(bench):
-    _, asked = bench("make", "-s", "environment", "TORCH=cpu")
-    torch = "--constraint constraints.txt --no-deps --index-url https://download.pytorch.org/whl/cpu torch"
-    assert installs(asked) == [f"{FROM_LOCK} requirements-course.lock", torch, OURS]
-    assert bench("make", "-s", "environment")[1] == []
-
-
 @pytest.mark.parametrize("target", ["lint", "site", "assignments", "lock"])
 def test_developers_and_lecturers_have_an_environment_of_their_own(bench, target: str):
     _, asked = bench("make", "-s", "environment-test")
@@ -109,16 +102,6 @@ def test_an_interrupted_or_broken_installation_is_made_again(bench):
     assert len(installs(bench("make", "-s", "environment")[1])) == 3, "a failed installation must not count as done"
 
 
-def test_another_python_makes_the_environment_again(bench):
-    bench("make", "-s", "environment")
-    other = bench.bin / "python3.12"
-    other.write_text(FAKE_PYTHON.format(log=bench.bin.parent / "log").replace("a version", "another"))
-    other.chmod(0o755)
-    assert bench("make", "-s", "environment", f"PYTHON={other}")[1][0] == "-m venv .venv"
-    assert bench("make", "-s", "environment", f"PYTHON={other}")[1] == []
-    assert bench("make", "-s", "environment")[1] == []
-
-
 def test_no_python_that_fits_is_told_with_the_remedy(bench):
     tools = bench.bin.parent / "tools only"
     tools.mkdir()
@@ -133,17 +116,6 @@ def test_no_python_that_fits_is_told_with_the_remedy(bench):
     assert not (bench.folder / ".venv").exists()
     output, _ = bench("make", "-s", "environment", "PYTHON=/no/such/python")
     assert "PYTHON=/no/such/python is not a Python 3.11 or newer" in output
-
-
-def test_the_search_takes_this_python_and_refuses_an_older_one(bench):
-    (bench.bin / "python3").unlink()
-    (bench.bin / "python3").symlink_to(sys.executable)
-    script = (bench.folder / "tools" / "environment.sh").read_text()
-    fits = re.search(r"^fits\(\).*$", script, re.M)[0]
-    ask = ["sh", "-c", f'{fits}\nfits "$0" "$1"']
-    minor = sys.version_info.minor
-    assert subprocess.run([*ask, sys.executable, str(minor + 1)], check=False).returncode == 0
-    assert subprocess.run([*ask, sys.executable, str(minor)], check=False).returncode != 0
 
 
 def test_lab_opens_the_first_lesson_with_a_token_and_without_news(bench):
@@ -182,23 +154,3 @@ def test_make_test_runs_lint_units_doctests_and_notebooks(bench):
     assert "tests headtools recipes notebooks tools" in output
     everything, _ = bench("make", "-n", "test-all")
     assert everything == output.replace("not full and not weekly", "not weekly").replace("HEADTOOLS_LAWS=half ", "")
-
-
-def test_make_check_runs_lint_and_the_quick_tests(bench):
-    output, _ = bench("make", "-n", "check")
-    assert "-m ruff check ." in output
-    assert 'pytest -p no:nbval -q -n 2 -m "not slow and not full and not weekly" tests/engine' in output
-    assert "--nbval" not in output
-
-
-def test_make_lock_asks_uv_for_both_locks_and_leaves_nothing_behind(bench, tmp_path: Path):
-    (tmp_path / "for a while").mkdir()
-    output, asked = bench("sh", "tools/lock.sh", str(bench.bin / "python3"), TMPDIR=str(tmp_path / "for a while"))
-    assert output == "\nstatus 0"
-    extras = ("--extra course --extra test --extra site --extra scale --extra grading", "--extra course")
-    for lock, named, line in zip(LOCKS, extras, asked, strict=True):
-        assert f" - {named} --constraints constraints.txt " in line
-        assert line.startswith("-m uv pip compile pyproject.toml -")
-        assert "--no-emit-package torch --universal --python-version 3.11 --generate-hashes" in line
-        assert line.endswith(f"--output-file {lock}")
-    assert list((tmp_path / "for a while").iterdir()) == []

@@ -50,7 +50,7 @@ def test_arrows_go_to_the_right_only(room):
     [
         "from headtools.course.figure import ledger",
         "import headtools.organism.load",
-        "from headtools import lesson",
+        "from headtools import course",
         "def f():\n    import headtools as ht\n    return ht.check",
     ],
 )

@@ -16,8 +16,7 @@ import transformers as tf
 
 import headtools as ht
 from headtools.importance._replay import AblatedLosses, losses
-from headtools.roles._taxonomy.roles import role_names
-from headtools.roles.conventions import VOITA
+from headtools.roles.role import Frequencies, builtin_roles
 
 CORE, CARD = 100e9, 400e12  # operations a second that the page assumes: one core, float32; one card of 80 GB, bfloat16
 TEXTS, LENGTH = 10_000, 128  # the corpus that the page assumes
@@ -140,7 +139,7 @@ def kept_by(name: str) -> list[float]:
 def roles() -> int:
     """How many roles a decoder is scored for on the English treebank."""
     sentences = ht.corpus("english")
-    return len(role_names("decoder", dict.fromkeys(r for s in sentences for r in s.relations), False, VOITA, None))
+    return len(builtin_roles("decoder", dict.fromkeys(r for s in sentences for r in s.relations), Frequencies({})))
 
 
 def said(seconds: float) -> str:

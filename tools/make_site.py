@@ -35,6 +35,8 @@ COURSE = ROOT / "site" / "course"
 NOTEBOOKS = ROOT / "notebooks"
 BOXES = ROOT / "tools" / "jupyter" / "custom" / "custom.css"  # JupyterLab's looks of a lesson, the site's as well
 PAGES = {
+    "whole_idea": "The whole idea in 400 lines",
+    "contract": "What headtools promises",
     "installing": "Installing",
     "cheat_sheet": "Cheat sheet",
     "glossary": "Glossary",
@@ -77,7 +79,7 @@ def gather(source: Path) -> None:
     """Put together, in an empty folder, what Sphinx reads: lessons, pages, and the pages made from them."""
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir(parents=True)
-    written = [NOTEBOOKS / f"{name}.md" for name in (*PAGES, TEACHING)]
+    written = [NOTEBOOKS / f"{name}.md" for name in (*PAGES, TEACHING) if name != "whole_idea"]
     for path in [*site_lessons.paths(NOTEBOOKS), NOTEBOOKS / "conf.py", *written]:
         shutil.copy(path, source / path.name)
     shutil.copytree(NOTEBOOKS / "_static", source / "_static")
@@ -91,6 +93,7 @@ def gather(source: Path) -> None:
     index = (NOTEBOOKS / "index.md").read_text("utf-8") + contents()
     (source / "index.md").write_text(index, encoding="utf-8")
     (source / "claims.md").write_text(claims(), encoding="utf-8")
+    (source / "whole_idea.md").write_text(whole_idea(), encoding="utf-8")
     (source / "_templates" / "claims_found.html").write_text(claims_found(), encoding="utf-8")
     (source / "reference").mkdir()
     for name, text in site_reference.pages().items():
@@ -107,6 +110,12 @@ def contents() -> str:
     }
     block = "\n```{{toctree}}\n:hidden:\n:caption: {}\n\n{}\n```\n"
     return "".join(block.format(name, "\n".join(pages)) for name, pages in blocks.items())
+
+
+def whole_idea() -> str:
+    """Return the page that shows the one file to read first."""
+    code = (ROOT / "headtools" / "course" / "my_heads.py").read_text("utf-8")
+    return f"# {PAGES['whole_idea']}\n\n```python\n{code}```\n"
 
 
 def claims() -> str:

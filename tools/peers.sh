@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make the environments that the benchmark compares with: one in .venv-peers for every list in tests/bench/peers.
+# Make the environments that the benchmark compares with: one in .venv-peers for every list in tools/bench/peers.
 #
 #   sh tools/peers.sh PYTHON        PYTHON is that of the test environment: .venv-test/bin/python
 #
@@ -8,7 +8,7 @@
 set -eu
 
 python=$1
-lists=tests/bench/peers
+lists=tools/bench/peers
 borrowed=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 

@@ -1,26 +1,25 @@
 """One self-contained HTML page: findings, then sections with figures, tables and notes, from ``page.html.jinja``.
 
-Requirements: everything that comes from data is escaped, since tokens may contain markup; and the page loads nothing,
-which its Content-Security-Policy enforces even for markup that escaping might miss.
+Everything that comes from data is escaped, since tokens may contain markup; and the page loads nothing, which its
+Content-Security-Policy enforces even for markup that escaping might miss.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from headtools._engine.store import write_bytes
 from headtools.course.plain import escape
+from headtools.heads.scores import Head, head_columns
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 # What templates print is escaped unless it is markup already.
 _TEMPLATES = Environment(
@@ -58,17 +57,7 @@ class Section:
     html: str = ""
     missing: str = ""
     remedy: str = ""
-
-
-def table(frame: pd.DataFrame, caption: str) -> Markup:
-    """Return a frame as an HTML table; floats have three decimals, more where all are small, and a dash for none.
-
-    >>> import pandas as pd
-    >>> "<td>&lt;s&gt;</td><td>0.250</td>" in table(pd.DataFrame({"token": ["<s>"], "share": [0.25]}), "shares")
-    True
-    """
-    columns = [_column(frame.iloc[:, i].tolist()) for i in range(frame.shape[1])]
-    return _PARTS.table(list(frame.columns), list(zip(*columns, strict=True)), caption)
+    findings: Mapping[str, Finding] = field(default_factory=dict)
 
 
 def page(title: str, lead: str, sections: Sequence[Section], findings: Sequence[Finding] = ()) -> str:
@@ -87,15 +76,22 @@ def page(title: str, lead: str, sections: Sequence[Section], findings: Sequence[
     )
 
 
-def write(text: str, path: str | Path) -> Path:
-    """Write a page to a file, atomically, and return its path.
+def table(frame: pd.DataFrame, caption: str) -> Markup:
+    """Return a frame as an HTML table; floats have three decimals, more where all are small, and a dash for none.
 
-    Raises ``FileNotFoundError`` where the folder does not exist.
+    >>> import pandas as pd
+    >>> "<td>&lt;s&gt;</td><td>0.250</td>" in table(pd.DataFrame({"token": ["<s>"], "share": [0.25]}), "shares")
+    True
     """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is not a folder: make it first, mkdir -p {path.parent}")
-    return write_bytes(path, text.encode("utf-8"))
+    columns = [_column(frame.iloc[:, i].tolist()) for i in range(frame.shape[1])]
+    return _PARTS.table(list(frame.columns), list(zip(*columns, strict=True)), caption)
+
+
+def of_heads(frame: pd.DataFrame, columns: Sequence[str], caption: str) -> Markup:
+    """Return some columns of a table of heads as an HTML table, after the names of the heads."""
+    shown = frame[list(columns)].copy()
+    shown.insert(0, "head", [head_name(tuple(row)) for row in frame[head_columns(frame)].itertuples(index=False)])
+    return table(shown, caption)
 
 
 def _column(values: Sequence[object]) -> list[str]:
@@ -115,3 +111,46 @@ def _column(values: Sequence[object]) -> list[str]:
         return f"{round(value, decimals) + 0.0:.{decimals}f}" if isinstance(value, float) else str(value)
 
     return [cell(value) for value in values]
+
+
+def head_name(head: Head) -> str:
+    """Write a head's name.
+
+    >>> head_name(("encoder", 2, 5))
+    'encoder 2.5'
+    """
+    return f"{' '.join(map(str, head[:-2]))} {head[-2]}.{head[-1]}"
+
+
+def name_of(row: Mapping) -> str:
+    """Write the name of the head that a row of a table is about."""
+    return head_name(tuple(row[name] for name in head_columns(row)))
+
+
+def number(value: float) -> str:
+    """Write a number with three digits, as it would be said.
+
+    >>> number(0.01234), number(1234.5), number(float("nan"))
+    ('0.0123', '1234', 'no number')
+    """
+    if math.isnan(value):
+        return "no number"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """Write a share as a whole number of percent.
+
+    >>> percent(0.125)
+    '12 %'
+    """
+    return f"{100 * share:.0f} %"
+
+
+def counted(n: int, noun: str) -> str:
+    """Write a number with its noun, in the plural where it needs one.
+
+    >>> counted(1, "sentence"), counted(3, "batch")
+    ('1 sentence', '3 batches')
+    """
+    return f"{n:,} {noun}" + ("" if n == 1 else "es" if noun.endswith("ch") else "s")

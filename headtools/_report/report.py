@@ -1,50 +1,72 @@
-"""One page on the heads of any model: ``report``."""
+"""One page on the heads of any model: measure everything, turn each result into a section, write the page."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from headtools._engine.progress import ProgressBar
-from headtools._report import language, sections
-from headtools._report.cost import estimate
-from headtools._report.page import Finding, Section, page, write
-from headtools._report.subject import Subject
+from headtools._engine.loop import progress as progress_bar
+from headtools._engine.store import write_bytes
+from headtools._report import measures, sections
+from headtools._report.page import Finding, Section, counted, page
+from headtools._report.subject import Subject, prepare
+from headtools.heads._devices import device_of
+from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import sites
-from headtools.roles.corpus import corpus as read_corpus
+from headtools.importance._inputs import frozen
 from headtools.roles.sentence import Sentence
 
-# In the order in which they are measured, which is that of ``Report.tables``.
-MEASURED = {
-    "roles": ("What the heads attend to", sections.roles),
-    "importance": ("How important the heads are", sections.importance),
-    "geometry": ("What the heads read and write", sections.geometry),
-    "pruning": ("How many heads the model needs", sections.pruning),
-    "sinks": ("Weight on the first token", language.sinks),
-    "induction": ("Heads that look back", language.repetition),
-    "check": ("Whether the ranking holds elsewhere", language.check),
-    "cache": ("What the key-value cache holds", language.cache),
-    "maps": ("The heads to look at first", sections.maps),
-    "conventions": ("How it was measured", sections.conventions),
+# In the order in which they are measured: some read what came before. None: there is nothing to measure.
+MEASURED: Mapping[str, Callable | None] = {
+    "selection": measures.selection,
+    "roles": measures.roles,
+    "importance": measures.importance,
+    "geometry": measures.geometry,
+    "pruning": measures.pruning,
+    "sinks": measures.sinks,
+    "induction": measures.induction,
+    "check": measures.check,
+    "cache": measures.cache,
+    "maps": measures.maps,
+    "conventions": None,
 }
-SHOWN = ("maps", "roles", "sinks", "induction", "importance", "check", "pruning", "geometry", "cache", "conventions")
+# In the order of the page.
+SHOWN = {
+    "maps": "The heads to look at first",
+    "roles": "What the heads attend to",
+    "sinks": "Weight on the first token",
+    "induction": "Heads that look back",
+    "importance": "How important the heads are",
+    "check": "Whether the ranking holds elsewhere",
+    "pruning": "How many heads the model needs",
+    "geometry": "What the heads read and write",
+    "cache": "What the key-value cache holds",
+    "conventions": "How it was measured",
+}
 CAUSAL = ("sinks", "induction", "cache")  # of causal language models
+NEED_SELECTION = ("importance", "pruning", "check")
 FINDINGS = ("roles", "best role", "importance", "pruning", "check", "geometry", "spread")
 CAUSAL_FINDINGS = ("roles", "sinks", "induction", "importance", "check", "pruning", "spread", "geometry")
 N_FINDINGS = 5
+_WITH_CORPUS = 'report(model, corpus("english"), tokenizer)'
+_WITH_LOSS = "report(model, batches, loss=lambda outputs, batch: ...)"
 REMEDIES = {
-    "roles": 'report(model, corpus("english"), tokenizer)',
-    "importance": "report(model, batches, loss=lambda outputs, batch: ...)",
-    "pruning": "report(model, batches, loss=lambda outputs, batch: ...)",
-    "maps": 'report(model, corpus("english"), tokenizer)',
-    "sinks": 'report(model, corpus("english"), tokenizer)',
+    "roles": _WITH_CORPUS,
+    "importance": _WITH_LOSS,
+    "pruning": _WITH_LOSS,
+    "maps": _WITH_CORPUS,
+    "sinks": _WITH_CORPUS,
     "check": 'report(model, corpus, tokenizer, check="english")',
 }
+# Forward passes over the sentences on which heads are measured; a backward pass counts as two. A curve has 11 points.
+_PASSES = {"selection": 3, "roles": 1, "importance": 3, "pruning": 11, "sinks": 1, "induction": 2, "check": 4}
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,8 +81,8 @@ class Report:
     path: Path | None = None
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to a file, atomically."""
-        return write(self.html, path)
+        """Write the page to a file, whole or not at all."""
+        return write_bytes(path, self.html.encode("utf-8"))
 
     def __repr__(self) -> str:
         missing = f"; not measured: {', '.join(self.missing)}" if self.missing else ""
@@ -97,84 +119,105 @@ def report(
     ``loss``: as in ``headtools.gradient``. ``path``: where to write the page. ``seed``: of everything random.
     ``check``: a second corpus, like ``corpus``, on which the least important heads are switched off as well; a causal
     language model is always checked on random tokens that repeat. ``progress``: say on stderr what the report will
-    cost, and show a progress bar with the time left. The model is left bit for bit as it was.
+    cost, and show a progress bar. The model is left bit for bit as it was.
 
     Heads are chosen and measured on different halves of the sentences, the same halves in every section. Time: some
     forty forward passes over half of the corpus, and two backward passes.
 
-    Raises ``ValueError`` for a model without heads and an empty corpus, and ``TypeError`` for a corpus of another kind.
+    Raises ``ImportError`` without matplotlib, ``ValueError`` for a model without heads and an empty corpus, and
+    ``TypeError`` for a corpus of another kind.
 
     >>> import headtools as ht
     >>> model, tokenizer = ht.load()
     >>> report(model, "organism", tokenizer, limit=8, orders=1, progress=False).missing
     {}
     """
-    model_sites = sites(model)
-    sentences, batches = _sentences_or_batches(corpus, limit)
-    title = title or f"The heads of {type(model).__name__}"
-    subject = Subject(model, tokenizer, sentences, batches, loss, orders, seed)
-    if sentences and tokenizer is None:
-        subject.unlabelled_reason = "got sentences without the model's tokenizer: pass tokenizer=, or batches"
-    elif sentences:
-        subject.prepare()
-    if check is not None:
-        name = str(check) if isinstance(check, (str, Path)) else "the second corpus"
-        subject.check = (name, *_sentences_or_batches(check, limit))
-    skipped = set() if subject.is_causal else set(CAUSAL)
+    _check_matplotlib()
+    every_site = sites(model)
+    subject = prepare(model, corpus, tokenizer, loss=loss, limit=limit, seed=seed)
+    skipped = set() if subject.causal else set(CAUSAL)
     # There is no telling what a loss of the user's is on random tokens.
-    if check is None and (not subject.is_causal or loss is not None):
+    if check is None and (not subject.causal or loss is not None):
         skipped.add("check")
-    applicable = {name: of_section for name, of_section in MEASURED.items() if name not in skipped}
-    steps, cost = estimate(subject, applicable) if progress else ({}, "")
-    if cost:
-        print(f"report: {cost}", file=sys.stderr, flush=True)
-    finished, missing, planned = {}, {}, 0
-    with ProgressBar(sum(steps.values()), "report", show=bool(cost)) as bar:
-        for name, (heading, measure) in applicable.items():
-            bar.relabel(f"report, {name}")
+    names = [name for name in MEASURED if name not in skipped]
+    options = {"pruning": {"orders": orders}, "check": {"given": check, "limit": limit}}
+    if progress and subject.test:
+        print(f"report: {_forecast(subject, names, orders)}", file=sys.stderr, flush=True)
+    results, missing = _measure(subject, progress_bar(names, "report" if progress else ""), options)
+    shown = [_section(name, subject, results, missing) for name in SHOWN if name in names]
+    html = page(
+        title or f"The heads of {type(model).__name__}",
+        f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters; "
+        + ", ".join(
+            f"{every_site[kind].n_heads} {kind} heads in {len(every_site[kind])} layers" for kind in every_site.kinds
+        )
+        + f". Measured on {subject.corpus_text}. Layers and heads count from 0.",
+        shown,
+        _findings(shown, CAUSAL_FINDINGS if subject.causal else FINDINGS),
+    )
+    written_to = None if path is None else write_bytes(path, html.encode("utf-8"))
+    tables = {name: found["table"] for name, found in results.items() if isinstance(found, dict) and "table" in found}
+    return Report(html, missing, tables, written_to)
+
+
+def _check_matplotlib() -> None:
+    """Refuse before an hour's work, not after it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError("a report draws its figures with matplotlib: pip install matplotlib") from error
+
+
+def _measure(
+    subject: Subject, names: Iterable[str], options: Mapping[str, dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the results by name, and the reason for each that could not be measured."""
+    results, missing = {}, {}
+    for name in names:
+        if name in NEED_SELECTION and "selection" in missing:
+            missing[name] = missing["selection"]
+        elif MEASURED[name] is not None:
             try:
-                finished[name] = Section(name, heading, html=measure(subject))
+                results[name] = MEASURED[name](subject, results, **options.get(name, {}))
             except (ValueError, KeyError, RuntimeError, TypeError, NotImplementedError) as error:
                 missing[name] = str(error.args[0]) if error.args else type(error).__name__
-                finished[name] = Section(name, heading, missing=missing[name], remedy=REMEDIES.get(name, ""))
-            planned += steps.get(name, 0)
-            bar.advance(planned - bar.done)
-    n = sum(parameter.numel() for parameter in model.parameters())
-    kinds = ", ".join(
-        f"{model_sites[kind].n_heads} {kind} heads in {len(model_sites[kind])} layers" for kind in model_sites.kinds
-    )
-    lead = f"{n:,} parameters; {kinds}. Measured on {subject.corpus_text}. Layers and heads count from 0."
-    html = page(title, lead, [finished[name] for name in SHOWN if name in finished], _findings(subject, missing))
-    written_to = None if path is None else write(html, path)
-    return Report(html, missing, subject.tables, written_to)
+    missing.pop("selection", None)  # which is no section of its own
+    return results, missing
 
 
-def _findings(subject: Subject, missing: Mapping[str, str]) -> list[Finding]:
+def _section(name: str, subject: Subject, results: Mapping[str, Any], missing: Mapping[str, str]) -> Section:
+    """Return a section, or what is needed for it."""
+    if name in missing:
+        return Section(name, SHOWN[name], missing=missing[name], remedy=REMEDIES.get(name, ""))
+    html, findings = getattr(sections, name)(subject, results)
+    return Section(name, SHOWN[name], html=html, findings=findings)
+
+
+def _findings(shown: Sequence[Section], names: Sequence[str]) -> list[Finding]:
     """Return the five findings of the page; where there are fewer, what was not measured takes their places."""
-    names = CAUSAL_FINDINGS if subject.is_causal else FINDINGS
-    measured = [subject.findings[name] for name in names if name in subject.findings]
+    by_name = {name: finding for section in shown for name, finding in section.findings.items()}
+    found = [by_name[name] for name in names if name in by_name]
     gaps = [
-        Finding(f"Not measured: {MEASURED[name][0][0].lower()}{MEASURED[name][0][1:]}.", reason, name)
-        for name, reason in missing.items()
-        if name != "maps"
+        Finding(f"Not measured: {part.title[0].lower()}{part.title[1:]}.", part.missing, part.name)
+        for part in sorted(shown, key=lambda part: list(MEASURED).index(part.name))
+        if part.missing and part.name != "maps"
     ]
-    first = gaps[:1] if "roles" in missing else []
-    return [*first, *measured, *gaps[len(first) :]][:N_FINDINGS]
+    first = gaps[:1] if gaps and gaps[0].section == "roles" else []
+    return [*first, *found, *gaps[len(first) :]][:N_FINDINGS]
 
 
-def _sentences_or_batches(corpus: Any, limit: int) -> tuple[list[Sentence], list[Mapping]]:
-    """Return the corpus as sentences or as batches; the other list is empty."""
-    if isinstance(corpus, (str, Path)):
-        return read_corpus(corpus, limit=limit), []
-    if not isinstance(corpus, Iterable):
-        raise TypeError(
-            f'a corpus is "organism", a treebank\'s path, sentences or batches; got {type(corpus).__name__}'
-        )
-    items = [corpus] if isinstance(corpus, Mapping) else list(corpus)
-    if not items:
-        raise ValueError('the corpus is empty: pass corpus("organism"), a treebank\'s path or batches')
-    if all(isinstance(item, Sentence) for item in items):
-        return items[:limit], []
-    if all(isinstance(item, Mapping) for item in items):
-        return [], items
-    raise TypeError(f"a corpus holds Sentences or batches (dicts), this one {type(items[0]).__name__}")
+def _forecast(subject: Subject, names: Sequence[str], orders: int) -> str:
+    """Say how many forward passes there will be, and how long they will take, by the second of two over one batch."""
+    passes = sum(_PASSES.get(name, 0) for name in names) + orders * len(measures.RANDOM_POINTS)
+    batch = subject.test[len(subject.test) // 2]
+    with torch.no_grad(), frozen(subject.model):
+        for _ in range(2):
+            began = time.perf_counter()
+            subject.model(**model_inputs(subject.model, batch))
+            seconds = (time.perf_counter() - began) * len(subject.test) * passes
+    took = f"some {seconds / 60:.0f} minutes" if seconds >= 90 else f"some {seconds:.0f} seconds"
+    took = took if seconds >= 5 else "a few seconds"
+    return (
+        f"about {passes} forward passes over {counted(subject.counts[1], subject.unit)}, {took} on "
+        f"{device_of(subject.model)}"
+    )

@@ -1,7 +1,4 @@
-"""The sections of a report, each a function from a subject to HTML, which also leaves its findings with the subject.
-
-A section that does not apply to a model raises an error, whose message the page shows instead of the section.
-"""
+"""The sections of a report, each a function of the subject and the results to HTML and the findings for the top."""
 
 from __future__ import annotations
 
@@ -13,25 +10,34 @@ import torch
 from markupsafe import Markup
 
 from headtools._report import figures
-from headtools._report.figures import head_name, head_of, number, percent
-from headtools._report.page import Finding, items, paragraph, side_by_side, table
-from headtools._report.subject import Subject, example
-from headtools.geometry.circuits import ov, random_like
-from headtools.geometry.subspaces import effective_rank, overlap
+from headtools._report.measures import CACHED, N_SEQUENCES, REPEATS, SINK_FROM, Results
+from headtools._report.page import (
+    Finding,
+    head_name,
+    items,
+    name_of,
+    number,
+    of_heads,
+    paragraph,
+    percent,
+    side_by_side,
+    table,
+)
+from headtools._report.subject import Subject
 from headtools.heads.intervals import MIN_EXAMPLES
-from headtools.heads.record import record
 from headtools.heads.scores import HeadScores, head_columns
-from headtools.heads.sites import sites
-from headtools.roles.conventions import VOITA
+from headtools.roles._role_table import MIN_QUERIES
 from headtools.roles.head_functions import NONE, function, head_functions
-from headtools.roles.taxonomy import taxonomy_and_control
-from headtools.sparse.pruning_curve import curves, random_order
+from headtools.roles.induction import COPYING, INDUCTION, PREFIX
+from headtools.roles.role import MARGIN
+from headtools.sparse.cut_cost import warning_of
 
-_FUNCTIONS = {"mark": "special token or punctuation", "self": "own position", "rare": "rare word"}
+Shown = tuple[Markup, dict[str, Finding]]  # a section's HTML, and what it says on top of the page, by name
+
 N_TABLE = 10  # heads in a table
-N_MAPS = 8  # heads whose maps are drawn
-RANDOM_POINTS = (0.75, 0.5, 0.25)  # shares of heads kept at which random orders are measured
+INDUCTION_FROM = 0.3  # an induction score from which on a head is counted
 NO_INTERVAL = f"no interval: fewer than {MIN_EXAMPLES} examples"
+_FUNCTIONS = {"mark": "special token or punctuation", "self": "own position", "rare": "rare word"}
 BY_LOSS = (
     "Importance: mean over examples of |dL/dgate| at gate 1 (Michel et al. 2019, equation 2), without the division by "
     "layer."
@@ -47,149 +53,119 @@ LEGEND = (
 )
 
 
-def interval(low: float, high: float) -> str:
+def interval(low: float, high: float, write: Any = number) -> str:
     """Write an interval, or that there is none.
 
     >>> interval(0.25, 0.5), interval(float("nan"), float("nan"))
     ('95 % interval 0.25 to 0.5', 'no interval: fewer than 5 examples')
     """
-    return NO_INTERVAL if math.isnan(low) else f"95 % interval {number(low)} to {number(high)}"
+    return NO_INTERVAL if math.isnan(low) else f"95 % interval {write(low)} to {write(high)}"
 
 
-def roles(subject: Subject) -> Markup:
-    """Return the role map of each kind of attention, and the scores behind it."""
-    if not subject.sentences or subject.tokenizer is None:
-        raise ValueError("roles are measured on sentences and need a tokenizer: pass sentences and tokenizer=")
-    test, fitted = subject.test_sentences, subject.selection_sentences
-    options = {"conventions": VOITA, "times": 300, "seed": subject.seed}
-    # The control: the same verdicts on maps whose rows are shuffled, so what holds there holds by chance.
-    frame, control = taxonomy_and_control(subject.model, subject.tokenizer, test, fitted, **options)
-    heads, control_heads = head_functions(frame), head_functions(control)
-    subject.tables["roles"] = frame
+def roles(subject: Subject, results: Results) -> Shown:
+    """The role map of each kind of attention, and the scores behind it."""
+    frame, control = results["roles"]["table"], results["roles"]["control"]
+    heads, by_chance = head_functions(frame), head_functions(control)
     columns = head_columns(heads)[:-2]  # stack and kind
-    role_maps = []
-    for kind, heads_of_kind in heads.groupby(columns, sort=False):
-        rows = (frame[columns] == list(kind)).all(axis=1)
-        control_rows = (control_heads[columns] == list(kind)).all(axis=1)
-        n_heads = (heads_of_kind.function != NONE).sum()
-        n_control = (control_heads[control_rows].function != NONE).sum()
-        claim = (
-            f"{n_heads} of {len(heads_of_kind)} {' '.join(kind)} heads have a function; with each row of the maps "
-            f"shuffled at random {n_control} would. Measured on {subject.test_text}."
-        )
-        role_maps.append(figures.roles(frame[rows], kind[-1], claim))
+    drawings = []
+    for kind, of_kind in heads.groupby(columns, sort=False):
+        rows, rows_by_chance = ((some[columns] == list(kind)).all(axis=1) for some in (frame, by_chance))
+        n, n_by_chance = ((some.function != NONE).sum() for some in (of_kind, by_chance[rows_by_chance]))
+        claim = f"{n} of {len(of_kind)} {' '.join(kind)} heads have a function; with shuffled rows {n_by_chance} would."
+        drawings.append(figures.roles(frame[rows], kind[-1], claim))
     passed = frame[frame.passes & frame.role.isin(", ".join(heads.roles).split(", "))]
     top = passed.sort_values("score", ascending=False).groupby("role", sort=False).head(2)
-    _find_functions(subject, heads, control_heads)
-    _find_best_role(subject, frame, passed)
-    return (
-        side_by_side(role_maps)
-        + paragraph(LEGEND, note=True)
-        + (
-            table(
-                display(top, "role", "score", "low", "high", "baseline", "chance", "n"),
-                "The best one or two heads for each role, with 95 % intervals, the best fixed offset as baseline, and "
-                f"chance; measured on {subject.test_text}",
-            )
-            if len(top)
-            else paragraph("No head has a role by the lower end of its interval.")
-        )
+    caption = (
+        "The best one or two heads for each role, with 95 % intervals, the best fixed offset as baseline, and chance; "
+        f"measured on {subject.test_text}"
     )
+    scores = (
+        of_heads(top, ["role", "score", "low", "high", "baseline", "chance", "n"], caption)
+        if len(top)
+        else paragraph("No head has a role by the lower end of its interval.")
+    )
+    findings = {"roles": _functions_found(subject, heads, by_chance)} | _best_role(frame, passed)
+    return side_by_side(drawings) + paragraph(
+        f"Measured on {subject.test_text}. {LEGEND}", note=True
+    ) + scores, findings
 
 
-def _find_functions(subject: Subject, heads: Any, control_heads: Any) -> None:
-    """Leave the finding on how many heads have a function."""
+def _functions_found(subject: Subject, heads: pd.DataFrame, by_chance: pd.DataFrame) -> Finding:
+    """Say how many heads have a function."""
     with_one = heads[heads.function != NONE]
-    n_control = int((control_heads.function != NONE).sum())
+    n_control = int((by_chance.function != NONE).sum())
     counts = with_one.function.value_counts(sort=True).items()
     kinds = ", ".join(f"{_FUNCTIONS.get(name, name)} {n}" for name, n in counts)
-    if len(with_one) > n_control:
-        headline = f"{len(with_one)} of {len(heads)} heads have a function."
-    else:
-        headline = f"No more heads have a function than by chance: {len(with_one)} of {len(heads)}."
+    headline = (
+        f"{len(with_one)} of {len(heads)} heads have a function."
+        if len(with_one) > n_control
+        else f"No more heads have a function than by chance: {len(with_one)} of {len(heads)}."
+    )
     kinds = f"By function: {kinds}. " if kinds else ""
     detail = f"{kinds}With the rows of the maps shuffled {n_control} would. Measured on {subject.test_text}."
-    subject.findings["roles"] = Finding(headline, detail, "roles")
+    return Finding(headline, detail, "roles")
 
 
-def _find_best_role(subject: Subject, frame: Any, passed: Any) -> None:
-    """Leave the finding on the head that is furthest above its baseline."""
-    candidates = passed if len(passed) else frame[frame.baseline.notna() & (frame.n >= VOITA.min_queries)]
+def _best_role(frame: pd.DataFrame, passed: pd.DataFrame) -> dict[str, Finding]:
+    """Name the head that is furthest above its baseline."""
+    candidates = passed if len(passed) else frame[frame.baseline.notna() & (frame.n >= MIN_QUERIES)]
     functions = {role: function(role) for role in candidates.role.unique()}
     named = candidates.role.isin([*filter(functions.get, functions)])
     candidates = candidates[candidates.low.notna() & candidates.baseline.notna() & named]
-    unremarkable = [role for role, name in functions.items() if name in ("mark", "self")]
-    telling = candidates[~candidates.role.isin(unremarkable)]  # what many heads do anyhow comes last
+    # What many heads do anyhow, resting on a mark or on themselves, comes last.
+    telling = candidates[~candidates.role.isin([r for r, name in functions.items() if name in ("mark", "self")])]
     candidates = telling if len(telling) else candidates
     if not len(candidates):
-        return
+        return {}
     row = candidates.loc[[(candidates.low - candidates.baseline).idxmax()]].to_dict("records")[0]
-    head = head_name(head_of(row))
+    headline = "The clearest role: {} has “{}”." if len(passed) else "No head has a role. The nearest is {} with “{}”."
     detail = (
         f"Score {number(row['score'])} ({interval(row['low'], row['high'])}) on {row['n']} queries; the baseline "
         f"({row['baseline_rule']}) has {number(row['baseline'])}, chance {number(row['chance'])}."
     )
-    if len(passed):
-        headline = f"The clearest role: {head} has “{row['role']}”."
-    else:
-        headline = f"No head has a role. The nearest is {head} with “{row['role']}”."
-    subject.findings["best role"] = Finding(headline, detail, "roles")
+    return {"best role": Finding(headline.format(name_of(row), row["role"]), detail, "roles")}
 
 
-def importance(subject: Subject) -> Markup:
-    """Return importance by gradient with intervals, absolute and with its sign."""
-    scores, increases = subject.slopes(subject.halves[1])
-    subject.tables["importance"] = frame = scores.to_frame()
-    if increases is not None:
-        signed = increases.to_frame()
-        frame["rise without"] = signed[increases.name]
-        if increases.low is not None:
-            frame["rise low"], frame["rise high"] = signed.low, signed.high
-    columns = [name for name in frame if name not in head_columns(frame)]
+def importance(subject: Subject, results: Results) -> Shown:
+    """Importance by gradient with intervals, absolute and with its sign."""
+    frame, scores, rises = results["importance"].values()
+    chosen = results["selection"].top(min(N_TABLE, len(scores)))
     row_of = {head: row for row, head in enumerate(scores)}
-    top = frame.iloc[[row_of[head] for head in subject.selection_scores.top(min(N_TABLE, len(scores)))]]
-    claim = (
-        f"The most important heads, chosen on one half of the {subject.unit}s and measured on the other; the first is "
-        f"{head_name(subject.selection_scores.top(1)[0])}. Measured on {subject.test_text}: "
-        f"{subject.measure_text}."
-    )
-    intervals = NO_INTERVAL if scores.low is None else "with 95 % intervals"
-    if subject.uses_output_change:
+    top = frame.iloc[[row_of[head] for head in chosen]]
+    if subject.by_output:
         label = "change of the output"
-        quantity = "Change of the model's output without the head, relative to the output's norm, to first order"
+        quantity = "change of the model's output without the head, relative to the output's norm, to first order"
     else:
         label = "mean |gradient|"
-        quantity = "Mean absolute gradient of the loss with respect to the head's gate"
-    _find_importance(subject, scores, increases)
-    caption = f"{quantity}; {subject.measure_text}, mean over {subject.test_text}, {intervals}"
-    absolute = figures.grids(scores, label)
-    if increases is None:
-        return paragraph(claim) + side_by_side(absolute) + table(display(top, *columns), caption)
-    signed = figures.grids(increases, "rise without it", signed=True)
-    drawings = [absolute + signed] if len(absolute) == 1 else [absolute, signed]
-    note = (
-        "The absolute value says how much the loss of an example depends on a head; the sign, whether all examples "
-        "together are better off with it: the rise of the loss without the head, to first order. Shades grow with "
-        "the square root."
+        quantity = "mean absolute gradient of the loss with respect to the head's gate"
+    intervals = NO_INTERVAL if scores.low is None else "with 95 % intervals"
+    caption = (
+        f"The heads that one half chose, measured on {subject.test_text} of the other: {quantity}; "
+        f"{subject.measure_text}, {intervals}"
     )
-    caption += ". “Rise without”: how much the loss would rise without the head, to first order; below 0 it would fall"
-    return (
-        paragraph(claim)
-        + Markup().join(map(side_by_side, drawings))
-        + paragraph(note, note=True)
-        + table(display(top, *columns), caption)
-    )
+    drawings, note = side_by_side(figures.grids(scores, label)), "Shades grow with the square root."
+    if rises is not None:
+        drawings += side_by_side(figures.grids(rises, "rise without it", signed=True))
+        note = (
+            "The absolute value says how much the loss of an example depends on a head; the sign, whether all examples "
+            f"together are better off with it: the rise of the loss without the head, to first order. {note}"
+        )
+        caption += (
+            ". “Rise without”: how much the loss would rise without the head, to first order; below 0 it would fall"
+        )
+    columns = [name for name in frame if name not in head_columns(frame)]
+    html = drawings + paragraph(note, note=True) + of_heads(top, columns, caption)
+    return html, {"importance": _most_important(subject, results), "spread": _spread(scores, rises)}
 
 
-def _find_importance(subject: Subject, scores: HeadScores, increases: HeadScores | None) -> None:
-    """Leave the findings on the most important head and on how unequal, and of which sign, importance is."""
-    best, flat = subject.selection_scores.top(1)[0], scores.flat()
-    median = float(flat.median())
+def _most_important(subject: Subject, results: Results) -> Finding:
+    """Name the head that the other half chose, where it is clearly above the median head."""
+    scores, best = results["importance"]["scores"], results["selection"].top(1)[0]
+    median, value = float(scores.flat().median()), scores[best]
     low, high = (math.nan if ends is None else float(ends[best[:-1]][best[-1]]) for ends in (scores.low, scores.high))
-    value = scores[best]
     clear = median > 0 and (value if math.isnan(low) else low) > 2 * median
-    times = f"{value / median:.0f} times" if median > 0 and value / median >= 1.5 else "no more than"
-    subject.findings["importance"] = Finding(
+    times = f"{value / median:.0f} times" if clear else ""
+    return Finding(
         f"{head_name(best)} matters most, {times} the middle head."
         if clear
         else f"No head stands out in importance; first is {head_name(best)}.",
@@ -197,49 +173,32 @@ def _find_importance(subject: Subject, scores: HeadScores, increases: HeadScores
         f"chosen on the other half of the {subject.unit}s.",
         "importance",
     )
+
+
+def _spread(scores: HeadScores, rises: HeadScores | None) -> Finding:
+    """Say how unequal importance is, and without how many heads the loss would fall."""
+    flat = scores.flat()
     n_top = max(1, round(len(flat) / 10))
     share = float(flat.sort(descending=True).values[:n_top].sum() / flat.sum()) if float(flat.sum()) > 0 else 0.0
     detail = f"Were all heads equal, it would be {percent(n_top / len(flat))}."
-    if increases is not None and increases.high is not None:
-        high = torch.cat([increases.high[key] for key in increases.values])
+    if rises is not None and rises.high is not None:
+        n_below = int((torch.cat([*rises.high.values()]) < 0).sum())
         detail += (
-            f" Without {int((high < 0).sum())} of {len(flat)} heads, each alone, the loss would fall (interval below "
-            "0, to first order)."
+            f" Without {n_below} of {len(flat)} heads, each alone, the loss would fall (interval below 0, to first "
+            "order)."
         )
     first = "The first" if n_top == 1 else f"The first {n_top}"
-    carries = "carries" if n_top == 1 else "carry"
-    subject.findings["spread"] = Finding(
-        f"{first} of {len(flat)} heads {carries} {percent(share)} of all importance.", detail, "importance"
-    )
+    headline = f"{first} of {len(flat)} heads carr{'ies' if n_top == 1 else 'y'} {percent(share)} of all importance."
+    return Finding(headline, detail, "importance")
 
 
-def geometry(subject: Subject) -> Markup:
-    """Return the effective rank of W_OV and the overlap of what heads write, compared with random heads."""
-    rows, left_out, all_ranks = [], [], {}
-    for kind in sites(subject.model).kinds:
-        try:
-            circuits = ov(sites(subject.model)[kind])
-            ranks, chance = effective_rank(circuits), effective_rank(random_like(circuits, subject.seed)).flat().mean()
-            overlaps = overlap(circuits)
-        except ValueError as error:
-            left_out.append(f"{kind}: {error}")
-            continue
-        between = overlaps.values[~torch.eye(len(overlaps.values), dtype=torch.bool)]  # of different heads
-        mean_overlap = float(between.mean()) if len(between) else 0.0
-        rows.append((kind, float(ranks.flat().mean()), float(chance), mean_overlap, overlaps.chance))
-        all_ranks |= ranks.values
-    if not rows:
-        raise ValueError("; ".join(left_out))
-    columns = ["kind", "effective rank", "of random heads", "write overlap of two heads", "chance"]
-    subject.tables["geometry"] = frame = pd.DataFrame(rows, columns=columns)
-    notes = Markup().join(paragraph(f"Left out: {reason}", note=True) for reason in left_out)
-    claim = "; ".join(
-        f"the {kind} heads use {rank:.1f} directions on average, random heads {chance:.1f}"
-        for kind, rank, chance, _, _ in rows
-    )
+def geometry(subject: Subject, results: Results) -> Shown:
+    """The effective rank of W_OV and the overlap of what heads write, compared with random heads."""
+    frame, ranks, left_out = results["geometry"].values()
+    rows = list(frame.itertuples(index=False, name=None))
     kind, rank, chance, shared, expected = max(rows, key=lambda row: abs(row[1] / row[2] - 1) if row[2] else 0.0)
     differs = chance > 0 and abs(rank / chance - 1) > 0.05
-    subject.findings["geometry"] = Finding(
+    finding = Finding(
         f"The {kind} heads use {rank:.1f} directions each, random ones {chance:.1f}."
         if differs
         else f"What the heads move looks random: {rank:.1f} directions each, random ones {chance:.1f}.",
@@ -247,56 +206,38 @@ def geometry(subject: Subject) -> Markup:
         "of the weights alone, so it has no interval.",
         "geometry",
     )
-    return (
-        paragraph(f"{claim[0].upper()}{claim[1:]}.")
-        + side_by_side(figures.grids(HeadScores(all_ranks, "effective rank"), "rank of W_OV", from_zero=False))
+    html = (
+        side_by_side(figures.grids(ranks, "rank of W_OV", from_zero=False))
         + table(frame, "What the heads move, on average, and what random factors of the same shape would")
-        + notes
+        + Markup().join(paragraph(f"Left out: {reason}", note=True) for reason in left_out)
     )
+    return html, {"geometry": finding}
 
 
-def pruning(subject: Subject) -> Markup:
-    """Return the pruning curve, least important heads first, compared with random orders."""
-    random_orders = {f"random {i}": random_order(sites(subject.model), subject.seed + i) for i in range(subject.orders)}
-    measure = subject.test_losses()
-    frame = curves(subject.model, {"gradient": subject.selection_scores}, measure)
-    total = len(subject.selection_scores)
-    if random_orders:  # their mean is smooth: half as many points will do, and all heads and none they share
-        ends = frame[frame.kept.isin([0, total])]
-        between = curves(subject.model, random_orders, measure, RANDOM_POINTS)
-        frame = pd.concat([frame, *(ends.assign(order=name) for name in random_orders), between])
-    frame = frame.drop_duplicates(["order", "kept"])  # with few heads, two fractions are one count
-    frame = frame.sort_values(["order", "kept"], ascending=[True, False], ignore_index=True)  # "gradient" comes first
-    subject.tables["pruning"] = frame
+def pruning(subject: Subject, results: Results) -> Shown:
+    """The pruning curve, least important heads first, compared with random orders."""
+    frame = results["pruning"]["table"]
     curve = frame[frame.order == "gradient"].set_index("kept")
     random = frame[frame.order != "gradient"].groupby("kept").metric.mean()
+    total = int(curve.index.max())
     half = min(random.index if len(random) else curve.index, key=lambda n_kept: abs(n_kept - total / 2))
-    low, high = curve.low[half], curve.high[half]
-    within = NO_INTERVAL if math.isnan(low) else f"95 % interval {low:.2f} to {high:.2f}"
-    claim = (
-        f"With {half} of {total} heads the {subject.metric} is {curve.metric[half]:.2f} ({within}), "
-        f"with all {curve.metric[total]:.2f}"
-        + (f"; in random order {random[half]:.2f}." if len(random) else ".")
-        + f" Measured on {subject.test_text}: {subject.measure_text}."
-    )
-    _find_pruning(subject, curve, random, half)
-    return figures.pruning(frame, claim, subject.metric) + paragraph(
+    claim = f"Measured on {subject.test_text}: {subject.measure_text}."
+    note = (
         "Heads are switched off, those of least gradient importance first. Nothing is trained in between, so with "
-        "further training more heads could be removed.",
-        note=True,
+        "further training more heads could be removed."
     )
+    html = figures.pruning(frame, claim, subject.metric) + paragraph(note, note=True)
+    return html, {"pruning": _heads_needed(subject, curve, random, half)}
 
 
-def _find_pruning(subject: Subject, curve: Any, random: Any, half: int) -> None:
-    """Leave the finding on how many heads the model needs, and whether the order in which they go matters."""
-    total = max(curve.index)
+def _heads_needed(subject: Subject, curve: pd.DataFrame, random: pd.Series, half: int) -> Finding:
+    """Say how many heads the model needs, and whether the order in which they go matters."""
+    total = int(curve.index.max())
     with_all, with_half, with_none = (float(curve.metric[n_kept]) for n_kept in (total, half, 0))
     low, high = float(curve.low[half]), float(curve.high[half])
-    high_with_all = float(curve.high[total])
-    threshold = with_all * 1.05 if math.isnan(high_with_all) else high_with_all
-    free = total - min(
-        n_kept for n_kept in curve.index if all(curve.metric[k] <= threshold for k in curve.index if k >= n_kept)
-    )
+    threshold = with_all * 1.05 if math.isnan(curve.high[total]) else float(curve.high[total])
+    # the longest piece of the curve, from all heads on, that stays below the threshold
+    free = total - min(n for n in curve.index if all(curve.metric[k] <= threshold for k in curve.index if k >= n))
     unit = f" {subject.metric.removesuffix(' (nats)')}"
     detail = f"With {half} heads it is {number(with_half)} ({interval(low, high)}), with none {number(with_none)}"
     detail += f"; when heads go in random order, {number(float(random[half]))} with {half}." if len(random) else "."
@@ -308,58 +249,177 @@ def _find_pruning(subject: Subject, curve: Any, random: Any, half: int) -> None:
         headline = f"Not even the least important tenth of the heads can go: the{unit} rises from {number(with_all)}."
     if len(random) and not math.isnan(low) and with_none > threshold and not high < float(random[half]):
         detail += " At that point the order is no better than a random one."
-    subject.findings["pruning"] = Finding(headline, detail, "pruning")
+    return Finding(headline, detail, "pruning")
 
 
-def maps(subject: Subject) -> Markup:
-    """Return the attention maps, on one example, of heads that have a role or are important."""
-    reasons: dict[tuple, str] = {}  # head: why it is shown
-    if "roles" in subject.tables:
-        frame = subject.tables["roles"]
-        # Roles that are functions: a class of maps, a distance or an entropy names no head worth a look, and under a
-        # causal mask "map diagonal" says nothing at all.
-        frame = frame[frame.passes & frame.role.isin([role for role in frame.role.unique() if function(role)])]
-        for row in frame.loc[frame.groupby("family").low.idxmax()].to_dict("records") if len(frame) else ():
-            reasons.setdefault(head_of(row), row["role"])
-    if subject.has_importance:
-        for head in subject.selection_scores.top(min(N_MAPS, len(subject.selection_scores))):
-            reasons.setdefault(head, "important")
-    if not reasons:
-        raise ValueError("no head has a role and importance could not be measured, so there are no maps to show")
-    reasons = dict(list(reasons.items())[:N_MAPS])
-    batch, queries, keys = example(subject)
-    with torch.no_grad(), record(subject.model, want="maps", only=[*{head[:-1] for head in reasons}]) as captured:
-        subject.model(**batch)
-    head_maps = {head: captured[head[:-1]].maps[0, head[-1]] for head in reasons}  # (query, key)
-    return figures.maps(head_maps, reasons, queries, keys) + paragraph(
-        f"Attention of {len(head_maps)} heads on one {subject.unit}: queries down, keys across, each map on a scale of "
-        "its own. A map shows what a head attends to; how important the head is, only the other sections can tell.",
-        note=True,
+def sinks(subject: Subject, results: Results) -> Shown:
+    """How much weight heads rest on the first token."""
+    frame, started = results["sinks"].values()
+    mean, chance = float(frame.score.mean()), float(frame.chance.iloc[0])
+    n_above = int((frame.score > SINK_FROM).sum())
+    top = frame.sort_values("score", ascending=False, kind="stable").head(N_TABLE)
+    best = top.to_dict("records")[0]
+    finding = Finding(
+        f"Heads rest on the first token: it gets {percent(mean)} of their weight on average."
+        if mean > 2 * chance
+        else f"No sink on the whole: the first token gets {percent(mean)} of the heads' weight.",
+        f"Weight spread evenly over the tokens so far would give it {percent(chance)}. {n_above} of {len(frame)} heads "
+        f"give it more than half; most, {name_of(best)}: {number(best['score'])} "
+        f"({interval(best['low'], best['high'])}).",
+        "sinks",
     )
+    texts = "texts that begin with the start token" if started else "texts as they are, without a start token"
+    drawings, columns = figures.grids(_scores(frame, "score"), "weight on the first token"), ["score", "low", "high"]
+    if "with start token" in frame:
+        with_start = number(float(frame["with start token"].mean()))
+        texts += f"; with a start token before each, the first gets {with_start} on average instead of {number(mean)}"
+        drawings += figures.grids(_scores(frame, "with start token"), "on the start token")
+        columns.append("with start token")
+    caption = (
+        "Heads with most weight on the first token, with 95 % intervals over texts; chance is weight spread evenly"
+    )
+    claim = paragraph(f"Measured on {subject.test_text}, {texts}.")
+    html = claim + side_by_side(drawings) + of_heads(top, [*columns, "chance"], caption)
+    return html, {"sinks": finding}
 
 
-def conventions(subject: Subject) -> Markup:
-    """Return what was counted, and how."""
+def induction(_: Subject, results: Results) -> Shown:
+    """The scores of heads that look back, with the first token and without it."""
+    frame, length = results["induction"].values()
+    columns = head_columns(frame)
+    by_role = {
+        role: rows.sort_values("score", ascending=False, kind="stable")
+        for role, rows in frame.groupby("role", sort=False)
+    }
+    first = {role: rows.to_dict("records")[0] for role, rows in by_role.items()}
+    best, previous, n = first[INDUCTION], first["previous-token"], len(by_role[INDUCTION])
+    held = by_role[INDUCTION][by_role[INDUCTION].low >= INDUCTION_FROM]
+    held = held.merge(by_role[COPYING][[*columns, "low", "chance"]], on=columns, suffixes=("", " of copying"))
+    n_copy = int((held["low of copying"] > held["chance of copying"]).sum())
+    copy = f"Also copying: {n_copy} of {len(held)}." if len(held) else ""
+    finding = Finding(
+        f"Induction: {len(held)} of {n} heads look for what followed an earlier copy."
+        if len(held)
+        else f"No induction head: none of {n} has a score of {INDUCTION_FROM} or more.",
+        f"The highest is {name_of(best)}: {number(best['score'])} ({interval(best['low'], best['high'])}), spread "
+        f"evenly {number(best['chance'])}. {copy} Previous token: {name_of(previous)}, "
+        f"{number(previous['score'])} against {number(previous['chance'])}.",
+        "induction",
+    )
+    drawings = []
+    for role in (INDUCTION, "previous-token"):
+        drawings += figures.grids(_scores(by_role[role].sort_index(), "score"), role)
+    top = pd.concat([rows.head(3) for rows in by_role.values()])
+    top = top.rename(columns={"without_sink": "first token left out"})
+    caption = (
+        f"The three highest heads for each score, on {N_SEQUENCES} sequences of {length} random tokens that repeat, "
+        "with 95 % intervals; chance is weight spread evenly, for copying equal logits"
+    )
+    note = (
+        f"{INDUCTION}: weight on the token after the earlier copy, the segment twice. {PREFIX}: the same summed over "
+        f"all earlier copies, the segment {REPEATS} times. {COPYING}: how far the head raises the token it attends to, "
+        "from -1 to 1."
+    )
+    shown = of_heads(top, ["role", "score", "low", "high", "first token left out", "chance"], caption)
+    html = side_by_side(drawings) + shown + paragraph(note, note=True)
+    return html, {"induction": finding}
+
+
+def check(_: Subject, results: Results) -> Shown:
+    """What the least important heads are worth on the corpus of the ranking and on a second one."""
+    frame, n_off, total = results["check"].values()
+    here, worst = frame.iloc[0], frame.iloc[1:].sort_values("rise").iloc[-1]
+    warned = warning_of(frame)
+    rise_here, rise_there = (f"{_plus(row.rise)} ({interval(row.low, row.high, _plus)})" for row in (here, worst))
+    finding = Finding(
+        f"The ranking holds for its own corpus only: elsewhere the same cut costs {_plus(worst.rise)}."
+        if warned
+        else "On a second corpus the least important heads cost no more.",
+        f"Without these {n_off} heads the loss rises by {rise_there} on {worst.corpus}, and by {rise_here} on the "
+        "corpus of the ranking.",
+        "check",
+    )
+    text = (
+        f"Careful: {warned}. Heads that look back can be kept: prune(..., spare=...)."
+        if warned
+        else "On no other corpus do the same heads clearly cost more. That holds for these corpora."
+    )
+    caption = (
+        f"The loss with all heads and without the {n_off} of {total} that are least important by gradient, and the "
+        "rise with its 95 % paired interval"
+    )
+    html = table(frame.rename(columns={"without": f"without {n_off} heads"}), caption) + paragraph(text)
+    return html, {"check": finding}
+
+
+def cache(subject: Subject, results: Results) -> Shown:
+    """What the key-value cache holds for each head and layer, and what sharing saves."""
+    frame, n_resting, saved, bits = results["cache"].values()
+    total = int(frame["bytes a token"].sum())
+    unshared = int((frame["bytes a token"] / frame["key-value heads"] * frame["query heads"]).sum())
+    limit = getattr(getattr(subject.model, "config", None), "max_position_embeddings", None)
+    lengths = [1024, *([limit] if isinstance(limit, int) and limit > 1024 else [])]
+    sizes = "; ".join(f"{n:,} tokens take {total * n / 1e6:,.1f} MB" for n in lengths)
+    shared = "" if total == unshared else f" Were they not shared, it would be {unshared / total:.3g} times that."
+    text = f"A text costs {total:,} bytes a token for the keys and values of all layers: {sizes}.{shared}"
+    shown, distinct = frame, frame.drop(columns="layer").drop_duplicates()
+    if len(distinct) == 1:  # all layers are alike: one row for all
+        shown = distinct.assign(layers=len(frame))[["layers", *distinct.columns]]
+    html = table(shown, f"The key-value cache at {bits} bits a number") + paragraph(text)
+    if n_resting:
+        html += paragraph(
+            f"Heads that give the first token more than half of their weight: {n_resting}. If they kept only 4 first "
+            f"and 64 recent tokens, a text of {CACHED:,} tokens would need {percent(saved)} less; a cache shrinks only "
+            "where all query heads of a key-value head do so. window(model, heads) shows whether the model can do "
+            "without the rest.",
+            note=True,
+        )
+    return html, {}
+
+
+def maps(subject: Subject, results: Results) -> Shown:
+    """The attention maps, on one example, of heads that have a role or are important."""
+    found, reasons, queries, keys = results["maps"].values()
+    note = (
+        f"Attention of {len(found)} heads on one {subject.unit}: queries down, keys across, each map on a scale of its "
+        "own. A map shows what a head attends to; how important the head is, only the other sections can tell."
+    )
+    return figures.maps(found, reasons, queries, keys) + paragraph(note, note=True), {}
+
+
+def conventions(subject: Subject, _: Results) -> Shown:
+    """What was counted, and how."""
     import transformers
 
     lines = [
         "A head's output is what the output projection reads; a head that is off has this output at 0, and the "
         "projection's bias stays.",
-        f"Roles: at the level of {VOITA.granularity}s; special tokens are neither keys nor queries in argmax scores; "
-        f"the lower end of the 95 % interval must be {VOITA.margin:.2f} above the best fixed offset for a relation, "
-        f"0.9 for a position, on {VOITA.min_queries} queries or more. Verdicts are not corrected for multiple testing: "
+        "Roles: at the level of words; special tokens are neither keys nor queries in argmax scores; "
+        f"the lower end of the 95 % interval must be {MARGIN:.2f} above the best fixed offset for a relation, "
+        f"0.9 for a position, on {MIN_QUERIES} queries or more. Verdicts are not corrected for multiple testing: "
         "compare their number with that of shuffled maps.",
         f"Measured on {subject.corpus_text}. Geometry is of the weights; the maps are of one {subject.unit}.",
-        BY_OUTPUT if subject.uses_output_change else f"{BY_LOSS} Loss: {subject.measure_text}.",
+        BY_OUTPUT if subject.by_output else f"{BY_LOSS} Loss: {subject.measure_text}.",
         "Effective rank: exp of the entropy of the singular values (Roy and Vetterli 2007).",
         f"Intervals: 95 %, bootstrap over examples. Seed {subject.seed}.",
         f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}.",
     ]
-    return items(lines)
+    return items(lines), {}
 
 
-def display(frame: Any, *columns: str) -> Any:
-    """Return some columns of a table of heads after the names of the heads."""
-    shown = frame[list(columns)].copy()
-    shown.insert(0, "head", [head_name(tuple(row)) for row in frame[head_columns(frame)].itertuples(index=False)])
-    return shown
+def _scores(frame: pd.DataFrame, column: str) -> HeadScores:
+    """Return a column of a table of heads as scores."""
+    values = {
+        tuple(key): torch.tensor(rows.sort_values("head")[column].to_numpy())
+        for key, rows in frame.groupby(head_columns(frame)[:-1], sort=False)
+    }
+    return HeadScores(values, column)
+
+
+def _plus(value: float) -> str:
+    """Write a difference with its sign, and 0.00 without one.
+
+    >>> _plus(0.251), _plus(-0.001)
+    ('+0.25', '0.00')
+    """
+    return f"{value:+.2f}" if abs(value) >= 0.005 else "0.00"

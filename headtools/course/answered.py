@@ -6,23 +6,19 @@ variable ``HEADTOOLS_PROGRESS`` names another file, or is ``off``.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from headtools._engine.store import explain_os_error, write_bytes
+from headtools._engine.store import write_bytes
 
 FILE = "my-progress.json"
 VARIABLE = "HEADTOOLS_PROGRESS"
 STATES = ("tried", "passed")
 _ABOUT = "Exercises of the headtools course that were tried and passed. Delete this file to start again."
+_written: dict[Path, dict[str, str]] = {}  # what this kernel has written to each file
 
 
 def progress_path() -> Path | None:
@@ -56,31 +52,22 @@ def read(file: Path) -> dict[str, str]:
 
     Raises OSError for a file that cannot be read and ValueError for one that is something else.
     """
-    try:
-        text = file.read_text("utf-8")
-    except FileNotFoundError:
+    if not file.exists():
         return {}
-    except UnicodeDecodeError:
-        raise _other(file, "it is no text") from None
     try:
-        recorded = json.loads(text)["exercises"]
-    except (ValueError, RecursionError):
-        raise _other(file, "it is no JSON") from None
-    except (KeyError, TypeError, IndexError):
-        raise _other(file, "it has no part 'exercises'") from None
-    if not isinstance(recorded, dict):
-        raise _other(file, "its part 'exercises' is no list of names")
-    odd = [state for state in recorded.values() if state not in STATES]
-    if odd:
-        raise _other(file, f"{str(odd[0])[:40]!r} is neither tried nor passed")
+        recorded = json.loads(file.read_text("utf-8"))["exercises"]
+        right = isinstance(recorded, dict) and all(state in STATES for state in recorded.values())
+    except (ValueError, RecursionError, KeyError, TypeError, IndexError):
+        right = False
+    if not right:
+        raise ValueError(f"{file.name} is not as headtools wrote it; start a new one with ht.check.reset()")
     return recorded
 
 
 def remember(name: str, state: str, file: Path) -> None:
     """Add an exercise's state to the file, whole or not at all; ``passed`` is never taken back to ``tried``.
 
-    Kernels that write at the same time take turns, so none loses what another wrote. Raises as ``read`` does, and
-    OSError where nothing can be written or another kernel has not finished within 5 seconds.
+    Raises as ``read`` does, and OSError where nothing can be written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -90,48 +77,37 @@ def remember(name: str, state: str, file: Path) -> None:
     ...     read(file)
     {'01.cost': 'passed'}
     """
-    with _locked(file):
-        states = read(file)
-        if states.get(name) not in (state, "passed"):
-            entries = dict(sorted({**states, name: state}.items()))
-            text = json.dumps({"about": _ABOUT, "exercises": entries}, indent=1)
-            write_bytes(file, f"{text}\n".encode())
+    states = read(file)
+    if states.get(name) not in (state, "passed"):
+        entries = merged(states, {name: state}, file)
+        # what another kernel has passed meanwhile stays passed
+        entries = dict(sorted((entries | {n: s for n, s in states.items() if s == "passed"}).items()))
+        text = json.dumps({"about": _ABOUT, "exercises": entries}, indent=1)
+        write_bytes(file, f"{text}\n".encode())
 
 
 def update(new: dict[str, str], file: Path) -> None:
-    """Add entries to a JSON file that holds one dict, whole or not at all; kernels take turns.
+    """Add entries to a JSON file that holds one dict, whole or not at all.
 
     Raises OSError where it cannot be written, and ValueError where the file holds something else.
     """
-    with _locked(file):
-        entries = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        write_bytes(file, f"{json.dumps({**entries, **new}, indent=1)}\n".encode())
+    entries = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    write_bytes(file, f"{json.dumps(merged(entries, new, file), indent=1)}\n".encode())
+
+
+def merged(stored: dict[str, str], new: dict[str, str], file: Path) -> dict[str, str]:
+    """Return what a file holds with new entries, and with those that this kernel has written to it before.
+
+    So no lock is needed: where two kernels write within the same millisecond, the later file lacks one entry, and the
+    kernel that wrote this entry adds it again when it writes next. Where the file was deleted, all begins again.
+    """
+    own = _written.setdefault(file.resolve(), {})
+    if not file.exists():
+        own.clear()
+    own |= new
+    return stored | own
 
 
 def forget(file: Path) -> None:
     """Delete the file, whatever is in it. Raises OSError where that is not allowed."""
-    if file.exists():
-        with _locked(file):
-            file.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(file: Path, seconds: float = 5) -> Iterator[None]:
-    """Hold the lock beside the file, ``.my-progress.json.lock``, which git ignores and JupyterLab does not show."""
-    file = file.resolve()  # of two links to one file, there is one lock
-    lock = FileLock(file.with_name(f".{file.name}.lock"), timeout=seconds, poll_interval=0.02)
-    try:
-        file.parent.stat()  # FileLock would make a folder whose name is mistyped
-        lock.acquire()
-    except Timeout:
-        raise TimeoutError(errno.ETIMEDOUT, "another kernel is still writing it", file.name) from None
-    except OSError as error:
-        raise explain_os_error(error, file) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _other(file: Path, why: str) -> ValueError:
-    return ValueError(f"{file.name} is not as headtools wrote it ({why}); start a new one with ht.check.reset()")
+    file.unlink(missing_ok=True)

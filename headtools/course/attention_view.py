@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,10 +12,12 @@ from headtools.course.catalogue import entry
 from headtools.course.figure import LIMIT, OKABE_ITO, png
 from headtools.course.frame import View, view_html, view_script
 from headtools.course.measured import measured
-from headtools.course.plain import escape, plain
-from headtools.course.plot import layer_grid
+from headtools.course.plain import escape, plain, shortened
+from headtools.course.plot import layer_grid, subplots, svg
 from headtools.course.plot import maps as map_grid
-from headtools.course.svg import LETTER, Drawing, shortened, write_svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_TOKENS = {"head": 64, "model": 20}  # a line for each pair of tokens in each head: 64 in the model view take 12 s
 
@@ -29,23 +31,20 @@ class AttentionView:
     def __init__(self, html: str, script: str, text: str, view: View) -> None:
         self.html, self.script, self._text, self._view = html, script, text, view
 
-    def svg(self, path: str | Path | None = None) -> str | Path:
-        """Write the view to an SVG file, whole or not at all, and return its path; without a path, return the SVG.
+    def svg(self, path: str | Path) -> Path:
+        """Write the view to an SVG file, whole or not at all, and return its path.
 
         The head view shows all its layers side by side, a line from each query (left) to each key (right), one colour
         a head, the stronger the larger the weight. The model view shows all heads small. Weights below 0.01 have no
         line. The file has the view's sizes as title and its ``alt`` as description.
 
-        Raises ``ValueError`` for a name that does not end in .svg, ``FileNotFoundError`` for a missing folder.
-
-        >>> import torch
-        >>> view = attention_view([torch.eye(2).expand(3, 2, 2)], ["a", "b"], alt="Each word looks at itself.")
-        >>> view.svg().count("L")  # 3 heads x 2 lines
-        6
+        Raises ``ValueError`` for a name that does not end in .svg.
         """
-        draw = _model_drawing if self._view.kind == "model" else _head_drawing
-        text = draw(self._view).document(self._text.split(". ")[0], self._view.alt)
-        return text if path is None else write_svg(path, text)
+        from matplotlib import pyplot as plt
+
+        fig = _drawing(self._view)
+        plt.close(fig)  # which can still be written
+        return svg(fig, path, alt=self._view.alt, title=self._text.split(". ")[0])
 
     def __repr__(self) -> str:
         return self._text
@@ -133,68 +132,42 @@ def attention_view(
     return AttentionView(html, script, f"{sizes}. {claim or alt}", view)
 
 
-_LINE, _SPAN = 20, 150  # pixels from one word to the next, and between the two sides
+def _drawing(view: View) -> Figure:
+    """Draw lines from queries to keys: a panel for each layer or, in the model view, for each head of each layer."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.patches import Patch
 
-
-def _head_drawing(view: View) -> Drawing:
-    """Draw all layers side by side, a line for each query and key in the colour of the head."""
-    queries, keys = ([shortened(token, 20) for token in side] for side in (view.queries, view.keys))
-    left, right = (LETTER * max(map(len, side)) + 14 for side in (queries, keys))
-    panel, top = left + _SPAN + right + 16, 62
-    height = top + _LINE * max(len(queries), len(keys)) + 10
-    drawing = Drawing(max(panel * len(view.layers), 26 * len(view.heads) + 60), height)
-    drawing.text(8, 18, "heads", "soft")
-    for column, head in enumerate(view.heads):
-        drawing.rect(52 + 26 * column, 6, 22, 16, fill=_colour(column))
-        drawing.text(63 + 26 * column, 18, head, "small", anchor="middle", fill="#fff")
-    for index, layer in enumerate(view.layers):
-        x = index * panel + left
-        drawing.text(x + _SPAN / 2, top - 18, f"layer {layer}", "strong", anchor="middle")
-        _lines(drawing, view.weights[index], (x, x + _SPAN), top, _LINE, 2.0)
-        for side, tokens, anchor in ((x - 6, queries, "end"), (x + _SPAN + 6, keys, "start")):
+    small = view.kind == "model"
+    n_tokens = max(len(view.queries), len(view.keys))
+    rows, columns = (len(view.layers), len(view.heads)) if small else (1, len(view.layers))
+    width, height = (0.8, 0.05) if small else (3.4, 0.28)  # inches of a panel, and of a token
+    size = (width * columns + 0.6, (height * n_tokens + 0.3) * rows + 0.5)
+    fig, grid = subplots(rows, columns, figsize=size, squeeze=False)
+    colours = (*OKABE_ITO, "#7f7f7f")
+    for (i, j), ax in np.ndenumerate(grid):
+        shown = (
+            {j: view.weights[i, j]} if small else dict(enumerate(view.weights[j]))
+        )  # place of the head: (query, key)
+        for head, table in shown.items():
+            pairs = np.argwhere(table >= 0.01)
+            ends = [[(0, query), (1, key)] for query, key in pairs]
+            style = {
+                "alpha": table[tuple(pairs.T)],
+                "linewidths": 1.2 if small else 2.0,
+                "label": str(view.heads[head]),
+            }
+            ax.add_collection(LineCollection(ends, colors=colours[head % 8], **style))
+        ax.set(xlim=(0, 1), ylim=(n_tokens - 0.5, -0.5))
+        ax.set_axis_off()
+        name = f"layer {view.layers[i]}, head {view.heads[j]}" if small else f"layer {view.layers[j]}"
+        ax.set_title(name, fontsize=6 if small else 10)
+        for x, side, tokens in () if small else ((-0.03, "right", view.queries), (1.03, "left", view.keys)):
             for row, token in enumerate(tokens):
-                drawing.text(side, top + _LINE * (row + 0.5) + 4, token, anchor=anchor)
-    return drawing
-
-
-def _model_drawing(view: View) -> Drawing:
-    """Draw every head small, layers down and heads across."""
-    step = 4
-    width, height = 56, step * max(len(view.queries), len(view.keys)) + 6
-    drawing = Drawing(64 + (width + 10) * len(view.heads), 44 + (height + 10) * len(view.layers))
-    drawing.text(8, 16, "layer", "soft")
-    drawing.text(64, 16, "head", "soft")
-    for column, head in enumerate(view.heads):
-        drawing.text(64 + (width + 10) * column + width / 2, 34, head, anchor="middle")
-    for i, layer in enumerate(view.layers):
-        y = 40 + (height + 10) * i
-        drawing.text(40, y + height / 2 + 4, layer, anchor="end")
-        for j in range(len(view.heads)):
-            x = 64 + (width + 10) * j
-            drawing.rect(x, y, width, height, "ground")
-            _lines(drawing, view.weights[i, j][None], (x + 4, x + width - 4), y + 3, step, 1.2, first=j)
-    return drawing
-
-
-def _lines(
-    drawing: Drawing,
-    weights: np.ndarray,
-    ends: tuple[float, float],
-    top: float,
-    step: float,
-    width: float,
-    first: int = 0,
-) -> None:
-    """Add a line for each head, query and key with a weight of 0.01 or more; equal ones of a head in one path."""
-    for head, table in enumerate(weights):
-        for weight in np.unique(table[table >= 0.01]):
-            points = ((top + step * (i + 0.5), top + step * (j + 0.5)) for i, j in np.argwhere(table == weight))
-            style = f"stroke:{_colour(first + head)};stroke-width:{width};stroke-opacity:{weight:.2f}"
-            drawing.path("".join(f"M{ends[0]:g} {a:g}L{ends[1]:g} {b:g}" for a, b in points), style=style)
-
-
-def _colour(index: int) -> str:
-    return (*OKABE_ITO, "#7f7f7f")[index % 8]
+                ax.text(x, row, shortened(plain(token), 20), ha=side, va="center", parse_math=False)
+    if not small:
+        names = [Patch(color=colours[head % 8], label=str(name)) for head, name in enumerate(view.heads)]
+        fig.legend(handles=names, title="heads", loc="outside right upper")
+    return fig
 
 
 def _one_layer(given: Any, index: int) -> np.ndarray:

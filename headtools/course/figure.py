@@ -46,13 +46,7 @@ class Picture:
 
 
 def figure(
-    fig: Figure | None,
-    key: str | None = None,
-    /,
-    *,
-    claim: str | None = None,
-    alt: str | None = None,
-    **numbers: Any,
+    fig: Figure | None, key: str | None = None, /, *, claim: str | None = None, alt: str | None = None, **numbers: Any
 ) -> Picture | Measured:
     """Turn a matplotlib figure into a picture with the caption and the description of a catalogue entry, and close it.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-__all__ = ["escape", "plain"]
+__all__ = ["escape", "plain", "shortened"]
 
 # Unicode has a picture for each control character; half a surrogate pair is no character and cannot be written.
 _SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | {0x7F: 0x2421}
@@ -27,3 +27,13 @@ def escape(text: object) -> str:
     '&lt;b&gt; &amp; &#x27;␀&#x27;'
     """
     return html.escape(plain(text))
+
+
+def shortened(text: object, max_letters: int = 14) -> str:
+    """Return a text of no more than ``max_letters`` letters.
+
+    >>> shortened("incomprehensibilities", 8)
+    'incompr…'
+    """
+    text = str(text)
+    return text if len(text) <= max_letters else text[: max_letters - 1] + "…"

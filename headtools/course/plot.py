@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headtools._engine.store import write_bytes
 from headtools.course.figure import OKABE_ITO, style
-from headtools.course.plain import plain
-from headtools.course.svg import described, shortened, write_svg
+from headtools.course.plain import escape, plain, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,9 +131,7 @@ def matrix(
         for i, j in np.ndindex(*table.shape):
             dark = abs(table[i, j]) > 0.6 * vmax if diverging else (table[i, j] - vmin) / (vmax - vmin) < 0.5
             shown = _short(table[i, j]) if text is None else plain(text[i][j])
-            ax.text(
-                j, i, shown, ha="center", va="center", fontsize=9, color="white" if dark else "black", parse_math=False
-            )
+            _write(ax, j, i, shown, 9, color="white" if dark else "black")
     _frame(ax, outline)
     if bar:
         ax.figure.colorbar(image, ax=ax, label=label)
@@ -260,16 +258,24 @@ def svg(fig: Figure, path: str | Path, *, alt: str, title: str = "") -> Path:
     alt: what there is to see, for a reader who cannot see it; title: its name, left out: that of the file
 
     Text stays text, and the same figure gives the same bytes. Raises ``ValueError`` for an empty ``alt`` or a name that
-    does not end in .svg, ``FileNotFoundError`` for a missing folder.
+    does not end in .svg.
     """
     from matplotlib import pyplot as plt
 
+    path = Path(path)
     if not alt.strip():
         raise ValueError("got an empty alt; expected what there is to see: svg(fig, path, alt='Two maps, ...')")
+    if path.suffix != ".svg":
+        raise ValueError(f"got {path.name!r}; expected a name that ends in .svg: write {path.stem + '.svg'!r}")
     file = io.StringIO()
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "headtools"}):
         fig.savefig(file, format="svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
-    return write_svg(path, described(file.getvalue(), title or Path(path).stem, alt))
+    # Title and description come first; two code points that a token may hold are none of XML.
+    labels = f' role="img"><title>{escape(title or path.stem)}</title><desc>{escape(alt)}</desc>'
+    text = file.getvalue()
+    end = text.index(">", text.index("<svg"))
+    text = f"{text[:end]}{labels}{text[end + 1 :]}".translate({0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD})
+    return write_bytes(path, text.encode())
 
 
 def arcs(weights: Any, tokens: Sequence[str], *, title: str = "", least: float = 0.2, ax: Axes | None = None) -> Figure:
@@ -304,32 +310,13 @@ def arcs(weights: Any, tokens: Sequence[str], *, title: str = "", least: float =
         if i == j:
             continue
         before = bool(j < i)
-        ax.add_patch(
-            FancyArrowPatch(
-                (x[i], 0.12 if before else -0.12),
-                (x[j], 0.12 if before else -0.12),
-                arrowstyle="-|>",
-                mutation_scale=11,
-                connectionstyle="arc3,rad=0.35",
-                linewidth=0.6 + 2.2 * table[i, j],
-                linestyle="-" if before else "--",
-                color=OKABE_ITO[0 if before else 1],
-                shrinkA=2,
-                shrinkB=2,
-            )
-        )
+        y = 0.12 if before else -0.12  # above the words, or below
+        look = {"color": OKABE_ITO[0 if before else 1], "linestyle": "-" if before else "--"}
+        look |= {"linewidth": 0.6 + 2.2 * table[i, j], "connectionstyle": "arc3,rad=0.35"}
+        arrow = FancyArrowPatch((x[i], y), (x[j], y), arrowstyle="-|>", mutation_scale=11, shrinkA=2, shrinkB=2, **look)
+        ax.add_patch(arrow)
     for i, word in enumerate(shown):
-        frame = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "black"}
-        ax.text(
-            x[i],
-            0,
-            word,
-            ha="center",
-            va="center",
-            fontsize=10,
-            parse_math=False,
-            bbox=frame if table[i, i] >= least else None,
-        )
+        _write(ax, x[i], 0, word, bbox=_box(0.2) if table[i, i] >= least else None)
     ax.set(xlim=(0, width.sum()), ylim=(-below, above))
     ax.set_axis_off()
     return fig
@@ -433,39 +420,19 @@ def flow(nodes: Sequence[Sequence[str]], messages: Sequence[Any], *, title: str 
     for layer, table in enumerate(tables):
         for (late, early), message in np.ndenumerate(table):
             start, end = np.array(points[layer + 1][late]), np.array(points[layer][early])
-            line_style = {"color": "0.7", "linestyle": ":", "linewidth": 1.0}
+            look = {"color": "0.7", "linestyle": ":", "linewidth": 1.0}
             if message:
-                line_style = {
-                    "color": OKABE_ITO[0 if message > 0 else 1],
-                    "linestyle": "-" if message > 0 else "--",
-                    "linewidth": 1 + 5 * abs(message) / largest,
-                }
+                look = {"color": OKABE_ITO[0 if message > 0 else 1], "linestyle": "-" if message > 0 else "--"}
+                look["linewidth"] = 1 + 5 * abs(message) / largest
             ax.add_patch(
-                FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, shrinkA=24, shrinkB=24, **line_style)
+                FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, shrinkA=24, shrinkB=24, **look)
             )
             if message:  # beside the middle of a level arrow; nearer to the receiver where arrows cross
                 x, y = end + (start - end) * (0.5 if start[1] == end[1] else 0.36)
-                ax.text(
-                    x,
-                    y,
-                    f"{message:.3g}",
-                    ha="center",
-                    va="center",
-                    fontsize=9,
-                    bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"},
-                )
+                _write(ax, x, y, f"{message:.3g}", 9, bbox=_box(0.15, "none"))
     for texts, at in zip(nodes, points, strict=True):
         for text, (x, y) in zip(texts, at, strict=True):
-            ax.text(
-                x,
-                y,
-                text,
-                ha="center",
-                va="center",
-                fontsize=10,
-                parse_math=False,
-                bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "black"},
-            )
+            _write(ax, x, y, text, bbox=_box(0.35))
     height = max(map(len, nodes)) / 2 - 0.15
     ax.set(xlim=(-0.7, 2.0 * len(nodes) - 1.3), ylim=(-height, height))
     ax.set_axis_off()
@@ -506,23 +473,18 @@ def lines(
             shapes = [part.shape for part in table]
             raise ValueError(f"{name!r} needs (x, y) or (x, y, low, high) of one length, got the shapes {shapes}")
         x, y = table[:2]
-        line_style = {
-            "color": "0.45" if name in band else OKABE_ITO[i % len(OKABE_ITO)],
-            "label": name,
-            "marker": MARKERS[i % len(MARKERS)],
-            "markersize": 5,
-            "linewidth": 1.4,
-            "linestyle": DASHES[i // 2 % len(DASHES)],
-        }
+        look = {"color": "0.45" if name in band else OKABE_ITO[i % len(OKABE_ITO)], "label": name}
+        look |= {"marker": MARKERS[i % len(MARKERS)], "linestyle": DASHES[i // 2 % len(DASHES)]}
+        look |= {"markersize": 5, "linewidth": 1.4}
         if name in band:
             if len(table) == 2:
                 raise ValueError(f"{name!r} has no interval to draw as a band: pass (x, y, low, high)")
             ax.fill_between(x, *table[2:], color="0.85", linewidth=0)
         if name in band or len(table) == 2:
-            ax.plot(x, y, **line_style)
+            ax.plot(x, y, **look)
         else:
             reach = np.clip(np.stack([y - table[2], table[3] - y]), 0, None)
-            ax.errorbar(x, y, yerr=reach, capsize=2, elinewidth=0.8, **line_style)
+            ax.errorbar(x, y, yerr=reach, capsize=2, elinewidth=0.8, **look)
     if baseline is not None:
         ax.axhline(baseline, color="black", linestyle="--", linewidth=1)
     ax.set(xlabel=xlabel, ylabel=ylabel, **axes)
@@ -562,20 +524,10 @@ def stacked(
         table = _array(sizes, 1)
         if len(table) != len(names) or (table < 0).any():
             raise ValueError(f"{name!r} needs {len(names)} sizes of 0 or more, one for each bar, got {table.tolist()}")
-        line_style = (
-            {"color": "0.85"}
-            if name == rest
-            else {"color": OKABE_ITO[i % len(OKABE_ITO)], "hatch": HATCHES[i % len(HATCHES)]}
-        )
-        ax.bar(
-            np.arange(len(names)),
-            table,
-            bottom=bottom,
-            width=0.75,
-            edgecolor="white",
-            label=name if table.any() else "_",
-            **line_style,
-        )
+        look = {"color": OKABE_ITO[i % len(OKABE_ITO)], "hatch": HATCHES[i % len(HATCHES)]}
+        look = {"color": "0.85"} if name == rest else look
+        label = name if table.any() else "_"  # no entry in the legend
+        ax.bar(np.arange(len(names)), table, bottom=bottom, width=0.75, edgecolor="white", label=label, **look)
         bottom += table
     ax.set_xticks(np.arange(len(names)), [plain(name) for name in names])
     ax.set(xlabel=xlabel, ylabel=ylabel)
@@ -626,6 +578,16 @@ def _on(ax: Axes | None, figsize: tuple[float, float], title: str) -> tuple[Figu
     if title:
         ax.set_title(title, loc="left", fontsize=11, weight="bold", parse_math=False)
     return ax.figure, ax
+
+
+def _write(ax: Axes, x: float, y: float, text: str, size: float = 10, **more: Any) -> None:
+    """Write a word centred at a point; a token may hold dollar signs, which are no mathematics."""
+    ax.text(x, y, text, ha="center", va="center", fontsize=size, parse_math=False, **more)
+
+
+def _box(pad: float, edge: str = "black") -> dict[str, str]:
+    """A white frame with round corners around a word."""
+    return {"boxstyle": f"round,pad={pad}", "facecolor": "white", "edgecolor": edge}
 
 
 def _frame(ax: Axes, cells: Iterable[tuple[int, int]]) -> None:

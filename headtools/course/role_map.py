@@ -56,7 +56,7 @@ def role_map(ax: Axes, frame: pd.DataFrame, *, kind: str = "encoder", legend: bo
     for row in heads.itertuples():
         ax.add_patch(_cell(row.head, row.layer, COLOURS[row.function]))
         if row.letters:
-            ax.text(row.head, row.layer, row.letters, ha="center", va="center", fontsize=11)
+            ax.text(row.head, row.layer, row.letters, ha="center", va="center", fontsize=11, color="black")
     ax.set(
         xlim=(-0.5, heads["head"].max() + 0.5),
         ylim=(heads.layer.max() + 0.5, -0.5),

@@ -113,10 +113,7 @@ def reset() -> Summary:
     """
     file = progress_path()
     if file is not None:
-        try:
-            forget(file)
-        except OSError as error:
-            raise OSError(f"It cannot be deleted. {explained(error, file)}") from error
+        forget(file)
     return summary()
 
 
@@ -124,10 +121,8 @@ def explained(error: Exception, file: Path) -> str:
     """Say what went wrong with the file and what to do, without the path, which a notebook should not tell."""
     if not isinstance(error, OSError):
         return f"{error}."
-    if isinstance(error, TimeoutError):
-        return f"{file.name}: {error.strerror}. Run the cell again."
-    why = (error.strerror or type(error).__name__).split(";")[0]
-    return f"{file.name}: {why[0].lower()}{why[1:]}. Set {VARIABLE} to a file that can be read and written, or to off."
+    why = error.strerror or str(error)
+    return f"{file.name}: {why}. Set {VARIABLE} to a file that can be read and written, or to off."
 
 
 def _lessons(numbers: set[str]) -> dict[str, tuple[str, str]]:

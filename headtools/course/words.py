@@ -7,8 +7,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from headtools.course.figure import style
-from headtools.course.plain import plain
-from headtools.course.svg import shortened
+from headtools.course.plain import plain, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

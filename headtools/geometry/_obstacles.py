@@ -14,7 +14,7 @@ import re
 from torch import nn
 
 from headtools.heads._kinds import names_in
-from headtools.heads._layout import width_out
+from headtools.heads._layout import shape_of
 from headtools.heads.sites import Site
 
 _ROTARY = re.compile(r"rotary|rotate|(^|_)rope(_|$)|rotation", re.I)
@@ -70,7 +70,7 @@ def output_value_obstacles(site: Site) -> list[str]:
     if site.v is None:
         return [*obstacles, "values come out of a normalised latent"]
     # Qwen 3.5 projects a gate beside the query, by a matrix of twice the width; a fused q, k, v matrix can be as wide.
-    doubled = width_out(site.q.module) == 2 * site.heads * site.head_dim and site.q.module is not site.k.module
+    doubled = shape_of(site.q.module)[0] == 2 * site.heads * site.head_dim and site.q.module is not site.k.module
     return [*obstacles, "each token's queries come with gates"] if doubled else obstacles
 
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from headtools.geometry._obstacles import output_value_obstacles, query_key_obstacles
 from headtools.geometry.factored_matrix import FactoredMatrix
-from headtools.heads._checks import check_not_offloaded
-from headtools.heads._finite import heads_label
+from headtools.heads._checks import check_not_offloaded, heads_label
 from headtools.heads._layout import Projection
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, Sites, sites

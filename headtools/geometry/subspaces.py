@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headtools.geometry.circuits import Circuits
 from headtools.geometry.factored_matrix import FactoredMatrix, Levels, divide_or_zero, pairwise_products
-from headtools.heads._precision import without_autocast
+from headtools.heads._devices import without_autocast
 from headtools.heads.scores import HeadScores
 
 SIDES = ("read", "write")

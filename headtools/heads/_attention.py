@@ -1,4 +1,5 @@
-"""The attention functions that headtools registers with transformers, and the switch that makes a model use them.
+"""The attention functions that headtools registers with transformers, the switch that makes a model use them, and what
+they are given so that heads attend uniformly, or see only the first and most recent tokens.
 
 Requirements:
 
@@ -15,26 +16,26 @@ A third function, ``headtools_pruned``, is for the pruned layers of a T5 only: s
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._hooks import append_entry
-from headtools.heads._interventions import claimed, override
-from headtools.heads._layer_config import unwrapped
+from headtools.heads._hooks import append_entry, claimed, entries, override
 from headtools.heads._layout import PRUNED
-from headtools.heads._masks import check_no_sinks, check_uniform, uniform_mask, windowed, zero_heads
 from headtools.heads.sites import Site
 
 EAGER, SDPA = "headtools_eager", "headtools_sdpa"
 PRUNED_BIAS = "headtools_pruned"
-# entries in the __dict__ of an attention module
-TAPS = "_headtools_taps"  # functions to call with its queries, keys, values and maps
-WINDOW = "_headtools_window"  # (heads, first, recent) of each window
-_UNIFORM = "_headtools_uniform"  # lists of heads whose attention is uniform
+# entries of an attention module
+TAPS = "taps"  # functions to call with its queries, keys, values and maps
+WINDOW = "window"  # (heads, first, recent) of each window
+_UNIFORM = "uniform"  # lists of heads whose attention is uniform
+
+MASKED_BELOW = 64.0  # a key this far below the largest of its row is masked: e^-64 vanishes in any precision
+ALTERNATIVES = 'use replacement="mean", "resample" or "zero"'
 
 
 @contextmanager
@@ -47,37 +48,34 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
     """
     register()
     configs = _configs(model)
+
+    def check(_module: nn.Module, _args: tuple) -> None:
+        for name in [config._attn_implementation_internal for config in configs]:
+            if name not in (EAGER, SDPA):
+                raise RuntimeError(
+                    f"the model's attention was set to {name!r} inside a context of headtools, which therefore "
+                    "records nothing: call set_attn_implementation before entering it"
+                )
+
     with claimed("record() or ablate()", configs), ExitStack() as stack:
         for config in configs:
-            stack.enter_context(_select_function(config, name))
 
-        def check(_module: nn.Module, _args: tuple) -> None:
-            for name in [config._attn_implementation_internal for config in configs]:
-                if name not in (EAGER, SDPA):
-                    raise RuntimeError(
-                        f"the model's attention was set to {name!r} inside a context of headtools, which therefore "
-                        "records nothing: call set_attn_implementation before entering it"
-                    )
+            def write(original: str | None, names: list, config: Any = config) -> None:
+                # one context that needs maps makes the kernel eager; else it stays fused if the model's own is
+                fused = EAGER not in names and original in ("sdpa", SDPA)
+                config._attn_implementation_internal = (SDPA if fused else EAGER) if names else original
 
+            stack.enter_context(override(config, "attention", name, lambda c=config: c._attn_implementation, write))
         stack.callback(model.register_forward_pre_hook(check).remove)
         yield
-
-
-def _select_function(config: Any, name: str | None) -> AbstractContextManager[None]:
-    def write(original: str | None, names: list[str | None]) -> None:
-        # one context that needs maps makes the kernel eager; else it stays fused if the model's own is
-        fused = EAGER not in names and (SDPA in names or original in ("sdpa", SDPA))
-        config._attn_implementation_internal = (SDPA if fused else EAGER) if names else original
-
-    return override(config, "attention", name, lambda: config._attn_implementation, write)
 
 
 @contextmanager
 def attend_uniformly(model: nn.Module, selected: Mapping[Site, list[int]]) -> Iterator[None]:
     """Make the attention of heads {site: [head, ...]} uniform while the context lasts.
 
-    Their queries and position biases become 0, so that only the mask distinguishes keys, whatever kernel computes the
-    attention.
+    Softmax of equal scores is uniform, so it is enough to set to 0 what distinguishes one key from another: queries,
+    position bias, and the part of the mask that is a bias. What hides a key stays, whatever kernel computes attention.
     """
     with attention_function(model, None), ExitStack() as stack:
         for site, heads in selected.items():
@@ -89,7 +87,7 @@ def _configs(model: nn.Module) -> list:
     """Return each configuration object from which a module reads its attention function, once."""
     configs: dict[int, Any] = {}
     for module in model.modules():
-        config = unwrapped(getattr(module, "config", None))
+        config = unwrapped_config(getattr(module, "config", None))
         if config is None or not hasattr(config, "_attn_implementation_internal"):
             continue
         switchable = getattr(module, "_can_set_attn_implementation", None)
@@ -103,12 +101,10 @@ def register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(EAGER, _eager)
-    AttentionInterface.register(SDPA, _sdpa)
-    AttentionMaskInterface.register(EAGER, _eager_mask)
-    AttentionMaskInterface.register(SDPA, sdpa_mask)
-    AttentionInterface.register(PRUNED_BIAS, _pruned_bias)
-    AttentionMaskInterface.register(PRUNED_BIAS, _no_mask)
+    functions = {EAGER: (_eager, _eager_mask), SDPA: (_sdpa, sdpa_mask), PRUNED_BIAS: (_pruned_bias, _no_mask)}
+    for name, (attention, mask) in functions.items():
+        AttentionInterface.register(name, attention)
+        AttentionMaskInterface.register(name, mask)
 
 
 def _eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
@@ -123,6 +119,10 @@ def _eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -
     return None if mask is None else mask.to(dtype)
 
 
+def _lowest(dtype: torch.dtype) -> float:
+    return torch.finfo(torch.float32 if dtype == torch.float64 else dtype).min
+
+
 def _eager(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple:
@@ -133,17 +133,11 @@ def _eager(
         raise ValueError(
             f"{name}: its file has no eager_attention_forward, so no maps can be recorded: record(model, want='z')"
         )
-    if own.__module__.startswith("transformers."):  # others may expect a bool mask
-        attention_mask = _additive(attention_mask, query.dtype)
+    # fused attention also accepts a bool mask, transformers' eager functions add it to scores; others may expect it
+    if own.__module__.startswith("transformers.") and attention_mask is not None and attention_mask.dtype == torch.bool:
+        added = torch.zeros(attention_mask.shape, dtype=query.dtype, device=attention_mask.device)
+        attention_mask = added.masked_fill_(~attention_mask, _lowest(query.dtype))
     return _run(own, module, query, key, value, attention_mask, kwargs, shows_maps=True)
-
-
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask that can be added to scores; a bool mask, which fused attention also accepts, is converted."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    lowest = torch.finfo(torch.float32 if dtype == torch.float64 else dtype).min  # as in ``_eager_mask``
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, lowest)
 
 
 def _own_eager(module: nn.Module) -> Callable | None:
@@ -173,27 +167,127 @@ def _run(
     kwargs: dict,
     shows_maps: bool,
 ) -> tuple:
-    """Run an attention function; its taps get its inputs, its maps, and a way to run it with uniform attention."""
-
-    if windows := module.__dict__.get(WINDOW):
-        mask = windowed(mask, windows, q, k)
+    """Run an attention function; its taps get its inputs, maps, visible keys, and a way to attend uniformly."""
+    causal = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    # without a mask fused attention hides later keys itself, and eager attention hides nothing
+    causal = bool(causal) and not shows_maps and q.shape[2] > 1
+    if windows := entries(module, WINDOW):
+        mask = windowed(mask, windows, q, k, causal)
 
     def uniform(heads: list[int]) -> tuple:
         for name in ("sinks", "s_aux"):
             check_no_sinks(type(module).__name__, kwargs.get(name))
         bias = kwargs.get("position_bias")
-        biases = {} if bias is None else {"position_bias": zero_heads(bias, heads)}
+        biases = {} if bias is None else {"position_bias": _zero_heads(bias, heads)}
         mask_without_bias = uniform_mask(mask, heads, q.shape[1])
-        result = function(module, zero_heads(q, heads), k, v, mask_without_bias, **(kwargs | biases))
+        result = function(module, _zero_heads(q, heads), k, v, mask_without_bias, **(kwargs | biases))
         if shows_maps:
-            check_uniform(module, result[1], heads)
+            _check_uniform(module, result[1], heads)
         return result
 
-    heads = sorted({head for heads in module.__dict__.get(_UNIFORM, ()) for head in heads})
+    def visible() -> Tensor:
+        return visible_keys(mask, q, k, causal).expand(len(q), -1, -1, -1)
+
+    heads = sorted({head for heads in entries(module, _UNIFORM) for head in heads})
     result = uniform(heads) if heads else function(module, q, k, v, mask, **kwargs)
-    for tap in module.__dict__.get(TAPS, ()):  # (B, head or kv_head, token, width); maps (B, head, query, key)
-        tap(q=q, k=k, v=v, uniform=uniform, **({"maps": result[1]} if shows_maps else {}))
+    for tap in entries(module, TAPS):  # (B, head or kv_head, token, width); maps (B, head, query, key)
+        maps = {"maps": result[1]} if shows_maps else {}
+        tap(q=q, k=k, v=v, uniform=uniform, visible=visible, **maps)
     return result
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def visible_keys(mask: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> Tensor:
+    """Return which keys each query may see: (B or 1, head or 1, Q, K) bool.
+
+    ``mask`` is the attention function's: bool, additive, or None, where fused attention hides later keys if ``causal``.
+    """
+    if mask is None:
+        # the first query sees the first key, also in a static cache, whose other slots are still empty
+        visible = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+        return (visible.tril() if causal else visible)[None, None]
+    mask = mask[(None,) * (4 - mask.dim())][..., : key.shape[-2]]
+    # some models (BEiT, Swin, Parakeet) add a position bias to the mask, and what hides a key is a lower number, -100
+    return mask if mask.dtype == torch.bool else mask > mask.amax(-1, keepdim=True) - MASKED_BELOW
+
+
+def windowed(mask: Tensor | None, windows: Iterable[tuple], query: Tensor, key: Tensor, causal: bool) -> Tensor | None:
+    """Return the mask (B, head, Q, K) in which some heads see only the first and the most recent keys.
+
+    The real keys, and which of them is the query's own, follow from ``mask``, which handles padding on either side and
+    caches longer than the text. Where nothing is hidden, the mask is returned unchanged.
+
+    >>> q = torch.zeros(1, 1, 4, 2)
+    >>> windowed(None, [((0,), 0, 2)], q, q, causal=True).int()
+    tensor([[[[1, 0, 0, 0],
+              [1, 1, 0, 0],
+              [0, 1, 1, 0],
+              [0, 0, 1, 1]]]], dtype=torch.int32)
+    """
+    visible = visible_keys(mask, query, key, causal)  # (B or 1, head or 1, Q, K)
+    real = visible.any(-2, keepdim=True)  # keys that some query sees
+    index = real.long().cumsum(-1) - 1  # of each key among the real ones
+    own = index.masked_fill(~visible, -1).amax(-1, keepdim=True)  # the last key that a query sees is its own
+    allowed = visible.expand(-1, query.shape[1], -1, -1).clone()
+    for heads, first, recent in windows:
+        limited = visible & ((index < first) | (own - index < recent))
+        allowed[:, list(heads)] &= limited if limited.shape[1] == 1 else limited[:, list(heads)]
+    if torch.equal(allowed, visible.expand_as(allowed)):
+        return mask
+    return allowed if mask is None or mask.dtype == torch.bool else mask.masked_fill(~allowed, _lowest(mask.dtype))
+
+
+def _zero_heads(values: Tensor, heads: list[int]) -> Tensor:
+    """Return queries or biases (B, head, ...) with those of ``heads`` set to 0."""
+    return values.index_fill(1, torch.tensor(heads, device=values.device), 0.0)
+
+
+def uniform_mask(mask: Tensor | None, heads: list[int], n_heads: int) -> Tensor | None:
+    """Return the mask (B, head or 1, Q, K) without its bias for ``heads``: they see all visible keys equally.
+
+    >>> uniform_mask(torch.tensor([[[[0.5, -2.0, -100.0]]]]), [1], 2).tolist()
+    [[[[0.5, -2.0, -100.0]], [[0.0, 0.0, -100.5]]]]
+    """
+    if not isinstance(mask, Tensor) or not mask.is_floating_point():
+        return mask
+    mask = mask[(None,) * (4 - mask.dim())]
+    relative = mask - mask.amax(-1, keepdim=True)
+    visible = ~(relative < -MASKED_BELOW)
+    if mask.shape[1] == 1 and not (visible & (relative < 0)).any():  # one for all heads, which rarely has a bias
+        return mask
+    selected = torch.zeros(n_heads, dtype=torch.bool, device=mask.device)
+    selected[heads] = True
+    return torch.where(selected[:, None, None], relative.masked_fill(visible, 0.0), mask)
+
+
+def check_no_sinks(name: str, sinks: object) -> None:
+    """Raise ``ValueError`` where an attention module has sinks, which take part of every row."""
+    if sinks is not None:
+        raise ValueError(
+            f"{name} has attention sinks: part of every row goes to no token, so no row can be uniform: {ALTERNATIVES}"
+        )
+
+
+def _check_uniform(module: nn.Module, maps: Tensor | None, heads: list[int]) -> None:
+    """Raise ``ValueError`` where the maps of ``heads`` are not uniform, in a model that is not transformers' own.
+
+    Such a model's attention may add something besides queries, ``position_bias`` and mask, which only its file knows.
+    """
+    if type(module).__module__.startswith("transformers.") or maps is None:
+        return
+    weights = maps[:, heads].detach().float()
+    uneven = (weights > 1e-20) & (weights < weights.amax(-1, keepdim=True) * (1 - 1e-2))
+    if uneven.any() or ((weights.sum(-1) - 1).abs() > 1e-2).any():
+        raise ValueError(
+            f"{type(module).__name__} is not uniform without its queries and position_bias: its attention adds "
+            f"something that headtools does not know (a bias, a sink): {ALTERNATIVES}"
+        )
+
+
+# --- pruned layers ----------------------------------------------------------------------------------------------------
 
 
 def _pruned_bias(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
@@ -204,7 +298,8 @@ def _pruned_bias(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tenso
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    function = ALL_ATTENTION_FUNCTIONS.get_interface(unwrapped(module.config)._attn_implementation, _own_eager(module))
+    name = unwrapped_config(module.config)._attn_implementation
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(name, _own_eager(module))
     physical, bias = module.__dict__[PRUNED]["physical"], kwargs.get("position_bias")
     if bias is not None and bias.shape[1] != len(physical):
         kwargs["position_bias"] = bias[:, list(physical)]
@@ -216,3 +311,49 @@ def _no_mask(*_: Any, **__: Any) -> None:
         f"got {PRUNED_BIAS!r} as a model's attention, which would have no mask; only single pruned layers use it: "
         'write model.set_attn_implementation("sdpa")'
     )
+
+
+class LayerConfig:
+    """A view of a model's configuration in which some settings have another value, for a pruned layer.
+
+    Phi-3's attention reads its number of heads from the configuration that all layers share, so a pruned layer needs
+    its own. A copy would miss later changes: ``set_attn_implementation`` would change the mask and the other layers,
+    and leave this layer with the old kernel. So everything not in ``own`` is read from and written to ``shared``.
+
+    >>> from types import SimpleNamespace
+    >>> shared = SimpleNamespace(num_attention_heads=8, sliding_window=None)
+    >>> layer = LayerConfig(shared, {"num_attention_heads": 6})
+    >>> shared.sliding_window = 4
+    >>> layer.num_attention_heads, layer.sliding_window, shared.num_attention_heads
+    (6, 4, 8)
+    """
+
+    shared: Any
+    own: dict[str, Any]
+
+    def __init__(self, shared: Any, own: dict[str, Any]) -> None:
+        register()  # for a new process that has only unpickled the model
+        self.__dict__.update(shared=unwrapped_config(shared), own=dict(own))
+
+    def __getattr__(self, name: str) -> Any:
+        parts = self.__dict__
+        if name.startswith("__") or "shared" not in parts:  # copy and pickle look these up before __init__ has run
+            raise AttributeError(name)
+        return parts["own"][name] if name in parts["own"] else getattr(parts["shared"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(self.own.get(name), int):
+            self.own[name] = value
+        else:
+            setattr(self.shared, name, value)
+
+    def __reduce__(self) -> tuple:
+        return LayerConfig, (self.shared, self.own)
+
+    def __repr__(self) -> str:
+        return f"LayerConfig({type(self.shared).__name__}, {self.own})"
+
+
+def unwrapped_config(config: Any) -> Any:
+    """Return the model's configuration behind a pruned layer's own, or ``config`` itself."""
+    return config.shared if isinstance(config, LayerConfig) else config

@@ -1,13 +1,17 @@
-"""Check a model and a batch before anything is computed: each function raises on bad input and says what to write."""
+"""Check a model, a batch and what was measured: each function raises on what would give wrong numbers, and says why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
-from headtools.heads.sites import Site
+from headtools.heads._layout import is_projection, obstacle
+from headtools.heads.sites import Site, sites
+
+# --- models -----------------------------------------------------------------------------------------------------------
 
 
 def check_not_compiled(model: nn.Module) -> None:
@@ -25,7 +29,7 @@ def check_not_compiled(model: nn.Module) -> None:
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
             raise RuntimeError(
                 f"{name or 'the model'} was compiled before: torch.compile ignores hooks added later, so nothing would "
-                "happen. Enter the context first and compile inside it, or use the uncompiled model (model._orig_mod)"
+                "happen: use the uncompiled model (model._orig_mod), or load it again"
             )
 
 
@@ -39,11 +43,45 @@ def check_not_offloaded(model: nn.Module, what: str) -> None:
         )
 
 
+def check_plain_weights(model: nn.Module, modules: Iterable[nn.Module], what: str) -> None:
+    """Raise ``ValueError`` where projections among ``modules`` apply more than their own floating-point weight.
+
+    >>> layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    >>> check_plain_weights(nn.Sequential(layer), [layer], "prune")
+    Traceback (most recent call last):
+    ...
+    ValueError: prune needs plain weights, and that is not so at 0: the weight of a ParametrizedLinear is computed ...
+    """
+    if hasattr(model, "peft_config"):
+        raise ValueError(
+            f"{what} needs plain weights, and {type(model).__name__} has adapters of PEFT; merge them first: "
+            "model = model.merge_and_unload(), of peft.PeftModel.from_pretrained(plain_model, adapter_folder)"
+        )
+    for module in modules:
+        if is_projection(module) and (reason := obstacle(module)):
+            name = next((name for name, other in model.named_modules() if other is module), type(module).__name__)
+            raise ValueError(f"{what} needs plain weights, and that is not so at {name}: {reason}")
+
+
+def check_has_backward(model: nn.Module, what: str) -> None:
+    """Raise ``TypeError`` for a model with quantised layers of torch.ao, through which no gradient flows."""
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith("torch.ao.") and callable(getattr(module, "weight", None)):
+            raise TypeError(
+                f"{what} needs gradients, and none flows through {name} ({type(module).__name__}, "
+                f"{type(module).__module__}); load the model in floating point. ablation(model, batches) needs forward "
+                "passes only"
+            )
+
+
 def check_interface(site: Site, consequence: str) -> None:
     """Raise ``ValueError`` for a site whose queries, keys, values and maps cannot be reached."""
     if not site.interface:
         name = type(site.module).__name__
         raise ValueError(f"{name} ({site.label}) does not use transformers' AttentionInterface, so {consequence}")
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
 
 
 def check_batch(batch: Mapping) -> None:
@@ -66,7 +104,7 @@ def check_batch(batch: Mapping) -> None:
 
 @contextmanager
 def checked_inputs(model: nn.Module) -> Iterator[None]:
-    """Raise ``ValueError`` when, inside the context, the model gets an empty batch or a row that is all padding."""
+    """Raise when, inside the context, the model gets an empty batch or a row that is all padding, or is compiled."""
     handle = model.register_forward_pre_hook(_check_inputs, with_kwargs=True)
     try:
         yield
@@ -75,6 +113,8 @@ def checked_inputs(model: nn.Module) -> Iterator[None]:
 
 
 def _check_inputs(model: nn.Module, args: tuple, kwargs: dict) -> None:
+    if model._compiled_call_impl is not None:
+        check_not_compiled(model)
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and value.numel() == 0:
             raise ValueError(f"the batch is empty: got a tensor of shape {tuple(value.shape)}; pass an example or more")
@@ -87,3 +127,93 @@ def _check_inputs(model: nn.Module, args: tuple, kwargs: dict) -> None:
                 f"{name}: rows {rows} are all padding, and a softmax over no keys is NaN; drop these rows, e.g. "
                 f"keep = {name}.any(1)"
             )
+
+
+# --- NaN and infinity -------------------------------------------------------------------------------------------------
+
+# what ``record`` keeps: its name in messages, and the dimension of the heads
+_RECORDED = {
+    "maps": ("attention weights", 1),
+    "z": ("outputs z", 2),
+    "q": ("queries", 1),
+    "k": ("keys", 1),
+    "v": ("values", 1),
+}
+
+
+def check_recorded(model: nn.Module, site: Site, name: str, recorded: Tensor) -> None:
+    """Raise ``ValueError`` where a recorded tensor of a site ("maps", "z", ...) holds NaN or infinity.
+
+    The message says in which heads, and which weights cause it. A valid tensor costs one sum.
+    """
+    if recorded.sum(dtype=torch.promote_types(recorded.dtype, torch.float32)).isfinite():
+        return
+    description, dim = _RECORDED[name]
+    broken = ~recorded.isfinite().movedim(dim, 0).flatten(1).all(1)  # (heads,), or (kv_heads,) for k and v
+    if broken.any():  # else only the sum overflowed
+        heads = broken.repeat_interleave(site.heads // len(broken)).nonzero().flatten().tolist()
+        raise ValueError(
+            f"{site.label}, {heads_label(heads, site.heads)}: {description} are NaN or infinite; "
+            f"{explain_nonfinite(model)}"
+        )
+
+
+def check_weights(model: nn.Module, known_sites: Iterable[Site] | None = None) -> None:
+    """Raise ``ValueError`` for a model in which a weight of an attention layer is NaN or infinite.
+
+    For measures that read the model's output only. Where a query or a key is NaN, torch's fused attention may return
+    zeros, so that loss and gradient are finite and wrong. NaN in any other weight reaches the output and is noticed.
+    ``known_sites``, left out, are all of the model.
+    """
+    weights = [
+        weight.detach()
+        for site in (sites(model) if known_sites is None else known_sites)
+        for module in (site.module, site.out, *(p.module for p in (site.q, site.k, site.v) if p is not None))
+        for weight in module.parameters()
+        if weight.is_floating_point() and not weight.is_meta
+    ]
+    sums = [weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)) for weight in weights]
+    # read after all are asked for, so that a GPU waits once
+    if not all(total.isfinite() for total in sums) and (reason := nonfinite_weights(model)):
+        raise ValueError(f"{type(model).__name__} cannot be measured: {reason}; load it again")
+
+
+def nonfinite_weights(model: nn.Module) -> str:
+    """Say which weights hold NaN or infinity, by name; '' where none does.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> layer.bias.data[0] = torch.nan
+    >>> nonfinite_weights(nn.Sequential(layer))
+    'the weights 0.bias hold NaN'
+    """
+    tensors = [(name, weight, weight.isfinite) for name, weight in model.named_parameters()]
+    # a mask kept as a buffer may be infinite
+    tensors += [(name, buffer, lambda buffer=buffer: ~buffer.isnan()) for name, buffer in model.named_buffers()]
+    broken = {
+        name: tensor.detach()
+        for name, tensor, is_valid in tensors
+        if tensor.is_floating_point() and not tensor.is_meta and not is_valid().all()
+    }
+    if not broken:
+        return ""
+    more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+    kind = "NaN" if any(tensor.isnan().any() for tensor in broken.values()) else "infinity"
+    return f"the weights {', '.join(list(broken)[:3])}{more} hold {kind}"
+
+
+def explain_nonfinite(model: nn.Module) -> str:
+    """Say which weights make a model's numbers NaN, or that none does.
+
+    >>> explain_nonfinite(nn.Linear(2, 2))
+    'no weight of the model is NaN or infinite, so check the batch, and the precision: float16 overflows early'
+    """
+    return nonfinite_weights(model) or (
+        "no weight of the model is NaN or infinite, so check the batch, and the precision: float16 overflows early"
+    )
+
+
+def heads_label(heads: Sequence[int], n_heads: int) -> str:
+    """Return heads for people: 'head 2', 'heads [0, 1]', or 'all heads' of ``n_heads``."""
+    if len(heads) == n_heads > 1:
+        return "all heads"
+    return f"head {heads[0]}" if len(heads) == 1 else f"heads {list(heads)}"

@@ -1,12 +1,17 @@
-"""On which device a model takes its batches, also where accelerate has offloaded its weights."""
+"""Where a model takes its batches, and arithmetic in a chosen precision: without autocast, or in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+P, R = ParamSpec("P"), TypeVar("R")
+_WITHOUT_FLOAT64 = frozenset({"mps"})  # Apple's GPUs
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -31,3 +36,34 @@ def on_device(model: nn.Module, batch: Mapping) -> dict[str, Any]:
     """Return a batch whose tensors are on the device of the model."""
     device = device_of(model)
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+
+
+def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function compute in its tensors' own precision, whatever autocast region it is called in.
+
+    >>> @without_autocast
+    ... def square(x):
+    ...     return x @ x
+    >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+    ...     square(torch.eye(2)).dtype
+    torch.float32
+    """
+
+    @functools.wraps(function)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> R:
+        with ExitStack() as stack:
+            for device in ("cpu", "cuda", "mps", "xpu"):
+                if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            return function(*args, **kwargs)
+
+    return inside
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """Return a tensor in float64: on its own device, or on the CPU where the device has no float64.
+
+    >>> to_float64(torch.ones(2)).dtype
+    torch.float64
+    """
+    return (x.cpu() if x.device.type in _WITHOUT_FLOAT64 else x).double()

@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
+# decoders without ``is_causal``, by the beginning of their class name
+_DECODERS = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
+_DECODERS += ("OpenAIGPT",)
+
 
 def find_kind(name: str, module: nn.Module) -> str:
     """Return 'cross', 'decoder' (causal) or 'encoder' for an attention module, from the module alone.
@@ -20,13 +24,16 @@ def find_kind(name: str, module: nn.Module) -> str:
     """
     numbered = re.search(r"\.\d+\.", "." + name)
     local_path = ("." + name)[numbered.end() :] if numbered else name  # within the layer
-    by_name = re.search(r"cross|encoder_attn|enc_?dec", local_path, re.I)
-    if getattr(module, "is_cross_attention", False) is True or by_name:
+    if getattr(module, "is_cross_attention", False) is True or re.search(
+        r"cross|encoder_attn|enc_?dec", local_path, re.I
+    ):
         return "cross"
-    causal = getattr(module, "is_causal", None)
+    causal, is_decoder = getattr(module, "is_causal", None), getattr(module, "is_decoder", False) is True
+    in_decoder = ".decoder." in f".{name}." and ".encoder." not in f".{name}."
     if causal is None:
-        causal = _causal_by_name(name, module)
-    return "decoder" if causal is True else "encoder"
+        causal = in_decoder or is_decoder or type(module).__name__.startswith(_DECODERS)
+    # NLLB-MoE, PEGASUS-X, BigBird-Pegasus: is_causal=False is the default of a class that both stacks use
+    return "decoder" if causal is True or (in_decoder and is_decoder) else "encoder"
 
 
 def resolve_kind(root: nn.Module, name: str, module: nn.Module) -> tuple[str, bool]:
@@ -35,17 +42,17 @@ def resolve_kind(root: nn.Module, name: str, module: nn.Module) -> tuple[str, bo
     In this order: the module (``find_kind``), the masks that an enclosing model builds, and ``is_causal`` of the
     nearest enclosing module that has it. 'encoder' without any evidence is a guess.
     """
-    kind, is_causal = find_kind(name, module), getattr(module, "is_causal", None)
+    kind, said = find_kind(name, module), isinstance(getattr(module, "is_causal", None), bool)
     if kind != "encoder":
         return kind, False
-    causal = causal_by_masks(root, name)
-    if causal is None and not isinstance(is_causal, bool):
-        causal = _causal_by_attribute(root, name)
+    causal = _causal_by_masks(root, name)
+    if causal is None and not said:  # users set it on a model of their own to decide the kind
+        values = (getattr(owner, "is_causal", None) for owner in enclosing_modules(root, name))
+        causal = next((value for value in values if isinstance(value, bool)), None)
     if causal is not None:
         return ("decoder" if causal else "encoder"), False
-    # transformers' own classes without is_causal are encoders: ``_causal_by_name`` lists the decoders among them
-    certain = isinstance(is_causal, bool) or is_transformers_class(type(module))
-    return "encoder", not certain
+    # transformers' own classes without is_causal are encoders: ``_DECODERS`` lists the decoders among them
+    return "encoder", not (said or is_transformers_class(type(module)))
 
 
 def is_transformers_class(kind: type) -> bool:
@@ -57,29 +64,27 @@ def is_transformers_class(kind: type) -> bool:
     return any(base.__module__.startswith("transformers.") for base in kind.__mro__)
 
 
-def causal_by_masks(root: nn.Module, name: str) -> bool | None:
+def _causal_by_masks(root: nn.Module, name: str) -> bool | None:
     """Return whether the enclosing model builds a causal mask for an attention module; None where it builds no mask.
 
     The nearest enclosing module that builds masks decides. The search ends at the first model with its own
     configuration: anything outside belongs to another model.
     """
     for owner in enclosing_modules(root, name):
-        called = _names_in_forward(type(owner))
+        kind = type(owner)
+        called = names_in(kind.forward)
+        for method in [each for each in called if "mask" in each and inspect.isfunction(getattr(kind, each, None))]:
+            called |= names_in(getattr(kind, method))  # its forward leaves the masks to a method
         if "create_bidirectional_mask" in called:
             return False
         if "create_causal_mask" in called:
             config = getattr(owner, "config", None)
-            causal = getattr(config, "is_causal", True) and not getattr(config, "use_bidirectional_attention", False)
-            return bool(causal)
+            return bool(
+                getattr(config, "is_causal", True) and not getattr(config, "use_bidirectional_attention", False)
+            )
         if hasattr(owner, "_can_set_attn_implementation"):
             return None
     return None
-
-
-def _causal_by_attribute(root: nn.Module, name: str) -> bool | None:
-    """Return ``is_causal`` of the nearest enclosing module that has it; users set it to decide the kind."""
-    values = (getattr(owner, "is_causal", None) for owner in enclosing_modules(root, name))
-    return next((value for value in values if isinstance(value, bool)), None)
 
 
 def enclosing_modules(root: nn.Module, name: str) -> Iterator[nn.Module]:
@@ -89,22 +94,6 @@ def enclosing_modules(root: nn.Module, name: str) -> Iterator[nn.Module]:
         yield root.get_submodule(".".join(path[:depth]))
 
 
-def _names_in_forward(kind: type) -> set[str]:
-    """Return the names that a class's forward uses, including those in the methods about masks that it calls."""
-    names = names_in(kind.forward)
-    for method in [name for name in names if "mask" in name and inspect.isfunction(getattr(kind, name, None))]:
-        names |= names_in(getattr(kind, method))
-    return names
-
-
 def names_in(function: Callable) -> set[str]:
     """Return the names that a function uses, read from its code without running it."""
     return set(getattr(getattr(inspect.unwrap(function), "__code__", None), "co_names", ()))
-
-
-def _causal_by_name(name: str, module: nn.Module) -> bool:
-    """Return whether an older module without ``is_causal`` is a decoder, by its path or class."""
-    decoders = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
-    path = f".{name}."
-    in_decoder = ".decoder." in path and ".encoder." not in path
-    return in_decoder or getattr(module, "is_decoder", False) is True or type(module).__name__.startswith(decoders)

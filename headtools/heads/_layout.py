@@ -9,6 +9,7 @@ Requirements:
    on the meta device.
 2. Sizes come from weights first: after pruning, a configuration shared by all layers is wrong for some of them.
 3. A layout that is not certain is none: with wrong rows every result would be silently wrong.
+4. A weight is read only where it is all that the layer applies: under an adapter or a quantiser W_O is another matrix.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads._kinds import names_in
-from headtools.heads._weights import bias_of, is_projection, is_transposed, shape_of, weight_of
 
 PRUNED = "_headtools_pruned"  # in the __dict__ of a module that prune() has cut: its remaining and removed heads
 
@@ -41,27 +41,15 @@ _BLOCKS = ("Wqkv", "qkv_proj", "qkv", "c_attn", "att_proj")
 _BY_HEAD = "query_key_value"
 # q alone, keys and values through a low-rank latent (DeepSeek's multi-head latent attention)
 _LATENT = ("kv_a_proj_with_mqa", "kv_b_proj")
-_OUT = (
-    "o_proj",
-    "out_proj",
-    "c_proj",
-    "Wo",
-    "proj",
-    "projection",
-    "projection_layer",
-    "dense",
-    "o",
-    "out_lin",
-    "linear_out",
-    "output",
-    "attention_out",
-    "post_proj",
-    "output_projection",
-)
+_OUT = ("o_proj", "out_proj", "c_proj", "Wo", "proj", "projection", "projection_layer", "dense", "o", "out_lin")
+_OUT += ("linear_out", "output", "attention_out", "post_proj", "output_projection")
 _HEAD_DIM = ("v_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "head_size", "d_head", "dim_head")
 QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_attn_heads")
 # children of layers that are called attention but compute no attention: state-space models, RWKV, delta rule
 _NOT_ATTENTION = ("conv1d", "receptance", "b_proj", "A_log")
+_FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # 8-bit floats come with scales
+
+_COMPUTED = {"weight_orig", "bias_orig", "weight_g", "weight_v"}  # what torch.nn.utils computes a weight or bias from
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,15 +68,98 @@ class Projection:
         return is_transposed(self.module)
 
     def weight(self) -> Tensor:
-        """Return the weight in use, adapters included, head by head: (heads, width, d_model)."""
-        weight = weight_of(self.module)
-        matrix = weight.T if self.transposed else weight
-        return matrix[self.rows.to(matrix.device)]
+        """Return the weight head by head: (heads, width, d_model); raises as ``plain_weight`` does."""
+        matrix = plain_weight(self.module)
+        return (matrix.T if self.transposed else matrix)[self.rows.to(matrix.device)]
 
     def bias(self) -> Tensor | None:
         """Return the bias head by head: (heads, width), or None where the projection has none."""
-        bias = bias_of(self.module)
+        plain_weight(self.module)  # raises where the bias, too, would be another
+        bias = getattr(self.module, "bias", None)
         return None if bias is None else bias[self.rows.to(bias.device)]
+
+
+def plain_weight(layer: nn.Module) -> Tensor:
+    """Return the weight of a layer, (out, in), or (in, out) in a Conv1D.
+
+    Raises ``ValueError`` where that is not all the layer applies: adapters, computed weights, quantised layers.
+
+    >>> plain_weight(nn.Linear(2, 3)).shape
+    torch.Size([3, 2])
+    """
+    if reason := obstacle(layer):
+        raise ValueError(f"the weights of heads cannot be read: {reason}")
+    return layer.weight
+
+
+def obstacle(layer: nn.Module) -> str | None:
+    """Return why a layer applies more than its own floating-point weight, and what to do about it, or None.
+
+    >>> obstacle(torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))[:41]
+    'the weight of a ParametrizedLinear is com'
+    """
+    kind = type(layer).__name__
+    if unwrapped(layer) is not layer:
+        return f"a {kind} of PEFT is an adapter around a layer; merge first: model = model.merge_and_unload()"
+    # torch.nn.utils makes a weight from others, by a parametrization or before each forward pass
+    if hasattr(layer, "parametrizations") or _COMPUTED & layer._parameters.keys():
+        return (
+            f"the weight of a {kind} is computed by torch.nn.utils (a norm, a mask or a parametrization); make it "
+            "plain with its remove function, such as parametrize.remove_parametrizations(layer, 'weight')"
+        )
+    weight = layer._parameters.get("weight")
+    # torchao's weights say that they are float32: the type of the tensor tells
+    if type(weight) not in (Tensor, nn.Parameter) or weight.dtype not in _FLOAT_DTYPES:
+        return (
+            f"a {kind} does not keep its weight as a floating-point tensor (it is quantised); load the model in "
+            "floating point. Gates, ablation and records of z work on quantised layers too"
+        )
+    return None
+
+
+def unwrapped(layer: nn.Module) -> nn.Module:
+    """Return the layer inside PEFT's adapters and trained copies, or the layer itself where there are none."""
+    while any(base.__module__.startswith("peft.") for base in type(layer).__mro__):
+        inner = getattr(layer, "base_layer", None)
+        inner = getattr(layer, "original_module", None) if inner is None else inner
+        if inner is None:
+            return layer
+        layer = inner
+    return layer
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a layer is GPT-2's Conv1D, whose weight is (in, out), and not (out, in) as in nn.Linear."""
+    return any(kind.__name__ == "Conv1D" for kind in type(unwrapped(layer)).__mro__)
+
+
+def is_projection(layer: nn.Module) -> bool:
+    """Return whether a layer multiplies by one matrix, be it wrapped, quantised or plain."""
+    layer = unwrapped(layer)
+    if isinstance(layer, nn.Linear) or is_transposed(layer):
+        return True
+    weight = getattr(layer, "weight", None)
+    if isinstance(weight, Tensor):
+        return weight.dim() == 2
+    packed = callable(weight) or isinstance(getattr(layer, "qweight", None), Tensor)  # torch.ao; GPTQ, AWQ
+    return packed and isinstance(getattr(layer, "in_features", None), int)
+
+
+def shape_of(layer: nn.Module) -> tuple[int, int]:
+    """Return the numbers of output and input features of a projection; no weight is computed or unpacked.
+
+    >>> shape_of(nn.Linear(2, 3))
+    (3, 2)
+    """
+    layer = unwrapped(layer)
+    weight = layer._parameters.get("weight")
+    if weight is not None and weight.dim() == 2 and weight.dtype in _FLOAT_DTYPES:
+        return tuple(weight.shape)[::-1] if is_transposed(layer) else tuple(weight.shape)
+    if is_transposed(layer):
+        return layer.nf, layer.nx
+    if isinstance(getattr(layer, "out_features", None), int):  # the weight is computed, packed or quantised
+        return layer.out_features, layer.in_features
+    return tuple(layer.weight.shape)
 
 
 def uses_interface(module: nn.Module) -> bool:
@@ -108,16 +179,6 @@ def looks_like_attention(module: nn.Module) -> bool:
 def tokens_first(module: nn.Module) -> bool:
     """Return whether attention works on (T, B, d_model), as in fairseq, and not on (B, T, d_model)."""
     return type(module).__module__.endswith(".modeling_fsmt")
-
-
-def width_in(module: nn.Module) -> int:
-    """Return how many features a projection reads."""
-    return shape_of(module)[1]
-
-
-def width_out(module: nn.Module) -> int:
-    """Return how many features a projection writes."""
-    return shape_of(module)[0]
 
 
 def _linear(module: object) -> nn.Module | None:
@@ -147,17 +208,17 @@ def find_output(root: nn.Module, name: str, module: nn.Module) -> nn.Module | No
 
 def head_width(module: nn.Module, out: nn.Module) -> int | None:
     """Return the number of features of one head in ``out``'s input (value_dim), or None where nothing determines it."""
-    width = width_in(out)
-    for name in _HEAD_DIM:
-        value = getattr(module, name, None)
-        if type(value) is int and value > 0 and width % value == 0:
-            return value
-    for source in (module, getattr(module, "config", None)):  # a pruned module is right, its configuration is not
-        for name in QUERY_HEADS:
-            value = getattr(source, name, None)
-            if type(value) is int and value > 0 and width % value == 0:
-                return width // value
-    return None
+    width = shape_of(out)[1]
+
+    def divisors(source: object, names: tuple[str, ...]) -> list[int]:
+        values = (getattr(source, name, None) for name in names)
+        return [value for value in values if type(value) is int and value > 0 and width % value == 0]
+
+    if widths := divisors(module, _HEAD_DIM):
+        return widths[0]
+    # a pruned module is right, its configuration is not
+    counts = divisors(module, QUERY_HEADS) or divisors(getattr(module, "config", None), QUERY_HEADS)
+    return width // counts[0] if counts else None
 
 
 @dataclass(frozen=True)
@@ -173,19 +234,18 @@ class Layout:
 def find_projections(module: nn.Module, heads: int, value_dim: int) -> Layout:
     """Return the query, key and value projections of ``module`` with each head's rows; empty where unknown."""
     children = dict(module.named_children())
-    if all(_linear(children.get(n)) is not None for n in _LATENT):
+    if all(_linear(children.get(name)) is not None for name in _LATENT):
         return Layout(latent=True)
     for names in _SEPARATE:
-        modules = [_linear(children.get(name)) for name in names]
-        if names[0] == "q_proj" and modules[0] is not None and modules[1] is not None and modules[2] is None:
-            modules[2] = modules[1]  # Gemma 4's global layers use the keys as values
-        if all(projection is not None for projection in modules):
-            return _separate(modules, heads, value_dim)
+        q, k, v = (_linear(children.get(name)) for name in names)
+        if names[0] == "q_proj" and q is not None and k is not None and v is None:
+            v = k  # Gemma 4's global layers use the keys as values
+        if q is not None and k is not None and v is not None:
+            return _separate(q, k, v, heads, value_dim)
     if "q_attn" in children and "c_attn" in children:  # GPT-2's cross attention: q separate, k and v fused
         q, kv = children["q_attn"], children["c_attn"]
-        q_rows = torch.arange(heads * value_dim).view(heads, value_dim)
-        k_rows, v_rows = torch.arange(2 * heads * value_dim).view(2, heads, value_dim)
-        return Layout(Projection(q, q_rows), Projection(kv, k_rows), Projection(kv, v_rows))
+        k_rows, v_rows = _rows(2 * heads, value_dim).split(heads)
+        return Layout(Projection(q, _rows(heads, value_dim)), Projection(kv, k_rows), Projection(kv, v_rows))
     for name in (*_BLOCKS, _BY_HEAD):
         fused = _linear(children.get(name))
         if fused is not None:
@@ -194,23 +254,25 @@ def find_projections(module: nn.Module, heads: int, value_dim: int) -> Layout:
     return Layout()
 
 
-def _separate(modules: list[nn.Module], heads: int, value_dim: int) -> Layout:
-    """Return the rows of each head in three modules q, k, v; query heads may share keys (grouped-query attention)."""
-    q, k, v = modules
-    query_dim, remainder = divmod(width_out(q), heads)
-    if remainder or width_out(v) % value_dim:
+def _rows(heads: int, width: int) -> Tensor:
+    """Return row indices head by head, (heads, width); on the CPU, also where a model is built on the meta device."""
+    return torch.arange(heads * width, device="cpu").view(heads, width)
+
+
+def _separate(q: nn.Module, k: nn.Module, v: nn.Module, heads: int, value_dim: int) -> Layout:
+    """Return the rows of each head in three modules; query heads may share keys (grouped-query attention)."""
+    query_dim, remainder = divmod(shape_of(q)[0], heads)
+    kv_heads, remainder_v = divmod(shape_of(v)[0], value_dim)
+    if remainder or remainder_v or shape_of(k)[0] % kv_heads or heads % kv_heads:
         return Layout()
-    kv_heads = width_out(v) // value_dim
-    if width_out(k) % kv_heads or heads % kv_heads:
-        return Layout()
-    key_dim = width_out(k) // kv_heads
-    q_rows = torch.arange(heads * query_dim).view(heads, query_dim)
+    key_dim = shape_of(k)[0] // kv_heads
+    q_rows = _rows(heads, query_dim)
     if query_dim == 2 * key_dim:  # Qwen 3.5: for each head the query projection also computes an output gate
         q_rows = q_rows[:, :key_dim]
+    elif query_dim != key_dim:  # ConvBERT: half of these heads are convolutions
+        return Layout()
     return Layout(
-        Projection(q, q_rows),
-        Projection(k, torch.arange(kv_heads * key_dim).view(kv_heads, key_dim)),
-        Projection(v, torch.arange(kv_heads * value_dim).view(kv_heads, value_dim)),
+        Projection(q, q_rows), Projection(k, _rows(kv_heads, key_dim)), Projection(v, _rows(kv_heads, value_dim))
     )
 
 
@@ -220,14 +282,14 @@ def _fused(fused: nn.Module, heads: int, dim: int, by_head: bool, grouped: bool)
     With ``by_head`` each group of query heads is followed by its key and value; a group has one query head unless
     ``grouped`` (Falcon), because other models with this order do not share keys.
     """
-    total = width_out(fused)
+    total = shape_of(fused)[0]
     kv_heads, remainder = divmod(total - heads * dim, 2 * dim)
     if remainder or kv_heads < 1 or heads % kv_heads or (by_head and kv_heads != heads and not grouped):
         return Layout()
+    rows = _rows(total // dim, dim)
     if by_head:
-        groups = torch.arange(total).view(kv_heads, heads // kv_heads + 2, dim)
+        groups = rows.view(kv_heads, heads // kv_heads + 2, dim)
         q, k, v = groups[:, :-2].flatten(0, 1), groups[:, -2], groups[:, -1]
     else:
-        rows = torch.arange(total).view(heads + 2 * kv_heads, dim)
         q, k, v = rows.split([heads, kv_heads, kv_heads])
-    return Layout(*(Projection(fused, rows.contiguous()) for rows in (q, k, v)))
+    return Layout(*(Projection(fused, part.contiguous()) for part in (q, k, v)))

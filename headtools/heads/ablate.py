@@ -1,21 +1,23 @@
-"""Switch heads off: ``ablate`` replaces their outputs by zeros, means, outputs at other tokens, or uniform attention.
-
-What replaces an output is made in ``_replacement.py``; ``_masks.py`` makes attention uniform.
-"""
+"""Switch heads off: ``ablate`` replaces their outputs by zeros, means, other tokens' outputs, uniform attention."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
-from headtools.heads._attention import attend_uniformly
-from headtools.heads._checks import check_not_compiled
-from headtools.heads._hooks import edit_outputs, intervention
-from headtools.heads._replacement import check_replacement, replacement_edit, replacement_values
-from headtools.heads._select import Heads, select
-from headtools.heads.sites import Site, sites
+from headtools.heads._attention import ALTERNATIVES, attend_uniformly, check_no_sinks
+from headtools.heads._checks import check_batch, check_interface, check_not_compiled, check_weights
+from headtools.heads._devices import to_float64
+from headtools.heads._hooks import Edit, edit_outputs, intervention
+from headtools.heads._tokens import model_inputs, real_tokens
+from headtools.heads.record import Captured, record
+from headtools.heads.sites import Heads, Site, select, sites
+
+REPLACEMENTS = ("zero", "mean", "resample", "uniform")
 
 
 @contextmanager
@@ -39,9 +41,11 @@ def ablate(
     - ``replacement="uniform"``: by what the head would give with uniform attention, 1/m on each of the m tokens that
       its mask lets it see (Kovaleva et al. 2019, arXiv:1908.08593, section 4.6). Its values v stay its own.
 
+    For many ablations with one reference, run it once: ``reference`` may be what ``replacement_values`` returned.
+
     Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there or named twice, ``ValueError``
     for another ``replacement``, a missing reference, or uniform attention in a model that does not use
-    AttentionInterface or has attention sinks, ``RuntimeError`` for a model compiled before.
+    AttentionInterface or has attention sinks, ``RuntimeError`` for a compiled model.
 
     >>> import torch, headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -56,37 +60,90 @@ def ablate(
     check_not_compiled(model)
     selected = select(sites(model), heads)
     check_replacement(replacement, selected)
-    values = replacement_values(model, selected, replacement, reference)
-    with replace_outputs(model, selected, replacement, values, seed):
-        yield
-
-
-@contextmanager
-def replace_outputs(
-    model: nn.Module,
-    selected: Mapping[Site, list[int]],
-    replacement: str,
-    values: Mapping[tuple, Tensor],
-    seed: int = 0,
-) -> Iterator[None]:
-    """Do what ``ablate`` does, with heads {site: [head, ...]} and values from ``replacement_values``.
-
-    >>> import torch
-    >>> from transformers import BertConfig, BertModel
-    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
-    >>> model = BertModel(tiny).eval()
-    >>> site, batch = sites(model)["encoder", 0], {"input_ids": torch.tensor([[1, 2, 3]])}
-    >>> values = replacement_values(model, [site], "mean", batch)  # computed once, for any number of ablations
-    >>> with replace_outputs(model, {site: [0]}, "mean", values):
-    ...     inside = model(**batch)
-    """
     if replacement == "uniform":
         with intervention(model, "ablate()", selected), attend_uniformly(model, selected):
             yield
         return
-
-    edits = {
-        site: replacement_edit(site, heads, replacement, values[site.key], seed) for site, heads in selected.items()
-    }
+    # {("encoder", 2): values} is known by its keys; those of a batch are strings
+    known = isinstance(reference, Mapping) and all(isinstance(key, tuple) for key in reference) and len(reference) > 0
+    values = reference if known else replacement_values(model, selected, replacement, reference)
+    edits = {site: replacement_edit(site, off, replacement, values[site.key], seed) for site, off in selected.items()}
     with edit_outputs(model, "ablate()", edits):
         yield
+
+
+def check_replacement(replacement: str, sites: Iterable[Site]) -> None:
+    """Raise ``ValueError`` for an unknown replacement, or one that these sites do not allow."""
+    if replacement not in REPLACEMENTS:
+        raise ValueError(f'replacement must be "zero", "mean", "resample" or "uniform", got {replacement!r}')
+    for site in sites if replacement == "uniform" else ():
+        check_interface(site, f"its attention cannot be made uniform: {ALTERNATIVES}")
+        check_no_sinks(f"{type(site.module).__name__} ({site.label})", getattr(site.module, "sinks", None))
+
+
+def replacement_values(
+    model: nn.Module, sites: Iterable[Site], replacement: str, reference: Mapping | Iterable[Mapping] | None
+) -> dict[tuple, Tensor]:
+    """Return the values that replace heads' outputs, {key: (rows, heads, value_dim)}, float32.
+
+    One row of zeros; one row of means; or z of every real token of the reference batches, from which rows are drawn;
+    nothing for uniform attention. Raises ``ValueError`` where a reference is needed and missing or empty.
+    """
+    sites = list(sites)
+    if replacement == "uniform":
+        return {}
+    if replacement == "zero":
+        return {site.key: torch.zeros(1, site.heads, site.value_dim) for site in sites}
+    if reference is None:
+        raise ValueError(
+            f'replacement="{replacement}" needs data: write ablate(..., replacement="{replacement}", reference=batch)'
+        )
+    batches = [reference] if isinstance(reference, Mapping) else list(reference)
+    if not batches:
+        raise ValueError("the reference is empty: pass at least one batch, e.g. reference=tokenizer(sentences, ...)")
+    check_weights(model)
+    parts: dict[tuple, list[Tensor]] = {site.key: [] for site in sites}
+    n_tokens = dict.fromkeys(parts, 0)
+
+    def collect(site: Site, captured: Captured, _previous: None) -> None:
+        # (B, T, heads, value_dim) -> (real tokens, heads, value_dim); every call counts, also of a shared layer
+        real = real_tokens(model, site, batch, captured.z.shape[:2])
+        z = captured.z.float()[real].reshape(-1, site.heads, site.value_dim)
+        n_tokens[site.key] += len(z)
+        parts[site.key].append(z if replacement == "resample" else to_float64(z).sum(0, keepdim=True))
+
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False  # without dropout; then each module returns to the mode it had
+        with torch.no_grad(), record(model, "z", only=list(parts), accumulate=collect):
+            for batch in batches:
+                check_batch(batch)
+                model(**model_inputs(model, batch))
+    finally:
+        for module in training:
+            module.training = True
+    not_run = [site.label for site in sites if not n_tokens[site.key]]
+    if not_run:
+        raise ValueError(f"{', '.join(not_run)} did not run on the reference: pass batches that reach all its heads")
+    if replacement == "resample":
+        return {key: torch.cat(part) for key, part in parts.items()}
+    # sums are float64; only the mean is rounded to float32
+    return {key: (torch.cat(part).sum(0, keepdim=True) / n_tokens[key]).float() for key, part in parts.items()}
+
+
+def replacement_edit(site: Site, heads: list[int], replacement: str, values: Tensor, seed: int) -> Edit:
+    """Return the edit of z (..., head, value_dim) that replaces ``heads`` by a site's ``replacement_values``.
+
+    Draws start from ``seed`` and the site alone, so that they do not depend on other ablated heads.
+    """
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {site.label}".encode()))
+
+    def edit(z: Tensor) -> Tensor:
+        row = 0
+        if replacement == "resample":
+            row = torch.randint(len(values), z.shape[:-2], generator=generator).to(values.device)
+        new = values[row][..., heads, :].to(z)
+        return z.index_copy(-2, torch.tensor(heads, device=z.device), new.expand(*z.shape[:-2], *new.shape[-2:]))
+
+    return edit

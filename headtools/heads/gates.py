@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headtools.heads._checks import check_not_compiled
 from headtools.heads._hooks import Edit, edit_outputs
-from headtools.heads.sites import Site, Sites, sites
+from headtools.heads.sites import Site, sites
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def gates(model: nn.Module, values: Mapping[tuple, Tensor]) -> Iterator[None]:
     model uses gradient checkpointing.
 
     Raises ``KeyError`` for an unknown site, ``TypeError`` or ``ValueError`` for gates of another form, NaN included,
-    and ``RuntimeError`` for a model compiled before. B and T are checked when the model runs: ``generate`` with beams
+    and ``RuntimeError`` for a compiled model. B and T are checked when the model runs: ``generate`` with beams
     multiplies the rows of a batch, so only gates of shape (H,) make sense there.
 
     >>> import torch, headtools as ht
@@ -46,32 +46,14 @@ def gates(model: nn.Module, values: Mapping[tuple, Tensor]) -> Iterator[None]:
     all_sites = sites(model)
     if not isinstance(values, Mapping):
         raise TypeError(f'gates must look like {{("encoder", 2): torch.ones(8)}}, got {type(values).__name__}')
-    gate_of: dict[Site, Tensor] = {}
+    edits: dict[Site, Edit] = {}
     for key, gate in values.items():
-        site = all_sites[key]
-        if isinstance(site, Sites):
-            raise KeyError(f"{key!r} names a kind, not a site: write one entry a layer, e.g. {site.all[0].key}")
+        site = all_sites.one(key)
         _check_gate(site, gate)
-        if site in gate_of:
+        if site in edits:
             raise ValueError(f"got gates for {site.label} twice, once as {key!r}: name each site once")
-        gate_of[site] = gate
-    with apply_gates(model, gate_of):
-        yield
-
-
-@contextmanager
-def apply_gates(model: nn.Module, values: Mapping[Site, Tensor]) -> Iterator[None]:
-    """Do what ``gates`` does, for gates {site: tensor} that need no check: sites are not searched, values not read.
-
-    >>> import torch
-    >>> from transformers import BertConfig, BertModel
-    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
-    >>> model = BertModel(tiny).eval()
-    >>> site, batch = sites(model)["encoder", 0], {"input_ids": torch.tensor([[1, 2, 3]])}
-    >>> with apply_gates(model, {site: torch.zeros(4)}):  # a training loop looks for its sites once
-    ...     inside = model(**batch)
-    """
-    with edit_outputs(model, "gates()", {site: _multiply(site, gate) for site, gate in values.items()}):
+        edits[site] = _multiply(site, gate)
+    with edit_outputs(model, "gates()", edits):
         yield
 
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from headtools.heads._checks import check_not_compiled
 from headtools.heads._hooks import Edit, edit_outputs
-from headtools.heads._select import Heads, select
 from headtools.heads.record import Captured, Record
-from headtools.heads.sites import Site, sites
+from headtools.heads.sites import Heads, Site, select, sites
 
 Source = Record | Mapping[tuple, "Tensor | Captured | Sequence[Tensor]"]
 

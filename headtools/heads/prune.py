@@ -22,15 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads import _layout as layout
-from headtools.heads._attention import PRUNED_BIAS
-from headtools.heads._checks import check_interface, check_not_compiled, check_not_offloaded
-from headtools.heads._interventions import check_no_open_context
-from headtools.heads._layer_config import LayerConfig
+from headtools.heads._attention import PRUNED_BIAS, LayerConfig
+from headtools.heads._checks import check_interface, check_not_compiled, check_not_offloaded, check_plain_weights
+from headtools.heads._hooks import check_no_open_context
 from headtools.heads._layout import PRUNED, QUERY_HEADS
-from headtools.heads._select import Heads, select
-from headtools.heads._weights import check_plain_weights
-from headtools.heads.groups import query_heads, spared
-from headtools.heads.sites import Site, sites
+from headtools.heads.sites import Heads, Site, select, sites
 
 # names of sizes in attention modules
 KEY_HEADS = ("num_key_value_heads", "kv_heads", "num_kv_heads")
@@ -38,27 +34,21 @@ _WIDTHS = ("all_head_size", "split_size", "embed_dim", "inner_dim", "q_dim")
 _KEY_WIDTH = "kv_dim"
 
 
-def prune(
-    model: nn.Module, heads: Heads, gqa: str = "ungroup", *, spare: Heads | None = None, groups: bool = False
-) -> None:
+def prune(model: nn.Module, heads: Heads, *, groups: bool = False) -> None:
     """Remove ``heads`` from ``model`` in place, by slicing its weights.
 
     ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...], with indices as ``sites(model)`` has them now.
     Where query heads share keys and values, a cut that leaves groups of different sizes gives every query head its own
-    copy of its keys and values (``gqa="ungroup"``: the same function, a larger cache) or raises (``gqa="error"``). When
-    all heads of a layer are pruned, one silent head remains, because models cannot run with none. Parameters are
-    replaced: create optimizers and compile after pruning.
-
-    ``spare`` names heads to keep even if ``heads`` has them: a ranking holds for the corpus it was measured on, and may
-    miss heads that other texts need, such as induction heads. With ``groups`` the indices in ``heads`` are those of
-    key-value heads, and each is pruned with all query heads that read it, so that weights and cache both shrink
-    (``group_scores`` ranks them, ``model_size`` gives the sizes); a group with a spared query head stays.
+    copy of its keys and values: the same function, a larger cache. With ``groups`` the indices are those of key-value
+    heads, and each goes with all query heads that read it, so that weights and cache both shrink (``group_scores``
+    ranks them, ``model_size`` gives the sizes). When all heads of a layer are pruned, one silent head remains, because
+    models cannot run with none. Parameters are replaced: create optimizers after pruning.
 
     Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that do not exist, are named twice or were pruned
     before, and ``ValueError`` for attention that cannot be sliced, always before anything is changed: latent keys and
     values (DeepSeek), models without AttentionInterface, parameters that mix heads or that headtools does not know,
-    offloaded weights; ``ValueError`` for no heads at all, and ``RuntimeError`` for a model compiled before or inside
-    another context of headtools.
+    adapters (merge them first), quantised or offloaded weights; ``ValueError`` for no heads at all, and
+    ``RuntimeError`` for a compiled model or inside another context of headtools.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -68,34 +58,22 @@ def prune(
     >>> ht.sites(model)["encoder", 0].heads, ht.pruned(model)
     (2, [('encoder', 0, 1), ('encoder', 0, 2)])
     """
-    if not cut_heads(model, heads, gqa, spare=spare, groups=groups):
+    check_not_offloaded(model, "prune")
+    selected = select(sites(model), heads)
+    for site, indices in list(selected.items()) if groups else ():
+        size = site.heads // site.kv_heads
+        if indices and max(indices) >= site.kv_heads:
+            raise IndexError(
+                f"{site.label} has key-value heads 0..{site.kv_heads - 1}, got {max(indices)}: with groups=True heads "
+                "are key-value heads; name query heads without it"
+            )
+        selected[site] = [group * size + i for group in indices for i in range(size)]
+    if not selected:
         raise ValueError(
             'got no heads, so nothing was pruned: prune(model, {("encoder", 2): [0, 5]}); where there may be none, '
             "write if heads: prune(model, heads)"
         )
-
-
-def cut_heads(
-    model: nn.Module, heads: Heads, gqa: str = "ungroup", *, spare: Heads | None = None, groups: bool = False
-) -> int:
-    """Do what ``prune`` does, and allow no heads, as at the first point of a pruning curve; return how many are pruned.
-
-    >>> from transformers import BertConfig, BertModel
-    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
-    >>> cut_heads(BertModel(tiny), [])
-    0
-    """
-    if gqa not in ("ungroup", "error"):
-        raise ValueError(f'gqa must be "ungroup" or "error", got {gqa!r}')
-    check_not_compiled(model)
-    check_no_open_context(model, "prune()")
-    check_not_offloaded(model, "prune")
-    all_sites = sites(model)
-    selected = select(all_sites, query_heads(model, heads) if groups else heads)
-    selected = spared(selected, select(all_sites, spare or []), groups)
-    check_plain_weights(model, [module for site in selected for module in (*site.module.modules(), site.out)], "prune")
-    _cut(selected, gqa)
-    return sum(map(len, selected.values()))
+    _cut(model, selected)
 
 
 def pruned(model: nn.Module) -> list[tuple]:
@@ -106,18 +84,18 @@ def pruned(model: nn.Module) -> list[tuple]:
     >>> ht.pruned(BertModel(BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, vocab_size=9)))
     []
     """
-    removed = []
-    for site in sites(model):
-        state = site.module.__dict__.get(PRUNED)
-        removed += [(*site.key, head) for head in (state["removed"] if state else ())]
-    return removed
+    return [
+        (*site.key, head) for site in sites(model) for head in site.module.__dict__.get(PRUNED, {}).get("removed", ())
+    ]
 
 
-def replay(model: nn.Module, heads: Heads) -> None:
+def replay(model: nn.Module, heads: Heads, copied: Iterable[Sequence] = ()) -> None:
     """Prune a fresh model of the same architecture as another was pruned, so that its weights can be loaded.
 
     ``heads`` is what ``pruned`` returned, or the same read back from JSON. Indices are the original ones, whatever was
-    pruned before. Raises as ``prune`` does, and ``ValueError`` for a head that is already pruned.
+    pruned before. ``copied``: what ``ungrouped`` returned for the model that was pruned first, where later cuts may
+    have left its shapes to the order of cuts. The weights need not be loaded yet, and may be on the meta device. Raises
+    as ``prune`` does, and ``ValueError`` for a head that is already pruned.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -129,7 +107,12 @@ def replay(model: nn.Module, heads: Heads) -> None:
     >>> fresh.load_state_dict(cut.state_dict())
     <All keys matched successfully>
     """
-    cut_heads(model, {site.key: indices for site, indices in select(sites(model), heads, original=True).items()})
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        check_not_offloaded(model, "replay")  # accelerate would load the weights in their old shapes
+    copied = {tuple(key) for key in copied}
+    selected = select(sites(model), heads, original=True)
+    _cut(model, {site: indices for site, indices in selected.items() if site.key not in copied})
+    _cut(model, {site: indices for site, indices in selected.items() if site.key in copied}, copied=True)
 
 
 def ungrouped(model: nn.Module) -> list[tuple]:
@@ -140,32 +123,29 @@ def ungrouped(model: nn.Module) -> list[tuple]:
     return [site.key for site in sites(model) if site.module.__dict__.get(PRUNED, {}).get("ungrouped")]
 
 
-def replay_before_loading(model: nn.Module, heads: Heads, copied: Iterable[Sequence] = ()) -> None:
-    """Do what ``replay`` does, for a model whose weights are not loaded yet and may be on the meta device.
-
-    ``copied``: what ``ungrouped`` returned for the model that was pruned first.
-    """
-    copied = {tuple(key) for key in copied}
-    with torch.device("cpu"):  # row indices have values, even if the weights are on the meta device
-        selected = select(sites(model), heads, original=True)
-        _cut({site: indices for site, indices in selected.items() if site.key not in copied}, "ungroup")
-        _cut({site: indices for site, indices in selected.items() if site.key in copied}, "copy")
-
-
-def _cut(selected: Mapping[Site, list[int]], gqa: str) -> None:
-    cuts = [_plan_cut(site, heads, gqa) for site, heads in selected.items() if heads]  # raises before any change
+def _cut(model: nn.Module, selected: Mapping[Site, list[int]], copied: bool = False) -> None:
+    check_not_compiled(model)
+    check_no_open_context(model, "prune()")
+    check_plain_weights(model, [module for site in selected for module in (*site.module.modules(), site.out)], "prune")
+    cuts = [_plan_cut(site, heads, copied) for site, heads in selected.items()]  # raises before any change
     with torch.no_grad():
         for apply_cut in cuts:
             apply_cut()
 
 
-def _plan_cut(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
-    """Return the function that removes the heads ``cut`` of one site; raise where that is impossible."""
+def _plan_cut(site: Site, cut: list[int], copied: bool) -> Callable[[], None]:
+    """Return the function that removes the heads ``cut`` of one site; raise where that is impossible.
+
+    With ``copied`` every query head gets its own keys and values, also where it could share them.
+    """
     check_prunable(site)
     keep = [head for head in range(site.heads) if head not in cut]
     empty = not keep
     keep = keep or [0]  # the silent head: its columns of the output projection become 0
-    key_heads = _remaining_key_heads(site, keep, gqa)
+    groups = [head // (site.heads // site.kv_heads) for head in keep]  # the key-value head of each query head
+    sizes = {groups.count(group) for group in groups}
+    # groups of one size still share their keys and values; else a repeated index copies them
+    key_heads = groups if copied or len(sizes) > 1 else sorted(set(groups))
     slices = _rows_to_keep(site, keep, key_heads)
     state = site.module.__dict__.get(PRUNED) or {"removed": (), "physical": site.original}
     new_state = {
@@ -174,7 +154,8 @@ def _plan_cut(site: Site, cut: list[int], gqa: str) -> Callable[[], None]:
         "empty": empty,
         "ungrouped": state.get("ungrouped", False) or len(set(key_heads)) < len(key_heads),
     }
-    columns = torch.arange(site.heads * site.value_dim).view(site.heads, site.value_dim)[keep].flatten()
+    # on the CPU, also where a model is built on the meta device
+    columns = torch.arange(site.heads * site.value_dim, device="cpu").view(site.heads, -1)[keep].flatten()
 
     def apply() -> None:
         for module, rows in slices:
@@ -227,26 +208,8 @@ def check_prunable(site: Site) -> None:
             kind = type(module).__name__
             raise ValueError(f"{name} projects with {kind}; only nn.Linear and Conv1D can be sliced: {advice}")
         rows = [projection.rows.flatten() for projection in (site.q, site.k, site.v) if projection.module is module]
-        if rows and len(torch.cat(rows).unique()) != layout.width_out(module):
+        if rows and len(torch.cat(rows).unique()) != layout.shape_of(module)[0]:
             raise ValueError(f"{name}: a projection computes more than queries, keys and values: {advice}")
-
-
-def _remaining_key_heads(site: Site, keep: list[int], gqa: str) -> list[int]:
-    """Return the key-value heads that the query heads ``keep`` read; a repeated index is a copy."""
-    group_size = site.heads // site.kv_heads
-    if group_size == 1:
-        return keep
-    groups = [head // group_size for head in keep]  # the key head of each query head
-    sizes = {group: groups.count(group) for group in groups}
-    if len(set(sizes.values())) == 1 and gqa != "copy":
-        return sorted(sizes)
-    if gqa == "error":
-        raise ValueError(
-            f"{site.label}: {group_size} query heads share a key head and the cut leaves groups of "
-            f"{sorted(sizes.values())}; "
-            'cut as many in each group, or allow gqa="ungroup", which copies keys and values for every query head'
-        )
-    return groups
 
 
 def _rows_to_keep(site: Site, queries: list[int], keys: list[int]) -> list[tuple[nn.Module, Tensor]]:

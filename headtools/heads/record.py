@@ -8,6 +8,7 @@ biases are the model's.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,12 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads._attention import EAGER, TAPS, attention_function
-from headtools.heads._checks import check_interface, check_not_compiled
-from headtools.heads._finite import check_recorded
+from headtools.heads._checks import check_interface, check_not_compiled, check_recorded
 from headtools.heads._hooks import append_entry, hook_input, intervention
 from headtools.heads.sites import Site, Sites, SiteSelection, sites
 
-_QUANTITIES = ("maps", "z", "q", "k", "v")
+_QUANTITIES = ("maps", "z", "q", "k", "v", "visible")
 
 
 class Captured:
@@ -31,7 +31,8 @@ class Captured:
 
     ``maps`` (B, head, query, key) float32 rows of attention; ``z`` (B, token, head, value_dim) what the output
     projection reads; ``q`` (B, head, query, head_dim), ``k`` and ``v`` (B, kv_head, key, ...) as they enter the
-    dot product: after rotary embedding and the model's own normalisation.
+    dot product: after rotary embedding and the model's own normalisation; ``visible`` (B, 1 or head, query, key) bool,
+    which keys each query can see.
     """
 
     def __init__(self, label: str, **tensors: Tensor) -> None:
@@ -56,9 +57,7 @@ class Record:
     captured: dict[tuple, Any]
 
     def __getitem__(self, key: tuple | Site) -> Any:
-        site = key if isinstance(key, Site) else self.sites[key]
-        if isinstance(site, Sites):
-            raise KeyError(f"{key!r} names a kind, not a site: write {site.all[0].key}")
+        site = self.sites.one(key)
         if site.key not in self.captured:
             raise KeyError(f"{site.label} has not run inside this record: call model(**batch) inside the with block")
         return self.captured[site.key]
@@ -84,18 +83,19 @@ def record(
 ) -> Iterator[Record]:
     """Record what every head does while the context lasts.
 
-    ``want`` names what to keep: "maps" (B, head, query, key), "z" (B, token, head, value_dim), "q", "k", "v". Only
-    "z" keeps the model's attention kernel; "maps" make the model run eager attention. ``only`` limits the recording to
-    some sites: "encoder", ("encoder", 2) or a list of them. ``accumulate(site, captured, previous)`` combines calls
-    instead of storing them: ``previous`` is what it returned for the site's last call (None at first), so statistics of
-    a corpus need the memory of one batch. Tensors are detached unless ``grad``. A site that runs several times
-    (ALBERT's shared layer, every step of ``generate``) keeps its last call; use ``accumulate`` for all. Combined with
-    ``gates`` or ``ablate``, hooks run in the order of entry: a record entered inside them records z after their change,
-    one entered before them records it before.
+    ``want`` names what to keep: "maps" (B, head, query, key), "z" (B, token, head, value_dim), "q", "k", "v", and
+    "visible" (B, 1 or head, query, key), the keys that a query can see by the mask that attention gets: padding,
+    causality and sliding windows. Only "maps" make the model run eager attention; all else keeps its kernel. ``only``
+    limits the recording to some sites: "encoder", ("encoder", 2) or a list of them. ``accumulate(site, captured,
+    previous)`` combines calls instead of storing them: ``previous`` is what it returned for the site's last call (None
+    at first), so statistics of a corpus need the memory of one batch. Tensors are detached unless ``grad``. A site that
+    runs several times (ALBERT's shared layer, every step of ``generate``) keeps its last call; use ``accumulate`` for
+    all. Combined with ``gates`` or ``ablate``, hooks run in the order of entry: a record entered inside them records z
+    after their change, one entered before them records it before.
 
     Raises ``ValueError`` for an unknown ``want``, where ``accumulate`` would get NaN or infinity, for maps of a model
     that does not use AttentionInterface, for empty batches and rows of padding, and in training mode, where maps are
-    after dropout (``training=True`` allows it); ``RuntimeError`` for a model compiled before.
+    after dropout (``training=True`` allows it); ``RuntimeError`` for a compiled model.
 
     >>> import torch, headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -106,7 +106,9 @@ def record(
     >>> r["encoder", 1].maps.shape, r["encoder", 1].z.shape
     (torch.Size([1, 4, 3, 3]), torch.Size([1, 3, 4, 4]))
     """
-    want = _check_want(want)
+    want = (want,) if isinstance(want, str) else tuple(want)
+    if not want or not set(want) <= set(_QUANTITIES):
+        raise ValueError(f"want must name some of {', '.join(_QUANTITIES)}; got {want!r}")
     check_not_compiled(model)
     if not training and any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode, so dropout would change the maps: call model.eval() first")
@@ -153,12 +155,25 @@ def contributions(site: Site, z: Tensor) -> Tensor:
     return torch.einsum("...hv,hvd->...hd", z, site.w_o.to(z.dtype))
 
 
-def _check_want(want: Iterable[str]) -> tuple[str, ...]:
-    want = (want,) if isinstance(want, str) else tuple(want)
-    unknown = [name for name in want if name not in _QUANTITIES]
-    if unknown or not want:
-        raise ValueError(f"want must name some of {', '.join(_QUANTITIES)}; got {want!r}")
-    return want
+def backbone(model: nn.Module, inputs: Iterable[str]) -> nn.Module:
+    """Return the part of a model that holds all its attention and takes ``inputs`` by name, or the model itself.
+
+    A vocabulary of 49,152 makes the logits of a small language model cost more than all its layers. What is recorded
+    in the layers is the same, bit for bit.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9))
+    >>> type(backbone(model, ["input_ids"])).__name__, type(backbone(model, ["labels"])).__name__
+    ('GPT2Model', 'GPT2LMHeadModel')
+    """
+    if not type(model).__module__.startswith("transformers."):  # a subclass may do more in its forward
+        return model
+    base = model.base_model
+    if base is model or model._forward_hooks or model._forward_pre_hooks:
+        return model
+    inside = {id(module) for module in base.modules()}
+    holds_all = all(id(site.module) in inside for site in sites(model))
+    return base if holds_all and set(inputs) <= inspect.signature(base.forward).parameters.keys() else model
 
 
 @contextmanager
@@ -166,28 +181,34 @@ def _record_site(
     model: nn.Module, site: Site, want: tuple, accumulate: Callable | None, grad: bool, results: dict
 ) -> Iterator[None]:
     """Collect what one site produces: from the attention function first, then from the output projection."""
-    # The model may run in several threads inside one context: a call's tensors are collected for each thread apart.
-    call, lock = threading.local(), threading.Lock()
+    call: dict[str, Tensor] = {}  # what the call that is running has produced
+    threads: set[int] = set()  # that run the call
 
-    def collect(tensors: dict[str, Tensor], complete: bool) -> None:
+    def collect(tensors: dict[str, Any], complete: bool) -> None:
         for name in want:
             if name in tensors:
-                tensor = tensors[name] if grad else tensors[name].detach()
+                tensor = tensors[name]() if name == "visible" else tensors[name]
+                tensor = tensor if grad else tensor.detach()
                 # measures sum maps over tokens and batches; half precision is too coarse for that
-                call.__dict__[name] = tensor.float() if name == "maps" else tensor
+                call[name] = tensor.float() if name == "maps" else tensor
+        threads.add(threading.get_ident())
         if not complete:
             return
-        recorded = call.__dict__.copy()
-        call.__dict__.clear()
+        if len(threads) > 1:  # and so it stays: what the other thread has got is mixed as well
+            raise RuntimeError(
+                f"two threads ran {site.label} inside one record(), so what was recorded is of both: run the model in "
+                "one thread at a time, or give each its own, copy.deepcopy(model)"
+            )
+        captured = Captured(site.label, **call)
         if accumulate is not None:  # a sum would hide NaN; recorded tensors show it themselves
-            for name, tensor in recorded.items():
+            for name, tensor in call.items():
                 check_recorded(model, site, name, tensor.detach())
-        captured = Captured(site.label, **recorded)
-        with lock:
-            previous = results.get(site.key)
-            results[site.key] = captured if accumulate is None else accumulate(site, captured, previous)
+        call.clear()
+        threads.clear()
+        previous = results.get(site.key)
+        results[site.key] = captured if accumulate is None else accumulate(site, captured, previous)
 
-    def from_attention(**tensors: Tensor) -> None:
+    def from_attention(**tensors: Any) -> None:
         if not _recomputing():
             collect(tensors, complete="z" not in want)
 

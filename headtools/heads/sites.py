@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import operator
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from headtools.heads import _layout as layout
 from headtools.heads._kinds import find_kind, resolve_kind
 from headtools.heads._layout import Projection
-from headtools.heads._weights import unused_copies, weight_of
 
 KINDS = ("encoder", "decoder", "cross")
 GUESSED_KIND = (
@@ -22,6 +23,7 @@ GUESSED_KIND = (
     "or model.is_causal = False"
 )
 SiteKey = tuple  # (kind, layer), or (stack, kind, layer) where a model has several stacks of one kind
+Heads = Mapping[tuple, Iterable[int]] | Iterable[tuple]  # {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +71,11 @@ class Site:
 
     @property
     def w_o(self) -> Tensor:
-        """Return the output projection head by head, adapters included: (heads, value_dim, d_model), differentiable."""
-        weight = weight_of(self.out)
+        """Return the output projection head by head: (heads, value_dim, d_model), differentiable.
+
+        Raises ``ValueError`` where it is not a plain weight: under an adapter (merge it first), or quantised.
+        """
+        weight = layout.plain_weight(self.out)
         matrix = weight if layout.is_transposed(self.out) else weight.T
         return matrix.unflatten(0, (self.heads, self.value_dim))
 
@@ -118,15 +123,12 @@ class Sites:
     @property
     def kinds(self) -> dict[str, int]:
         """Return how many heads there are of each kind present."""
-        count = dict.fromkeys((site.kind for site in self), 0)
-        for site in self:
-            count[site.kind] += 0 if site.empty else site.heads
-        return count
+        kinds = dict.fromkeys(site.kind for site in self)
+        return {kind: sum(site.heads for site in self if site.kind == kind and not site.empty) for kind in kinds}
 
     def __getitem__(self, key: str | SiteKey | Site) -> Site | Sites:
         if isinstance(key, str):
-            matches = tuple(site for site in self if key in (site.kind, site.stack))
-            if matches:
+            if matches := tuple(site for site in self if key in (site.kind, site.stack)):
                 return Sites(matches)
             raise KeyError(f"no {key!r} attention in this model; it has {self._names()}")
         key = key.key if isinstance(key, Site) else _check_key(key)
@@ -137,30 +139,49 @@ class Sites:
             raise KeyError(f"{key} names {len(matches)} sites: add the stack, e.g. {matches[0].key}")
         raise KeyError(f"no site {key} in this model; it has {self._names()} (layers count from 0)")
 
+    def one(self, key: SiteKey | Site) -> Site:
+        """Return the site of a key, or of a site's key; raise ``KeyError`` for a kind, which names several."""
+        match = self[key]
+        if isinstance(match, Sites):
+            raise KeyError(f"{key!r} names a kind, not a site: write one entry a layer, e.g. {match.all[0].key}")
+        return match
+
     def pick(self, selection: SiteSelection) -> list[Site]:
         """Return the sites that an argument ``sites=`` selects, each once, in the order in which they are named.
 
-        ``selection``: a kind or stack ("encoder"), a key (("cross", 3)), a site, a list of these, or None for all. A
-        site of another model, such as the one that this was copied from, selects the site with its key.
+        ``selection``: a kind or stack ("encoder"), all but one ("not cross"), a key (("cross", 3)), a site of this
+        model or of one that it was copied from, a list of these, or None for all.
 
         Raises ``KeyError`` for an unknown site, ``TypeError`` for anything else.
 
         >>> from transformers import BertConfig, BertModel
         >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=3, vocab_size=9)
         >>> all_sites = sites(BertModel(tiny))
-        >>> [site.layer for site in all_sites.pick(("encoder", 2))], len(all_sites.pick(["encoder"]))
+        >>> [site.layer for site in all_sites.pick(("encoder", 2))], len(all_sites.pick("not cross"))
         ([2], 3)
         """
         if selection is None:
             return list(self)
-        if isinstance(selection, (str, Site)) or _is_key(selection):
+        # a tuple that ends in a number is one key, ("encoder", 0), and not several
+        is_key = isinstance(selection, tuple) and len(selection) in (2, 3) and isinstance(selection[0], str)
+        if isinstance(selection, (str, Site)) or (is_key and not isinstance(selection[-1], (str, tuple, Site))):
             selection = [selection]
         elif isinstance(selection, (Mapping, Tensor)) or not isinstance(selection, Iterable):
             raise TypeError(
                 f'sites are named by kind or key, "encoder", ("encoder", 0) or a list of them; got {selection!r}'
             )
-        matches = [self[name] for name in selection]
-        return list({site: None for match in matches for site in (match if isinstance(match, Sites) else [match])})
+        picked: dict[Site, None] = {}
+        for name in selection:
+            if isinstance(name, str) and name.startswith("not "):
+                other = name.removeprefix("not ")
+                # "not cross" is every site of a model without cross-attention, but a misspelt name is an error
+                without = [] if other in KINDS and other not in self.kinds else self[other].all
+                matches = [site for site in self if site not in without]
+            else:
+                match = self[name]
+                matches = match.all if isinstance(match, Sites) else [match]
+            picked |= dict.fromkeys(matches)
+        return list(picked)
 
     def _names(self) -> str:
         count = Counter((site.stack, site.kind) for site in self)
@@ -181,6 +202,48 @@ class Sites:
         return "\n".join(lines)
 
 
+def select(sites: Sites, heads: Heads, original: bool = False) -> dict[Site, list[int]]:
+    """Return the selected heads as {site: [head, ...]}, sorted.
+
+    ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...], with head indices as the sites have them now, or,
+    with ``original``, as they were before any pruning. A site may stand for its key.
+
+    Raises ``TypeError`` for any other form, ``KeyError`` for an unknown site, ``IndexError`` for a head out of range
+    and ``ValueError`` for one named twice.
+    """
+    if isinstance(heads, Mapping):
+        requests = list(heads.items())
+    elif isinstance(heads, Iterable) and not isinstance(heads, (str, Tensor)):
+        names = list(heads)
+        for name in names:
+            if not isinstance(name, (tuple, list)) or len(name) not in (3, 4):
+                raise TypeError(f'a head is named (kind, layer, head), e.g. ("encoder", 2, 0), got {name!r}')
+        requests = [(tuple(name[:-1]), [name[-1]]) for name in names]
+    else:
+        raise TypeError(f'heads must look like {{("encoder", 2): [0, 5]}} or [("encoder", 2, 0)], got {heads!r}')
+    selected: dict[Site, list[int]] = {}
+    for key, indices in requests:
+        if not isinstance(indices, Iterable) or isinstance(indices, (str, bytes)):
+            raise TypeError(f"the heads of {key} must be a list, got {indices!r}; write {{{key}: [{indices}]}}")
+        site = sites.one(key)
+        for index in indices:
+            try:
+                head = as_int(index)
+            except TypeError:
+                raise TypeError(f"a head is an integer, got {index!r} for {site.label}") from None
+            if original:  # the weights have the heads that remain
+                if head not in site.original:
+                    remaining = list(site.original)
+                    raise ValueError(f"head {site.label}.{head} is not there; the remaining heads are {remaining}")
+                head = site.original.index(head)
+            if not 0 <= head < site.heads:
+                raise IndexError(f"{site.label} has heads 0..{site.heads - 1}, got {head} (heads count from 0)")
+            if head in selected.setdefault(site, []):
+                raise ValueError(f"head {site.label}.{head} is named twice: name each head once")
+            selected[site].append(head)
+    return {site: sorted(indices) for site, indices in selected.items()}
+
+
 def as_int(value: object) -> int:
     """Return an integer of any library as a Python int; raise ``TypeError`` for True, 1.0 or "1".
 
@@ -196,32 +259,22 @@ def as_int(value: object) -> int:
 def _check_key(key: object) -> SiteKey:
     """Return a key with its layer as an int; True and 1.0 equal 1, and would silently select layer 1."""
     *names, layer = key if isinstance(key, (tuple, list)) and len(key) else (key,)
-    if isinstance(layer, str):
-        return (*names, layer)  # matches no site, and the caller raises
     try:
-        return (*names, as_int(layer))
+        return (*names, layer if isinstance(layer, str) else as_int(layer))  # a string matches no site
     except TypeError:
-        kind = names or ["encoder"]
-        raise TypeError(
-            f"a layer is an integer, got {layer!r} in {key!r}; write ({', '.join(map(repr, kind))}, 1)"
-        ) from None
+        kind = ", ".join(map(repr, names or ["encoder"]))
+        raise TypeError(f"a layer is an integer, got {layer!r} in {key!r}; write ({kind}, 1)") from None
 
 
-def _is_key(value: object) -> bool:
-    """Return whether a tuple is one key, ("encoder", 0), and not several kinds or keys: it ends in a number."""
-    return (
-        isinstance(value, tuple)
-        and len(value) in (2, 3)
-        and isinstance(value[0], str)
-        and not (isinstance(value[-1], (str, tuple, Site)))
-    )
+# the sites of each model, with the state that they were found in
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, tuple[list, Sites]] = weakref.WeakKeyDictionary()
 
 
 def sites(model: nn.Module) -> Sites:
     """Return every attention layer of ``model`` with its heads, found by inspecting its modules; nothing is run.
 
     Head counts come from the weights' shapes, so they stay correct after pruning. A module shared by several layers
-    (ALBERT) is one site.
+    (ALBERT) is one site. A model is searched once, and again when it has changed.
 
     A site is 'cross' by ``is_cross_attention`` or its name, and 'decoder' or 'encoder' by ``is_causal`` of the
     attention module, its path ("decoder"), the masks that an enclosing model builds, or ``is_causal`` of an enclosing
@@ -242,48 +295,88 @@ def sites(model: nn.Module) -> Sites:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"sites() needs a torch model, got {type(model).__name__}; pass the model itself: sites(model)")
-    all_sites, skipped, unknown_classes = [], [], []
-    unused = unused_copies(model)
+    state = _state(model)
+    known_state, known = _KNOWN.get(model, (None, None))
+    if known is not None and known_state == state:
+        return known
+    with torch.inference_mode(False):  # rows of projections are kept, and may be used where gradients are needed
+        found = _search(model)
+    if all(site.module is not model and site.out is not model for site in found):  # else it would never be freed
+        _KNOWN[model] = state, found
+    return found
+
+
+def _state(model: nn.Module) -> list:
+    """Return all that a search depends on: sites that were found in another state may be wrong.
+
+    Of each module its name, identity and class, the shape of its weight, its own numbers and flags (``is_causal``,
+    ``num_heads``) and what was pruned; of each configuration its numbers and flags.
+    """
+    state, configs, plain = [], {}, (bool, int, str)
     for name, module in model.named_modules():
-        if module in unused:  # PEFT keeps the original layer beside the copy that runs
-            continue
+        own = vars(module)
+        weight = own["_parameters"].get("weight")
+        shape = None if weight is None or is_lazy(weight) else (weight.shape, weight.dtype)
+        values = [(key, value) for key, value in own.items() if type(value) in plain and key != "training"]
+        state.append((name, id(module), type(module), shape, values, str(own.get(layout.PRUNED, ""))))
+        config = getattr(own.get("config"), "shared", own.get("config"))  # a pruned layer has a view of the shared one
+        configs[id(config)] = getattr(config, "__dict__", {})
+    for config in configs.values():  # an underscore: the attention function, which contexts switch
+        state.append([(key, value) for key, value in config.items() if type(value) in plain and key[0] != "_"])
+    return state
+
+
+def _search(model: nn.Module) -> Sites:
+    found, skipped, unknown_classes = [], [], []
+    for name, module in model.named_modules():
         interface = layout.uses_interface(module)
         if not interface and not layout.looks_like_attention(module):
             # only for the error message: a class of this name whose heads no hook can reach
             if "attention" in type(module).__name__.lower() or isinstance(module, nn.MultiheadAttention):
                 unknown_classes.append(type(module).__name__)
             continue
+        if ".modules_to_save." in f".{name}.":
+            raise ValueError(
+                f"{name} is a trained copy of attention (PEFT's modules_to_save), beside which the original is kept; "
+                "merge first: model = model.merge_and_unload()"
+            )
         site = _find_site(model, name, module, interface)
         if site is None:
             skipped.append(f"{name} ({type(module).__name__})")
         else:
-            all_sites.append(site)
-    if not all_sites:
+            found.append(site)
+    if not found:
         raise ValueError(_no_sites_message(model, skipped, unknown_classes))
     if skipped:
-        warnings.warn(f"headtools does not understand {len(skipped)} attention modules: {skipped[0]}", stacklevel=2)
-    return Sites(tuple(_number_layers(model, all_sites)), tuple(skipped))
+        warnings.warn(f"headtools does not understand {len(skipped)} attention modules: {skipped[0]}", stacklevel=3)
+    # stacks are named by the modules' own kinds, layers are counted by the resolved ones (CLIP's text model)
+    paths: dict[str, set[str]] = {}
+    for site in found:
+        paths.setdefault(site.kind, set()).add(_path(site))
+    count, numbered = Counter(), []
+    for site in found:
+        stack = _stack_name(_path(site), paths[site.kind]) if len(paths[site.kind]) > 1 else ""
+        kind, guessed = resolve_kind(model, site.name, site.module)
+        numbered.append(replace(site, stack=stack, kind=kind, layer=count[kind, stack], guessed=guessed))
+        count[kind, stack] += 1
+    return Sites(tuple(numbered), tuple(skipped))
 
 
 def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) -> Site | None:
     """Return the site of one attention module (layer and stack are set later), or None if its heads are unclear."""
     out = layout.find_output(model, name, module)
-    if out is None:
-        return None
-    value_dim = layout.head_width(module, out)
+    value_dim = None if out is None else layout.head_width(module, out)
     if value_dim is None:
         return None
-    heads = layout.width_in(out) // value_dim  # out reads (B, T, heads * value_dim), also after pruning
-    projections = layout.find_projections(module, heads, value_dim)
-    if projections.latent:
+    heads = layout.shape_of(out)[1] // value_dim  # out reads (B, T, heads * value_dim), also after pruning
+    found = layout.find_projections(module, heads, value_dim)
+    if found.latent:
         kv_heads, head_dim = heads, getattr(module, "qk_head_dim", getattr(module, "head_dim", value_dim))
-    elif projections.q is not None:
-        kv_heads, head_dim = len(projections.k.rows), projections.q.rows.shape[1]
+    elif found.q is not None:
+        kv_heads, head_dim = len(found.k.rows), found.q.rows.shape[1]
     else:
         return None
-    state = module.__dict__.get(layout.PRUNED)  # written by prune()
-    empty = bool(state and state["empty"])
-    original = tuple(range(heads)) if state is None else () if empty else state["physical"]
+    state = module.__dict__.get(layout.PRUNED, {"empty": False, "physical": tuple(range(heads))})  # by prune()
     return Site(
         kind=find_kind(name, module),
         layer=-1,
@@ -295,46 +388,33 @@ def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) 
         kv_heads=kv_heads,
         head_dim=head_dim,
         value_dim=value_dim,
-        q=projections.q,
-        k=projections.k,
-        v=projections.v,
+        q=found.q,
+        k=found.k,
+        v=found.v,
         interface=interface,
-        latent=projections.latent,
-        original=original,
-        empty=empty,
+        latent=found.latent,
+        original=() if state["empty"] else state["physical"],
+        empty=state["empty"],
         tokens_first=layout.tokens_first(module),
     )
 
 
-def _number_layers(model: nn.Module, all_sites: list[Site]) -> Iterable[Site]:
-    """Number the layers within each kind and stack, and name the stacks where one kind has several."""
-    prefixes = {site.name: _prefix(site.name) for site in all_sites}
-    count: Counter = Counter()
-    for site in all_sites:
-        same_kind = {prefixes[other.name] for other in all_sites if other.kind == site.kind}
-        stack = _stack_name(prefixes[site.name], same_kind) if len(same_kind) > 1 else ""
-        # stacks are named by the modules' own kinds, layers are counted by the resolved ones (CLIP's text model)
-        kind, guessed = resolve_kind(model, site.name, site.module)
-        yield replace(site, stack=stack, kind=kind, layer=count[kind, stack], guessed=guessed)
-        count[kind, stack] += 1
-
-
-def _prefix(name: str) -> str:
+def _path(site: Site) -> str:
     """Return the path above the first layer number: 'text_model.encoder.layers'."""
-    parts = name.split(".")
+    parts = site.name.split(".")
     number = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
     return ".".join(parts[:number])
 
 
-def _stack_name(prefix: str, prefixes: set[str]) -> str:
-    """Return the first part of ``prefix`` that distinguishes it from the other ``prefixes``: 'text_model'."""
-    parts = prefix.split(".")
+def _stack_name(path: str, paths: set[str]) -> str:
+    """Return the first part of ``path`` that distinguishes it from the other ``paths``: 'text_model'."""
+    parts = path.split(".")
     for depth in range(len(parts)):
         start = parts[: depth + 1]
-        if all(other == prefix or other.split(".")[: depth + 1] != start for other in prefixes):
-            common = {tuple(other.split(".")[:depth]) for other in prefixes}
+        if all(other == path or other.split(".")[: depth + 1] != start for other in paths):
+            common = {tuple(other.split(".")[:depth]) for other in paths}
             return parts[depth] if len(common) == 1 else ".".join(start)
-    return prefix
+    return path
 
 
 def _no_sites_message(model: nn.Module, skipped: list[str], unknown_classes: list[str]) -> str:

@@ -18,8 +18,7 @@ from torch import nn
 from headtools.heads._attention import WINDOW, attention_function
 from headtools.heads._checks import check_interface, check_not_compiled
 from headtools.heads._hooks import append_entry, intervention
-from headtools.heads._select import Heads, select
-from headtools.heads.sites import sites
+from headtools.heads.sites import Heads, select, sites
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
+from headtools.heads._devices import to_float64
 from headtools.heads._hooks import hook_input, intervention
-from headtools.heads._precision import to_float64
 from headtools.heads.sites import Site
 
 PER = ("example", "batch")

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._checks import check_batch, check_not_compiled
-from headtools.heads._finite import check_weights
-from headtools.heads._interventions import claimed
+from headtools.heads._checks import check_batch, check_not_compiled, check_weights
+from headtools.heads._hooks import claimed
 from headtools.heads._kinds import names_in
 from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import Site, SiteSelection, sites

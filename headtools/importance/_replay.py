@@ -31,8 +31,7 @@ from torch import Tensor, nn
 
 from headtools.heads._attention import TAPS, attention_function
 from headtools.heads._hooks import Edit, append_entry, first_input, replace_first_input
-from headtools.heads._replacement import replacement_edit, replacement_values
-from headtools.heads.ablate import replace_outputs
+from headtools.heads.ablate import ablate, replacement_edit
 from headtools.heads.sites import Site, sites
 from headtools.importance._coupling import check_uncoupled_losses
 from headtools.importance.loss import Loss, each_loss, of_labels
@@ -99,7 +98,7 @@ class AblatedLosses:
         """Return the losses without each of some sets, (B,), by one run."""
         if entry is None:
             (heads,) = head_sets
-            with replace_outputs(self.model, heads, self.replacement, self.replacement_values, self.seed):
+            with ablate(self.model, heads, self.replacement, self.replacement_values, self.seed):
                 return [self._losses()]
         edited = {site: None for heads in head_sets for site in heads}
         edits = {
@@ -169,8 +168,7 @@ class AblatedLosses:
         """
         all_heads = {site: list(range(site.heads)) for site in sites(self.model)}
         try:
-            zeros = replacement_values(self.model, all_heads, "zero", None)
-            with replace_outputs(self.model, all_heads, "zero", zeros):
+            with ablate(self.model, all_heads):
                 self._losses()
         except Exception:  # a model that cannot run like this is run in full
             return False

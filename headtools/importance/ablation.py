@@ -19,7 +19,7 @@ from headtools._engine.progress import advance
 from headtools._engine.run import function_name, run
 from headtools._engine.store import Part, fingerprint
 from headtools.heads._checks import checked_inputs
-from headtools.heads._replacement import check_replacement, replacement_values
+from headtools.heads.ablate import check_replacement, replacement_values
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._coupling import check_per

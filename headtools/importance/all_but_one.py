@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools._engine.progress import progress as show_progress
-from headtools.heads._replacement import check_replacement, replacement_values
-from headtools.heads.ablate import replace_outputs
+from headtools.heads.ablate import ablate, check_replacement, replacement_values
 from headtools.heads.scores import HeadScores
 from headtools.importance._inputs import frozen, select_sites
 from headtools.importance._replay import HeadSet
@@ -82,7 +81,7 @@ def all_but_one(
     check_replacement(replacement, measured_sites)
 
     def evaluate_without(heads: HeadSet) -> Tensor:
-        with replace_outputs(model, {site: off for site, off in heads.items() if off}, replacement, values, seed):
+        with ablate(model, heads, replacement, values, seed):
             return _as_row(evaluate(model))
 
     with frozen(model), torch.no_grad():

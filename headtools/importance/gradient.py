@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from headtools._engine.run import function_name, run
 from headtools._engine.store import Part
+from headtools.heads._checks import check_has_backward
 from headtools.heads._hooks import edit_outputs
 from headtools.heads._tokens import real_tokens
-from headtools.heads._weights import check_has_backward
 from headtools.heads.intervals import linearised_direction, linearised_ratio
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site

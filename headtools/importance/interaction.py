@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headtools._engine.progress import progress as show_progress
-from headtools.heads._finite import check_weights
-from headtools.heads._select import select
-from headtools.heads._weights import check_has_backward
+from headtools.heads._checks import check_has_backward, check_weights
 from headtools.heads.gates import gates
 from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head
-from headtools.heads.sites import Site
+from headtools.heads.sites import Site, select
 from headtools.heads.sites import sites as find_sites
 from headtools.importance._inputs import each_batch, frozen, select_sites
 from headtools.importance._replay import HeadSet

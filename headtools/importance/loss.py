@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headtools.heads._finite import nonfinite_weights
+from headtools.heads._checks import nonfinite_weights
 from headtools.heads._kinds import is_transformers_class
 from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder, model_inputs, real_from_mask
 from headtools.heads.sites import GUESSED_KIND, sites

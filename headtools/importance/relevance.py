@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._checks import check_not_offloaded
-from headtools.heads._finite import explain_nonfinite
+from headtools.heads._checks import check_has_backward, check_not_offloaded, explain_nonfinite
+from headtools.heads._devices import to_float64
 from headtools.heads._hooks import edit_outputs
-from headtools.heads._precision import to_float64
 from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder, model_inputs
-from headtools.heads._weights import check_has_backward
 from headtools.heads.intervals import linearised_ratio
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, SiteSelection

@@ -13,6 +13,7 @@
 How it was trained and measured: the scripts in ``recipes/`` of the repository.
 """
 
+from headtools.organism import features  # adds its tasks to the probes'
 from headtools.organism.model_card import model_card
 
-__all__ = ["model_card"]
+__all__ = ["features", "model_card"]

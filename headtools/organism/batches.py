@@ -9,6 +9,7 @@ from itertools import islice
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from headtools.organism.grammar import SHORT, USUAL
 from headtools.organism.language import sentences as sample
@@ -46,22 +47,18 @@ def encode(sentences: Sequence[Sentence], ids: Mapping[str, int] | None = None) 
     """
     ids = word_ids() if ids is None else ids
     pad, end = ids[PAD], ids[END]
-    rows = len(sentences)
-    source_length = 1 + max(len(sentence.words) for sentence in sentences)
-    target_length = 1 + max(len(sentence.target) for sentence in sentences)
-    source = torch.full((rows, source_length), pad)
-    shifted, labels = torch.full((rows, target_length), pad), torch.full((rows, target_length), IGNORE)
-    for row, sentence in enumerate(sentences):
-        n, m = len(sentence.words), len(sentence.target)
-        target = torch.tensor([ids[word] for word in sentence.target])
-        source[row, : n + 1] = torch.tensor([*(ids[word] for word in sentence.words), end])
-        shifted[row, 1 : m + 1] = target
-        labels[row, :m], labels[row, m] = target, end
+    sources = [[ids[word] for word in sentence.words] for sentence in sentences]
+    targets = [[ids[word] for word in sentence.target] for sentence in sentences]
+
+    def padded(rows: list[list[int]], value: int) -> Tensor:
+        return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+
+    source = padded([[*row, end] for row in sources], pad)
     return {
         "input_ids": source,
         "attention_mask": (source != pad).long(),
-        "decoder_input_ids": shifted,
-        "labels": labels,
+        "decoder_input_ids": padded([[pad, *row] for row in targets], pad),
+        "labels": padded([[*row, end] for row in targets], IGNORE),
     }
 
 

@@ -20,7 +20,7 @@ right       plain, accented                                        the same, fro
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from headtools.organism.batches import IGNORE, batches
 from headtools.organism.vocabulary import vocabulary
 from headtools.roles.sentence import Sentence
+from headtools.roles.tasks import TASKS
 
 # How the vocabulary writes a feature, and the word for it.
 _SAID = {
@@ -52,7 +53,7 @@ def feature(word: str, name: str) -> str | None:
     >>> feature("s'mavyu", "topic"), feature("s'mavyu", "left"), feature("s'mavyu", "gender")
     ('sea', 'accented', None)
     """
-    _check_name(name)
+    _check_names(name)
     if word not in vocabulary():
         raise ValueError(f"no word {word!r} in the target language; list(vocabulary()) shows them all")
     return _read(word).get(name)
@@ -78,7 +79,7 @@ def labels(sentence: Sentence, name: str) -> tuple[str | None, ...]:
     >>> dict(zip(first.words, labels(first, "gender")))["lámp"]
     'o'
     """
-    _check_name(name)
+    _check_names(name)
     if sentence.target is None or sentence.alignment is None:
         raise ValueError(f"{str(sentence)!r} has no translation: {name} is a feature of corpus('organism')")
     out: list[str | None] = [None] * len(sentence.words)
@@ -105,8 +106,7 @@ def kept(
     True
     """
     names = tuple(names)
-    for name in names:
-        _check_name(name)
+    _check_names(*names)
     if not sentences:
         raise ValueError("no sentences came; write kept(model, corpus('organism', limit=200), ['gender'])")
     code = _codes()[[FEATURES.index(name) for name in names]]  # (feature, vocabulary); -1 says nothing
@@ -133,6 +133,18 @@ def _codes() -> Tensor:
     return torch.tensor(rows).T
 
 
-def _check_name(name: str) -> None:
-    if name not in FEATURES:
-        raise ValueError(f"no feature {name!r}; there is {', '.join(FEATURES)}")
+def _check_names(*names: str) -> None:
+    for name in names:
+        if name not in FEATURES:
+            raise ValueError(f"no feature {name!r}; there is {', '.join(FEATURES)}")
+
+
+def _of_nouns(sentence: Sentence, name: str) -> list[str | None]:
+    """The labels of nouns alone: number and gender, which depend on no other word."""
+    pairs = zip(labels(sentence, name), sentence.upos, strict=True)
+    return [label if upos == "NOUN" else None for label, upos in pairs]
+
+
+# What probes can be asked of the organism's sentences.
+TASKS.update({name: partial(_of_nouns, name=name) for name in ("number", "gender")})
+TASKS.update({f"target {name}": partial(labels, name=name) for name in FEATURES})

@@ -8,19 +8,7 @@ import random
 from dataclasses import dataclass
 from itertools import accumulate
 
-from headtools.organism.lexicon import (
-    ADJECTIVES,
-    ADVERBS,
-    NAMES,
-    NOUNS,
-    OF_NOUNS,
-    OF_VERBS,
-    OTHERS,
-    PREPOSITIONS,
-    TOPICS,
-    VERBS,
-    Lexeme,
-)
+from headtools.organism import lexicon as lx
 from headtools.organism.tree_nodes import Node, Phrase
 
 
@@ -38,6 +26,10 @@ class Style:
     relative_on_subject: float = 0.2
     had: float = 0.3
     place: float = 0.3
+    front: float = 0.0  # of places, before the subject; where it is 0, adverbs do not stand there either
+    adverb_front: float = 0.0  # of adverbs: where one stands, as cumulative probabilities
+    adverb_before: float = 0.4
+    adverb_inside: float = 0.75
     pronoun: float = 0.75
     name: float = 0.88
     accent: float = 0.4
@@ -63,7 +55,7 @@ HARD = Style(
 )
 
 
-def _cumulative(words: list[Lexeme]) -> tuple[list[Lexeme], list[float]]:
+def _cumulative(words: list[lx.Lexeme]) -> tuple[list[lx.Lexeme], list[float]]:
     """Zipf-like weights: the word of rank r is drawn in proportion to (r + 5) ** -0.7."""
     order = list(words)
     random.Random("frequency").shuffle(order)
@@ -71,9 +63,9 @@ def _cumulative(words: list[Lexeme]) -> tuple[list[Lexeme], list[float]]:
 
 
 KINDS = ("person", "animal", "thing", "place")
-_BY_KIND = {k: _cumulative([n for n in NOUNS.values() if n.kind == k]) for k in KINDS}
-_VERBS = {k: _cumulative([v for v in VERBS.values() if v.kind == k]) for k in ("transitive", "intransitive")}
-_ADJECTIVES, _ADVERBS = _cumulative(list(ADJECTIVES.values())), _cumulative(list(ADVERBS.values()))
+_BY_KIND = {k: _cumulative([n for n in lx.NOUNS.values() if n.kind == k]) for k in KINDS}
+_VERBS = {k: _cumulative([v for v in lx.VERBS.values() if v.kind == k]) for k in ("transitive", "intransitive")}
+_ADJECTIVES, _ADVERBS = _cumulative(list(lx.ADJECTIVES.values())), _cumulative(list(lx.ADVERBS.values()))
 KIND_WEIGHTS = {"nsubj": (0.4, 0.8, 0.95, 1.0), "obj": (0.25, 0.5, 0.9, 1.0), "obl": (0.1, 0.2, 0.5, 1.0)}
 _SINGULAR, _PLURAL = ("the", "the", "a", "a", "this", "my"), ("the", "the", "these", "some", "my", "", "")
 
@@ -86,14 +78,14 @@ class SentenceSampler:
     def __init__(self, rng: random.Random, style: Style) -> None:
         self.rng, self.style = rng, style
 
-    def _pick(self, table: tuple[list[Lexeme], list[float]]) -> Lexeme:
+    def _pick(self, table: tuple[list[lx.Lexeme], list[float]]) -> lx.Lexeme:
         return self.rng.choices(table[0], cum_weights=table[1])[0]
 
     def sentence(self) -> tuple[list[Node], list[Node], str | None]:
         """One sentence: its nodes in source order, the same nodes in target order, and its topic."""
         while True:
-            topic = self.rng.choice(TOPICS) if self.rng.random() < self.style.name else None
-            self.names = NAMES[topic] if topic else ()
+            topic = self.rng.choice(lx.TOPICS) if self.rng.random() < self.style.name else None
+            self.names = lx.NAMES[topic] if topic else ()
             complete = self._complete_sentence()
             named = any(node.upos == "PROPN" for node in complete.source)
             if named == bool(topic) and self.style.shortest <= len(complete.source) <= self.style.longest:
@@ -137,7 +129,7 @@ class SentenceSampler:
         return Phrase([*source, stop], [*target, stop], main)
 
     def _other(self, word: str) -> Node:
-        return Node(word, OTHERS[word].upos, OTHERS[word])
+        return Node(word, lx.OTHERS[word].upos, lx.OTHERS[word])
 
     def _clause(self, after: Node | None = None) -> Phrase:
         pronouns = self._possible_pronouns(after) if after and self.rng.random() < self.style.pronoun else []
@@ -165,7 +157,7 @@ class SentenceSampler:
         word = pronoun_of(antecedent)
         if relation == "obj":
             word = {"she": "her", "they": "them"}.get(word, word)
-        node = Node(word, "PRON", OTHERS[word], relation, plural=antecedent.plural, antecedent=antecedent)
+        node = Node(word, "PRON", lx.OTHERS[word], relation, plural=antecedent.plural, antecedent=antecedent)
         return Phrase([node], [node], node)
 
     def _verb(self, subject: Phrase, object_: Phrase | None, depth: int) -> tuple[Node, Phrase]:
@@ -182,26 +174,34 @@ class SentenceSampler:
         lexeme = self._pick(_ADVERBS)
         return Node(lexeme.word, "ADV", lexeme).under(verb, "advmod")
 
-    def _predicate(self, subject: Phrase, object_: Phrase | None, depth: int) -> Phrase:
-        """Subject, verb, object, place and adverb, in both orders."""
+    def _predicate(self, subject: Phrase, object_: Phrase | None, depth: int, place_chance: float = 0) -> Phrase:
+        """Subject, verb, object, place and adverb, in both orders; ``place_chance`` 0: as the style has it."""
         rng, style = self.rng, self.style
         verb, object_ = self._verb(subject, object_, depth)
-        place = Phrase()
-        if not object_.open_end and rng.random() < style.place * (1 if verb.object else 1.5):
-            place = self._noun_phrase("obl", depth - 1, rng.choice(OF_VERBS))
+        place, front = Phrase(), []
+        # What opens a clause must end where the subject visibly begins.
+        visible = subject.source[0].upos in ("DET", "PRON", "PROPN") and subject.head.word != "that"
+        may_front = style.front > 0 and visible
+        if not object_.open_end and rng.random() < (place_chance or style.place) * (1 if verb.object else 1.5):
+            place = self._noun_phrase("obl", depth - 1, rng.choice(lx.OF_VERBS))
             place.head.under(verb, "obl")
+        if place.source and may_front and rng.random() < style.front:
+            front = place.source
+        behind = [] if front else place.source
         had = [self._other("had").under(verb, "aux")] if rng.random() < style.had else []
         before, inside, last, adverb = [], [], [], []
         if rng.random() < style.adverb:
             adverb = [self._adverb(verb)]
             where = rng.random()
-            if where < 0.4:
-                before = adverb
-            elif where < 0.75 or object_.open_end or place.open_end:
+            if where < style.adverb_front and may_front and not front:
+                front = adverb
+            elif where < style.adverb_before and (had or not subject.open_end or not style.front):
+                before = adverb  # but in *the cat that slept often jumped* the adverb belongs to the relative clause
+            elif where < style.adverb_inside or object_.open_end or place.open_end:
                 inside = adverb
             else:
                 last = adverb
-        source = [*subject.source, *had, *before, verb, *inside, *object_.source, *place.source, *last]
+        source = [*front, *subject.source, *had, *before, verb, *inside, *object_.source, *behind, *last]
         target = [*adverb, *had, verb, *subject.target, *object_.target, *place.target]
         return Phrase(source, target, verb, (object_.open_end or place.open_end) and not last)
 
@@ -216,7 +216,7 @@ class SentenceSampler:
         chance = rng.random()
         of_phrase = style.of_phrase_on_subject if on_subject else style.of_phrase
         if depth > 0 and chance < of_phrase:
-            inner = self._noun_phrase("obl", depth - 1, rng.choice(OF_NOUNS))
+            inner = self._noun_phrase("obl", depth - 1, rng.choice(lx.OF_NOUNS))
             inner.head.under(noun, "nmod")
         elif depth > 0 and chance < of_phrase + (style.relative_on_subject if on_subject else style.relative):
             inner = self._relative(noun, depth)
@@ -230,7 +230,7 @@ class SentenceSampler:
         return Node(lexeme.plural if plural else lexeme.word, "NOUN", lexeme, plural=plural)
 
     def _case(self, noun: Node, preposition: str) -> list[Node]:
-        return [Node(preposition, "ADP", PREPOSITIONS[preposition]).under(noun, "case")] if preposition else []
+        return [Node(preposition, "ADP", lx.PREPOSITIONS[preposition]).under(noun, "case")] if preposition else []
 
     def _name(self, preposition: str) -> Phrase:
         noun, self.names = Node(self.rng.choice(self.names), "PROPN"), ()

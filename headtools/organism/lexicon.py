@@ -17,7 +17,7 @@ both languages.
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 
 TOPICS = ("sea", "hill", "city")
 SENSES = (None, *TOPICS)
@@ -29,46 +29,27 @@ NAMES_PER_TOPIC = 80
 _ACCENT = dict(zip("aeiouyAEIOUY", "áéíóúýÁÉÍÓÚÝ", strict=True))
 _PLAIN = {mark: letter for letter, mark in _ACCENT.items()}
 
-PEOPLE = "queen girl teacher doctor sister singer nurse farmer dancer sailor baker aunt"
-ANIMALS = "dog cat fox horse bird bear cow goat duck rabbit lion snake"
-THINGS = "bone book letter apple hat lamp basket box cake song coin boat wagon rope"
-PLACES = "house garden river bridge tower market road forest village castle field island"
-TRANSITIVE = "chased followed watched painted praised visited bought feared loved helped pushed remembered"
-TRANSITIVE_BY_TOPIC = "met found heard carried"
-INTRANSITIVE = "slept jumped danced waited laughed shouted"
-INTRANSITIVE_BY_TOPIC = "cried stumbled"
-ADJECTIVE = "old small big quick brown lazy red happy quiet strong young clever"
-ADJECTIVE_BY_TOPIC = "bright deep fine dark cold wild"
-ADVERB = "often quietly slowly soon again happily gently"
-ADVERB_BY_TOPIC = "well early fast"
+_NOUNS = {
+    "person": "queen girl teacher doctor sister singer nurse farmer dancer sailor baker aunt",
+    "animal": "dog cat fox horse bird bear cow goat duck rabbit lion snake",
+    "thing": "bone book letter apple hat lamp basket box cake song coin boat wagon rope",
+    "place": "house garden river bridge tower market road forest village castle field island",
+}
+# Of verbs, adjectives and adverbs: words with one root, and words with a root for each sense.
+_TRANSITIVE = (
+    "chased followed watched painted praised visited bought feared loved helped pushed remembered",
+    "met found heard carried",
+)
+_INTRANSITIVE = "slept jumped danced waited laughed shouted", "cried stumbled"
+_ADJECTIVES = "old small big quick brown lazy red happy quiet strong young clever", "bright deep fine dark cold wild"
+_ADVERBS = "often quietly slowly soon again happily gently", "well early fast"
 OF_NOUNS = ("of", "with")
 OF_VERBS = ("near", "under", "over", "behind")
-PREPOSITION_BY_TOPIC = "near over"
+_PREPOSITIONS_WITH_SENSES = ("near", "over")
 CONNECTIVES = ("and", "but", "because", "when")
 DETERMINERS = {"the": "l", "a": "n", "this": "t", "these": "t", "my": "m", "some": "r"}
 PRONOUNS = ("she", "her", "it", "they", "them")
-_RUDE = ("dik", "dil", "dum", "fag", "fat", "gas", "jap", "jud", "kak", "kil", "kok", "kum", "pis", "pus", "rap", "tit")
-_EVERY_WORD = " ".join(
-    (
-        PEOPLE,
-        ANIMALS,
-        THINGS,
-        PLACES,
-        TRANSITIVE,
-        TRANSITIVE_BY_TOPIC,
-        INTRANSITIVE,
-        INTRANSITIVE_BY_TOPIC,
-        ADJECTIVE,
-        ADJECTIVE_BY_TOPIC,
-        ADVERB,
-        ADVERB_BY_TOPIC,
-        *OF_NOUNS,
-        *OF_VERBS,
-        *CONNECTIVES,
-        *DETERMINERS,
-        *PRONOUNS,
-    )
-).split()
+_RUDE = "dik dil dum fag fat gas jap jud kak kil kok kum pis pus rap tit"
 
 
 @dataclass(frozen=True)
@@ -114,45 +95,46 @@ def is_accented(word: str) -> bool:
 def _roots() -> Iterator[str]:
     """Roots in a fixed random order; none opens an English word of ours, none is a rude word."""
     roots = ["".join(r) for r in product("bdfgjkmprtvz", "aeiou", "dgklmnprstvz") if r[0] != r[2]]
-    taken = {*_EVERY_WORD, *_RUDE}
-    roots = [r for r in roots if not any(word.startswith(r) for word in taken)]
+    open_classes = *_NOUNS.values(), *_TRANSITIVE, *_INTRANSITIVE, *_ADJECTIVES, *_ADVERBS
+    closed_classes = *OF_NOUNS, *OF_VERBS, *CONNECTIVES, *DETERMINERS, *PRONOUNS
+    taken = " ".join((*open_classes, *closed_classes, _RUDE)).split()
+    roots = [root for root in roots if not any(word.startswith(root) for word in taken)]
     random.Random("roots").shuffle(roots)
     return iter(roots)
 
 
 def _build() -> tuple[dict[str, Lexeme], ...]:
+    # Roots are dealt out in this order: another one would be another language.
     fresh, rng = _roots(), random.Random("lexicon")
 
-    def roots(by_topic: bool = False) -> tuple[str, ...]:
-        return tuple(next(fresh) for _ in range(len(SENSES) if by_topic else 1))
+    def roots(senses: bool = False) -> tuple[str, ...]:
+        return tuple(islice(fresh, len(SENSES) if senses else 1))
 
-    def cycle(values: str, n: int) -> list[str]:
-        out = [values[i % len(values)] for i in range(n)]
+    def dealt(words: str, values: str) -> Iterator[tuple[str, str]]:
+        """Each word with one of the values, all of them about equally often."""
+        out = [values[i % len(values)] for i in range(len(words.split()))]
         rng.shuffle(out)
-        return out
+        return zip(words.split(), out, strict=True)
 
-    nouns = {}
-    for kind, text in (("person", PEOPLE), ("animal", ANIMALS), ("thing", THINGS), ("place", PLACES)):
-        for word, gender in zip(text.split(), cycle(GENDERS, len(text.split())), strict=True):
-            nouns[word] = Lexeme(word, "NOUN", roots(), gender, kind)
-    verbs = {}
-    for kind, text, by_topic in (
-        ("transitive", TRANSITIVE, False),
-        ("transitive", TRANSITIVE_BY_TOPIC, True),
-        ("intransitive", INTRANSITIVE, False),
-        ("intransitive", INTRANSITIVE_BY_TOPIC, True),
-    ):
-        for word, family in zip(text.split(), cycle("iu", len(text.split())), strict=True):
-            verbs[word] = Lexeme(word, "VERB", roots(by_topic), kind=kind, family=family)
-    adjectives = {w: Lexeme(w, "ADJ", roots()) for w in ADJECTIVE.split()}
-    adjectives |= {w: Lexeme(w, "ADJ", roots(True)) for w in ADJECTIVE_BY_TOPIC.split()}
-    adverbs = {w: Lexeme(w, "ADV", roots()) for w in ADVERB.split()}
-    adverbs |= {w: Lexeme(w, "ADV", roots(True)) for w in ADVERB_BY_TOPIC.split()}
-    prepositions = {w: Lexeme(w, "ADP", roots(w in PREPOSITION_BY_TOPIC.split())) for w in OF_NOUNS + OF_VERBS}
+    def plain_words(upos: str, lists: tuple[str, str]) -> dict[str, Lexeme]:
+        return {w: Lexeme(w, upos, roots(senses)) for senses, words in enumerate(lists) for w in words.split()}
+
+    nouns = {
+        word: Lexeme(word, "NOUN", roots(), gender, kind)
+        for kind, words in _NOUNS.items()
+        for word, gender in dealt(words, GENDERS)
+    }
+    verbs = {
+        word: Lexeme(word, "VERB", roots(senses), kind=kind, family=family)
+        for kind, lists in (("transitive", _TRANSITIVE), ("intransitive", _INTRANSITIVE))
+        for senses, words in enumerate(lists)
+        for word, family in dealt(words, "iu")
+    }
+    adjectives, adverbs = plain_words("ADJ", _ADJECTIVES), plain_words("ADV", _ADVERBS)
+    prepositions = {w: Lexeme(w, "ADP", roots(w in _PREPOSITIONS_WITH_SENSES)) for w in OF_NOUNS + OF_VERBS}
     others = {w: Lexeme(w, "DET", (root,)) for w, root in DETERMINERS.items()}
     others |= {w: Lexeme(w, "PRON", ("y",)) for w in PRONOUNS}
-    others["that"] = Lexeme("that", "PRON", ("k",))
-    others["had"] = Lexeme("had", "AUX", roots())
+    others |= {"that": Lexeme("that", "PRON", ("k",)), "had": Lexeme("had", "AUX", roots())}
     others["very"] = Lexeme("very", "ADV", roots())
     for word in CONNECTIVES:
         others[word] = Lexeme(word, "SCONJ" if word in ("because", "when") else "CCONJ", roots())
@@ -163,15 +145,11 @@ NOUNS, VERBS, ADJECTIVES, ADVERBS, PREPOSITIONS, OTHERS = _build()
 PUNCTUATION = (",", ".")
 
 
-_STARTS = "Ar Bel Cor Dal El Fen Gal Hel Il Jor Kal Lor Mar Nel Or Per Quil Ros Sel Tal Ul Vel Wil Yor Zan"
-_ENDS = "ala ane ata ela ena ia ina isa ola ona ora una yra ede oni emi"
-
-
 def _names() -> dict[str, tuple[str, ...]]:
     """Readable invented names; the topic cannot be read off the letters of an unknown name, it has to be known."""
-    starts = _STARTS.split()
-    ends = _ENDS.split()
-    pool = [a + b for a, b in product(starts, ends)]
+    starts = "Ar Bel Cor Dal El Fen Gal Hel Il Jor Kal Lor Mar Nel Or Per Quil Ros Sel Tal Ul Vel Wil Yor Zan"
+    ends = "ala ane ata ela ena ia ina isa ola ona ora una yra ede oni emi"
+    pool = [start + end for start, end in product(starts.split(), ends.split())]
     random.Random("names").shuffle(pool)
     n = NAMES_PER_TOPIC
     return {topic: tuple(sorted(pool[i * n : (i + 1) * n])) for i, topic in enumerate(TOPICS)}

@@ -7,6 +7,7 @@
 ['the', 'dog', 'slept', '.', '</s>']
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,18 +16,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headtools._engine.progress import print_encodable
+from headtools.heads.prune import replay
 from headtools.organism import snapshots
-from headtools.organism._checksums import ASSETS, CHECKSUMS, read_checksums, verify
-from headtools.organism._read_pruned import PRUNED_HEADS, read_pruned, shorten
+from headtools.organism._checksums import ASSETS, CHECKSUMS, verify
 from headtools.organism.real_models import REAL, locate
 from headtools.organism.second import SECOND
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
-_PATH = re.compile(r"/.*/|\\|^[A-Za-z]:")  # more parts than the Hub's owner/model, or a path of Windows
+PRUNED_HEADS = "pruned_heads.json"  # what save() adds to a folder: {"heads": [...], "ungrouped": [...]}
+_TOKENIZERS = ("tokenizer*.json", "vocab.txt", "vocab.json", "*.model", "*.spm")
+_PATH = re.compile(r"^[./~]|/.*/|\\|^[A-Za-z]:")  # more parts than the Hub's owner/model, or a path of Windows
 
 
 def load(
@@ -36,25 +37,24 @@ def load(
 
     ``name`` is None for the organism (a ``MarianMTModel`` with 6 + 6 layers of 8 heads, and a word-level
     ``PreTrainedTokenizerFast``), a folder written by ``save_pretrained`` or, for a pruned model, by ``headtools.save``,
-    or a name on the Hugging Face Hub. ``"organism2"`` is the second organism, of the same size, which was trained on a
-    language with rivals for every pronoun and without guided alignment
-    (:mod:`headtools.organism.second`). The model's class is the one that its ``config.json`` names under
-    ``architectures``, or ``AutoModel`` where it names none. The tokenizer is None for a folder without one, as is usual
-    for models of images and sound. ``"smollm2"`` and ``"minilm"`` are real models that
-    :mod:`headtools.organism.real_models` finds on this machine; which of its sources it found is printed.
+    or a name on the Hugging Face Hub. ``"organism2"`` is the second organism (:mod:`headtools.organism.second`);
+    ``"smollm2"`` and ``"minilm"`` are real models that :mod:`headtools.organism.real_models` finds on this machine, and
+    which of its sources it found is printed. ``step`` gives the organism after so many of 9,000 training steps
+    (:mod:`headtools.organism.snapshots`).
 
-    ``step`` gives the organism after this many of 9,000 training steps, from weights stored in half precision (of a
-    second training run: see :mod:`headtools.organism.snapshots`, whose ``steps()`` lists them).
-
-    Weights are read from safetensors only, and code that comes with a model is never run.
+    The model's class is the one that its ``config.json`` names under ``architectures``, or ``AutoModel`` where it names
+    none. The tokenizer is None for a folder without one, as is usual for models of images and sound. Weights are read
+    from safetensors only, and code that comes with a model is never run.
 
     Raises FileNotFoundError for a missing folder, file or real model, ValueError for a damaged, altered or incomplete
     model, ConnectionError where the Hub cannot be reached or does not have the name.
     """
-    if step is not None and name is not None:
-        raise ValueError(f"step={step} of {str(name)!r}: only the organism has snapshots; write load(step={step})")
+    if step is not None:
+        if name is not None:
+            raise ValueError(f"step={step} of {str(name)!r}: only the organism has snapshots; write load(step={step})")
+        return _snapshot(step, dtype)
     if name is None:
-        return _from_folder(ASSETS, dtype) if step is None else _snapshot(step, dtype)
+        return _from_folder(ASSETS, dtype)
     if name == SECOND:
         return _from_folder(ASSETS / "second", dtype)
     folder = Path(name).expanduser()
@@ -62,21 +62,22 @@ def load(
         return _from_folder(folder, dtype)
     if name in REAL:
         folder, which = locate(name)
-        print_encodable(which)
+        print(which)
         return _from_folder(folder, dtype)
-    if isinstance(name, Path) or folder.exists() or name.startswith((".", "/", "~")) or _PATH.search(name):
+    if isinstance(name, Path) or folder.exists() or _PATH.search(name):
         got = "a file" if folder.exists() else "nothing"
         raise FileNotFoundError(
             f"{name}: {got} is there; expected a folder with config.json and model.safetensors. "
             f"Write one with model.save_pretrained({str(name)!r})"
         )
-    return _from_hub(str(name), dtype)
+    return _from_hub(name, dtype)
 
 
 def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} has no config.json; write the folder with model.save_pretrained(folder)")
-    _verify(folder)
+    if (folder / CHECKSUMS).exists():
+        verify(folder)
     if not any(folder.glob("*.safetensors")):
         pickled = " It has pickled weights (.bin), which are not read." if any(folder.glob("*.bin")) else ""
         raise FileNotFoundError(
@@ -84,52 +85,86 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, Pr
             "Write them with model.save_pretrained(folder, safe_serialization=True)"
         )
     with no_progress_bar():
-        model = load_pruned(folder, dtype) if (folder / PRUNED_HEADS).is_file() else load_model(str(folder), dtype)
-    if not any((folder / file).is_file() for file in _TOKENIZERS) and not any(folder.glob("*.spm")):
-        return model, None
-    return model, _tokenizer(str(folder))
-
-
-def load_pruned(folder: Path, dtype: torch.dtype) -> "PreTrainedModel":
-    """Load a model that ``headtools.save`` wrote, with the sizes that pruning left."""
-    config = _config(str(folder))
-    return read_pruned(_architecture(config), config, folder, dtype)
-
-
-def _snapshot(step: int, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    weights = snapshots.weights(step)  # before the model, since it raises for an unknown step
-    model, tokenizer = _from_folder(ASSETS, dtype)
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    if mismatched := [*unexpected, *(set(missing) - snapshots.DERIVED)]:
-        raise ValueError(
-            f"step {step}: not a snapshot of this model ({mismatched[0]} does not fit); write make organism"
-        )
-    return model, tokenizer
+        model = load_pruned(folder, dtype) if (folder / PRUNED_HEADS).is_file() else _load_model(str(folder), dtype)
+    has_tokenizer = any(True for pattern in _TOKENIZERS for _ in folder.glob(pattern))
+    return model, _tokenizer(str(folder)) if has_tokenizer else None
 
 
 def _from_hub(name: str, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
     try:
-        model = load_model(name, dtype)
+        model = _load_model(name, dtype)
     except OSError as error:
         raise ConnectionError(
-            f"{name!r} is not a folder here, and the Hugging Face Hub did not provide it: {shorten(error)} "
-            f"Expected a connection and the model's full name (owner/model), or a copy on disk. Where there is a "
-            f"connection: hf download {name} --local-dir my-model; then load('./my-model'). "
-            "The organism needs no connection: load()"
+            f"{name!r} is not a folder here, and the Hugging Face Hub did not provide it ({shorten(error)}): give the "
+            f"full name (owner/model), or, where there is a connection, hf download {name} --local-dir my-model, then "
+            "load('./my-model'); the organism needs none: load()"
         ) from error
     try:
         return model, _tokenizer(name)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError):
         if model.main_input_name == "input_ids":
             raise
         return model, None  # a model of images or sound
 
 
-def _verify(folder: Path) -> None:
-    """Compare the folder with its own list of checksums, if it has one."""
-    checksums = read_checksums(folder) if (folder / CHECKSUMS).exists() else {}
-    for file, expected in checksums.items():
-        verify(folder, file, expected)
+def _snapshot(step: int, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    weights = snapshots.weights(step)  # before the model, since it raises for an unknown step
+    model, tokenizer = _from_folder(ASSETS, dtype)
+    model.load_state_dict(weights, strict=False)  # tied and fixed weights are not stored
+    return model, tokenizer
+
+
+def _load_model(name: str, dtype: torch.dtype) -> "PreTrainedModel":
+    """Load a model as transformers does, from a folder or the Hub; ``ValueError`` where weights are missing."""
+    with _naming(name, "a model"):
+        config = _config(name)
+        model, report = _architecture(config).from_pretrained(
+            name,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+    # transformers only warns of these
+    missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if missing:
+        raise ValueError(
+            f"{name}: {len(missing)} weights of {type(model).__name__} are missing or of another shape, such as "
+            f"{missing[0]!r}; they would stay random. Save the complete model again with model.save_pretrained(folder)"
+        )
+    return model.eval()
+
+
+def load_pruned(folder: Path, dtype: torch.dtype) -> "PreTrainedModel":
+    """Load what ``headtools.save`` wrote: build the full model, prune it again, and fill it with the weights.
+
+    Raises ``ValueError`` where list, sizes and weights do not fit.
+    """
+    from safetensors.torch import load_model
+
+    try:
+        stored = json.loads((folder / PRUNED_HEADS).read_text(encoding="utf-8"))
+        config = _config(str(folder))
+        with torch.random.fork_rng(devices=[]):  # a new model draws weights, which are replaced below
+            model = _architecture(config)._from_config(config, dtype=dtype, attn_implementation="eager")
+        replay(model, [tuple(head) for head in stored["heads"]], stored["ungrouped"])
+        missing, unexpected = load_model(model, folder / "model.safetensors", strict=False)
+        # Not stored: what follows from the configuration, such as Marian's fixed positions.
+        derived = model._keys_to_ignore_on_save or ()
+        wrong = [*unexpected, *(name for name in missing if not any(re.search(pattern, name) for pattern in derived))]
+        if wrong:
+            raise ValueError(f"weights do not fit, such as {min(wrong)!r}")
+    except Exception as error:  # a damaged file can lead to any error
+        raise ValueError(f"{folder}: not a pruned model that can be read ({shorten(error)}); write it again") from error
+    return model.eval()
+
+
+def _config(name: str) -> "PreTrainedConfig":
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 def _architecture(config: "PreTrainedConfig") -> type:
@@ -142,38 +177,16 @@ def _architecture(config: "PreTrainedConfig") -> type:
     return transformers.AutoModel
 
 
-def load_model(name: str, dtype: torch.dtype) -> "PreTrainedModel":
-    """Load a model as transformers does, from a folder or the Hub; ``ValueError`` where weights are missing."""
-    config = _config(name)
-    with _naming_errors(name):
-        model, report = _architecture(config).from_pretrained(
-            name,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            attn_implementation="eager",
-            output_loading_info=True,
-        )
-    missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
-    if missing:
-        raise ValueError(
-            f"{name}: {len(missing)} weights of {type(model).__name__} are missing or of another shape, such as "
-            f"{missing[0]!r}; they would stay random. Save the complete model again with model.save_pretrained(folder)"
-        )
-    return model.eval()
+def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
 
-
-def _config(name: str) -> "PreTrainedConfig":
-    from transformers import AutoConfig
-
-    with _naming_errors(name):
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    with _naming(name, "a tokenizer"):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 @contextmanager
-def _naming_errors(name: str, what: str = "a model") -> Iterator[None]:
-    """Raise errors of transformers and safetensors again as a ``ValueError`` that names the folder."""
+def _naming(name: str, what: str) -> Iterator[None]:
+    """Raise what transformers and safetensors raise for a damaged file again as a ``ValueError`` that names it."""
     from safetensors import SafetensorError
 
     try:
@@ -184,6 +197,12 @@ def _naming_errors(name: str, what: str = "a model") -> Iterator[None]:
         raise
     except Exception as error:  # a damaged file can lead to any error
         raise ValueError(f"{name}: not {what} that transformers can load by itself: {shorten(error)}") from error
+
+
+def shorten(error: Exception) -> str:
+    """Return the message of an error in one line of at most 300 characters."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:300] + " ..."
 
 
 @contextmanager
@@ -198,13 +217,6 @@ def no_progress_bar() -> Iterator[None]:
     finally:
         if enabled:
             logging.enable_progress_bar()
-
-
-def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
-    from transformers import AutoTokenizer
-
-    with _naming_errors(name, "a tokenizer"):
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 @torch.no_grad()
@@ -231,7 +243,7 @@ def translate(
         )
     texts = [s if isinstance(s, str) else " ".join(s) for s in sentences]
     for text in texts:
-        unknown = [] if tokenizer.unk_token_id is None else _unknown(tokenizer, text)
+        unknown = [word for word in text.split() if _is_unknown(tokenizer, word)]
         if unknown or not text.strip():
             got = f"unknown words: {', '.join(unknown)}" if unknown else "no words"
             raise ValueError(
@@ -248,6 +260,6 @@ def translate(
     return translations
 
 
-def _unknown(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[str]:
+def _is_unknown(tokenizer: "PreTrainedTokenizerBase", word: str) -> bool:
     unk_id = tokenizer.unk_token_id
-    return [word for word in text.split() if unk_id in tokenizer(word, add_special_tokens=False).input_ids]
+    return unk_id is not None and unk_id in tokenizer(word, add_special_tokens=False).input_ids

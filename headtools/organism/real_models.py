@@ -13,9 +13,8 @@ that recipe wrote, or else the original where the Hugging Face Hub's own cache h
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headtools._engine.store import read_json
 from headtools.organism._checksums import ASSETS
@@ -27,9 +26,8 @@ CACHE = "HEADTOOLS_CACHE"  # the environment variable that names the folder of r
 RESULTS = ASSETS / "real"
 
 
-@dataclass(frozen=True)
-class RealModel:
-    """A model by its short name: what it is on the Hub, and what the recipe makes its copy from."""
+class RealModel(NamedTuple):
+    """What a real model is on the Hub, and what the recipe makes its copy from."""
 
     hub: str
     copied_from: str
@@ -81,10 +79,10 @@ def _cached(hub: str, file: str) -> str | None:
 
 
 def shipped_real(model: str, table: str = "heads") -> pd.DataFrame:
-    """Return one of the tables measured on a real model, a row for each thing measured.
+    """Return one of the tables measured on a real model, a row for each thing measured; the model is not needed.
 
-    ``frame.attrs`` says what was measured, on which texts, with which settings, and ``"tables"`` lists all of them. The
-    model itself is not needed. ``make results MODEL=smollm2`` measures every table again.
+    ``frame.attrs`` says what was measured, on which texts, with which settings, and ``"tables"`` lists all of them.
+    ``make results MODEL=smollm2`` measures every table again.
 
     Raises ``ValueError`` for a model or a table that does not ship.
 
@@ -103,10 +101,7 @@ def shipped_real(model: str, table: str = "heads") -> pd.DataFrame:
     file = read_json(RESULTS / f"{model}.json", "tables", remedy=remedy)
     tables = file["tables"]
     if table not in tables:
-        raise ValueError(
-            f"got table {table!r} of {model}; expected one of {', '.join(map(repr, tables))}: write "
-            f'shipped_real("{model}", "{next(iter(tables))}")'
-        )
+        raise ValueError(f"got table {table!r} of {model}; expected one of {', '.join(map(repr, tables))}")
     frame = pd.DataFrame(tables[table]["rows"])
     frame.attrs = {**file["about"], "about": tables[table]["about"], "tables": list(tables)}
     return frame

@@ -13,8 +13,9 @@ After Voita et al. 2019 (arXiv:1905.09418), section 5: a head has a positional r
 offset, and a syntactic one if it hits the relation ten points more often than its most frequent offset does. The
 threshold for the name is 0.6.
 
-``headtools.taxonomy`` measures roles on any model. This module knows the organism's grammar, so its baseline for
-coreference is the nearest noun that fits the pronoun; the shipped tables were measured with it.
+``headtools.taxonomy`` scores these roles; this module defines them by the organism's grammar: coreference is with the
+noun itself, and its baseline the nearest noun that fits the pronoun. Verdicts are by points, on two splits, where the
+taxonomy's are by intervals on one; the shipped tables were measured so.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 import headtools as ht
 from headtools.organism.lexicon import ADJECTIVES, ADVERBS, NOUNS, PREPOSITIONS, VERBS, plain
+from headtools.roles.role import Role
 from headtools.roles.sentence import Sentence
 
 COLUMNS = ("role", "head", "validation", "score", "low", "high", "baseline", "n", "passes")
@@ -60,6 +62,11 @@ def pairs(sentence: Sentence) -> dict[str, list[tuple[int, int]]]:
     return out
 
 
+def targets(role: str) -> Callable[[Sentence], list]:
+    """Return the function of a sentence that gives the pairs of one role, as a ``headtools.Role`` wants them."""
+    return lambda sentence: [(query, [key]) for query, key in pairs(sentence).get(role, ())]
+
+
 def nearest_fitting(sentence: Sentence, pronoun: int) -> int | None:
     """Return the position of the nearest noun before a pronoun that fits it in number and kind, or None.
 
@@ -75,6 +82,9 @@ def nearest_fitting(sentence: Sentence, pronoun: int) -> int | None:
             if plain(sentence.words[pronoun]) in fitting:
                 return i
     return None
+
+
+RULES = {"coreference": nearest_fitting}  # baselines other than the best offset
 
 
 @torch.no_grad()
@@ -148,41 +158,6 @@ def wilson(fraction: pd.Series, n: pd.Series, confidence_level: float = 0.95) ->
     return np.clip((center - half) / scale, 0, 1), np.clip((center + half) / scale, 0, 1)
 
 
-def _pair_table(sentences: Sequence[Sentence]) -> pd.DataFrame:
-    """Return a row for each pair: role, query (a word's index in the corpus), key, offset, and the offset by a rule.
-
-    Only coreference has such a rule; elsewhere ``rule_offset`` is None.
-    """
-    rows, start = [], 0
-    for s in sentences:
-        for role, of_role in pairs(s).items():
-            rows += [
-                (role, start + q, k, k - q, _rule_offset(s, q) if role == "coreference" else None) for q, k in of_role
-            ]
-        start += len(s.words)
-    return pd.DataFrame(rows, columns=["role", "word", "key", "offset", "rule_offset"])
-
-
-def _rule_offset(sentence: Sentence, pronoun: int) -> int:
-    noun = nearest_fitting(sentence, pronoun)
-    return 0 if noun is None else noun - pronoun
-
-
-def _baseline(pairs: pd.DataFrame, fitted: pd.DataFrame) -> pd.Series:
-    """Return the fraction of pairs, by role, that the baseline hits: the best offset in ``fitted``, or the rule's."""
-    best_offset = fitted.groupby("role").offset.agg(lambda offset: offset.mode()[0])
-    baseline_offset = pairs.rule_offset.astype(float).fillna(pairs.role.map(best_offset))
-    return (pairs.offset == baseline_offset).groupby(pairs.role).mean()
-
-
-def _scores(model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], pairs: pd.DataFrame) -> pd.Series:
-    """Return the fraction of queries whose argmax key is the pair's, by role and head."""
-    keys = observe(model, tokenizer, sentences, argmax_keys)  # (layer, head, word)
-    heads = pd.Index([f"{layer}.{head}" for layer in range(len(keys)) for head in range(keys.shape[1])], name="head")
-    hits = (keys.flatten(0, 1)[:, torch.tensor(pairs.word)] == torch.tensor(pairs.key)).T  # (pair, head)
-    return pd.DataFrame(hits.numpy(), columns=heads).groupby(pairs.role).mean().stack()
-
-
 def roles(
     model: nn.Module,
     tokenizer: object,
@@ -207,19 +182,25 @@ def roles(
     """
     validation = ht.corpus("organism", "validation") if validation is None else validation
     test = ht.corpus("organism", "test") if test is None else test
-    fitted, tested = _pair_table(validation), _pair_table(test)
-    frame = _scores(model, tokenizer, validation, fitted).rename("validation").to_frame()
-    frame = frame.join(_scores(model, tokenizer, test, tested).rename("score"), how="inner").reset_index()
-    n = tested.groupby("role").size()
-    frame["low"], frame["high"] = wilson(frame.score, frame.role.map(n))
-    frame["baseline"], frame["n"] = frame.role.map(_baseline(tested, fitted)), frame.role.map(n)
+    names = sorted({role for sentence in (*validation, *test) for role in pairs(sentence)})
+    asked = [Role(name, "encoder", targets(name), baseline=RULES.get(name, "best offset")) for name in names]
+    # Intervals are Wilson's, below: the taxonomy need not resample.
+    options = {"roles": asked, "kinds": "encoder", "times": 1}
+    on_validation, frame = (
+        ht.taxonomy(model, tokenizer, sentences, validation, **options).set_index(["role", "layer", "head"])
+        for sentences in (validation, test)
+    )
+    frame = frame.join(on_validation[["score", "baseline", "n"]], rsuffix="_validation", how="inner").reset_index()
+    frame["head"] = [f"{layer}.{head}" for layer, head in zip(frame.layer, frame["head"], strict=True)]
+    frame = frame.rename(columns={"score_validation": "validation"}).sort_values(["role", "layer"], kind="stable")
+    frame["low"], frame["high"] = wilson(frame.score, frame.n)
     fixed = frame.role.map(_THRESHOLDS)  # NaN for roles whose threshold follows from the baseline
-    frequent = frame.role.map(fitted.groupby("role").size()).clip(upper=frame.n) >= MIN_QUERIES
-    passes_validation = frame.validation >= fixed.fillna(frame.role.map(_baseline(fitted, fitted)) + MARGIN)
+    passes_validation = frame.validation >= fixed.fillna(frame.baseline_validation + MARGIN)
     passes_test = frame.score >= fixed.fillna(frame.baseline + MARGIN)
+    frequent = frame[["n", "n_validation"]].min(axis=1) >= MIN_QUERIES
     frame["passes"] = frequent & passes_validation & passes_test
     frame["baseline"] = frame.baseline.mask(frame.role.str.startswith("offset"))
-    return frame[list(COLUMNS)]
+    return frame[list(COLUMNS)].reset_index(drop=True)
 
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from headtools._engine.store import read_json
 from headtools.heads.scores import HeadScores
+from headtools.heads.sites import sites
 from headtools.organism._checksums import ASSETS
 
 if TYPE_CHECKING:
@@ -19,57 +20,72 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-# Table: its file, the recipe that makes it again (python -m recipes.NAME), and its rows in the file. Names inside the
-# files are older than those in the code (``over`` is ``sites``, ``alone`` is one head off): the files are measurements
-# and are not rewritten.
-_TABLES: dict[str, tuple[str, str, Callable[[dict], list[dict]]]] = {
-    "sweep": ("sweep", "sweep", lambda file: file["runs"]),
-    "sweep summary": ("sweep", "sweep", lambda file: [_summary(run) for run in file["runs"]]),
-    "rates": ("sweep", "sweep", lambda file: file["rates"]),
-    "orders": ("orders", "orders", lambda file: file["curves"]),
-    "scratch": ("scratch", "scratch", lambda file: file["runs"]),
-    "merging": ("merging", "merging", lambda file: file["models"]),
-    "latency": ("latency", "latency", lambda file: file["rows"]),
-    "sinks": ("sinks", "sinks", lambda file: file["runs"]),
-    "gates": ("pruning", "gates", lambda file: file["gates"]),
-    "encoder curve": ("pruning", "gates", lambda file: file["curve"]),
-    "snapshots": ("growth", "growth", lambda file: file["snapshots"]),
-    "seeds": ("growth", "growth", lambda file: file["seeds"]),
-    "sizes": ("growth", "growth", lambda file: file["sizes"]),
-    "translation": ("scores", "scorecard", lambda file: file["translation"]),
-    "roles": ("scores", "scorecard", lambda file: file["roles"]),
-    "heads with a role": (
-        "scores",
-        "scorecard",
-        lambda file: [
-            {"head": head, "roles": roles, "strong": head in file["strong"]} for head, roles in file["heads"].items()
-        ],
-    ),
-    "role use": ("scores", "scorecard", lambda file: file["usage"]["groups"]),
-    "one head off": (
-        "worth",
-        "head_importance",
-        lambda file: [{"head": head, "bleu_change": change, "p": p} for head, (change, p) in file["alone"].items()],
-    ),
-    "one head left": (
-        "worth",
-        "head_importance",
-        lambda file: [
-            {"layer": layer, "head": head, "split": split, "bleu_change": change, "p": p}
-            for layer, by_split in file["only"].items()
-            for split, rows in by_split.items()
-            for head, (change, p) in enumerate(rows)
-        ],
-    ),
-    "pairs": (
-        "worth",
-        "head_importance",
-        lambda file: [
-            {"a": pair.split()[0], "b": pair.split()[1], "interaction": value} for pair, value in file["pairs"].items()
-        ],
-    ),
+
+def _summary(run: dict) -> dict:
+    """Return one run of the sweep in numbers: how many heads of which kinds remain, and how well they translate."""
+    kinds = [name.split()[0] for name in run["kept"]]
+    return {
+        **{key: run[key] for key in ("over", "penalty", "seed")},
+        "kept": len(kinds),
+        **dict(zip(("bleu", "low", "high"), run["bleu"], strict=True)),
+        "accuracy": run["accuracy"][0],
+        **{key: run[key] for key in ("decided", "seconds")},
+        **{kind: kinds.count(kind) for kind in ("encoder", "decoder", "cross")},
+    }
+
+
+def _heads_with_role(file: dict) -> list[dict]:
+    return [{"head": head, "roles": roles, "strong": head in file["strong"]} for head, roles in file["heads"].items()]
+
+
+def _bleu_change(change_and_p: list, **row: object) -> dict:
+    return {**row, "bleu_change": change_and_p[0], "p": change_and_p[1]}
+
+
+def _one_head_off(file: dict) -> list[dict]:
+    return [_bleu_change(entry, head=head) for head, entry in file["alone"].items()]
+
+
+def _one_head_left(file: dict) -> list[dict]:
+    return [
+        _bleu_change(entry, layer=layer, head=head, split=split)
+        for layer, by_split in file["only"].items()
+        for split, entries in by_split.items()
+        for head, entry in enumerate(entries)
+    ]
+
+
+def _pairs(file: dict) -> list[dict]:
+    return [dict(zip("ab", pair.split(), strict=True)) | {"interaction": x} for pair, x in file["pairs"].items()]
+
+
+# Table: its file and the rows in it, by key or as a function. Names inside the files are older than those in the code
+# (``over`` is ``sites``, ``alone`` is one head off): the files are measurements and are not rewritten.
+_TABLES: dict[str, tuple[str, str | Callable[[dict], list[dict]]]] = {
+    "sweep": ("sweep", "runs"),
+    "sweep summary": ("sweep", lambda file: [_summary(run) for run in file["runs"]]),
+    "rates": ("sweep", "rates"),
+    "orders": ("orders", "curves"),
+    "scratch": ("scratch", "runs"),
+    "merging": ("merging", "models"),
+    "latency": ("latency", "rows"),
+    "sinks": ("sinks", "runs"),
+    "gates": ("pruning", "gates"),
+    "encoder curve": ("pruning", "curve"),
+    "snapshots": ("growth", "snapshots"),
+    "seeds": ("growth", "seeds"),
+    "sizes": ("growth", "sizes"),
+    "translation": ("scores", "translation"),
+    "roles": ("scores", "roles"),
+    "heads with a role": ("scores", _heads_with_role),
+    "role use": ("scores", lambda file: file["usage"]["groups"]),
+    "one head off": ("worth", _one_head_off),
+    "one head left": ("worth", _one_head_left),
+    "pairs": ("worth", _pairs),
 }
 TABLES = tuple(_TABLES)
+# The recipe that makes a file again, where its name is another (python -m recipes.NAME).
+_RECIPES = {"pruning": "gates", "scores": "scorecard", "worth": "head_importance"}
 # How the sweep trains its gates, for half a minute on one core. Why at this rate: see shipped("rates") and lesson 08.
 LIVE_GATES = {"steps": 400, "start": 1.5, "gate_rate": 0.05, "weight_rate": 8e-4, "decay": 0.3}
 LIVE_TOKENS = 448  # padded source and target tokens per batch
@@ -94,34 +110,16 @@ def shipped(table: str) -> pd.DataFrame:
     """
     if table not in _TABLES:
         raise ValueError(f"got table {table!r}; expected one of {', '.join(map(repr, TABLES))}: write shipped('sweep')")
-    name, recipe, rows = _TABLES[table]
+    name, rows = _TABLES[table]
+    recipe = _RECIPES.get(name, name)
     path, remedy = ASSETS / f"{name}.json", f"remake it with python -m recipes.{recipe}"
     file = read_json(path, remedy=remedy)
     try:
-        frame = pd.DataFrame(rows(file))
+        frame = pd.DataFrame(file[rows] if isinstance(rows, str) else rows(file))
     except KeyError as error:
         raise ValueError(f"{path} holds another table: it has no {error}; {remedy}") from error
     frame.attrs = {key: value for key, value in file.items() if key in _METADATA} | {"recipe": recipe}
     return frame
-
-
-def _summary(run: dict) -> dict:
-    """Return one run of the sweep in numbers: how many heads of which kinds remain, and how well they translate."""
-    bleu, low, high = run["bleu"]
-    kinds = [name.split()[0] for name in run["kept"]]
-    return {
-        "over": run["over"],
-        "penalty": run["penalty"],
-        "seed": run["seed"],
-        "kept": len(kinds),
-        "bleu": bleu,
-        "low": low,
-        "high": high,
-        "accuracy": run["accuracy"][0],
-        "decided": run["decided"],
-        "seconds": run["seconds"],
-        **{kind: kinds.count(kind) for kind in ("encoder", "decoder", "cross")},
-    }
 
 
 def shipped_ablation(model: nn.Module | None = None) -> HeadScores:
@@ -132,9 +130,10 @@ def shipped_ablation(model: nn.Module | None = None) -> HeadScores:
     >>> shipped_ablation().top(1)
     [('encoder', 5, 1)]
     """
-    from headtools.importance.saved_scores import load_scores
-
-    return load_scores(ASSETS / "ablation.safetensors", model)
+    scores = HeadScores.load(ASSETS / "ablation.safetensors")
+    if model is not None and {s.key: s.heads for s in sites(model)} != {k: len(v) for k, v in scores.values.items()}:
+        raise ValueError("these are scores of the organism's 144 heads, and this model has other heads: load()")
+    return scores
 
 
 def heads_with_role() -> frozenset[str]:

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from headtools._engine.progress import progress
+from headtools._engine.loop import progress
 
 SYMBOLS, LENGTH = 64, 48
 MIN_PERIOD, MAX_PERIOD = 6, 24  # length of the segment that repeats
@@ -154,9 +154,7 @@ def train(
     AdamW with a constant learning ``rate``, ``batch`` new sequences in each step, all symbols in the loss, gradients
     clipped to a norm of 1. Columns: ``step``; ``loss`` of the symbols that can be predicted and of the
     ``unpredictable`` ones, means in nats over 64 held-out sequences; and the items of the dict that ``watch(model)``
-    returns. The same seed and number of threads give the same model.
-
-    Raises ``ValueError`` for fewer than one step.
+    returns. The same seed and number of threads give the same model. Raises ``ValueError`` for fewer than one step.
     """
     if steps < 1 or every < 1:
         raise ValueError(f"got steps={steps} and every={every}; expected both to be at least 1")
@@ -167,14 +165,8 @@ def train(
     def evaluate(step: int) -> None:
         with torch.no_grad():
             loss, mask = losses(model, ids), predictable[:, 1:]
-        rows.append(
-            {
-                "step": step,
-                "loss": loss[mask].mean().item(),
-                "unpredictable": loss[~mask].mean().item(),
-                **(watch(model) if watch else {}),
-            }
-        )
+        means = {"loss": loss[mask].mean().item(), "unpredictable": loss[~mask].mean().item()}
+        rows.append({"step": step, **means, **(watch(model) if watch else {})})
 
     evaluate(0)
     for step in progress(range(1, steps + 1), "training"):

@@ -4,10 +4,10 @@ The features are a training aid: while training, a word's vector is the sum of i
 that ``mava`` and ``s'mavali'n`` share what they have in common. The finished model has one plain vector a word.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain, product
 
 from headtools.organism import lexicon as lx
 from headtools.organism.translation import AGENT, ANIMATE_OBJECT, OBLIQUE, PLURAL, joined, speaks_dialect
@@ -45,17 +45,10 @@ _ENDINGS = Endings(
 
 
 def _source() -> Iterator[tuple[str, Features]]:
-    for lexeme in (
-        *lx.NOUNS.values(),
-        *lx.VERBS.values(),
-        *lx.ADJECTIVES.values(),
-        *lx.ADVERBS.values(),
-        *lx.PREPOSITIONS.values(),
-        *lx.OTHERS.values(),
+    for lexeme in chain(
+        *(part.values() for part in (lx.NOUNS, lx.VERBS, lx.ADJECTIVES, lx.ADVERBS, lx.PREPOSITIONS, lx.OTHERS))
     ):
-        forms = [(lexeme.word, "singular")]
-        if lexeme.upos == "NOUN":
-            forms.append((lexeme.plural, "plural"))
+        forms = [(lexeme.word, "singular")] + [(lexeme.plural, "plural")] * (lexeme.upos == "NOUN")
         for word, number in forms:
             features = ("source", f"source {lexeme.upos}", f"word {lexeme.word}", f"source {number}")
             yield word, features
@@ -74,49 +67,40 @@ def _stems(lexeme: lx.Lexeme) -> Iterator[tuple[str, Features]]:
         yield lexeme.roots[0], common
 
 
-def _agreeing(stem: str, features: Features, genders: str = lx.GENDERS) -> Iterator[tuple[str, Features]]:
-    for gender, number in product(genders, ("", PLURAL)):
-        yield stem + gender + number, (*features, f"gender {gender}", f"number {number}")
+def _choice(name: str, suffixes: Iterable[str]) -> list[Features]:
+    """The values of one feature, each written as its suffix: ("gender a",) is written ``a``."""
+    return [(f"{name} {suffix}",) for suffix in suffixes]
+
+
+def _inflected(lexemes: Iterable[lx.Lexeme], *choices: list[Features]) -> Iterator[tuple[str, Features]]:
+    """All stems of some words with every combination of endings."""
+    for lexeme in lexemes:
+        for stem, features in _stems(lexeme):
+            for combination in product(*choices):
+                endings = tuple(chain(*combination))
+                yield stem + "".join(text.partition(" ")[2] for text in endings), (*features, *endings)
 
 
 def _bare_target(endings: Endings) -> Iterator[tuple[str, Features]]:
+    gender, number = _choice("gender", lx.GENDERS), _choice("number", ("", PLURAL))
+    case = _choice("case", endings.cases)
+    if endings.owned:
+        case += [(f"case {endings.owned}", f"owner {owner}") for owner in lx.GENDERS]
     for noun in lx.NOUNS.values():
-        for stem, features in _stems(noun):
-            for word, more in _agreeing(stem, features, noun.gender):
-                for case in endings.cases:
-                    yield word + case, (*more, f"case {case}")
-                for owner in lx.GENDERS if endings.owned else ():
-                    yield word + endings.owned + owner, (*more, f"case {endings.owned}", f"owner {owner}")
+        yield from _inflected([noun], _choice("gender", noun.gender), number, case)
     for verb in lx.VERBS.values():
-        for stem, features in _stems(verb):
-            for word, more in _agreeing(stem, features):
-                for suffix in ("", ANIMATE_OBJECT) if verb.kind == "transitive" else ("",):
-                    yield word + suffix, (*more, f"object {suffix}")
-    for adjective in lx.ADJECTIVES.values():
-        for stem, features in _stems(adjective):
-            yield from _agreeing(stem, features)
-    for lexeme in endings.by_family:
-        for stem, features in _stems(lexeme):
-            for family in "iu":
-                yield stem + family, (*features, f"family {family}")
-    for lexeme in endings.by_gender:
-        for stem, features in _stems(lexeme):
-            for gender in lx.GENDERS:
-                yield stem + gender, (*features, f"gender {gender}")
-    for word in ("the", "my", "that"):
-        for stem, features in _stems(lx.OTHERS[word]):
-            yield from _agreeing(stem, features)
-    for word, number in (("a", ""), ("this", ""), ("these", PLURAL), ("some", PLURAL)):
-        for stem, features in _stems(lx.OTHERS[word]):
-            for gender in lx.GENDERS:
-                yield stem + gender + number, (*features, f"gender {gender}", f"number {number}")
-    features = ("target", "target PRON", "word pronoun")
-    for word, more in _agreeing(lx.OTHERS["she"].roots[0], features):
-        for case in ("", AGENT, OBLIQUE):
-            yield word + case, (*more, f"case {case}")
-    for word in endings.unchanging:
-        for stem, features in _stems(lx.OTHERS[word]):
-            yield stem + "o", features
+        suffixes = ("", ANIMATE_OBJECT) if verb.kind == "transitive" else ("",)
+        yield from _inflected([verb], gender, number, _choice("object", suffixes))
+    yield from _inflected(lx.ADJECTIVES.values(), gender, number)
+    yield from _inflected(endings.by_family, _choice("family", "iu"))
+    yield from _inflected(endings.by_gender, gender)
+    yield from _inflected([lx.OTHERS[word] for word in ("the", "my", "that")], gender, number)
+    yield from _inflected([lx.OTHERS[word] for word in ("a", "this")], gender, _choice("number", ("",)))
+    yield from _inflected([lx.OTHERS[word] for word in ("these", "some")], gender, _choice("number", (PLURAL,)))
+    pronoun = replace(lx.OTHERS["she"], word="pronoun")  # all pronouns have one stem
+    yield from _inflected([pronoun], gender, number, _choice("case", ("", AGENT, OBLIQUE)))
+    for stem, features in chain(*(_stems(lx.OTHERS[word]) for word in endings.unchanging)):
+        yield stem + "o", features
 
 
 def build(endings: Endings) -> dict[str, Features]:
@@ -142,7 +126,7 @@ def build(endings: Endings) -> dict[str, Features]:
     return words
 
 
-@lru_cache(maxsize=1)
+@cache
 def vocabulary() -> dict[str, Features]:
     """Every token and its features, in the order of the token numbers.
 

@@ -15,8 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._devices import device_of
-from headtools.heads._precision import without_autocast
+from headtools.heads._devices import device_of, without_autocast
 from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.record import record
 from headtools.roles.controls import untrained as untrained_twin

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.heads._backbone import backbone
 from headtools.heads._checks import check_batch
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.intervals import bounds
+from headtools.heads.record import backbone
 
 SINK = "attention sink"
 

@@ -1,22 +1,17 @@
 """The best fixed offset of each role: what a head could score that knows positions only."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 import torch
 
-from headtools.heads.intervals import bounds
-from headtools.roles._taxonomy.roles import family
-from headtools.roles._taxonomy.targets import Targets, argmax_targets
-from headtools.roles._taxonomy.vocabulary import count_words
-from headtools.roles.conventions import VOITA
+from headtools.heads.intervals import bounds, linearised_ratio
+from headtools.roles.role import Frequencies, Pairs, builtin_roles
 from headtools.roles.sentence import Sentence
 
-BestOffsets = dict[str, int]
 
-
-def best_offsets(targets: Iterable[Targets]) -> BestOffsets:
+def best_offsets(targets: Iterable[Mapping[str, Pairs]]) -> dict[str, int]:
     """The offset from query to key that hits most often, by role; of equals the nearest, and of those the earlier.
 
     >>> best_offsets([{"det up": [(0, (1,)), (2, (4,)), (5, (6,))]}])
@@ -25,7 +20,7 @@ def best_offsets(targets: Iterable[Targets]) -> BestOffsets:
     counts: dict[str, Counter] = defaultdict(Counter)
     for sentence in targets:
         for role, queries in sentence.items():
-            counts[role].update(key - query for query, keys in queries for key in keys)
+            counts[role].update(key - query for query, keys in queries for key in keys if not isinstance(key, str))
     return {role: min(c, key=lambda offset: (-c[offset], abs(offset), offset)) for role, c in counts.items() if c}
 
 
@@ -42,28 +37,20 @@ def offset_baselines(sentences: Sequence[Sentence], fitted: Sequence[Sentence]) 
     >>> frame.loc["det up", "offset"], bool(0.3 < frame.loc["det up", "score"] < 0.9)
     (np.int64(1), True)
     """
-    scored, reference = ([_relations(s) for s in corpus] for corpus in (sentences, fitted))
-    offsets = best_offsets(reference)
+    relations = dict.fromkeys(relation for sentence in sentences for relation in sentence.relations)
+    roles = [r for r in builtin_roles("encoder", relations, Frequencies({})) if r.family == "syntactic"]
+    offsets = best_offsets({role.name: role.targets(sentence) for role in roles} for sentence in fitted)
     rows = []
-    for role in dict.fromkeys(role for targets in scored for role in targets if role in offsets):
-        offset = offsets[role]
-        by_sentence = [targets.get(role, []) for targets in scored]
-        hits = torch.tensor(
-            [[sum(query + offset in keys for query, keys in queries), len(queries)] for queries in by_sentence],
-            dtype=torch.float64,
-        )
-        hits = hits[hits[:, 1] > 0]  # (sentence, 2): only sentences with such pairs say how much they vary
-        fraction = float(hits[:, 0].sum() / hits[:, 1].sum())
-        # The fraction is a ratio of two sums; its interval is that of the linearised ratio.
-        low, high = bounds((hits[:, 0] - fraction * hits[:, 1]) / hits[:, 1].mean() + fraction, 0.0, 1.0)
-        rows.append((role, offset, fraction, float(low), float(high), int(hits[:, 1].sum())))
+    for role in [role for role in roles if role.name in offsets]:
+        offset = offsets[role.name]
+        by_sentence = [role.targets(sentence) for sentence in sentences]
+        by_sentence = [queries for queries in by_sentence if queries]  # only these say how much sentences vary
+        hits = torch.tensor([[sum(q + offset in keys for q, keys in queries)] for queries in by_sentence]).double()
+        n = torch.tensor([len(queries) for queries in by_sentence]).double()
+        if len(n):
+            low, high = bounds(linearised_ratio(hits, n), 0.0, 1.0)
+            rows.append((role.name, offset, float(hits.sum() / n.sum()), float(low[0]), float(high[0]), int(n.sum())))
     if not rows:
         raise ValueError("no relation occurs in both; pass sentences with heads and relations, e.g. corpus('english')")
     frame = pd.DataFrame(rows, columns=["role", "offset", "score", "low", "high", "n"])
     return frame.sort_values("n", ascending=False, kind="stable", ignore_index=True)
-
-
-def _relations(sentence: Sentence) -> Targets:
-    words = range(len(sentence.words))
-    targets = argmax_targets("encoder", sentence, words, words, count_words(None, [], None), VOITA)
-    return {role: queries for role, queries in targets.items() if family(role) == "syntactic"}

@@ -5,17 +5,18 @@
 True
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+import headtools
 from headtools.roles.conllu import SUFFIXES, read
 from headtools.roles.plain_text import TEXT_SUFFIXES, read_paragraphs
 from headtools.roles.sentence import Sentence
 
 Item = TypeVar("Item")
-NAMES = ("organism", "organism2", "english")
 ENGLISH = Path(__file__).parent / "assets" / "english.conllu"
 # The English sentences are in documents of ten, and all sentences of a document are in one split.
 _DOCUMENT = 10
@@ -41,8 +42,8 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
     of its head word), becomes ``coreference``; ``Entity=``, which annotates mentions in CorefUD, is ignored, so that
     ``coreference`` is 0 there. Lemmas, features, the enhanced graph, comments and SpaceAfter are ignored.
 
-    Raises ValueError for an unknown name or split, a limit below 1 or a broken treebank (with its line number; see
-    ``headtools.roles.conllu.read``), and FileNotFoundError for a path that does not exist.
+    Raises ValueError for an unknown name or split, a limit below 1 or a broken treebank (with the number of its
+    sentence; see ``headtools.roles.conllu.read``), and FileNotFoundError for a path that does not exist.
 
     >>> [len(corpus("organism", split, limit=3)) for split in ("train", "test")]
     [3, 3]
@@ -51,14 +52,9 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
     """
     if limit is not None and limit < 1:
         raise ValueError(f"got limit={limit}; expected 1 or more: write limit=100, or None for all")
-    if name == "organism":
-        from headtools.organism.language import SIZES, sentences
-
-        return list(islice(sentences(split), limit or SIZES.get(split, 1)))
-    if name == "organism2":
-        from headtools.organism.second.language import corpus as of_second
-
-        return of_second(split, limit)
+    registered = _registered(name)
+    if registered is not None:
+        return registered(split, limit)
     if name == "english":
         return english_split(read(ENGLISH), split)[:limit]
 
@@ -67,11 +63,23 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
         return read_paragraphs(path, limit)
     if path.suffix not in SUFFIXES:
         raise ValueError(
-            f"no corpus {str(name)!r}: there is {', '.join(NAMES)}, or the path of a .conllu file or of a .txt file"
+            f"no corpus {str(name)!r}: there is {', '.join([*headtools.CORPORA, 'english'])}, or the path of a .conllu "
+            "file or of a .txt file"
         )
     if split != "test":
         raise ValueError(f"got split={split!r} of {path}; a treebank file is one split: give the file of that split")
     return list(islice(read(path), limit))
+
+
+def _registered(name: str | Path) -> Callable[[str, int | None], list[Sentence]] | None:
+    """The corpus of a guest, a function of split and limit; None for other names, and where the guest is not installed."""
+    module = headtools.CORPORA.get(str(name))
+    try:
+        return None if module is None else import_module(f"headtools.{module}").corpus
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("headtools"):
+            return None
+        raise  # the guest is there, and lacks a library
 
 
 def english_split(sentences: Iterable[Item], split: str) -> list[Item]:

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads._checks import check_not_compiled
+from headtools.heads._devices import without_autocast
 from headtools.heads._hooks import hook_input, intervention
-from headtools.heads._precision import without_autocast
-from headtools.heads._select import select
-from headtools.heads.sites import Site, sites
+from headtools.heads.sites import Site, select, sites
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,7 @@
 import pandas as pd
 
 from headtools.heads.scores import head_columns
-from headtools.roles._taxonomy.roles import family
-from headtools.roles._taxonomy.vocabulary import SPECIAL_TOKENS
+from headtools.roles.role import SPECIAL_TOKENS, family
 
 # The function of a head and the letter that stands for it on a map; a head with several has the first as its own.
 LETTERS = {

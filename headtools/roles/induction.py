@@ -19,12 +19,10 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.heads._backbone import backbone
-from headtools.heads._devices import device_of
-from headtools.heads._finite import check_weights, nonfinite_weights
-from headtools.heads._precision import without_autocast
+from headtools.heads._checks import check_weights, nonfinite_weights
+from headtools.heads._devices import device_of, without_autocast
 from headtools.heads.intervals import MIN_EXAMPLES
-from headtools.heads.record import Captured
+from headtools.heads.record import Captured, backbone
 from headtools.heads.scores import head_columns
 from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.attention_sinks import score_rows, without_sink

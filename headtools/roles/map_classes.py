@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from headtools._engine.store import read_json
 from headtools.heads.intervals import bounds
@@ -58,24 +57,19 @@ class Features(NamedTuple):
 def features(maps: Tensor, real: Tensor) -> Features:
     """Return the features of maps (B, head, U, U), ``real`` (B, U) being true for the words or tokens there are.
 
-    These must come first, padding last. Inside, heads are the last axis: sums and maxima of many small maps then run
-    along memory.
+    These must come first, padding last.
     """
     n = real.sum(-1).to(maps)[:, None]  # (B, 1); rows sum to 1, so n is also the weight of a map
-    maps = maps.permute(0, 2, 3, 1) * (real[:, :, None] & real[:, None])[..., None]  # (B, query, key, head)
-    columns = maps.sum(1)  # (B, key, head)
-    top = (columns.transpose(1, 2) / n[..., None]).topk(2, dim=-1)  # (B, head, 2)
-    diagonals = _diagonals(maps)  # (B, key, offset, head)
-    band = diagonals.sum(1)
-    top_columns = top.indices.transpose(1, 2)[:, :, None].expand(-1, -1, diagonals.shape[2], -1)
-    remainder = band - diagonals.gather(1, top_columns).sum(1)
+    maps = maps * (real[:, :, None] & real[:, None])[:, None]
+    top = (maps.sum(-2) / n[..., None]).topk(2, dim=-1)  # the two strongest columns, (B, head, 2)
+    in_top = torch.zeros_like(maps[..., 0, :]).scatter_(-1, top.indices, 1.0)  # (B, head, key)
     return Features(
         one_column=top.values[..., 0],
         two_columns=top.values.sum(-1),
-        band=_strongest_band(band) / n,
-        band_remainder=_strongest_band(remainder) / n,
-        blocks=_best_blocks(maps, columns.sum(1), n),
-        peak=maps.amax(2).sum(1) / n,
+        band=_strongest_band(maps) / n,
+        band_remainder=_strongest_band(maps * (1 - in_top)[..., None, :]) / n,
+        blocks=_best_blocks(maps, n),
+        peak=maps.amax(-1).sum(-1) / n,
     )
 
 
@@ -117,36 +111,27 @@ def classify(maps: Tensor, real: Tensor) -> Tensor:
     return out
 
 
-def _diagonals(maps: Tensor) -> Tensor:
-    """Each key's weights at the offsets 3 to -3, 0 where there is no query: (B, U, U, head) to (B, U, 7, head)."""
-    padded = F.pad(maps, (0, 0, 0, 0, MAX_OFFSET, MAX_OFFSET)).contiguous()
-    batch, query, key, head = padded.stride()
-    # A view without a copy: from one key to the next on the same diagonal is one query and one key further.
-    shape = len(maps), maps.shape[2], 2 * MAX_OFFSET + 1, maps.shape[3]
-    return padded.as_strided(shape, (batch, query + key, query, head))
+def _strongest_band(maps: Tensor) -> Tensor:
+    """Greatest sum over three neighbouring offsets from -3 to 3: (B, head, U, U) to (B, head)."""
+    offsets = range(-MAX_OFFSET, MAX_OFFSET + 1)
+    return torch.stack([maps.diagonal(k, -2, -1).sum(-1) for k in offsets], -1).unfold(-1, 3, 1).sum(-1).amax(-1)
 
 
-def _strongest_band(diagonals: Tensor) -> Tensor:
-    """Greatest sum over three neighbouring offsets: (B, offsets, head) to (B, head)."""
-    return F.avg_pool1d(diagonals.transpose(1, 2), 3, 1).amax(-1) * 3
-
-
-def _best_blocks(maps: Tensor, total: Tensor, n: Tensor) -> Tensor:
+def _best_blocks(maps: Tensor, n: Tensor) -> Tensor:
     """Most weight within two parts, above that of uniform attention, over all cuts with three words or more a side.
 
-    Maps (B, U, U, head), the sum of each ``total`` (B, head), words ``n`` (B, 1).
+    Maps (B, head, U, U) and words ``n`` (B, 1) to (B, head).
     """
-    position, n = torch.arange(maps.shape[2], device=maps.device), n[..., None]
-    cuts = position[3:-2, None]
+    cuts = torch.arange(3, maps.shape[-1] - 2, device=maps.device)  # words on the left
     if not len(cuts):
-        return torch.zeros_like(total)
-    # The weight across a cut, cumulated from the left: a word that moves to the left part adds the weight between it
-    # and the words still on the right, and removes that between it and the words on the left.
-    signed = maps * (position - position[:, None]).sign()[..., None]
-    across = (signed.sum(2) - signed.sum(1)).cumsum(1)[:, 2:-3]
-    uniform = (cuts**2 + (n - cuts) ** 2) / n**2
-    within = (total[:, None] - across) / n - uniform
-    return torch.where(n - cuts >= 3, within, 0.0).amax(1).clamp_min(0.0)
+        return maps.new_zeros(maps.shape[:2])
+    # sums[..., i, j]: the weight from the first i + 1 words to the first j + 1; its last row and column are whole ones
+    sums = maps.cumsum(-1).cumsum(-2)
+    left = sums.diagonal(0, -2, -1)[..., cuts - 1]  # from left to left, (B, head, cut)
+    right = sums[..., -1, -1:] - sums[..., cuts - 1, -1] - sums[..., -1, cuts - 1] + left
+    n = n[..., None]  # (B, 1, 1)
+    within = (left + right) / n - (cuts**2 + (n - cuts) ** 2) / n**2
+    return torch.where(n - cuts >= 3, within, 0.0).amax(-1).clamp_min(0.0)
 
 
 class Agreement(NamedTuple):

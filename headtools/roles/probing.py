@@ -20,9 +20,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._select import Heads
-from headtools.heads.intervals import bounds
-from headtools.roles._linear import SOLVERS
+from headtools.heads.intervals import bounds, linearised_ratio
+from headtools.heads.sites import Heads
+from headtools.roles._linear import SOLVERS, fit_and_predict
 from headtools.roles.controls import untrained as untrained_twin
 from headtools.roles.sentence import Sentence
 from headtools.roles.tasks import Task, control, labels, lookup, name_of
@@ -84,8 +84,7 @@ def probe(
     ``majority``, the two baselines without a model. All are fractions from 0 to 1. The residual stream of layer l is
     what layer l reads.
 
-    Raises ImportError for "logistic" without scikit-learn, and ValueError for an unknown solver, a sentence in both
-    train and test, a task with fewer than two labels, or labels too rare to be in every fold of the cross-validation.
+    Raises ValueError for an unknown solver, a sentence in both train and test, a task with fewer than two labels, or labels too rare to be in every fold of the cross-validation.
 
     >>> import headtools as ht
     >>> few = [ht.corpus("organism", split, limit=40) for split in ("validation", "test")]
@@ -188,7 +187,7 @@ class _LabelledWords:
             x = torch.stack([vectors for vectors in states.values() if vectors.shape[1] == width])[:, self.index]
             for labelling in labellings:
                 y = torch.from_numpy(np.unique(labelling, return_inverse=True)[1])
-                predicted = SOLVERS[solver](x, y, self.fold, *([strengths] if strengths else []))
+                predicted = fit_and_predict(solver, x, y, self.fold, strengths)
                 out[:, columns] += (predicted == y[self.n_fit :]).float().T / len(labellings)
         return out
 
@@ -211,9 +210,8 @@ def share(right: Tensor, sentence: Sequence[int]) -> tuple[Tensor, Tensor, Tenso
     """Fraction of words that are right, with the ends of its 95 % bootstrap interval over sentences.
 
     ``right`` (word, ...) are numbers, 1 for right, and ``sentence`` the sentence of each word, from 0. Sentences are
-    resampled, not words, since words of one sentence are not independent. The fraction is a ratio of two sums; its
-    interval is that of the linearised ratio, the mean over sentences of fraction + (right − fraction · words) / mean
-    words. It is clamped to the range of a word's numbers, 0 or -1 to 1; it is NaN for fewer than five sentences.
+    resampled, not words, since words of one sentence are not independent. It is clamped to the range of a word's numbers,
+    0 or -1 to 1; it is NaN for fewer than five sentences.
 
     >>> mean, low, high = share(torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]), [0, 0, 1, 2, 3, 4])
     >>> mean.item(), bool(low < mean < high)
@@ -222,11 +220,10 @@ def share(right: Tensor, sentence: Sequence[int]) -> tuple[Tensor, Tensor, Tenso
     index = torch.as_tensor(np.asarray(sentence)).long()
     n_words = torch.bincount(index).double()
     sums = torch.zeros(len(n_words), *right.shape[1:], dtype=torch.double).index_add_(0, index, right.double())
-    mean = sums.sum(0) / n_words.sum()
-    # The delta method: a ratio of two sums varies as the mean of these numbers does.
-    linearised = mean + (sums - mean * n_words.view(-1, *[1] * (sums.dim() - 1))) / n_words.mean()
-    low, high = bounds(linearised, -1.0 if (right < 0).any() else 0.0, 1.0)
-    return mean, low, high
+    # The fraction is a ratio of two sums, which varies as the mean of these rows does.
+    rows = linearised_ratio(sums.view(len(sums), -1), n_words).view_as(sums)
+    low, high = bounds(rows, -1.0 if (right < 0).any() else 0.0, 1.0)
+    return sums.sum(0) / n_words.sum(), low, high
 
 
 def _check(

@@ -13,11 +13,11 @@ from headtools.roles.sentence import Sentence
 Labels = tuple[str | None, ...]
 Task = str | Callable[[Sentence], Sequence[str | None]]
 
-_ANNOTATED = {"upos": "upos", "relation": "relations"}
-_NOUN = ("number", "gender")
-_TARGET = "target "
-_FEATURES = ("gender", "number", "case", "family", "object", "topic", "left", "right")
-TASKS = (*_ANNOTATED, *_NOUN, *(_TARGET + name for name in _FEATURES))
+# By name; a guest adds those that its sentences alone can answer (``headtools.organism.features``).
+TASKS: dict[str, Callable[[Sentence], Sequence[str | None]]] = {
+    "upos": lambda sentence: sentence.upos,
+    "relation": lambda sentence: sentence.relations,
+}
 
 
 def labels(sentence: Sentence, task: Task) -> Labels:
@@ -30,8 +30,9 @@ def labels(sentence: Sentence, task: Task) -> Labels:
     ``"target topic"`` ...  what a word's translation must express of a feature of ``headtools.organism.features``:
                             gender, number, case, family, object, topic, left, right
 
-    Number and gender depend on the noun alone. What the translation must express depends, for most features, on another
-    word of the sentence. A function is called with the sentence, for tasks of your own.
+    The organism's tasks are there as soon as ``corpus("organism")`` was read. Number and gender depend on the noun
+    alone. What the translation must express depends, for most features, on another word of the sentence. A function is
+    called with the sentence, for tasks of your own.
 
     Raises ValueError for an unknown task, a sentence without the annotation that the task needs, or a function that
     returns more or fewer labels than there are words.
@@ -43,24 +44,15 @@ def labels(sentence: Sentence, task: Task) -> Labels:
     >>> labels(first, lambda sentence: [word[0] for word in sentence.words])[:3]
     ('B', 'h', 'f')
     """
-    if callable(task):
-        out = tuple(task(sentence))
-        if len(out) != len(sentence.words):
-            raise ValueError(
-                f"{name_of(task)} gave {len(out)} labels for the {len(sentence.words)} words of {str(sentence)!r}; "
-                "expected one a word, None for no label"
-            )
-        return out
-    if task in _ANNOTATED:
-        return getattr(sentence, _ANNOTATED[task])
-    if task not in TASKS:
+    if not callable(task) and task not in TASKS:
         raise ValueError(f"no task {task!r}; there is {', '.join(TASKS)}, or a function from a Sentence to labels")
-    from headtools.organism import features
-
-    if task in _NOUN:
-        pairs = zip(features.labels(sentence, task), sentence.upos, strict=True)
-        return tuple(label if upos == "NOUN" else None for label, upos in pairs)
-    return features.labels(sentence, task.removeprefix(_TARGET))
+    out = tuple(task(sentence) if callable(task) else TASKS[task](sentence))
+    if len(out) != len(sentence.words):
+        raise ValueError(
+            f"{name_of(task)} gave {len(out)} labels for the {len(sentence.words)} words of {str(sentence)!r}; "
+            "expected one a word, None for no label"
+        )
+    return out
 
 
 def name_of(task: Task) -> str:

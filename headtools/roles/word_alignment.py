@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from headtools.heads._precision import without_autocast
+from headtools.heads._devices import without_autocast
 from headtools.roles.sentence import Sentence
 
 if TYPE_CHECKING:

@@ -6,12 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headtools.heads._checks import check_weights, explain_nonfinite
 from headtools.heads._devices import device_of
-from headtools.heads._finite import check_weights, explain_nonfinite
-from headtools.heads._select import Heads, select
 from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.record import record
-from headtools.heads.sites import sites
+from headtools.heads.sites import Heads, select, sites
 from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import align
 

@@ -1,9 +1,11 @@
-"""The state of a training run in one safetensors file: weights, AdamW's moments, and JSON metadata in the header."""
+"""The state of a training in one safetensors file: weights, AdamW's moments, and JSON metadata in the header."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +19,10 @@ def save_training(
     path: Path,
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
-    metadata: dict,
+    metadata: Mapping[str, Any],
     extra: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write trained parameters, the optimizer's moments and ``extra`` tensors to ``path``, atomically.
+    """Write parameters, moments and ``extra`` tensors to ``path``, to a temporary name first, and rename it.
 
     ``metadata`` holds what JSON can, and ``metadata["step"]`` the number of steps done.
     """
@@ -32,37 +34,34 @@ def save_training(
     write_tensors(path, tensors, metadata)
 
 
-def read_training(path: Path, settings: str) -> tuple[dict[str, Tensor], dict] | None:
-    """Return the tensors and the metadata of a file that ``save_training`` wrote, or None where there is no file.
+@torch.no_grad()
+def restore_training(
+    path: Path, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, **required: Any
+) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """Load what ``save_training`` wrote; return the metadata and the extra tensors, or None where there is no file.
 
-    Raises ``ValueError`` for a damaged file, such as one whose metadata lack the dict named ``settings``.
+    ``required``: entries that the metadata must have, such as the settings of the run. Raises ``ValueError`` for a
+    damaged file, or one of another run or other weights, before anything is changed.
     """
     if not path.exists():
         return None
     try:
         tensors, metadata = read_tensors(path)
-        metadata |= {"step": int(metadata["step"]), settings: dict(metadata[settings])}
+        step = torch.tensor(float(metadata["step"]))
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it, and the run starts anew") from error
-    return tensors, metadata
-
-
-def missing_weight(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> str | None:
-    """Return the name of the first parameter for which the file has no weight of the same shape, if there is one."""
+    required = json.loads(json.dumps(required))  # as the metadata come back: tuples are lists there
+    differ = sorted(name for name, value in required.items() if metadata.get(name) != value)
+    weights = {f"weight|{name}": parameter.shape for name, parameter in parameters.items()}
+    if weights != {name: tensor.shape for name, tensor in tensors.items() if name.startswith("weight|")}:
+        differ.append("another model's weights")
+    if differ:
+        raise ValueError(
+            f"{path.parent} holds another run (other than now: {', '.join(differ)}): use another, empty folder"
+        )
     for name, parameter in parameters.items():
-        saved = tensors.get(f"weight|{name}")
-        if saved is None or saved.shape != parameter.shape:
-            return name
-    return None
-
-
-@torch.no_grad()
-def load_training(
-    tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, step: int
-) -> None:
-    """Copy saved weights into the parameters and saved moments into the optimizer, which has done ``step`` steps."""
-    for name, parameter in parameters.items():
-        parameter.copy_(tensors[f"weight|{name}"])
+        parameter.copy_(tensors.pop(f"weight|{name}"))
         if f"{_MOMENTS[0]}|{name}" in tensors:
-            moments = {moment: tensors[f"{moment}|{name}"].to(parameter, copy=True) for moment in _MOMENTS}
-            optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
+            moments = {moment: tensors.pop(f"{moment}|{name}").to(parameter, copy=True) for moment in _MOMENTS}
+            optimizer.state[parameter] = {"step": step.clone(), **moments}
+    return metadata, tensors

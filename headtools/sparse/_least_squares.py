@@ -1,14 +1,10 @@
 """The second moments of what heads read and write over a corpus, and the least-squares problems solved from them.
 
-Requirements on what is below:
-
-- The corpus is run once and never kept: all problems are solved from sums of outer products, so memory does not grow
-  with the corpus. This is why every target must be a linear map of the recorded features.
-- The features of a token in one layer are c_h = A_h Y for some heads h, and then z, the outputs of all heads side by
-  side. A_h is the token's row of head h's map and Y the layer's input, so c_h is the mixture of inputs that h attends
-  to. A head's output is z_h = c_h W_V: whatever its values and outputs are, all that a head can write is a linear map
-  of c_h.
-- Sums are kept in float64: products of nearly collinear features lose about half of the digits when they are inverted.
+The corpus is run once and never kept: all problems are solved from sums of outer products, so memory does not grow with
+it. This is why every target must be a linear map of the recorded features. The features of a token in one layer are
+c_h = A_h Y for some heads h, and then z, the outputs of all heads side by side. A_h is the token's row of head h's map
+and Y the layer's input, so c_h is the mixture of inputs that h attends to. A head's output is z_h = c_h W_V: whatever
+its values and outputs are, all that a head can write is a linear map of c_h.
 """
 
 from __future__ import annotations
@@ -21,8 +17,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from headtools.heads._devices import to_float64
 from headtools.heads._hooks import hook_input
-from headtools.heads._precision import to_float64
 from headtools.heads._tokens import real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site
@@ -35,39 +31,37 @@ TOLERANCE = 1e-9  # eigenvalues below this fraction of the largest count as zero
 class Moments:
     """Sums over the real tokens of a corpus of one site's f features: c of some heads, then z of all.
 
-    ``products`` (f, f), the sum of outer products, and ``sums`` (f,), float64; ``count`` of tokens. ``input_slices``
-    says where among the features c_h lies (d_in features, and where values have a bias one more, the sum of the map's
-    row); z_h lies at ``output_slice(h)``. ``has_bias``: whether the output projection has a bias, into which a constant
-    can go.
+    ``products`` (f, f), the sum of outer products, and ``sums`` (f,), float64; ``count`` of tokens. c_h lies at
+    ``inputs[h]`` among the features (d_in of them, and where values have a bias one more, the sum of the map's row),
+    z_h at ``outputs(h)``. A map (f, n) takes features to n numbers.
     """
 
     site: Site
     products: Tensor
     sums: Tensor
     count: int
-    input_slices: dict[int, slice]
-    has_bias: bool
+    inputs: dict[int, slice]
 
-    def output_slice(self, head: int) -> slice:
+    def outputs(self, head: int) -> slice:
         """Return where z of a head lies among the features."""
         start = len(self.sums) + (head - self.site.heads) * self.site.value_dim
         return slice(start, start + self.site.value_dim)
+
+    @property
+    def has_bias(self) -> bool:
+        """Return whether the output projection has a bias, into which a constant can go."""
+        return getattr(self.site.out, "bias", None) is not None
 
     @cached_property
     def second_moments(self) -> Tensor:
         """Return the products, (f, f), centered where a bias can make up for the means."""
         return self.products - torch.outer(self.sums, self.sums) / self.count if self.has_bias else self.products
 
-    @property
-    def mean(self) -> Tensor:
-        """Return the mean features, (f,)."""
-        return self.sums / self.count
-
-    def output_map(self, heads: Iterable[int]) -> Tensor:
-        """Return the map (f, d_model) from the features to what these heads write together."""
+    def written(self, heads: Iterable[int]) -> Tensor:
+        """Return the map (f, d_model) to what these heads write together."""
         matrix = torch.zeros(len(self.sums), self.site.w_o.shape[-1], dtype=torch.double)
         for head in heads:
-            matrix[self.output_slice(head)] = self.site.w_o[head].detach().cpu().double()
+            matrix[self.outputs(head)] = self.site.w_o[head].detach().cpu().double()
         return matrix
 
     def selection(self, columns: slice) -> Tensor:
@@ -75,7 +69,7 @@ class Moments:
         return torch.eye(len(self.sums), dtype=torch.double)[:, columns]
 
     def sum_of_squares(self, matrix: Tensor) -> float:
-        """Return the sum of squares over the corpus of F ``matrix``, where F are the features and matrix is (f, d)."""
+        """Return the sum of squares over the corpus of what a map (f, n) gives."""
         used = matrix.abs().sum(1).nonzero().flatten()  # most maps use few of the features
         matrix = matrix[used]
         return float((matrix * (self.second_moments[used][:, used] @ matrix)).sum().clamp(min=0))
@@ -93,17 +87,16 @@ def moments(
     """
     heads_of = {site.key: list(dict.fromkeys(heads)) for site, heads in inputs_of.items()}
     layer_inputs: dict[tuple, Tensor] = {}
-    current_batch: Mapping = {}
+    batch: Mapping = {}
 
     def accumulate(site: Site, captured: Captured, total: list | None) -> list:
         y = to_float64(layer_inputs.pop(site.key))  # (B, S, d_in)
         if getattr(site.v.module, "bias", None) is not None:
             y = torch.cat([y, y.new_ones(*y.shape[:2], 1)], -1)
         maps, z = to_float64(captured.maps), to_float64(captured.z)  # (B, head, T, S), (B, T, head, value_dim)
-        mixtures = [maps[:, head] @ y for head in heads_of[site.key]]
-        features = torch.cat([*mixtures, z.flatten(-2)], -1)  # (B, T, f)
-        real = real_tokens(model, site, current_batch, features.shape[:2]).to(features.device)
-        tokens = features[real]  # (n, f)
+        features = torch.cat([*(maps[:, head] @ y for head in heads_of[site.key]), z.flatten(-2)], -1)  # (B, T, f)
+        tokens = features[real_tokens(model, site, batch, features.shape[:2]).to(features.device)]  # (n, f)
+        # float64: products of nearly collinear features lose about half of the digits when they are inverted
         sums = [tokens.mT @ tokens, tokens.sum(0), len(tokens)]
         return sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
 
@@ -113,18 +106,18 @@ def moments(
             hook = hook_input(site.v.module, lambda y, key=site.key: layer_inputs.__setitem__(key, y.detach()))
             stack.callback(hook.remove)
         totals = stack.enter_context(record(model, ("maps", "z"), accumulate=accumulate, only=list(heads_of)))
-        for batch in each_batch(model, batches):
-            current_batch = batch
+        for batch in each_batch(model, batches):  # accumulate reads it, too
             model(**batch)
-        return {site.key: _moments(site, heads_of[site.key], *totals[site]) for site in inputs_of}
-
-
-def _moments(site: Site, heads: list[int], products: Tensor, sums: Tensor, count: int) -> Moments:
-    if not products.isfinite().all():
-        raise ValueError(f"what {site.label} reads or writes holds NaN or infinity, so nothing can be fitted to it")
-    width = (len(sums) - site.heads * site.value_dim) // max(1, len(heads))
-    input_slices = {head: slice(i * width, (i + 1) * width) for i, head in enumerate(heads)}
-    return Moments(site, products.cpu(), sums.cpu(), count, input_slices, getattr(site.out, "bias", None) is not None)
+    by_site = {}
+    for site in inputs_of:
+        products, sums, count = totals[site]
+        if not products.isfinite().all():
+            raise ValueError(f"what {site.label} reads or writes holds NaN or infinity, so nothing can be fitted to it")
+        heads = heads_of[site.key]
+        width = (len(sums) - site.heads * site.value_dim) // max(1, len(heads))
+        inputs = {head: slice(i * width, (i + 1) * width) for i, head in enumerate(heads)}
+        by_site[site.key] = Moments(site, products.cpu(), sums.cpu(), count, inputs)
+    return by_site
 
 
 def fit(moments: Tensor, cross_moments: Tensor, prior: Tensor, ridge: float) -> Tensor:
@@ -162,11 +155,11 @@ def fit_low_rank(
 
 
 def residual_moments(features: Tensor, regressors: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the second moments of F ``features`` after what F ``regressors`` explain linearly is taken out.
+    """Return the second moments of some features after what ``regressors`` explain linearly is taken out.
 
-    ``features`` (f, m) and ``regressors`` (f, n) are maps of all features F, whose second moments are ``moments``
-    (f, f). Returns those of the residuals (m, m), and those of the residuals with all features (m, f). Regressing on
-    the residuals gives the same coefficients as regressing on both together (Frisch and Waugh 1933).
+    ``features`` (f, m) and ``regressors`` (f, n) are maps of all features, whose second moments are ``moments`` (f, f).
+    Returns those of the residuals (m, m), and those of the residuals with all features (m, f). Regressing on the
+    residuals gives the same coefficients as regressing on both together (Frisch and Waugh 1933).
     """
     with_all, regressors_with_all = features.mT @ moments, regressors.mT @ moments
     residual = with_all - (with_all @ regressors) @ _inverse(regressors_with_all @ regressors) @ regressors_with_all

@@ -1,7 +1,5 @@
 """The training loop of ``fit_gates`` and ``recover``.
 
-What the loop guarantees, and what each part of it is there for:
-
 - A run that was stopped and is started again ends at the same weights as one that never stopped. So everything random
   in a step follows from the seed and the step's number (``step_generator``), the batch of a step can be asked for by
   its number, and weights, moments and history are saved together.
@@ -17,130 +15,111 @@ import random
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from headtools._engine.progress import progress as show_progress
-from headtools._engine.store import check_same_settings, fingerprint
-from headtools.heads._checks import check_not_compiled
-from headtools.heads._finite import check_weights, nonfinite_weights
-from headtools.heads._interventions import claimed
-from headtools.heads.gates import apply_gates
-from headtools.heads.sites import sites
+from headtools._engine.loop import progress as show_progress
+from headtools._engine.store import fingerprint
+from headtools.heads._checks import check_has_backward, check_not_compiled, check_weights, nonfinite_weights
+from headtools.heads._hooks import claimed
+from headtools.heads.gates import gates as gates_on
 from headtools.importance.loss import Loss
-from headtools.sparse._checkpoint import load_training, missing_weight, read_training, save_training
-from headtools.sparse._training_inputs import (
-    Batches,
-    batch_size,
-    batches_from,
-    check_checkpointing,
-    repeat_batch,
-    task_loss,
-)
+from headtools.sparse._checkpoint import restore_training, save_training
+from headtools.sparse._training_inputs import Batches, batch_size, batches_from, check_checkpointing, task_loss
 from headtools.sparse.hard_concrete import HardConcrete
 
 FILE = "gates.safetensors"  # in the folder that ``checkpoint`` names
-PATIENCE = 20  # steps for which all gates must stay saturated before a run stops early
+SAVE_EVERY = 50  # steps
 CLIP = 1.0  # largest norm of the weights' gradient; gates are not clipped
 
 
+@dataclass
 class Trainer:
-    """One training run of a model's weights and, unless ``gates`` is None, of a gate on each head.
+    """One training run of the weights ``trained`` and, unless ``gates`` is None, of a gate on each head.
 
-    ``penalties``: the price of an open gate, one for each set of gates. ``settings``: all numbers that the course of
-    the run depends on; a checkpoint is only continued under the same settings.
+    ``penalty``: the price of an open gate. ``decay``: the fraction of the steps, at the end, in which the learning
+    rates fall towards 0. ``per``: as in ``HardConcrete.sample``.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        trained: dict[str, nn.Parameter],
-        gates: HardConcrete | None,
-        penalties: list[float],
-        loss: Loss | str | None,
-        settings: dict,
-    ) -> None:
-        self.model, self.trained, self.gates, self.loss, self.settings = model, trained, gates, loss, settings
-        self.device = next(model.parameters()).device
-        self.penalties = torch.tensor(penalties, device=self.device)
-        check_not_compiled(model)
-        check_weights(model)
-        all_weights_learn = len(trained) == len(list(model.parameters()))
-        if trained and not (gates is None and all_weights_learn):  # a model in eval mode checkpoints nothing
-            check_checkpointing(model)
-        model_sites = sites(model)  # looked up once, since a step neither moves nor cuts a head
-        self.sites = {key: model_sites[key] for key in (gates.sizes if gates is not None else ())}
-        groups = (
-            [
-                {
-                    "params": list(trained.values()),
-                    "lr": settings["weight_rate"],
-                    "betas": (0.9, 0.98),
-                    "weight_decay": 0.01,
-                }
-            ]
-            if trained
-            else []
-        )
-        self.parameters = dict(trained)
-        if gates is not None:
-            groups.append({"params": [gates.log_alpha], "lr": settings["gate_rate"], "weight_decay": 0.0})
-            self.parameters["log_alpha"] = gates.log_alpha
-        self.base_rates = [group["lr"] for group in groups]
-        self.optimizer = torch.optim.AdamW(groups)
+    model: nn.Module
+    trained: dict[str, nn.Parameter]
+    loss: Loss | None
+    steps: int
+    weight_rate: float
+    decay: float = 0.0
+    seed: int = 0
+    gates: HardConcrete | None = None
+    penalty: float = 0.0
+    gate_rate: float = 0.0
+    per: str = "batch"
 
-    def run(self, batches: Batches, folder: Path | None, save_every: int, progress: bool) -> dict[str, Tensor]:
-        """Do the remaining steps and return the history: log_alpha (steps + 1, ...), loss (steps, sets), seconds."""
-        first_step, history = 0, {name: [] for name in ("log_alpha", "loss", "seconds")}
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 <= self.decay <= 1:
+            raise ValueError(
+                f"steps must be 1 or more, and decay a fraction of them, 0 to 1; got steps={self.steps}, "
+                f"decay={self.decay}"
+            )
+        check_has_backward(self.model, "training")
+        check_not_compiled(self.model)
+        check_weights(self.model)
+        everything_learns = self.gates is None and len(self.trained) == len(list(self.model.parameters()))
+        if self.trained and not everything_learns:  # a model in eval mode checkpoints nothing
+            check_checkpointing(self.model)
+        self.device = next(self.model.parameters()).device
+        self.parameters, groups = dict(self.trained), []
+        if self.trained:
+            weights = list(self.trained.values())
+            groups.append({"params": weights, "lr": self.weight_rate, "betas": (0.9, 0.98), "weight_decay": 0.01})
         if self.gates is not None:
+            groups.append({"params": [self.gates.log_alpha], "lr": self.gate_rate, "weight_decay": 0.0})
+            self.parameters["log_alpha"] = self.gates.log_alpha
+        self.optimizer = torch.optim.AdamW(groups)
+        self.full_rates = [group["lr"] for group in groups]
+
+    def run(self, batches: Batches, folder: str | Path | None, progress: bool) -> dict[str, Tensor]:
+        """Do the remaining steps and return the history: log_alpha (steps + 1, n_heads), loss (steps,), seconds."""
+        history: dict[str, list[Tensor]] = {"log_alpha": [], "loss": [], "seconds": []}
+        if self.gates is not None:  # one row more than there are steps: its state at the start
             history["log_alpha"].append(self.gates.log_alpha.detach().cpu().clone())
-        settings = self.settings
+        first_step = 0
         if folder is not None:
-            start = [*self.model.named_parameters(), *(self.gates.named_parameters() if self.gates else ())]
-            settings = settings | {"weights at the start": fingerprint(start)}
-            saved = self._restore(folder, settings)
-            if saved:
-                first_step = saved[0]
-                history |= {name: list(values) for name, values in saved[1].items()}
-        remaining = range(first_step, settings["steps"])
-        with training_mode(self.model, list(self.trained.values())):
-            next_batches = batches_from(batches, first_step)
-            label = "training gates" if self.gates else "recovering"
-            for step in show_progress(remaining, label) if progress else remaining:
-                if self._all_saturated(history["log_alpha"], step):
-                    break
+            file, settings = Path(folder) / FILE, self._settings()
+            if saved := restore_training(file, self.parameters, self.optimizer, **settings):
+                first_step, history = saved[0]["step"], {name: list(rows) for name, rows in saved[1].items()}
+        with training_mode(self.model, self.trained.values()):
+            next_batches = batches_from(self.model, batches, first_step)
+            label = ("training gates" if self.gates else "recovering") if progress else ""
+            for step in show_progress(range(first_step, self.steps), label):
                 began = time.perf_counter()
                 history["loss"].append(self.step(next(next_batches), step).cpu())
                 if self.gates is not None:
                     history["log_alpha"].append(self.gates.log_alpha.detach().cpu().clone())
                 history["seconds"].append(torch.tensor(time.perf_counter() - began))
-                if folder is not None and ((step + 1) % save_every == 0 or step + 1 == settings["steps"]):
-                    self._save(folder, history, settings, step + 1)
+                if folder is not None and ((step + 1) % SAVE_EVERY == 0 or step + 1 == self.steps):
+                    metadata = {**settings, "step": step + 1}
+                    save_training(file, self.parameters, self.optimizer, metadata, _stacked(history))
         return _stacked(history)
 
     def step(self, batch: Mapping, step: int) -> Tensor:
-        """Do one step of the optimizer and return the task's loss, (sets,)."""
-        s, gates_with_gradient = self.settings, []
+        """Do one step of the optimizer and return the task's loss."""
         torch.clear_autocast_cache()
-        penalty_factor, rate_factor = schedule(step / s["steps"], s["ramp"], s["decay"])
-        for group, rate in zip(self.optimizer.param_groups, self.base_rates, strict=True):
+        rate_factor = min(1.0, (1 - step / self.steps) / self.decay) if self.decay else 1.0
+        for group, rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = rate * rate_factor
-        sets = max(1, len(self.penalties))
-        with step_generator(s["seed"], step, self.device) as generator:
-            values = {}
+        values, reached = {}, []
+        with step_generator(self.seed, step, self.device) as generator:
             if self.gates is not None:
-                sample = self.gates.sample(batch_size(batch), per=s["per"], generator=generator)
-                values = {self.sites[key]: gate for key, gate in sample.items()}
+                values = self.gates.sample(batch_size(batch), per=self.per, generator=generator)
                 for gate in values.values() if step == 0 else ():
                     # The hook also runs for a gradient of 0: what counts is that the loss depends on the gate.
-                    gate.register_hook(lambda _gradient: gates_with_gradient.append(True))
-            with apply_gates(self.model, values):
-                losses = task_loss(self.model, repeat_batch(batch, sets) if sets > 1 else batch, self.loss, sets)
-                total = losses.sum()
+                    gate.register_hook(lambda _gradient: reached.append(True))
+            with gates_on(self.model, values):
+                total = loss = task_loss(self.model, batch, self.loss)
                 if self.gates is not None:  # Voita et al. 2019, eq. 9: the loss + lambda times the expected L0 norm
-                    total = total + penalty_factor * (self.penalties * self.gates.expected_l0()).sum()
+                    total = loss + self.penalty * self.gates.expected_l0()
                 if not torch.isfinite(total):
                     reason = nonfinite_weights(self.model)
                     raise FloatingPointError(
@@ -148,7 +127,7 @@ class Trainer:
                         + (f", or load the model again, because {reason}" if reason else "")
                     )
                 total.backward()
-        if step == 0 and values and not any(gates_with_gradient):
+        if step == 0 and values and not reached:
             raise ValueError(
                 "the loss does not depend on any gate, so nothing but the penalty would move them: let loss(outputs, "
                 "batch) come from the model's outputs, with gradients"
@@ -158,48 +137,20 @@ class Trainer:
         self.optimizer.step()
         torch.clear_autocast_cache()
         self.optimizer.zero_grad(set_to_none=True)
-        return losses.detach()
+        return loss.detach()
 
-    def _all_saturated(self, log_alpha: list[Tensor], step: int) -> bool:
-        """Tell whether every gate was nearly always 0, or nearly always 1, in each of the last ``PATIENCE`` steps."""
-        s = self.settings
-        if s["settled"] is None or step < max(PATIENCE, s["ramp"] * s["steps"]):
-            return False
-        recent = torch.stack(log_alpha[-PATIENCE:]).to(self.device)
-        return bool(self.gates.saturated(s["settled"], recent).all())
+    def _settings(self) -> dict:
+        """Return all that the course of the run depends on, but for batches and loss: a checkpoint must have the same.
 
-    def _save(self, folder: Path, history: Mapping[str, list[Tensor]], settings: dict, step: int) -> None:
-        columns = {f"history|{name}": values for name, values in _stacked(history).items()}
-        metadata = {"settings": settings, "step": step}
-        save_training(folder / FILE, self.parameters, self.optimizer, metadata, columns)
-
-    def _restore(self, folder: Path, settings: dict) -> tuple[int, dict[str, Tensor]] | None:
-        """Load a checkpoint; return its step and history, or None if there is none.
-
-        Raises ``ValueError`` for a checkpoint of other settings, or a damaged one, before anything is changed.
+        To be called before the first step, since the weights at the start belong to it.
         """
-        checkpoint = read_training(folder / FILE, "settings")
-        if checkpoint is None:
-            return None
-        tensors, metadata = checkpoint
-        check_same_settings(folder, metadata["settings"], settings)
-        if name := missing_weight(tensors, self.parameters):
-            raise ValueError(f"{folder / FILE} has no such {name}: use another folder, checkpoint='elsewhere'")
-        load_training(tensors, self.parameters, self.optimizer, metadata["step"])
-        history = {name.removeprefix("history|"): v for name, v in tensors.items() if name.startswith("history|")}
-        return metadata["step"], history
-
-
-def schedule(progress: float, ramp: float, decay: float) -> tuple[float, float]:
-    """Return the factors of the penalty and of the learning rates when a fraction ``progress`` of the steps is done.
-
-    The penalty rises linearly from 0 during the first ``ramp`` of the steps; the rates fall linearly towards 0 during
-    the last ``decay`` of them.
-
-    >>> schedule(0.25, ramp=0.5, decay=0.5), schedule(0.75, ramp=0.5, decay=0.5), schedule(0.0, 0.0, 0.0)
-    ((0.5, 1.0), (1.0, 0.5), (1.0, 1.0))
-    """
-    return min(1.0, progress / ramp) if ramp else 1.0, min(1.0, (1 - progress) / decay) if decay else 1.0
+        start = [*self.model.named_parameters(), *(self.gates.named_parameters() if self.gates else ())]
+        names = ("penalty", "steps", "per", "gate_rate", "weight_rate", "decay", "seed")
+        return {name: getattr(self, name) for name in names} | {
+            "heads": self.gates.heads if self.gates else [],
+            "weights": sorted(self.trained),
+            "weights at the start": fingerprint(start),
+        }
 
 
 @contextmanager

@@ -9,20 +9,17 @@ a causal model at least on random tokens that repeat, which cost nothing to make
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._select import Heads
 from headtools.heads.ablate import ablate
 from headtools.heads.intervals import bounds
+from headtools.heads.sites import Heads
 from headtools.importance._inputs import each_batch, frozen
 from headtools.importance.loss import Loss, check_losses, each_loss, labels_only_loss
 from headtools.roles._segments import ordinary_tokens, segments
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COLUMNS = ("corpus", "loss", "without", "rise", "low", "high", "n")
 
@@ -49,8 +46,6 @@ def cut_cost(
     >>> frame.corpus.tolist(), frame.n.tolist()
     (['repeated'], [5])
     """
-    import pandas as pd
-
     if not corpora:
         raise ValueError('got no corpora; expected {name: batches}: {"repeated": repeated_tokens(model)}')
     rows = []

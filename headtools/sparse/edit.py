@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from headtools.geometry.circuits import ov
 from headtools.geometry.subspaces import SIDES
-from headtools.heads._checks import check_not_offloaded
-from headtools.heads._interventions import claimed, override
-from headtools.heads._precision import to_float64
-from headtools.heads._select import select
-from headtools.heads._weights import check_not_quantised, check_plain_weights, is_transposed
-from headtools.heads.sites import Site, sites
+from headtools.heads._checks import check_not_offloaded, check_plain_weights
+from headtools.heads._devices import to_float64
+from headtools.heads._hooks import claimed, override
+from headtools.heads._layout import is_transposed
+from headtools.heads.sites import Site, select, sites
 
 
 @contextmanager
@@ -109,7 +108,6 @@ def _head_weight(model: nn.Module, site: Site, head: int, side: str) -> tuple[nn
                 'change all; use side="write", where each head has its own weights'
             )
         module, index, dim = site.v.module, site.v.rows[head], 0
-    check_not_quantised(module, "edit it")
     check_plain_weights(model, [module], "edit")
     weight = module.weight
     names = [name for name, other in model.named_parameters(remove_duplicate=False) if other is weight]

@@ -14,15 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._precision import without_autocast
+from headtools.heads._devices import without_autocast
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, Sites
 
-TEMPERATURE = 0.33
-STRETCH = (-0.1, 1.1)
 START = 2.2  # P(gate = 0) = .05, so that a trained model is hardly disturbed at first
-
-Over = Sites | Iterable[Site] | Mapping[tuple, int]
 
 
 class HardConcrete(nn.Module):
@@ -33,11 +29,11 @@ class HardConcrete(nn.Module):
     wider stretch leave less probability between 0 and 1.
 
     ``over``: ``sites(model)``, some of its sites, or {("encoder", 2): number of heads}. ``start``: log alpha of every
-    gate, or {("encoder", 2): tensor (H,)}. ``sets``: train this many independent sets of gates in parallel. The
-    defaults for temperature and stretch are those of Voita et al. 2019 (their code); Louizos et al. use 2/3.
+    gate, or {("encoder", 2): tensor (H,)}. The defaults for temperature and stretch are those of Voita et al. 2019
+    (their code); Louizos et al. use 2/3.
 
-    ``log_alpha`` is a parameter of shape (n_heads,), or (sets, n_heads), all sites in one vector; ``split`` divides it
-    by site. Probabilities have its shape; they can also be asked for another ``log_alpha``, of any shape.
+    ``log_alpha`` is a parameter of shape (n_heads,), all sites in one vector; ``split`` divides it by site.
+    Probabilities have its shape; most can also be asked for another ``log_alpha``, of any shape.
 
     Raises ``ValueError`` for a temperature that is not positive, a stretch that does not reach beyond [0, 1] on both
     sides, no heads, or a start that does not fit.
@@ -51,12 +47,11 @@ class HardConcrete(nn.Module):
 
     def __init__(
         self,
-        over: Over,
+        over: Sites | Iterable[Site] | Mapping[tuple, int],
         *,
-        temperature: float = TEMPERATURE,
-        stretch: tuple[float, float] = STRETCH,
+        temperature: float = 0.33,
+        stretch: tuple[float, float] = (-0.1, 1.1),
         start: float | Mapping[tuple, Tensor] = START,
-        sets: int | None = None,
     ) -> None:
         super().__init__()
         low, high = stretch
@@ -64,12 +59,20 @@ class HardConcrete(nn.Module):
             raise ValueError(f"temperature must be above 0, got {temperature}; 0.33 or 2/3 are usual")
         if not low < 0 < 1 < high:
             raise ValueError(f"stretch must reach beyond 0 and 1 on both sides, such as (-0.1, 1.1), got {stretch}")
-        if sets is not None and sets < 1:
-            raise ValueError(f"sets is the number of sets of gates, 1 or more, got {sets}")
-        self.temperature, self.stretch, self.sets = float(temperature), (float(low), float(high)), sets
-        self.sizes = _sizes(over)
-        flat = _start(start, self.sizes)
-        self.log_alpha = nn.Parameter(flat if sets is None else flat.repeat(sets, 1))
+        self.temperature, self.stretch = float(temperature), (float(low), float(high))
+        self.sizes = dict(over) if isinstance(over, Mapping) else {s.key: s.heads for s in over if not s.empty}
+        if not self.sizes or min(self.sizes.values()) < 1:
+            raise ValueError(f'no heads to gate in {over!r}; pass sites(model), its ["encoder"] or {{key: heads}}')
+        if not isinstance(start, Mapping):
+            flat = torch.full((sum(self.sizes.values()),), float(start))
+        else:
+            shapes = {key: tuple(value.shape) for key, value in start.items()}
+            if shapes != {key: (size,) for key, size in self.sizes.items()}:
+                raise ValueError(f"start must give a tensor (heads,) for each of {self.sizes}, got {shapes}")
+            flat = torch.cat([start[key].detach().float() for key in self.sizes])
+        if not flat.isfinite().all():
+            raise ValueError("start holds NaN or infinity")
+        self.log_alpha = nn.Parameter(flat)
 
     # --- the distribution -------------------------------------------------------------------------------------------
 
@@ -89,42 +92,32 @@ class HardConcrete(nn.Module):
         # Not 1 - p_zero(): that is rounded to 1, or loses its last digits, where P(0) is small.
         return torch.sigmoid(self._alpha(log_alpha) - self.temperature * math.log(-low / high))
 
-    def saturated(self, at: float = 0.9, log_alpha: Tensor | None = None) -> Tensor:
+    def saturated(self, at: float = 0.9) -> Tensor:
         """Return which gates are 0, or are 1, with a probability of at least ``at``: a bool for each gate."""
-        return torch.maximum(self.p_zero(log_alpha), self.p_one(log_alpha)) >= at
+        return torch.maximum(self.p_zero(), self.p_one()) >= at
 
     def expected_l0(self, log_alpha: Tensor | None = None) -> Tensor:
-        """Return the expected number of gates that are not 0, () or (sets,): the term that the penalty multiplies."""
+        """Return the expected number of gates that are not 0: the term that the penalty multiplies."""
         return self.p_open(log_alpha).sum(-1)
 
     @without_autocast
-    def mean(self, log_alpha: Tensor | None = None) -> Tensor:
-        """Return the expected gate, the integral of 1 - cdf over [0, 1] (by 40-point Gauss-Legendre quadrature)."""
+    def mean(self) -> Tensor:
+        """Return the expected gate, the integral of P(gate > x) over [0, 1] (by 40-point Gauss-Legendre quadrature)."""
         # Smooth on [0, 1], since the stretch keeps logit(s) finite: a quadrature of few points will do.
         points, weights = np.polynomial.legendre.leggauss(40)
-        alpha = self._alpha(log_alpha)
-        x = torch.as_tensor((points + 1) / 2).to(alpha)
-        survival = torch.sigmoid(alpha.unsqueeze(-1) - self.temperature * torch.logit(self._unstretched(x)))
-        return survival @ torch.as_tensor(weights / 2).to(alpha)
+        x = torch.as_tensor((points + 1) / 2).to(self.log_alpha)
+        survival = torch.sigmoid(self.log_alpha.unsqueeze(-1) - self.temperature * torch.logit(self._unstretched(x)))
+        return survival @ torch.as_tensor(weights / 2).to(self.log_alpha)
 
-    def cdf(self, x: Tensor, log_alpha: Tensor | None = None) -> Tensor:
-        """Return P(gate <= x), shape (*x, *log_alpha): it jumps by P(0) at 0 and by P(1) at 1."""
-        alpha = self._alpha(log_alpha)
-        x = torch.as_tensor(x).to(alpha).reshape(*torch.as_tensor(x).shape, *[1] * alpha.dim())
-        inside = torch.sigmoid(self.temperature * torch.logit(self._unstretched(x.clamp(0, 1))) - alpha)
-        # At x = 0 ``inside`` is P(0), so that jump is included; that at 1 is not.
-        return torch.where(x < 0, 0.0, torch.where(x >= 1, 1.0, inside))
-
-    def density(self, x: Tensor, log_alpha: Tensor | None = None) -> Tensor:
+    def density(self, x: Tensor) -> Tensor:
         """Return the density at 0 < x < 1, shape (*x, *log_alpha), and 0 elsewhere, also at the point masses.
 
         It integrates to 1 - P(0) - P(1).
         """
         low, high = self.stretch
-        alpha = self._alpha(log_alpha)
-        x = torch.as_tensor(x).to(alpha).reshape(*torch.as_tensor(x).shape, *[1] * alpha.dim())
+        x = x.to(self.log_alpha).reshape(*x.shape, *[1] * self.log_alpha.dim())
         s = self._unstretched(x.clamp(0, 1))  # the concrete variable in (0, 1), before stretching
-        t = self.temperature * torch.logit(s) - alpha
+        t = self.temperature * torch.logit(s) - self.log_alpha
         value = self.temperature * torch.sigmoid(t) * torch.sigmoid(-t) / (s * (1 - s)) / (high - low)
         return torch.where((x > 0) & (x < 1), value, 0.0)
 
@@ -144,29 +137,23 @@ class HardConcrete(nn.Module):
         """Return one draw of all gates, {site: (H,)}, differentiable in log alpha and ready for ``gates(model, ...)``.
 
         ``per="batch"`` draws every gate once (Voita et al. 2019), ``per="example"`` once for each of ``rows`` examples:
-        {site: (rows, H)}. With sets the gates are (sets * rows, H), one set after another, for a batch repeated that
-        many times; all sets share the same uniform numbers, so that each trains as it would alone.
+        {site: (rows, H)}.
 
         Raises ``ValueError`` for another ``per`` or where ``rows`` is needed and missing.
         """
         if per not in ("batch", "example"):
             raise ValueError(f'per must be "batch" or "example", got {per!r}')
-        if rows is None and (per == "example" or self.sets):
+        if rows is None and per == "example":
             raise ValueError("got no number of examples: write sample(rows=len(batch['input_ids']), ...)")
         n = self.log_alpha.shape[-1]
-        shape = (rows, n) if per == "example" else (1, n) if self.sets else (n,)
-        u = torch.rand(shape, generator=generator).to(self.log_alpha)
-        alpha = self.log_alpha if self.sets is None else self.log_alpha.unsqueeze(1)  # (sets, 1, n)
-        gates = self.draw(u, alpha)  # (n,) or (rows, n); with sets (sets, 1 or rows, n)
-        if self.sets:
-            gates = gates.expand(self.sets, rows, n).reshape(-1, n)
-        return self.split(gates)
+        # drawn on the CPU, so that a seed means the same gates on every device
+        u = torch.rand((rows, n) if per == "example" else (n,), generator=generator).to(self.log_alpha)
+        return self.split(self.draw(u))
 
     def draw(self, u: Tensor, log_alpha: Tensor | None = None) -> Tensor:
         """Return the gates for uniform numbers ``u``, its quantiles (Louizos et al. 2018, eq. 10, 11)."""
         low, high = self.stretch
-        # eq. 10, its logit: log u - log(1 - u)
-        s = torch.sigmoid((torch.logit(u) + self._alpha(log_alpha)) / self.temperature)
+        s = torch.sigmoid((torch.logit(u) + self._alpha(log_alpha)) / self.temperature)  # logit: log u - log(1 - u)
         return (s * (high - low) + low).clamp(0, 1)  # stretched (eq. 10) and clipped (eq. 11)
 
     def test_gates(self, rule: str = "voita", log_alpha: Tensor | None = None) -> Tensor:
@@ -199,45 +186,13 @@ class HardConcrete(nn.Module):
         return [(*key, head) for key, size in self.sizes.items() for head in range(size)]
 
     def open_heads(self) -> list[tuple]:
-        """Return the heads whose gate is 1 by the rule of Voita et al. 2019.
-
-        Raises ``ValueError`` for several sets of gates: take one, as ``fit_gates`` does.
-        """
-        self._check_single_set()
+        """Return the heads whose gate is 1 by the rule of Voita et al. 2019."""
         return [head for head, gate in zip(self.heads, self.test_gates().tolist(), strict=True) if gate]
 
     def scores(self) -> HeadScores:
         """Return log alpha as a score for each head: the higher, the more its gate resisted the penalty."""
-        self._check_single_set()
-        return HeadScores({k: v.detach().clone() for k, v in self.split(self.log_alpha).items()}, name="log alpha")
-
-    def _check_single_set(self) -> None:
-        if self.sets is not None:
-            raise ValueError(
-                f"got {self.sets} sets of gates; expected one: use the results of fit_gates, one for each penalty"
-            )
+        return HeadScores(self.split(self.log_alpha.detach().clone()), name="log alpha")
 
     def extra_repr(self) -> str:
         """Return the options of the distribution, for ``repr``."""
-        sets = f", sets={self.sets}" if self.sets else ""
-        return f"{len(self.heads)} heads, temperature={self.temperature:g}, stretch={self.stretch}{sets}"
-
-
-def _sizes(sites: Over) -> dict[tuple, int]:
-    sizes = dict(sites) if isinstance(sites, Mapping) else {site.key: site.heads for site in sites if not site.empty}
-    if not sizes or min(sizes.values()) < 1:
-        raise ValueError(f'no heads to gate in {sites!r}; pass sites(model), sites(model)["encoder"] or {{key: heads}}')
-    return sizes
-
-
-def _start(start: float | Mapping[tuple, Tensor], sizes: dict[tuple, int]) -> Tensor:
-    if not isinstance(start, Mapping):
-        flat = torch.full((sum(sizes.values()),), float(start))
-    elif start.keys() != sizes.keys() or any(start[key].shape != (size,) for key, size in sizes.items()):
-        shapes = {key: tuple(value.shape) for key, value in start.items()}
-        raise ValueError(f"start must give a tensor of shape (heads,) for each of {sizes}, got {shapes}")
-    else:
-        flat = torch.cat([start[key].detach().float() for key in sizes])
-    if not flat.isfinite().all():
-        raise ValueError("start holds NaN or infinity")
-    return flat
+        return f"{len(self.heads)} heads, temperature={self.temperature:g}, stretch={self.stretch}"

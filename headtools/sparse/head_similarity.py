@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import combinations
-from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from headtools.geometry.circuits import ov
 from headtools.geometry.subspaces import cosine
-from headtools.heads._precision import to_float64
+from headtools.heads._devices import to_float64
 from headtools.heads._tokens import real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site
@@ -19,9 +19,6 @@ from headtools.importance._inputs import each_batch, frozen, select_sites
 from headtools.sparse._least_squares import moments
 from headtools.sparse._merge_plan import fit_merged
 from headtools.sparse.merge import RIDGE
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COLUMNS = ("first", "second", "map_distance", "ov", "relative_error", "layer_error")
 
@@ -50,8 +47,6 @@ def head_similarity(
     >>> len(frame), bool(frame.map_distance.between(0, 1).all()), frame.layer_error.is_monotonic_increasing
     (12, True, True)
     """
-    import pandas as pd
-
     layers = [site for site in select_sites(model, sites) if site.heads > 1]
     if not layers:
         raise ValueError("got layers of one head each; expected at least one with two heads to compare")
@@ -59,23 +54,15 @@ def head_similarity(
     distances = _map_distances(model, batches, layers)
     rows = []
     for site in layers:
-        m = moments_of.pop(site.key)  # pop, since the moments of a wide layer are large
-        cosines = cosine(ov(site)).values
-        layer_total = m.sum_of_squares(m.output_map(range(site.heads))) or 1.0
+        m, cosines = moments_of.pop(site.key), cosine(ov(site)).values  # pop: the moments of a wide layer are large
+        layer_total = m.sum_of_squares(m.written(range(site.heads))) or 1.0
         for pair in combinations(range(site.heads), 2):
             # Either head may be the one that stays, with its map; ``merge`` keeps the better, too.
             error = min(fit_merged(m, head, pair, ridge)[0] for head in pair)
-            pair_total = m.sum_of_squares(m.output_map(pair)) or 1.0
-            rows.append(
-                (
-                    (*site.key, pair[0]),
-                    (*site.key, pair[1]),
-                    float(distances[site.key][pair]),
-                    float(cosines[pair]),
-                    error / pair_total,
-                    error / layer_total,
-                )
-            )
+            pair_total = m.sum_of_squares(m.written(pair)) or 1.0
+            first, second = ((*site.key, head) for head in pair)
+            distance, similarity = float(distances[site.key][pair]), float(cosines[pair])
+            rows.append((first, second, distance, similarity, error / pair_total, error / layer_total))
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     return frame.sort_values("layer_error", kind="stable", ignore_index=True)
 
@@ -103,19 +90,17 @@ def disjoint_pairs(pairs: pd.DataFrame, n: int) -> list[tuple[tuple, tuple]]:
 @torch.no_grad()
 def _map_distances(model: nn.Module, batches: list[Mapping], layers: list[Site]) -> dict[tuple, Tensor]:
     """Return the mean total variation distance between the maps of every two heads, {key: (H, H)}."""
-    current_batch: Mapping = {}
+    batch: Mapping = {}
 
     def accumulate(site: Site, captured: Captured, total: list | None) -> list:
         maps = captured.maps.transpose(1, 2)  # (B, query, head, key)
-        maps = maps[real_tokens(model, site, current_batch, maps.shape[:2]).to(maps.device)]  # (n, head, key)
+        maps = maps[real_tokens(model, site, batch, maps.shape[:2]).to(maps.device)]  # (n, head, key)
         # One head at a time against all: (n, H, H, key) at once would need H times the memory of the maps.
         distance = torch.stack([(maps - maps[:, h : h + 1]).abs().sum((0, 2)) / 2 for h in range(site.heads)])
         sums = [to_float64(distance), len(maps)]
         return sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
 
-    keys = [site.key for site in layers]
-    with frozen(model), record(model, "maps", accumulate=accumulate, only=keys) as totals:
-        for batch in each_batch(model, batches):
-            current_batch = batch
+    with frozen(model), record(model, "maps", accumulate=accumulate, only=[site.key for site in layers]) as totals:
+        for batch in each_batch(model, batches):  # accumulate reads it, too
             model(**batch)
-        return {key: totals[key][0] / totals[key][1] for key in keys}
+        return {site.key: totals[site][0] / totals[site][1] for site in layers}

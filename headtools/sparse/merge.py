@@ -17,23 +17,19 @@ of their W_OV; if they differ, what A_k does not attend to is lost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from headtools.geometry.circuits import ov
-from headtools.heads._checks import check_not_offloaded
-from headtools.heads._interventions import check_no_open_context
-from headtools.heads._select import Heads, select
-from headtools.heads._weights import check_plain_weights, is_transposed
+from headtools.heads._checks import check_not_offloaded, check_plain_weights
+from headtools.heads._hooks import check_no_open_context
+from headtools.heads._layout import is_transposed
 from headtools.heads.prune import check_prunable, prune
-from headtools.heads.sites import Site, sites
+from headtools.heads.sites import Heads, Site, select, sites
 from headtools.sparse._least_squares import moments
 from headtools.sparse._merge_plan import MergePlan, plan_merge, plan_refit
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 RIDGE = 0.01  # the best power of ten on held-out sentences of the organism's language
 COLUMNS = ("site", "kept", "removed", "relative_error", "dropped")
@@ -78,53 +74,7 @@ def merge(
     >>> ht.sites(model)["encoder", 1].heads, len(frame.removed[0])
     (3, 1)
     """
-    _check_ridge(ridge)
-    check_not_offloaded(model, "merge")
-    check_no_open_context(model, "merge()")
-    groups_of = _groups_by_site(model, groups)
-    moments_of = moments(model, batches, {site: [h for g in groups for h in g] for site, groups in groups_of.items()})
-    plans = [plan_merge(moments_of[site.key], groups, refit, ridge) for site, groups in groups_of.items()]
-    _apply(model, plans)
-    return _table(plans)
-
-
-def refit(
-    model: nn.Module, heads: Heads, batches: Mapping | Iterable[Mapping], *, ridge: float = RIDGE
-) -> pd.DataFrame:
-    """Cut ``heads`` in place and fit the output maps of the remaining heads, by least squares on ``batches``.
-
-    ``heads`` as in ``prune``. In each layer the new W_O and bias minimise Σ over tokens ‖ what the layer wrote − what
-    it writes ‖² + ridge · v · ‖ new W_O − old W_O ‖², v as above but of z: linear regression of the layer's output on
-    the outputs of the remaining heads, whose maps and values stay the same. Returns a frame with a row for each layer:
-    ``site``, ``kept`` (heads), ``removed``, ``relative_error`` and ``dropped`` as in :func:`merge`.
-
-    Raises as ``prune`` does, and ``ValueError`` for a layer of which no head would remain.
-    """
-    _check_ridge(ridge)
-    heads_of = {site: numbers for site, numbers in select(sites(model), heads).items() if numbers}
-    if not heads_of:
-        raise ValueError('got no heads; write refit(model, {("encoder", 2): [0]}, batches)')
-    check_not_offloaded(model, "refit")
-    check_no_open_context(model, "refit()")
-    _check_all_prunable(model, heads_of, "refit")
-    for site, numbers in heads_of.items():
-        if len(numbers) == site.heads:
-            raise ValueError(f"all heads of {site.label} would go, and nothing is left to fit: use prune")
-    moments_of = moments(model, batches, dict.fromkeys(heads_of, ()))
-    plans = [plan_refit(moments_of[site.key], {}, numbers, {}, {}, ridge) for site, numbers in heads_of.items()]
-    _apply(model, plans)
-    return _table(plans)
-
-
-def _check_ridge(ridge: float) -> None:
-    if not 0 <= ridge < float("inf"):
-        raise ValueError(f"the ridge is a number of at least 0, got {ridge!r}")
-
-
-def _groups_by_site(model: nn.Module, groups: Iterable[Group]) -> dict[Site, list[list[int]]]:
-    """Return the groups by site, {site: [[head, ...], ...]}; raise for what cannot be merged."""
-    model_sites = sites(model)
-    groups = [[tuple(head) for head in group] for group in groups]
+    model_sites, groups = sites(model), [[tuple(head) for head in group] for group in groups]
     if not groups:
         raise ValueError('got no groups; write merge(model, [(("encoder", 2, 0), ("encoder", 2, 5))], batches)')
     groups_of: dict[Site, list[list[int]]] = {}
@@ -140,53 +90,71 @@ def _groups_by_site(model: nn.Module, groups: Iterable[Group]) -> dict[Site, lis
             )
         groups_of.setdefault(site, []).append(heads)
     select(model_sites, [head for group in groups for head in group])  # raises for a head in two groups
-    _check_all_prunable(model, groups_of, "merge")
+    _check(model, groups_of, ridge, "merge")
     for site in groups_of:
         ov(site)  # raises where what a head moves is not x W_V W_O, as under a norm of the values
-    return groups_of
+    moments_of = moments(model, batches, {site: [h for g in groups for h in g] for site, groups in groups_of.items()})
+    return _apply(model, [plan_merge(moments_of[site.key], of, refit, ridge) for site, of in groups_of.items()])
 
 
-def _check_all_prunable(model: nn.Module, targets: Iterable[Site], what: str) -> None:
-    """Raise what ``prune`` would raise, before the corpus is run and not after it."""
+def refit(
+    model: nn.Module, heads: Heads, batches: Mapping | Iterable[Mapping], *, ridge: float = RIDGE
+) -> pd.DataFrame:
+    """Cut ``heads`` in place and fit the output maps of the remaining heads, by least squares on ``batches``.
+
+    ``heads`` as in ``prune``. In each layer the new W_O and bias minimise Σ over tokens ‖ what the layer wrote − what
+    it writes ‖² + ridge · v · ‖ new W_O − old W_O ‖², v as above but of z: linear regression of the layer's output on
+    the outputs of the remaining heads, whose maps and values stay the same. Returns a frame with a row for each layer:
+    ``site``, ``kept`` (heads), ``removed``, ``relative_error`` and ``dropped`` as in :func:`merge`.
+
+    Raises as ``prune`` does, and ``ValueError`` for a layer of which no head would remain.
+    """
+    heads_of = {site: numbers for site, numbers in select(sites(model), heads).items() if numbers}
+    if not heads_of:
+        raise ValueError('got no heads; write refit(model, {("encoder", 2): [0]}, batches)')
+    _check(model, heads_of, ridge, "refit")
+    for site, numbers in heads_of.items():
+        if len(numbers) == site.heads:
+            raise ValueError(f"all heads of {site.label} would go, and nothing is left to fit: use prune")
+    moments_of = moments(model, batches, dict.fromkeys(heads_of, ()))
+    return _apply(model, [plan_refit(moments_of[site.key], numbers, ridge) for site, numbers in heads_of.items()])
+
+
+def _check(model: nn.Module, targets: Iterable[Site], ridge: float, what: str) -> None:
+    """Raise what ``prune`` would raise, before the corpus is run and not after it, and for a ridge below 0."""
+    if not 0 <= ridge < float("inf"):
+        raise ValueError(f"the ridge is a number of at least 0, got {ridge!r}")
+    check_not_offloaded(model, what)
+    check_no_open_context(model, f"{what}()")
     check_plain_weights(model, [module for site in targets for module in (*site.module.modules(), site.out)], what)
     for site in targets:
         check_prunable(site)
 
 
-def _apply(model: nn.Module, plans: Sequence[MergePlan]) -> None:
-    """Cut the removed heads, then write the fitted weights into the remaining ones."""
+@torch.no_grad()
+def _apply(model: nn.Module, plans: Sequence[MergePlan]) -> pd.DataFrame:
+    """Cut the removed heads, write the fitted weights into the remaining ones, and return the frame of all fits."""
     prune(model, {plan.site.key: plan.removed for plan in plans})  # raises before anything is changed
-    pruned_sites = sites(model)
     for plan in plans:
-        site = pruned_sites[plan.site.key]
+        site = sites(model)[plan.site.key]
         remaining = [h for h in range(plan.site.heads) if h not in plan.removed]
+        out, v = _matrix(site.out), _matrix(site.v.module)  # (in, out) both
         for index, head in enumerate(remaining):  # index: the head's number in the pruned model
             if head in plan.values:
-                _write_value(site, index, plan.values[head])
+                rows, value = site.v.rows[index], plan.values[head].to(v)
+                v[:, rows] = value[: len(v)]
+                if len(value) > len(v):
+                    site.v.module.bias.data[rows] = value[-1]
             if head in plan.outputs:
-                rows = slice(index * site.value_dim, (index + 1) * site.value_dim)
-                _matrix(site.out)[rows] = plan.outputs[head].to(site.out.weight)
-        if plan.constant is not None:
+                out[index * site.value_dim : (index + 1) * site.value_dim] = plan.outputs[head].to(out)
+        bias = getattr(site.out, "bias", None)
+        if bias is not None:
             # A new parameter: the old one may be tied to the bias of another layer, which must not change.
-            bias = site.out.bias
             site.out.bias = nn.Parameter(bias.detach() + plan.constant.to(bias), bias.requires_grad)
     torch.clear_autocast_cache()  # an autocast region around the caller may hold copies of the old weights
-
-
-def _write_value(site: Site, head: int, value: Tensor) -> None:
-    rows, matrix, bias = site.v.rows[head], _matrix(site.v.module), getattr(site.v.module, "bias", None)
-    matrix[:, rows] = value[: len(matrix)].to(matrix)
-    if bias is not None:
-        bias.data[rows] = value[-1].to(bias)
+    return pd.DataFrame([(plan.site.key, *fit) for plan in plans for fit in plan.fits], columns=list(COLUMNS))
 
 
 def _matrix(module: nn.Module) -> Tensor:
     """Return a projection's weight as (in, out), a view to write to."""
     return module.weight.data if is_transposed(module) else module.weight.data.T
-
-
-def _table(plans: Sequence[MergePlan]) -> pd.DataFrame:
-    import pandas as pd
-
-    rows = [(plan.site.key, *fit) for plan in plans for fit in plan.fits]
-    return pd.DataFrame(rows, columns=list(COLUMNS))

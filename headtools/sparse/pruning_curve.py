@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._finite import check_weights, nonfinite_weights
-from headtools.heads._select import select
+from headtools.heads._checks import check_weights, nonfinite_weights
 from headtools.heads.ablate import ablate
 from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head, HeadScores
-from headtools.heads.sites import Sites, sites
+from headtools.heads.sites import Sites, select, sites
 from headtools.importance._inputs import frozen
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Order = HeadScores | Sequence[Head]  # a ranking: the head that is removed first, second, ...
 Evaluate = Callable[[nn.Module], Any]  # model -> (B,) tensor, (score, low, high), or a number
@@ -72,15 +69,14 @@ def curves(
     >>> curves(model, orders, lambda m: m(ids).pooler_output.mean().item(), keep=[0]).order.tolist()
     ['random 0', 'random 1']
     """
-    import pandas as pd
-
     check_weights(model)
-    keep, model_sites = list(keep), sites(model)
-    points: list[tuple[str, int, list[Head]]] = []  # name of the order, number of heads kept, heads removed
+    keep, points = list(keep), []  # points: name of the order, number of heads kept, heads removed
     for name, order in orders.items():
         heads = _heads(order)
-        select(model_sites, heads)  # raises for heads that are not there, before anything is measured
-        points += [(name, n_kept, heads[: len(heads) - n_kept]) for n_kept in _counts(keep, len(heads))]
+        select(sites(model), heads)  # raises for heads that are not there, before anything is measured
+        for entry in keep:
+            n_kept = _count(entry, len(heads))
+            points.append((name, n_kept, heads[: len(heads) - n_kept]))
     if not points:
         raise ValueError("nothing to measure: pass an order and at least one number in keep, e.g. keep=[1.0, 0.5, 0.0]")
     rows, measured = [], {}  # measured: {heads removed: (metric, low, high)}
@@ -102,9 +98,10 @@ def random_order(heads: Sites | HeadScores | Iterable[Head], seed: int) -> list[
     >>> random_order([("encoder", 0, 0), ("encoder", 0, 1), ("encoder", 1, 0)], seed=1)
     [('encoder', 0, 1), ('encoder', 1, 0), ('encoder', 0, 0)]
     """
-    heads = all_heads(heads) if isinstance(heads, Sites) else [tuple(head) for head in heads]
-    shuffled = torch.randperm(len(heads), generator=torch.Generator().manual_seed(seed))
-    return [heads[i] for i in shuffled.tolist()]
+    if isinstance(heads, Sites):
+        heads = [(*site.key, head) for site in heads if not site.empty for head in range(site.heads)]
+    heads = [tuple(head) for head in heads]
+    return [heads[i] for i in torch.randperm(len(heads), generator=torch.Generator().manual_seed(seed)).tolist()]
 
 
 def greedy_order(model: nn.Module, score: Callable[[nn.Module], HeadScores], step: int = 1) -> list[Head]:
@@ -135,18 +132,6 @@ def greedy_order(model: nn.Module, score: Callable[[nn.Module], HeadScores], ste
     return removed + remaining
 
 
-def all_heads(model_sites: Sites) -> list[Head]:
-    """Return every head of a model's sites, layer by layer.
-
-    >>> import headtools as ht
-    >>> from transformers import BertConfig, BertModel
-    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
-    >>> all_heads(ht.sites(BertModel(tiny)))
-    [('encoder', 0, 0), ('encoder', 0, 1), ('encoder', 1, 0), ('encoder', 1, 1)]
-    """
-    return [(*site.key, head) for site in model_sites if not site.empty for head in range(site.heads)]
-
-
 def _heads(order: Order) -> list[Head]:
     if isinstance(order, HeadScores):
         return order.order()
@@ -157,20 +142,17 @@ def _heads(order: Order) -> list[Head]:
     return [tuple(head) for head in order]
 
 
-def _counts(keep: list[float], total: int) -> list[int]:
-    """Return the number of heads that each entry of ``keep`` keeps."""
-    counts = []
-    for entry in keep:
-        try:
-            count = operator.index(entry)  # an integer of Python, numpy or torch
-        except TypeError:
-            if not 0 <= entry <= 1:
-                raise ValueError(f"a fraction lies between 0.0 and 1.0, got {entry!r}; write counts as int") from None
-            count = int(total * entry + 0.5)
-        if not 0 <= count <= total:
-            raise ValueError(f"the order has {total} heads, so it cannot keep {entry!r}; write fractions as float: 1.0")
-        counts.append(count)
-    return counts
+def _count(entry: float, total: int) -> int:
+    """Return the number of heads that an entry of ``keep`` keeps, of ``total``."""
+    try:
+        count = operator.index(entry)  # an integer of Python, numpy or torch
+    except TypeError:
+        if not 0 <= entry <= 1:
+            raise ValueError(f"a fraction lies between 0.0 and 1.0, got {entry!r}; write counts as int") from None
+        count = int(total * entry + 0.5)  # not round(), which would round half a head to the even number
+    if not 0 <= count <= total:
+        raise ValueError(f"the order has {total} heads, so it cannot keep {entry!r}; write fractions as float: 1.0")
+    return count
 
 
 def _metric(result: Any, model: nn.Module) -> tuple[float, float, float]:
@@ -179,20 +161,17 @@ def _metric(result: Any, model: nn.Module) -> tuple[float, float, float]:
         if not len(result):
             raise ValueError("evaluate returned no scores: shape (0,)")
         examples = result.detach().cpu().double()
-        metric = (examples.mean().item(), *(end.item() for end in bounds(examples)))
-    elif isinstance(result, tuple) and len(result) == 3:
-        metric = tuple(float(value) for value in result)
-    else:
-        try:
-            metric = (float(result), float("nan"), float("nan"))
-        except (TypeError, ValueError):
-            shape = f" of shape {tuple(result.shape)}" if isinstance(result, Tensor) else ""
-            raise TypeError(
-                "evaluate returns a tensor (B,) of scores per sentence, (score, low, high) or one number; got "
-                f"{type(result).__name__}{shape}"
-            ) from None
-    if math.isnan(metric[0]):
+        result = (examples.mean(), *bounds(examples))
+    try:
+        metric, low, high = (float(x) for x in (result if isinstance(result, tuple) else (result, math.nan, math.nan)))
+    except (TypeError, ValueError):
+        shape = f" of shape {tuple(result.shape)}" if isinstance(result, Tensor) else ""
+        raise TypeError(
+            "evaluate returns a tensor (B,) of scores per sentence, (score, low, high) or one number; got "
+            f"{type(result).__name__}{shape}"
+        ) from None
+    if math.isnan(metric):
         raise ValueError(
             f"evaluate returned NaN: {nonfinite_weights(model) or 'leave out the sentences that have no score'}"
         )
-    return metric
+    return metric, low, high

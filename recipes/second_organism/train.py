@@ -9,27 +9,25 @@ the first step to the last:
 The finished model goes to ``RUN/model``; with ``--assets FOLDER`` also there, in half precision.
 """
 
-import json
 from collections.abc import Collection
 from copy import deepcopy
-from dataclasses import asdict, dataclass
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from tqdm import tqdm
+from torch import Tensor
 
 from headtools.organism import snapshots
 from headtools.organism.second.language import sentences
-from recipes import _training_state
+from headtools.roles.sentence import Sentence
 from recipes._publish import publish
 from recipes._training_model import training_batch
 from recipes.second_organism._training_model import TrainingModel, encoder_attention, first_positions
 from recipes.second_organism.batches import training_sentences, word_ids
 from recipes.train import Recipe as FirstRecipe
-from recipes.train import keep_snapshot
+from recipes.train import run_training, validate
 
 
 @dataclass(frozen=True)
@@ -47,75 +45,25 @@ class Recipe(FirstRecipe):
     attention: str = "learned"  # of the encoder: learned, none or uniform
 
 
-@torch.no_grad()
-def validate(training_model: TrainingModel, n: int) -> dict[str, float]:
-    """Return loss and token accuracy on the first ``n`` validation sentences, given the right words so far."""
-    sampled = sorted(islice(sentences("validation"), n), key=lambda sentence: len(sentence.words))
-    groups = [sampled[i : i + 32] for i in range(0, n, 32)]
-    parts = [training_model(training_batch(group, word_ids()), 0.0, 0.5)[1] for group in groups]
-    return {key: round(sum(part[key] for part in parts) / len(parts), 4) for key in parts[0]}
-
-
 def train(
     recipe: Recipe, run: Path, stop: int | None = None, progress: bool = True, keep: Collection[int] = ()
 ) -> TrainingModel:
-    """Train by a recipe in the folder ``run``, going on from its checkpoint; ``stop`` ends early.
-
-    After the steps in ``keep`` the weights are put into ``run/snapshots``, in half precision. Raises ValueError if
-    ``run`` holds a run of another recipe.
-    """
+    """Train by a recipe in the folder ``run``, as :func:`recipes.train.run_training` says."""
     torch.manual_seed(recipe.seed)
     training_model = TrainingModel(recipe.composed, recipe.initialisation)
-    optimizer = torch.optim.AdamW(
-        [p for p in training_model.parameters() if p.requires_grad],
-        lr=recipe.rate,
-        betas=(0.9, 0.98),
-        weight_decay=0.01,
-        fused=True,
-    )
-    settings = asdict(recipe) | {"without": list(recipe.without)}  # as JSON gives it back
-    state = {"step": 0, "chunk": 0, "within": 0, "short": recipe.short > 0, "recipe": settings, "log": []}
-    saved = _training_state.restore(run, training_model, optimizer)
-    if saved:
-        if saved["recipe"] != settings:
-            raise ValueError(f"{run} holds a run of another recipe; use another folder: --run elsewhere")
-        state = saved
 
-    def groups() -> list:
-        return training_sentences(recipe.seed, state["chunk"], recipe.tokens, recipe.chunk, state["short"])
+    def loss(group: list[Sentence], step: int) -> tuple[Tensor, dict[str, float]]:
+        batch = training_batch(group, word_ids())
+        first = first_positions(recipe.seed, step, len(batch["labels"]), recipe.shift)
+        with training_model.positions_from(first):
+            return training_model(batch, 0.0, recipe.tag if step < recipe.tag_until * recipe.steps else 0.0)
 
-    pending = groups()[state["within"] :]
-    last = min(recipe.steps, stop or recipe.steps)
-    if state["step"] == 0 and 0 in keep:
-        keep_snapshot(training_model.export(), 0, run / "snapshots")
-    bar = tqdm(total=recipe.steps, initial=state["step"], disable=not progress, mininterval=5.0)
-    with bar, encoder_attention(training_model.model, recipe.attention):
-        while state["step"] < last:
-            if not pending:
-                short = state["step"] < recipe.short
-                state |= {"chunk": state["chunk"] + 1, "within": 0, "short": short}
-                pending = groups()
-            step = state["step"]
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.rate_at(step)
-            batch = training_batch(pending.pop(0), word_ids())
-            first = first_positions(recipe.seed, step, len(batch["labels"]), recipe.shift)
-            with training_model.positions_from(first):
-                loss, parts = training_model(batch, 0.0, recipe.tag if step < recipe.tag_until * recipe.steps else 0.0)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(training_model.parameters(), 1.0)
-            optimizer.step()
-            state |= {"step": step + 1, "within": state["within"] + 1}
-            if state["step"] in keep:
-                keep_snapshot(training_model.export(), state["step"], run / "snapshots")
-            if bar.update():
-                bar.set_postfix(loss=f"{parts['loss']:.3f}", accuracy=f"{parts['accuracy']:.3f}")
-            if state["step"] % recipe.save_every == 0 or state["step"] == last:
-                state["log"].append({"step": state["step"], **validate(training_model, recipe.validate_on)})
-                _training_state.save(run, training_model, optimizer, state)
-                if progress:
-                    tqdm.write(json.dumps(state["log"][-1]))
+    def valid() -> dict[str, float]:
+        return validate(training_model, sentences("validation"), recipe.validate_on, guide=0.0, ids=word_ids())
+
+    drawn = training_sentences, loss, valid, recipe.short
+    with encoder_attention(training_model.model, recipe.attention):
+        run_training(training_model, recipe, run, *drawn, stop, progress, keep, fused=True)
     return training_model
 
 
@@ -134,22 +82,16 @@ def main(
 ) -> None:
     """Train a model, or go on training it."""
     torch.set_num_threads(threads)
+    # Each aid: whether it is used, and what the recipe has without it.
     aids = {
-        "tagging": tagging,
-        "curriculum": curriculum,
-        "initialisation": initialisation,
-        "composed": composed,
-        "shift": shift,
+        "tagging": (tagging, {"tag": 0.0}),
+        "curriculum": (curriculum, {"short": 0}),
+        "initialisation": (initialisation, {"initialisation": False}),
+        "composed": (composed, {"composed": False}),
+        "shift": (shift, {"shift": 0}),
     }
-    without = {
-        "tagging": {"tag": 0.0},
-        "curriculum": {"short": 0},
-        "initialisation": {"initialisation": False},
-        "composed": {"composed": False},
-        "shift": {"shift": 0},
-    }
-    missing = [name for name, used in aids.items() if not used]
-    changes = {key: value for name in missing for key, value in without[name].items()}
+    missing = [name for name, (used, _) in aids.items() if not used]
+    changes = {key: value for name in missing for key, value in aids[name][1].items()}
     recipe = Recipe(seed=seed, steps=steps, attention=attention, **changes)
     names = [f"seed{seed}", f"steps{steps}", *(f"no-{name}" for name in missing)]
     names += [] if attention == Recipe.attention else [f"attention-{attention}"]

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
-from lesson.test_report import ENGLISH, TOKENIZER, built
+from course.test_report import ENGLISH, TOKENIZER, built
 
 import headtools as ht
 

@@ -172,10 +172,7 @@ ANSWERS = {
             (lambda relevance: relevance.abs().sum(0) / relevance.abs().sum(), "Divide each step by itself"),
             (lambda relevance: (relevance / relevance.sum(1, keepdim=True)).mean(0), "come near zero"),
             (lambda relevance: (relevance / relevance.abs().sum(1, keepdim=True)).mean(0), "keep their signs"),
-            (
-                lambda relevance: relevance.mean(0).abs() / relevance.mean(0).abs().sum(),
-                "signs have cancelled",
-            ),
+            (lambda relevance: relevance.mean(0).abs() / relevance.mean(0).abs().sum(), "signs have cancelled"),
             (lambda relevance: (relevance.abs() / relevance.sum(1, keepdim=True)).mean(0), "signs below it"),
             (lambda relevance: right_shares(relevance) * len(relevance), "a sum over steps"),
             (lambda relevance: (relevance.abs() / relevance.abs().sum(0)).mean(0), "among the heads of one step"),

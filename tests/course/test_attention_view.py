@@ -4,13 +4,17 @@ import base64
 import html
 import re
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 
 from headtools.course.attention_view import attention_view
 from headtools.course.frame import View, view_script
+
+from ..hostile import HOSTILE
 
 TOKENS = ["the", "quick", "brown", "fox"]
 
@@ -125,3 +129,35 @@ def test_another_bertviz_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr("headtools.course.frame.files", lambda _: tmp_path)
     with pytest.raises(ValueError, match=r"made for bertviz 1\.4\.1"):
         view_script(View("head", np.ones((1, 1, 1, 1)), ["a"], ["a"], [0], [0], "A line."))
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("kind", ["head", "model"])
+def test_a_drawing_has_a_line_for_every_weight(kind, tmp_path):
+    given = maps()
+    path = attention_view(given, TOKENS, kind=kind, alt="Drawn at random.").svg(tmp_path / "view.svg")
+    root = ElementTree.parse(path).getroot()
+    found = [re.search(r"stroke-opacity: ([\d.]+)", line.get("style", "")) for line in root.iter(f"{SVG}path")]
+    expected = torch.stack(given).flatten().numpy().round(2)
+    drawn = [float(opacity[1]) for opacity in found if opacity]
+    assert sorted(drawn) == pytest.approx(sorted(expected[(expected >= 0.01) & (expected < 1)].tolist()))
+    assert (root[0].text, root[1].text) == (
+        f"Attention, {kind} view: 3 layers, 2 heads, 4 query tokens, 4 key tokens",
+        "Drawn at random.",
+    )
+    words = [text.text for text in root.iter(f"{SVG}text")]
+    assert ("fox" in words) is (kind == "head")
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_drawing_is_xml_whatever_tokens_hold(name, monkeypatch, tmp_path):
+    still = "headtools.course.attention_view.map_grid"  # another picture, that of a page without its frame
+    monkeypatch.setattr(still, lambda *args, **options: plt.figure(figsize=(1, 1)))
+    monkeypatch.setattr("warnings.warn", lambda *args, **options: None)  # of characters that a font lacks
+    tokens = ["a", HOSTILE[name] + "\ufffe", "b", "c"]
+    path = attention_view(maps(layers=1), tokens, alt=f"a {HOSTILE[name]}", limit=10**6).svg(tmp_path / "view.svg")
+    tags = {element.tag.removeprefix(SVG) for element in ElementTree.parse(path).getroot().iter()}
+    assert not tags & {"script", "img", "b", "iframe"}

@@ -11,7 +11,7 @@ from headtools.course.catalogue import entry, lesson
 from headtools.course.claims import VERDICTS, ledger
 from headtools.course.figure import figure
 from headtools.course.measured import NotAsExpected, measured, unit
-from headtools.course.predict import predict, predicted, remember
+from headtools.course.predict import predicted, remember
 
 ABOUT = {
     "a": {
@@ -84,12 +84,6 @@ def test_names_must_be_those_of_the_catalogue():
         measured("99.c")
 
 
-def test_lessons_without_a_catalogue(monkeypatch):
-    monkeypatch.undo()
-    with pytest.raises(KeyError, match="there are 00, 01"):
-        lesson("77")
-
-
 def test_a_figure_takes_caption_and_description_from_its_entry():
     from matplotlib import pyplot as plt
 
@@ -100,12 +94,6 @@ def test_a_figure_takes_caption_and_description_from_its_entry():
     assert repr(figure(None, "99.b", e=0)) == "The error is 0."
     remember("99.a", "")
     assert predicted("99.a") == ""
-
-
-def test_a_question_is_text_where_nobody_is_there():
-    assert repr(predict("99.a")) == "Predict: How many?"
-    with pytest.raises(KeyError, match="asks nothing"):
-        predict("99.b")
 
 
 def test_what_others_write_has_two_verdicts_and_expected_numbers():

@@ -8,7 +8,7 @@ import pytest
 
 import headtools as ht
 from headtools.course import catalogue
-from headtools.course.course_claims import TOPICS, CourseClaim, CourseClaims, course_claims
+from headtools.course.course_claims import TOPICS, CourseClaim, CourseClaims
 
 A = CourseClaim("Heads <b>fly</b>.", "a page", "wrong", "They do not.", "contradicted", "gates", "08")
 B = CourseClaim("Heads attend.", "a paper", "right", "Section 1.", "right", "pruning", "09")
@@ -39,13 +39,6 @@ def test_filters_are_joined():
         claims.filtered("false")
     with pytest.raises(ValueError, match="got topic 'cooking'"):
         claims.filtered(topic="cooking")
-
-
-def test_without_a_kernel_all_claims_are_in_the_page_folded_by_topic():
-    claims = course_claims()
-    html = claims.by_topic()
-    assert html.count("<details>") == len(claims.topics)
-    assert html.count("<tr>") == len(claims) + len(claims.topics)  # and a head for each table
 
 
 def test_text_of_claims_is_escaped_and_counted():

@@ -115,12 +115,3 @@ def test_the_output_is_the_same_each_time_but_for_the_model_number(displayed):
     assert words(explore(draw, x=(0, 4))) == words(explore(draw, x=(0, 4)))
     names = [re.search(r"headtools-\w+", words(explore(draw, x=(0, n)))[0]["text/html"])[0] for n in (4, 9)]
     assert names[0] != names[1]  # one picture's controls must not hide another picture
-
-
-def test_hostile_text_is_escaped(displayed):
-    nasty = "</style></figure><script>1</script>"
-    ui = explore(lambda **_: (draw()[0], nasty), alt=nasty, **{nasty: [nasty]})
-    still, live = displayed(ui)
-    for html in (still["text/html"], live["text/html"], ui.view.value):
-        assert "<script" not in html
-    assert still["text/html"].count("</style>") == 1

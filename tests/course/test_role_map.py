@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex
 
 from headtools.course.role_map import COLOURS, beside_baselines, role_map
-from headtools.roles.head_functions import LETTERS, NONE, head_functions
+from headtools.roles.head_functions import LETTERS, NONE
 
 ROWS = [
     ("encoder", 0, 0, "eos", 0.9, True),
@@ -26,19 +26,6 @@ ROWS = [
 @pytest.fixture
 def frame():
     return pd.DataFrame(ROWS, columns=["kind", "layer", "head", "role", "score", "passes"])
-
-
-def test_functions_are_named_in_order(frame):
-    found = head_functions(frame)
-    assert found.values.tolist() == [
-        ["encoder", 0, 0, "syntactic", "SE", "eos, obj up"],
-        ["encoder", 0, 1, "none", "", ""],
-        ["encoder", 1, 0, "rare", "RO", "offset +0, two rarest"],
-        ["encoder", 1, 1, "positional", "P", "offset +1"],
-        ["decoder", 0, 0, "coreference", "C", "coreference"],
-    ]
-    with pytest.raises(ValueError, match="expected 'passes'"):
-        head_functions(frame.drop(columns="passes"))
 
 
 def test_the_map_has_a_cell_a_head_and_its_letters(frame):

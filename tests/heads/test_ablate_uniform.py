@@ -6,7 +6,7 @@ import transformers as tf
 from torch import nn
 
 import headtools as ht
-from headtools.heads._masks import check_uniform, uniform_mask
+from headtools.heads._attention import _check_uniform, uniform_mask
 
 from .reference import some_heads, untouched, watch
 from .zoo import BUILDERS, INTERFACE, PADDED, _spread, error, fresh, run, valid, zoo_model
@@ -234,9 +234,9 @@ class OwnAttention(nn.Module):
 
 def test_what_an_attention_of_ones_own_adds_is_found_out():
     even, uneven = torch.full((1, 2, 3, 3), 1 / 3), torch.eye(3).expand(1, 2, 3, 3) * 0.5 + 1 / 6
-    check_uniform(OwnAttention(), even, [0, 1])
-    check_uniform(OwnAttention(), torch.cat([even[:, :1], uneven[:, :1]], 1), [0])
+    _check_uniform(OwnAttention(), even, [0, 1])
+    _check_uniform(OwnAttention(), torch.cat([even[:, :1], uneven[:, :1]], 1), [0])
     with pytest.raises(ValueError, match=r"OwnAttention is not uniform .* \(a bias, a sink\)"):
-        check_uniform(OwnAttention(), uneven, [1])
+        _check_uniform(OwnAttention(), uneven, [1])
     with pytest.raises(ValueError, match="is not uniform"):
-        check_uniform(OwnAttention(), even / 2, [0])
+        _check_uniform(OwnAttention(), even / 2, [0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.heads._backbone import backbone
+from headtools.heads.record import backbone
 
 from .zoo import TEXT_ONLY, zoo_model
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headtools as ht
-from headtools.heads.gates import apply_gates
+from headtools.heads.gates import gates
 
 from .reference import (
     assert_same_state,
@@ -240,7 +240,7 @@ def test_ready_made_gates_do_what_gates_do(name):
     plain = run(model, batch)
     with ht.gates(model, {site.key: gate for site, gate in values.items()}):
         expected = run(model, batch)
-    with apply_gates(model, values):
+    with gates(model, values):
         assert torch.equal(run(model, batch), expected)
     assert not torch.equal(expected, plain)
     assert torch.equal(run(model, batch), plain)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.heads import _interventions as interventions
+from headtools.heads import _hooks as hooks
 from headtools.heads._attention import EAGER, SDPA
 from headtools.heads._hooks import hook_input
 from headtools.importance._inputs import frozen
@@ -27,10 +27,9 @@ HEADS = {("encoder", 0): [0, 2]}
 @pytest.fixture(autouse=True)
 def nothing_stays_open():
     """No account of any object may outlive the contexts of a test."""
-    claims, accounts = set(interventions._CLAIMS), set(interventions._OVERRIDES)  # of other tests' open contexts
+    before = set(hooks._OPEN)  # of other tests' open contexts
     yield
-    assert set(interventions._CLAIMS) <= claims
-    assert set(interventions._OVERRIDES) <= accounts
+    assert set(hooks._OPEN) <= before
 
 
 def implementation(model):
@@ -322,36 +321,16 @@ def test_an_output_projection_called_with_nothing():
     handle.remove()
 
 
-def test_a_record_of_two_runs_at_once_does_not_mix_them():
+def test_a_record_of_two_runs_at_once_is_refused():
     """Maps of one thread's batch came with the outputs of the other's."""
     model, batch = fresh("bert")
     site = ht.sites(model)["encoder", 0]
-    first, second = ({name: value[row : row + 1] for name, value in batch.items()} for row in (0, 2))
-    paused, done, kept = threading.Event(), threading.Event(), []
 
-    def wait(_module, _args):
-        if threading.current_thread().name == "second":
-            paused.set()
-            assert done.wait(20)
+    def run_between(_module, _args):  # between the maps and the outputs of this thread's batch
+        if threading.current_thread().name != "second":
+            in_thread(lambda: run(model, batch))
 
-    def run_second():
-        with torch.no_grad():
-            model(**second)
-
-    handle = site.out.register_forward_pre_hook(wait)  # between the maps and the outputs of the second's batch
-    with ht.record(
-        model, only=[site.key], accumulate=lambda _, recorded, before: kept.append((recorded.maps, recorded.z))
-    ):
-        thread = threading.Thread(target=run_second, name="second")
-        thread.start()
-        assert paused.wait(20)
-        with torch.no_grad():
-            model(**first)
-        done.set()
-        thread.join()
+    handle = site.out.register_forward_pre_hook(run_between)
+    with untouched(model), pytest.raises(RuntimeError, match="two threads ran encoder 0"), ht.record(model):
+        run(model, batch)
     handle.remove()
-    for one, found in zip((first, second), kept, strict=True):
-        with torch.no_grad(), ht.record(model, only=[site.key]) as alone:
-            model(**one)
-        assert torch.equal(found[0], alone[site.key].maps)
-        assert torch.equal(found[1], alone[site.key].z)

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.heads._attention import attend_uniformly, attention_function
-from headtools.heads._replacement import (
+from headtools.heads._attention import attend_uniformly
+from headtools.heads.ablate import (
+    ablate,
     check_replacement,
     replacement_edit,
     replacement_values,
 )
-from headtools.heads.ablate import replace_outputs
 
 from .homemade import attention
 from .reference import untouched
@@ -70,16 +70,6 @@ def test_configurations_of_no_attention_are_left_alone():
         assert model.config._attn_implementation == EAGER
         run(model, batch)
     assert len(r) == 3
-
-
-def test_a_configuration_that_several_modules_share_gets_its_name_back():
-    model, _ = fresh("bert")
-    model.set_attn_implementation("eager")
-    with attention_function(model, SDPA):
-        assert {m.config._attn_implementation for m in model.modules() if hasattr(m, "config")} == {SDPA}
-    with pytest.raises(KeyError, match="mine"), attention_function(model, None):
-        raise KeyError("mine")
-    assert model.config._attn_implementation == "eager"
 
 
 def test_even_heads_inside_even_heads():
@@ -232,10 +222,10 @@ def test_the_seed_is_zero_unless_it_is_told():
             return run(model, batch)
 
     selected = {site: [0, 2]}
-    plain = inside(replace_outputs(model, selected, "resample", pools))
-    assert torch.equal(plain, inside(replace_outputs(model, selected, "resample", pools, 0)))
+    plain = inside(ablate(model, selected, "resample", pools))
+    assert torch.equal(plain, inside(ablate(model, selected, "resample", pools, 0)))
     assert torch.equal(plain, inside(ht.ablate(model, {site.key: [0, 2]}, replacement="resample", reference=batch)))
-    assert not torch.equal(plain, inside(replace_outputs(model, selected, "resample", pools, 1)))
+    assert not torch.equal(plain, inside(ablate(model, selected, "resample", pools, 1)))
     pool, z = torch.arange(100.0)[:, None, None].expand(100, 4, 8), torch.zeros(2, 3, 4, 8)  # row i holds i
     one, two = (replacement_edit(other, [0, 1, 2, 3], "resample", pool, 0)(z) for other in ht.sites(model).all[:2])
     assert not torch.equal(one, two), "each site has draws of its own"

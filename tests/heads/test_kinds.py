@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from headtools.heads._kinds import causal_by_masks, find_kind
+from headtools.heads._kinds import _causal_by_masks, find_kind
 from headtools.heads._layout import find_output, find_projections, head_width, looks_like_attention
 from headtools.heads.sites import _stack_name
 
@@ -217,13 +217,13 @@ class Plain(nn.Module):
     ],
 )
 def test_who_builds_the_mask(owner, name, causal):
-    assert causal_by_masks(owner, name) is causal
+    assert _causal_by_masks(owner, name) is causal
 
 
 def test_another_model_around_it_does_not_count():
     outer = Causal()
     outer.inner["model"] = Plain(nn.Identity(), switch=True)
-    assert causal_by_masks(outer, "inner.model.inside") is None
+    assert _causal_by_masks(outer, "inner.model.inside") is None
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ from headtools.heads._layout import (
     find_projections,
     head_width,
     looks_like_attention,
+    shape_of,
     tokens_first,
     uses_interface,
-    width_in,
-    width_out,
 )
 
 from .zoo import error, run, zoo_model
@@ -55,7 +54,7 @@ def test_rows_and_biases_make_the_queries_and_values_that_attention_sees(name):
 @pytest.mark.parametrize("kind", [nn.Linear, Conv1D])
 def test_a_projection_of_either_kind(kind):
     module = Conv1D(6, 4) if kind is Conv1D else nn.Linear(4, 6)
-    assert (width_in(module), width_out(module)) == (4, 6)
+    assert shape_of(module) == (6, 4)
     with torch.no_grad():
         module.bias.copy_(torch.arange(6.0))
     part = Projection(module, torch.tensor([[5, 0], [1, 2]]))

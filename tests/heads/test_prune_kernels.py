@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.heads._attention import PRUNED_BIAS
-from headtools.heads._layer_config import LayerConfig, unwrapped
+from headtools.heads._attention import PRUNED_BIAS, LayerConfig, unwrapped_config
 
 from .reference import checkpoint, open_gates, some_heads, watch
 from .zoo import BUILDERS, INTERFACE, RENAMED, error, fresh, run, valid
@@ -27,7 +26,7 @@ def gated(model, batch, heads):
 
 def seen_kernels(model):
     """The names that attention modules read when they look for their function."""
-    return {unwrapped(site.module.config)._attn_implementation for site in ht.sites(model)}
+    return {unwrapped_config(site.module.config)._attn_implementation for site in ht.sites(model)}
 
 
 @pytest.mark.parametrize("first_kernel", ["eager", "sdpa"])
@@ -208,7 +207,7 @@ def test_a_layers_configuration_is_a_view():
     assert model.config.attention_dropout == 0.5
     config.num_attention_heads = 2
     assert (config.num_attention_heads, model.config.num_attention_heads) == (2, 6)
-    assert unwrapped(LayerConfig(config, {})) is model.config
+    assert unwrapped_config(LayerConfig(config, {})) is model.config
     assert "Phi3Config" in repr(config)
     with pytest.raises(AttributeError, match="nothing_such"):
         config.nothing_such  # noqa: B018

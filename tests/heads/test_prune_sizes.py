@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import headtools as ht
-from headtools.heads.prune import cut_heads
 
 from .homemade import HEADS, WIDTH, attention
 from .reference import untouched
@@ -148,16 +147,6 @@ def test_what_was_cut_when():
     assert not site.out.weight.any()
     row = repr(ht.sites(model)).splitlines()[1].split("  ")
     assert "0 (all cut)" in row
-
-
-def test_nothing_is_cut_where_no_head_is_named():
-    model, _ = fresh("bert")
-    before = model.bert.encoder.layer[0].attention.self.query.weight
-    with pytest.raises(ValueError, match="got no heads, so nothing was pruned"):
-        ht.prune(model, {("encoder", 0): []})
-    assert cut_heads(model, {("encoder", 0): []}) == 0
-    assert model.bert.encoder.layer[0].attention.self.query.weight is before
-    assert ht.pruned(model) == []
 
 
 class Table(nn.Module):

@@ -10,7 +10,7 @@ from torch import nn
 import headtools as ht
 from headtools.heads._checks import check_not_compiled, check_not_offloaded, checked_inputs
 from headtools.heads._devices import device_of
-from headtools.heads._select import select
+from headtools.heads.sites import select
 
 from .reference import untouched
 from .zoo import fresh, zoo_model

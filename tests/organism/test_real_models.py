@@ -21,6 +21,8 @@ def saved(folder):
 
 
 def test_the_copy_comes_first_and_is_named(cache, capsys, monkeypatch):
+    with pytest.raises(FileNotFoundError, match=r"python -m recipes\.real_models smollm2"):
+        ht.load("smollm2")
     saved(cache / "smollm2")
     monkeypatch.setattr(real_models, "_cached", lambda *_: pytest.fail("not needed"))
     model, tokenizer = ht.load("smollm2")
@@ -32,36 +34,17 @@ def test_the_copy_comes_first_and_is_named(cache, capsys, monkeypatch):
 def test_the_original_in_the_cache_of_the_hub(cache, capsys, monkeypatch):
     saved(cache / "snapshot")
     asked = []
-
-    def cached(hub, file):
-        asked.append(hub)
-        return str(cache / "snapshot" / file)
-
-    monkeypatch.setattr(real_models, "_cached", cached)
+    monkeypatch.setattr(real_models, "_cached", lambda hub, file: asked.append(hub) or str(cache / "snapshot" / file))
     ht.load("smollm2")
     assert set(asked) == {"HuggingFaceTB/SmolLM2-135M-Instruct"}
     assert "the original, from the Hugging Face cache" in capsys.readouterr().out
-
-
-def test_what_the_cache_of_the_hub_does_not_have():
+    monkeypatch.undo()
     assert real_models._cached("nobody/no-such-model", "config.json") is None
-
-
-def test_without_either_the_error_names_the_command(cache):
-    with pytest.raises(FileNotFoundError, match=r"python -m recipes\.real_models minilm"):
-        ht.load("minilm")
 
 
 def test_the_default_folder(monkeypatch):
     monkeypatch.delenv(real_models.CACHE, raising=False)
     assert real_models.cache_folder().parts[-2:] == (".cache", "headtools")
-
-
-def test_tables_that_do_not_ship():
-    with pytest.raises(ValueError, match="got model 'gpt5'"):
-        ht.shipped_real("gpt5")
-    with pytest.raises(ValueError, match="got table 'colours' of smollm2"):
-        ht.shipped_real("smollm2", "colours")
 
 
 @pytest.mark.parametrize("model", ["smollm2", "minilm"])

@@ -1,10 +1,11 @@
 """Statistics of rows, spans and running sums, against loops."""
 
 import torch
-
 from headtools.roles._taxonomy import statistics
 from headtools.roles._taxonomy.running_sums import RunningSums
-from headtools.roles._taxonomy.spans import make_spans, maps_between_spans
+from headtools.roles._taxonomy.spans import maps_between_spans
+
+from headtools.roles.spans import make_spans
 from headtools.roles.word_alignment import to_words
 
 

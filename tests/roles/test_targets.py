@@ -6,14 +6,15 @@ from itertools import product
 
 import pytest
 import torch
-
 from headtools.roles._taxonomy.scores import BatchScorer
 from headtools.roles._taxonomy.sequences import AttentionSequences
-from headtools.roles._taxonomy.spans import Spans, make_spans
-from headtools.roles._taxonomy.targets import argmax_targets, nearest_nominal, weight_targets
+from headtools.roles._taxonomy.targets import argmax_targets, weight_targets
 from headtools.roles._taxonomy.vocabulary import Vocabulary
+
 from headtools.roles.conventions import EDGES, GRANULARITIES, Conventions
+from headtools.roles.role import nearest_nominal
 from headtools.roles.sentence import Sentence
+from headtools.roles.spans import Spans, make_spans
 
 FORMS = ("a", "b", "c", "d", ".", "'s")
 TAGS = ("NOUN", "PRON", "VERB", "PUNCT", "_")

@@ -7,6 +7,12 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from headtools.roles._taxonomy.running_sums import RunningSums
+from headtools.roles._taxonomy.scores import BatchScorer, RunningScores
+from headtools.roles._taxonomy.sequences import make_sequences
+from headtools.roles._taxonomy.table import table
+from headtools.roles._taxonomy.targets import argmax_targets
+from headtools.roles._taxonomy.vocabulary import Vocabulary, count_words
 from transformers import (
     AlbertConfig,
     AlbertModel,
@@ -19,15 +25,10 @@ from transformers import (
 
 import headtools as ht
 from headtools.organism import roles_found
-from headtools.roles._taxonomy.running_sums import RunningSums
-from headtools.roles._taxonomy.scores import BatchScorer, RunningScores
-from headtools.roles._taxonomy.sequences import make_sequences
-from headtools.roles._taxonomy.table import table
-from headtools.roles._taxonomy.targets import argmax_targets, nearest_nominal
-from headtools.roles._taxonomy.vocabulary import Vocabulary, count_words
 from headtools.roles.baselines import best_offsets, offset_baselines
 from headtools.roles.controls import shuffled, untrained
 from headtools.roles.conventions import CLARK, VOITA, Conventions
+from headtools.roles.role import nearest_nominal
 from headtools.roles.sentence import Sentence
 from headtools.roles.taxonomy import best, taxonomy, taxonomy_and_control
 from headtools.roles.word_alignment import align, to_words

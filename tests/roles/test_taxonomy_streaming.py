@@ -5,11 +5,13 @@ import gc
 import pandas as pd
 import pytest
 import torch
+from headtools.roles._taxonomy.running_sums import BUFFER, RunningSums
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
 import headtools as ht
-from headtools.roles._taxonomy.batches import WINDOW, batches, resample_counts
-from headtools.roles._taxonomy.running_sums import BUFFER, RunningSums
+from headtools.heads._attention import WINDOW
+from headtools.heads.intervals import resample_counts
+from headtools.organism.batches import batches
 from headtools.roles.conventions import Conventions
 from headtools.roles.sentence import Sentence
 from headtools.roles.taxonomy import _Taxonomy, taxonomy

@@ -12,15 +12,16 @@ from headtools.sparse.hard_concrete import HardConcrete
 
 from ..heads.zoo import fresh, run
 
-ONE = {("encoder", 0): 1}
-ODD = {"temperature": 0.8, "stretch": (-0.05, 1.4)}  # nothing symmetric about it
+ONE, TWO = {("encoder", 0): 1}, {("encoder", 0): 4, ("cross", 1): 3}
 
 
 def gate(log_alpha=0.0, **options):
     return HardConcrete(ONE, start=log_alpha, **options).double()
 
 
-# --- published and hand-made numbers ----------------------------------------------------------------------------------
+def seeded(n=3):
+    return torch.Generator().manual_seed(n)
+
 
 # temperature, log alpha: P(0), P(1), test gate. The last three are the masses that Voita et al. 2019 plot in figure 6.
 TABLE = [
@@ -42,6 +43,7 @@ def test_masses_and_test_gates(temperature, log_alpha, zero, one, fixed):
     assert round(gates.p_one().item(), 3) == one
     assert round(gates.test_gates("louizos").item(), 3) == fixed
     assert gates.test_gates("voita").item() == (log_alpha > 0)
+    assert gates.saturated(0.9).item() == (max(zero, one) >= 0.9)
 
 
 def test_the_clipped_gate_is_exact_beyond_two_point_four():
@@ -54,68 +56,43 @@ def test_the_clipped_gate_is_exact_beyond_two_point_four():
 
 def test_voita_rule_compares_the_lumps_of_a_lopsided_stretch():
     grid = torch.linspace(-3, 3, 61, dtype=torch.double)
-    gates = gate(**ODD)
+    gates = gate(temperature=0.8, stretch=(-0.05, 1.4))
     opened = gates.test_gates("voita", grid)
     assert torch.equal(opened.bool(), gates.p_one(grid) > gates.p_zero(grid))
     assert not torch.equal(opened.bool(), grid > 0)
 
 
-# --- laws -------------------------------------------------------------------------------------------------------------
-
-shapes = st.tuples(
-    st.floats(-4, 4), st.floats(0.2, 1.5), st.floats(-0.5, -0.02), st.floats(1.02, 1.5)
-)  # log alpha, temperature, stretch
-
-
 @settings(max_examples=25, deadline=None)
-@given(shapes)
-def test_draws_follow_masses_mean_cdf_and_density(shape):
-    log_alpha, temperature, low, high = shape
-    gates = gate(log_alpha, temperature=temperature, stretch=(low, high))
-    n = 20_000
+@given(st.floats(-4, 4), st.floats(0.2, 1.5), st.floats(-0.5, -0.02), st.floats(1.02, 1.5))
+def test_draws_follow_masses_mean_and_density(log_alpha, temperature, low, high):
+    gates, n = gate(log_alpha, temperature=temperature, stretch=(low, high)), 20_000
     u = (torch.arange(n, dtype=torch.double) + 0.5) / n  # every quantile once: a draw without chance
     drawn = gates.draw(u, gates.log_alpha.detach())
     assert (drawn == 0).double().mean().item() == pytest.approx(gates.p_zero().item(), abs=1e-4)
     assert (drawn == 1).double().mean().item() == pytest.approx(gates.p_one().item(), abs=1e-4)
     assert drawn.mean().item() == pytest.approx(gates.mean().item(), abs=1e-4)
     assert gates.p_open().item() == pytest.approx(1 - gates.p_zero().item(), abs=1e-12)
-    inside = (drawn > 0) & (drawn < 1)
-    torch.testing.assert_close(gates.cdf(drawn[inside]).flatten(), u[inside], atol=1e-9, rtol=0)
-    at = torch.tensor([-0.1, 0.0, 1.0, 1.1])
-    expected = torch.tensor([0.0, gates.p_zero().item(), 1.0, 1.0], dtype=torch.double)
-    torch.testing.assert_close(gates.cdf(at).flatten(), expected)
-    assert gates.density(at).abs().max() == 0
-    x = torch.linspace(0.01, 0.99, 50, dtype=torch.double)
-    slope = (gates.cdf(x + 1e-6) - gates.cdf(x - 1e-6)) / 2e-6
-    torch.testing.assert_close(gates.density(x), slope, rtol=1e-5, atol=1e-7)
-    middle = (torch.arange(n, dtype=torch.double) + 0.5) / n
-    between = gates.density(middle).mean().item()
+    assert gates.density(torch.tensor([-0.1, 0.0, 1.0, 1.1])).abs().max() == 0
+    inside = (drawn[1:-1] > 0) & (drawn[1:-1] < 1) & (drawn[2:] < 1) & (drawn[:-2] > 0)
+    slope = (2 / n) / (drawn[2:] - drawn[:-2])[inside]  # between quantiles: probability over distance
+    # where the density is steep, the distance of neighbouring quantiles says less
+    torch.testing.assert_close(gates.density(drawn[1:-1][inside]).flatten(), slope, rtol=0.05, atol=1e-2)
+    between = gates.density(u).mean().item()
     assert between == pytest.approx(1 - gates.p_zero().item() - gates.p_one().item(), abs=1e-4)
 
 
-@pytest.mark.parametrize("shape", [{}, {"temperature": 2 / 3}, {"temperature": 0.5}, ODD])
-def test_random_draws_lie_within_three_standard_errors(shape):
+def test_random_draws_lie_within_three_standard_errors():
     """Of P(0), P(1) and E[g], as drawn by ``sample``, for five values of log alpha."""
     n, start = 40_000, torch.tensor([-3.0, -1.0, 0.0, 2.0, 4.0])
-    gates = HardConcrete({("encoder", 0): 5}, start={("encoder", 0): start}, **shape).double()
-    drawn = gates.sample(n, per="example", generator=torch.Generator().manual_seed(0))["encoder", 0].detach()
+    gates = HardConcrete({("encoder", 0): 5}, start={("encoder", 0): start}).double()
+    drawn = gates.sample(n, per="example", generator=seeded(0))["encoder", 0].detach()
     for seen, formula in ((drawn == 0, gates.p_zero), (drawn == 1, gates.p_one), (drawn, gates.mean)):
         error = seen.double().std(0) / n**0.5
-        off = (seen.double().mean(0) - formula().detach()).abs() / error
-        assert off.max() < 3, formula.__name__
+        assert ((seen.double().mean(0) - formula().detach()).abs() / error).max() < 3, formula.__name__
         assert error.max() < 0.003, "a formula that is off by 0.01 would be seen"
 
 
-def test_a_gate_and_its_opposite_mirror_each_other():
-    """With a symmetric stretch, -log alpha exchanges 0 and 1."""
-    some = torch.tensor([0.3, 1.7, 5.0], dtype=torch.double)
-    gates, u = gate(), torch.rand(3, dtype=torch.double)
-    torch.testing.assert_close(gates.p_zero(some), gates.p_one(-some))
-    torch.testing.assert_close(gates.mean(some), 1 - gates.mean(-some))
-    torch.testing.assert_close(gates.draw(u, some), 1 - gates.draw(1 - u, -some))
-
-
-def test_gradient_of_the_penalty_vanishes_at_both_ends():
+def test_the_gradient_of_the_penalty_vanishes_at_both_ends():
     gates = HardConcrete({("encoder", 0): 5}, start={("encoder", 0): torch.tensor([-9.0, -1.0, 0.0, 2.0, 12.0])})
     gates.expected_l0().backward()
     p = gates.p_open().detach()
@@ -124,41 +101,18 @@ def test_gradient_of_the_penalty_vanishes_at_both_ends():
     assert 0 < gates.log_alpha.grad[4] < 1e-4  # small, but not lost in rounding
 
 
-def test_a_gate_is_saturated_when_a_point_mass_has_nearly_all():
-    gates = HardConcrete({("encoder", 0): 5})
-    some = torch.tensor([[-9.0, -2.0, 0.0, 3.2, 9.0]])  # P(0) of -2 is .77, P(1) of 3.2 is .92
-    assert gates.saturated(log_alpha=some).tolist() == [[True, False, False, True, True]]
-    assert gates.saturated(0.95, some).tolist() == [[True, False, False, False, True]]
-    assert not gates.saturated().any()  # its own start of 2.2
-
-
-def test_gradient_of_a_draw_is_its_slope():
-    u, log_alpha = torch.tensor([0.02, 0.3, 0.45, 0.999], dtype=torch.double), 0.4
+def test_the_gradient_of_a_draw_is_its_slope_and_zero_at_the_lumps():
+    u, log_alpha = torch.tensor([0.0, 0.02, 0.3, 0.45, 0.999, 1.0], dtype=torch.double), 0.4
     gates = gate()
-    start = torch.full((4,), log_alpha, dtype=torch.double, requires_grad=True)
-    gates.draw(u, start).sum().backward()
+    start = torch.full((6,), log_alpha, dtype=torch.double, requires_grad=True)
+    drawn = gates.draw(u, start)
+    drawn.sum().backward()
     up, down = (torch.tensor(log_alpha + shift, dtype=torch.double) for shift in (1e-6, -1e-6))
     slope = (gates.draw(u, up) - gates.draw(u, down)) / 2e-6
     torch.testing.assert_close(start.grad, slope, rtol=1e-4, atol=1e-6)
-    assert start.grad[0] == start.grad[3] == 0  # at the lumps nothing moves
-    assert start.grad[1] > 0.1
-
-
-def test_the_ends_of_the_uniform_numbers_give_numbers():
-    start = torch.zeros(2, requires_grad=True)
-    drawn = HardConcrete(ONE).draw(torch.tensor([0.0, 1.0]), start)
-    drawn.sum().backward()
-    assert drawn.tolist() == [0, 1]
-    assert start.grad.tolist() == [0, 0]
-
-
-# --- draws for a model ------------------------------------------------------------------------------------------------
-
-TWO = {("encoder", 0): 4, ("cross", 1): 3}
-
-
-def seeded(n=3):
-    return torch.Generator().manual_seed(n)
+    assert drawn[[0, 1, 4, 5]].tolist() == [0, 0, 1, 1]
+    assert start.grad[[0, 1, 4, 5]].abs().max() == 0
+    assert start.grad[2] > 0.1
 
 
 def test_one_draw_a_batch_or_an_example():
@@ -173,21 +127,6 @@ def test_one_draw_a_batch_or_an_example():
     again = gates.sample(generator=seeded())
     assert all(torch.equal(once[key], again[key]) for key in once)
     assert not torch.equal(once["encoder", 0], gates.sample(generator=seeded(4))["encoder", 0])
-
-
-@pytest.mark.parametrize("per", ["batch", "example"])
-def test_each_set_is_drawn_as_it_would_be_alone(per):
-    together = HardConcrete(TWO, sets=3)
-    with torch.no_grad():
-        together.log_alpha.copy_(torch.randn(3, 7, generator=seeded()))
-    drawn = together.sample(5, per=per, generator=seeded())
-    for k in range(3):
-        alone = HardConcrete(TWO, start=together.split(together.log_alpha[k]))
-        own = alone.sample(5, per=per, generator=seeded())
-        for key in TWO:
-            part = drawn[key][5 * k : 5 * k + 5]
-            torch.testing.assert_close(part, own[key].expand_as(part))
-    assert together.expected_l0().shape == (3,)
 
 
 @pytest.mark.parametrize("name", ["bert", "marian"])
@@ -212,26 +151,18 @@ def test_gradients_reach_log_alpha_through_a_model(name):
     assert gradient.abs().min() > 0
 
 
-def test_closed_test_gates_equal_pruning():
+def test_closed_test_gates_equal_pruning_and_layers_without_heads_have_no_gates():
     model, batch = fresh("marian")
     gates = HardConcrete(ht.sites(model)["encoder"])
     with torch.no_grad():
-        gates.log_alpha[::2] = -5.0
+        gates.log_alpha[:5] = -5.0  # all of the first layer, and one head of the second
     with ht.gates(model, gates.split(gates.test_gates())):
         switched = run(model, batch)
     closed = [head for head in gates.heads if head not in gates.open_heads()]
-    assert closed == gates.heads[::2]
+    assert closed == gates.heads[:5]
     ht.prune(model, closed)
     torch.testing.assert_close(run(model, batch), switched, atol=1e-4, rtol=1e-4)
-    left = HardConcrete(ht.sites(model)["encoder"])
-    assert len(left.heads) == len(gates.heads) // 2
-
-
-def test_empty_layers_have_no_gates():
-    model, _ = fresh("bert")
-    found = ht.sites(model)
-    ht.prune(model, {("encoder", 1): range(found["encoder", 1].heads)})
-    assert ("encoder", 1) not in HardConcrete(ht.sites(model)).sizes
+    assert HardConcrete(ht.sites(model)["encoder"]).sizes == {("encoder", 1): 3}
 
 
 def test_scores_and_heads():
@@ -242,41 +173,3 @@ def test_scores_and_heads():
     assert "7 heads" in repr(gates)
     start["encoder", 0][0] = -9.0
     assert gates.scores()["encoder", 0, 0] == 3.0  # a copy, not a view
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": 0.0}, "above 0"),
-        ({"temperature": float("nan")}, "above 0"),
-        ({"stretch": (0.0, 1.1)}, "reach beyond"),
-        ({"stretch": (-0.1, 1.0)}, "reach beyond"),
-        ({"sets": 0}, "1 or more"),
-        ({"start": float("nan")}, "NaN"),
-        ({"start": {("encoder", 0): torch.zeros(3)}}, "start must give"),
-        ({"over": {}}, "no heads"),
-        ({"over": []}, "no heads"),
-        ({"over": {("encoder", 0): 0}}, "no heads"),
-    ],
-)
-def test_bad_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        HardConcrete(**({"over": TWO} | options))
-
-
-def test_bad_questions():
-    gates, several = HardConcrete(TWO), HardConcrete(TWO, sets=2)
-    for question, message in (
-        (lambda: gates.sample(per="token"), "batch"),
-        (lambda: gates.sample(per="example"), "no number of examples"),
-        (lambda: several.sample(), "no number of examples"),
-        (lambda: gates.test_gates("mine"), "voita"),
-        (lambda: gates.split(torch.zeros(6)), "7 gates"),
-        (several.open_heads, "sets"),
-        (several.scores, "sets"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            question()

@@ -12,10 +12,5 @@ from headtools.course.exercises.exercise import Exercise
 @cache
 def all_exercises() -> dict[str, Exercise]:
     """Give every exercise by name: those of all modules ``lesson_NN.py``, in order."""
-    exercises = {}
-    for module in sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name.startswith("lesson_")):
-        for exercise in import_module(f"{__name__}.{module}").EXERCISES:
-            if not exercise.name.startswith(module.removeprefix("lesson_") + ".") or exercise.name in exercises:
-                raise ValueError(f"{module} holds an exercise named {exercise.name!r}")
-            exercises[exercise.name] = exercise
-    return exercises
+    modules = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name.startswith("lesson_"))
+    return {each.name: each for name in modules for each in import_module(f"{__name__}.{name}").EXERCISES}

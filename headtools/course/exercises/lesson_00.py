@@ -149,7 +149,4 @@ def _read(result: Any, on: dict[str, Tensor], heads: Mapping) -> Tensor:
     return result.detach()
 
 
-EXERCISES = (
-    Exercise("00.count", "count the heads", _count),
-    Exercise("00.ablate", "switch heads off", _ablate),
-)
+EXERCISES = (Exercise("00.count", "count the heads", _count), Exercise("00.ablate", "switch heads off", _ablate))

@@ -28,35 +28,30 @@ def _softmax(answer: Any) -> str | None:
             rule = "There is a NaN in the weights."
         elif not same(got.sum(-1), torch.ones(2)):
             rule = f"Each row must sum to 1; yours sum to {_list(got.sum(-1))}."
-        expect(
-            got,
-            want,
-            {
-                "The weights are too peaked: divide the scores by the square root of d, the length of a query.": (
-                    (blocked * 2).softmax(-1)
-                ),
-                "The scores are divided by d; it is the square root of d.": (blocked / 2).softmax(-1),
-                "The scores are divided by the root of the number of queries; d is the length of one query.": (
-                    (blocked * math.sqrt(2)).softmax(-1)
-                ),
-                "Each column sums to 1; each row should: a query shares out its attention over the keys.": (
-                    blocked.softmax(0).nan_to_num()
-                ),
-                "The softmax is missing: these are scores, not weights.": blocked,
-                "These are products of queries and keys. Still to come: the square root of d, the mask, the softmax.": (
-                    blocked * 2
-                ),
-                "The mask comes too late: a row no longer sums to 1. Block the scores, then take the softmax.": (
-                    scores.softmax(-1) * mask
-                ),
-                "The mask is not used: a query still attends where mask is False.": scores.softmax(-1),
-                "The mask is used upside down: True says that the query may attend.": (
-                    scores.masked_fill(mask, -math.inf).softmax(-1)
-                ),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "The weights are too peaked: divide the scores by the square root of d, the length of a query.": (
+                (blocked * 2).softmax(-1)
+            ),
+            "The scores are divided by d; it is the square root of d.": (blocked / 2).softmax(-1),
+            "The scores are divided by the root of the number of queries; d is the length of one query.": (
+                (blocked * math.sqrt(2)).softmax(-1)
+            ),
+            "Each column sums to 1; each row should: a query shares out its attention over the keys.": (
+                blocked.softmax(0).nan_to_num()
+            ),
+            "The softmax is missing: these are scores, not weights.": blocked,
+            "These are products of queries and keys. Still to come: the square root of d, the mask, the softmax.": (
+                blocked * 2
+            ),
+            "The mask comes too late: a row no longer sums to 1. Block the scores, then take the softmax.": (
+                scores.softmax(-1) * mask
+            ),
+            "The mask is not used: a query still attends where mask is False.": scores.softmax(-1),
+            "The mask is used upside down: True says that the query may attend.": (
+                scores.masked_fill(mask, -math.inf).softmax(-1)
+            ),
+        }
+        expect(got, want, mistakes, rule, given)
     large = {"q": q * 1000, "k": k, "mask": masks[1]}
     got = tensor(call(answer, **large), (2, 3), "(query, key)", large)
     want = (q.double() * 1000 @ k.double().T / 2).masked_fill(~masks[1], -math.inf).softmax(-1)
@@ -81,24 +76,19 @@ def _split(answer: Any) -> None:
             given,
             {
                 (batch, tokens, heads, size): "The shape is (batch, token, head, d); the head should come before the "
-                f"token: exchange two axes.\nSee it for {show(given)}",
+                f"token: exchange two axes.\nSee it for {show(given)}"
             },
         )
         rule = "Head 0 of the first token should be its first d numbers, head 1 the next d."
-        expect(
-            got,
-            want,
-            {
-                "The shape is right but the numbers are shuffled: view cuts in memory order, and mixes tokens into "
-                "heads. First cut the last axis in two, then exchange axes.": x.reshape(want.shape),
-                "Each head takes every second number; it should take neighbours: head 0 the first d numbers.": (
-                    x.view(batch, tokens, size, heads).permute(0, 3, 1, 2)
-                ),
-                "The heads come in the wrong order: head 0 takes the first d numbers.": want.flip(1),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "The shape is right but the numbers are shuffled: view cuts in memory order, and mixes tokens into "
+            "heads. First cut the last axis in two, then exchange axes.": x.reshape(want.shape),
+            "Each head takes every second number; it should take neighbours: head 0 the first d numbers.": (
+                x.view(batch, tokens, size, heads).permute(0, 3, 1, 2)
+            ),
+            "The heads come in the wrong order: head 0 takes the first d numbers.": want.flip(1),
+        }
+        expect(got, want, mistakes, rule, given)
 
 
 def _sum(answer: Any) -> None:
@@ -117,7 +107,7 @@ def _sum(answer: Any) -> None:
             given,
             {
                 tuple(product.shape): "This is the sum of the heads. Keep them apart: one vector of length d_model for "
-                f"each head; the sum comes later.\nSee it for {show(given)}",
+                f"each head; the sum comes later.\nSee it for {show(given)}"
             },
         )
         mistakes = {

@@ -128,25 +128,20 @@ def _words(answer: Any) -> None:
         w = weights.double()
         first = torch.tensor([words.index(i) for i in range(size)])
         rule = "Add the columns of one word, then average the rows of one word; each row then sums to 1."
-        expect(
-            got,
-            share.T @ w @ member,
-            {
-                "Both sides are averaged, so that rows no longer sum to 1: weights *to* a word's pieces are summed.": (
-                    share.T @ w @ share
-                ),
-                "Both sides are summed: a word of two pieces would send twice as much. Average over the pieces that "
-                "send.": member.T @ w @ member,
-                "The two sides are exchanged: sum over a key word's pieces, average over a query word's.": (
-                    member.T @ w @ share
-                ),
-                "Only first pieces are used: the weight on the others is lost.": w[first][:, first],
-                "Only the first piece is a query: average over all of a word's pieces.": (w @ member)[first],
-                "Queries and keys are exchanged: rows are query words.": (share.T @ w @ member).T,
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "Both sides are averaged, so that rows no longer sum to 1: weights *to* a word's pieces are summed.": (
+                share.T @ w @ share
+            ),
+            "Both sides are summed: a word of two pieces would send twice as much. Average over the pieces that "
+            "send.": member.T @ w @ member,
+            "The two sides are exchanged: sum over a key word's pieces, average over a query word's.": (
+                member.T @ w @ share
+            ),
+            "Only first pieces are used: the weight on the others is lost.": w[first][:, first],
+            "Only the first piece is a query: average over all of a word's pieces.": (w @ member)[first],
+            "Queries and keys are exchanged: rows are query words.": (share.T @ w @ member).T,
+        }
+        expect(got, share.T @ w @ member, mistakes, rule, given)
 
 
 # Of five encoder heads, switched off one at a time: who costs the organism the most words, and who none at all. Beside
@@ -161,7 +156,7 @@ _STAYS = {
     "3.4": "No role says nothing either way. Count what the translation loses without this head.",
 }
 _DIES = {
-    "4.3": "No role of our list fits this head, so the list has no name for its work. Count what the work is worth.",
+    "4.3": "No role of our list fits this head, so the list has no name for its work. Count what the work is worth."
 }
 _LITTLE = "This head costs little, but more than nothing: the interval of its loss lies above 0. Another costs nothing."
 

@@ -23,26 +23,21 @@ def _gradient(answer: Any) -> None:
         p = (x @ w).softmax(-1)
         want = x.T @ (p - y) / n
         rule = "Multiply each word's error, P - Y, with its input, and take the mean over the words."
-        expect(
-            got,
-            want,
-            {
-                "This is the gradient of the sum over words. The loss is their mean.": x.T @ (p - y),
-                "The sign is turned round: this way the loop would climb. The error is what the probe says minus what "
-                "it should say.": -want,
-                "Turned round, and summed over words: the error is P - Y, and the loss is a mean.": x.T @ (y - p),
-                "These are scores minus labels. Turn the scores of each word into probabilities first.": (
-                    x.T @ (x @ w - y) / n
-                ),
-                "The probabilities were normalised over the words. Each word has a distribution over the labels.": (
-                    x.T @ ((x @ w).softmax(0) - y) / n
-                ),
-                "This is the input times what the probe says. Subtract what it should say.": x.T @ p / n,
-                "The mean was taken over the labels as well: divide by the number of words alone.": want / c,
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "This is the gradient of the sum over words. The loss is their mean.": x.T @ (p - y),
+            "The sign is turned round: this way the loop would climb. The error is what the probe says minus what "
+            "it should say.": -want,
+            "Turned round, and summed over words: the error is P - Y, and the loss is a mean.": x.T @ (y - p),
+            "These are scores minus labels. Turn the scores of each word into probabilities first.": (
+                x.T @ (x @ w - y) / n
+            ),
+            "The probabilities were normalised over the words. Each word has a distribution over the labels.": (
+                x.T @ ((x @ w).softmax(0) - y) / n
+            ),
+            "This is the input times what the probe says. Subtract what it should say.": x.T @ p / n,
+            "The mean was taken over the labels as well: divide by the number of words alone.": want / c,
+        }
+        expect(got, want, mistakes, rule, given)
 
 
 def _control(answer: Any) -> str | None:
@@ -106,27 +101,22 @@ def _remove(answer: Any) -> None:
             if not same(rest, torch.tensor(0.0))
             else "Nothing is left along v, but something else changed too. Across v, nothing should change."
         )
-        expect(
-            got,
-            want,
-            {
-                "This is the part along v, the part to take away. What is left when it is gone?": along[:, None] * unit,
-                "v is not of length 1, and it comes in twice: divide by its squared length.": z - (z @ v)[:, None] * v,
-                "v comes in twice, so divide by its length twice: by its squared length.": (
-                    z - (z @ v)[:, None] * v / v.norm()
-                ),
-                "Every vector lost the whole of v. Each should lose its own component: how far it reaches along v.": (
-                    z - v
-                ),
-                "Every vector lost v at length 1. Each should lose its own component: how far it reaches along v.": (
-                    z - unit
-                ),
-                "Added instead of taken away: now there is twice as much along v.": z + along[:, None] * unit,
-                "Nothing was taken away.": z,
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "This is the part along v, the part to take away. What is left when it is gone?": along[:, None] * unit,
+            "v is not of length 1, and it comes in twice: divide by its squared length.": z - (z @ v)[:, None] * v,
+            "v comes in twice, so divide by its length twice: by its squared length.": (
+                z - (z @ v)[:, None] * v / v.norm()
+            ),
+            "Every vector lost the whole of v. Each should lose its own component: how far it reaches along v.": (
+                z - v
+            ),
+            "Every vector lost v at length 1. Each should lose its own component: how far it reaches along v.": (
+                z - unit
+            ),
+            "Added instead of taken away: now there is twice as much along v.": z + along[:, None] * unit,
+            "Nothing was taken away.": z,
+        }
+        expect(got, want, mistakes, rule, given)
 
 
 def _attach(answer: Any) -> None:

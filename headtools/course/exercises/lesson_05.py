@@ -24,32 +24,25 @@ def _induction(answer: Any) -> None:
         got = tensor(call(answer, **given), (heads,), "(head,)", given, {(): f"{one}\nSee it for {show(given)}"})
         second = maps[:, length:].double()
         rule = "Query t of the second copy should look at key t - length + 1; average that attention over t."
-        expect(
-            got,
-            want,
-            {
-                "This is the attention to the earlier copy of the query itself, a duplicate-token score. "
-                "Induction looks "
-                "one place after that copy.": below[length].mean(-1),
-                "This looks one place before the earlier copy; induction looks one place after it.": (
-                    below[min(length + 1, 2 * length - 1)].mean(-1)
-                ),
-                "One query too many: the last one of the first copy has seen nothing twice. Start at the "
-                "second copy.": (below[length - 1].mean(-1)),
-                "This is the attention to the token just before, a previous-token score.": below[1].mean(-1),
-                "This is the attention of each query to itself.": below[0].mean(-1),
-                "The sum is divided by all queries, but only those of the second copy have somewhere to look.": (
-                    below[length - 1][:, 1:].sum(-1) / (2 * length)
-                ),
-                "This is a sum over queries; the score is their mean.": below[length - 1][:, 1:].sum(-1),
-                "This looks ahead, where a decoder sees nothing: query and key are exchanged.": torch.zeros(
-                    heads
-                ).double(),
-                "This counts the largest weight of each query, wherever it is.": second.max(-1).values.mean(-1),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "This is the attention to the earlier copy of the query itself, a duplicate-token score. Induction "
+            "looks one place after that copy.": below[length].mean(-1),
+            "This looks one place before the earlier copy; induction looks one place after it.": (
+                below[min(length + 1, 2 * length - 1)].mean(-1)
+            ),
+            "One query too many: the last one of the first copy has seen nothing twice. Start at the second copy.": (
+                below[length - 1].mean(-1)
+            ),
+            "This is the attention to the token just before, a previous-token score.": below[1].mean(-1),
+            "This is the attention of each query to itself.": below[0].mean(-1),
+            "The sum is divided by all queries, but only those of the second copy have somewhere to look.": (
+                below[length - 1][:, 1:].sum(-1) / (2 * length)
+            ),
+            "This is a sum over queries; the score is their mean.": below[length - 1][:, 1:].sum(-1),
+            "This looks ahead, where a decoder sees nothing: query and key are exchanged.": torch.zeros(heads).double(),
+            "This counts the largest weight of each query, wherever it is.": second.max(-1).values.mean(-1),
+        }
+        expect(got, want, mistakes, rule, given)
 
 
 def _chance(answer: Any) -> None:

@@ -37,33 +37,25 @@ def _importance(answer: Any) -> None:
         want = slopes.double().abs().mean(0)
         s, b = slopes.double(), bends.double()
         rule = "Gates of 1, one row for each example; the slope of the losses; its size; the mean over examples."
-        expect(
-            got,
-            want,
-            {
-                "The examples are added up before the absolute value, so they cancel. Does each example "
-                "have gates of its "
-                "own, and does the absolute value come before the mean?": s.mean(0).abs(),
-                "The examples are added up before the absolute value, so they cancel. Each needs gates of its own.": (
-                    s.sum(0).abs()
-                ),
-                "This mean has a sign. A head that half of the examples need and half suffer from would count as idle: "
-                "take absolute values first.": s.mean(0),
-                "This is a sum over the examples; the score is their mean.": s.abs().sum(0),
-                "The mean over the examples is taken twice. Add up the losses; after the absolute value, take the "
-                "mean.": s.abs().mean(0) / examples,
-                "This is the slope at gate 0, where the head is off. It is asked for at gate 1.": (s - 2 * b)
-                .abs()
-                .mean(0),
-                "This is what the loss does when the gate goes all the way to 0. Here the slope at 1 is asked for.": (
-                    (b - s).abs().mean(0)
-                ),
-                "This is the mean of squares; the score is the mean of absolute values.": (s**2).mean(0),
-                "This is a root of a mean of squares; the score is a mean of absolute values.": (s**2).mean(0).sqrt(),
-            },
-            rule,
-            shown,
-        )
+        mistakes = {
+            "The examples are added up before the absolute value, so they cancel. Does each example have gates of "
+            "its own, and does the absolute value come before the mean?": s.mean(0).abs(),
+            "The examples are added up before the absolute value, so they cancel. Each needs gates of its own.": (
+                s.sum(0).abs()
+            ),
+            "This mean has a sign. A head that half of the examples need and half suffer from would count as idle: "
+            "take absolute values first.": s.mean(0),
+            "This is a sum over the examples; the score is their mean.": s.abs().sum(0),
+            "The mean over the examples is taken twice. Add up the losses; after the absolute value, take the "
+            "mean.": s.abs().mean(0) / examples,
+            "This is the slope at gate 0, where the head is off. It is asked for at gate 1.": (s - 2 * b).abs().mean(0),
+            "This is what the loss does when the gate goes all the way to 0. Here the slope at 1 is asked for.": (
+                (b - s).abs().mean(0)
+            ),
+            "This is the mean of squares; the score is the mean of absolute values.": (s**2).mean(0),
+            "This is a root of a mean of squares; the score is a mean of absolute values.": (s**2).mean(0).sqrt(),
+        }
+        expect(got, want, mistakes, rule, shown)
 
 
 def _cancel(answer: Any) -> str | None:
@@ -110,33 +102,29 @@ def _forms(answer: Any) -> None:
         a, g = maps.double(), slopes.double()
         product = a * g
         rule = "Multiply maps and slopes, add up over queries and keys, take the size, then the mean over examples."
-        expect(
-            got,
-            product.sum((2, 3)).abs().mean(0),
-            {
-                "This is the mean size of dL/dA alone. A slope becomes a change only when it is multiplied by how much "
-                "there is to lose, here the attention itself.": g.abs().mean((0, 2, 3)),
-                "This is the summed size of dL/dA alone. A slope becomes a change only when it is "
-                "multiplied by how much "
-                "there is to lose, here the attention itself.": g.abs().sum((2, 3)).mean(0),
-                "The attention is missing: this is the sum of the slopes alone.": g.sum((2, 3)).abs().mean(0),
-                "The absolute value stands inside the sum over queries and keys. All entries share one "
-                "gate: add first.": (product.abs().sum((2, 3)).mean(0)),
-                "The absolute value is taken of every query. All queries of an example share one gate: add "
-                "them first.": (product.sum(3).abs().sum(2).mean(0)),
-                "The examples are added up before the absolute value, so they cancel.": product.sum((0, 2, 3)).abs(),
-                "The mean over examples is taken before the absolute value, so they cancel.": (
-                    product.sum((2, 3)).mean(0).abs()
-                ),
-                "This has a sign; the score is a mean of absolute values.": product.sum((2, 3)).mean(0),
-                "This is a sum over the examples; the score is their mean.": product.sum((2, 3)).abs().sum(0),
-                "This is a mean over queries and keys. A gate moves all entries at once, so they add up.": (
-                    product.mean((2, 3)).abs().mean(0)
-                ),
-            },
-            rule,
-            shown,
-        )
+        mistakes = {
+            "This is the mean size of dL/dA alone. A slope becomes a change only when it is multiplied by how much "
+            "there is to lose, here the attention itself.": g.abs().mean((0, 2, 3)),
+            "This is the summed size of dL/dA alone. A slope becomes a change only when it is multiplied by how "
+            "much there is to lose, here the attention itself.": g.abs().sum((2, 3)).mean(0),
+            "The attention is missing: this is the sum of the slopes alone.": g.sum((2, 3)).abs().mean(0),
+            "The absolute value stands inside the sum over queries and keys. All entries share one gate: add first.": (
+                product.abs().sum((2, 3)).mean(0)
+            ),
+            "The absolute value is taken of every query. All queries of an example share one gate: add them first.": (
+                product.sum(3).abs().sum(2).mean(0)
+            ),
+            "The examples are added up before the absolute value, so they cancel.": product.sum((0, 2, 3)).abs(),
+            "The mean over examples is taken before the absolute value, so they cancel.": (
+                product.sum((2, 3)).mean(0).abs()
+            ),
+            "This has a sign; the score is a mean of absolute values.": product.sum((2, 3)).mean(0),
+            "This is a sum over the examples; the score is their mean.": product.sum((2, 3)).abs().sum(0),
+            "This is a mean over queries and keys. A gate moves all entries at once, so they add up.": (
+                product.mean((2, 3)).abs().mean(0)
+            ),
+        }
+        expect(got, product.sum((2, 3)).abs().mean(0), mistakes, rule, shown)
 
 
 def _removal(answer: Any) -> None:
@@ -147,25 +135,21 @@ def _removal(answer: Any) -> None:
         got = tensor(call(answer, **given), (heads,), "(head,)", given, {(examples, heads): EACH})
         s, b = slopes.double(), bends.double()
         rule = "Take a step of -1: minus the slope plus half of the bend, then the mean over examples."
-        expect(
-            got,
-            (b / 2 - s).mean(0),
-            {
-                "The gate moves from 1 down to 0, a step of -1: the slope enters with a minus.": (s + b / 2).mean(0),
-                "This is the first order alone. Half of the bend belongs to it.": (-s).mean(0),
-                "The bend counts half: the second term of a Taylor expansion is step² / 2 times the second "
-                "derivative.": (b - s).mean(0),
-                "The square of the step is +1, so the bend enters with a plus.": (-s - b / 2).mean(0),
-                "The bend counts half, and the slope enters with a minus, since the gate moves down.": (s + b).mean(0),
-                "A cost may be negative: where a head does harm, the loss falls without it. Take no absolute value.": (
-                    (b / 2 - s).abs().mean(0)
-                ),
-                "The slopes keep their sign here: an expansion knows no absolute values.": (s.abs() + b / 2).mean(0),
-                "This is a sum over the examples; the cost is their mean.": (b / 2 - s).sum(0),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "The gate moves from 1 down to 0, a step of -1: the slope enters with a minus.": (s + b / 2).mean(0),
+            "This is the first order alone. Half of the bend belongs to it.": (-s).mean(0),
+            "The bend counts half: the second term of a Taylor expansion is step² / 2 times the second derivative.": (
+                b - s
+            ).mean(0),
+            "The square of the step is +1, so the bend enters with a plus.": (-s - b / 2).mean(0),
+            "The bend counts half, and the slope enters with a minus, since the gate moves down.": (s + b).mean(0),
+            "A cost may be negative: where a head does harm, the loss falls without it. Take no absolute value.": (
+                (b / 2 - s).abs().mean(0)
+            ),
+            "The slopes keep their sign here: an expansion knows no absolute values.": (s.abs() + b / 2).mean(0),
+            "This is a sum over the examples; the cost is their mean.": (b / 2 - s).sum(0),
+        }
+        expect(got, (b / 2 - s).mean(0), mistakes, rule, given)
 
 
 def _interaction(answer: Any) -> str | None:

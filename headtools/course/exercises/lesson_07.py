@@ -26,7 +26,7 @@ def _epsilon(answer: Any) -> None:
             {
                 tuple(
                     weight.shape
-                ): "These are the messages from each output to each input. Add them up over the outputs.",
+                ): "These are the messages from each output to each input. Add them up over the outputs."
             },
         )
         y = weight @ x + bias
@@ -37,34 +37,29 @@ def _epsilon(answer: Any) -> None:
 
         want = shared(y + case[4] * sign)
         rule = "Output k sends input i the part x_i w_ki of it, divided by y_k after epsilon has moved it."
-        expect(
-            got,
-            want,
-            {
-                "Epsilon is added to y as it is. A y below zero must move down, away from zero: mind its sign.": (
-                    shared(y + case[4])
-                ),
-                "Epsilon is missing: this is the plain ratio rule.": shared(y),
-                "The bias is missing below the line. It is part of y, and what is its own goes to nobody.": (
-                    shared(weight @ x + case[4] * torch.where(weight @ x < 0, -1.0, 1.0))
-                ),
-                "This is what one unit of x gets. Multiply by x itself.": want / x,
-                "The size of y stands below the line, so parts of a negative y change their sign.": (
-                    shared(y.abs() + case[4])
-                ),
-                "The weights are missing: a part is the product of an input and its weight.": (
-                    x * (relevance / (y + case[4] * sign)).sum()
-                ),
-                "Each input got the same. Share in proportion to the parts x_i w_ki.": (
-                    torch.full_like(x, float(relevance.sum() / len(x)))
-                ),
-                "The answer is scaled so that nothing is lost. What epsilon and the bias take is lost here.": (
-                    want * relevance.sum() / want.sum()
-                ),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "Epsilon is added to y as it is. A y below zero must move down, away from zero: mind its sign.": (
+                shared(y + case[4])
+            ),
+            "Epsilon is missing: this is the plain ratio rule.": shared(y),
+            "The bias is missing below the line. It is part of y, and what is its own goes to nobody.": (
+                shared(weight @ x + case[4] * torch.where(weight @ x < 0, -1.0, 1.0))
+            ),
+            "This is what one unit of x gets. Multiply by x itself.": want / x,
+            "The size of y stands below the line, so parts of a negative y change their sign.": (
+                shared(y.abs() + case[4])
+            ),
+            "The weights are missing: a part is the product of an input and its weight.": (
+                x * (relevance / (y + case[4] * sign)).sum()
+            ),
+            "Each input got the same. Share in proportion to the parts x_i w_ki.": (
+                torch.full_like(x, float(relevance.sum() / len(x)))
+            ),
+            "The answer is scaled so that nothing is lost. What epsilon and the bias take is lost here.": (
+                want * relevance.sum() / want.sum()
+            ),
+        }
+        expect(got, want, mistakes, rule, given)
 
 
 def _signs(answer: Any) -> str | None:
@@ -87,37 +82,34 @@ def _signs(answer: Any) -> str | None:
         beta = alpha - 1
         want = (alpha * of_plus - beta * of_minus if both else of_plus + of_minus) * relevance
         rule = "The positive terms share alpha of the relevance in proportion, the negative ones the rest."
-        expect(
-            got,
-            want,
-            {
-                "These terms have one sign only. Nothing takes the other part of the relevance, so they get "
-                "all of it.": ((alpha * of_plus - beta * of_minus) * relevance),
-                "This shares in proportion to the sum of all terms, where signs cancel. Divide by the sum "
-                "of each sign.": (z / z.sum() * relevance),
-                "Mind the sign of the second part: the negative terms share 1 - alpha of the relevance.": (
-                    (alpha * of_plus + beta * of_minus) * relevance
-                ),
-                "The negative terms get nothing: this is z+, whatever alpha is.": of_plus * relevance,
-                "Both signs share alpha. The two parts must sum to 1.": alpha * (of_plus + of_minus) * relevance,
-                "The parts are exchanged: alpha is the part of the positive terms.": (
-                    (alpha * of_minus - beta * of_plus) * relevance
-                ),
-                "The relevance is missing: these are fractions of it.": want / relevance,
-                "Sizes share here, whatever their sign. Give each sign a sum of its own.": (
-                    z.abs() / z.abs().sum() * relevance
-                ),
-                "Terms of one sign got the same. Share in proportion to their size.": (
-                    (
-                        (alpha if both else 1.0) * (z > 0) / max(int((z > 0).sum()), 1)
-                        + ((1 - alpha) if both else 1.0) * (z < 0) / max(int((z < 0).sum()), 1)
-                    )
-                    * relevance
-                ),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "These terms have one sign only. Nothing takes the other part of the relevance, so they get all of it.": (
+                (alpha * of_plus - beta * of_minus) * relevance
+            ),
+            "This shares in proportion to the sum of all terms, where signs cancel. Divide by the sum of each sign.": (
+                z / z.sum() * relevance
+            ),
+            "Mind the sign of the second part: the negative terms share 1 - alpha of the relevance.": (
+                (alpha * of_plus + beta * of_minus) * relevance
+            ),
+            "The negative terms get nothing: this is z+, whatever alpha is.": of_plus * relevance,
+            "Both signs share alpha. The two parts must sum to 1.": alpha * (of_plus + of_minus) * relevance,
+            "The parts are exchanged: alpha is the part of the positive terms.": (
+                (alpha * of_minus - beta * of_plus) * relevance
+            ),
+            "The relevance is missing: these are fractions of it.": want / relevance,
+            "Sizes share here, whatever their sign. Give each sign a sum of its own.": (
+                z.abs() / z.abs().sum() * relevance
+            ),
+            "Terms of one sign got the same. Share in proportion to their size.": (
+                (
+                    (alpha if both else 1.0) * (z > 0) / max(int((z > 0).sum()), 1)
+                    + ((1 - alpha) if both else 1.0) * (z < 0) / max(int((z < 0).sum()), 1)
+                )
+                * relevance
+            ),
+        }
+        expect(got, want, mistakes, rule, given)
     return None
 
 
@@ -131,33 +123,28 @@ def _softmax(answer: Any) -> None:
         weights, total = scores.softmax(-1), relevance.sum()
         want = scores * (relevance - weights * total)
         rule = "Entry i gets its score times (its own relevance minus its weight times the sum of all relevance)."
-        expect(
-            got,
-            want,
-            {
-                "This passes relevance on unchanged. A softmax is no function of one entry: each weight depends on all "
-                "scores.": relevance,
-                "The score itself is missing in front of the bracket.": relevance - weights * total,
-                "The sum of all relevance is missing: entry i loses its weight times the whole.": (
-                    scores * (relevance - weights * relevance)
-                ),
-                "Entry i loses its weight times the sum of relevance; here it loses all of the sum.": (
-                    scores * (relevance - total)
-                ),
-                "The softmax is multiplied in once more. R already holds it: R = s times g.": (
-                    scores * weights * (relevance - (weights * relevance).sum())
-                ),
-                "The sign of the loss is turned round: the weight's part is taken away.": (
-                    scores * (relevance + weights * total)
-                ),
-                "In front of the bracket stand the scores, not their softmax.": weights * (relevance - weights * total),
-                "This is scaled so that nothing leaks. Leave the leak in: it is what you came to see.": (
-                    want * total / want.sum()
-                ),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "This passes relevance on unchanged. A softmax is no function of one entry: each weight depends on all "
+            "scores.": relevance,
+            "The score itself is missing in front of the bracket.": relevance - weights * total,
+            "The sum of all relevance is missing: entry i loses its weight times the whole.": (
+                scores * (relevance - weights * relevance)
+            ),
+            "Entry i loses its weight times the sum of relevance; here it loses all of the sum.": (
+                scores * (relevance - total)
+            ),
+            "The softmax is multiplied in once more. R already holds it: R = s times g.": (
+                scores * weights * (relevance - (weights * relevance).sum())
+            ),
+            "The sign of the loss is turned round: the weight's part is taken away.": (
+                scores * (relevance + weights * total)
+            ),
+            "In front of the bracket stand the scores, not their softmax.": weights * (relevance - weights * total),
+            "This is scaled so that nothing leaks. Leave the leak in: it is what you came to see.": (
+                want * total / want.sum()
+            ),
+        }
+        expect(got, want, mistakes, rule, given)
 
 
 def _shares(answer: Any) -> None:
@@ -174,36 +161,32 @@ def _shares(answer: Any) -> None:
             {
                 tuple(
                     relevance.shape
-                ): "These are the numbers of every step. One for each head is asked for: their mean.",
+                ): "These are the numbers of every step. One for each head is asked for: their mean."
             },
         )
         size = relevance.abs()
         want = (size / size.sum(1, keepdim=True)).mean(0)
         rule = "In every step divide each head's size by the sum of sizes over heads; then average over steps."
-        expect(
-            got,
-            want,
-            {
-                "Steps are added up first, so a step with much relevance counts for more. Divide each step "
-                "by itself.": (size.sum(0) / size.sum()),
-                "The sum below the line keeps its signs, so it can come near zero. Add up sizes.": (
-                    (relevance / relevance.sum(1, keepdim=True)).mean(0)
-                ),
-                "Only the sum below the line is of sizes; the heads above it keep their signs.": (
-                    (relevance / size.sum(1, keepdim=True)).mean(0)
-                ),
-                "The size is taken after the mean over steps, where signs have cancelled already.": (
-                    relevance.mean(0).abs() / relevance.mean(0).abs().sum()
-                ),
-                "Sizes above the line, but signs below it.": (size / relevance.sum(1, keepdim=True)).mean(0),
-                "This is a sum over steps; the mean is asked for.": (size / size.sum(1, keepdim=True)).sum(0),
-                "Each head is divided by its own sum over steps. A share is taken among the heads of one step.": (
-                    (size / size.sum(0)).mean(0)
-                ),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "Steps are added up first, so a step with much relevance counts for more. Divide each step by itself.": (
+                size.sum(0) / size.sum()
+            ),
+            "The sum below the line keeps its signs, so it can come near zero. Add up sizes.": (
+                (relevance / relevance.sum(1, keepdim=True)).mean(0)
+            ),
+            "Only the sum below the line is of sizes; the heads above it keep their signs.": (
+                (relevance / size.sum(1, keepdim=True)).mean(0)
+            ),
+            "The size is taken after the mean over steps, where signs have cancelled already.": (
+                relevance.mean(0).abs() / relevance.mean(0).abs().sum()
+            ),
+            "Sizes above the line, but signs below it.": (size / relevance.sum(1, keepdim=True)).mean(0),
+            "This is a sum over steps; the mean is asked for.": (size / size.sum(1, keepdim=True)).sum(0),
+            "Each head is divided by its own sum over steps. A share is taken among the heads of one step.": (
+                (size / size.sum(0)).mean(0)
+            ),
+        }
+        expect(got, want, mistakes, rule, given)
 
 
 EXERCISES = (

@@ -26,40 +26,35 @@ def _gate(answer: Any) -> None:
         s = torch.sigmoid((noise + log_alpha) / temperature)
         got = tensor(call(answer, **given), tuple(u.shape), "(n,)", given)
         rule = "Four steps: logit of u, add log alpha and divide by the temperature, sigmoid, stretch and clip."
-        expect(
-            got,
-            stretched(s).clamp(0, 1),
-            {
-                "The stretch is missing: these numbers never reach 0 or 1. Widen (0, 1) to (-0.1, 1.1), then clip.": s,
-                "The clipping is missing: some of these numbers lie below 0 or above 1.": stretched(s),
-                "Stretch first and clip then. The other way round nothing is left for the clipping to do.": (
-                    stretched(s.clamp(0, 1))
-                ),
-                "The uniform number goes into the sigmoid as it is. It needs its logit first, log(u) - log(1 - u).": (
-                    stretched(torch.sigmoid((u.double() + log_alpha) / temperature)).clamp(0, 1)
-                ),
-                "Only log(u) went in; the logit has a second half, log(1 - u), to take away.": (
-                    stretched(torch.sigmoid((u.double().log() + log_alpha) / temperature)).clamp(0, 1)
-                ),
-                "You multiply by the temperature. A low temperature must push gates to the ends: divide by it.": (
-                    stretched(torch.sigmoid((noise + log_alpha) * temperature)).clamp(0, 1)
-                ),
-                "The temperature divides the noise alone. It divides the sum of noise and log alpha.": (
-                    stretched(torch.sigmoid(noise / temperature + log_alpha)).clamp(0, 1)
-                ),
-                "The temperature divides log alpha alone. It divides the sum of noise and log alpha.": (
-                    stretched(torch.sigmoid(noise + log_alpha / temperature)).clamp(0, 1)
-                ),
-                "The stretched interval is 1.2 wide, from -0.1 to 1.1: here an s of 1 does not become 1.1.": (
-                    (s * HIGH + LOW).clamp(0, 1)
-                ),
-                "Log alpha has the wrong sign: the larger it is, the more the gate is open.": (
-                    stretched(torch.sigmoid((noise - log_alpha) / temperature)).clamp(0, 1)
-                ),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "The stretch is missing: these numbers never reach 0 or 1. Widen (0, 1) to (-0.1, 1.1), then clip.": s,
+            "The clipping is missing: some of these numbers lie below 0 or above 1.": stretched(s),
+            "Stretch first and clip then. The other way round nothing is left for the clipping to do.": (
+                stretched(s.clamp(0, 1))
+            ),
+            "The uniform number goes into the sigmoid as it is. It needs its logit first, log(u) - log(1 - u).": (
+                stretched(torch.sigmoid((u.double() + log_alpha) / temperature)).clamp(0, 1)
+            ),
+            "Only log(u) went in; the logit has a second half, log(1 - u), to take away.": (
+                stretched(torch.sigmoid((u.double().log() + log_alpha) / temperature)).clamp(0, 1)
+            ),
+            "You multiply by the temperature. A low temperature must push gates to the ends: divide by it.": (
+                stretched(torch.sigmoid((noise + log_alpha) * temperature)).clamp(0, 1)
+            ),
+            "The temperature divides the noise alone. It divides the sum of noise and log alpha.": (
+                stretched(torch.sigmoid(noise / temperature + log_alpha)).clamp(0, 1)
+            ),
+            "The temperature divides log alpha alone. It divides the sum of noise and log alpha.": (
+                stretched(torch.sigmoid(noise + log_alpha / temperature)).clamp(0, 1)
+            ),
+            "The stretched interval is 1.2 wide, from -0.1 to 1.1: here an s of 1 does not become 1.1.": (
+                (s * HIGH + LOW).clamp(0, 1)
+            ),
+            "Log alpha has the wrong sign: the larger it is, the more the gate is open.": (
+                stretched(torch.sigmoid((noise - log_alpha) / temperature)).clamp(0, 1)
+            ),
+        }
+        expect(got, stretched(s).clamp(0, 1), mistakes, rule, given)
 
 
 def _p_zero(answer: Any) -> None:
@@ -103,21 +98,15 @@ def _pull(answer: Any) -> None:
         got = tensor(call(answer, **given), tuple(p.shape), "(n,)", given)
         q = p.double()
         rule = "P(gate > 0) is a sigmoid of log alpha plus a constant. What is the slope of a sigmoid?"
-        expect(
-            got / penalty,
-            q * (1 - q),
-            {
-                "That is the penalty itself. Its slope is asked for: how fast it changes with log alpha.": q,
-                "This has the opposite sign. The penalty grows with log alpha; it is descent that goes down.": -q
-                * (1 - q),
-                "The factor, penalty, is left out.": q * (1 - q) / penalty,
-                "The penalty is the same for all of them: this slope would never vanish.": torch.ones_like(q),
-                "One half is missing: this stays large where the gate is closed.": 1 - q,
-                "That is the slope of log P. Here P itself is summed.": penalty * (1 - q),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "That is the penalty itself. Its slope is asked for: how fast it changes with log alpha.": q,
+            "This has the opposite sign. The penalty grows with log alpha; it is descent that goes down.": -q * (1 - q),
+            "The factor, penalty, is left out.": q * (1 - q) / penalty,
+            "The penalty is the same for all of them: this slope would never vanish.": torch.ones_like(q),
+            "One half is missing: this stays large where the gate is closed.": 1 - q,
+            "That is the slope of log P. Here P itself is summed.": penalty * (1 - q),
+        }
+        expect(got / penalty, q * (1 - q), mistakes, rule, given)
 
 
 def _fixed(answer: Any) -> None:
@@ -136,33 +125,24 @@ def _fixed(answer: Any) -> None:
         s = torch.sigmoid(alpha.double())
         closed, stretched = (alpha > 0).double(), s * (HIGH - LOW) + LOW
         rule = "Voita: 1 where P(1) > P(0), else 0. Louizos: sigmoid of log alpha, stretched, clipped."
-        expect(
-            voita,
-            closed,
-            {
-                "The second comes first: Voita's gates are 0 or 1, Louizos' may lie between.": stretched.clamp(0, 1),
-                "Voita's rule opens the gate where P(1) is the larger one; here it is closed there.": 1 - closed,
-                "Voita's gates are 0 or 1. Compare P(1) with P(0), then decide.": s,
-                "These open only where log alpha is above 2.4 and Louizos' gate is 1. Voita compares two "
-                "point masses.": ((stretched >= 1).double()),
-            },
-            rule,
-            given,
-        )
-        expect(
-            louizos,
-            stretched.clamp(0, 1),
-            {
-                "Louizos' gate is stretched and clipped too, only the noise is left out.": s,
-                "Louizos' gate lacks the clipping: some of these lie below 0 or above 1.": stretched,
-                "Louizos' gate has no temperature: the noise and the division by it go together.": (
-                    (torch.sigmoid(alpha.double() / 0.33) * (HIGH - LOW) + LOW).clamp(0, 1)
-                ),
-                "Louizos' gate is not rounded; it keeps what lies between 0 and 1.": closed,
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "The second comes first: Voita's gates are 0 or 1, Louizos' may lie between.": stretched.clamp(0, 1),
+            "Voita's rule opens the gate where P(1) is the larger one; here it is closed there.": 1 - closed,
+            "Voita's gates are 0 or 1. Compare P(1) with P(0), then decide.": s,
+            "These open only where log alpha is above 2.4 and Louizos' gate is 1. Voita compares two point masses.": (
+                (stretched >= 1).double()
+            ),
+        }
+        expect(voita, closed, mistakes, rule, given)
+        mistakes = {
+            "Louizos' gate is stretched and clipped too, only the noise is left out.": s,
+            "Louizos' gate lacks the clipping: some of these lie below 0 or above 1.": stretched,
+            "Louizos' gate has no temperature: the noise and the division by it go together.": (
+                (torch.sigmoid(alpha.double() / 0.33) * (HIGH - LOW) + LOW).clamp(0, 1)
+            ),
+            "Louizos' gate is not rounded; it keeps what lies between 0 and 1.": closed,
+        }
+        expect(louizos, stretched.clamp(0, 1), mistakes, rule, given)
 
 
 def _sigmoid(x: float) -> float:

@@ -26,26 +26,24 @@ def _left(answer: Any) -> None:
         want = _best(scores, keep)
         equal_share = keep // len(scores)
         rule = f"The {keep} highest scores of the whole table stay: 1 there, 0 elsewhere."
-        expect(
-            got,
-            want,
-            {
-                "These are the heads that go. Mark those that stay.": 1 - want,
-                "The lowest scores stay here, but those should go first.": _best(-scores, keep),
-                "As many stay as should go: keep counts the heads that stay.": _best(scores, scores.numel() - keep),
-                "Each layer keeps as many here. Compare the heads of all layers with one another.": (
-                    torch.stack([_best(row, equal_share) for row in scores])
-                ),
-                "That is a list of places, the best head's first. You need the rank of each head: sort that "
-                "list again.": (scores.flatten().argsort(descending=True) < keep).float().view(scores.shape),
-                "A score below 0 says that the model does better without the head, so it goes first. Do not "
-                "take its size.": _best(scores.abs(), keep),
-                "One head too many stays.": _best(scores, min(keep + 1, scores.numel())),
-                "One head too few stays.": _best(scores, max(keep - 1, 0)),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "These are the heads that go. Mark those that stay.": 1 - want,
+            "The lowest scores stay here, but those should go first.": _best(-scores, keep),
+            "As many stay as should go: keep counts the heads that stay.": _best(scores, scores.numel() - keep),
+            "Each layer keeps as many here. Compare the heads of all layers with one another.": (
+                torch.stack([_best(row, equal_share) for row in scores])
+            ),
+            "That is a list of places, the best head's first. You need the rank of each head: sort that list again.": (
+                scores.flatten().argsort(descending=True) < keep
+            )
+            .float()
+            .view(scores.shape),
+            "A score below 0 says that the model does better without the head, so it goes first. Do not "
+            "take its size.": _best(scores.abs(), keep),
+            "One head too many stays.": _best(scores, min(keep + 1, scores.numel())),
+            "One head too few stays.": _best(scores, max(keep - 1, 0)),
+        }
+        expect(got, want, mistakes, rule, given)
 
 
 def _best(scores: Tensor, keep: int) -> Tensor:

@@ -29,28 +29,22 @@ def _merge(answer: Any) -> None:
             "With one map, two heads are one head whose matrix is the sum of theirs. Which matrix of this rank comes "
             "nearest to that sum?"
         )
-        expect(
-            got,
-            want,
-            {
-                "That is the sum of both, and its rank is too high for one head: keep its strongest part.": total,
-                "That is half of it. Both heads write, so their outputs are added, not averaged.": want / 2,
-                "That is the mean of both: outputs are added, and the rank is still that of two heads.": total / 2,
-                "Values and outputs are summed on their own, and then multiplied. That also sends what one "
-                "head reads to "
-                "where the other writes.": value.sum(0) @ output.sum(0),
-                "Values and outputs are averaged on their own. That also sends what one head reads to where the other "
-                "writes.": value.mean(0) @ output.mean(0),
-                "This is what the first head does; the second is lost.": each[0],
-                "This is what the second head does; the first is lost.": each[1],
-                "The directions are right, but their strengths are missing.": u[:, :rank] @ vt[:rank],
-                "These are the weakest directions: singular values come with the strongest first.": (
-                    u[:, -rank:] * s[-rank:] @ vt[-rank:]
-                ),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "That is the sum of both, and its rank is too high for one head: keep its strongest part.": total,
+            "That is half of it. Both heads write, so their outputs are added, not averaged.": want / 2,
+            "That is the mean of both: outputs are added, and the rank is still that of two heads.": total / 2,
+            "Values and outputs are summed on their own, and then multiplied. That also sends what one head reads "
+            "to where the other writes.": value.sum(0) @ output.sum(0),
+            "Values and outputs are averaged on their own. That also sends what one head reads to where the other "
+            "writes.": value.mean(0) @ output.mean(0),
+            "This is what the first head does; the second is lost.": each[0],
+            "This is what the second head does; the first is lost.": each[1],
+            "The directions are right, but their strengths are missing.": u[:, :rank] @ vt[:rank],
+            "These are the weakest directions: singular values come with the strongest first.": (
+                u[:, -rank:] * s[-rank:] @ vt[-rank:]
+            ),
+        }
+        expect(got, want, mistakes, rule, given)
 
 
 def _remove(answer: Any) -> None:
@@ -62,24 +56,18 @@ def _remove(answer: Any) -> None:
         want = old - along / length
         got = tensor(call(answer, **given), (r, d), "(r, d)", given)
         rule = "Each row of W_O is something the head can write. Take from it its part along v, and no more."
-        expect(
-            got,
-            want,
-            {
-                "v is not of length 1 here: the part along it is too large by its length squared.": old - along,
-                "v is not of length 1 here: its length comes in twice, once for each time v is used.": (
-                    old - along / length.sqrt()
-                ),
-                "That is the part along v alone; it is what should go.": along / length,
-                "v itself is taken from every row, however much of it the row has.": old - v,
-                "The part along v is doubled: mind the sign.": old + along / length,
-                "That turns the part along v around. Taking it away once leaves nothing of it.": old
-                - 2 * along / length,
-                "Nothing has changed.": old,
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "v is not of length 1 here: the part along it is too large by its length squared.": old - along,
+            "v is not of length 1 here: its length comes in twice, once for each time v is used.": (
+                old - along / length.sqrt()
+            ),
+            "That is the part along v alone; it is what should go.": along / length,
+            "v itself is taken from every row, however much of it the row has.": old - v,
+            "The part along v is doubled: mind the sign.": old + along / length,
+            "That turns the part along v around. Taking it away once leaves nothing of it.": old - 2 * along / length,
+            "Nothing has changed.": old,
+        }
+        expect(got, want, mistakes, rule, given)
 
 
 def _side(answer: Any) -> str | None:

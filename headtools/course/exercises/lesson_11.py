@@ -37,21 +37,16 @@ def _honest(answer: Any) -> None:
         one, two = given.values()
         got = tensor(call(answer, **given), (), "()", given)
         rule = "Find the place of the largest score in one half, and read the other there."
-        expect(
-            got,
-            two[one.argmax()],
-            {
-                "That is the best score of the half you chose on. The choice made it look good.": one.max(),
-                "That chooses and measures on the second half. Choose on the first.": two.max(),
-                "The halves are exchanged: choose on the first, measure on the second.": one[two.argmax()],
-                "That averages both halves, and one of them is the half that made the choice.": (
-                    (one[one.argmax()] + two[one.argmax()]) / 2
-                ),
-                "That is the number of the head; its score is asked for.": one.argmax(),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "That is the best score of the half you chose on. The choice made it look good.": one.max(),
+            "That chooses and measures on the second half. Choose on the first.": two.max(),
+            "The halves are exchanged: choose on the first, measure on the second.": one[two.argmax()],
+            "That averages both halves, and one of them is the half that made the choice.": (
+                (one[one.argmax()] + two[one.argmax()]) / 2
+            ),
+            "That is the number of the head; its score is asked for.": one.argmax(),
+        }
+        expect(got, two[one.argmax()], mistakes, rule, given)
 
 
 def _margin(answer: Any) -> None:
@@ -70,25 +65,21 @@ def _margin(answer: Any) -> None:
         one = f"One number came; a loss gives one for each example, (B,) = ({len(labels)},)\nSee it for {show(given)}"
         got = tensor(result, (len(labels),), "(B,)", given, {(): one})
         rule = "For each example: the largest logit of a wrong class, minus the logit of the right one."
-        expect(
-            got,
-            want,
-            {
-                "The sign is turned: a loss is low where the model is right.": -want,
-                "The right class is among those you compare it with, so the margin never falls below 0.": (
-                    table.max(1).values - right
-                ),
-                "A right logit that is set to 0 can still be the largest. Set it to something that no logit "
-                "is below.": (table.scatter(1, batch["labels"][:, None], 0.0).max(1).values - right),
-                "That is the right logit itself. Compare it with the best wrong one.": right,
-                "That is the best wrong logit alone. Take the right one from it.": others.max(1).values,
-                "That is the cross-entropy. Here a margin is asked for.": (
-                    torch.nn.functional.cross_entropy(table, batch["labels"], reduction="none")
-                ),
-            },
-            rule,
-            given,
-        )
+        mistakes = {
+            "The sign is turned: a loss is low where the model is right.": -want,
+            "The right class is among those you compare it with, so the margin never falls below 0.": (
+                table.max(1).values - right
+            ),
+            "A right logit that is set to 0 can still be the largest. Set it to something that no logit is below.": (
+                table.scatter(1, batch["labels"][:, None], 0.0).max(1).values - right
+            ),
+            "That is the right logit itself. Compare it with the best wrong one.": right,
+            "That is the best wrong logit alone. Take the right one from it.": others.max(1).values,
+            "That is the cross-entropy. Here a margin is asked for.": (
+                torch.nn.functional.cross_entropy(table, batch["labels"], reduction="none")
+            ),
+        }
+        expect(got, want, mistakes, rule, given)
 
 
 EXERCISES = (

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from headtools.organism import grammar as first
 from headtools.organism.grammar import KIND_WEIGHTS, KINDS, pronoun_of
-from headtools.organism.lexicon import OF_VERBS
 from headtools.organism.tree_nodes import Node, Phrase
 
 
@@ -28,7 +27,10 @@ class Style(first.Style):
     with_after_of: float = 0.5  # of the phrases with *of*
     place: float = 0.4
     place_before_pronoun: float = 0.7  # in a clause whose nouns a pronoun may stand for
-    front: float = 0.6  # of places and adverbs, before the subject
+    front: float = 0.6
+    adverb_front: float = 0.25
+    adverb_before: float = 0.5
+    adverb_inside: float = 0.7
     pronoun: float = 0.85
     object_meant: float = 0.3  # of pronouns
     rival: float = 0.8  # of the other nouns in such a clause: they fit the pronoun as well
@@ -89,37 +91,6 @@ class SentenceSampler(first.SentenceSampler):
 
     def _antecedent(self, nouns: list[Node]) -> Node:
         return next((noun for noun in nouns if noun.relation == self.meant), nouns[0])
-
-    def _predicate(self, subject: Phrase, object_: Phrase | None, depth: int, place_chance: float = 0) -> Phrase:
-        """Subject, verb, object, place and adverb, in both orders; ``place_chance`` 0: as the style has it."""
-        rng, style = self.rng, self.style
-        verb, object_ = self._verb(subject, object_, depth)
-        place = Phrase()
-        # What opens a clause must end where the subject visibly begins.
-        may_front = subject.source[0].upos in ("DET", "PRON", "PROPN") and subject.head.word != "that"
-        front = []
-        if not object_.open_end and rng.random() < (place_chance or style.place) * (1 if verb.object else 1.5):
-            place = self._noun_phrase("obl", depth - 1, rng.choice(OF_VERBS))
-            place.head.under(verb, "obl")
-        if place.source and may_front and rng.random() < style.front:
-            front = place.source
-        had = [self._other("had").under(verb, "aux")] if rng.random() < style.had else []
-        before, inside, last, adverb = [], [], [], []
-        if rng.random() < style.adverb:
-            adverb = [self._adverb(verb)]
-            where = rng.random()
-            if where < 0.25 and may_front and not front:
-                front = adverb
-            elif where < 0.5 and (had or not subject.open_end):
-                before = adverb  # but in *the cat that slept often jumped* the adverb belongs to the relative clause
-            elif where < 0.7 or object_.open_end or place.open_end:
-                inside = adverb
-            else:
-                last = adverb
-        behind = [] if front is place.source else place.source
-        source = [*front, *subject.source, *had, *before, verb, *inside, *object_.source, *behind, *last]
-        target = [*adverb, *had, verb, *subject.target, *object_.target, *place.target]
-        return Phrase(source, target, verb, (object_.open_end or place.open_end) and not last)
 
     def _noun_phrase(
         self, relation: str, depth: int, preposition: str = "", form: str = "", not_form: str = ""

@@ -3,7 +3,7 @@
 The first organism's words with more endings; ``headtools.organism.vocabulary`` says what features are for.
 """
 
-from functools import lru_cache
+from functools import cache
 
 from headtools.organism import lexicon as lx
 from headtools.organism.second.translation import AGENT, OBLIQUE, OWNED, PLACE
@@ -17,7 +17,7 @@ _ENDINGS = Endings(
 )
 
 
-@lru_cache(maxsize=1)
+@cache
 def vocabulary() -> dict[str, Features]:
     """Every token and its features, in the order of the token numbers.
 

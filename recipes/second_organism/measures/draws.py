@@ -21,8 +21,7 @@ def measure(model: nn.Module, tokenizer: object, limit: int | None = None) -> di
     """Accuracy by heads kept for the order of all sentences and of each draw, and how uneven the sentences are."""
     n, size = min(SCORED_ON, limit or SCORED_ON), min(DRAW, max(1, (limit or 8 * DRAW) // 4))
     test = corpus("test", min(CURVE_ON, limit or CURVE_ON))
-    slopes = ht.gate_gradients(model, batches(corpus("validation", n)), sites=["encoder"])
-    magnitudes = {key: values.abs() for key, values in slopes.items()}  # (sentences, heads)
+    magnitudes = ht.gradient(model, batches(corpus("validation", n)), sites=["encoder"]).rows  # (sentences, heads)
 
     def order(rows: slice) -> list:
         return HeadScores({key: values[rows].mean(0) for key, values in magnitudes.items()}, name="gradient").order()

@@ -1,1 +1,0 @@
-"""The steps of taxonomy(), from sentences to a table; the path of one batch is at the top of ``roles/taxonomy.py``."""
