@@ -10,9 +10,8 @@ A map of the package, in the order of the course::
                                                     attention_sinks, token_labels
     geometry/    what weights can read and write    from headtools import geometry: ov, qk, effective_rank, overlap,
                                                     principal_angles, composition, copying
-    importance/  how much a head matters            gradient, gate_gradients, confidence, ablation, ablation_losses,
-                                                    all_but_one, interaction, paired_bootstrap,
-                                                    save_scores, load_scores, relevance, rules, Rules,
+    importance/  how much a head matters            gradient, confidence, label, ablation, interaction,
+                                                    paired_bootstrap, relevance, rules, Rules,
                                                     direct_logit_attribution
     sparse/      how many heads can be pruned       HardConcrete, fit_gates, recover, curve, curves, random_order,
                                                     greedy_order, cut_cost, repeated_tokens, merge, refit, edit
@@ -68,16 +67,11 @@ _WHERE = {
     "probe": "roles.probing",
     "untrained": "roles.controls",
     "gradient": "importance.gradient",
-    "gate_gradients": "importance.gradient",
     "confidence": "importance.confidence",
     "label": "importance.labels",
     "ablation": "importance.ablation",
-    "ablation_losses": "importance.ablation",
-    "all_but_one": "importance.all_but_one",
     "interaction": "importance.interaction",
     "paired_bootstrap": "importance.paired_bootstrap",
-    "save_scores": "importance.saved_scores",
-    "load_scores": "importance.saved_scores",
     "relevance": "importance.relevance",
     "direct_logit_attribution": "importance.logit_attribution",
     "rules": "importance._lrp.operations",

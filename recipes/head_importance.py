@@ -17,7 +17,7 @@ from torch import nn
 
 import headtools as ht
 from headtools._engine.loop import progress
-from headtools.heads.scores import Head
+from headtools.heads.scores import Head, HeadScores
 from headtools.organism.batches import batches
 from headtools.roles.sentence import Sentence
 from recipes._results import ASSETS, write
@@ -106,7 +106,7 @@ def main(
     validation, test = ({table: ht.corpus("organism", split, n) for table, n in count.items()} for split in SPLITS)
 
     scores = ht.ablation(model, batches(validation["ablation"], 25), checkpoint=run and run / "ablation")
-    scores.save(assets / "ablation.safetensors")
+    HeadScores(scores.values, scores.name, scores.low, scores.high).save(assets / "ablation.safetensors")  # no rows
     pairs = ht.interaction(model, batches(validation["pairs"], 25), sites=["encoder"], checkpoint=run and run / "pairs")
     by_split = {
         split: one_head_left(model, tokenizer, sentences["only"])

@@ -15,7 +15,7 @@ import torch
 import transformers as tf
 
 import headtools as ht
-from headtools.importance._replay import AblatedLosses, losses
+from headtools.importance._leave_one_out import LeaveOneOut
 from headtools.roles.role import Frequencies, builtin_roles
 
 CORE, CARD = 100e9, 400e12  # operations a second that the page assumes: one core, float32; one card of 80 GB, bfloat16
@@ -112,11 +112,10 @@ def for_ablation(make: type, layers: int, dtype: torch.dtype) -> float:
     """Bytes that an ablation keeps of a batch, by token and feature."""
     model = tiny(make, layers, dtype)
     with torch.no_grad():
-        runs = AblatedLosses(model, BATCH, None, list(ht.sites(model)), "zero", {}, 0, {"replaying": True})
-        assert torch.equal(runs.full_model, losses(model, BATCH, None))
+        runs = LeaveOneOut(model, BATCH, None, list(ht.sites(model)), "zero", {}, 0, "example", {"replays": True})
     kept = {}
-    for call in [*runs.trace.parts.values(), *runs.trace.outs.values()]:
-        for tensor in (call.projection_input, *(call.output if isinstance(call.output, tuple) else [call.output])):
+    for _, output in runs.ended:
+        for tensor in output if isinstance(output, tuple) else [output]:
             if isinstance(tensor, torch.Tensor):
                 kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     return sum(kept.values()) / BATCH["input_ids"].numel() / 128

@@ -105,7 +105,7 @@ def sharded() -> Iterator[Process]:
         with ht.sharded() as process:
             scores = ht.gradient(model.to(process.device), batches)
             if process.main:
-                ht.save_scores(scores, "scores.safetensors")
+                scores.save("scores.safetensors")
 
     With a launcher this needs accelerate (``pip install "headtools[scale]"``).
 

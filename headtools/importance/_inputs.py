@@ -39,28 +39,22 @@ def frozen(model: nn.Module) -> Iterator[None]:
     True
     """
     with claimed("a measurement", model.modules()):
-        flags = [
-            (module, module.training, {name: weight.requires_grad for name, weight in _own_weights(module)})
-            for module in model.modules()
+        training = [module for module in model.modules() if module.training]
+        # By module and name: accelerate replaces offloaded weights in each run.
+        learning = [
+            (m, n) for m in model.modules() for n, w in m._parameters.items() if w is not None and w.requires_grad
         ]
         try:
-            for module, training, _ in flags:
-                for _, weight in _own_weights(module):
-                    weight.requires_grad_(False)
-                if training:
-                    module.training = False
+            for module, name in learning:
+                module._parameters[name].requires_grad_(False)
+            for module in training:
+                module.training = False
             yield
         finally:
-            for module, training, requires_grad in flags:
-                for name, weight in _own_weights(module):  # by name: accelerate replaces offloaded weights in each run
-                    weight.requires_grad_(requires_grad[name])
-                if module.training != training:
-                    module.training = training
-
-
-def _own_weights(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the weights that a module holds itself, by name; those that modules share are listed for each."""
-    return [(name, weight) for name, weight in module._parameters.items() if weight is not None]
+            for module, name in learning:
+                module._parameters[name].requires_grad_(True)
+            for module in training:
+                module.training = True
 
 
 def select_sites(model: nn.Module, only: SiteSelection) -> list[Site]:

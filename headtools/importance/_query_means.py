@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from headtools._engine.run import run
+from headtools._engine.loop import run
 from headtools._engine.store import Part
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.intervals import linearised_ratio
@@ -30,7 +29,6 @@ def query_means(
     *,
     name: str,
     want: Sequence[str] = ("maps",),
-    settings: Mapping[str, Any] | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
 ) -> HeadScores:
@@ -38,65 +36,39 @@ def query_means(
 
     ``of_queries(site, captured, batch, queries)`` gets what ``record`` keeps of a layer in one batch, and which queries
     are no padding, (B, query) bool. It returns a number for each query, (B, head, query), and the queries that count.
-    ``want`` is what to record, ("maps", "v"), maps always among it. ``settings``: what else determines the numbers.
-    ``minimum`` and ``maximum``: the range of the score, if it has one; its interval is clamped to it.
+    ``want`` is what to record, ("maps", "v"), maps always among it. ``minimum`` and ``maximum``, the range of the score
+    if it has one, limit its interval.
 
     Raises ``ValueError`` for sites that no batch runs, and as ``record`` does.
     """
     selected = select_sites(model, sites)
-    measure = _QueryMeans(model, selected, of_queries, name, tuple(want), settings or {}, (minimum, maximum))
-    return run(measure, model, each_batch(model, batches))
 
+    def accumulate(site: Site, captured: Captured, previous: tuple | None, batch: Mapping) -> tuple[Tensor, Tensor]:
+        maps = captured.maps  # (B, head, query, key)
+        queries = real_tokens(model, site, batch, (len(maps), maps.shape[2])).to(maps.device)
+        values, queries = of_queries(site, captured, batch, queries)
+        sums = values.masked_fill(~queries[:, None], 0).sum(-1)  # masked: 0 times the NaN of padding is NaN
+        counts = queries.sum(-1)
+        return (sums, counts) if previous is None else (previous[0] + sums, previous[1] + counts)
 
-@dataclass
-class _QueryMeans:
-    """Each head's sum over the queries of an example, and the number of these queries."""
-
-    model: nn.Module
-    sites: Sequence[Site]
-    of_queries: OfQueries
-    name: str
-    want: tuple[str, ...]
-    more_settings: Mapping[str, Any]
-    limits: tuple[float | None, float | None]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All that determines the sums."""
-        return {"name": self.name, "sites": [site.label for site in self.sites], **self.more_settings}
-
-    def per_batch(self, batch: Mapping) -> Part:
-        """Return sums (B, H) and counts (B,) of every site that the batch runs, on the CPU."""
-
-        def accumulate(site: Site, captured: Captured, previous: tuple | None) -> tuple[Tensor, Tensor]:
-            maps = captured.maps  # (B, head, query, key)
-            queries = real_tokens(self.model, site, batch, (len(maps), maps.shape[2])).to(maps.device)
-            values, queries = self.of_queries(site, captured, batch, queries)
-            sums = values.masked_fill(~queries[:, None], 0).sum(-1)  # masked: 0 times the NaN of padding is NaN
-            counts = queries.sum(-1)
-            if previous is None:
-                return sums, counts
-            return previous[0] + sums, previous[1] + counts  # a shared layer runs several times
-
-        keys = [site.key for site in self.sites]
-        with frozen(self.model), record(self.model, self.want, accumulate=accumulate, only=keys) as recorded:
-            self.model(**model_inputs(self.model, batch))
-        ran = [site.key in recorded.captured for site in self.sites]
-        part = {"ran": torch.tensor(ran)}
-        for site, site_ran in zip(self.sites, ran, strict=True):
-            if site_ran:
+    def per_batch(batch: Mapping) -> Part:
+        """Return sums (B, H) and counts (B,) of every site that the batch runs; a shared layer runs several times."""
+        add = partial(accumulate, batch=batch)
+        with frozen(model), record(model, want, accumulate=add, only=[site.key for site in selected]) as recorded:
+            model(**model_inputs(model, batch))
+        part = {"ran": torch.tensor([site.key in recorded.captured for site in selected])}
+        for site in selected:
+            if site.key in recorded.captured:
                 sums, counts = recorded[site.key]
                 part |= {f"sums|{site.label}": sums.cpu(), f"counts|{site.label}": counts.cpu()}
         return part
 
-    def finish(self, parts: Iterable[Part]) -> HeadScores:
-        """Return all sums over all counts, with intervals."""
-        parts, rows = list(parts), {}
-        check_all_ran(parts, self.sites, "{} did not run on any batch")
-        for site in self.sites:
-            sums, counts = (
-                torch.cat([part[f"{what}|{site.label}"] for part in parts if f"{what}|{site.label}" in part])
-                for what in ("sums", "counts")
-            )
-            rows[site.key] = linearised_ratio(sums, counts)
-        return HeadScores.from_rows(rows, self.name, *self.limits)
+    parts, rows = list(run(per_batch, each_batch(model, batches))), {}
+    check_all_ran(parts, selected, "{} did not run on any batch")
+    for site in selected:
+        sums, counts = (
+            torch.cat([part[f"{what}|{site.label}"] for part in parts if f"{what}|{site.label}" in part])
+            for what in ("sums", "counts")
+        )
+        rows[site.key] = linearised_ratio(sums, counts)
+    return HeadScores.from_rows(rows, name, minimum, maximum)

@@ -5,8 +5,7 @@ The measure of Voita et al. 2019 (arXiv:1905.09418), section 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -44,57 +43,32 @@ def confidence(
     >>> bool((scores.flat() >= 1 / 4).all() and (scores.flat() <= 1).all())
     True
     """
-    excluded = _excluded(model, exclude)
-
-    def largest_weights(site: Site, captured: Captured, batch: Mapping, queries: Tensor) -> tuple[Tensor, Tensor]:
-        maps = captured.maps  # (B, head, query, key)
-        if excluded:
-            maps = maps.masked_fill(_is_excluded(_key_ids(model, site, batch), excluded, site, maps), 0.0)
-            decodes = is_encoder_decoder(model) and site.kind != "encoder"
-            query_ids = batch.get("decoder_input_ids" if decodes else "input_ids")
-            if isinstance(query_ids, Tensor) and query_ids.shape == queries.shape:
-                is_excluded = torch.isin(query_ids, torch.tensor(excluded, device=query_ids.device))
-                queries = queries & ~is_excluded.to(queries.device)
-        return maps.amax(-1), queries
-
-    return query_means(
-        model,
-        batches,
-        sites,
-        largest_weights,
-        name="confidence",
-        settings={"excluded": excluded},
-        minimum=0.0,
-        maximum=1.0,
-    )
-
-
-def _excluded(model: nn.Module, exclude: Iterable[int] | int | None) -> list[int]:
     if exclude is None:
         exclude = getattr(getattr(model, "config", None), "eos_token_id", None)
-        exclude = [] if exclude is None else exclude
-    ids = [exclude] if isinstance(exclude, int) else list(exclude)
-    if not all(isinstance(id_, int) for id_ in ids):
+    excluded = [] if exclude is None else [exclude] if isinstance(exclude, int) else list(exclude)
+    if not all(isinstance(id_, int) for id_ in excluded):
         raise TypeError(
             f"exclude takes token ids, got {exclude!r}: write exclude=[tokenizer.cls_token_id, tokenizer.sep_token_id] "
             "or sites= for kinds and layers"
         )
-    return ids
 
+    def largest_weights(site: Site, captured: Captured, batch: Mapping, queries: Tensor) -> tuple[Tensor, Tensor]:
+        maps = captured.maps  # (B, head, query, key)
+        if not excluded:
+            return maps.amax(-1), queries
+        # In an encoder-decoder model the decoder's own tokens ask, and, except in cross-attention, are asked.
+        in_decoder = is_encoder_decoder(model) and site.kind != "encoder"
+        query_ids = batch.get("decoder_input_ids" if in_decoder else "input_ids")
+        key_ids = query_ids if site.kind != "cross" else batch.get("input_ids")
+        if not isinstance(key_ids, Tensor) or key_ids.shape != (len(maps), maps.shape[3]):
+            got = f"ids of shape {tuple(key_ids.shape)}" if isinstance(key_ids, Tensor) else "no ids"
+            raise ValueError(
+                f"{site.label} has keys of shape {(len(maps), maps.shape[3])} and the batch has {got} for them, so "
+                "none can be excluded: pass exclude=[]"
+            )
+        ids = torch.tensor(excluded, device=key_ids.device)
+        if isinstance(query_ids, Tensor) and query_ids.shape == queries.shape:
+            queries = queries & ~torch.isin(query_ids, ids).to(queries.device)
+        return maps.masked_fill(torch.isin(key_ids, ids).to(maps.device)[:, None, None], 0.0).amax(-1), queries
 
-def _key_ids(model: nn.Module, site: Site, batch: Mapping) -> Any:
-    """Return the ids of a site's keys: the decoder's own tokens, or (cross-attention too) those of the input."""
-    own = is_encoder_decoder(model) and site.kind == "decoder"
-    return batch.get("decoder_input_ids" if own else "input_ids")
-
-
-def _is_excluded(key_ids: Any, excluded: Sequence[int], site: Site, maps: Tensor) -> Tensor:
-    """Return which keys have an excluded id, for all heads and queries: (B, 1, 1, key) bool."""
-    shape = (maps.shape[0], maps.shape[3])
-    if not isinstance(key_ids, Tensor) or key_ids.shape != shape:
-        got = f"ids of shape {tuple(key_ids.shape)}" if isinstance(key_ids, Tensor) else "no ids"
-        raise ValueError(
-            f"{site.label} has keys of shape {shape} and the batch has {got} for them, so none can be excluded: "
-            "pass exclude=[]"
-        )
-    return torch.isin(key_ids, torch.tensor(excluded, device=key_ids.device)).to(maps.device)[:, None, None]
+    return query_means(model, batches, sites, largest_weights, name="confidence", minimum=0.0, maximum=1.0)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headtools._engine.run import run
-from headtools._engine.store import Part
 from headtools.heads._devices import on_device
 from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder
 from headtools.importance._inputs import frozen
@@ -42,8 +39,6 @@ def label(
     pad). Each batch is a dict of ``input_ids`` and ``attention_mask`` (B, T) and ``labels`` (B, T') or (B,); labels of
     -100 do not count. Texts longer than the tokenizer allows are truncated.
 
-    Inside ``sharded()`` the processes share the runs that the model's own labels take, and all get all batches.
-
     Raises ``ValueError`` for no sentences, one too short to have a label, and a model that predicts neither tokens nor
     classes; ``TypeError`` without a tokenizer and for a sentence that is a plain string.
 
@@ -60,29 +55,8 @@ def label(
         raise ValueError('got no sentences: pass corpus("organism"), or the path of a treebank')
     if predicts_own_input(model) and predicts_next_token(model):
         _check_lengths(tokenizer, sentences)
-    generator = torch.Generator().manual_seed(seed)
-    batches = in_batches(tokenizer, sentences, size)
-    has_targets = is_encoder_decoder(model) and all(getattr(sentence, "target", None) for sentence in sentences)
-    if has_targets or predicts_own_input(model):
-        # No model is run. Masked tokens are drawn batch after batch, so processes may not share these.
-        return [_with_labels(model, tokenizer, batch, generator) for batch in batches]
-    return run(_OwnLabels(model, tokenizer, generator), model, batches)
-
-
-@dataclass
-class _OwnLabels:
-    """Labels that take a run of the model: its own output or class."""
-
-    model: nn.Module
-    tokenizer: Any
-    generator: torch.Generator
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def per_batch(self, sentences: Sequence) -> Part:
-        return _with_labels(self.model, self.tokenizer, sentences, self.generator)
-
-    def finish(self, parts: Iterable[Part]) -> list[Part]:
-        return list(parts)
+    generator = torch.Generator().manual_seed(seed)  # masked tokens are drawn batch after batch
+    return [_with_labels(model, tokenizer, some, generator) for some in in_batches(tokenizer, sentences, size)]
 
 
 def in_batches(tokenizer: Any, sentences: Sequence, size: int) -> list[Sequence]:
@@ -130,9 +104,19 @@ def _with_labels(
     real = batch["attention_mask"].bool()
     if is_encoder_decoder(model):
         targets = [getattr(sentence, "target", None) for sentence in sentences]
-        return batch | {"labels": _translated(tokenizer, targets) if all(targets) else _own_words(model, batch)}
+        if not all(targets):
+            return batch | {"labels": _own_words(model, batch)}
+        how = {"return_tensors": "pt", "padding": len(targets) > 1, "return_attention_mask": True}
+        encoding = tokenizer(text_target=[" ".join(words) for words in targets], **how)
+        return batch | {"labels": encoding["input_ids"].masked_fill(encoding["attention_mask"] == 0, IGNORE_INDEX)}
     if not predicts_own_input(model):
-        return batch | {"labels": _own_class(model, batch)}
+        logits = class_logits(model, batch)
+        if logits is None:
+            raise ValueError(
+                f"{type(model).__name__} predicts neither tokens nor a class, so it has no loss: load it with its head "
+                "(AutoModelForMaskedLM, AutoModelForSequenceClassification), or pass batches and loss= of your own"
+            )
+        return batch | {"labels": logits.argmax(-1).cpu()}
     if predicts_next_token(model):
         return batch | {"labels": batch["input_ids"].masked_fill(~real, IGNORE_INDEX)}
     return batch | _masked(tokenizer, batch["input_ids"], real, generator)
@@ -148,21 +132,10 @@ def tokenize(tokenizer: Any, sentences: Sequence) -> dict[str, Tensor]:
     return {name: value for name, value in encoding.items() if name != "special_tokens_mask"}
 
 
-def _translated(tokenizer: Any, targets: Sequence[Sequence[str]]) -> Tensor:
-    encoding = tokenizer(
-        text_target=[" ".join(words) for words in targets],
-        return_tensors="pt",
-        padding=len(targets) > 1,
-        return_attention_mask=True,
-    )
-    return encoding["input_ids"].masked_fill(encoding["attention_mask"] == 0, IGNORE_INDEX)
-
-
 def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Return the model's greedy output without its start token: (B, T'), -100 after the EOS token."""
-    output = model.generate(**on_device(model, batch), num_beams=1, do_sample=False, max_new_tokens=_MAX_GENERATED)[
-        :, 1:
-    ].cpu()
+    greedy = {"num_beams": 1, "do_sample": False, "max_new_tokens": _MAX_GENERATED}
+    output = model.generate(**on_device(model, batch), **greedy)[:, 1:].cpu()
     eos = model.generation_config.eos_token_id
     is_eos = torch.isin(output, torch.tensor([] if eos is None else eos).reshape(-1).to(output))
     return output.masked_fill((is_eos.cumsum(1) - is_eos.long()) > 0, IGNORE_INDEX)
@@ -174,16 +147,6 @@ def class_logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor | None:
     with frozen(model):
         logits = getattr(model(**on_device(model, batch)), "logits", None)
     return logits if isinstance(logits, Tensor) and logits.dim() == 2 else None
-
-
-def _own_class(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    logits = class_logits(model, batch)
-    if logits is None:
-        raise ValueError(
-            f"{type(model).__name__} predicts neither tokens nor a class, so it has no loss: load it with its head "
-            "(AutoModelForMaskedLM, AutoModelForSequenceClassification), or pass batches and loss= of your own"
-        )
-    return logits.argmax(-1).cpu()
 
 
 def _masked(tokenizer: Any, ids: Tensor, real: Tensor, generator: torch.Generator) -> dict[str, Tensor]:

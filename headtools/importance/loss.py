@@ -74,12 +74,19 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None 
     n_labels = counted.sum(1)
     if not n_labels.all():
         raise ValueError(f"examples {(n_labels == 0).nonzero().flatten().tolist()} of a batch have no label: drop them")
-    _check_classes(labels[counted], logits.shape[-1])
+    lowest, highest, classes = labels[counted].min().item(), labels[counted].max().item(), logits.shape[-1]
+    if classes == 1:
+        raise ValueError(f"the model has one logit per example, which is a regression and not a classification: {_FIX}")
+    if lowest < 0 or highest >= classes:
+        raise ValueError(
+            f"labels from {lowest} to {highest} for {classes} classes, which are 0 to {classes - 1}; labels of "
+            f"{IGNORE_INDEX} do not count: check them, or {_FIX}"
+        )
     # Only labelled positions go through the softmax, in float32 or wider: (n, V) -> (n,), then summed by example.
     selected = logits.flatten(0, 1) if bool(counted.all()) else logits[counted]  # choosing copies: not where all are
     upcast = selected.to(torch.promote_types(logits.dtype, torch.float32))
     token_losses = F.cross_entropy(upcast, labels[counted], reduction="none")
-    return token_losses.new_zeros(len(labels)).index_add(0, counted.nonzero()[:, 0], token_losses) / n_labels
+    return _means_by_example(token_losses, counted)
 
 
 def labels_only_loss(model: nn.Module, batch: Mapping) -> Tensor:
@@ -87,9 +94,7 @@ def labels_only_loss(model: nn.Module, batch: Mapping) -> Tensor:
 
     Where the vocabulary is large, the layer that turns states into logits costs as much as all others together, and
     neither padding nor tokens that are not masked need its work. Models that are not of transformers or have no such
-    layer compute all logits. Without gradients.
-
-    Raises ``ValueError`` as ``label_loss`` does.
+    layer compute all logits. Without gradients. Raises ``ValueError`` as ``label_loss`` does.
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
@@ -102,17 +107,18 @@ def labels_only_loss(model: nn.Module, batch: Mapping) -> Tensor:
     unembedding = getattr(model, "get_output_embeddings", lambda: None)()
     of_tokens = isinstance(labels, Tensor) and labels.dim() == 2 and not labels.is_floating_point()
     if not of_tokens or type(unembedding) is not nn.Linear or not type(model).__module__.startswith("transformers."):
-        return label_loss(model, model(**inputs), batch)
-    labelled, targets = labels != IGNORE_INDEX, labels
-    if labels_need_shift(model, batch):
+        with torch.no_grad():
+            return label_loss(model, model(**inputs), batch)
+    labelled = labels != IGNORE_INDEX
+    if labels_need_shift(model, batch):  # states and labels of one index belong together from here on
         real = _can_predict(batch.get("attention_mask"), labels.shape).to(labels.device)
         labelled = torch.cat([labelled[:, 1:] & real[:, :-1], torch.zeros_like(labelled[:, :1])], 1)
-        targets = labels.roll(-1, 1)
-    shapes = []
+        labels = labels.roll(-1, 1)
+    seen = []
 
     def keep_labelled(_layer: nn.Module, given: tuple) -> tuple[Tensor, ...]:
-        shapes.append(given[0].shape)
-        if shapes != [(*labels.shape, unembedding.in_features)]:
+        seen.append(given[0].shape)
+        if seen != [(*labels.shape, unembedding.in_features)]:  # a model that calls the layer in a way of its own
             return given
         return given[0][labelled.to(given[0].device)][None], *given[1:]
 
@@ -124,12 +130,16 @@ def labels_only_loss(model: nn.Module, batch: Mapping) -> Tensor:
         hook.remove()
     logits = getattr(outputs, "logits", None)
     if not labelled.any(1).all() or getattr(logits, "shape", ())[:2] != (1, int(labelled.sum())):
-        return label_loss(model, model(**inputs), batch)
+        with torch.no_grad():
+            return label_loss(model, model(**inputs), batch)
     outputs.logits = logits[0]  # as if each labelled token were an example
-    token_losses = label_loss(model, outputs, {"labels": targets[labelled]})
-    example = labelled.nonzero()[:, 0].to(token_losses.device)
-    n_labels = labelled.sum(1).to(token_losses.device)
-    return token_losses.new_zeros(len(labels)).index_add(0, example, token_losses) / n_labels
+    return _means_by_example(label_loss(model, outputs, {"labels": labels[labelled]}), labelled)
+
+
+def _means_by_example(token_losses: Tensor, counted: Tensor) -> Tensor:
+    """Return the mean of each example's losses, (n,) -> (B,); ``counted``, (B, T), says where they belong."""
+    counted = counted.to(token_losses.device)
+    return token_losses.new_zeros(len(counted)).index_add(0, counted.nonzero()[:, 0], token_losses) / counted.sum(1)
 
 
 def _can_predict(mask: Any, shape: tuple[int, int]) -> Tensor:
@@ -146,24 +156,20 @@ def _can_predict(mask: Any, shape: tuple[int, int]) -> Tensor:
     return mask.bool() if has_shape else torch.ones(shape, dtype=torch.bool)
 
 
-def _check_classes(labels: Tensor, classes: int) -> None:
-    if classes == 1:
-        raise ValueError(f"the model has one logit per example, which is a regression and not a classification: {_FIX}")
-    lowest, highest = labels.min().item(), labels.max().item()
-    if lowest < 0 or highest >= classes:
-        raise ValueError(
-            f"labels from {lowest} to {highest} for {classes} classes, which are 0 to {classes - 1}; labels of "
-            f"{IGNORE_INDEX} do not count: check them, or {_FIX}"
-        )
-
-
 def of_labels(loss: Loss | None) -> bool:
-    """Tell whether a loss is the labels' cross-entropy, which couples no examples, and not one of the user's.
-
-    >>> of_labels(None), of_labels("causal"), of_labels(lambda outputs, batch: outputs.loss)
-    (True, True, False)
-    """
+    """Tell whether a loss is the labels' cross-entropy, which couples no examples, and not one of the user's."""
     return loss is None or isinstance(loss, str)
+
+
+def loss_name(loss: Loss | None) -> str | None:
+    """Return what a stored run knows a loss by; a function has no content that could be compared."""
+    return loss if of_labels(loss) else f"{loss.__module__}.{getattr(loss, '__qualname__', type(loss).__qualname__)}"
+
+
+def rounding(model: nn.Module, losses: Tensor) -> float:
+    """Return how far losses may differ that are equal but for the order of operations."""
+    dtype = next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
+    return max(1e-5, 4 * torch.finfo(dtype).eps) * losses.abs().max().item()
 
 
 def each_loss(
@@ -228,19 +234,23 @@ def labels_need_shift(model: nn.Module, batch: Mapping) -> bool:
     In transformers they are for every causal language model. The author of another model may shift labels when making
     batches, so its labels are compared with the input. Raises ``ValueError`` where that does not decide.
     """
-    if is_encoder_decoder(model):  # whose decoder input is shifted, not its labels
-        return False
     every_site, labels = sites(model), batch["labels"]
+    causal = None if every_site.guessed and "decoder" not in every_site.kinds else "decoder" in every_site.kinds
+    if is_encoder_decoder(model) or causal is False or "TokenClassification" in type(model).__name__:
+        return False  # an encoder-decoder shifts its decoder's input, not the labels
     if is_transformers_class(type(model)) and not every_site.guessed:
-        return "decoder" in every_site.kinds and "TokenClassification" not in type(model).__name__
-    causal = True if "decoder" in every_site.kinds else None if every_site.guessed else False
-    inputs = [value for name, value in batch.items() if _is_token_ids(name, value, labels)]
-    if causal is False:
-        return False
-    if any(_equal_where_counted(labels, ids) for ids in inputs):  # labels repeat the input
+        return True
+    counted, inputs = labels != IGNORE_INDEX, []
+    for name, ids in batch.items():  # token ids, one per label, and not a mask, types or positions
+        is_other = name == "labels" or any(word in name for word in ("mask", "type", "position"))
+        if not is_other and isinstance(ids, Tensor) and (ids.shape, ids.dtype) == (labels.shape, labels.dtype):
+            inputs.append(ids.to(labels.device))
+    if counted.any() and any(torch.equal(labels[counted], ids[counted]) for ids in inputs):  # labels repeat the input
         if causal:
             return True
-    elif any(_equal_where_counted(labels[:, :-1], ids[:, 1:]) for ids in inputs):
+    elif counted[:, :-1].any() and any(
+        torch.equal(labels[:, :-1][counted[:, :-1]], ids[:, 1:][counted[:, :-1]]) for ids in inputs
+    ):
         return False  # labels are shifted already
     elif causal is None and inputs:
         return False  # labels are other tokens than the input's: masked ones, or tags
@@ -249,15 +259,3 @@ def labels_need_shift(model: nn.Module, batch: Mapping) -> bool:
         f"nothing says whether the labels of {type(model).__name__} belong to the token at their position or to the "
         f'one before it: pass loss="aligned" or loss="causal"; to relevance, a score{about}'
     )
-
-
-def _is_token_ids(name: str, value: Any, labels: Tensor) -> bool:
-    """Tell whether an entry of a batch is token ids, one per label, and not a mask, types or positions."""
-    is_other = name == "labels" or any(word in name for word in ("mask", "type", "position"))
-    return not is_other and isinstance(value, Tensor) and (value.shape, value.dtype) == (labels.shape, labels.dtype)
-
-
-def _equal_where_counted(labels: Tensor, ids: Tensor) -> bool:
-    """Tell whether the labels that count, of which there is at least one, equal the token ids."""
-    counted = labels != IGNORE_INDEX
-    return bool(counted.any()) and torch.equal(labels[counted], ids.to(labels.device)[counted])

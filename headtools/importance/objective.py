@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headtools.heads._tokens import is_encoder_decoder, model_inputs, real_tokens
 from headtools.heads.scores import HeadScores
-from headtools.heads.sites import Site, sites
+from headtools.heads.sites import sites
 from headtools.importance._inputs import each_batch, frozen
 from headtools.importance.ablation import ablation
 from headtools.importance.gradient import gradient
@@ -30,17 +30,8 @@ OBJECTIVES = {
     "output": "change of the model's output",
 }
 # The inputs that identify an example; other tensors of a batch may be shared by all its examples.
-_INPUTS = (
-    "input_ids",
-    "inputs_embeds",
-    "pixel_values",
-    "input_values",
-    "input_features",
-    "token_type_ids",
-    "attention_mask",
-    "decoder_input_ids",
-    "decoder_attention_mask",
-)
+_INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "input_values", "input_features", "token_type_ids")
+_INPUTS += ("attention_mask", "decoder_input_ids", "decoder_attention_mask")
 
 
 def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Loss:
@@ -63,7 +54,7 @@ def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Los
     >>> bool((scores.flat() > 0).all())
     True
     """
-    site, originals = _last_site(model), {}
+    originals: dict[bytes, Tensor] = {}
     with frozen(model), torch.no_grad():
         for batch in each_batch(model, batches):
             output = _output(model(**model_inputs(model, batch)))
@@ -82,14 +73,16 @@ def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Los
                 "output_change has no slope where nothing is changed yet: pass loss=output_projection(model) to "
                 "gradient, or measure with ablation"
             )
-        try:
-            original = torch.stack([originals[key] for key in _keys(batch, len(output))]).to(output.device)
-        except KeyError:
+        keys = list(_keys(batch, len(output)))
+        if not originals.keys() >= set(keys):
             raise ValueError(
                 "got an example whose unchanged output is not known: make the loss with "
                 "output_change(model, batches), of the same batches"
-            ) from None
-        counted = _counted(model, site, batch, output)
+            )
+        original, counted = (
+            torch.stack([originals[key] for key in keys]).to(output.device),
+            _counted(model, batch, output),
+        )
         return _norm((output.float() - original) * counted) / _norm(original * counted)
 
     return loss
@@ -115,8 +108,6 @@ def output_projection(model: nn.Module, seed: int = 0) -> Loss:
     True
     """
 
-    site = _last_site(model)
-
     def loss(outputs: Any, batch: Mapping) -> Tensor:
         output = _output(outputs)
         # Of the content, not of the position: the same batch gets the same directions in every run and process.
@@ -124,7 +115,7 @@ def output_projection(model: nn.Module, seed: int = 0) -> Loss:
         # torch uses the lower 32 bits of a seed; an odd factor keeps the directions of two seeds apart
         generator = torch.Generator().manual_seed((content + 7919 * seed) % 2**32)
         directions = torch.randn(output.shape, generator=generator).to(output.device)
-        counted = _counted(model, site, batch, output)
+        counted = _counted(model, batch, output)
         # u . y for a normal u: by each gate its slope is normal with the deviation |dy/dgate|.
         projected = (output.float() * directions * counted).flatten(1).sum(1)
         return projected * math.sqrt(math.pi / 2) / _norm(output.detach().float() * counted)
@@ -146,16 +137,12 @@ def _output(outputs: Any) -> Tensor:
     )
 
 
-def _last_site(model: nn.Module) -> Site:
-    """Return the last site whose tokens are those of the output."""
-    return [site for site in sites(model) if site.kind != "cross"][-1]
-
-
-def _counted(model: nn.Module, site: Site, batch: Mapping, output: Tensor) -> Tensor:
+def _counted(model: nn.Module, batch: Mapping, output: Tensor) -> Tensor:
     """Return 1 where an output belongs to a real token and 0 where to padding, broadcastable to the output."""
     if output.dim() < 3:  # one output per example, such as a classifier's logits
         return torch.ones_like(output)
-    real = real_tokens(model, site, batch, output.shape[:2]).to(output)
+    last = [site for site in sites(model) if site.kind != "cross"][-1]  # its tokens are those of the output
+    real = real_tokens(model, last, batch, output.shape[:2]).to(output)
     return real.reshape(*real.shape, *[1] * (output.dim() - 2))
 
 
@@ -165,14 +152,10 @@ def _norm(outputs: Tensor) -> Tensor:
 
 def _keys(batch: Mapping, size: int) -> Iterator[bytes]:
     """Give one key for each example of a batch: the shapes and bytes of its inputs."""
-    inputs = [batch[name].detach().cpu() for name in _INPUTS if isinstance(batch.get(name), Tensor)]
-    inputs = [value for value in inputs if len(value) == size]
-    for index in range(size):
-        tensors = [value[index] for value in inputs]
-        yield b"".join(
-            str(tuple(tensor.shape)).encode() + tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            for tensor in tensors
-        )
+    inputs = [value.cpu() for name in _INPUTS if isinstance(value := batch.get(name), Tensor) and len(value) == size]
+    for tensors in zip(*inputs, strict=True):
+        flat = [tensor.detach().contiguous().flatten().view(torch.uint8).numpy() for tensor in tensors]
+        yield b"".join(str(t.shape).encode() + part.tobytes() for t, part in zip(tensors, flat, strict=True))
 
 
 @dataclass(frozen=True)
@@ -187,9 +170,8 @@ class Objective:
     @property
     def description(self) -> str:
         """The objective in words, for tables and messages."""
-        if self.name == "lm" and writes(self.model):
-            return "cross-entropy of the translation's tokens"
-        return OBJECTIVES[self.name]
+        translates = self.name == "lm" and writes(self.model)
+        return "cross-entropy of the translation's tokens" if translates else OBJECTIVES[self.name]
 
     def batches(self, sentences: Sequence) -> list[dict[str, Tensor]]:
         """Return sentences as batches for this objective."""
@@ -206,13 +188,11 @@ class Objective:
 
     def ablation(self, batches: Sequence[Mapping], **options: Any) -> HeadScores:
         """Measure importance by ablation; options are those of ``headtools.ablation``."""
-        if self.name != "output":
-            return ablation(self.model, batches, **options)
-        scores = ablation(self.model, batches, output_change(self.model, batches), **options)
-        return replace(scores, name="output change by ablation")
+        scores = ablation(self.model, batches, self.loss(batches), **options)
+        return replace(scores, name="output change by ablation") if self.name == "output" else scores
 
     def loss(self, batches: Sequence[Mapping]) -> Loss | None:
-        """Return the loss for a pruning curve on these batches; None stands for the cross-entropy of their labels."""
+        """Return the loss on these batches; None stands for the cross-entropy of their labels."""
         return output_change(self.model, batches) if self.name == "output" else None
 
 
@@ -234,14 +214,18 @@ def objective(
     """
     if name not in (None, *OBJECTIVES):
         raise ValueError(f"a loss is one of {', '.join(OBJECTIVES)}; got {name!r}")
-    if tokenizer is None:
-        raise TypeError("sentences need the model's tokenizer, got None: save it in the model's folder")
-    own = _own_kind(model, tokenizer, sentences)
-    if own == "output" and writes(model):
-        raise ValueError(
-            f"{type(model).__name__} is an encoder-decoder without its head, so it has no labels for its decoder to "
-            "read: load it with its head (AutoModelForSeq2SeqLM)"
-        )
+    first = unlabelled(tokenizer, sentences[:1])
+    if writes(model):
+        if getattr(model, "get_output_embeddings", lambda: None)() is None:
+            raise ValueError(
+                f"{type(model).__name__} is an encoder-decoder without its head, so it has no labels for its decoder "
+                "to read: load it with its head (AutoModelForSeq2SeqLM)"
+            )
+        own = "lm"
+    elif predicts_own_input(model):
+        own = "lm" if predicts_next_token(model) else "mlm"
+    else:
+        own = "output" if class_logits(model, first[0]) is None else "class"
     if name not in (None, "output", own):
         raise ValueError(
             f"{type(model).__name__} has no {name} loss ({OBJECTIVES[name]}): write {own} ({OBJECTIVES[own]})"
@@ -261,23 +245,10 @@ def writes(model: nn.Module) -> bool:
     return is_encoder_decoder(model) and "decoder" in sites(model).kinds
 
 
-def _own_kind(model: nn.Module, tokenizer: Any, sentences: Sequence) -> str:
-    """Return the objective that a model was trained with, or "output"."""
-    if writes(model):
-        return "output" if getattr(model, "get_output_embeddings", lambda: None)() is None else "lm"
-    if predicts_own_input(model):
-        return "lm" if predicts_next_token(model) else "mlm"
-    return "output" if class_logits(model, unlabelled(tokenizer, sentences[:1])[0]) is None else "class"
-
-
 def unlabelled(tokenizer: Any, sentences: Sequence, size: int = 32) -> list[dict[str, Tensor]]:
     """Return sentences as batches of tokens, for what needs no labels; ``size`` of them make a batch.
 
     Texts longer than the tokenizer allows are truncated. Raises ``TypeError`` without a tokenizer.
-
-    >>> import headtools as ht
-    >>> [sorted(batch) for batch in unlabelled(ht.load()[1], ht.corpus("organism", limit=3), size=2)]
-    [['attention_mask', 'input_ids'], ['attention_mask', 'input_ids']]
     """
     if tokenizer is None:
         raise TypeError("sentences need the model's tokenizer, got None: save it in the model's folder")

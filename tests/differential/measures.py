@@ -343,27 +343,27 @@ def _dict(found: dict) -> Numbers:
     return {str(key): value for key, value in found.items()}
 
 
-def _gradient(over: str) -> Callable:
+def _gradient(per: str) -> Callable:
     def measure(case: Case) -> Pair:
         given, keys = _sites(case)
-        how = {"signed": True} if over == "signed" else {"over": over}
+        how = {"signed": True} if per == "signed" else {"per": per}
 
         def ours() -> Numbers:
             with case.setting():
                 scores = ht.gradient(case.prepared, case.batches, sites=given, **how, **_loss(case))
             return _dict(scores.values)
 
-        return ours, lambda: _dict(naive.gradient(case, keys, over))
+        return ours, lambda: _dict(naive.gradient(case, keys, per))
 
     return measure
 
 
-def gate_gradients(case: Case) -> Pair:
+def gradient_rows(case: Case) -> Pair:
     given, keys = _sites(case)
 
     def ours() -> Numbers:
         with case.setting():
-            return _dict(ht.gate_gradients(case.prepared, case.batches, sites=given, **_loss(case)))
+            return _dict(ht.gradient(case.prepared, case.batches, sites=given, signed=True, **_loss(case)).rows)
 
     return ours, lambda: _dict(naive.slopes(case, keys))
 
@@ -401,7 +401,7 @@ def _ablation(by: str) -> Callable:
         def ours() -> Numbers:
             how = {"replacement": by, "sites": keys, "progress": False}
             with case.setting():
-                return _dict(ht.ablation_losses(case.prepared, case.batches, **how, **_loss(case)))
+                return _dict(ht.ablation(case.prepared, case.batches, **how, **_loss(case)).rows)
 
         return ours, lambda: _dict(naive.ablation(case, keys, by))
 
@@ -416,16 +416,6 @@ def ablation(case: Case) -> Pair:
             return _dict(ht.ablation(case.prepared, case.batches, sites=keys, progress=False, **_loss(case)).values)
 
     return ours, lambda: {str(key): rise.mean(0) for key, rise in naive.ablation(case, keys, "zero").items()}
-
-
-def all_but_one(case: Case) -> Pair:
-    keys = _two_layers(case)
-
-    def ours() -> Numbers:
-        with case.setting():
-            return _dict(ht.all_but_one(case.prepared, case.batches, sites=keys, progress=False, **_loss(case)).values)
-
-    return ours, lambda: _dict(naive.all_but_one(case, keys))
 
 
 def _pairs(case: Case) -> list:
@@ -874,12 +864,11 @@ MEASURES = {
     "gradient_position": _gradient("position"),
     "gradient_batch": _gradient("batch"),
     "gradient_signed": _gradient("signed"),
-    "gate_gradients": gate_gradients,
+    "gradient_rows": gradient_rows,
     "confidence": confidence,
     "ablation": ablation,
-    "ablation_losses": _ablation("zero"),
+    "ablation_rows": _ablation("zero"),
     "ablation_mean": _ablation("mean"),
-    "all_but_one": all_but_one,
     "interaction": interaction,
     "curvature": curvature,
     "relevance_gradient": relevance_gradient,

@@ -411,18 +411,6 @@ def ablation(case, keys: list, by: str) -> dict:
     return rises
 
 
-def all_but_one(case, keys: list) -> dict:
-    """The mean rise of the loss when a head is the only one left of its layer."""
-    model = quiet(case)
-    before, rises = losses(case, {}, model), {}
-    for key in keys:
-        every = range(case.layers[key].heads)
-        rises[key] = torch.stack(
-            [(losses(case, {key: off([h for h in every if h != kept])}, model) - before).mean() for kept in every]
-        )
-    return rises
-
-
 def interaction(case, pairs: list) -> Tensor:
     """How much more is lost without both heads than without the one and without the other, (pairs,)."""
     model, rows = quiet(case), []

@@ -40,7 +40,6 @@ MEASURES = {
     "gradient": lambda model: ht.gradient(model, batch()),
     "ablation": lambda model: ht.ablation(model, batch()),
     "ablation by mean": lambda model: ht.ablation(model, batch(), replacement="mean"),
-    "keep one": lambda model: ht.all_but_one(model, batch()),
     "interaction": lambda model: ht.interaction(model, batch(), PAIR),
     "relevance": lambda model: ht.relevance(model, batch()),
     "relevance by cp": lambda model: ht.relevance(model, batch(), rules="cp"),

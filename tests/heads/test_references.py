@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.importance.gradient import gate_gradients
+from headtools.importance.gradient import gradient
 
 from .references.subjects import CAN_PRUNE, KINDS, PRUNED, losses, scores, subject
 
@@ -26,7 +26,7 @@ def test_gradients_of_gates_are_those_of_head_masks(name):
     def loss(outputs, batch):
         return losses(lambda **_: outputs, batch)
 
-    found = gate_gradients(model, batch, loss)
+    found = gradient(model, batch, loss, signed=True).rows
     leaves = {site.key: torch.ones(2, site.heads, requires_grad=True) for site in sites}
     with ht.gates(model, leaves):
         by_gate = dict(zip(leaves, torch.autograd.grad(losses(model, batch).sum(), [*leaves.values()]), strict=True))

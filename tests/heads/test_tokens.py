@@ -7,7 +7,7 @@ import torch
 
 import headtools as ht
 from headtools.heads._tokens import model_inputs, real_tokens
-from headtools.importance.ablation import ablation_losses
+from headtools.importance.ablation import ablation
 from headtools.importance.confidence import confidence
 from headtools.importance.gradient import gradient
 
@@ -114,7 +114,7 @@ def test_a_mask_by_pairs_changes_no_measure(name):
     for measure in (
         lambda b: confidence(model, b, exclude=[]).values,
         lambda b: gradient(model, b, per="position").values,
-        lambda b: ablation_losses(model, b, replacement="mean", progress=False),
+        lambda b: ablation(model, b, replacement="mean", progress=False).rows,
     ):
         plain, found = measure(batch), measure(other)
         for key, value in plain.items():
@@ -126,7 +126,7 @@ def test_labels_that_do_not_count_do_not_count_in_means():
     model, batch = labelled("t5")
     del batch["decoder_input_ids"]
     longer = batch | {"labels": torch.nn.functional.pad(batch["labels"], (0, 3), value=-100)}
-    plain, found = (ablation_losses(model, b, replacement="mean", progress=False) for b in (batch, longer))
+    plain, found = (ablation(model, b, replacement="mean", progress=False).rows for b in (batch, longer))
     for key, value in plain.items():
         assert torch.allclose(found[key], value, atol=1e-5), key
 

@@ -7,6 +7,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import headtools as ht
 
+from .test_gradient import slopes_of
+
 MARKS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
 SENTENCES = [("the", "sea", "rose"), ("the", "hill"), ("a", "sea", "and", "a", "hill")]
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -51,12 +53,12 @@ def test_a_model_that_continues_gets_the_sentence(side):
     assert torch.equal(batch["labels"][real], batch["input_ids"][real])
     assert (batch["labels"][~real] == -100).all()
     assert ((~real)[:, 0].any() if side == "left" else (~real)[:, -1].any()).item()
-    slopes = ht.gate_gradients(model("continues"), batch)
+    slopes = slopes_of(model("continues"), batch)
     for row, sentence in enumerate(SENTENCES):
         if side == "right":
             (alone,) = ht.label(model("continues"), TOKENIZER, [sentence])
             assert torch.allclose(
-                slopes["decoder", 0][row], ht.gate_gradients(model("continues"), alone)["decoder", 0], atol=1e-6
+                slopes["decoder", 0][row], slopes_of(model("continues"), alone)["decoder", 0], atol=1e-6
             )
 
 

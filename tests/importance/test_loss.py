@@ -7,9 +7,7 @@ import torch
 import transformers as tf
 from torch import nn
 
-from headtools.heads._tokens import is_encoder_decoder, real_tokens
-from headtools.heads.intervals import linearised_direction, linearised_ratio
-from headtools.heads.scores import HeadScores
+from headtools.heads._tokens import is_encoder_decoder
 from headtools.importance._inputs import each_batch, select_sites
 from headtools.importance.loss import each_loss, label_loss, labels_only_loss, predicts_next_token
 from headtools.importance.relevance import find_targets
@@ -181,27 +179,6 @@ def test_infinite_numbers_of_no_step_do_no_harm():
 # --- what all measures share ------------------------------------------------------------------------------------------
 
 
-def test_real_tokens_by_what_the_batch_tells():
-    model, _ = zoo_model("marian")
-    sites = {site.kind: site for site in select_sites(model, None)}
-    mask, shape = torch.tensor([[1, 1, 0], [1, 0, 0]]), (2, 3)
-    labels = torch.tensor([[5, -100, 7], [5, -100, -100]])
-
-    def real(kind, **batch):
-        return real_tokens(model, sites[kind], batch, shape).long().tolist()
-
-    everything = [[1, 1, 1], [1, 1, 1]]
-    assert real("encoder", attention_mask=mask, decoder_attention_mask=mask.flip(1)) == mask.tolist()
-    assert real("cross", attention_mask=mask) == real("decoder", attention_mask=mask) == everything
-    assert real("decoder", decoder_attention_mask=mask) == mask.tolist()
-    assert real("cross", labels=labels) == [[1, 1, 1], [1, 0, 0]], "a gap inside is no padding"
-    assert real("cross", labels=labels, decoder_attention_mask=mask) == mask.tolist()
-    assert real("cross", labels=labels[:, :2]) == real("encoder", labels=labels) == everything
-    assert real("encoder", attention_mask=torch.ones(2, 2)) == everything
-    with pytest.raises(ValueError, match=r"does not tell which of the 3 tokens of encoder 1 are padding"):
-        real("encoder", attention_mask=mask[:, :2])
-
-
 def test_sites_are_taken_once_in_the_order_asked():
     model, _ = zoo_model("marian")
     keys = [site.key for site in select_sites(model, [("cross", 1), "encoder", ("encoder", 0)])]
@@ -228,36 +205,6 @@ def test_decoder_inputs_are_made_where_none_are_given():
         list(each_batch(model, []))
     with pytest.raises(TypeError, match="a batch is a dict of the model's arguments, got list"):
         list(each_batch(model, [[labels]]))
-
-
-def test_rows_of_ratios_and_lengths():
-    sums, counts = draw(6, 3).double(), torch.tensor([1.0, 2, 3, 1, 2, 5]).double()
-    assert torch.allclose(linearised_ratio(sums, counts).mean(0), sums.sum(0) / counts.sum())
-    rows = draw(6, 3).double()
-    assert torch.allclose(linearised_direction(rows).mean(0), rows.mean(0) / rows.mean(0).norm())
-    step = 1e-6  # rows move as the score moves when one example weighs more
-    for number in range(6):
-        weight = torch.ones(6).double()
-        weight[number] += step
-        ratio = (weight @ sums) / (weight @ counts)
-        away = (linearised_ratio(sums, counts)[number] - linearised_ratio(sums, counts).mean(0)) / 6
-        assert torch.allclose((ratio - sums.sum(0) / counts.sum()) / step, away, atol=1e-4)
-        mean = weight @ rows / weight.sum()
-        turned = (mean / mean.norm() - rows.mean(0) / rows.mean(0).norm()) / step
-        away = (linearised_direction(rows)[number] - linearised_direction(rows).mean(0)) / 6
-        assert torch.allclose(turned, away, atol=1e-4)
-    assert torch.equal(linearised_direction(torch.zeros(2, 3)), torch.zeros(2, 3))
-
-
-@pytest.mark.parametrize(("lower", "upper"), [(None, None), (0.0, None), (None, 0.5), (0.0, 0.5)])
-def test_bounds_stop_on_each_side_alone(lower, upper):
-    rows = {("encoder", 0): torch.tensor([[-5.0, 0.2], [5.0, 0.2], [3.0, 0.2], [5.0, 0.2], [-4.0, 0.2]])}
-    found = HeadScores.from_rows(rows, "x", lower, upper)
-    low, high = found.low["encoder", 0], found.high["encoder", 0]
-    assert (low[0].item() == 0) == (lower == 0)
-    assert (high[0].item() == 0.5) == (upper == 0.5)
-    assert low[1].item() == high[1].item() == pytest.approx(0.2)
-    assert HeadScores.from_rows({("encoder", 0): torch.ones(1, 2)}, "x").low is None
 
 
 # --- what would be a wrong number without a word ----------------------------------------------------------------------
@@ -318,11 +265,3 @@ def test_logits_of_labelled_tokens_alone_give_the_same_loss(name, side):
 def decoder_inputs_of(batch):
     """The token ids that the model's output has positions for."""
     return batch["decoder_input_ids"] if "decoder_input_ids" in batch else batch["input_ids"]
-
-
-def test_an_example_without_a_label_is_named_also_where_logits_are_spared():
-    model, batch = zoo_model("gpt2")
-    labels = batch["input_ids"].clone()
-    labels[1] = -100
-    with pytest.raises(ValueError, match=r"examples \[1\] of a batch have no label"):
-        labels_only_loss(model, dict(batch) | {"labels": labels})

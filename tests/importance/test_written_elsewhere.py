@@ -72,20 +72,6 @@ def test_a_kind_that_is_a_guess_is_told():
         assert "guess" not in repr(settled)
 
 
-def test_the_nearest_owner_settles_a_kind_and_the_module_before_it():
-    model = said(Model(), True)
-    model.blocks[0].is_causal = False
-    assert [site.kind for site in ht.sites(model)] == ["encoder", "decoder"]
-
-
-def test_models_of_transformers_are_never_a_guess():
-    from tests.heads.zoo import BUILDERS, zoo_model
-
-    assert len(BUILDERS) > 20
-    for name in BUILDERS.keys() - {"xlnet"}:  # whose heads cannot be reached
-        assert not ht.sites(zoo_model(name)[0]).guessed, name
-
-
 def test_labels_that_repeat_the_input_of_a_model_that_says_nothing():
     """The loss was that of copying the word, and not of the next one, without a word."""
     model, batch = Model().eval(), {"input_ids": IDS, "labels": IDS}
@@ -141,15 +127,6 @@ def test_every_measure_takes_a_form():
         assert torch.allclose(a, b)
     fit = ht.fit_gates(model, batch, 1.0, loss="causal", steps=1, weights=None, progress=False)
     assert fit.losses.loss[0] > 0
-    with pytest.raises(ValueError, match=r'"causal" or "aligned"; got \'lm\''):
-        ht.gradient(model, batch, "lm")
-
-
-def test_runs_of_two_forms_are_two_runs(tmp_path):
-    model, batch = said(Model().eval(), True), {"input_ids": IDS, "labels": IDS}
-    ht.gradient(model, batch, "causal", checkpoint=tmp_path)
-    with pytest.raises(ValueError, match="another run"):
-        ht.gradient(model, batch, "aligned", checkpoint=tmp_path)
 
 
 def test_sentences_are_not_labelled_for_a_model_that_says_nothing():

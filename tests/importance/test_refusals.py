@@ -1,0 +1,109 @@
+"""What importance refuses, and in which words: (call, error, words)."""
+
+import copy
+
+import pytest
+import torch
+
+import headtools as ht
+from headtools.heads.scores import HeadScores
+
+from ..heads.reference import untouched
+from ..heads.zoo import zoo_model
+from .test_ablation import scored
+from .test_gradient import labelled
+
+MODEL, BATCH = labelled("bert")
+LABELS = BATCH["labels"]
+TEXT = zoo_model("bert")[1]  # without labels
+NONE = torch.where(torch.arange(3)[:, None] == 1, -100, LABELS)
+PADDING = BATCH["attention_mask"] * torch.tensor([[1], [0], [1]])
+A, B = ("encoder", 0, 1), ("encoder", 1, 2)
+
+
+def gradient(batches=BATCH, loss=None, **more):
+    return lambda: ht.gradient(MODEL, batches, loss, **more)
+
+
+def ablation(batches=TEXT, loss=scored, **more):
+    return lambda: ht.ablation(MODEL, batches, loss, progress=False, **more)
+
+
+def interaction(pairs, batches=TEXT, loss=scored, **more):
+    return lambda: ht.interaction(MODEL, batches, pairs, loss, progress=False, **more)
+
+
+def first(outputs, _batch):
+    return outputs.logits[:, 0].logsumexp(-1)
+
+
+REFUSED = {
+    "no label": (gradient(BATCH | {"labels": NONE}), ValueError, r"examples \[1\] of a batch have no label"),
+    "labels of another type": (gradient(BATCH | {"labels": LABELS.float()}), ValueError, "labels that are not classes"),
+    "labels of another form": (gradient(BATCH | {"labels": LABELS[:, :3]}), ValueError, "neither a text nor a class"),
+    "no labels": (gradient(TEXT), ValueError, 'has no "labels"'),
+    "no labels, ablation": (ablation(loss=None), ValueError, 'has no "labels"'),
+    "a used-up generator": (gradient(iter(())), ValueError, "got no batches"),
+    "no batches": (ablation([]), ValueError, "got no batches"),
+    "no batches, confidence": (lambda: ht.confidence(MODEL, []), ValueError, "got no batches"),
+    "tensors": (gradient([BATCH["input_ids"]]), TypeError, "a batch is a dict"),
+    "tensors, ablation": (ablation([torch.ones(2)]), TypeError, "a batch is a dict"),
+    "a row of padding": (gradient(BATCH | {"attention_mask": PADDING}), ValueError, "all padding"),
+    "per token": (gradient(per="token"), ValueError, "per is one of"),
+    "per token, ablation": (ablation(per="token"), ValueError, 'per is "example" or "batch", got \'token\''),
+    "normalised by what": (gradient(normalise=True), ValueError, "normalise None or"),
+    "signed positions": (gradient(per="position", signed=True), ValueError, "add up to that of their example"),
+    "an unknown site": (gradient(sites=["cross"]), KeyError, "no 'cross' attention"),
+    "an unknown site, ablation": (ablation(sites=["cross"]), KeyError, "no 'cross' attention"),
+    "no site": (gradient(sites=[]), ValueError, "leaves no heads"),
+    "a compiled model": (
+        lambda: ht.gradient(torch.compile(copy.deepcopy(MODEL)), BATCH),
+        RuntimeError,
+        "was compiled before",
+    ),
+    "one loss for all": (gradient(TEXT, lambda o, b: first(o, b).mean()), ValueError, "one number per example"),
+    "one loss for all, ablation": (ablation(loss=lambda o, b: scored(o, b).mean()), ValueError, 'write per="batch"'),
+    "a list": (gradient(TEXT, lambda o, b: first(o, b).tolist()), ValueError, "one number per example"),
+    "a loss without a slope": (gradient(TEXT, lambda o, b: first(o, b).detach()), ValueError, "any selected head"),
+    "losses of others": (gradient(TEXT, lambda o, b: first(o, b)[:2]), ValueError, "its rows are not the examples"),
+    "NaN": (
+        gradient(TEXT, lambda o, b: first(o, b) * torch.tensor([1.0, float("nan"), 1.0])),
+        ValueError,
+        r"loss of examples \[1\] is NaN",
+    ),
+    "NaN, ablation": (ablation(loss=lambda o, b: scored(o, b) * float("nan")), ValueError, "is no finite number"),
+    "a form of loss": (gradient(loss="lm"), ValueError, r'"causal" or "aligned"; got \'lm\''),
+    "a replacement": (ablation(replacement="nothing"), ValueError, 'replacement must be "zero"'),
+    "no reference": (ablation(replacement="mean", reference=[]), ValueError, "the reference is empty"),
+    "ids for no ids": (lambda: ht.confidence(*zoo_model("vit"), exclude=[3]), ValueError, "the batch has no ids for"),
+    "no interface": (lambda: ht.confidence(*zoo_model("bloom")), ValueError, "does not use transformers' Attention"),
+    "words for ids": (lambda: ht.confidence(MODEL, TEXT, exclude=["a"]), TypeError, "exclude takes token ids"),
+    "no pairs": (interaction([]), ValueError, "got no pairs"),
+    "a head with itself": (interaction([(A, A)]), ValueError, "twice: name another"),
+    "one head": (interaction([(A,)]), TypeError, "a pair is two heads"),
+    "an unknown layer": (interaction([(A, ("encoder", 9, 1))]), KeyError, "no site"),
+    "an unknown head": (interaction([(A, ("encoder", 1, 9))]), IndexError, r"heads 0\.\.3"),
+    "a pair twice": (interaction([(A, B), (B, A)]), ValueError, "given twice"),
+    "pairs of no batches": (interaction([(A, B)], []), ValueError, "got no batches"),
+    "a loss without a bend": (
+        interaction([(A, B)], loss=lambda o, b: scored(o, b).detach(), predict=True),
+        ValueError,
+        "depends on no head of the pairs",
+    ),
+    "numbers for BLEU": (lambda: ht.paired_bootstrap(torch.ones(9), torch.ones(9), ["a"] * 9), TypeError, "bootstrap"),
+    "one text for BLEU": (lambda: ht.paired_bootstrap("a b", ["a"], ["a"]), TypeError, "with_ must be a list of"),
+    "few texts for BLEU": (lambda: ht.paired_bootstrap(["a"] * 4, ["a"] * 4, ["a"] * 4), ValueError, "5 or more"),
+    "more texts for BLEU": (lambda: ht.paired_bootstrap(["a"] * 9, ["a"] * 8, ["a"] * 9), ValueError, "got 8 without"),
+    "rows that differ": (
+        lambda: ht.gradient(MODEL, BATCH).minus(HeadScores({A[:2]: torch.ones(4)})),
+        ValueError,
+        "needs both scores' rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    call, error, words = REFUSED[name]
+    with untouched(MODEL), pytest.raises(error, match=words):
+        call()
