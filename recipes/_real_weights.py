@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import headtools as ht
 from headtools import geometry
-from headtools.geometry.low_rank import Factored
 from headtools.roles._segments import ordinary_tokens
 from headtools.roles.induction import INDUCTION, induction_scores
 from recipes._results import interval
@@ -128,7 +127,7 @@ def circuits(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tabl
     n = min(sizes["circuit words"], len(every))
     ids = torch.tensor(every)[torch.randperm(len(every), generator=draw)[:n]]
 
-    def row(name: str, layer: int, head: int, circuit: Factored) -> dict[str, Any]:
+    def row(name: str, layer: int, head: int, circuit: geometry.FactoredMatrix) -> dict[str, Any]:
         gain = model.model.layers[layer].input_layernorm.weight.float()
         logits = ((read[ids] * gain) @ circuit.left) @ (circuit.right @ w_u.T)  # (word read, word said)
         own = logits.gather(1, ids[:, None])
@@ -161,7 +160,8 @@ def circuits(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Tabl
         rows += [row("head", site.layer, head, of_site[head]) for head in range(site.heads)]
         rows.append(row("random", site.layer, 0, random[0]))
         # The values of one head with the output of another that has other values: weights of the model, no head of it.
-        rows.append(row("crossed", site.layer, 0, Factored(of_site.left[0], of_site.right[shared % site.heads])))
+        crossed = geometry.FactoredMatrix(of_site.left[0], of_site.right[shared % site.heads])
+        rows.append(row("crossed", site.layer, 0, crossed))
     return rows, (
         "W_OV of every head (gain of the norm before the layer folded in where words are read); random: independent "
         "Gaussian factors of the same shape, one for each layer; crossed: W_V of a layer's head 0 and W_O of a head "

@@ -1,9 +1,9 @@
 """What heads can read and write, from their weights alone: ranks, overlaps, composition, copying, beside chance.
 
-    circuits      W_OV and W_QK of every head: ov(), qk(); heads of random factors: random_like()
-    low_rank      matrices kept as products of thin ones: Factored
-    subspaces     effective_rank(), overlap(), principal_angles(), cosine()
-    composition   composition() of two heads along the residual stream, copying() of tokens
+    circuits          W_OV and W_QK of every head: ov(), qk(); heads of random factors: random_like()
+    factored_matrix   matrices kept as products of thin ones: FactoredMatrix
+    subspaces         effective_rank(), overlap(), principal_angles(), cosine()
+    composition       composition() of two heads along the residual stream, copying() of tokens
 
 Chance is what random_like() gives, and what an untrained() model has.
 
@@ -18,13 +18,13 @@ Weights say what a head could do. What it attends to and whether that matters, o
 
 from headtools.geometry.circuits import Circuits, ov, qk, random_like
 from headtools.geometry.composition import composition, copying
-from headtools.geometry.low_rank import Factored, Levels
+from headtools.geometry.factored_matrix import FactoredMatrix, Levels
 from headtools.geometry.subspaces import cosine, effective_rank, overlap, principal_angles
 from headtools.roles.controls import untrained
 
 __all__ = [
     "Circuits",
-    "Factored",
+    "FactoredMatrix",
     "Levels",
     "composition",
     "copying",

@@ -1,9 +1,9 @@
 """What comes between a head's weights and its scores, so that W_QK or W_OV would not describe the head.
 
-Required: an architecture that the package has never seen must be refused if it does something to queries, keys, values
-or scores that a product of weights cannot express. So nothing is looked up by class. An attention module's code, its
-children and its attributes are searched for names; nothing is run. A name too many is an error message with a way
-out; a name too few would be a wrong number.
+An architecture that the package has never seen must be refused if it does something to queries, keys, values or scores
+that a product of weights cannot express. So nothing is looked up by class: an attention module's code, its children and
+its attributes are searched for names; nothing is run. A name too many is an error message with a way out; a name too
+few would be a wrong number.
 """
 
 from __future__ import annotations
@@ -26,54 +26,52 @@ _POSITION = re.compile(
     re.I,
 )
 _NORM = r"(layer_?norm|norm|ln)"
-_QK_NORM = re.compile(rf"^(q|k|qk|query|key)s?_?{_NORM}|^{_NORM}_?(q|k|qk|query|key)$", re.I)
-_V_NORM = re.compile(rf"^(v|value)s?_?{_NORM}|^{_NORM}_?(v|value)$", re.I)
-_Z_NORM = re.compile(r"sub_?(layer_?)?norm|group_?norm|inner_attn_ln|attn_ln|^[go]_norm|^norm$", re.I)
-_GATE = re.compile(r"^(\w_|attn_|out(put)?_)?(gate|g)(_proj|_per_head)?$", re.I)
-_QK_CONV, _V_CONV = re.compile(r"^[qk]_?s?conv", re.I), re.compile(r"^v_?s?conv", re.I)
+_NORMALISED = "queries and keys are normalised, each by its own length"
+_QUERY_KEY = {  # the name of a child module -> what it does to queries and keys
+    rf"^(q|k|qk|query|key)s?_?{_NORM}|^{_NORM}_?(q|k|qk|query|key)$": _NORMALISED,
+    r"^[qk]_?s?conv": "queries or keys are mixed with those of neighbouring tokens by a convolution",
+}
+_VALUE = {  # ... and to values, or to the heads' outputs
+    rf"^(v|value)s?_?{_NORM}|^{_NORM}_?(v|value)$": "values are normalised, each by its own length",
+    r"^v_?s?conv": "values are mixed with those of neighbouring tokens by a convolution",
+    r"sub_?(layer_?)?norm|group_?norm|inner_attn_ln|attn_ln|^[go]_norm|^norm$": (
+        "the heads' outputs are normalised before the output projection"
+    ),
+    r"^(\w_|attn_|out(put)?_)?(gate|g)(_proj|_per_head)?$": "each token gates the heads' outputs",
+}
 
 
 def query_key_obstacles(site: Site) -> tuple[list[str], list[str]]:
     """Return why a site's scores are not the bilinear form x W_QK yᵀ, and what is added to that form.
 
-    The first list has reasons of which one is enough: rotated or normalised queries and keys, capped scores, latent
-    keys. The second has terms that depend on positions and are added, so that W_QK is the part of the score that
-    depends on content.
+    The first list has reasons of which one is enough. The second has terms that depend on positions and are added, so
+    that W_QK is the part of the score that depends on content.
     """
-    module, obstacles, additions = site.module, [], []
-    names = _names_used(module)
+    module, additions, names = site.module, [], _names_used(site.module)
+    obstacles = _children(module, _QUERY_KEY)
     if site.q is None or site.k is None:
         obstacles.append("keys come out of a normalised latent")
-    if any(_ROTARY.search(n) for n in names) and not any(getattr(module, s, None) is False for s in _ROTARY_SWITCHES):
+    if any(map(_ROTARY.search, names)) and not any(getattr(module, s, None) is False for s in _ROTARY_SWITCHES):
         obstacles.append("queries and keys are rotated by their positions (RoPE)")
-    if _child(module, _QK_NORM) or "normalize" in names:
-        obstacles.append("queries and keys are normalised, each by its own length")
-    if _child(module, _QK_CONV):
-        obstacles.append("queries or keys are mixed with those of neighbouring tokens by a convolution")
+    if "normalize" in names and _NORMALISED not in obstacles:  # F.normalize, no module
+        obstacles.append(_NORMALISED)
     if _capped(module, names):
         obstacles.append("scores go through a soft cap, c tanh(score / c)")
+    arguments = inspect.signature(inspect.unwrap(type(module).forward)).parameters
     # T5's cross-attention has the argument too, but is given a bias of zeros.
-    if site.kind != "cross" and any(_POSITION.search(n) for n in names | _arguments(module)):
+    if site.kind != "cross" and any(map(_POSITION.search, names | set(arguments))):
         additions.append("a term of relative positions is added to the scores (ALiBi, T5, DeBERTa)")
     return obstacles, additions
 
 
 def output_value_obstacles(site: Site) -> list[str]:
     """Return why a site's heads do not write A Y W_OV: latent or normalised values, a norm or gate on z."""
-    module, obstacles = site.module, []
+    obstacles = _children(site.module, _VALUE)
     if site.v is None:
-        obstacles.append("values come out of a normalised latent")
-    elif _child(module, _V_NORM):
-        obstacles.append("values are normalised, each by its own length")
-    if _child(module, _V_CONV):
-        obstacles.append("values are mixed with those of neighbouring tokens by a convolution")
-    if _child(module, _Z_NORM):
-        obstacles.append("the heads' outputs are normalised before the output projection")
+        return [*obstacles, "values come out of a normalised latent"]
     # Qwen 3.5 projects a gate beside the query, by a matrix of twice the width; a fused q, k, v matrix can be as wide.
-    doubled = site.q is not None and shape_of(site.q.module)[0] == 2 * site.heads * site.head_dim
-    if _child(module, _GATE) or (doubled and site.q.module is not site.k.module):
-        obstacles.append("each token gates the heads' outputs")
-    return obstacles
+    doubled = shape_of(site.q.module)[0] == 2 * site.heads * site.head_dim and site.q.module is not site.k.module
+    return [*obstacles, "each token's queries come with gates"] if doubled else obstacles
 
 
 def _names_used(module: nn.Module) -> set[str]:
@@ -87,20 +85,15 @@ def _names_used(module: nn.Module) -> set[str]:
     return names
 
 
-def _arguments(module: nn.Module) -> set[str]:
-    return set(inspect.signature(inspect.unwrap(type(module).forward)).parameters)
-
-
-def _child(module: nn.Module, pattern: re.Pattern) -> bool:
-    """Return whether a child module that is not an identity has a name that matches."""
-    return any(pattern.search(name) and not isinstance(child, nn.Identity) for name, child in module.named_children())
+def _children(module: nn.Module, reasons: dict[str, str]) -> list[str]:
+    """Return the reasons whose pattern the name of a child module that is not an identity matches."""
+    names = [name for name, child in module.named_children() if not isinstance(child, nn.Identity)]
+    return [reason for pattern, reason in reasons.items() if any(re.search(pattern, name, re.I) for name in names)]
 
 
 def _capped(module: nn.Module, names: set[str]) -> bool:
     """Return whether a soft cap is used and set: Gemma 3 uses the name of one, and its value is None."""
     used = [name for name in names if _CAP.search(name)]
-    if not used:
-        return False
     owners = (module, getattr(module, "config", None))
     values = [getattr(owner, name) for owner in owners for name in used if hasattr(owner, name)]
-    return any(values) if values else True
+    return any(values) if values else bool(used)

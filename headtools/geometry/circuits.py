@@ -10,13 +10,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import overload
 
 import torch
 from torch import Tensor, nn
 
 from headtools.geometry._obstacles import output_value_obstacles, query_key_obstacles
-from headtools.geometry.low_rank import Factored
+from headtools.geometry.factored_matrix import FactoredMatrix
 from headtools.heads._checks import check_not_offloaded, heads_label
 from headtools.heads._layout import Projection
 from headtools.heads.scores import HeadScores
@@ -25,17 +24,16 @@ from headtools.heads.sites import Site, Sites, sites
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Circuits:
-    """One circuit of every head, site by site.
+    """One circuit of every head: ``values`` {(kind, layer): FactoredMatrix (heads, d_in, d_out)}, ``name`` ov or qk.
 
-    ``values``: {(kind, layer): Factored of shape (heads, d_in, d_out)}; ``name`` is 'ov' or 'qk'.
     ``circuits["encoder", 2]`` is a site's, ``circuits["encoder", 2, 5]`` one head's. Iterating gives the heads in the
     order of ``stack()``.
     """
 
-    values: Mapping[tuple, Factored]
+    values: Mapping[tuple, FactoredMatrix]
     name: str
 
-    def __getitem__(self, key: tuple) -> Factored:
+    def __getitem__(self, key: tuple) -> FactoredMatrix:
         key = tuple(key) if isinstance(key, (tuple, list)) else (key,)
         if key in self.values:
             return self.values[key]
@@ -55,21 +53,21 @@ class Circuits:
     def __repr__(self) -> str:
         return f"<Circuits {self.name!r}: {len(self)} heads of {len(self.values)} sites>"
 
-    def stack(self) -> Factored:
+    def stack(self) -> FactoredMatrix:
         """Return all heads as one (n, d_in, d_out), in the order of iteration.
 
         Raises ``ValueError`` where sites differ in width.
         """
-        widths = {(*value.left.shape[1:], value.right.shape[-1]) for value in self.values.values()}
+        by_site = list(self.values.values())
+        widths = {(*value.left.shape[1:], value.right.shape[-1]) for value in by_site}
         if len(widths) > 1:
             raise ValueError(
                 f"sites differ in width (d_in, rank, d_out): {sorted(widths)}; take those of one kind, e.g. "
                 f'{self.name}(sites(model)["encoder"]), or one site at a time'
             )
-        by_site = list(self.values.values())
-        return Factored(torch.cat([w.left for w in by_site]), torch.cat([w.right for w in by_site]))
+        return FactoredMatrix(torch.cat([w.left for w in by_site]), torch.cat([w.right for w in by_site]))
 
-    def score(self, function: Callable[[Factored], Tensor], name: str) -> HeadScores:
+    def score(self, function: Callable[[FactoredMatrix], Tensor], name: str) -> HeadScores:
         """Return what ``function`` gives for each site's circuits, (heads,), as scores."""
         return HeadScores({key: function(value) for key, value in self.values.items()}, name=name)
 
@@ -78,13 +76,12 @@ def ov(where: nn.Module | Sites | Site, *, bias: bool = False) -> Circuits:
     """Return every head's W_OV = W_V W_O, (heads, d_in, d_model): what it moves from a token that it attends to fully.
 
     ``where``: a model, ``sites(model)["encoder"]`` or a single site. Rows are multiplied from the left: a head's
-    output is A Y W_OV, with A its map and Y (S, d_in) what the attention layer reads (after the layer normalisation,
-    in models that have one before the attention). Query heads that share values each have a copy.
+    output is A Y W_OV, with A its map and Y (S, d_in) what the attention layer reads. Query heads that share values
+    each have a copy. Weights are copied as float32 (float64 stays) and carry no gradient.
 
-    Biases: a value bias b_V adds the constant b_V W_O to every token, since a row of A sums to 1. It is left out;
-    with ``bias`` it is one more row of ``left`` (d_in + 1), for a 1 at the end of Y's rows. The output projection's own
-    bias belongs to the layer and is never included. Weights are copied as float32 (float64 stays) and
-    carry no gradient; memory is O(d_model²) a layer, the size of the weights.
+    A value bias b_V adds the constant b_V W_O to every token, since a row of A sums to 1. It is left out; with ``bias``
+    it is one more row of ``left``, for a 1 at the end of Y's rows. The output projection's own bias belongs to the
+    layer and is never included.
 
     Raises ``ValueError`` where W_OV would not be what the head moves: latent or normalised values (DeepSeek), a norm
     or a gate on the heads' outputs; weights that hold NaN or infinity.
@@ -92,36 +89,34 @@ def ov(where: nn.Module | Sites | Site, *, bias: bool = False) -> Circuits:
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> ov(BertModel(tiny))["encoder", 1, 3]
-    <Factored 16 x 16 of rank 4>
+    <FactoredMatrix 16 x 16 of rank 4>
     """
     values = {}
-    for site in _sites(where):
+    for site in _sites_with_heads(where):
         obstacles = output_value_obstacles(site)
         if obstacles:
             raise ValueError(
-                f"{_describe(site)}: W_OV is not what its heads move, because {'; '.join(obstacles)}. Look at their "
+                f"{_name(site)}: W_OV is not what its heads move, because {'; '.join(obstacles)}. Look at their "
                 f'output: with record(model, want="z") as r: model(**batch); contributions(site, r[{site.key}].z)'
             )
-        values[site.key] = _check_finite(site, Factored(_projection(site.v, site, bias), _copy(site.w_o)), "W_OV")
+        values[site.key] = _product(site, "W_OV", _projection(site, site.v, bias), _copy(site.w_o))
     return Circuits(values, "ov")
 
 
 def qk(where: nn.Module | Sites | Site, *, bias: bool = False, anyway: bool = False) -> Circuits:
     """Return every head's W_QK = W_Q W_Kᵀ, (heads, d_query, d_key): its score of a pair is x W_QK yᵀ, up to a scale.
 
-    ``where``, shapes and types as in ``ov``. Not divided by the root of the head's width (T5 does not, Gemma divides by
-    something else): nothing in this module depends on the scale. Query heads that share keys each have a copy.
+    ``where``, shapes and types as in ``ov``. Not divided by the root of the head's width, on which nothing in this
+    module depends.
 
-    Biases: a key bias adds the same to all scores of a row, which the softmax ignores. A query bias does not cancel:
-    it adds b_Q W_Kᵀ yᵀ, a preference for certain keys whatever the query. Both are left out; with ``bias`` left and
-    right have one more row or column for a 1 at the end of x and of y, and the scores are complete.
+    A key bias adds the same to all scores of a row, which the softmax ignores. A query bias does not cancel: it adds
+    b_Q W_Kᵀ yᵀ, a preference for certain keys whatever the query. Both are left out; with ``bias`` left and right have
+    one more row or column, for a 1 at the end of x and of y, and the scores are complete.
 
-    Raises ``ValueError`` for weights that hold NaN or infinity, and where no one matrix gives the scores: RoPE rotates
-    queries and keys by their positions, q/k normalisation divides by lengths, a soft cap is not linear, latent keys are
-    normalised (DeepSeek). ``anyway`` gives the product all the same, with a warning; under RoPE alone it is right
-    for a token and itself, where the two rotations cancel. Warns (``UserWarning``) where positions add a term of their
-    own (ALiBi, T5, DeBERTa): there W_QK is what content contributes. The reasons are read from the attention module's
-    code; none of them affects ``ov``.
+    Raises ``ValueError`` for weights that hold NaN or infinity, and where no one matrix gives the scores: rotary
+    positions, q/k normalisation, soft caps, latent keys. ``anyway`` gives the product all the same, with a warning;
+    under RoPE alone it is right for a token and itself. Warns (``UserWarning``) where positions add a term of their own
+    (ALiBi, T5, DeBERTa): there W_QK is what content contributes. The reasons are read from the attention module's code.
 
     >>> from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
     >>> shape = dict(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -133,63 +128,54 @@ def qk(where: nn.Module | Sites | Site, *, bias: bool = False, anyway: bool = Fa
     ValueError: LlamaAttention (decoder 0): no W_QK gives its scores, because queries and keys are rotated ...
     """
     values, warn_about = {}, {}
-    for site in _sites(where):
+    for site in _sites_with_heads(where):
         obstacles, additions = query_key_obstacles(site)
         if obstacles and not (anyway and site.q is not None):
             raise ValueError(
-                f"{_describe(site)}: no W_QK gives its scores, because {'; '.join(obstacles)}. Look at the queries and "
+                f"{_name(site)}: no W_QK gives its scores, because {'; '.join(obstacles)}. Look at the queries and "
                 f'keys themselves: with record(model, want=("q", "k")) as r: model(**batch). ov() is not affected'
                 + ("" if site.q is None else "; qk(..., anyway=True) gives the bare product of the weights")
             )
         for reason in obstacles + additions:  # one warning a reason, with the first layer that has it
-            warn_about.setdefault(reason, _describe(site))
-        key = _projection(site.k, site, bias)
-        values[site.key] = _check_finite(site, Factored(_projection(site.q, site, bias), key.mT), "W_QK")
+            warn_about.setdefault(reason, _name(site))
+        left, right = _projection(site, site.q, bias), _projection(site, site.k, bias).mT
+        values[site.key] = _product(site, "W_QK", left, right)
     for reason, layer in warn_about.items():
         warnings.warn(f"W_QK is not the whole score in {layer}: {reason}", stacklevel=2)
     return Circuits(values, "qk")
 
 
-@overload
-def random_like(of: Circuits, seed: int = 0) -> Circuits: ...
-@overload
-def random_like(of: Factored, seed: int = 0) -> Factored: ...
-def random_like(of: Circuits | Factored, seed: int = 0) -> Circuits | Factored:
+def random_like(of: Circuits | FactoredMatrix, seed: int = 0) -> Circuits | FactoredMatrix:
     """Return heads of the same shapes with independent Gaussian factors: the chance level of every score here.
 
-    >>> random_like(Factored(torch.ones(5, 8, 2), torch.ones(5, 2, 8)), seed=1)
-    <Factored 5 of 8 x 8 of rank 2>
+    >>> random_like(FactoredMatrix(torch.ones(5, 8, 2), torch.ones(5, 2, 8)), seed=1)
+    <FactoredMatrix 5 of 8 x 8 of rank 2>
     """
-    generator = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(seed)
 
-    def random_factors(like: Factored) -> Factored:
-        factors = (
-            torch.randn(f.shape, generator=generator, dtype=f.dtype).to(f.device) for f in (like.left, like.right)
-        )
-        return Factored(*factors)
+    def gaussian(like: FactoredMatrix) -> FactoredMatrix:
+        factors = (torch.randn(f.shape, generator=draw, dtype=f.dtype).to(f.device) for f in (like.left, like.right))
+        return FactoredMatrix(*factors)
 
     if isinstance(of, Circuits):
-        return Circuits({key: random_factors(value) for key, value in of.values.items()}, of.name)
-    return random_factors(of)
+        return Circuits({key: gaussian(value) for key, value in of.values.items()}, of.name)
+    return gaussian(of)
 
 
-def _sites(where: nn.Module | Sites | Site) -> list[Site]:
-    """Return the sites of ``where`` that have heads left."""
-    if isinstance(where, Site):
-        where = Sites((where,))
-    with_heads = [s for s in (where if isinstance(where, Sites) else sites(where)) if not s.empty]
+def _sites_with_heads(where: nn.Module | Sites | Site) -> list[Site]:
+    every = [where] if isinstance(where, Site) else where if isinstance(where, Sites) else sites(where)
+    with_heads = [site for site in every if not site.empty]
     if not with_heads:
         raise ValueError("all heads are cut here: there are no circuits; pass a model that has heads left")
     for site in with_heads:
-        check_not_offloaded(site.module, "a circuit")
-        check_not_offloaded(site.out, "a circuit")
+        for module in (site.module, site.out):
+            check_not_offloaded(module, "a circuit")
     return with_heads
 
 
-def _projection(projection: Projection, site: Site, bias: bool) -> Tensor:
-    """Return the projection's weight as (heads, d_in, width), with ``bias`` its bias as one more row."""
-    # torch stores (out, in); here rows are multiplied from the left.
-    weight = projection.weight().mT
+def _projection(site: Site, projection: Projection, bias: bool) -> Tensor:
+    """Return the weight as (heads, d_in, width), with ``bias`` its bias as one more row."""
+    weight = projection.weight().mT  # torch stores (out, in); here rows are multiplied from the left
     if bias:
         offset = projection.bias()
         offset = weight.new_zeros(len(weight), weight.shape[-1]) if offset is None else offset
@@ -198,22 +184,20 @@ def _projection(projection: Projection, site: Site, bias: bool) -> Tensor:
     return _copy(weight).repeat_interleave(site.heads // len(weight), 0)
 
 
-def _check_finite(site: Site, circuit: Factored, name: str) -> Factored:
-    """Return the circuit; raise ``ValueError`` for one that holds NaN or infinity, and name the heads."""
-    factors = (circuit.left, circuit.right)
-    if not all(factor.isfinite().all() for factor in factors):
-        broken = [head for head in range(site.heads) if not all(factor[head].isfinite().all() for factor in factors)]
+def _product(site: Site, name: str, left: Tensor, right: Tensor) -> FactoredMatrix:
+    """Return the product of a site's heads; raise ``ValueError`` for one that holds NaN or infinity."""
+    finite = left.isfinite().flatten(1).all(1) & right.isfinite().flatten(1).all(1)
+    if not finite.all():
         raise ValueError(
-            f"{_describe(site)}: {name} is not a number in {heads_label(broken, site.heads)}, because its weights hold "
-            "NaN or infinity: load them again"
+            f"{_name(site)}: {name} is not a number in {heads_label((~finite).nonzero()[:, 0].tolist(), site.heads)}, "
+            "because its weights hold NaN or infinity: load them again"
         )
-    return circuit
+    return FactoredMatrix(left, right)
 
 
 def _copy(weight: Tensor) -> Tensor:
-    """Return a copy without gradient, in float32 or float64."""
     return weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
 
 
-def _describe(site: Site) -> str:
+def _name(site: Site) -> str:
     return f"{type(site.module).__name__} ({site.label})"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headtools.geometry.circuits import Circuits, ov, qk
-from headtools.geometry.low_rank import Factored, Levels, divide_or_zero, pairwise_products
+from headtools.geometry.factored_matrix import FactoredMatrix, Levels, divide_or_zero, pairwise_products
 from headtools.heads._devices import to_float64, without_autocast
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
@@ -21,10 +21,8 @@ def composition(earlier: Site, later: Site, into: str = "key") -> Levels:
 
     ``into``: "query" ‖W_OV W_QK‖, "key" ‖W_OV W_QKᵀ‖ or "value" ‖W_OV W_OV'‖, each divided by the product of the two
     factors' Frobenius norms (Elhage et al. 2021, section on two-layer models; written for rows here). ``chance`` is
-    1/√d, the level of random heads, with d the width between them; an untrained model shows how far they vary. Layer
-    normalisations and feed-forward layers between the two sites are ignored, so this is the direct path only.
-
-    All pairs cost one product of (heads r) x d x (heads r) and O(r³) a pair; nothing of size d x d is built.
+    1/√d, the level of random heads, with d the width between them. Layer normalisations and feed-forward layers between
+    the two sites are ignored, so this is the direct path only. Nothing of size d x d is built.
 
     Raises ``ValueError`` when the earlier site cannot feed that input of the later one (heads of one layer run side
     by side; a cross-attention takes keys and values from the encoder), and as ``ov`` and ``qk`` do.
@@ -62,10 +60,10 @@ def copying(circuits: Circuits, embedding: Tensor, unembedding: Tensor | None = 
     means that they are lowered. Elhage et al. 2021. The eigenvalues of the V x V matrix that are not 0 are those of
     W_O Uᵀ E W_V, which is d_head x d_head: UᵀE costs O(V d²) once, a head O(d² d_head).
 
-    Meant for heads whose output reaches the vocabulary directly (decoders). Raises ``ValueError`` for widths that do
-    not fit; a head that is 0 gets 0.
+    For heads whose output reaches the vocabulary directly (decoders); a head that is 0 gets 0. Raises ``ValueError``
+    for widths that do not fit.
 
-    >>> one = Circuits({("decoder", 0): Factored(torch.eye(3)[None], torch.eye(3)[None])}, "ov")
+    >>> one = Circuits({("decoder", 0): FactoredMatrix(torch.eye(3)[None], torch.eye(3)[None])}, "ov")
     >>> copying(one, torch.eye(3))["decoder", 0, 0]
     1.0
     """
@@ -80,7 +78,7 @@ def copying(circuits: Circuits, embedding: Tensor, unembedding: Tensor | None = 
     # XY and YX have the same eigenvalues but for zeros: those of E (W_V W_O) Uᵀ, V x V, are those of W_O (UᵀE) W_V.
     through = to_float64(unembedding.detach()).mT @ to_float64(embedding.detach())  # UᵀE, (d, d)
 
-    def of_site(circuit: Factored) -> Tensor:
+    def of_site(circuit: FactoredMatrix) -> Tensor:
         if circuit.shape[-2:] != (embedding.shape[1], unembedding.shape[1]):
             raise ValueError(
                 f"W_OV is {tuple(circuit.shape[-2:])} but the tables are {embedding.shape[1]} and "

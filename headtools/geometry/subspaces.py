@@ -5,32 +5,26 @@ Only bases of subspaces are compared: the factors of a head are not unique (``ci
 
 from __future__ import annotations
 
-from typing import overload
-
 import torch
 from torch import Tensor
 
 from headtools.geometry.circuits import Circuits
-from headtools.geometry.low_rank import Factored, Levels, divide_or_zero, pairwise_products
+from headtools.geometry.factored_matrix import FactoredMatrix, Levels, divide_or_zero, pairwise_products
 from headtools.heads._devices import without_autocast
 from headtools.heads.scores import HeadScores
 
 SIDES = ("read", "write")
-_BLOCK_NUMBERS = 2**24  # held at once while overlaps are computed
-_MOST_NUMBERS = 2**28  # of all projections
+_BLOCK_NUMBERS = 2**24  # held at once while overlaps are computed: some 64 MB
+_MOST_NUMBERS = 2**27  # of all projections
 
 
-@overload
-def effective_rank(of: Circuits) -> HeadScores: ...
-@overload
-def effective_rank(of: Factored | Tensor) -> Tensor: ...
-def effective_rank(of: Circuits | Factored | Tensor) -> HeadScores | Tensor:
+def effective_rank(of: Circuits | FactoredMatrix | Tensor) -> HeadScores | Tensor:
     """Return exp of the entropy of the singular values scaled to sum 1: how many directions a matrix uses.
 
-    ``of``: circuits (one score a head), a Factored (..., d, d) or matrices (..., n, m), the result then (...). Between
-    1 and the rank, the same for any multiple of the matrix and any gauge of its factors; a zero matrix, which has no
-    direction, gets 0. Roy and Vetterli 2007. Chance is not the rank: two random factors of width 16 in 128 dimensions
-    reach 14.9 of 16, so compare with ``random_like`` and ``untrained``.
+    ``of``: circuits (one score a head), or matrices (..., n, m), factored or not, the result then (...). Between 1 and
+    the rank, the same for any multiple of the matrix and any gauge of its factors; a zero matrix gets 0. Roy and
+    Vetterli 2007. Chance is not the rank: two random factors of width 16 in 128 dimensions reach 14.9 of 16, so compare
+    with ``random_like`` and ``untrained``.
 
     Raises ``ValueError`` for a matrix with NaN or infinity.
 
@@ -49,21 +43,19 @@ def effective_rank(of: Circuits | Factored | Tensor) -> HeadScores | Tensor:
 
 
 @without_autocast
-def overlap(a: Circuits | Factored, b: Circuits | Factored | None = None, side: str = "write") -> Levels:
+def overlap(a: Circuits | FactoredMatrix, b: Circuits | FactoredMatrix | None = None, side: str = "write") -> Levels:
     """Return how much the subspaces that heads write to (or read from) overlap, in [0, 1], and the chance level.
 
     ``a`` (n_a, d, d) and ``b`` (n_b, d, d); left out, a with itself. ``side``: "write" takes the subspace of the
-    output, "read" that of the input. For a head of W_QK, "read" is what queries and "write" what
-    keys are read from. The value for two heads is the mean of cos² over their principal angles, ‖V_aᵀV_b‖² / r, and
-    does not change with the bases; where the ranks differ r is the smaller; a head that is 0 overlaps nothing. Chance
-    is the larger width over d: d_head/d, which is 1/H in most models. Björck and Golub 1973 for the angles.
+    output, "read" that of the input; of W_QK, "read" is what queries and "write" what keys are read from. The value for
+    two heads is the mean of cos² over their principal angles (Björck and Golub 1973), ‖V_aᵀV_b‖² / r with r the smaller
+    rank; a head that is 0 overlaps nothing. Chance is the larger width over d: 1/H in most models.
 
-    Says nothing about how strongly each direction is used (``cosine`` does) nor where the heads attend: two heads with
-    one W_OV and different maps are different heads. All pairs cost O(n_a n_b d r²), for two layers one product of
-    d x d matrices. Raises ``ValueError`` for heads of different width d or another ``side``.
+    Says nothing about how strongly each direction is used (``cosine`` does) nor where the heads attend. Raises
+    ``ValueError`` for heads of different width d or another ``side``.
 
-    >>> axes = Factored(torch.eye(4)[:, :2], torch.eye(4)[:2])  # reads and writes the first two directions of four
-    >>> overlap(axes, Factored(torch.eye(4)[:, 1:3], torch.eye(4)[1:3]))
+    >>> axes = FactoredMatrix(torch.eye(4)[:, :2], torch.eye(4)[:2])  # reads and writes directions 0 and 1
+    >>> overlap(axes, FactoredMatrix(torch.eye(4)[:, 1:3], torch.eye(4)[1:3]))
     Levels(values=tensor([[0.5000]]), chance=0.5)
     """
     bases_a = _bases(a, side)
@@ -77,14 +69,16 @@ def overlap(a: Circuits | Factored, b: Circuits | Factored | None = None, side: 
     return Levels((cos_squared / n_angles).clamp(0, 1), chance)
 
 
-def principal_angles(a: Circuits | Factored, b: Circuits | Factored | None = None, side: str = "write") -> Tensor:
+def principal_angles(
+    a: Circuits | FactoredMatrix, b: Circuits | FactoredMatrix | None = None, side: str = "write"
+) -> Tensor:
     """Return the principal angles between heads' subspaces, (n_a, n_b, r), in radians, smallest first.
 
     Arguments as in ``overlap``, whose value is the mean of their cos². An angle below about 0.0005 cannot be told from
     0 in float32. All pairs cost O(n_a n_b (d r² + r³)).
 
-    >>> axes = Factored(torch.eye(4)[:, :2], torch.eye(4)[:2])
-    >>> principal_angles(axes, Factored(torch.eye(4)[:, 1:3], torch.eye(4)[1:3])).rad2deg().round().tolist()
+    >>> axes = FactoredMatrix(torch.eye(4)[:, :2], torch.eye(4)[:2])
+    >>> principal_angles(axes, FactoredMatrix(torch.eye(4)[:, 1:3], torch.eye(4)[1:3])).rad2deg().round().tolist()
     [[[0.0, 90.0]]]
     """
     bases_a, bases_b = _bases(a, side), _bases(a if b is None else b, side)
@@ -92,14 +86,14 @@ def principal_angles(a: Circuits | Factored, b: Circuits | Factored | None = Non
     return torch.linalg.svdvals(pairwise_products(bases_a.mT, bases_b)).clamp(max=1).acos()
 
 
-def cosine(a: Circuits | Factored, b: Circuits | Factored | None = None) -> Levels:
+def cosine(a: Circuits | FactoredMatrix, b: Circuits | FactoredMatrix | None = None) -> Levels:
     """Return the cosine of heads' matrices taken as vectors, (n_a, n_b) in [-1, 1]: whether they are the same map.
 
     ⟨W_a, W_b⟩ / (‖W_a‖ ‖W_b‖), with W never multiplied out: all pairs cost O(n_a n_b d r²). Chance has mean 0;
     ``chance`` is the standard deviation for random heads, 1/√(d_in d_out). A head that is 0 has cosine 0 with all.
 
-    >>> one = Factored(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0, 1.0]]))
-    >>> cosine(one, Factored(-2 * one.left, one.right)).values
+    >>> one = FactoredMatrix(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0, 1.0]]))
+    >>> cosine(one, FactoredMatrix(-2 * one.left, one.right)).values
     tensor([[-1.]])
     """
     first, second = _stacked(a), _stacked(a if b is None else b)
@@ -114,17 +108,17 @@ def cosine(a: Circuits | Factored, b: Circuits | Factored | None = None) -> Leve
     return Levels(values, (first.shape[-2] * first.shape[-1]) ** -0.5)
 
 
-def _stacked(of: Circuits | Factored) -> Factored:
+def _stacked(of: Circuits | FactoredMatrix) -> FactoredMatrix:
     """Return (n, d_in, d_out) from circuits, or from one matrix or several."""
     of = of.stack() if isinstance(of, Circuits) else of
     if of.left.dim() == 2:
-        return Factored(of.left[None], of.right[None])
+        return FactoredMatrix(of.left[None], of.right[None])
     if of.left.dim() != 3:
         raise ValueError(f"got {tuple(of.shape)}; expected (n, d_in, d_out)")
     return of
 
 
-def _bases(of: Circuits | Factored, side: str) -> Tensor:
+def _bases(of: Circuits | FactoredMatrix, side: str) -> Tensor:
     """Return orthonormal bases of what heads read or write, (n, d, r); columns beyond a head's rank are 0."""
     if side not in SIDES:
         raise ValueError(f'side must be "read" or "write", got {side!r}')
@@ -135,26 +129,13 @@ def _bases(of: Circuits | Factored, side: str) -> Tensor:
 
 
 def _squared_products(a: Tensor, b: Tensor) -> Tensor:
-    """Return ‖a_iᵀ b_j‖² for all pairs, (n_a, n_b), of a (n_a, d, r_a) and b (n_b, d, r_b).
-
-    It is also the inner product of the projections a_i a_iᵀ and b_j b_jᵀ. With heads wider than √d that is less work
-    than all products of r columns; blocks keep either way within some 200 MB. Where ``a`` is ``b`` the result is
-    symmetric, and half of it is a mirror image.
-    """
-    d, pairs = a.shape[1], a.shape[2] * b.shape[2]
-    if pairs > d and max(len(a), len(b)) * d * d <= _MOST_NUMBERS:
-        n_block = max(1, _BLOCK_NUMBERS // (d * d))
-        grid: list[list[Tensor]] = []
-        for i, block in enumerate(a.split(n_block)):
-            projections = (block @ block.mT).flatten(1)
-            grid.append(
-                [
-                    grid[j][i].mT if a is b and j < i else projections @ (other @ other.mT).flatten(1).mT
-                    for j, other in enumerate(b.split(n_block))
-                ]
-            )
-        return torch.cat([torch.cat(row, 1) for row in grid])
-    blocks = a.split(max(1, _BLOCK_NUMBERS // (len(b) * pairs)))
+    """Return ‖a_iᵀ b_j‖² for all pairs, (n_a, n_b), of a (n_a, d, r_a) and b (n_b, d, r_b)."""
+    d, per_pair = a.shape[1], a.shape[2] * b.shape[2]
+    if per_pair > d and max(len(a), len(b)) * d * d <= _MOST_NUMBERS:
+        # It is also the inner product of the projections a_i a_iᵀ and b_j b_jᵀ: for heads wider than √d, less work.
+        of_a = (a @ a.mT).flatten(1)
+        return of_a @ (of_a if a is b else (b @ b.mT).flatten(1)).mT
+    blocks = a.split(max(1, _BLOCK_NUMBERS // (len(b) * per_pair)))
     return torch.cat([pairwise_products(block.mT, b).square().sum((-1, -2)) for block in blocks])
 
 

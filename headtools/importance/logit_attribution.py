@@ -12,9 +12,10 @@ tells what it is worth.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from headtools.heads._tokens import model_inputs
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
 from headtools.importance._inputs import frozen, select_sites
+from headtools.importance._lrp.operations import rules
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class LogitAttribution:
 
     heads   {(kind, layer): (B, H)}: what each head writes to it directly
     rest    (B,): the embedding, the feed-forward layers and the biases
-    logit   (B,): the model's own logit (or the difference of two), which heads and rest add up to
+    logit   (B,): the model's own logit, which heads and rest add up to
     """
 
     heads: dict[tuple, Tensor]
@@ -49,19 +51,13 @@ class LogitAttribution:
 
 @torch.no_grad()
 def direct_logit_attribution(
-    model: nn.Module,
-    batch: Mapping[str, Any],
-    tokens: Tensor | list[int],
-    instead_of: Tensor | list[int] | None = None,
-    positions: Tensor | list[int] | None = None,
+    model: nn.Module, batch: Mapping[str, Any], tokens: Tensor | list[int]
 ) -> LogitAttribution:
-    """Return how much of the logit of some tokens each head writes directly, at one position of each text.
+    """Return how much of the logit of some tokens each head writes directly, at the last real token of each text.
 
-    ``tokens``: for each of the texts the token whose logit is split, (B,) ids. ``instead_of``: other tokens whose
-    logits are taken off: a difference of logits is what decides between two words, and what all tokens get alike
-    cancels.
-    ``positions``: where in each text, (B,); left out, its last real token. The final norm's scale is kept at what it is
-    in this run (the mean that LayerNorm takes off is linear and goes with each term), so that the parts add up to the
+    ``tokens``: for each of the texts the token whose logit is split, (B,) ids. The difference of two calls splits the
+    difference of two logits, which is what decides between two words. The final norm's scale is kept at what it is in
+    this run (the mean that LayerNorm takes off is linear and goes with each term), so that the parts add up to the
     logit. Logits are those of the unembedding, before any cap.
 
     Raises ``ValueError`` for models of which the residual stream is no such sum (norms after adding, as in BERT and
@@ -87,134 +83,88 @@ def direct_logit_attribution(
             "one text from left to right"
         )
     inputs = model_inputs(model, batch)
-    trace = _Trace(model, unembedding, sites)
-    with trace.hooks, frozen(model), ht.record(model, want=("z",)) as captured:
-        model(**inputs)
-    norm, stream, normed = trace.checked()
-
     ids = next(value for value in inputs.values() if isinstance(value, Tensor))
-    rows = torch.arange(len(ids), device=stream.device)
-    at = _positions(batch, stream.shape[:2], positions).to(stream.device)
-    tokens, instead_of = (None if t is None else _checked(t, len(ids)).to(stream.device) for t in (tokens, instead_of))
-    direction = unembedding.weight[tokens].double()
-    bias = _bias(unembedding, tokens)
-    if instead_of is not None:
-        direction, bias = direction - unembedding.weight[instead_of].double(), bias - _bias(unembedding, instead_of)
+    tokens = torch.as_tensor(tokens)
+    if tokens.shape != (len(ids),) or tokens.is_floating_point():
+        raise ValueError(f"got tokens of shape {tuple(tokens.shape)}; expected one id for each of the {len(ids)} texts")
 
-    read, given = stream[rows, at].double(), normed[rows, at].double()
-    # The norm, linear once its scale is fixed, taken over to the unembedding's direction.
-    towards = _before_norm(direction, norm, read, given)  # its product with any part of the stream is the part's share
-    logit = (given * direction).sum(-1) + bias
+    with frozen(model):
+        seen = _Seen()
+        with seen.hooks(model, unembedding), ht.record(model, want=("z",)) as captured:
+            model(**inputs)
+        norm, stream, normed = _final_norm(model, sites, seen)
+        rows, mask = torch.arange(len(ids), device=stream.device), batch.get("attention_mask")
+        last = torch.tensor(stream.shape[1] - 1) if mask is None else mask.shape[1] - 1 - mask.flip(1).long().argmax(1)
+        at = (rows, last.to(stream.device))
+        direction = unembedding.weight[tokens.to(stream.device)]  # (B, d_model), of what the norm gives
+        # The same direction of what the norm takes: its product with any part of the stream is the part's share. Under
+        # "cp" a norm divides by a constant, so its gradient is the linear map that it is at the scale of this run.
+        with torch.enable_grad(), rules("cp"):
+            x = stream[at].detach().requires_grad_()
+            (towards,) = torch.autograd.grad((norm(x) * direction).sum(), x)
+
+    bias = getattr(unembedding, "bias", None)
+    logit = (normed[at].double() * direction.double()).sum(-1)
+    logit = (logit if bias is None else logit + bias[tokens.to(bias.device)].double()).float().cpu()
     heads = {}
     for site in sites:
-        written_by = ht.contributions(site, captured[site].z[rows, at][:, None].double())[:, 0]  # (B, H, d_model)
-        heads[site.key] = torch.einsum("bhd,bd->bh", written_by, towards).float().cpu()
-    rest = logit.float().cpu() - sum(of_site.sum(1) for of_site in heads.values())
-    return LogitAttribution(heads, rest, logit.float().cpu())
+        written = ht.contributions(site, captured[site].z[at][:, None].double())[:, 0]  # (B, H, d_model)
+        heads[site.key] = torch.einsum("bhd,bd->bh", written, towards.double()).float().cpu()
+    return LogitAttribution(heads, logit - sum(of_site.sum(1) for of_site in heads.values()), logit)
 
 
-class _Trace:
-    """Keeps what the unembedding read, what each norm took and gave, and what attention and the last layer gave."""
+@dataclass
+class _Seen:
+    """What modules gave in one run, what each norm took and gave, and what the unembedding read."""
 
-    def __init__(self, model: nn.Module, unembedding: nn.Module, sites: list[Site]) -> None:
-        self.model = model
-        path = sites[-1].name.split(".")
-        self.around = [model.get_submodule(".".join(path[:n])) for n in range(1, len(path))]  # the last layer is one
-        self.attention = {part for site in sites for part in (site.module, site.out)}
-        self.last = sites[-1].module
-        self.norms: list[tuple[nn.Module, Tensor, Tensor]] = []
-        self.given: dict[nn.Module, Tensor] = {}
-        self.read: Tensor | None = None
-        self.hooks = ExitStack()  # to be closed after the run
+    given: dict[nn.Module, Tensor] = field(default_factory=dict)
+    norms: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
+    read: Tensor | None = None
+
+    def hooks(self, model: nn.Module, unembedding: nn.Module) -> ExitStack:
+        """Fill this while the model runs, until the result is closed."""
+
+        def after(module: nn.Module, given: tuple, output: Any) -> None:
+            first = output[0] if isinstance(output, (tuple, list)) and output else output
+            if isinstance(first, Tensor):
+                self.given[module] = first
+                if "norm" in type(module).__name__.lower() and given and isinstance(given[0], Tensor):
+                    self.norms.append((module, given[0], first))
+
+        stack = ExitStack()
         for module in model.modules():
-            if module in self.attention or module in self.around or _is_norm(module):
-                self.hooks.callback(module.register_forward_hook(self._after).remove)
-        self.hooks.callback(unembedding.register_forward_pre_hook(self._before).remove)
-
-    def _before(self, _module: nn.Module, given: tuple) -> None:
-        self.read = given[0]
-
-    def _after(self, module: nn.Module, given: tuple, output: Any) -> None:
-        first = output[0] if isinstance(output, (tuple, list)) and output else output
-        if not isinstance(first, Tensor):
-            return
-        self.given[module] = first
-        if _is_norm(module) and given and isinstance(given[0], Tensor):
-            self.norms.append((module, given[0], first))
-
-    def checked(self) -> tuple[nn.Module, Tensor, Tensor]:
-        """Return the final norm, what it took and what it gave; raise where the stream is no sum of what is written."""
-        name = type(self.model).__name__
-        final = [entry for entry in self.norms if _same(entry[2], self.read)]
-        if not final:
-            raise ValueError(f"{name}: its unembedding does not read a final norm directly, so logits do not split")
-        norm, stream, normed = final[-1]
-        written = [self.given[part] for part in self.attention if part in self.given]
-        if any(_same(taken, part) for other, taken, _ in self.norms if other is not norm for part in written):
-            raise ValueError(f"{name} norms what its attention writes before adding it, so no head writes directly")
-        layers = [self.given[module] for module in self.around if module in self.given]
-        if not any(_same(output, stream) for output in layers) and not self._added_outside(stream):
-            raise ValueError(f"{name}: its final norm does not read the last layer's output, so logits do not split")
-        scale = getattr(getattr(self.model, "config", None), "residual_multiplier", 1)
-        if scale != 1:
-            raise ValueError(f"{name} multiplies what layers write by {scale}: not supported")
-        return norm, stream, normed
-
-    def _added_outside(self, stream: Tensor) -> bool:
-        """Tell whether the final norm reads the last layer's input plus what its attention gave, added by the model."""
-        given = self.given.get(self.last)
-        return given is not None and any(
-            taken.shape == given.shape and torch.equal(taken + given, stream) for _, taken, _ in self.norms
-        )
+            stack.callback(module.register_forward_hook(after).remove)
+        before = unembedding.register_forward_pre_hook(lambda _module, given: setattr(self, "read", given[0]))
+        stack.callback(before.remove)
+        return stack
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower()
+def _final_norm(model: nn.Module, sites: list[Site], seen: _Seen) -> tuple[nn.Module, Tensor, Tensor]:
+    """Return the final norm, what it took and what it gave; raise where the stream is no sum of what is written."""
+    name = type(model).__name__
+    final = [entry for entry in seen.norms if _same(entry[2], seen.read)]
+    if not final:
+        raise ValueError(f"{name}: its unembedding does not read a final norm directly, so logits do not split")
+    norm, stream, _ = final[-1]
+    if not re.search("layer_?norm|rms_?norm", type(norm).__name__, re.I):
+        raise ValueError(f"{type(norm).__name__} is neither a LayerNorm nor an RMSNorm: logits do not split")
+    written = [seen.given[part] for site in sites for part in (site.module, site.out) if part in seen.given]
+    if any(_same(taken, part) for other, taken, _ in seen.norms if other is not norm for part in written):
+        raise ValueError(f"{name} norms what its attention writes before adding it, so no head writes directly")
+    # The last layer gives what the final norm takes, or the model itself adds what the last attention gave.
+    path = sites[-1].name.split(".")
+    around = [model.get_submodule(".".join(path[:n])) for n in range(1, len(path))]  # the last layer is one of these
+    given = any(_same(seen.given[module], stream) for module in around if module in seen.given)
+    last = seen.given.get(sites[-1].module)
+    takes = [taken for _, taken, _ in seen.norms if last is not None and taken.shape == last.shape]
+    if not given and not any(torch.equal(taken + last, stream) for taken in takes):
+        raise ValueError(f"{name}: its final norm does not read the last layer's output, so logits do not split")
+    scale = getattr(getattr(model, "config", None), "residual_multiplier", 1)
+    if scale != 1:
+        raise ValueError(f"{name} multiplies what layers write by {scale}: not supported")
+    return final[-1]
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors are the same numbers in the same place; both are kept, so that places stay theirs."""
+    """Return whether two tensors are the same numbers in the same place; both are kept, so that places stay theirs."""
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
-
-
-def _before_norm(direction: Tensor, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Return, for a direction of what a norm gives, the direction of what it takes: (B, d_model).
-
-    At the scale that it has for x, whose norm is y, it is x -> gain * (x - its mean, if the norm takes it off) / scale.
-    Gain and centring are read off the norm itself, by what it does with vectors of known mean and variance, so that
-    LayerNorm, RMSNorm and those that store their gain minus one are all right.
-    """
-    weight = next(norm.parameters())
-    alternating = torch.full((1, x.shape[-1]), 100.0, dtype=weight.dtype, device=weight.device)  # far above any epsilon
-    alternating[:, 1::2] *= -1
-    bias = norm(torch.zeros_like(alternating)).double()
-    centred = bool(torch.allclose(norm(alternating.abs()).double(), bias, atol=1e-3))
-    gain = (norm(alternating).double() - bias) * alternating.sign().double()
-    taken = gain * (x - x.mean(-1, keepdim=True) if centred else x)
-    given = y - bias
-    scale = (taken * given).sum(-1, keepdim=True) / (given * given).sum(-1, keepdim=True)
-    if (taken / scale - given).norm() > 1e-3 * given.norm():
-        raise ValueError(f"{type(norm).__name__} is neither a LayerNorm nor an RMSNorm: logits do not split")
-    back = direction * gain / scale
-    return back - back.mean(-1, keepdim=True) if centred else back
-
-
-def _bias(unembedding: nn.Module, tokens: Tensor) -> Tensor | float:
-    bias = getattr(unembedding, "bias", None)
-    return 0.0 if bias is None else bias[tokens].double()
-
-
-def _checked(tokens: Tensor | list[int], rows: int) -> Tensor:
-    tokens = torch.as_tensor(tokens)
-    if tokens.shape != (rows,) or tokens.is_floating_point():
-        raise ValueError(f"got tokens of shape {tuple(tokens.shape)}; expected one id for each of the {rows} texts")
-    return tokens
-
-
-def _positions(batch: Mapping, shape: tuple[int, int], positions: Tensor | list[int] | None) -> Tensor:
-    if positions is not None:
-        return _checked(positions, shape[0])
-    mask = batch.get("attention_mask")
-    if mask is None:
-        return torch.full((shape[0],), shape[1] - 1)
-    return shape[1] - 1 - mask.flip(1).long().argmax(1)

@@ -87,7 +87,7 @@ def test_ov_is_what_heads_move(name):
     model, batch = zoo_model(name)
     for site in sites(model):
         _, y, seen = inputs(model, site, batch)
-        moved = geometry.ov(site, bias=True)[site.key].apply(one(y)[:, None])  # (B, H, S, d)
+        moved = one(y)[:, None] @ geometry.ov(site, bias=True)[site.key].matrix()  # (B, H, S, d)
         got, want = (seen.maps @ moved).transpose(1, 2), ht.contributions(site, seen.z)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * want.abs().max().item())
 

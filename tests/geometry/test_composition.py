@@ -6,7 +6,7 @@ import torch
 import headtools as ht
 from headtools import geometry
 from headtools.geometry.circuits import Circuits
-from headtools.geometry.low_rank import Factored
+from headtools.geometry.factored_matrix import FactoredMatrix
 from headtools.heads.prune import prune
 
 from ..heads.zoo import fresh, zoo_model
@@ -112,7 +112,7 @@ def test_composition_with_rope_is_refused_but_for_values():
 def test_copying_is_the_eigenvalue_ratio_of_the_full_circuit():
     draw = torch.Generator().manual_seed(0)
     e, u = torch.randn(11, 6, generator=draw).double(), torch.randn(11, 6, generator=draw).double()
-    head = Factored(torch.randn(2, 6, 3, generator=draw).double(), torch.randn(2, 3, 6, generator=draw).double())
+    head = FactoredMatrix(torch.randn(2, 6, 3, generator=draw).double(), torch.randn(2, 3, 6, generator=draw).double())
     got = geometry.copying(Circuits({("decoder", 0): head}, "ov"), e, u)
     for h in range(2):
         values = torch.linalg.eigvals(e @ head[h].matrix() @ u.T)
@@ -121,7 +121,7 @@ def test_copying_is_the_eigenvalue_ratio_of_the_full_circuit():
 
 def test_copying_by_hand():
     eye = torch.eye(4)
-    heads = Factored(
+    heads = FactoredMatrix(
         torch.stack([eye[:, :2], eye[:, :2], eye[:, :2], 0 * eye[:, :2]]),
         torch.stack([eye[:2], -eye[:2], eye[2:], eye[:2]]),
     )

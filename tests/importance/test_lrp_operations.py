@@ -14,26 +14,9 @@ from ..heads.zoo import ALL, error, logits, run, zoo_model
 from .test_lrp import CONSTANT, close, double, signed
 from .test_lrp_rules import back, draw
 
-ACTIVATIONS = {
-    function.__name__: function
-    for function in (
-        F.relu,
-        F.relu6,
-        F.gelu,
-        F.silu,
-        F.leaky_relu,
-        F.elu,
-        F.selu,
-        F.celu,
-        F.softplus,
-        F.mish,
-        F.hardtanh,
-        F.hardswish,
-        F.hardsigmoid,
-        F.logsigmoid,
-        F.softsign,
-    )
-} | {
+ELEMENTWISE = "relu relu6 gelu silu leaky_relu elu selu celu softplus mish hardtanh hardswish hardsigmoid logsigmoid"
+ACTIVATIONS = {name: getattr(F, name) for name in ELEMENTWISE.split()} | {
+    "softsign": F.softsign,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "F.tanh": F.tanh,

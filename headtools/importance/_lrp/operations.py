@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from headtools.heads.sites import sites
 from headtools.importance._lrp.rules import (
+    Layer,
     Rules,
     active,
     alpha_beta,
@@ -130,7 +131,9 @@ class Propagation(TorchFunctionMode):
         in_place = name.endswith("_") and not name.endswith("__") and args and active(args[0])
         plain_name = name[:-1] if in_place else name  # add_ -> add
         rule = RULES.get(plain_name) or (
-            OTHER_RULES.get(name) or OTHER_RULES.get(plain_name, _without_rule) if self.rules.others else _gradient
+            OTHER_RULES.get(name) or OTHER_RULES.get(plain_name, by_degree_or_tangent)
+            if self.rules.others
+            else _gradient
         )
         # What no relevance can reach runs as it is, and nothing is stored for it; a lookup is where relevance ends.
         if rule is _gradient or (rule is not _embedding and not _any_active((*args, *kwargs.values()))):
@@ -151,30 +154,16 @@ class Propagation(TorchFunctionMode):
         self.constants.append(value.detach().requires_grad_())
         return self.constants[-1]
 
-    def new_one(self, like: Tensor) -> Tensor:
-        """Return a new constant 1, which collects the relevance that no input of an operation gets."""
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        return self.constant(torch.ones((), dtype=dtype, device=like.device))
-
 
 def _any_active(values: Iterable) -> bool:
-    return any(active(v) or (isinstance(v, (list, tuple, dict)) and _any_active(_items(v))) for v in values)
-
-
-def _items(value: Any) -> Iterable:
-    return value.values() if isinstance(value, dict) else value
+    return any(active(value) or (isinstance(value, (list, tuple)) and any(map(active, value))) for value in values)
 
 
 # --- linear maps and products: ``run`` is the Propagation, ``func`` the function of torch -----------------------------
 
 
 def _linear_map(
-    run: Propagation,
-    layer: Callable,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    matrix: Tensor | None = None,
+    run: Propagation, layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None, matrix: Tensor | None = None
 ) -> Tensor:
     """Run ``layer(x, weight, bias)``, a linear map; ``matrix`` (out, in) is its weight if it works row by row."""
     if not active(x):
@@ -195,16 +184,10 @@ def _linear_map(
 
 
 def _linear(
-    run: Propagation,
-    func: Callable,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *args: Any,
-    **kwargs: Any,
+    run: Propagation, func: Callable, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **more: Any
 ) -> Tensor:
     matrix = weight if func.__name__ == "linear" else None
-    return _linear_map(run, lambda x, w, b: func(x, w, b, *args, **kwargs), input, weight, bias, matrix)
+    return _linear_map(run, lambda x, w, b: func(x, w, b, *args, **more), input, weight, bias, matrix)
 
 
 def _addmm(run: Propagation, func: Callable, bias: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -282,7 +265,7 @@ def _attention(
 
 def _softmax(run: Propagation, func: Callable, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if run.in_score and run.rules.others:  # probabilities that are explained, not attention weights
-        return _without_rule(run, func, input, *args, **kwargs)
+        return by_degree_or_tangent(run, func, input, *args, **kwargs)
     if run.rules.attention == "ratio":
         return identity(input, func(input.detach(), *args, **kwargs))
     return func(input.detach() if run.rules.attention == "constant" else input, *args, **kwargs)
@@ -309,7 +292,7 @@ def _fill(run: Propagation, func: Callable, *args: Any, **kwargs: Any) -> Tensor
     """Run masked_fill or where; a number that is filled in collects its own relevance."""
     like = next((value for value in args if active(value)), None)
     if like is None or kwargs:
-        return _without_rule(run, func, *args, **kwargs)
+        return by_degree_or_tangent(run, func, *args, **kwargs)
     numbers = (int, float)
     args = tuple(like.new_tensor(x) if isinstance(x, numbers) and not isinstance(x, bool) else x for x in args)
     return func(*map(run.constant, args))
@@ -364,7 +347,7 @@ def _reversed_quotient(_run: Propagation, func: Callable, x: Tensor, a: Any) -> 
 def _power(run: Propagation, func: Callable, x: Any, *args: Any, **kwargs: Any) -> Tensor:
     n = -1 if func.__name__ != "pow" else args[0] if args else kwargs.get("exponent")
     if not active(x) or not isinstance(n, (int, float)):
-        return _without_rule(run, func, x, *args, **kwargs)
+        return by_degree_or_tangent(run, func, x, *args, **kwargs)
     # x^n has the gradient n x^(n-1), so x gets n times R: it is divided by n. A divisor is held constant.
     return func(scaled(x, 1 / n) if n > 0 else x.detach(), *args, **kwargs)
 
@@ -381,10 +364,6 @@ def _cosine(run: Propagation, func: Callable, x1: Tensor, x2: Tensor, dim: int =
 def _gradient(_run: Propagation, func: Callable, *args: Any, **kwargs: Any) -> Any:
     """Run a linear operation, whose gradient is its rule."""
     return func(*args, **kwargs)
-
-
-def _without_rule(run: Propagation, func: Callable, *args: Any, **kwargs: Any) -> Any:
-    return by_degree_or_tangent(func, args, kwargs, run.new_one)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

@@ -322,13 +322,13 @@ def ratio_attention(
 _DEGREES = (1.0, 2.0, 0.5, -1.0, 3.0, 4.0, -2.0, -0.5, 0.0)  # 1 first: most operations without a rule are linear
 
 
-def by_degree_or_tangent(func: Callable, args: tuple, kwargs: dict, new_one: Callable[[Tensor], Tensor]) -> Any:
+def by_degree_or_tangent(run: Any, func: Callable, *args: Any, **kwargs: Any) -> Any:
     """Run an operation on active tensors, with relevance by its degree or, where it has none, by its tangent.
 
     Where scaling all inputs by s scales the output by s^n, Euler's theorem says sum_i x_i df/dx_i = n f: the gradient
     would pass on n times the relevance, so 1/n of it is. Anything else, such as log_softmax, is replaced by its
     tangent: y is the sum of x_i df/dx_i and of a remainder that depends on no input, whose relevance goes to a
-    constant 1, ``new_one(like)``. The relevance that an operation of degree 0 passes on sums to 0; a warning names it.
+    constant 1 of ``run``, the ``Propagation``. What an operation of degree 0 passes on sums to 0; a warning names it.
     """
     values, structure = tree_flatten((args, kwargs))
     places = [i for i, value in enumerate(values) if active(value)]
@@ -358,7 +358,7 @@ def by_degree_or_tangent(func: Callable, args: tuple, kwargs: dict, new_one: Cal
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in inputs]
         ends = [y for y in tree_leaves(operation(leaves)) if active(y)]
-    one = new_one(outputs[0])
+    one = run.constant(outputs[0].new_ones((), dtype=torch.promote_types(outputs[0].dtype, torch.float32)))
 
     def back(*g: Tensor) -> tuple:
         # The graph is kept: every number that is explained takes a backward pass of its own.

@@ -17,19 +17,18 @@ from headtools.heads._devices import without_autocast
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Factored:
+class FactoredMatrix:
     """One matrix ``left @ right`` of low rank, or several along leading axes; multiplied out by :meth:`matrix` only.
 
     ``left``: (..., d_in, r), ``right``: (..., r, d_out); rows are multiplied from the left, ``x @ left @ right``, so
-    ``left`` determines what is read and ``right`` what is written. With d the larger width, products,
-    norms and singular values cost O(d r²) and O(d r) memory a matrix, where the full matrix would cost O(d³) and
-    O(d²).
+    ``left`` determines what is read and ``right`` what is written. With d the larger width, norms and singular values
+    cost O(d r²) and O(d r) memory a matrix, where the full matrix would cost O(d³) and O(d²).
 
     Raises ``ValueError`` for factors that do not fit, ``TypeError`` for factors that are not floating-point tensors.
 
-    >>> one = Factored(torch.tensor([[3.0], [4.0]]), torch.tensor([[0.0, 2.0]]))
+    >>> one = FactoredMatrix(torch.tensor([[3.0], [4.0]]), torch.tensor([[0.0, 2.0]]))
     >>> one
-    <Factored 2 x 2 of rank 1>
+    <FactoredMatrix 2 x 2 of rank 1>
     >>> one.matrix().tolist(), one.norm().item()
     ([[0.0, 6.0], [0.0, 8.0]], 10.0)
     """
@@ -40,7 +39,8 @@ class Factored:
     def __post_init__(self) -> None:
         for name, factor in (("left", self.left), ("right", self.right)):
             if not isinstance(factor, Tensor) or not factor.is_floating_point():
-                raise TypeError(f"{name} must be a floating-point tensor, got {_describe(factor)}")
+                got = f"a {factor.dtype} tensor" if isinstance(factor, Tensor) else type(factor).__name__
+                raise TypeError(f"{name} must be a floating-point tensor, got {got}")
         a, b = tuple(self.left.shape), tuple(self.right.shape)
         if len(a) < 2 or len(a) != len(b) or a[:-2] != b[:-2] or a[-1] != b[-2] or 0 in a + b:
             raise ValueError(f"got left {a} and right {b}; expected (..., d_in, r) and (..., r, d_out)")
@@ -51,20 +51,20 @@ class Factored:
         return self.left.shape[:-1] + self.right.shape[-1:]
 
     @property
-    def width(self) -> int:
+    def rank(self) -> int:
         """Return r, the greatest rank that the product can have."""
         return min(self.left.shape[-1], *self.shape[-2:])
 
     @property
-    def T(self) -> Factored:
+    def T(self) -> FactoredMatrix:
         """Return the transposed matrix."""
-        return Factored(self.right.mT, self.left.mT)
+        return FactoredMatrix(self.right.mT, self.left.mT)
 
-    def __getitem__(self, index: object) -> Factored:
+    def __getitem__(self, index: object) -> FactoredMatrix:
         """Return one or more of the matrices, by an index of the leading axes."""
         if self.left.dim() == 2:
             raise IndexError("this is one matrix, not several: there is no leading axis to index; use .matrix()")
-        return Factored(self.left[index], self.right[index])
+        return FactoredMatrix(self.left[index], self.right[index])
 
     def __len__(self) -> int:
         """Return how many matrices there are along the first axis."""
@@ -72,27 +72,9 @@ class Factored:
             raise TypeError("this is one matrix, not several")
         return len(self.left)
 
-    @without_autocast
-    def __matmul__(self, other: Factored) -> Factored:
-        """Return the product, factored again: first this matrix is applied, then ``other``."""
-        if not isinstance(other, Factored):
-            return NotImplemented
-        if self.shape[-1] != other.shape[-2]:
-            raise ValueError(f"{tuple(self.shape)} @ {tuple(other.shape)}: the inner widths differ")
-        # (L₁ R₁)(L₂ R₂) = L₁ (R₁ L₂) R₂
-        middle = self.right @ other.left  # (r, r'), the one product over the full width
-        if self.left.shape[-1] <= other.left.shape[-1]:  # the product's rank is at most the smaller of the two
-            return Factored(*_broadcast(self.left, middle @ other.right))
-        return Factored(*_broadcast(self.left @ middle, other.right))
-
     def __repr__(self) -> str:
         counts = "".join(f"{n} of " for n in self.shape[:-2])
-        return f"<Factored {counts}{self.shape[-2]} x {self.shape[-1]} of rank {self.width}>"
-
-    @without_autocast
-    def apply(self, x: Tensor) -> Tensor:
-        """Return x @ matrix for rows x (..., n, d_in), in O(n d r)."""
-        return (x.to(self.left.dtype) @ self.left) @ self.right
+        return f"<FactoredMatrix {counts}{self.shape[-2]} x {self.shape[-1]} of rank {self.rank}>"
 
     @without_autocast
     def between(self, x: Tensor, y: Tensor) -> Tensor:
@@ -109,18 +91,16 @@ class Factored:
         """Return U (..., d_in, k), the singular values (..., k) and V (..., d_out, k): matrix = U diag(s) Vᵀ.
 
         Rows are multiplied from the left, so **the columns of U are what is read and those of V what is written**:
-        ``x @ matrix`` takes the component of x along a column of U, times s, and writes it along V's. k is ``width``;
+        ``x @ matrix`` takes the component of x along a column of U, times s, and writes it along V's. k is ``rank``;
         singular values descend.
 
-        left = Q₁R₁ and rightᵀ = Q₂R₂ cost O(d r²); then only the r x r matrix R₁R₂ᵀ is decomposed.
-
-        >>> u, s, v = Factored(torch.tensor([[3.0], [4.0]]), torch.tensor([[0.0, 2.0]])).svd()
+        >>> u, s, v = FactoredMatrix(torch.tensor([[3.0], [4.0]]), torch.tensor([[0.0, 2.0]])).svd()
         >>> s.item(), (u[:, 0].abs() * 10).round().tolist(), v[:, 0].abs().tolist()
         (10.0, [6.0, 8.0], [0.0, 1.0])
         """
         q1, r1 = torch.linalg.qr(self.left)
         q2, r2 = torch.linalg.qr(self.right.mT)
-        u, s, vt = torch.linalg.svd(r1 @ r2.mT, full_matrices=False)
+        u, s, vt = torch.linalg.svd(r1 @ r2.mT, full_matrices=False)  # r x r; the QR before cost O(d r²)
         return q1 @ u, s, q2 @ vt.mT
 
     def singular_values(self) -> Tensor:
@@ -156,13 +136,3 @@ def pairwise_products(a: Tensor, b: Tensor) -> Tensor:
 def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Return numerator / denominator, and 0 where both are 0."""
     return numerator / denominator.where(denominator > 0, torch.full_like(denominator, math.inf))
-
-
-def _broadcast(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both factors with the same leading axes."""
-    lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    return left.expand(*lead, *left.shape[-2:]), right.expand(*lead, *right.shape[-2:])
-
-
-def _describe(value: object) -> str:
-    return f"a {value.dtype} tensor" if isinstance(value, Tensor) else type(value).__name__
