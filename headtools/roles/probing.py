@@ -84,7 +84,8 @@ def probe(
     ``majority``, the two baselines without a model. All are fractions from 0 to 1. The residual stream of layer l is
     what layer l reads.
 
-    Raises ValueError for an unknown solver, a sentence in both train and test, a task with fewer than two labels, or labels too rare to be in every fold of the cross-validation.
+    Raises ValueError for an unknown solver, a sentence in both train and test, a task with fewer than two labels, or
+    labels too rare to be in every fold of the cross-validation.
 
     >>> import headtools as ht
     >>> few = [ht.corpus("organism", split, limit=40) for split in ("validation", "test")]
@@ -210,8 +211,8 @@ def share(right: Tensor, sentence: Sequence[int]) -> tuple[Tensor, Tensor, Tenso
     """Fraction of words that are right, with the ends of its 95 % bootstrap interval over sentences.
 
     ``right`` (word, ...) are numbers, 1 for right, and ``sentence`` the sentence of each word, from 0. Sentences are
-    resampled, not words, since words of one sentence are not independent. It is clamped to the range of a word's numbers,
-    0 or -1 to 1; it is NaN for fewer than five sentences.
+    resampled, not words, since words of one sentence are not independent. The interval is clamped to the range of a
+    word's numbers, 0 or -1 to 1; it is NaN for fewer than five sentences.
 
     >>> mean, low, high = share(torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]), [0, 0, 1, 2, 3, 4])
     >>> mean.item(), bool(low < mean < high)

@@ -94,16 +94,3 @@ def test_maps_without_the_sink():
     assert attention_sink(maps).item() == 0.5
     padded = torch.tensor([[False, True, True]])
     assert attention_sink(maps, padded).item() == pytest.approx(0.125)
-
-
-def test_what_is_refused(model):
-    with pytest.raises(ValueError, match="rows \\[1\\] have fewer than two tokens"):
-        attention_sinks(
-            model,
-            {"input_ids": torch.ones(2, 3, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])},
-        )
-    with pytest.raises(ValueError, match="no batches came"):
-        attention_sinks(model, [])
-    bert, _ = ht.load()
-    with pytest.raises(ValueError, match="from left to right"):
-        induction_scores(bert)

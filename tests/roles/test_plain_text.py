@@ -83,20 +83,3 @@ def test_a_causal_model_is_measured_on_them(tokenizer):
     together = ht.gradient(model, batches)
     alone = ht.gradient(model, text_batches(tokenizer, natural_text("english", "test", 6), batch_size=1))
     assert torch.allclose(together.flat(), alone.flat(), rtol=1e-4)
-
-
-def test_what_is_refused(tokenizer):
-    with pytest.raises(TypeError, match="got one string"):
-        text_batches(tokenizer, "one text")
-    with pytest.raises(TypeError, match=r"texts\[0\] is a Sentence"):
-        text_batches(tokenizer, ht.corpus("english", limit=1))
-    with pytest.raises(ValueError, match="got no texts"):
-        text_batches(tokenizer, [])
-    with pytest.raises(ValueError, match="none of which gives a chunk of 400 tokens"):
-        text_batches(tokenizer, ["short"], length=400)
-    with pytest.raises(ValueError, match="none of which gives a text of 2 to 3 tokens"):
-        text_batches(tokenizer, ["much too long for this"], max_tokens=3)
-    with pytest.raises(ValueError, match="got length=1"):
-        text_batches(tokenizer, ["text"], length=1)
-    with pytest.raises(ValueError, match="no split 'dev'"):
-        natural_text("english", "dev")

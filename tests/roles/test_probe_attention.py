@@ -93,13 +93,3 @@ def test_scores_stand_beside_the_rules():
     assert scores.uas["attention"] > scores.uas["untrained"] + 0.2
     assert len(found.weights) == 48
     assert set(found.penalty) == {"attention", "untrained", "distance"}
-
-
-def test_refuses(monkeypatch):
-    with pytest.raises(ValueError, match="in train and in test"):
-        attention_probe(MODEL, TOKENIZER, TRAIN, TRAIN[:2])
-    with pytest.raises(ValueError, match="train has 1 words"):
-        attention_probe(MODEL, TOKENIZER, [PAIR], TEST)
-    monkeypatch.setattr(ap, "MAX_BYTES", 1000)
-    with pytest.raises(ValueError, match="give fewer sentences"):
-        attention_probe(MODEL, TOKENIZER, TRAIN, TEST)
