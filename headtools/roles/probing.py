@@ -57,7 +57,6 @@ def probe(
     *,
     component: Sequence[str] = ("head",),
     heads: Heads | None = None,
-    pieces: str = "last",
     untrained: bool = False,
     solver: str = "logistic",
     strengths: Sequence[float] | None = None,
@@ -68,7 +67,7 @@ def probe(
 ) -> pd.DataFrame:
     """Fit a linear probe at every place of a model for every task, and test it on other sentences.
 
-    ``tasks`` are names or functions (:func:`headtools.roles.tasks.labels`), ``component``, ``heads`` and ``pieces``
+    ``tasks`` are names or functions (:func:`headtools.roles.tasks.labels`), ``component`` and ``heads``
     what is read of each word (``headtools.roles.word_states``, which says how much memory that takes). With
     ``untrained`` the model's untrained twin is probed as well. ``solver`` is "logistic", scikit-learn's multinomial
     regression, or "discriminant", Fisher's linear discriminant in closed form, which takes all places at once and suits
@@ -111,9 +110,7 @@ def probe(
     models = {"trained": model} | ({"untrained": untrained_twin(model, seed)} if untrained else {})
     rows = []
     for model_name, probed in models.items():
-        states = word_states(
-            probed, tokenizer, sentences, component, heads=heads, pieces=pieces, only=only, batch_size=batch_size
-        )
+        states = word_states(probed, tokenizer, sentences, component, heads=heads, only=only, batch_size=batch_size)
         for task in labelled:
             correct = task.correct(states, [task.labels], solver, strengths)
             control_correct = task.correct(states, task.control_labels, solver, strengths)

@@ -16,7 +16,6 @@ from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import align
 
 COMPONENTS = ("head", "layer", "residual")
-PIECES = ("first", "last", "mean")
 MAX_BYTES = 2 * 2**30
 
 
@@ -37,7 +36,6 @@ def word_states(
     component: Sequence[str] = ("head",),
     *,
     heads: Heads | None = None,
-    pieces: str = "last",
     only: Sequence[Sequence[bool]] | None = None,
     batch_size: int = 32,
 ) -> dict[Place, Tensor]:
@@ -51,13 +49,13 @@ def word_states(
     "layer"     z of all heads of a layer, concatenated
     "residual"  the residual stream as layer 0, 1, ... reads it, and one more: the output of the last layer
 
-    Of an encoder-decoder the encoder is read. A word of several tokens has the vector of its ``pieces``: "first",
-    "last", or their "mean". The result takes 4 bytes a feature and word, of the organism 3 KB a word for its heads,
-    once for heads and layers together, and 3.6 KB for the residual stream; beyond 2 GiB it is refused.
+    Of an encoder-decoder the encoder is read. A word of several tokens has the vector of the last. The result takes 4
+    bytes a feature and word, of the organism 3 KB a word for its heads, once for heads and layers together, and 3.6 KB
+    for the residual stream; beyond 2 GiB it is refused.
 
-    Raises what ``ablate`` raises for heads that do not exist, and ValueError for an unknown ``component`` or
-    ``pieces``, no word to read, more than 2 GiB, and a model that runs one attention layer several times (ALBERT),
-    whose layers cannot be told apart.
+    Raises what ``ablate`` raises for heads that do not exist, and ValueError for an unknown ``component``, no word to
+    read, more than 2 GiB, and a model that runs one attention layer several times (ALBERT), whose layers cannot be told
+    apart.
 
     >>> import headtools as ht
     >>> states = word_states(*ht.load(), ht.corpus("organism", limit=2), ["head", "residual"])
@@ -67,29 +65,27 @@ def word_states(
     components = (component,) if isinstance(component, str) else tuple(component)
     if not components or set(components) - set(COMPONENTS):
         raise ValueError(f"got component={component!r}; expected one or more of {', '.join(COMPONENTS)}")
-    if pieces not in PIECES:
-        raise ValueError(f"got pieces={pieces!r}; expected one of {', '.join(PIECES)}")
     check_weights(model)
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i].words))  # similar lengths: less padding
     selected = [[True] * len(s.words) for s in sentences] if only is None else [list(map(bool, row)) for row in only]
     _check_selected(sentences, selected)
-    n_words, pooling, residual = sum(map(sum, selected)), (torch.tensor([]),) * 2, []
+    n_words, tokens, residual = sum(map(sum, selected)), torch.tensor([]), []
 
-    def pool_batch(_site: object, captured: object, previous: list[Tensor] | None) -> list[Tensor]:
+    def words_of_batch(_site: object, captured: object, previous: list[Tensor] | None) -> list[Tensor]:
         # z (B, T, head, value_dim) to (word, head, value_dim), batch after batch
-        return [*(previous or []), _pool(captured.z.flatten(2), pooling).unflatten(-1, captured.z.shape[2:])]
+        return [*(previous or []), captured.z.flatten(0, 1)[tokens].float().cpu()]
 
     reader = model.get_encoder() if is_encoder_decoder(model) else model
     heads_of = None if heads is None else {site.key: listed for site, listed in select(sites(model), heads).items()}
     only_sites = None if {"head", "layer"} & set(components) else ()  # None: all
-    with record(model, want="z", accumulate=pool_batch, only=only_sites) as recorded:
+    with record(model, want="z", accumulate=words_of_batch, only=only_sites) as recorded:
         for start in range(0, len(order), batch_size):
             indices = order[start : start + batch_size]
             batch, words = align(tokenizer, [sentences[i] for i in indices], device=device_of(model))
-            pooling = _tokens_of_words(words, [selected[i] for i in indices], pieces)
+            tokens = _last_tokens(words, [selected[i] for i in indices])
             out = reader(**batch, output_hidden_states="residual" in components)
             if "residual" in components:
-                residual.append([_pool(x, pooling) for x in out.hidden_states])
+                residual.append([x.flatten(0, 1)[tokens].float().cpu() for x in out.hidden_states])
                 nonfinite = [layer for layer, x in enumerate(residual[-1]) if not x.isfinite().all()]
                 if nonfinite:
                     kind = next(iter(sites(model))).kind
@@ -130,26 +126,14 @@ def _check_selected(sentences: Sequence[Sentence], selected: list[list[bool]]) -
         raise ValueError(f"got {len(sentences)} sentences with no word to read; give sentences that the task labels")
 
 
-def _tokens_of_words(words: Tensor, selected: list[list[bool]], pieces: str) -> tuple[Tensor, Tensor]:
-    """The tokens (of B * T) whose vectors make those of the selected words, and the index of the word of each."""
-    used = []
-    for b, (row, is_selected) in enumerate(zip(words.tolist(), selected, strict=True)):
-        for word in [word for word, use in enumerate(is_selected) if use]:
-            tokens = [b * len(row) + t for t, of_token in enumerate(row) if of_token == word]
-            used.append({"first": tokens[:1], "last": tokens[-1:], "mean": tokens}[pieces])
-    word_index = [i for i, tokens in enumerate(used) for _ in tokens]
-    tokens = [token for tokens in used for token in tokens]
-    return torch.tensor(tokens, device=words.device).long(), torch.tensor(word_index, device=words.device).long()
-
-
-def _pool(x: Tensor, pooling: tuple[Tensor, Tensor]) -> Tensor:
-    """Vectors of tokens to vectors of words: (B, T, features) to (word, features), float32, on the CPU."""
-    tokens, word_index = pooling
-    x = x.flatten(0, 1)[tokens].float()
-    if len(word_index) and int(word_index[-1]) + 1 < len(word_index):  # some word has several tokens: their mean
-        sums = x.new_zeros(int(word_index[-1]) + 1, x.shape[1]).index_add_(0, word_index, x)
-        x = sums / torch.bincount(word_index)[:, None]
-    return x.cpu()
+def _last_tokens(words: Tensor, selected: list[list[bool]]) -> Tensor:
+    """The last token, of B * T, of every selected word; ``words`` (B, T) are those of the tokens."""
+    last: dict[tuple[int, int], int] = {}
+    for b, row in enumerate(words.tolist()):
+        for t, word in enumerate(row):
+            if word >= 0 and selected[b][word]:
+                last[b, word] = b * len(row) + t
+    return torch.tensor([last[place] for place in sorted(last)], device=words.device).long()
 
 
 def _check_memory(first_batch: list[Tensor], n_words: int) -> None:

@@ -129,26 +129,24 @@ def tiny_bert(words, **changes):
     return tf.BertModel(tf.BertConfig(vocab_size=len(vocabulary), **shape, **changes)).eval(), fast
 
 
-@pytest.mark.parametrize("pieces", ["first", "last", "mean"])
-def test_states_are_the_models_own_for_words_of_several_tokens(pieces):
+def test_states_are_the_models_own_at_the_last_token_of_a_word():
     model, fast = tiny_bert(["dog", "cat", "ran"])
     sentences = [plain_sentence("dogs", "ran"), plain_sentence("cat", "dogs", "cats", "ran"), plain_sentence("dog")]
-    states = word_states(model, fast, sentences, ["head", "layer", "residual"], pieces=pieces, batch_size=2)
-    tokens = [[(1, 2), (3,)], [(1,), (2, 3), (4, 5), (6,)], [(1,)]]  # places of each word's pieces
-    for key in range(2):
+    states = word_states(model, fast, sentences, ["head", "layer", "residual"], batch_size=2)
+    last = [[2, 3], [1, 3, 5, 6], [1]]  # of dog ##s, ran; cat, dog ##s, cat ##s, ran; dog
+    for layer in range(2):
         row = 0
-        for sentence, words in zip(sentences, tokens, strict=True):
+        for sentence, places in zip(sentences, last, strict=True):
             batch = fast([str(sentence)], return_tensors="pt")
             with torch.no_grad(), ht.record(model) as seen:
                 out = model(**batch, output_hidden_states=True)
-            for places in words:
-                some = {"first": places[:1], "last": places[-1:], "mean": places}[pieces]
-                z = seen["encoder", key].z[0, list(some)].mean(0)
+            for place in places:
+                z = seen["encoder", layer].z[0, place]
                 for head in range(4):
-                    torch.testing.assert_close(states[Place("head", "encoder", key, head)][row], z[head])
-                torch.testing.assert_close(states[Place("layer", "encoder", key)][row], z.flatten())
-                stream = out.hidden_states[key][0, list(some)].mean(0)
-                torch.testing.assert_close(states[Place("residual", "encoder", key)][row], stream)
+                    torch.testing.assert_close(states[Place("head", "encoder", layer, head)][row], z[head])
+                torch.testing.assert_close(states[Place("layer", "encoder", layer)][row], z.flatten())
+                stream = out.hidden_states[layer][0, place]
+                torch.testing.assert_close(states[Place("residual", "encoder", layer)][row], stream)
                 row += 1
     assert len(states) == 2 * 4 + 2 + 3
 

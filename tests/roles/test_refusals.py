@@ -1,5 +1,6 @@
 """What roles/ refuses: the call, the error, and the words that say what to do."""
 
+import pandas as pd
 import pytest
 import torch
 from transformers import BertConfig, BertModel, ByT5Tokenizer, GPT2Config, GPT2LMHeadModel
@@ -99,11 +100,7 @@ TABLE = {
         "the role 'far' pairs the query 0 with the key",
     ),
     "maps of something else": (whole_map, ValueError, "expected .* the tokens of the text: .*kinds="),
-    "no verdicts": (
-        lambda: head_functions(ht.shipped_real("bert", "roles")[["kind"]]),
-        ValueError,
-        "expected 'passes'",
-    ),
+    "no verdicts": (lambda: head_functions(pd.DataFrame({"head": [1]})), ValueError, "expected 'passes'"),
     "no common relation": (lambda: offset_baselines(SAID, [BARE]), ValueError, "no relation occurs"),
     "twin of a module": (lambda: untrained(torch.nn.Linear(2, 2)), TypeError, "no config"),
     "twin of a pruned model": (pruned_twin, ValueError, "is pruned"),
@@ -147,7 +144,7 @@ TABLE = {
         ValueError,
         "needs 5 sequences or more",
     ),
-    "few tokens": (lambda: ht.induction_scores(GPT2, length=12, tokens=range(7)), ValueError, "write length=7"),
+    "few tokens": (lambda: segments(2, 12, 2, range(7)), ValueError, "write length=7"),
     "no repetition": (lambda: segments(2, 5, 1, range(9)), ValueError, "and repeats=1; expected"),
     "no unembedding": (lambda: induction.copying(GPT2.transformer, length=5), ValueError, "no unembedding"),
     "length of the whole": (lambda: induction.induction(FLAT, 6), ValueError, "not of the whole sequence"),
@@ -161,7 +158,7 @@ TABLE = {
     "sentences for texts": (lambda: ht.text_batches(TOKENIZER, TEST), TypeError, r"texts\[0\] is a Sentence"),
     "no texts": (lambda: ht.text_batches(TOKENIZER, []), ValueError, "got no texts"),
     "chunk too long": (lambda: ht.text_batches(TOKENIZER, ["it"], length=9), ValueError, "a chunk of 9 tokens"),
-    "text too long": (lambda: ht.text_batches(TOKENIZER, ["it slept . ."], max_tokens=3), ValueError, "2 to 3 tokens"),
+    "text too short": (lambda: ht.text_batches(TOKENIZER, ["it"]), ValueError, "a row of two tokens"),
     "chunk of one": (lambda: ht.text_batches(TOKENIZER, ["it"], length=1), ValueError, "got length=1"),
     "texts of no split": (lambda: ht.natural_text("english", "dev"), ValueError, "no split 'dev'"),
     "unknown task": (lambda: labels(SAID[0], "tense"), ValueError, "no task 'tense'; there is upos"),
@@ -185,11 +182,6 @@ TABLE = {
         lambda: word_states.word_states(MODEL, TOKENIZER, TEST, ["neuron"]),
         ValueError,
         "expected one or more of head, layer, residual",
-    ),
-    "unknown pieces": (
-        lambda: word_states.word_states(MODEL, TOKENIZER, TEST, pieces="middle"),
-        ValueError,
-        "got pieces=",
     ),
     "no word to read": (
         lambda: word_states.word_states(MODEL, TOKENIZER, TEST[:1], only=[[False] * len(TEST[0].words)]),
