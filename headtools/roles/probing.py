@@ -28,24 +28,10 @@ from headtools.roles.sentence import Sentence
 from headtools.roles.tasks import Task, control, labels, lookup, name_of
 from headtools.roles.word_states import Place, word_states
 
-COLUMNS = (
-    "model",
-    "component",
-    "kind",
-    "layer",
-    "head",
-    "task",
-    "accuracy",
-    "low",
-    "high",
-    "control",
-    "selectivity",
-    "selectivity_low",
-    "selectivity_high",
-    "lookup",
-    "majority",
-    "n",
-)
+COLUMNS = [
+    *("model", "component", "kind", "layer", "head", "task", "accuracy", "low", "high"),
+    *("control", "selectivity", "selectivity_low", "selectivity_high", "lookup", "majority", "n"),
+]
 
 
 def probe(
@@ -115,7 +101,7 @@ def probe(
             correct = task.correct(states, [task.labels], solver, strengths)
             control_correct = task.correct(states, task.control_labels, solver, strengths)
             rows += _rows(model_name, states, task, correct, control_correct)
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"head": "Int64"})
+    return pd.DataFrame(rows, columns=COLUMNS).astype({"head": "Int64"})
 
 
 class _LabelledWords:

@@ -188,7 +188,7 @@ def test_the_frame():
         component=["head", "residual"],
         heads=[("encoder", 4, 2), ("encoder", 0, 0)],
     )
-    assert tuple(frame.columns) == COLUMNS
+    assert list(frame.columns) == COLUMNS
     assert len(frame) == 2 * 2 * (2 + 7)
     assert (frame.low <= frame.accuracy).all()
     assert (frame.accuracy <= frame.high).all()
