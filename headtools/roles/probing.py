@@ -82,21 +82,15 @@ def probe(
     _check(train, test, tasks, folds, solver, draws)
     sentences = [*train, *test]
     labels_of = {name_of(task): [labels(s, task) for s in sentences] for task in tasks}
-    # Vectors are read of the words that some task labels: for each sentence, which of its words.
-    by_sentence = zip(*labels_of.values(), strict=True)
-    only = [
-        [any(label is not None for label in of_word) for of_word in zip(*of_tasks, strict=True)]
-        for of_tasks in by_sentence
-    ]
     control_seeds = [seed * 1000 + draw for draw in range(draws)]
     labelled = [
-        _LabelledWords(name, sentences, of_sentences, only, len(train), folds, control_seeds)
+        _LabelledWords(name, sentences, of_sentences, len(train), folds, control_seeds)
         for name, of_sentences in labels_of.items()
     ]
     models = {"trained": model} | ({"untrained": untrained_twin(model, seed)} if untrained else {})
     rows = []
     for model_name, probed in models.items():
-        states = word_states(probed, tokenizer, sentences, component, heads=heads, only=only, batch_size=batch_size)
+        states = word_states(probed, tokenizer, sentences, component, heads=heads, batch_size=batch_size)
         for task in labelled:
             correct = task.correct(states, [task.labels], solver, strengths)
             control_correct = task.correct(states, task.control_labels, solver, strengths)
@@ -107,7 +101,7 @@ def probe(
 class _LabelledWords:
     """The words that a task labels, in the order of the sentences, with their labels, control labels and folds.
 
-    index            (N,) where their vectors are among those of all words that are read
+    index            (N,) where their vectors are among those of all words
     n_fit            how many are for fitting; the others are for testing
     fold             (n_fit,) cross-validation fold of each
     sentence         (N - n_fit,) sentence of each word for testing
@@ -119,16 +113,14 @@ class _LabelledWords:
         name: str,
         sentences: Sequence[Sentence],
         labels_of_sentences: list[Sequence[str | None]],
-        only: list[list[bool]],
         n_train: int,
         folds: int,
         control_seeds: list[int],
     ) -> None:
         words_read = [
             (i, word, label)
-            for i, (s, of_sentence, is_read_of) in enumerate(zip(sentences, labels_of_sentences, only, strict=True))
-            for word, label, is_read in zip(s.words, of_sentence, is_read_of, strict=True)
-            if is_read
+            for i, (s, of_sentence) in enumerate(zip(sentences, labels_of_sentences, strict=True))
+            for word, label in zip(s.words, of_sentence, strict=True)
         ]
         self.index = torch.tensor([k for k, (_, _, label) in enumerate(words_read) if label is not None])
         labelled = [(i, word, str(label)) for i, word, label in words_read if label is not None]

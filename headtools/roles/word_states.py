@@ -36,13 +36,11 @@ def word_states(
     component: Sequence[str] = ("head",),
     *,
     heads: Heads | None = None,
-    only: Sequence[Sequence[bool]] | None = None,
     batch_size: int = 32,
 ) -> dict[Place, Tensor]:
     """Read the vectors of every word in one pass: a tensor (word, features) float32 for each place in the model.
 
-    The words of all sentences follow one another; ``only`` says for each sentence which of its words to read (None:
-    all). ``component`` names what to read:
+    The words of all sentences follow one another. ``component`` names what to read:
 
     "head"      z of each head, value_dim features; with ``heads``, of those alone: {("encoder", 2): [0, 5]} or
                 [("encoder", 2, 0), ...]
@@ -53,8 +51,8 @@ def word_states(
     bytes a feature and word, of the organism 3 KB a word for its heads, once for heads and layers together, and 3.6 KB
     for the residual stream; beyond 2 GiB it is refused.
 
-    Raises what ``ablate`` raises for heads that do not exist, and ValueError for an unknown ``component``, no word to
-    read, more than 2 GiB, and a model that runs one attention layer several times (ALBERT), whose layers cannot be told
+    Raises what ``ablate`` raises for heads that do not exist, and ValueError for an unknown ``component``, more than
+    2 GiB, and a model that runs one attention layer several times (ALBERT), whose layers cannot be told
     apart.
 
     >>> import headtools as ht
@@ -67,9 +65,7 @@ def word_states(
         raise ValueError(f"got component={component!r}; expected one or more of {', '.join(COMPONENTS)}")
     check_weights(model)
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i].words))  # similar lengths: less padding
-    selected = [[True] * len(s.words) for s in sentences] if only is None else [list(map(bool, row)) for row in only]
-    _check_selected(sentences, selected)
-    n_words, tokens, residual = sum(map(sum, selected)), torch.tensor([]), []
+    n_words, tokens, residual = sum(len(s.words) for s in sentences), torch.tensor([]), []
 
     def words_of_batch(_site: object, captured: object, previous: list[Tensor] | None) -> list[Tensor]:
         # z (B, T, head, value_dim) to (word, head, value_dim), batch after batch
@@ -82,7 +78,7 @@ def word_states(
         for start in range(0, len(order), batch_size):
             indices = order[start : start + batch_size]
             batch, words = align(tokenizer, [sentences[i] for i in indices], device=device_of(model))
-            tokens = _last_tokens(words, [selected[i] for i in indices])
+            tokens = _last_tokens(words)
             out = reader(**batch, output_hidden_states="residual" in components)
             if "residual" in components:
                 residual.append([x.flatten(0, 1)[tokens].float().cpu() for x in out.hidden_states])
@@ -97,7 +93,7 @@ def word_states(
                 first_batch = [*(recorded[key][0] for key in recorded), *(residual[0] if residual else ())]
                 _check_memory(first_batch, n_words)
     # Words were read sentence by sentence in ``order``; a stable sort brings them back.
-    original_order = torch.tensor([i for i in order for _ in range(sum(selected[i]))]).argsort(stable=True)
+    original_order = torch.tensor([i for i in order for _ in sentences[i].words]).argsort(stable=True)
     states: dict[Place, Tensor] = {}
     for key in recorded:
         kind, layer, z = " ".join(key[:-1]), key[-1], torch.cat(recorded[key])
@@ -116,24 +112,11 @@ def word_states(
     return states
 
 
-def _check_selected(sentences: Sequence[Sentence], selected: list[list[bool]]) -> None:
-    if len(selected) != len(sentences):
-        raise ValueError(f"only has {len(selected)} rows for {len(sentences)} sentences; expected one a sentence")
-    for i, (sentence, row) in enumerate(zip(sentences, selected, strict=True)):
-        if len(row) != len(sentence.words):
-            raise ValueError(f"only[{i}] has {len(row)} entries for {len(sentence.words)} words; expected one a word")
-    if not any(map(any, selected)):
-        raise ValueError(f"got {len(sentences)} sentences with no word to read; give sentences that the task labels")
-
-
-def _last_tokens(words: Tensor, selected: list[list[bool]]) -> Tensor:
-    """The last token, of B * T, of every selected word; ``words`` (B, T) are those of the tokens."""
-    last: dict[tuple[int, int], int] = {}
-    for b, row in enumerate(words.tolist()):
-        for t, word in enumerate(row):
-            if word >= 0 and selected[b][word]:
-                last[b, word] = b * len(row) + t
-    return torch.tensor([last[place] for place in sorted(last)], device=words.device).long()
+def _last_tokens(words: Tensor) -> Tensor:
+    """The last token, of B * T, of every word; ``words`` (B, T) are those of the tokens."""
+    # where the next token is of another word; in a row words follow one another
+    following = torch.cat([words[:, 1:], torch.full_like(words[:, :1], -1)], 1)
+    return ((words >= 0) & (words != following)).flatten().nonzero().flatten()
 
 
 def _check_memory(first_batch: list[Tensor], n_words: int) -> None:

@@ -183,16 +183,6 @@ TABLE = {
         ValueError,
         "expected one or more of head, layer, residual",
     ),
-    "no word to read": (
-        lambda: word_states.word_states(MODEL, TOKENIZER, TEST[:1], only=[[False] * len(TEST[0].words)]),
-        ValueError,
-        "no word to read",
-    ),
-    "words of no number": (
-        lambda: word_states.word_states(MODEL, TOKENIZER, TEST[:1], only=[[True]]),
-        ValueError,
-        r"only\[0\] has 1 entries",
-    ),
     "head that is not there": (
         lambda: word_states.word_states(MODEL, TOKENIZER, TEST[:1], heads=[("encoder", 0, 8)]),
         IndexError,
