@@ -103,7 +103,7 @@ _WHERE = {
     "report": "_report.report",
 }
 
-# The corpora of guests: the module whose ``corpus(split, limit)`` gives the sentences. Nothing in roles/ imports it by name.
+# The corpora of guests, which roles/ finds here: the module whose ``corpus(split, limit)`` gives the sentences.
 CORPORA = {"organism": "organism.language", "organism2": "organism.second.language"}
 
 __all__ = sorted(_WHERE)

@@ -56,13 +56,12 @@ SOLVERS = {"discriminant": (discriminant, (0.3, 0.03, 0.003)), "logistic": (logi
 
 
 @without_autocast
-def fit_and_predict(
-    solver: str, x: Tensor, y: Tensor, fold: Tensor, strengths: Sequence[float] | None = None
-) -> Tensor:
+def fit_and_predict(solver: str, x: Tensor, y: Tensor, fold: Tensor, strengths: Sequence[float] | None) -> Tensor:
     """Fit a probe at each place and return the labels that it predicts for the words for testing, (place, word).
 
     The first ``len(fold)`` words are for fitting, ``fold`` their cross-validation folds. Each place has the strength of
-    ``strengths`` with the most hits in the held-out folds, of equals the first. Features are standardised.
+    ``strengths`` (None: the solver's) with the most hits in the held-out folds, of equals the first. Features are
+    standardised.
     """
     fit, default = SOLVERS[solver]
     strengths, n_fit = strengths or default, len(fold)

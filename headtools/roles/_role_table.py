@@ -14,24 +14,10 @@ from headtools.roles.role import Role
 
 LEVEL = 0.95
 MIN_QUERIES = 50  # queries without which no role holds
-COLUMNS = (
-    "stack",
-    "kind",
-    "layer",
-    "head",
-    "family",
-    "role",
-    "score",
-    "baseline",
-    "chance",
-    "baseline_rule",
-    "low",
-    "high",
-    "difference_low",
-    "difference_high",
-    "n",
-    "passes",
-)
+COLUMNS = [
+    *("stack", "kind", "layer", "head", "family", "role", "score", "baseline", "chance", "baseline_rule"),
+    *("low", "high", "difference_low", "difference_high", "n", "passes"),
+]
 
 
 @dataclass

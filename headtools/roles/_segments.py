@@ -8,17 +8,15 @@ import torch
 from torch import Tensor, nn
 
 
-def segments(
-    n: int, length: int, repeats: int, tokens: Sequence[int], *, start: int | None = None, seed: int = 0
-) -> Tensor:
-    """Draw ``n`` random segments of different tokens, each repeated: (n, length * repeats), one more with ``start``.
+def segments(n: int, length: int, repeats: int, tokens: Sequence[int], *, seed: int = 0) -> Tensor:
+    """Draw ``n`` random segments of different tokens, each repeated: (n, length * repeats).
 
     ``tokens`` are the ids to draw from, without replacement within a segment: each token is at one position in it.
 
     Raises ``ValueError`` for fewer tokens than ``length``, and for sizes that repeat nothing.
 
-    >>> segments(1, 3, 2, range(10, 13), start=0)
-    tensor([[ 0, 12, 10, 11, 12, 10, 11]])
+    >>> segments(1, 3, 2, range(10, 13))
+    tensor([[12, 10, 11, 12, 10, 11]])
     """
     vocabulary = torch.as_tensor(list(tokens))
     if n < 1 or length < 2 or repeats < 2:
@@ -32,8 +30,7 @@ def segments(
         )
     generator = torch.Generator().manual_seed(seed)
     index = torch.rand(n, len(vocabulary), generator=generator).argsort(-1)[:, :length]  # a permutation a row, cut off
-    ids = vocabulary[index].repeat(1, repeats)
-    return ids if start is None else torch.cat([torch.full((n, 1), start), ids], 1)
+    return vocabulary[index].repeat(1, repeats)
 
 
 def ordinary_tokens(model: nn.Module) -> list[int]:

@@ -23,7 +23,9 @@ from headtools.roles.probing import share
 from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import align, to_words
 
-PENALTIES = (1e-2, 1e-3, 1e-4)
+PENALTIES = (1e-2, 1e-3, 1e-4)  # the strongest first
+FOLDS = 3
+BATCH_SIZE = 32
 METHODS = ("attention", "untrained", "distance", "offset by upos", "best offset", "right-branching")
 WEIGHT_COLUMNS = ("kind", "layer", "head", "down", "up", "effective_weight")
 MAX_DISTANCE = 10  # words; beyond, the distance probe distinguishes only before from after
@@ -55,17 +57,14 @@ def attention_probe(
     test: Sequence[Sentence],
     *,
     untrained: bool = True,
-    penalties: Sequence[float] = PENALTIES,
-    folds: int = 3,
     seed: int = 0,
-    batch_size: int = 32,
 ) -> AttentionProbe:
     """Fit the attention probe on the sentences of ``train``, and score it on those of ``test`` beside the rules.
 
     The head of every word but roots and punctuation is predicted; the candidates are all other words of its sentence.
     Maps of tokens become maps of words as in Clark et al. (``headtools.to_words``). Of an encoder-decoder the encoder
     is read. The weights minimise the mean of −log p plus penalty / 2 times their squares, with the penalty of
-    ``penalties`` (the greatest first) that does best in cross-validation by sentence in ``train``. Methods:
+    ``PENALTIES`` that does best in cross-validation by sentence in ``train``. Methods:
 
     "attention"        the probe
     "untrained"        the probe on the model's untrained twin (with ``untrained``)
@@ -96,12 +95,12 @@ def attention_probe(
     features = {"distance": (_distance_features(train_pairs), _distance_features(test_pairs))}
     models = {"attention": model} | ({"untrained": untrained_twin(model, seed)} if untrained else {})
     for method, probed in models.items():
-        heads, x_train = _attention_features(probed, tokenizer, train, train_pairs, batch_size)
-        _, x_test = _attention_features(probed, tokenizer, test, test_pairs, batch_size)
+        heads, x_train = _attention_features(probed, tokenizer, train, train_pairs)
+        _, x_test = _attention_features(probed, tokenizer, test, test_pairs)
         features[method] = x_train, x_test
     weights, penalty = {}, {}
     for method, (x_train, x_test) in features.items():
-        penalty[method] = _select_penalty(train_pairs, x_train, penalties, folds)
+        penalty[method] = _select_penalty(train_pairs, x_train)
         weights[method] = train_pairs.fit(x_train, penalty[method])
         correct[method] = test_pairs.predict(x_test, weights[method]) == test_pairs.head_candidate
     rows = []
@@ -198,23 +197,21 @@ class _Pairs:
         return weights
 
 
-def _select_penalty(pairs: _Pairs, x: Tensor, penalties: Sequence[float], folds: int) -> float:
+def _select_penalty(pairs: _Pairs, x: Tensor) -> float:
     """The penalty that predicts most heads in the held-out folds, each sentence in one fold."""
-    if len(penalties) == 1:
-        return penalties[0]
-    fold = torch.from_numpy(pairs.sentence % folds)
-    hits = np.zeros(len(penalties))
+    fold = torch.from_numpy(pairs.sentence % FOLDS)
+    hits = np.zeros(len(PENALTIES))
     for f in fold.unique():
         weights, held_out = None, fold == f
-        for i, penalty in enumerate(penalties):  # each fit starts from the weights of the previous, stronger penalty
+        for i, penalty in enumerate(PENALTIES):  # each fit starts from the weights of the previous, stronger penalty
             weights = pairs.fit(x, penalty, ~held_out, weights)
             hits[i] += int((pairs.predict(x, weights) == pairs.head_candidate)[held_out].sum())
-    return penalties[int(hits.argmax())]
+    return PENALTIES[int(hits.argmax())]
 
 
 @torch.no_grad()
 def _attention_features(
-    model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], pairs: _Pairs, batch_size: int
+    model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], pairs: _Pairs
 ) -> tuple[list[tuple], Tensor]:
     """The heads, and the features of the pairs: (pair, 2 · heads), attention down first, then up."""
     reader = model.get_encoder() if is_encoder_decoder(model) else model
@@ -225,8 +222,8 @@ def _attention_features(
     def maps_of_words(_site: object, captured: object, _previous: object) -> Tensor:
         return to_words(captured.maps, words)  # of the batch that runs
 
-    for start in range(0, len(sentences), batch_size):
-        batch, words = align(tokenizer, sentences[start : start + batch_size], device=device_of(model))
+    for start in range(0, len(sentences), BATCH_SIZE):
+        batch, words = align(tokenizer, sentences[start : start + BATCH_SIZE], device=device_of(model))
         with record(model, want="maps", accumulate=maps_of_words) as recorded:
             reader(**batch)
         maps = torch.cat([recorded[key] for key in recorded], 1).permute(0, 2, 3, 1).cpu()  # (B, query, key, head)
@@ -236,7 +233,7 @@ def _attention_features(
                 f"{len(pairs.row):,} pairs of words and {len(heads)} heads take over {MAX_BYTES / 2**30:.0f} GiB; "
                 "give fewer sentences"
             )
-        in_batch = (pair_sentence >= start) & (pair_sentence < start + batch_size)
+        in_batch = (pair_sentence >= start) & (pair_sentence < start + BATCH_SIZE)
         b, i, j = pair_sentence[in_batch] - start, candidate[in_batch], word[in_batch]
         features.append(torch.cat([maps[b, i, j], maps[b, j, i]], -1))  # A_ij and A_ji, in the letters of the equation
     return heads, torch.cat(features)

@@ -19,6 +19,7 @@ from headtools.heads._checks import check_batch
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.intervals import bounds
 from headtools.heads.record import backbone
+from headtools.roles.spans import visible_keys
 
 SINK = "attention sink"
 
@@ -96,9 +97,9 @@ def attention_sinks(
             queries = real_tokens(model, site, given, (len(captured.maps), captured.maps.shape[2]))
             # Chance depends on the texts alone: the first layer is enough.
             if site.key == sites[0].key:
-                counted, _ = _after_the_first(queries)
-                n_visible = queries.long().cumsum(-1).clamp_min(1)
-                chance.append(((counted / n_visible).sum(-1) / counted.sum(-1)).cpu())
+                visible = visible_keys("decoder", queries, queries).float()
+                uniform = visible / visible.sum(-1, keepdim=True).clamp_min(1)
+                chance.append(attention_sink(uniform[:, None], queries)[:, 0].cpu())
             scores.setdefault((site.key, SINK), []).append(attention_sink(captured.maps, queries).cpu())
 
         with ht.record(model, want="maps", accumulate=accumulate, only=["decoder"]):

@@ -18,8 +18,8 @@ def read(path: Path) -> Iterator[Sentence]:
     whose parts are the words), empty nodes (``5.1``), comments, lemmas, features and enhanced graphs.
 
     Raises FileNotFoundError for a path that does not exist, and ValueError, with the number of the sentence, for text
-    that is not UTF-8 or not CoNLL-U, words not numbered 1, 2, 3 ..., heads that do not form a tree, a ``Coref=`` that is
-    not a word of the sentence, a file without sentences, and one without its words (some treebanks have ``_`` for each).
+    that is not UTF-8 or not CoNLL-U, words not numbered 1, 2, 3 ..., heads that do not form a tree, a ``Coref=`` that
+    is not a word of the sentence, a file without sentences, and one without its words (some have ``_`` for each).
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there; corpus() expects the path of a .conllu file")
@@ -40,7 +40,7 @@ def _sentence(tokens: conllu.TokenList) -> Sentence:
     words = [token for token in tokens if isinstance(token.get("id"), int)]
     numbers, n = [word["id"] for word in words], len(words)
     missing = sorted({"form", "head", "deprel"} - {*min(words, key=len, default=())})
-    # The other lines are ranges (3, "-", 4) and empty nodes (5, ".", 1). One beyond the last word would be a damaged word.
+    # The other lines are ranges (3, "-", 4) and empty nodes (5, ".", 1). One beyond the last word is a damaged word.
     others = [token["id"] for token in tokens if isinstance(token.get("id"), tuple)]
     beyond = [number for number in others if number[0] > n or (number[1] == "-" and number[2] > n)]
     if not words or missing or beyond or numbers != [*range(1, n + 1)]:
@@ -48,9 +48,7 @@ def _sentence(tokens: conllu.TokenList) -> Sentence:
         raise ValueError(f"{problem}; expected words 1, 2, 3 ... with form, head and deprel")
     forms, heads = tuple(word["form"] for word in words), tuple(word["head"] for word in words)
     if not all(isinstance(form, str) and form.strip() for form in forms) or (n > 1 and {*forms} == {"_"}):
-        raise ValueError(
-            f"words {forms[:12]}; expected their letters: some treebanks come with a tool that restores them"
-        )
+        raise ValueError(f"words {forms[:12]}; expected letters: some treebanks come with a tool to restore them")
     if not all(isinstance(head, int) and 0 <= head <= n for head in heads) or not is_tree(heads):
         raise ValueError(f"heads {heads[:12]} are no tree; expected one 0, and no word above itself")
     coreference = tuple(int((word.get("misc") or {}).get("Coref") or 0) for word in words)

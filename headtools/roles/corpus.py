@@ -72,7 +72,7 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
 
 
 def _registered(name: str | Path) -> Callable[[str, int | None], list[Sentence]] | None:
-    """The corpus of a guest, a function of split and limit; None for other names, and where the guest is not installed."""
+    """The corpus of a guest, a function of split and limit; None for other names, and without that guest."""
     module = headtools.CORPORA.get(str(name))
     try:
         return None if module is None else import_module(f"headtools.{module}").corpus

@@ -12,7 +12,7 @@ A head is called an induction head where it does both, matches prefixes and copi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pandas as pd
 import torch
@@ -26,6 +26,7 @@ from headtools.heads.record import Captured, backbone
 from headtools.heads.scores import head_columns
 from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.attention_sinks import score_rows, without_sink
+from headtools.roles.spans import visible_keys
 
 Measure = Callable[[Tensor, Tensor], Tensor]  # of maps (B, head, T, T) and tokens (B, T), one number a head
 INDUCTION, PREFIX, COPYING = "induction (TransformerLens)", "prefix matching (Olsson)", "copying (Olsson)"
@@ -98,8 +99,6 @@ def induction_scores(
     n: int = 50,
     length: int = 25,
     repeats: int = 4,
-    tokens: Sequence[int] | None = None,
-    start: int | None = None,
     seed: int = 0,
     batch_size: int = 25,
 ) -> pd.DataFrame:
@@ -107,8 +106,8 @@ def induction_scores(
 
     Roles: ``previous-token``, ``duplicate-token`` and ``induction (TransformerLens)`` on ``n`` segments of ``length``
     tokens, each twice; ``prefix matching (Olsson)`` on segments that stand ``repeats`` times; ``copying (Olsson)``.
-    Tokens are drawn from ``tokens``: by default from all that the model embeds, without its special ones. (Olsson et
-    al. also leave out the most and the least frequent.) ``start`` puts this token before every sequence.
+    Tokens are drawn from all that the model embeds, without its special ones. (Olsson et al. also leave out the most
+    and the least frequent.)
 
     Columns: ``kind``, ``layer``, ``head``, ``role``; ``score`` with ``low`` and ``high``, a 95 % bootstrap interval
     over sequences; ``without_sink``, the score with the first token left out of the maps (missing for copying, which
@@ -122,18 +121,16 @@ def induction_scores(
     >>> frame.role.nunique(), len(frame)
     (5, 40)
     """
-    _check_decoder(model, max(2, repeats) * length + (start is not None), n)
-    tokens = ordinary_tokens(model) if tokens is None else tokens
-    first = 0 if start is None else 1
+    _check_decoder(model, max(2, repeats) * length, n)
     # One pass is for both: under a causal mask the maps of two copies are the first rows of those of more.
-    two_copies, all_copies = first + 2 * length, first + repeats * length
+    two_copies, all_copies = 2 * length, repeats * length
     measures: dict[str, tuple[int, Measure]] = {
         "previous-token": (two_copies, lambda maps, ids: previous_token(maps)),
         "duplicate-token": (two_copies, duplicate_token),
-        INDUCTION: (two_copies, lambda maps, ids: induction(maps[..., first:, first:], length)),
+        INDUCTION: (two_copies, lambda maps, ids: induction(maps, length)),
         PREFIX: (all_copies, prefix_matching),
     }
-    sequences = segments(n, length, repeats, tokens, start=start, seed=seed)
+    sequences = segments(n, length, repeats, ordinary_tokens(model), seed=seed)
     chance = {role: _uniform_score(measure, sequences[:1, :used]) for role, (used, measure) in measures.items()}
 
     def measure_all(_site: ht.Site, captured: Captured, ids: Tensor) -> dict[str, Tensor]:
@@ -147,7 +144,7 @@ def induction_scores(
     values = _record_scores(model, sequences, batch_size, "maps", measure_all)
     others = torch.cat([by_sequence[:, 1].mean(0) for by_sequence in values.values()])  # in the order of the rows
     frame = score_rows({key: by_sequence[:, 0] for key, by_sequence in values.items()}, chance)
-    copied = copying(model, n=n, length=length, tokens=tokens, seed=seed, batch_size=batch_size)
+    copied = copying(model, n=n, length=length, seed=seed, batch_size=batch_size)
     frame = pd.concat([frame.assign(without_sink=others.tolist()), copied], ignore_index=True)
     columns = head_columns(frame)
     frame = frame.sort_values(columns, kind="stable", ignore_index=True)
@@ -160,7 +157,6 @@ def copying(
     *,
     n: int = 50,
     length: int = 25,
-    tokens: Sequence[int] | None = None,
     seed: int = 0,
     batch_size: int = 25,
 ) -> pd.DataFrame:
@@ -184,8 +180,7 @@ def copying(
         )
     if not unembedding.weight.isfinite().all():
         raise ValueError(f"the unembedding holds NaN or infinity; {nonfinite_weights(model)}")
-    tokens = ordinary_tokens(model) if tokens is None else tokens
-    sequences = segments(n, length, 2, tokens, seed=seed)[:, :length]  # the first copy alone
+    sequences = segments(n, length, 2, ordinary_tokens(model), seed=seed)[:, :length]  # the first copy alone
 
     @without_autocast
     def measure(site: ht.Site, captured: Captured, ids: Tensor) -> dict[str, Tensor]:
@@ -226,8 +221,8 @@ def _record_scores(
 
 def _uniform_score(measure: Callable[[Tensor, Tensor], Tensor], ids: Tensor) -> float:
     """Return the score of a head with uniform attention over the tokens so far."""
-    visible = torch.ones(ids.shape[1], ids.shape[1]).tril()
-    return measure((visible / visible.sum(-1, keepdim=True))[None, None], ids).item()
+    visible = visible_keys("decoder", ids >= 0, ids >= 0).float()
+    return measure((visible / visible.sum(-1, keepdim=True))[:, None], ids).item()
 
 
 def _check_decoder(model: nn.Module, max_length: int, n: int) -> None:

@@ -122,7 +122,7 @@ def _best_blocks(maps: Tensor, n: Tensor) -> Tensor:
 
     Maps (B, head, U, U) and words ``n`` (B, 1) to (B, head).
     """
-    cuts = torch.arange(3, maps.shape[-1] - 2, device=maps.device)  # words on the left
+    cuts = torch.arange(3, max(3, maps.shape[-1] - 2), device=maps.device)  # words on the left
     if not len(cuts):
         return maps.new_zeros(maps.shape[:2])
     # sums[..., i, j]: the weight from the first i + 1 words to the first j + 1; its last row and column are whole ones

@@ -9,12 +9,14 @@ the loss says so. :func:`natural_text` gives the sentences of a treebank as they
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,16 +37,11 @@ def read_paragraphs(path: Path, limit: int | None = None) -> list[str]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error}); save the file as UTF-8") from error
-    blocks, lines = [], []
-    for line in [*text.splitlines(), ""]:
-        if line.strip():
-            lines.append(line)
-        elif lines:
-            blocks.append("\n".join(lines))
-            lines = []
-    if not blocks:
+    lines = "\n".join(line if line.strip() else "" for line in text.splitlines())
+    paragraphs = [paragraph.strip("\n") for paragraph in re.split("\n{2,}", lines) if paragraph.strip()]
+    if not paragraphs:
         raise ValueError(f"{path} holds no text")
-    return blocks[:limit]
+    return paragraphs[:limit]
 
 
 def natural_text(name: str | Path = "english", split: str = "test", limit: int | None = None) -> list[str]:
@@ -70,25 +67,23 @@ class TextBatches(list):
     """Batches, and what became of the texts: how many rows and tokens there are, and what was left out.
 
     rows      texts or chunks, in all batches together
-    tokens    tokens that are no padding, the start token included
-    padding   the share of the batches' positions that are padding
+    tokens    tokens that are no padding
+    padding   the fraction of the batches' positions that are padding
     skipped   texts of fewer than two tokens (nothing to predict) or, in packed chunks, tokens of the last, short one
-    start     the token before every row, or None
     """
 
-    def __init__(self, batches: Iterable[dict[str, Tensor]], skipped: int, start: int | None) -> None:
+    def __init__(self, batches: Iterable[dict[str, Tensor]], skipped: int) -> None:
         super().__init__(batches)
         masks = [batch["attention_mask"] for batch in self]
         self.rows = sum(len(mask) for mask in masks)
         self.tokens = sum(int(mask.sum()) for mask in masks)
         self.padding = 1 - self.tokens / sum(mask.numel() for mask in masks)
-        self.skipped, self.start = skipped, start
+        self.skipped = skipped
 
     def __repr__(self) -> str:
-        start = "no start token" if self.start is None else f"start token {self.start}"
         return (
             f"<TextBatches: {len(self)} batches, {self.rows} rows, {self.tokens} tokens, {self.padding:.0%} padding, "
-            f"{start}, {self.skipped} skipped>"
+            f"{self.skipped} skipped>"
         )
 
 
@@ -97,54 +92,25 @@ def text_batches(
     texts: Sequence[str],
     *,
     length: int | None = None,
-    start: int | None = None,
     batch_size: int = 8,
     separator: str = "\n\n",
-    min_tokens: int = 2,
-    max_tokens: int | None = None,
 ) -> TextBatches:
     """Return texts as batches that a causal language model can be measured on: input_ids, attention_mask, labels.
 
     Without ``length`` a row is a text; rows are sorted by their number of tokens, so that little is padding (of the
     English sentences 2 % in batches of 8 instead of 30). Padding stands on the right, whatever side the tokenizer pads.
-    Texts of fewer than ``min_tokens`` or more than ``max_tokens`` tokens are left out and counted. With ``length`` the
-    texts are joined by ``separator`` and the row of tokens is cut into chunks of ``length``: packed, without padding.
-    What is left at the end is counted as skipped.
-
-    ``start`` is a token put before every row, such as ``tokenizer.bos_token_id``; None puts none. The tokenizer's own
-    special tokens are never added. Labels repeat the tokens, as transformers wants them; -100 at padding and for the
-    start token. ``batch_size`` rows make a batch.
+    Texts of fewer than two tokens are left out and counted. With ``length`` the texts are joined by ``separator`` and
+    the row of tokens is cut into chunks of ``length``: packed, without padding. What is left at the end is counted as
+    skipped. The tokenizer's own special tokens are never added. Labels repeat the tokens, as transformers wants them,
+    and are -100 at padding. ``batch_size`` rows make a batch.
 
     Raises ``TypeError`` for a single string and for texts that are not strings, ``ValueError`` for no texts, or for
     texts that give no row.
 
     >>> from headtools.organism.load import load
     >>> text_batches(load()[1], ["the dog slept .", "it slept .", "it"])
-    <TextBatches: 1 batches, 2 rows, 7 tokens, 12% padding, no start token, 1 skipped>
+    <TextBatches: 1 batches, 2 rows, 7 tokens, 12% padding, 1 skipped>
     """
-    texts = _checked(texts)
-    options = {"add_special_tokens": False, "verbose": False}
-    if length is not None:
-        if length < 2:
-            raise ValueError(f"got length={length}; expected 2 tokens or more, of which one is predicted")
-        ids = tokenizer(separator.join(texts), **options).input_ids
-        step = length - (start is not None)
-        # The last chunk is left out if it is short: every row has the same length.
-        rows = [ids[i : i + step] for i in range(0, len(ids) - step + 1, step)]
-        skipped = len(ids) - step * len(rows)
-    else:
-        tokenized = tokenizer(list(texts), **options).input_ids
-        min_length = max(min_tokens, 2 - (start is not None))  # a row needs a token that is predicted
-        rows = sorted((row for row in tokenized if min_length <= len(row) <= (max_tokens or len(row))), key=len)
-        skipped = len(tokenized) - len(rows)
-    if not rows:
-        what = f"a chunk of {length} tokens" if length else f"a text of {min_tokens} to {max_tokens or 'more'} tokens"
-        raise ValueError(f"got {len(texts)} texts, none of which gives {what}: pass more text")
-    parts = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-    return TextBatches((_batch(rows_of_batch, start) for rows_of_batch in parts), skipped, start)
-
-
-def _checked(texts: Any) -> Sequence[str]:
     if isinstance(texts, str):
         raise TypeError(f"got one string; expected a list of them: write [{texts[:40]!r}]")
     texts = list(texts)
@@ -156,17 +122,25 @@ def _checked(texts: Any) -> Sequence[str]:
             )
     if not texts:
         raise ValueError('got no texts; write text_batches(tokenizer, corpus("file.txt"))')
-    return texts
+    if length is not None and length < 2:
+        raise ValueError(f"got length={length}; expected 2 tokens or more, of which one is predicted")
+    options = {"add_special_tokens": False, "verbose": False}
+    if length is not None:
+        ids = tokenizer(separator.join(texts), **options).input_ids
+        # The last chunk is left out if it is short: every row has the same length.
+        rows = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)]
+        skipped = len(ids) - length * len(rows)
+    else:
+        tokenized = tokenizer(texts, **options).input_ids
+        rows = sorted((row for row in tokenized if len(row) >= 2), key=len)
+        skipped = len(tokenized) - len(rows)
+    if not rows:
+        what = f"a chunk of {length} tokens" if length else "a row of two tokens"
+        raise ValueError(f"got {len(texts)} texts, none of which gives {what}: pass more text")
+    return TextBatches((_batch(rows[i : i + batch_size]) for i in range(0, len(rows), batch_size)), skipped)
 
 
-def _batch(rows: Sequence[Sequence[int]], start: int | None) -> dict[str, Tensor]:
-    start_tokens = [] if start is None else [start]
-    width = max(map(len, rows)) + len(start_tokens)
-    ids, mask, labels = [], [], []
-    for row in rows:
-        padding = width - len(start_tokens) - len(row)
-        ids.append([*start_tokens, *row, *[row[-1]] * padding])  # masked, so that any token will do
-        mask.append([1] * (width - padding) + [0] * padding)
-        labels.append([IGNORE] * len(start_tokens) + [*row] + [IGNORE] * padding)
-    names = ("input_ids", "attention_mask", "labels")
-    return {name: torch.tensor(value) for name, value in zip(names, (ids, mask, labels), strict=True)}
+def _batch(rows: Sequence[list[int]]) -> dict[str, Tensor]:
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)  # masked, so that any token will do
+    mask = (torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]).long()
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORE)}

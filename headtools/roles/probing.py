@@ -28,24 +28,10 @@ from headtools.roles.sentence import Sentence
 from headtools.roles.tasks import Task, control, labels, lookup, name_of
 from headtools.roles.word_states import Place, word_states
 
-COLUMNS = (
-    "model",
-    "component",
-    "kind",
-    "layer",
-    "head",
-    "task",
-    "accuracy",
-    "low",
-    "high",
-    "control",
-    "selectivity",
-    "selectivity_low",
-    "selectivity_high",
-    "lookup",
-    "majority",
-    "n",
-)
+COLUMNS = [
+    *("model", "component", "kind", "layer", "head", "task", "accuracy", "low", "high"),
+    *("control", "selectivity", "selectivity_low", "selectivity_high", "lookup", "majority", "n"),
+]
 
 
 def probe(
@@ -57,7 +43,6 @@ def probe(
     *,
     component: Sequence[str] = ("head",),
     heads: Heads | None = None,
-    pieces: str = "last",
     untrained: bool = False,
     solver: str = "logistic",
     strengths: Sequence[float] | None = None,
@@ -68,7 +53,7 @@ def probe(
 ) -> pd.DataFrame:
     """Fit a linear probe at every place of a model for every task, and test it on other sentences.
 
-    ``tasks`` are names or functions (:func:`headtools.roles.tasks.labels`), ``component``, ``heads`` and ``pieces``
+    ``tasks`` are names or functions (:func:`headtools.roles.tasks.labels`), ``component`` and ``heads``
     what is read of each word (``headtools.roles.word_states``, which says how much memory that takes). With
     ``untrained`` the model's untrained twin is probed as well. ``solver`` is "logistic", scikit-learn's multinomial
     regression, or "discriminant", Fisher's linear discriminant in closed form, which takes all places at once and suits
@@ -84,7 +69,8 @@ def probe(
     ``majority``, the two baselines without a model. All are fractions from 0 to 1. The residual stream of layer l is
     what layer l reads.
 
-    Raises ValueError for an unknown solver, a sentence in both train and test, a task with fewer than two labels, or labels too rare to be in every fold of the cross-validation.
+    Raises ValueError for an unknown solver, a sentence in both train and test, a task with fewer than two labels, or
+    labels too rare to be in every fold of the cross-validation.
 
     >>> import headtools as ht
     >>> few = [ht.corpus("organism", split, limit=40) for split in ("validation", "test")]
@@ -96,34 +82,26 @@ def probe(
     _check(train, test, tasks, folds, solver, draws)
     sentences = [*train, *test]
     labels_of = {name_of(task): [labels(s, task) for s in sentences] for task in tasks}
-    # Vectors are read of the words that some task labels: for each sentence, which of its words.
-    by_sentence = zip(*labels_of.values(), strict=True)
-    only = [
-        [any(label is not None for label in of_word) for of_word in zip(*of_tasks, strict=True)]
-        for of_tasks in by_sentence
-    ]
     control_seeds = [seed * 1000 + draw for draw in range(draws)]
     labelled = [
-        _LabelledWords(name, sentences, of_sentences, only, len(train), folds, control_seeds)
+        _LabelledWords(name, sentences, of_sentences, len(train), folds, control_seeds)
         for name, of_sentences in labels_of.items()
     ]
     models = {"trained": model} | ({"untrained": untrained_twin(model, seed)} if untrained else {})
     rows = []
     for model_name, probed in models.items():
-        states = word_states(
-            probed, tokenizer, sentences, component, heads=heads, pieces=pieces, only=only, batch_size=batch_size
-        )
+        states = word_states(probed, tokenizer, sentences, component, heads=heads, batch_size=batch_size)
         for task in labelled:
             correct = task.correct(states, [task.labels], solver, strengths)
             control_correct = task.correct(states, task.control_labels, solver, strengths)
             rows += _rows(model_name, states, task, correct, control_correct)
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"head": "Int64"})
+    return pd.DataFrame(rows, columns=COLUMNS).astype({"head": "Int64"})
 
 
 class _LabelledWords:
     """The words that a task labels, in the order of the sentences, with their labels, control labels and folds.
 
-    index            (N,) where their vectors are among those of all words that are read
+    index            (N,) where their vectors are among those of all words
     n_fit            how many are for fitting; the others are for testing
     fold             (n_fit,) cross-validation fold of each
     sentence         (N - n_fit,) sentence of each word for testing
@@ -135,16 +113,14 @@ class _LabelledWords:
         name: str,
         sentences: Sequence[Sentence],
         labels_of_sentences: list[Sequence[str | None]],
-        only: list[list[bool]],
         n_train: int,
         folds: int,
         control_seeds: list[int],
     ) -> None:
         words_read = [
             (i, word, label)
-            for i, (s, of_sentence, is_read_of) in enumerate(zip(sentences, labels_of_sentences, only, strict=True))
-            for word, label, is_read in zip(s.words, of_sentence, is_read_of, strict=True)
-            if is_read
+            for i, (s, of_sentence) in enumerate(zip(sentences, labels_of_sentences, strict=True))
+            for word, label in zip(s.words, of_sentence, strict=True)
         ]
         self.index = torch.tensor([k for k, (_, _, label) in enumerate(words_read) if label is not None])
         labelled = [(i, word, str(label)) for i, word, label in words_read if label is not None]
@@ -210,8 +186,8 @@ def share(right: Tensor, sentence: Sequence[int]) -> tuple[Tensor, Tensor, Tenso
     """Fraction of words that are right, with the ends of its 95 % bootstrap interval over sentences.
 
     ``right`` (word, ...) are numbers, 1 for right, and ``sentence`` the sentence of each word, from 0. Sentences are
-    resampled, not words, since words of one sentence are not independent. It is clamped to the range of a word's numbers,
-    0 or -1 to 1; it is NaN for fewer than five sentences.
+    resampled, not words, since words of one sentence are not independent. The interval is clamped to the range of a
+    word's numbers, 0 or -1 to 1; it is NaN for fewer than five sentences.
 
     >>> mean, low, high = share(torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]), [0, 0, 1, 2, 3, 4])
     >>> mean.item(), bool(low < mean < high)

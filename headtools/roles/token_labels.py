@@ -15,10 +15,8 @@ CONTINUED = "·"  # before a piece that continues a word
 PIECES = "##"  # what WordPiece writes there
 
 
-def token_labels(
-    tokenizer: PreTrainedTokenizerBase, ids: Iterable[int] | torch.Tensor, *, continued: str = CONTINUED
-) -> list[str]:
-    """Return a label for each token id: its text, with ``continued`` before a piece that continues a word.
+def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int] | torch.Tensor) -> list[str]:
+    """Return a label for each token id: its text, with a dot before a piece that continues a word.
 
     Byte-level tokenizers write a space as Ġ, SentencePiece as ▁, and WordPiece marks what continues a word with ##.
     Here a word is its letters, and what continues one begins with a dot. Line ends show as ↵. Where a character of
@@ -51,11 +49,11 @@ def token_labels(
         else:
             preceding = ""
         if not text:
-            labels.append("␣" if starts and not piece.strip(marked) else continued)
+            labels.append("␣" if starts and not piece.strip(marked) else CONTINUED)
             continue
         spaced = bool(labels) and (labels[-1] == "␣" or labels[-1].endswith((" ", "↵", "⇥")))
         first = position == 0 or starts or spaced or not text[0].isalnum()
-        labels.append((text if first else continued + text).translate(VISIBLE))
+        labels.append((text if first else CONTINUED + text).translate(VISIBLE))
     return labels
 
 

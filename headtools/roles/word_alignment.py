@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from headtools.heads._devices import without_autocast
 from headtools.roles.sentence import Sentence
+from headtools.roles.spans import between_groups
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -44,7 +44,6 @@ def align(
     tokenizer: "PreTrainedTokenizerBase",
     sentences: Sequence[Sentence | Sequence[str]],
     *,
-    max_length: int | None = None,
     padding_side: str | None = None,
     device: torch.device | str | None = None,
 ) -> Aligned:
@@ -53,8 +52,7 @@ def align(
     ``sentences`` are Sentences, or sequences of words; each becomes a text with one space between its words, so that
     the model reads it as plain text. (Given a list of words, a tokenizer that was not made for that leaves the spaces
     out: GPT-2 then reads 'thedogslept'.) A token belongs to the word whose characters it covers; one that covers only a
-    space, to the next word. ``max_length`` is the greatest number of tokens a sentence may have, special tokens
-    included (None: the tokenizer's ``model_max_length``). ``padding_side`` is "left" or "right" (None: the side the
+    space, to the next word. ``padding_side`` is "left" or "right" (None: the side the
     tokenizer pads); ``device`` is where the tensors go. Returns ``(batch, words)``, see :class:`Aligned`.
 
     Raises TypeError for a tokenizer that is not fast, since only those have the offsets of tokens in the text, and for
@@ -78,13 +76,12 @@ def align(
         verbose=False,
     )
     offsets, is_special = batch.pop("offset_mapping"), batch.pop("special_tokens_mask")
-    max_length = tokenizer.model_max_length if max_length is None else max_length
     word_of_token = []
     for i, (words, mask) in enumerate(zip(texts, batch["attention_mask"], strict=True)):
         row = _words_of_tokens(f"sentences[{i}]", words, offsets[i], is_special[i])
         # A row is as long as the longest of the batch; the limit is for its text alone.
         without_padding = [word for word, real in zip(row, mask, strict=True) if real]
-        _check_length(f"sentences[{i}]", words, without_padding, max_length)
+        _check_length(f"sentences[{i}]", words, without_padding, tokenizer.model_max_length)
         word_of_token.append(row)
     if len(set(map(len, word_of_token))) > 1:
         raise ValueError(
@@ -156,12 +153,11 @@ def _check_length(where: str, words: tuple[str, ...], row: list[int], max_length
         first = word_tokens[max(0, max_length - n_special)]
         raise ValueError(
             f"{where} has {len(row)} tokens; expected at most {max_length}: it would be truncated at word {first} "
-            f"(from 0), {words[first]!r}; leave such long sentences out, or write max_length={len(row)} if the model "
-            "can read as many"
+            f"(from 0), {words[first]!r}; leave such long sentences out, or write "
+            f"tokenizer.model_max_length = {len(row)} if the model can read as many"
         )
 
 
-@without_autocast
 def to_words(maps: Tensor, words: Tensor, keys: Tensor | None = None) -> Tensor:
     """Attention maps between words: weights *to* a word's pieces are summed, those *from* its pieces averaged.
 
@@ -185,16 +181,8 @@ def to_words(maps: Tensor, words: Tensor, keys: Tensor | None = None) -> Tensor:
             f"got maps {tuple(maps.shape)}, words {tuple(words.shape)} and keys {tuple(keys.shape)}; expected maps "
             "(B, head, query, key), words (B, query), keys (B, key) of one batch: batch, words = align(...)"
         )
-    to_word, from_word = _membership(keys, maps), _membership(words, maps)[..., :-1]
-    # The mean over the tokens of the query's word, the sum over those of the key's.
-    from_word = from_word / from_word.sum(1, keepdim=True).clamp_min(1)
-    return from_word.transpose(1, 2)[:, None] @ (maps.float() @ to_word[:, None])
-
-
-def _membership(words: Tensor, like: Tensor) -> Tensor:
-    """Which token belongs to which word, as 0 and 1: (B, T, W + 1); tokens of no word are in the last column."""
-    n = int(words.max()) + 1
-    if n < 1:
+    n, n_keys = int(words.max()) + 1, int(keys.max()) + 1
+    if n < 1 or n_keys < 1:
         raise ValueError(f"words {tuple(words.shape)} hold no word (−1 is none); expected the words of align()")
-    column = torch.where(words < 0, n, words).to(like.device)
-    return torch.nn.functional.one_hot(column, n + 1).float()
+    # tokens that are no words are together in a last column, and in no row
+    return between_groups(maps, words, torch.where(keys < 0, n_keys, keys), n, n_keys + 1)

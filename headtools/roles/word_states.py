@@ -15,7 +15,6 @@ from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import align
 
 COMPONENTS = ("head", "layer", "residual")
-PIECES = ("first", "last", "mean")
 MAX_BYTES = 2 * 2**30
 
 
@@ -36,27 +35,24 @@ def word_states(
     component: Sequence[str] = ("head",),
     *,
     heads: Heads | None = None,
-    pieces: str = "last",
-    only: Sequence[Sequence[bool]] | None = None,
     batch_size: int = 32,
 ) -> dict[Place, Tensor]:
     """Read the vectors of every word in one pass: a tensor (word, features) float32 for each place in the model.
 
-    The words of all sentences follow one another; ``only`` says for each sentence which of its words to read (None:
-    all). ``component`` names what to read:
+    The words of all sentences follow one another. ``component`` names what to read:
 
     "head"      z of each head, value_dim features; with ``heads``, of those alone: {("encoder", 2): [0, 5]} or
                 [("encoder", 2, 0), ...]
     "layer"     z of all heads of a layer, concatenated
     "residual"  the residual stream as layer 0, 1, ... reads it, and one more: the output of the last layer
 
-    Of an encoder-decoder the encoder is read. A word of several tokens has the vector of its ``pieces``: "first",
-    "last", or their "mean". The result takes 4 bytes a feature and word, of the organism 3 KB a word for its heads,
-    once for heads and layers together, and 3.6 KB for the residual stream; beyond 2 GiB it is refused.
+    Of an encoder-decoder the encoder is read. A word of several tokens has the vector of the last. The result takes 4
+    bytes a feature and word, of the organism 3 KB a word for its heads, once for heads and layers together, and 3.6 KB
+    for the residual stream; beyond 2 GiB it is refused.
 
-    Raises what ``ablate`` raises for heads that do not exist, and ValueError for an unknown ``component`` or
-    ``pieces``, no word to read, more than 2 GiB, and a model that runs one attention layer several times (ALBERT),
-    whose layers cannot be told apart.
+    Raises what ``ablate`` raises for heads that do not exist, and ValueError for an unknown ``component``, more than
+    2 GiB, and a model that runs one attention layer several times (ALBERT), whose layers cannot be told
+    apart.
 
     >>> import headtools as ht
     >>> states = word_states(*ht.load(), ht.corpus("organism", limit=2), ["head", "residual"])
@@ -66,29 +62,25 @@ def word_states(
     components = (component,) if isinstance(component, str) else tuple(component)
     if not components or set(components) - set(COMPONENTS):
         raise ValueError(f"got component={component!r}; expected one or more of {', '.join(COMPONENTS)}")
-    if pieces not in PIECES:
-        raise ValueError(f"got pieces={pieces!r}; expected one of {', '.join(PIECES)}")
     check_weights(model)
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i].words))  # similar lengths: less padding
-    selected = [[True] * len(s.words) for s in sentences] if only is None else [list(map(bool, row)) for row in only]
-    _check_selected(sentences, selected)
-    n_words, pooling, residual = sum(map(sum, selected)), (torch.tensor([]),) * 2, []
+    n_words, tokens, residual = sum(len(s.words) for s in sentences), torch.tensor([]), []
 
-    def pool_batch(_site: object, captured: object, previous: list[Tensor] | None) -> list[Tensor]:
+    def words_of_batch(_site: object, captured: object, previous: list[Tensor] | None) -> list[Tensor]:
         # z (B, T, head, value_dim) to (word, head, value_dim), batch after batch
-        return [*(previous or []), _pool(captured.z.flatten(2), pooling).unflatten(-1, captured.z.shape[2:])]
+        return [*(previous or []), captured.z.flatten(0, 1)[tokens].float().cpu()]
 
     reader = model.get_encoder() if is_encoder_decoder(model) else model
     heads_of = None if heads is None else {site.key: listed for site, listed in select(sites(model), heads).items()}
     only_sites = None if {"head", "layer"} & set(components) else ()  # None: all
-    with record(model, want="z", accumulate=pool_batch, only=only_sites) as recorded:
+    with record(model, want="z", accumulate=words_of_batch, only=only_sites) as recorded:
         for start in range(0, len(order), batch_size):
             indices = order[start : start + batch_size]
             batch, words = align(tokenizer, [sentences[i] for i in indices], device=device_of(model))
-            pooling = _tokens_of_words(words, [selected[i] for i in indices], pieces)
+            tokens = _last_tokens(words)
             out = reader(**batch, output_hidden_states="residual" in components)
             if "residual" in components:
-                residual.append([_pool(x, pooling) for x in out.hidden_states])
+                residual.append([x.flatten(0, 1)[tokens].float().cpu() for x in out.hidden_states])
                 nonfinite = [layer for layer, x in enumerate(residual[-1]) if not x.isfinite().all()]
                 if nonfinite:
                     kind = next(iter(sites(model))).kind
@@ -100,7 +92,7 @@ def word_states(
                 first_batch = [*(recorded[key][0] for key in recorded), *(residual[0] if residual else ())]
                 _check_memory(first_batch, n_words)
     # Words were read sentence by sentence in ``order``; a stable sort brings them back.
-    original_order = torch.tensor([i for i in order for _ in range(sum(selected[i]))]).argsort(stable=True)
+    original_order = torch.tensor([i for i in order for _ in sentences[i].words]).argsort(stable=True)
     states: dict[Place, Tensor] = {}
     for key in recorded:
         kind, layer, z = " ".join(key[:-1]), key[-1], torch.cat(recorded[key])
@@ -119,36 +111,11 @@ def word_states(
     return states
 
 
-def _check_selected(sentences: Sequence[Sentence], selected: list[list[bool]]) -> None:
-    if len(selected) != len(sentences):
-        raise ValueError(f"only has {len(selected)} rows for {len(sentences)} sentences; expected one a sentence")
-    for i, (sentence, row) in enumerate(zip(sentences, selected, strict=True)):
-        if len(row) != len(sentence.words):
-            raise ValueError(f"only[{i}] has {len(row)} entries for {len(sentence.words)} words; expected one a word")
-    if not any(map(any, selected)):
-        raise ValueError(f"got {len(sentences)} sentences with no word to read; give sentences that the task labels")
-
-
-def _tokens_of_words(words: Tensor, selected: list[list[bool]], pieces: str) -> tuple[Tensor, Tensor]:
-    """The tokens (of B * T) whose vectors make those of the selected words, and the index of the word of each."""
-    used = []
-    for b, (row, is_selected) in enumerate(zip(words.tolist(), selected, strict=True)):
-        for word in [word for word, use in enumerate(is_selected) if use]:
-            tokens = [b * len(row) + t for t, of_token in enumerate(row) if of_token == word]
-            used.append({"first": tokens[:1], "last": tokens[-1:], "mean": tokens}[pieces])
-    word_index = [i for i, tokens in enumerate(used) for _ in tokens]
-    tokens = [token for tokens in used for token in tokens]
-    return torch.tensor(tokens, device=words.device).long(), torch.tensor(word_index, device=words.device).long()
-
-
-def _pool(x: Tensor, pooling: tuple[Tensor, Tensor]) -> Tensor:
-    """Vectors of tokens to vectors of words: (B, T, features) to (word, features), float32, on the CPU."""
-    tokens, word_index = pooling
-    x = x.flatten(0, 1)[tokens].float()
-    if len(word_index) and int(word_index[-1]) + 1 < len(word_index):  # some word has several tokens: their mean
-        sums = x.new_zeros(int(word_index[-1]) + 1, x.shape[1]).index_add_(0, word_index, x)
-        x = sums / torch.bincount(word_index)[:, None]
-    return x.cpu()
+def _last_tokens(words: Tensor) -> Tensor:
+    """The last token, of B * T, of every word; ``words`` (B, T) are those of the tokens."""
+    # where the next token is of another word; in a row words follow one another
+    following = torch.cat([words[:, 1:], torch.full_like(words[:, :1], -1)], 1)
+    return ((words >= 0) & (words != following)).flatten().nonzero().flatten()
 
 
 def _check_memory(first_batch: list[Tensor], n_words: int) -> None:

@@ -3,11 +3,10 @@
 import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from headtools.organism.load import load
 from headtools.roles.corpus import corpus
-from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import NONE, align, to_words
 
 SENTENCES = [
@@ -142,25 +141,6 @@ def test_a_marks_name_in_the_text_is_a_word():
     assert sorted({*words[0].tolist()}) == [NONE, 0, 1, 2]
 
 
-def test_what_cannot_be_aligned_is_refused():
-    tokenizer = word_piece()
-    with pytest.raises(TypeError, match="got ByT5Tokenizer; expected a fast tokenizer"):
-        align(ByT5Tokenizer(), [("a",)])
-    with pytest.raises(TypeError, match="got NoneType"):
-        align(None, [("a",)])
-    with pytest.raises(TypeError, match=r"sentences\[1\] is a string"):
-        align(tokenizer, [("a",), "the owner"])
-    for one in ("the owner", Sentence(("a",), (0,), ("root",), ("X",), (0,))):
-        with pytest.raises(TypeError, match="got one sentence"):
-            align(tokenizer, one)
-    with pytest.raises(ValueError, match="no sentences"):
-        align(tokenizer, [])
-    with pytest.raises(ValueError, match=r"sentences\[1\] has no words"):
-        align(tokenizer, [("a",), ()])
-    with pytest.raises(ValueError, match=r"sentences\[0\], word 1 .* is ' '"):
-        align(tokenizer, [("a", " ")])
-
-
 @pytest.mark.parametrize(
     ("kind", "word"), [("WordPiece", "\u200b"), ("WordPiece", "\u0301"), ("letters", "🙂"), ("letters", "🙂🙂")]
 )
@@ -185,9 +165,8 @@ def test_a_sentence_that_would_be_cut_off_is_refused():
     first = next(i for i, tokens in enumerate(n) if tokens > 7 - 2)
     with pytest.raises(ValueError, match=rf"\[1\] has {n[-1] + 2} tokens; expected at most 7: .* at word {first} "):
         align(tokenizer, [("the",), long])
-    assert align(tokenizer, [("the",), long], max_length=n[-1] + 2).words.shape == (2, n[-1] + 2)
-    with pytest.raises(ValueError, match=f"expected at most {n[-1] + 1}"):
-        align(tokenizer, [long], max_length=n[-1] + 1)
+    tokenizer.model_max_length = n[-1] + 2
+    assert align(tokenizer, [("the",), long]).words.shape == (2, n[-1] + 2)
 
 
 def test_no_token_to_pad_with():
@@ -259,12 +238,3 @@ def test_statistics_are_float32():
     maps, words = drawn()
     assert to_words(maps.half(), words).dtype == torch.float32
     torch.testing.assert_close(to_words(maps.half(), words), to_words(maps, words), atol=1e-3, rtol=0)
-
-
-def test_shapes_that_do_not_go_together():
-    maps, words = drawn()
-    for wrong in ((maps[0], words), (maps, words[:2]), (maps, words[:, :5]), (maps, words, words[:, :5])):
-        with pytest.raises(ValueError, match="expected maps"):
-            to_words(*wrong)
-    with pytest.raises(ValueError, match="hold no word"):
-        to_words(maps, torch.full_like(words, NONE))

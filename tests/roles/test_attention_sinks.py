@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.organism.toy_decoder import ToyDecoder
 from headtools.roles import induction
 from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.attention_sinks import attention_sink, attention_sinks, without_sink
@@ -38,26 +37,6 @@ def test_without_the_sink(model):
         assert frame[layer, head, "previous-token"] == pytest.approx(sum(previous) / len(previous), abs=1e-5)
         assert frame[layer, head, induction.INDUCTION] == pytest.approx(sum(matching) / len(matching), abs=1e-5)
     assert frame.xs(induction.COPYING, level="role").isna().all()
-
-
-def test_a_start_token_moves_no_score_of_a_model_without_positions():
-    """A head's score for the token before is over one query more; the toy decoder's induction stays a diagonal."""
-    torch.manual_seed(0)
-    model = ToyDecoder()
-    frame = induction_scores(model, n=5, length=6, tokens=range(1, 64), start=0)
-    ids = segments(5, 6, 2, range(1, 64), start=0)
-    score = frame[frame.role == induction.INDUCTION].score.to_numpy().reshape(2, -1)
-    maps = maps_of_toy(model, ids)
-    for layer in range(2):
-        for head in range(maps.shape[2]):
-            expected = torch.stack([maps[layer, :, head, t, t - 5] for t in range(7, 13)]).mean()
-            assert score[layer, head] == pytest.approx(expected.item(), abs=1e-5)
-
-
-def maps_of_toy(model, ids):
-    with torch.no_grad(), ht.record(model, want="maps") as seen:
-        model(ids)
-    return torch.stack([seen[site].maps for site in ht.sites(model)])
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -94,16 +73,3 @@ def test_maps_without_the_sink():
     assert attention_sink(maps).item() == 0.5
     padded = torch.tensor([[False, True, True]])
     assert attention_sink(maps, padded).item() == pytest.approx(0.125)
-
-
-def test_what_is_refused(model):
-    with pytest.raises(ValueError, match="rows \\[1\\] have fewer than two tokens"):
-        attention_sinks(
-            model,
-            {"input_ids": torch.ones(2, 3, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])},
-        )
-    with pytest.raises(ValueError, match="no batches came"):
-        attention_sinks(model, [])
-    bert, _ = ht.load()
-    with pytest.raises(ValueError, match="from left to right"):
-        induction_scores(bert)

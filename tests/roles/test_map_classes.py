@@ -76,11 +76,6 @@ def test_features_by_hand_with_padding():
             assert found[i, head].tolist() == pytest.approx(by_hand(maps[i, head, :n, :n]), abs=1e-6), (n, head)
 
 
-def test_maps_must_be_square():
-    with pytest.raises(ValueError, match="expected"):
-        classify(torch.rand(1, 2, 3, 4), torch.ones(1, 4, dtype=torch.bool))
-
-
 def test_agreement_with_the_eye():
     found = agreement()
     maps = labelled()

@@ -38,42 +38,36 @@ def test_paragraphs_of_a_file(tmp_path):
         ht.corpus(file)
 
 
-@pytest.mark.parametrize("start", [None, 0])
-def test_rows_are_sorted_and_carry_their_own_labels(tokenizer, start):
+def test_rows_are_sorted_and_carry_their_own_labels(tokenizer):
     texts = natural_text("english", "test", 30)
-    batches = text_batches(tokenizer, [*texts, "a", ""], start=start, batch_size=8)
+    batches = text_batches(tokenizer, [*texts, "a", ""], batch_size=8)
     assert batches.skipped == 2
     rows = []
     for batch in batches:
         for ids, mask, labels in zip(*batch.values(), strict=True):
             real = ids[mask.bool()].tolist()
-            if start is not None:
-                assert real[0] == start
-                assert labels[0] == -100
             counted = labels != -100
             assert torch.equal(labels[counted], ids[counted])
-            assert int(counted.sum()) == len(real) - (start is not None)
+            assert int(counted.sum()) == len(real)
             assert not mask[len(real) :].any(), "padding on the right"
-            rows.append(real[start is not None :])
+            rows.append(real)
     lengths = [len(row) for row in rows]
     assert lengths == sorted(lengths)
     assert sorted(rows) == sorted(tokenizer(text).input_ids for text in texts)
     assert batches.rows == len(rows)
     assert batches.padding < 0.2
-    assert batches.tokens == sum(lengths) + len(rows) * (start is not None)
+    assert batches.tokens == sum(lengths)
 
 
-@pytest.mark.parametrize("start", [None, 0])
-def test_chunks_are_the_text_in_order(tokenizer, start):
+def test_chunks_are_the_text_in_order(tokenizer):
     texts = natural_text("english", "test", 10)
-    batches = text_batches(tokenizer, texts, length=16, start=start, batch_size=3, separator=" ")
+    batches = text_batches(tokenizer, texts, length=16, batch_size=3, separator=" ")
     ids = torch.cat([batch["input_ids"] for batch in batches])
     assert ids.shape[1] == 16
     assert batches.padding == 0
-    own = ids if start is None else ids[:, 1:]
     joined = tokenizer(" ".join(texts)).input_ids
-    assert own.flatten().tolist() == joined[: own.numel()]
-    assert batches.skipped == len(joined) - own.numel() < own.shape[1]
+    assert ids.flatten().tolist() == joined[: ids.numel()]
+    assert batches.skipped == len(joined) - ids.numel() < 16
 
 
 def test_a_causal_model_is_measured_on_them(tokenizer):
@@ -83,20 +77,3 @@ def test_a_causal_model_is_measured_on_them(tokenizer):
     together = ht.gradient(model, batches)
     alone = ht.gradient(model, text_batches(tokenizer, natural_text("english", "test", 6), batch_size=1))
     assert torch.allclose(together.flat(), alone.flat(), rtol=1e-4)
-
-
-def test_what_is_refused(tokenizer):
-    with pytest.raises(TypeError, match="got one string"):
-        text_batches(tokenizer, "one text")
-    with pytest.raises(TypeError, match=r"texts\[0\] is a Sentence"):
-        text_batches(tokenizer, ht.corpus("english", limit=1))
-    with pytest.raises(ValueError, match="got no texts"):
-        text_batches(tokenizer, [])
-    with pytest.raises(ValueError, match="none of which gives a chunk of 400 tokens"):
-        text_batches(tokenizer, ["short"], length=400)
-    with pytest.raises(ValueError, match="none of which gives a text of 2 to 3 tokens"):
-        text_batches(tokenizer, ["much too long for this"], max_tokens=3)
-    with pytest.raises(ValueError, match="got length=1"):
-        text_batches(tokenizer, ["text"], length=1)
-    with pytest.raises(ValueError, match="no split 'dev'"):
-        natural_text("english", "dev")

@@ -27,7 +27,7 @@ def test_wordpiece():
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
     assert ht.token_labels(tokenizer, tokenizer("unbelievable dog").input_ids) == ["un", "·believ", "·able", "dog"]
-    assert ht.token_labels(tokenizer, torch.tensor([1, 3]), continued="-") == ["un", "-able"]
+    assert ht.token_labels(tokenizer, torch.tensor([1, 3])) == ["un", "·able"]
 
 
 def test_ids_of_several_texts_are_refused():
