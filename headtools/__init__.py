@@ -4,7 +4,7 @@ A map of the package, in the order of the course::
 
     heads/       find, record, ablate, prune        sites, gates, ablate, patch, window, record, contributions, prune,
                                                     pruned, replay, group_scores, model_size, cache_size,
-                                                    HeadScores, bootstrap, progress, sharded
+                                                    HeadScores, bootstrap, progress
     roles/       what a head attends to and carries corpus, Sentence, Role, natural_text, text_batches, align,
                                                     to_words, taxonomy, probe, untrained, induction_scores,
                                                     attention_sinks, token_labels
@@ -52,7 +52,6 @@ _WHERE = {
     "HeadScores": "heads.scores",
     "bootstrap": "heads.intervals",
     "progress": "_engine.loop",
-    "sharded": "_engine.processes",
     "Sentence": "roles.sentence",
     "Role": "roles.role",
     "corpus": "roles.corpus",

@@ -39,8 +39,8 @@ def run(
     So a measure that only sums needs the memory of one batch, however many there are. ``checkpoint`` names a folder in
     which each batch's tensors become a file as soon as they are computed; the same call later starts from them.
     ``settings``: everything that determines the numbers besides the batches, such as the model. A folder with other
-    settings or batches is refused, and since neither shows an open context or a changed function, the last stored batch
-    is measured again and must give the same.
+    settings or batches is refused. A function counts by its name, and an open context does not show at all, so the last
+    stored batch is measured again and must give the same.
 
     Raises ``ValueError`` for a folder that holds another run.
 
@@ -56,7 +56,7 @@ def run(
         yield from map(per_batch, progress(batches, label))
         return
     batches, folder = list(batches), Path(checkpoint)
-    _claim(folder, {name: fingerprint(value) for name, value in {**(settings or {}), "batches": batches}.items()})
+    _claim(folder, {name: _identity(value) for name, value in {**(settings or {}), "batches": batches}.items()})
     files = [folder / f"{index:06d}.safetensors" for index in range(len(batches))]
     last = max((index for index, file in enumerate(files) if file.exists()), default=None)
     if last is not None:
@@ -65,6 +65,13 @@ def run(
         if not file.exists():
             write_tensors(file, per_batch(batch))
         yield read_tensors(file)[0]
+
+
+def _identity(value: Any) -> str:
+    """Return what tells one setting from another: a function's name, the fingerprint of everything else."""
+    if callable(value) and not isinstance(value, torch.nn.Module):
+        return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return fingerprint(value)
 
 
 def _claim(folder: Path, settings: Mapping[str, str]) -> None:
