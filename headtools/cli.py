@@ -192,7 +192,8 @@ def prune(given: Namespace) -> None:
         ht.prune(subject.model, cut)
     ht.save(subject.model, given.out, subject.tokenizer)
     print(
-        f"{given.out}: {len(scores) - len(cut)} of {len(scores)} heads left; open it with headtools.load({str(given.out)!r})"
+        f"{given.out}: {len(scores) - len(cut)} of {len(scores)} heads left; "
+        f"open it with headtools.load({str(given.out)!r})"
     )
 
 
