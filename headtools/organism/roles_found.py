@@ -190,7 +190,8 @@ def roles(
         ht.taxonomy(model, tokenizer, sentences, validation, **options).set_index(["role", "layer", "head"])
         for sentences in (validation, test)
     )
-    frame = frame.join(on_validation[["score", "baseline", "n"]], rsuffix="_validation", how="inner").reset_index()
+    on_validation = on_validation[["score", "baseline", "n"]].add_suffix("_validation")
+    frame = frame.join(on_validation, how="inner").reset_index()
     frame["head"] = [f"{layer}.{head}" for layer, head in zip(frame.layer, frame["head"], strict=True)]
     frame = frame.rename(columns={"score_validation": "validation"}).sort_values(["role", "layer"], kind="stable")
     frame["low"], frame["high"] = wilson(frame.score, frame.n)
