@@ -14,7 +14,6 @@ from torch import nn
 
 # decoders without ``is_causal``, by the beginning of their class name
 _DECODERS = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
-_DECODERS += ("OpenAIGPT",)
 
 
 def find_kind(name: str, module: nn.Module) -> str:
@@ -31,7 +30,8 @@ def find_kind(name: str, module: nn.Module) -> str:
     causal, is_decoder = getattr(module, "is_causal", None), getattr(module, "is_decoder", False) is True
     in_decoder = ".decoder." in f".{name}." and ".encoder." not in f".{name}."
     if causal is None:
-        causal = in_decoder or is_decoder or type(module).__name__.startswith(_DECODERS)
+        gpt1 = type(module).__module__.endswith(".modeling_openai")  # its class is called Attention
+        causal = in_decoder or is_decoder or gpt1 or type(module).__name__.startswith(_DECODERS)
     # NLLB-MoE, PEGASUS-X, BigBird-Pegasus: is_causal=False is the default of a class that both stacks use
     return "decoder" if causal is True or (in_decoder and is_decoder) else "encoder"
 
