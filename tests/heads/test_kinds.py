@@ -23,6 +23,7 @@ def module(name="OddAttention", **attributes):
         ("h.0.attn", {"is_causal": True}, "decoder"),
         ("h.0.attn", {"is_causal": False}, "encoder"),
         ("model.decoder.layers.0.attn", {"is_causal": False}, "encoder"),
+        ("model.decoder.layers.0.attn", {"is_causal": False, "is_decoder": True}, "encoder"),  # SeamlessM4T v2's units
         ("model.decoder.layers.0.attn", {}, "decoder"),
         ("decoder.encoder.layers.0.attn", {}, "encoder"),
         ("h.0.attn", {"is_decoder": True}, "decoder"),
