@@ -14,7 +14,9 @@ from torch import nn
 
 # decoders without ``is_causal``, by the beginning of their class name
 _DECODERS = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
-_DECODERS += ("OpenAIGPT",)
+# Both stacks use these classes, whose default is is_causal=False. Other classes say is_decoder where nothing is causal:
+# SeamlessM4T v2 writes all units at once.
+_SAY_IS_DECODER = ("NllbMoe", "PegasusX", "BigBirdPegasus")
 
 
 def find_kind(name: str, module: nn.Module) -> str:
@@ -31,9 +33,10 @@ def find_kind(name: str, module: nn.Module) -> str:
     causal, is_decoder = getattr(module, "is_causal", None), getattr(module, "is_decoder", False) is True
     in_decoder = ".decoder." in f".{name}." and ".encoder." not in f".{name}."
     if causal is None:
-        causal = in_decoder or is_decoder or type(module).__name__.startswith(_DECODERS)
-    # NLLB-MoE, PEGASUS-X, BigBird-Pegasus: is_causal=False is the default of a class that both stacks use
-    return "decoder" if causal is True or (in_decoder and is_decoder) else "encoder"
+        gpt1 = type(module).__module__.endswith(".modeling_openai")  # its class is called Attention
+        causal = in_decoder or is_decoder or gpt1 or type(module).__name__.startswith(_DECODERS)
+    causal = causal is True or (is_decoder and type(module).__name__.startswith(_SAY_IS_DECODER))
+    return "decoder" if causal else "encoder"
 
 
 def resolve_kind(root: nn.Module, name: str, module: nn.Module) -> tuple[str, bool]:

@@ -3,6 +3,7 @@
 import pytest
 from torch import nn
 
+import headtools as ht
 from headtools.heads._kinds import _causal_by_masks, find_kind
 
 OLDER = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
@@ -22,6 +23,7 @@ def module(name="OddAttention", **attributes):
         ("h.0.attn", {"is_causal": True}, "decoder"),
         ("h.0.attn", {"is_causal": False}, "encoder"),
         ("model.decoder.layers.0.attn", {"is_causal": False}, "encoder"),
+        ("model.decoder.layers.0.attn", {"is_causal": False, "is_decoder": True}, "encoder"),  # SeamlessM4T v2's units
         ("model.decoder.layers.0.attn", {}, "decoder"),
         ("decoder.encoder.layers.0.attn", {}, "encoder"),
         ("h.0.attn", {"is_decoder": True}, "decoder"),
@@ -108,3 +110,13 @@ def test_another_model_around_it_does_not_count():
     outer = Causal()
     outer.inner["model"] = Plain(nn.Identity(), switch=True)
     assert _causal_by_masks(outer, "inner.model.inside") is None
+
+
+@pytest.mark.parametrize("name", ["openai-gpt", "nllb-moe", "pegasus_x", "bigbird_pegasus"])
+def test_decoders_that_do_not_say_so(name):
+    """GPT-1's labels were compared at their own position; the others' decoders were padded by the source's mask."""
+    from .survey import build
+
+    model, _ = build(name)
+    kinds = ht.sites(model).kinds
+    assert set(kinds) == ({"decoder"} if name == "openai-gpt" else {"encoder", "decoder", "cross"})

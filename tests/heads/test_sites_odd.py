@@ -104,12 +104,12 @@ class OtherAttention(StrangeAttention):
             r"Module: found attention but not its heads, in a\.0\.attn \(Attention\), a\.1\.attn \(Attention\), "
             r"a\.2\.attn \(Attention\); needs",
         ),
-        ({"a": nn.MultiheadAttention(4, 2), "b": StrangeAttention()}, r"Module uses torch\.nn\.MultiheadAttention"),
+        ({"a": nn.MultiheadAttention(4, 2), "b": StrangeAttention()}, r"Module: torch\.nn\.MultiheadAttention never"),
         (
             {"a": StrangeAttention(), "b": OtherAttention(), "c": StrangeAttention()},
             r"Module: OtherAttention, StrangeAttention keeps its projections as bare tensors",
         ),
-        ({"a": nn.Linear(2, 2), "b": nn.ReLU()}, r"Module has no attention: none of its 3 modules is attention"),
+        ({"a": nn.Linear(2, 2), "b": nn.ReLU()}, r"Module has no attention: pass a transformer"),
     ],
 )
 def test_why_nothing_was_found(parts, words):
