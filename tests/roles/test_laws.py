@@ -2,7 +2,6 @@
 
 import copy
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,37 +131,15 @@ NUMBERS = st.floats(-100, 100, width=32)
 
 
 @law(60)
-@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=5, max_size=12), st.floats(0.25, 4), NUMBERS)
-def test_intervals_move_with_what_they_are_of(rows, scale, shift):
-    values = torch.tensor(rows, dtype=torch.float64)
-    low, high = ht.bootstrap(values, times=50)
-    near = 1e-4 * (1 + values.abs().max().item() * scale + abs(shift))
-    assert (low - near <= values.mean(0)).all()
-    assert (values.mean(0) <= high + near).all()
-    moved = ht.bootstrap(scale * values + shift, times=50)
-    turned = ht.bootstrap(-values, times=50)
-    for ours, theirs in ((low, -turned[1]), (high, -turned[0])):
-        assert torch.allclose(ours, theirs, atol=near)
-    for ours, theirs in zip((low, high), moved, strict=True):
-        assert torch.allclose(scale * ours + shift, theirs, atol=near)
-    alone = ht.bootstrap(values[:, 1], times=50)
-    assert torch.allclose(torch.stack(alone), torch.stack([low[1], high[1]]), atol=near)
-
-
-@law(60)
-@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=5, max_size=12), NUMBERS)
-def test_a_difference_has_two_sides(rows, shift):
-    first, second = torch.tensor(rows, dtype=torch.float64).T
-    near = 1e-5 * (1 + first.abs().max().item() + second.abs().max().item() + abs(shift))
-    there, back = ht.paired_bootstrap(first, second, n=50), ht.paired_bootstrap(second, first, n=50)
-    assert there.difference == pytest.approx((second - first).mean().item(), abs=near)
-    assert there.difference == pytest.approx(-back.difference, abs=near)
-    assert (there.low, there.high) == pytest.approx((-back.high, -back.low), abs=near)
-    assert there.low <= there.high
-    moved = ht.paired_bootstrap(first + shift, second + shift, n=50)
-    assert (moved.low, moved.high) == pytest.approx((there.low, there.high), abs=near)
-    same = ht.paired_bootstrap(first, first.clone(), n=50)
-    assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=5, max_size=12))
+def test_a_difference_has_two_sides(rows):
+    first, second = (ht.HeadScores.from_rows({("encoder", 0): row[:, None]}) for row in torch.tensor(rows).double().T)
+    near = 1e-5 * (1 + first.flat().abs().max().item() + second.flat().abs().max().item())
+    there, back = second.minus(first), first.minus(second)
+    for left, right in ((there.values, back.values), (there.low, back.high), (there.high, back.low)):
+        assert torch.allclose(left["encoder", 0], -right["encoder", 0], atol=near)
+    same = first.minus(first)
+    assert [same.values["encoder", 0], same.low["encoder", 0], same.high["encoder", 0]] == [0, 0, 0]
 
 
 @law(15)

@@ -9,7 +9,7 @@ softmax, gates) is left out, a few hundredths at these widths. Per token, with w
   for that of weights. Importance needs the first alone, from the loss down to the lowest heads' outputs: 2 forward
   passes in all, less the lowest queries, keys, values and maps. q k' and a v have two active inputs and count twice.
   Reverse mode cannot do with less; forward mode needs a pass for every head. Where the loss is one's own, whether it
-  couples examples is looked for once a call, from the loss back to the last heads.
+  couples examples is looked for once a call, by two more passes.
 - **Relevance** goes on to the embeddings: the lowest layer's part comes on top.
 - **Leave-one-out**, exact, needs for each head what lies above it: the layers above, the rest of its own, the last
   layer, and one pass to start from. The attention of its own layer need not run again, since a layer's output without
@@ -72,15 +72,6 @@ def gradient(kind: str, size: Size) -> float:
     """
     lowest = (2 if kind == "marian" else 1) * (3 * size.width**2 + 2 * scores(size))
     return relevance(kind, size) - lowest / forward(kind, size)
-
-
-def looked(kind: str, size: Size) -> float:
-    """Passes, once a call, to see whether a loss of one's own couples examples: back from it to the last heads.
-
-    >>> round(looked("bert", FULL["bert"]), 2)
-    0.08
-    """
-    return (last(kind, size) + inner(size) + size.width**2) / forward(kind, size)
 
 
 def ablation(kind: str, size: Size) -> float:
