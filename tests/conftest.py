@@ -12,6 +12,7 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ["TQDM_DISABLE"] = "1"  # bars are no outputs of a lesson
 os.environ["HEADTOOLS_PROGRESS"] = "off"  # solutions are tried in kernels; that is nobody's progress
 os.environ["HEADTOOLS_STRICT"] = "1"  # a number of a lesson that is not as its catalogue expects is a failure
 

@@ -65,7 +65,7 @@ def run(path: Path, log: Path | None = None) -> Run:
     # The kernel uses this checkout, whatever else is installed.
     path_first = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     # As in tools/lab.sh, which says why: memory is measured as a reader's kernel needs it.
-    env = {**os.environ, "PYTHONPATH": path_first, "MALLOC_MMAP_THRESHOLD_": "1000000"}
+    env = {**os.environ, "PYTHONPATH": path_first, "MALLOC_MMAP_THRESHOLD_": "1000000", "TQDM_DISABLE": "1"}
     env |= {"HEADTOOLS_MEASURED": str(log)} if log else {}
     with client.setup_kernel(env=env):
         watch.start()

@@ -23,7 +23,8 @@ def progress(items: Iterable[Item], label: str) -> Iterable[Item]:
     >>> [letter for letter in progress("abc", "")]
     ['a', 'b', 'c']
     """
-    return tqdm(items, desc=label, leave=False, disable=not label or None)
+    hidden = {} if label else {"disable": True}  # else tqdm's own default, which the variable sets
+    return tqdm(items, desc=label, leave=False, **hidden)
 
 
 def run(
