@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +24,9 @@ def progress(items: Iterable[Item], label: str) -> Iterable[Item]:
     >>> [letter for letter in progress("abc", "")]
     ['a', 'b', 'c']
     """
-    hidden = {} if label else {"disable": True}  # else tqdm's own default, which the variable sets
-    return tqdm(items, desc=label, leave=False, **hidden)
+    # tqdm reads the variable itself, but not where it draws a widget in a notebook
+    hidden = not label or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
+    return tqdm(items, desc=label, leave=False, disable=hidden)
 
 
 def run(
