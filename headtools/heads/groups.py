@@ -1,13 +1,8 @@
 """Grouped-query attention: the query heads that share a key-value head, and what its cache costs.
 
-With grouped queries (Ainslie et al. 2023, arXiv:2305.13245) some query heads read the same keys and values. A query
-head cut alone frees its query and output weights, and no cache: the others still read the keys. Only a whole group
-takes its keys and values with it.
-
-The key-value cache of a layer holds, for each token, a key and a value of every key-value head. Multi-head attention
-has as many as query heads, multi-query attention one (Shazeer 2019, arXiv:1911.02150), grouped queries a number in
-between. Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) keeps one compressed vector for all heads and a
-small key that carries the position.
+With grouped queries (Ainslie et al. 2023, arXiv:2305.13245; one group: Shazeer 2019, arXiv:1911.02150) a query head cut
+alone frees no cache: the others still read its keys. Only a whole group takes keys and values with it. Latent attention
+(DeepSeek-V2, arXiv:2405.04434) keeps one compressed vector for all heads and a small key that carries the position.
 """
 
 from __future__ import annotations

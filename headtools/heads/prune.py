@@ -1,15 +1,9 @@
 """Structured pruning of heads: ``prune`` slices the weights, ``pruned`` lists the pruned heads, ``replay`` repeats it.
 
-Requirements:
-
-1. A pruned model computes what the model computes with the same heads at gate 0. Pruning removes the head's rows of the
-   query, key and value projections and its columns of the output projection; the output projection's bias stays.
-2. Every check comes before the first change, so that an error leaves the model as it was.
-3. Slices keep the order in which the model's forward reads a fused projection: block by block or head by head.
-4. The attention module must learn its new size, which every model file stores under other names, or reads from the
-   configuration that all layers share.
-5. Indices of heads change with every cut: the original ones are kept in the module, so that ``pruned`` and ``replay``
-   do not depend on the order of cuts.
+A pruned model computes what it computes with the same heads at gate 0; the output projection's bias stays. Every check
+comes before the first change. Slices keep the order in which the forward reads a fused projection, and the module must
+learn its new size, under the names that its class uses or a configuration shared by all layers. The module keeps the
+original indices, so that ``pruned`` and ``replay`` do not depend on the order of cuts.
 """
 
 from __future__ import annotations

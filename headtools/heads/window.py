@@ -1,10 +1,7 @@
 """Limit the keys that some heads may see to the first tokens and the most recent ones, as in a streaming cache.
 
-A head that needs only the first and the latest tokens works with a small key-value cache; a head that retrieves
-information from far back does not. Xiao et al. 2024 (arXiv:2309.17453) keep the first tokens of a text, to which many
-heads give most of their weight (attention sinks), and a window of recent ones; DuoAttention (Xiao et al. 2025,
-arXiv:2410.10819) does so for some heads only and calls them streaming heads, the others retrieval heads.
-
+Xiao et al. 2024 (arXiv:2309.17453) keep the first tokens, to which many heads give most of their weight, and a window;
+DuoAttention (Xiao et al. 2025, arXiv:2410.10819) does so for streaming heads only, the others are retrieval heads.
 No cache is shortened here, so no memory is saved: the keys exist and are masked for the selected heads.
 """
 
