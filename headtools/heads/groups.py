@@ -41,11 +41,10 @@ def group_scores(model: nn.Module, scores: HeadScores) -> HeadScores:
 def cache_size(model: nn.Module, tokens: int = 1, *, streaming: Heads = (), number_bytes: int | None = None) -> int:
     """Return how many bytes the key-value cache of a model takes for a text of ``tokens`` tokens.
 
-    It counts the self-attention that reads from left to right; cross-attention keeps keys of the other text, whatever
-    is written. ``number_bytes`` is 2 in half precision; left out, that of the weights. Of ``streaming`` heads the cache
-    holds the 4 first and 64 recent tokens alone (see ``window``), but only where all query heads of a group are named:
-    another one still reads the keys. Latent attention is counted as DeepSeek-V2 has it, one compressed vector and one
-    rotary key a token; transformers itself keeps full keys and values.
+    It counts the self-attention that reads from left to right. ``number_bytes`` is 2 in half precision; left out, that
+    of the weights. Of ``streaming`` heads the cache holds the 4 first and 64 recent tokens (see ``window``), but only
+    where all query heads of a group are named. Latent attention is counted as DeepSeek-V2 has it; transformers keeps
+    full keys.
 
     Raises ``ValueError`` for a model that reads nothing from left to right.
 

@@ -278,16 +278,11 @@ def sites(model: nn.Module) -> Sites:
     """Return every attention layer of ``model`` with its heads, found by inspecting its modules; nothing is run.
 
     Head counts come from the weights' shapes, so they stay correct after pruning. A module shared by several layers
-    (ALBERT) is one site. A model is searched once, and again when it has changed.
+    (ALBERT) is one site. A model is searched once, and again when it has changed. Where nothing says whether attention
+    is causal, 'encoder' is a guess, the table says so, and ``model.is_causal = True`` (or False) decides.
 
-    A site is 'cross' by ``is_cross_attention`` or its name, and 'decoder' or 'encoder' by ``is_causal`` of the
-    attention module, its path ("decoder"), the masks that an enclosing model builds, or ``is_causal`` of an enclosing
-    model. Where none of these exists, as in a model written by hand, 'encoder' is a guess, the table says so, and
-    ``model.is_causal = True`` (or False) decides. The kind also decides which labels the default loss expects: see
-    ``label_loss``.
-
-    Raises ``TypeError`` for anything but a module and ``ValueError`` where no head can be found, with the names of the
-    attention classes. Warns when only some of a model's attention is understood.
+    Raises ``TypeError`` for anything but a module, ``ValueError`` where no head can be found; warns when only some of a
+    model's attention is understood.
 
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
