@@ -1,16 +1,9 @@
-"""The attention functions that headtools registers with transformers, the switch that makes a model use them, and what
-they are given so that heads attend uniformly, or see only the first and most recent tokens.
+"""The attention functions that headtools registers with transformers, and the switch that makes a model use them.
 
-Requirements:
-
-1. The result must be the model's own, bit for bit: ``headtools_eager`` runs the eager attention of the model's file and
-   ``headtools_sdpa`` torch's fused attention; then they pass inputs and maps to the taps of the module.
-2. Each name must be registered with a mask function as well: for an unknown name transformers builds no mask at all,
-   and the model silently attends to padding and to later tokens.
-3. The attention function is read from a configuration that layers, and even models, may share: it is switched through
-   ``override``, and restored when the last context ends.
-
-A third function, ``headtools_pruned``, is for the pruned layers of a T5 only: see ``_pruned_bias``.
+The result must be the model's own, bit for bit: ``headtools_eager`` runs the eager attention of the model's file and
+``headtools_sdpa`` torch's fused attention; then they pass inputs and maps to the taps of the module. Each is registered
+with a mask function: for an unknown name transformers builds no mask, and the model silently attends to padding and to
+later tokens. Configurations are shared by layers, even models: ``override`` switches and restores them.
 """
 
 from __future__ import annotations

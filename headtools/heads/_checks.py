@@ -141,9 +141,8 @@ def check_recorded(model: nn.Module, site: Site, name: str, recorded: Tensor) ->
     """
     if recorded.sum(dtype=torch.promote_types(recorded.dtype, torch.float32)).isfinite():
         return
-    broken = ~recorded.isfinite().movedim(2 if name == "z" else 1, 0).flatten(1).all(
-        1
-    )  # (heads,), or (kv_heads,) for k and v
+    # (heads,), or (kv_heads,) for k and v
+    broken = ~recorded.isfinite().movedim(2 if name == "z" else 1, 0).flatten(1).all(1)
     if broken.any():  # else only the sum overflowed
         heads = broken.repeat_interleave(site.heads // len(broken)).nonzero().flatten().tolist()
         raise ValueError(

@@ -1,11 +1,8 @@
 """Open contexts, and the hooks they set: which context holds what, and edits of what an output projection reads.
 
-Every intervention on heads' outputs (gates, ablation, patching) is an edit of z, the input of the output projection:
-the one tensor which every attention kernel and every model file computes, and in which the heads lie side by side.
-
-All that an open context changes beside hooks is an entry of one registry, under the object that it belongs to: that a
-module is held, functions to call with its maps, the attention function named by a configuration. What is in force
-follows from the entries that are open, so contexts may end in any order, and the last one restores the original.
+Every intervention on outputs edits z, the input of the output projection, which every kernel computes. All else that an
+open context changes is an entry of one registry, under the object that it belongs to. What is in force follows from the
+entries that are open, so contexts may end in any order, and the last one restores the original.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
 """Where an attention module keeps its projections, and which of their rows belong to which head.
 
-Models name and fuse their projections differently. This file is the only one that knows the names; all other code asks
-a :class:`Projection` for the rows of a head and never reads a model's attributes.
-
-Requirements:
-
-1. Nothing is run: layouts are read from names, shapes and code, so that they are found in models of any size, and also
-   on the meta device.
-2. Sizes come from weights first: after pruning, a configuration shared by all layers is wrong for some of them.
-3. A layout that is not certain is none: with wrong rows every result would be silently wrong.
-4. A weight is read only where it is all that the layer applies: under an adapter or a quantiser W_O is another matrix.
+The only file that knows the names by which models keep and fuse projections. Nothing is run, so that models on the meta
+device have layouts too; sizes come from weights first, since a shared configuration is wrong after pruning; a layout
+that is not certain is none, for with wrong rows every result would be silently wrong.
 """
 
 from __future__ import annotations
@@ -18,8 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-
-from headtools.heads._kinds import names_in
 
 PRUNED = "_headtools_pruned"  # in the __dict__ of a module that prune() has cut: its remaining and removed heads
 
@@ -161,11 +152,6 @@ def shape_of(layer: nn.Module) -> tuple[int, int]:
     if isinstance(getattr(layer, "out_features", None), int):  # the weight is computed, packed or quantised
         return layer.out_features, layer.in_features
     return tuple(layer.weight.shape)
-
-
-def uses_interface(module: nn.Module) -> bool:
-    """Return whether ``module``'s forward calls transformers' AttentionInterface (read from its code, not run)."""
-    return "ALL_ATTENTION_FUNCTIONS" in names_in(type(module).forward)
 
 
 def looks_like_attention(module: nn.Module) -> bool:

@@ -33,19 +33,18 @@ def ablate(
     ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...]. Their outputs z are replaced:
 
     - ``replacement="zero"``: by 0; the projection's bias stays, as when the head is pruned;
-    - ``replacement="mean"``: by the mean over the real tokens of ``reference``, one batch (a dict of the model's
-      arguments) or several; real tokens are those that the batch's attention mask keeps;
-    - ``replacement="resample"``: for every token, by the output that the head had at a token drawn at random from
-      ``reference``, the same draw for all heads of a layer. Draws start from ``seed`` each time the context is entered
-      and do not depend on which other heads are ablated;
-    - ``replacement="uniform"``: by what the head would give with uniform attention, 1/m on each of the m tokens that
-      its mask lets it see (Kovaleva et al. 2019, arXiv:1908.08593, section 4.6). Its values v stay its own.
+    - ``"mean"``: by the mean over the real tokens of ``reference``, one batch (a dict of the model's arguments) or
+      several;
+    - ``"resample"``: for every token, by the head's output at a random real token of ``reference``, the same draw for
+      all heads of a layer; draws start from ``seed`` at each entry and do not depend on other ablated heads;
+    - ``"uniform"``: by what attention of 1/m on each of the m visible tokens gives, with the head's own values
+      (Kovaleva et al. 2019, arXiv:1908.08593, section 4.6).
 
     For many ablations with one reference, run it once: ``reference`` may be what ``replacement_values`` returned.
 
     Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there or named twice, ``ValueError``
-    for another ``replacement``, a missing reference, or uniform attention in a model that does not use
-    AttentionInterface or has attention sinks, ``RuntimeError`` for a compiled model.
+    for another ``replacement``, a missing reference, or uniform attention without AttentionInterface or with attention
+    sinks, ``RuntimeError`` for a compiled model.
 
     >>> import torch, headtools as ht
     >>> from transformers import BertConfig, BertModel

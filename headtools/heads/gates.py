@@ -1,8 +1,6 @@
 """Multiply the output of each attention head by a gate: ``gates``.
 
-A head's output z is what the output projection reads, so a pre-hook there reaches the heads whatever kernel
-computed the attention. Gate 1 leaves the model bit for bit as it was; gate 0 equals zeroing the head's columns
-of the output projection, and so equals pruning it (the projection's bias stays).
+Gate 1 leaves the model bit for bit as it was; gate 0 equals pruning the head (the projection's bias stays).
 """
 
 from __future__ import annotations
@@ -22,15 +20,12 @@ from headtools.heads.sites import Site, sites
 def gates(model: nn.Module, values: Mapping[tuple, Tensor]) -> Iterator[None]:
     """Multiply the output of each head by its gate while the context lasts.
 
-    ``values``: {("encoder", 2): tensor} with gates of shape (H,), per example (B, H), or per example and token
-    (B, T, H). They are differentiable: the absolute gradient at gate 1, averaged over examples, is the
-    head's importance by Michel et al. 2019, eq. 2.
-    Sites that are not named do not change. Nested contexts multiply. Keep ``backward`` inside the context when the
-    model uses gradient checkpointing.
+    ``values``: {("encoder", 2): tensor} with gates of shape (H,), per example (B, H), or per example and token (B, T,
+    H). They are differentiable: the mean absolute gradient at gate 1 is the importance of Michel et al. 2019, eq. 2.
+    Nested contexts multiply. Keep ``backward`` inside the context when the model uses gradient checkpointing.
 
     Raises ``KeyError`` for an unknown site, ``TypeError`` or ``ValueError`` for gates of another form, NaN included,
-    and ``RuntimeError`` for a compiled model. B and T are checked when the model runs: ``generate`` with beams
-    multiplies the rows of a batch, so only gates of shape (H,) make sense there.
+    and ``RuntimeError`` for a compiled model. B and T are checked when the model runs: beams need gates of shape (H,).
 
     >>> import torch, headtools as ht
     >>> from transformers import BertConfig, BertModel

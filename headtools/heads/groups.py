@@ -1,13 +1,8 @@
 """Grouped-query attention: the query heads that share a key-value head, and what its cache costs.
 
-With grouped queries (Ainslie et al. 2023, arXiv:2305.13245) some query heads read the same keys and values. A query
-head cut alone frees its query and output weights, and no cache: the others still read the keys. Only a whole group
-takes its keys and values with it.
-
-The key-value cache of a layer holds, for each token, a key and a value of every key-value head. Multi-head attention
-has as many as query heads, multi-query attention one (Shazeer 2019, arXiv:1911.02150), grouped queries a number in
-between. Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) keeps one compressed vector for all heads and a
-small key that carries the position.
+With grouped queries (Ainslie et al. 2023, arXiv:2305.13245; one group: Shazeer 2019, arXiv:1911.02150) a query head cut
+alone frees no cache: the others still read its keys. Only a whole group takes keys and values with it. Latent attention
+(DeepSeek-V2, arXiv:2405.04434) keeps one compressed vector for all heads and a small key that carries the position.
 """
 
 from __future__ import annotations
@@ -46,11 +41,10 @@ def group_scores(model: nn.Module, scores: HeadScores) -> HeadScores:
 def cache_size(model: nn.Module, tokens: int = 1, *, streaming: Heads = (), number_bytes: int | None = None) -> int:
     """Return how many bytes the key-value cache of a model takes for a text of ``tokens`` tokens.
 
-    It counts the self-attention that reads from left to right; cross-attention keeps keys of the other text, whatever
-    is written. ``number_bytes`` is 2 in half precision; left out, that of the weights. Of ``streaming`` heads the cache
-    holds the 4 first and 64 recent tokens alone (see ``window``), but only where all query heads of a group are named:
-    another one still reads the keys. Latent attention is counted as DeepSeek-V2 has it, one compressed vector and one
-    rotary key a token; transformers itself keeps full keys and values.
+    It counts the self-attention that reads from left to right. ``number_bytes`` is 2 in half precision; left out, that
+    of the weights. Of ``streaming`` heads the cache holds the 4 first and 64 recent tokens (see ``window``), but only
+    where all query heads of a group are named. Latent attention is counted as DeepSeek-V2 has it; transformers keeps
+    full keys.
 
     Raises ``ValueError`` for a model that reads nothing from left to right.
 

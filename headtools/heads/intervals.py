@@ -54,19 +54,13 @@ def bootstrap(
 ) -> tuple[Tensor, Tensor]:
     """Return the bounds of a confidence interval of the mean of ``values``, at confidence level ``level``.
 
-    ``values``: (n, ...) with one row per example, such as a sentence; rows are resampled ``times`` times. From 100 rows
-    on this is the percentile interval (Efron 1979): the middle ``level`` of the resampled means. With fewer rows that
-    interval is too narrow, so each bound is then the outer one of Student's t and of the studentised bootstrap
-    (bootstrap-t, Efron and Tibshirani 1993, ch. 12), which allows for skewness. At least five rows are needed; the
-    table at the top of the module has the coverage. To compare two systems on the same examples pass the differences:
-    the paired bootstrap. Both bounds have the shape of one row. They may exceed the range of the mean: clamp those of
-    fractions.
-
-    ``statistic`` maps resampled means, (draws, ...), to any function of them, (draws, ...); the interval is then that
-    of the statistic of the mean row, for instance a rank correlation of two measures. Each bound is the outer one of a
-    percentile and of Student's t with the standard deviation of the draws, so that the statistic itself lies inside.
-    The interval is about samples of *n examples*: a rank correlation of noisy means rises with n, and resampling n
-    examples does not show how far.
+    ``values``: (n, ...) with one row per example; rows are resampled ``times`` times; both bounds have the shape of a
+    row, and may exceed the range of the mean. From 100 rows on this is the percentile interval (Efron 1979); with
+    fewer, each bound is the outer one of Student's t and of bootstrap-t (Efron and Tibshirani 1993, ch. 12), which
+    allows for skewness. Pass differences to compare two systems on the same examples: the paired bootstrap.
+    ``statistic`` maps resampled means (draws, ...) to any function of them (draws, ...), such as a rank correlation;
+    each bound is then the outer one of a percentile and of Student's t with the draws' deviation. It is about samples
+    of *n examples*: a rank correlation of noisy means rises with n.
 
     Raises ``ValueError`` for fewer than five rows, NaN, infinity, a level outside (0, 1) or no draws.
 

@@ -1,8 +1,7 @@
 """Activation patching of heads: ``patch`` copies heads' outputs from one run of the model into another.
 
-If a head's output on sentence A, copied into the run on sentence B, makes the model answer as it does on A, the head
-carries the difference between A and B. ``ablate`` asks how much a head matters, ``patch`` asks what information it
-carries.
+``ablate`` asks how much a head matters, ``patch`` what information it carries: if its output on sentence A, copied into
+the run on B, makes the model answer as on A, the head carries the difference.
 """
 
 from __future__ import annotations
@@ -28,18 +27,14 @@ def patch(
 ) -> Iterator[None]:
     """Give ``heads`` the outputs z that they had in another run, while the context lasts.
 
-    ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...]. ``source``: what ``record(model, want="z")``
-    recorded of that run, or {("encoder", 2): z} with z of shape (B, T, H, value_dim); with B = 1 it serves every row.
-    ``positions`` says at which tokens: token indices from 0, the same in every row, or a bool mask (B, T); left out, at
-    all tokens. A token gets the output of the same position in the source; everything else is computed from there on.
-
-    A site that runs several times in one pass (ALBERT's shared layer), or once per generated token (the decoder in
-    ``generate``), gets the same z each time, unless ``source`` has a list of them, one per call, which is repeated.
+    ``source``: what ``record(model, want="z")`` recorded of that run, or {("encoder", 2): z}, z of shape (B, T, H,
+    value_dim), where B = 1 serves every row; a list of z gives one per call of a site that runs several times,
+    repeated. ``positions``: token indices from 0, the same in every row, or a bool mask (B, T); left out, all tokens.
     Combined with ``record``, ``gates`` or ``ablate``, hooks run in the order of entry.
 
     Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads or positions that are not there, heads named twice
-    and a source without them, ``TypeError`` for a source of another kind, ``RuntimeError`` for a compiled model;
-    when the model runs, ``ValueError`` for a run with another number of rows or tokens than the source's.
+    and a source without them, ``TypeError`` for another source, ``RuntimeError`` for a compiled model; when the model
+    runs, ``ValueError`` for other numbers of rows or tokens than the source's.
 
     Vig et al. 2020 (arXiv:2004.12265) for heads; Meng et al. 2022 (arXiv:2202.05262) call their variant causal tracing.
 

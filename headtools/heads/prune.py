@@ -1,15 +1,9 @@
 """Structured pruning of heads: ``prune`` slices the weights, ``pruned`` lists the pruned heads, ``replay`` repeats it.
 
-Requirements:
-
-1. A pruned model computes what the model computes with the same heads at gate 0. Pruning removes the head's rows of the
-   query, key and value projections and its columns of the output projection; the output projection's bias stays.
-2. Every check comes before the first change, so that an error leaves the model as it was.
-3. Slices keep the order in which the model's forward reads a fused projection: block by block or head by head.
-4. The attention module must learn its new size, which every model file stores under other names, or reads from the
-   configuration that all layers share.
-5. Indices of heads change with every cut: the original ones are kept in the module, so that ``pruned`` and ``replay``
-   do not depend on the order of cuts.
+A pruned model computes what it computes with the same heads at gate 0; the output projection's bias stays. Every check
+comes before the first change. Slices keep the order in which the forward reads a fused projection, and the module must
+learn its new size, under the names that its class uses or a configuration shared by all layers. The module keeps the
+original indices, so that ``pruned`` and ``replay`` do not depend on the order of cuts.
 """
 
 from __future__ import annotations
@@ -37,18 +31,16 @@ _KEY_WIDTH = "kv_dim"
 def prune(model: nn.Module, heads: Heads, *, groups: bool = False) -> None:
     """Remove ``heads`` from ``model`` in place, by slicing its weights.
 
-    ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...], with indices as ``sites(model)`` has them now.
-    Where query heads share keys and values, a cut that leaves groups of different sizes gives every query head its own
-    copy of its keys and values: the same function, a larger cache. With ``groups`` the indices are those of key-value
-    heads, and each goes with all query heads that read it, so that weights and cache both shrink (``group_scores``
-    ranks them, ``model_size`` gives the sizes). When all heads of a layer are pruned, one silent head remains, because
-    models cannot run with none. Parameters are replaced: create optimizers after pruning.
+    ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...], with indices as ``sites(model)`` has them now. A
+    cut that leaves groups of query heads uneven gives each query head its own copy of its keys and values: the same
+    function, a larger cache. With ``groups`` the indices are those of key-value heads, and each goes with all query
+    heads that read it, so that weights and cache shrink. Of a layer without heads one silent head remains. Create
+    optimizers afterwards.
 
-    Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that do not exist, are named twice or were pruned
-    before, and ``ValueError`` for attention that cannot be sliced, always before anything is changed: latent keys and
-    values (DeepSeek), models without AttentionInterface, parameters that mix heads or that headtools does not know,
-    adapters (merge them first), quantised or offloaded weights; ``ValueError`` for no heads at all, and
-    ``RuntimeError`` for a compiled model or inside another context of headtools.
+    Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there, named twice or none,
+    ``ValueError`` for attention that cannot be sliced (latent keys, no AttentionInterface, parameters that mix heads,
+    adapters, quantised or offloaded weights), ``RuntimeError`` for a compiled model or inside another context; nothing
+    is changed then.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -92,10 +84,9 @@ def pruned(model: nn.Module) -> list[tuple]:
 def replay(model: nn.Module, heads: Heads, copied: Iterable[Sequence] = ()) -> None:
     """Prune a fresh model of the same architecture as another was pruned, so that its weights can be loaded.
 
-    ``heads`` is what ``pruned`` returned, or the same read back from JSON. Indices are the original ones, whatever was
-    pruned before. ``copied``: what ``ungrouped`` returned for the model that was pruned first, where later cuts may
-    have left its shapes to the order of cuts. The weights need not be loaded yet, and may be on the meta device. Raises
-    as ``prune`` does, and ``ValueError`` for a head that is already pruned.
+    ``heads``: what ``pruned`` returned, original indices, also read back from JSON. ``copied``: what ``ungrouped``
+    returned for the model pruned first, whose shapes may depend on the order of cuts. Weights need not be loaded yet,
+    and may be on the meta device. Raises as ``prune`` does, and ``ValueError`` for a head that is already pruned.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel

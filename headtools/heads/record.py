@@ -83,19 +83,16 @@ def record(
 ) -> Iterator[Record]:
     """Record what every head does while the context lasts.
 
-    ``want`` names what to keep: "maps" (B, head, query, key), "z" (B, token, head, value_dim), "q", "k", "v", and
-    "visible" (B, 1 or head, query, key), the keys that a query can see by the mask that attention gets: padding,
-    causality and sliding windows. Only "maps" make the model run eager attention; all else keeps its kernel. ``only``
-    limits the recording to some sites: "encoder", ("encoder", 2) or a list of them. ``accumulate(site, captured,
-    previous)`` combines calls instead of storing them: ``previous`` is what it returned for the site's last call (None
-    at first), so statistics of a corpus need the memory of one batch. Tensors are detached unless ``grad``. A site that
-    runs several times (ALBERT's shared layer, every step of ``generate``) keeps its last call; use ``accumulate`` for
-    all. Combined with ``gates`` or ``ablate``, hooks run in the order of entry: a record entered inside them records z
-    after their change, one entered before them records it before.
+    ``want``: "maps" (B, head, query, key), "z" (B, token, head, value_dim), "q", "k", "v", and "visible" (B, 1 or head,
+    query, key), the keys that a query can see. Only "maps" make the model run eager attention. ``only`` selects sites:
+    "encoder", ("encoder", 2) or a list. A site that runs several times (ALBERT, ``generate``) keeps its last call,
+    unless ``accumulate(site, captured, previous)`` combines calls; ``previous`` is what it returned last, at first
+    None. Tensors are detached unless ``grad``. A record entered inside ``gates`` or ``ablate`` records z after their
+    change, one entered before them records it before.
 
-    Raises ``ValueError`` for an unknown ``want``, where ``accumulate`` would get NaN or infinity, for maps of a model
-    that does not use AttentionInterface, for empty batches and rows of padding, and in training mode, where maps are
-    after dropout (``training=True`` allows it); ``RuntimeError`` for a compiled model.
+    Raises ``ValueError`` for an unknown ``want``, NaN or infinity before ``accumulate``, maps without
+    AttentionInterface, empty batches, rows of padding, and training mode, where maps are after dropout
+    (``training=True`` allows it); ``RuntimeError`` for a compiled model.
 
     >>> import torch, headtools as ht
     >>> from transformers import BertConfig, BertModel

@@ -9,13 +9,14 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from headtools.heads import _layout as layout
-from headtools.heads._kinds import find_kind, resolve_kind
+from headtools.heads._kinds import find_kind, names_in, resolve_kind
 from headtools.heads._layout import Projection
 
 KINDS = ("encoder", "decoder", "cross")
@@ -116,24 +117,34 @@ class Sites:
         """Return the number of heads; a site whose heads are all pruned has none."""
         return sum(self.kinds.values())
 
-    @property
+    @cached_property
     def guessed(self) -> tuple[Site, ...]:
         """Return the sites whose kind is a guess: see ``sites``."""
         return tuple(site for site in self if site.guessed)
 
-    @property
+    @cached_property
     def kinds(self) -> dict[str, int]:
         """Return how many heads there are of each kind present."""
-        kinds = dict.fromkeys(site.kind for site in self)
-        return {kind: sum(site.heads for site in self if site.kind == kind and not site.empty) for kind in kinds}
+        kinds: Counter[str] = Counter()
+        for site in self.all:
+            kinds[site.kind] += 0 if site.empty else site.heads
+        return dict(kinds)
 
     def __getitem__(self, key: str | SiteKey | Site) -> Site | Sites:
         if isinstance(key, str):
-            if matches := tuple(site for site in self if key in (site.kind, site.stack)):
+            if matches := tuple(site for site in self.all if key in (site.kind, site.stack)):
                 return Sites(matches)
             raise KeyError(f"no {key!r} attention in this model; it has {self._names()}")
-        key = key.key if isinstance(key, Site) else _check_key(key)
-        matches = [site for site in self if site.key == key or (len(key) == 2 and (site.kind, site.layer) == key)]
+        if isinstance(key, Site):
+            key = key.key
+        else:  # True and 1.0 equal 1, and would silently select layer 1; a string matches no site
+            *names, layer = key if isinstance(key, (tuple, list)) and len(key) else (key,)
+            try:
+                key = (*names, layer if isinstance(layer, str) else as_int(layer))
+            except TypeError:
+                kind = ", ".join(map(repr, names or ["encoder"]))
+                raise TypeError(f"a layer is an integer, got {layer!r} in {key!r}; write ({kind}, 1)") from None
+        matches = [site for site in self.all if site.key == key or (len(key) == 2 and (site.kind, site.layer) == key)]
         if len(matches) == 1:
             return matches[0]
         if matches:
@@ -259,16 +270,6 @@ def as_int(value: object) -> int:
     return operator.index(value)
 
 
-def _check_key(key: object) -> SiteKey:
-    """Return a key with its layer as an int; True and 1.0 equal 1, and would silently select layer 1."""
-    *names, layer = key if isinstance(key, (tuple, list)) and len(key) else (key,)
-    try:
-        return (*names, layer if isinstance(layer, str) else as_int(layer))  # a string matches no site
-    except TypeError:
-        kind = ", ".join(map(repr, names or ["encoder"]))
-        raise TypeError(f"a layer is an integer, got {layer!r} in {key!r}; write ({kind}, 1)") from None
-
-
 # the sites of each model, with the state that they were found in
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, tuple[list, Sites]] = weakref.WeakKeyDictionary()
 
@@ -277,16 +278,11 @@ def sites(model: nn.Module) -> Sites:
     """Return every attention layer of ``model`` with its heads, found by inspecting its modules; nothing is run.
 
     Head counts come from the weights' shapes, so they stay correct after pruning. A module shared by several layers
-    (ALBERT) is one site. A model is searched once, and again when it has changed.
+    (ALBERT) is one site. A model is searched once, and again when it has changed. Where nothing says whether attention
+    is causal, 'encoder' is a guess, the table says so, and ``model.is_causal = True`` (or False) decides.
 
-    A site is 'cross' by ``is_cross_attention`` or its name, and 'decoder' or 'encoder' by ``is_causal`` of the
-    attention module, its path ("decoder"), the masks that an enclosing model builds, or ``is_causal`` of an enclosing
-    model. Where none of these exists, as in a model written by hand, 'encoder' is a guess, the table says so, and
-    ``model.is_causal = True`` (or False) decides. The kind also decides which labels the default loss expects: see
-    ``label_loss``.
-
-    Raises ``TypeError`` for anything but a module and ``ValueError`` where no head can be found, with the names of the
-    attention classes. Warns when only some of a model's attention is understood.
+    Raises ``TypeError`` for anything but a module, ``ValueError`` where no head can be found; warns when only some of a
+    model's attention is understood.
 
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -339,8 +335,9 @@ def _state(model: nn.Module) -> list:
 
 def _search(model: nn.Module) -> Sites:
     found, skipped, unknown_classes = [], [], []
+    paths: dict[str, set[str]] = {}  # of the stacks of each kind
     for name, module in model.named_modules():
-        interface = layout.uses_interface(module)
+        interface = "ALL_ATTENTION_FUNCTIONS" in names_in(type(module).forward)  # its code is read, not run
         if not interface and not layout.looks_like_attention(module):
             # only for the error message: a class of this name whose heads no hook can reach
             if "attention" in type(module).__name__.lower() or isinstance(module, nn.MultiheadAttention):
@@ -355,18 +352,19 @@ def _search(model: nn.Module) -> Sites:
         if site is None:
             skipped.append(f"{name} ({type(module).__name__})")
         else:
-            found.append(site)
+            # the path above the first layer number: 'text_model.encoder.layers'
+            parts = re.split(r"(?:^|\.)\d+(?:\.|$)", name, maxsplit=1)
+            path = parts[0] if len(parts) > 1 else name.rpartition(".")[0]
+            found.append((site, path))
+            paths.setdefault(site.kind, set()).add(path)
     if not found:
         raise ValueError(_no_sites_message(model, skipped, unknown_classes))
     if skipped:
         warnings.warn(f"headtools does not understand {len(skipped)} attention modules: {skipped[0]}", stacklevel=3)
     # stacks are named by the modules' own kinds, layers are counted by the resolved ones (CLIP's text model)
-    paths: dict[str, set[str]] = {}
-    for site in found:
-        paths.setdefault(site.kind, set()).add(_path(site))
     count, numbered = Counter(), []
-    for site in found:
-        stack = _stack_name(_path(site), paths[site.kind]) if len(paths[site.kind]) > 1 else ""
+    for site, path in found:
+        stack = _stack_name(path, paths[site.kind]) if len(paths[site.kind]) > 1 else ""
         kind, guessed = resolve_kind(model, site.name, site.module)
         numbered.append(replace(site, stack=stack, kind=kind, layer=count[kind, stack], guessed=guessed))
         count[kind, stack] += 1
@@ -408,12 +406,6 @@ def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) 
         empty=state["empty"],
         tokens_first=type(module).__module__.endswith(".modeling_fsmt"),  # (T, B, d_model), as in fairseq
     )
-
-
-def _path(site: Site) -> str:
-    """Return the path above the first layer number: 'text_model.encoder.layers'."""
-    parts = re.split(r"(?:^|\.)\d+(?:\.|$)", site.name, maxsplit=1)
-    return parts[0] if len(parts) > 1 else site.name.rpartition(".")[0]
 
 
 def _stack_name(path: str, paths: set[str]) -> str:

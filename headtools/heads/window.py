@@ -1,10 +1,7 @@
 """Limit the keys that some heads may see to the first tokens and the most recent ones, as in a streaming cache.
 
-A head that needs only the first and the latest tokens works with a small key-value cache; a head that retrieves
-information from far back does not. Xiao et al. 2024 (arXiv:2309.17453) keep the first tokens of a text, to which many
-heads give most of their weight (attention sinks), and a window of recent ones; DuoAttention (Xiao et al. 2025,
-arXiv:2410.10819) does so for some heads only and calls them streaming heads, the others retrieval heads.
-
+Xiao et al. 2024 (arXiv:2309.17453) keep the first tokens, to which many heads give most of their weight, and a window;
+DuoAttention (Xiao et al. 2025, arXiv:2410.10819) does so for streaming heads only, the others are retrieval heads.
 No cache is shortened here, so no memory is saved: the keys exist and are masked for the selected heads.
 """
 
@@ -25,17 +22,14 @@ from headtools.heads.sites import Heads, select, sites
 def window(model: nn.Module, heads: Heads, first: int = 4, recent: int = 64) -> Iterator[None]:
     """Let ``heads`` see only the ``first`` tokens and the ``recent`` ones while the context lasts.
 
-    ``heads``: {("decoder", 2): [0, 5]} or [("decoder", 2, 0), ...]. ``recent`` counts the query's own token, so
-    ``recent=1`` is the token itself; padding counts for neither number. ``first=0`` also
-    hides the attention sinks. Other heads do not change. The softmax is over the visible keys, as in a model with a
-    shorter cache. Nested windows hide every key that any of them hides.
-
-    Only for causal (decoder) attention, with or without a key-value cache. In a layer with its own sliding window,
-    ``first`` counts from the start of that window.
+    ``recent`` counts the query's own token; padding counts for neither number; ``first=0`` also hides attention sinks.
+    The softmax is over the visible keys. Nested windows hide every key that any of them hides. Only for causal
+    (decoder) attention, with or without a cache; in a layer with its own sliding window ``first`` counts from its
+    start.
 
     Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that do not exist or are named twice, ``ValueError``
-    for sizes below 0 (``recent`` below 1), heads of an encoder or of cross-attention, and models that do not use
-    AttentionInterface, ``RuntimeError`` for a model compiled before.
+    for sizes too small, other kinds and models without AttentionInterface, ``RuntimeError`` for a model compiled
+    before.
 
     >>> import torch, headtools as ht
     >>> from transformers import LlamaConfig, LlamaForCausalLM
