@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import headtools as ht
 from headtools._report.page import Section, page, paragraph, table
-from headtools.course import words
+from headtools.course import plot
 from headtools.course.check import CheckResult
 from headtools.course.claims import Others, ledger_rows
 from headtools.course.course_claims import CourseClaim, CourseClaims
@@ -103,7 +103,7 @@ def test_names_in_drawings():
         warnings.simplefilter("error")
         for fig in (
             ht.plot.maps(maps, texts, titles=texts[:2]),
-            words.compare_words([(text, ["a", text]) for text in texts]),
+            plot.words([(text, ["a", text]) for text in texts]),
             ht.plot.bars(texts, range(len(texts)), label="n"),
         ):
             assert ht.figure(fig, claim="It is drawn.", alt="Something hostile.").png[:4] == b"\x89PNG"

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -106,20 +107,17 @@ def report(
 ) -> Report:
     """Measure the heads of a model and write one self-contained HTML page about them.
 
-    The page opens with five findings, each with its interval or baseline. Then come the maps of the heads that stand
-    out, the role map with the scores behind it, importance by gradient with intervals, a pruning curve compared with
-    ``orders`` random orders, geometry compared with random heads, and the conventions. Of a causal language model it
-    also has the weight on the first token, the heads that look back, and the key-value cache. A section that cannot be
-    measured for this model stands at the end with the reason; the others are measured.
+    The page opens with five findings, each with its interval or baseline. A section that cannot be measured for this
+    model stands at the end with the reason; the others are measured. The model is left bit for bit as it was.
 
     ``corpus``: sentences, or what ``headtools.corpus`` takes ("organism", "english", a treebank's path), at most
     ``limit`` of them; they need ``tokenizer``. Or batches, dicts of the model's arguments with labels, for models of
     images or sound and for losses of your own; roles are then not measured. Sentences get labels by
     ``headtools.label``; importance in a model without logits, such as a bare encoder, is the change of its output.
     ``loss``: as in ``headtools.gradient``. ``path``: where to write the page. ``seed``: of everything random.
-    ``check``: a second corpus, like ``corpus``, on which the least important heads are switched off as well; a causal
-    language model is always checked on random tokens that repeat. ``progress``: say on stderr what the report will
-    cost, and show a progress bar. The model is left bit for bit as it was.
+    ``orders``: how many random orders the pruning curve is compared with. ``check``: a second corpus, like ``corpus``,
+    on which the least important heads are switched off as well; a causal language model is always checked on random
+    tokens that repeat. ``progress``: say on stderr what the report will cost, and show a progress bar.
 
     Heads are chosen and measured on different halves of the sentences, the same halves in every section. Time: some
     forty forward passes over half of the corpus, and two backward passes.
@@ -132,7 +130,8 @@ def report(
     >>> report(model, "organism", tokenizer, limit=8, orders=1, progress=False).missing
     {}
     """
-    _check_matplotlib()
+    if not find_spec("matplotlib"):  # refused before an hour's work, not after it
+        raise ImportError("a report draws its figures with matplotlib: pip install matplotlib")
     every_site = sites(model)
     subject = prepare(model, corpus, tokenizer, loss=loss, limit=limit, seed=seed)
     skipped = set() if subject.causal else set(CAUSAL)
@@ -162,14 +161,6 @@ def report(
     written_to = None if path is None else write_bytes(path, html.encode("utf-8"))
     tables = {name: found["table"] for name, found in results.items() if isinstance(found, dict) and "table" in found}
     return Report(html, missing, tables, written_to)
-
-
-def _check_matplotlib() -> None:
-    """Refuse before an hour's work, not after it."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("a report draws its figures with matplotlib: pip install matplotlib") from error
 
 
 def _measure(

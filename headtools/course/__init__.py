@@ -6,7 +6,7 @@
     figure.py           figure(), style()           a picture with a caption and a description; the house style
     measured.py         measured()                  a sentence whose numbers are compared with those measured here
     predict.py          predict()                   a question before the measurement; the caption repeats the answer
-    plot.py             plot.heads(), plot.maps() … the drawings that lessons repeat; words.py, role_map.py
+    plot.py             plot.heads(), plot.maps() … the drawings that lessons repeat; role_map.py
     claims.py           ledger()                    what others write, with two verdicts
     course_claims.py    ledger()                    the claims of all lessons, with filters
     explore.py          explore()                   controls over a picture that can be read without a kernel

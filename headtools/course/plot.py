@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ __all__ = [
 
 MARKERS = "osD^vPX*"
 DASHES = ("-", "--", "-.", ":")
+_WIDTH = 74  # characters of a line of words
 HATCHES = ("", "//", "..", "xx", "--", "||")
 
 
@@ -556,10 +558,54 @@ def spectrum(
 
 
 def words(rows: Sequence[tuple[str, Sequence[str]]]) -> Figure:
-    """Draw sentences under one another, with words framed that are not in the first: see ``course/words.py``."""
-    from headtools.course.words import compare_words
+    """Draw sentences under one another; words of later rows that are not in the first are framed and bold.
 
-    return compare_words(rows)
+    rows: (name, words) each, the first one being what the others are compared with; long rows are wrapped
+
+    Raises ValueError when a row has no words.
+    """
+    if not rows or any(not words for _, words in rows):
+        raise ValueError(f"every row needs a name and words, got {[name for name, words in rows if not words]}")
+
+    def shown(text: str, most: int = _WIDTH) -> str:
+        return shortened(plain(text).translate({ord(end): " " for end in "\n\r\t"}), most)
+
+    lines: list[tuple[str, list[tuple[str, bool]]]] = []  # name, (word, whether it changed)
+    for i, (name, sentence) in enumerate(rows):
+        marks = [False] * len(sentence) if i == 0 else changed_words(rows[0][1], sentence)
+        lines.append((name, []))
+        width = 0
+        for word, mark in zip(map(shown, sentence), marks, strict=True):
+            if width + len(word) + 1 > _WIDTH and lines[-1][1]:
+                lines.append(("", []))
+                width = 0
+            lines[-1][1].append((word, mark))
+            width += len(word) + 1
+    fig, ax = subplots(figsize=(8.6, 0.42 * len(lines) + 0.15))
+    ax.set(xlim=(0, _WIDTH + 18), ylim=(len(lines) - 0.4, -0.6))
+    ax.set_axis_off()
+    written = {"va": "center", "fontsize": 10, "parse_math": False}
+    frame = {"boxstyle": "square,pad=0.12", "facecolor": "#FFE3CC", "edgecolor": "#D55E00"}
+    for y, (name, line) in enumerate(lines):
+        ax.text(0, y, shown(name, 18), color="#444444", **written)
+        x = 18.0
+        for word, mark in line:
+            look = {"weight": "bold", "bbox": frame} if mark else {}
+            ax.text(x, y, word, family="monospace", **look, **written)
+            x += len(word) + 1
+    return fig
+
+
+def changed_words(before: Sequence[str], after: Sequence[str]) -> list[bool]:
+    """Tell for each word of ``after`` whether it is new or moved, by the longest common runs of words.
+
+    >>> changed_words(["a", "b", "c"], ["a", "x", "c"])
+    [False, True, False]
+    """
+    same = [False] * len(after)
+    for block in SequenceMatcher(None, list(before), list(after), autojunk=False).get_matching_blocks():
+        same[block.b : block.b + block.size] = [True] * block.size
+    return [not s for s in same]
 
 
 def roles(frame: Any, *, kind: str = "encoder", title: str = "", legend: bool = True, ax: Axes | None = None) -> Figure:

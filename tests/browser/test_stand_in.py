@@ -160,23 +160,3 @@ def test_it_draws_what_d3_draws(page, expected, kind, shape):
     assert first_difference(drawings(page, view(kind, shape), kind, "stand-in"), theirs) == ""
     # A step that changes nothing would compare nothing.
     assert [after for before, after in pairwise(theirs) if theirs[before] == theirs[after]] == []
-
-
-# A mistake in the stand-in, and the step that shows it.
-MISTAKES = {
-    "the next head's colour": ("head", "colours[i % colours.length]", "colours[(i + 1) % colours.length]", "drawn"),
-    "the next word": ("head", "act.call(n, n.__data__, i)", "act.call(n, n.__data__, i + 1)", "1. hover"),
-    "lines stay": ("head", "v == null ? n.removeAttribute(k) : n.set", "n.set", "2. hover"),
-    "green lightens to blue": ("head", "(b - r) / range + 2", "(b - r) / range + 4", "5. click"),
-    "no style": ("model", "n.style.setProperty(k, v)", "null", "drawn"),
-    "the word's number is lost": ("model", "act.call(n, n.__data__, i)", "act.call(n, n.__data__, 0)", "3. hover"),
-    "details stay": ("model", "n => n.remove()", "n => n", "6. click"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_seen(page, expected, mistake):
-    kind, right, wrong, step = MISTAKES[mistake]
-    mistaken = replaced(view(kind, "cross"), re.escape(right), wrong)
-    seen = first_difference(drawings(page, mistaken, kind, "stand-in"), expected(kind, "cross"))
-    assert seen.startswith(step), seen

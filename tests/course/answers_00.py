@@ -27,10 +27,6 @@ def encoder_output_when_it_can(model, batch, heads):
     return out.logits if ("decoder", 1) in heads else out.encoder_last_hidden_state
 
 
-def blank(model, batch, heads):
-    return ...
-
-
 def head_mask(model, batch, heads):
     return model(**batch, head_mask=torch.zeros(3, 4)).logits
 
@@ -94,7 +90,6 @@ COUNT = {"encoder": 48, "decoder": 48, "cross": 48}
 ANSWERS = {
     "00.ablate": {
         "right": [right, whole_output, by_gates, encoder_output_when_it_can],
-        "blank": [None, ..., blank, lambda model, batch, heads: None],
         "wrong": [
             (head_mask, "took head_mask= without a word"),
             (after_the_block, "run inside the with block"),

@@ -33,10 +33,6 @@ def overflowing(q, k, mask):
     return e / e.sum(-1, keepdim=True)
 
 
-def not_implemented(*arguments):
-    raise NotImplementedError
-
-
 def right_split(x, heads):
     return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
 
@@ -74,7 +70,6 @@ def every_second_column(z, W_o):
 ANSWERS = {
     "01.softmax": {
         "right": [right_softmax, softmax_by_hand, softmax_in_numpy, softmax_in_lists],
-        "blank": [None, ..., not_implemented, lambda q, k, mask: None],
         "wrong": [
             (lambda q, k, mask: right_softmax(2 * q, k, mask), "too peaked: divide.*square root"),
             (lambda q, k, mask: right_softmax(q / 2, k, mask), "square root of d"),
@@ -98,7 +93,6 @@ ANSWERS = {
     },
     "01.split": {
         "right": [right_split, split_by_chunks, split_in_lists],
-        "blank": [None, not_implemented, lambda x, heads: ...],
         "wrong": [
             (lambda x, heads: x.reshape(x.shape[0], heads, x.shape[1], -1), "numbers are shuffled"),
             (lambda x, heads: x.view(*x.shape[:2], heads, -1), r"\(batch, token, head, d\).*exchange two axes"),
@@ -112,7 +106,6 @@ ANSWERS = {
     },
     "01.sum": {
         "right": [right_sum, sum_in_a_loop, lambda z, W_o: sum_in_a_loop(z, W_o).double().numpy()],
-        "blank": [None, not_implemented, lambda z, W_o: None],
         "wrong": [
             (rows_of_w, "uses rows of W_o"),
             (whole_sum, "This is the sum of the heads"),
@@ -130,7 +123,6 @@ ANSWERS = {
             lambda T, d, H: 4 * T * d * d + H * 2 * T * T * (d / H),
             lambda T, d, H: torch.tensor(4 * T * d * d + 2 * T * T * d),
         ],
-        "blank": [None, ..., not_implemented, lambda T, d, H: None],
         "wrong": [
             (lambda T, d, H: H * (4 * T * d * d + 2 * T * T * d), "every head the full width"),
             (lambda T, d, H: 3 * T * d * d + 2 * T * T * d, "There is a fourth"),

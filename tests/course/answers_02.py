@@ -6,10 +6,6 @@ import numpy as np
 import torch
 
 
-def not_implemented(*arguments):
-    raise NotImplementedError
-
-
 def right_swap(W, a, b):
     return not torch.allclose(a @ a.T @ W, W, atol=1e-4)
 
@@ -99,7 +95,6 @@ def in_turns(omega, delta):
 ANSWERS = {
     "02.swap": {
         "right": [right_swap, swap_by_svd, swap_in_numpy, lambda W, a, b: (a.T @ W @ b).norm() < 0.999 * W.norm()],
-        "blank": [None, ..., not_implemented, lambda W, a, b: None],
         "wrong": [
             (lambda W, a, b: not right_swap(W, a, b), "other way round, each time"),
             (lambda W, a, b: right_swap(W.T, a, b), "other way round.*tokens taken as columns"),
@@ -115,7 +110,6 @@ ANSWERS = {
     },
     "02.rank": {
         "right": [right_rank, rank_in_numpy, rank_in_bits],
-        "blank": [None, ..., not_implemented, lambda W: ...],
         "wrong": [
             (lambda W: right_rank(W).log(), "This is the entropy. The effective rank is exp"),
             (lambda W: right_rank(W).log2(), "entropy in bits"),
@@ -139,7 +133,6 @@ ANSWERS = {
     },
     "02.offset": {
         "right": [right_offset, weighted_offset, offset_in_numpy],
-        "blank": [None, ..., not_implemented, lambda omega, delta: None],
         "wrong": [
             (lambda omega, delta: torch.eye(2 * len(omega)), "ignores delta"),
             (lambda omega, delta: right_offset(omega, delta).T, "looks the other way"),

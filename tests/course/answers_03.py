@@ -5,10 +5,6 @@ from collections import Counter
 import torch
 
 
-def not_implemented(*arguments):
-    raise NotImplementedError
-
-
 def right_positional(maps, offset):
     looks = maps.argmax(-1)
     query = torch.arange(maps.shape[1])
@@ -76,7 +72,6 @@ def aer_in_a_loop(proposed, sure, possible):
 ANSWERS = {
     "03.positional": {
         "right": [right_positional, positional_in_a_loop],
-        "blank": [None, ..., not_implemented, lambda maps, offset: None],
         "wrong": [
             (edges_counted, "without such a key"),
             (lambda maps, offset: right_positional(maps, -offset), "The sign"),
@@ -90,7 +85,6 @@ ANSWERS = {
     },
     "03.baseline": {
         "right": [right_baseline, baseline_by_max],
-        "blank": [None, not_implemented, lambda fitted, scored: ...],
         "wrong": [
             (lambda fitted, scored: right_baseline(scored, scored), "fits them too well"),
             (lambda fitted, scored: right_baseline(fitted, fitted), "share in fitted"),
@@ -104,7 +98,6 @@ ANSWERS = {
     },
     "03.aer": {
         "right": [right_aer, aer_in_a_loop],
-        "blank": [None, ..., not_implemented, lambda proposed, sure, possible: None],
         "wrong": [
             (lambda proposed, sure, possible: 1 - right_aer(proposed, sure, possible), "1 minus that"),
             (
@@ -133,7 +126,6 @@ ANSWERS = {
     },
     "03.words": {
         "right": [right_words, words_in_a_loop, lambda weights, words: right_words(weights, words).numpy()],
-        "blank": [None, not_implemented, lambda weights, words: None],
         "wrong": [
             (lambda weights, words: both(weights, words, "mean"), "Both sides are averaged"),
             (lambda weights, words: both(weights, words, "sum"), "Both sides are summed"),

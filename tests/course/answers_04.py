@@ -56,14 +56,9 @@ def attach_in_a_loop(maps, down, up):
     return heads
 
 
-def not_implemented(*arguments):
-    raise NotImplementedError
-
-
 ANSWERS = {
     "04.gradient": {
         "right": [right_gradient, gradient_by_autograd, lambda X, Y, W: right_gradient(X, Y, W).tolist()],
-        "blank": [None, not_implemented, lambda X, Y, W: ...],
         "wrong": [
             (lambda X, Y, W: right_gradient(X, Y, W) * len(X), "sum over words"),
             (lambda X, Y, W: -right_gradient(X, Y, W), "sign is turned round"),
@@ -76,7 +71,6 @@ ANSWERS = {
     },
     "04.control": {
         "right": [right_control, control_in_numpy],
-        "blank": [None, ..., not_implemented, lambda words, labels: None],
         "wrong": [
             (shuffled, "several labels.*draw once for each different word"),
             (lambda words, labels: [random.choice(labels) for _ in words], "several labels"),
@@ -91,7 +85,6 @@ ANSWERS = {
     },
     "04.remove": {
         "right": [right_remove, remove_by_matrix, lambda z, v: right_remove(z, v / v.norm()).tolist()],
-        "blank": [None, not_implemented, lambda z, v: ...],
         "wrong": [
             (lambda z, v: z - right_remove(z, v), "part along v, the part to take away"),
             (lambda z, v: z - (z @ v)[:, None] * v, "divide by its squared length"),
@@ -107,7 +100,6 @@ ANSWERS = {
     },
     "04.attach": {
         "right": [right_attach, attach_in_a_loop],
-        "blank": [None, not_implemented, lambda maps, down, up: None],
         "wrong": [
             (
                 lambda maps, down, up: (

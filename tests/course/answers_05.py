@@ -4,10 +4,6 @@ import numpy as np
 import torch
 
 
-def not_implemented(*arguments):
-    raise NotImplementedError
-
-
 def right_induction(maps, length):
     return maps[:, length:].diagonal(1, 1, 2).mean(-1)
 
@@ -45,7 +41,6 @@ def jump_in_numpy(steps, loss):
 ANSWERS = {
     "05.induction": {
         "right": [right_induction, induction_in_a_loop, induction_by_slice],
-        "blank": [None, ..., not_implemented, lambda maps, length: None],
         "wrong": [
             (lambda maps, length: maps.diagonal(-length, 1, 2).mean(-1), "duplicate-token score"),
             (lambda maps, length: maps.diagonal(-length - 1, 1, 2).mean(-1), "one place before the earlier copy"),
@@ -65,7 +60,6 @@ ANSWERS = {
     },
     "05.chance": {
         "right": [right_chance, chance_from_a_map, lambda length: np.mean(1 / np.arange(length + 1, 2 * length + 1))],
-        "blank": [None, ..., not_implemented, lambda length: ...],
         "wrong": [
             (lambda length: 1 / (2 * length), "one over the whole sequence"),
             (lambda length: 1 / length, "one over the segment"),
@@ -82,7 +76,6 @@ ANSWERS = {
     },
     "05.jump": {
         "right": [right_jump, jump_in_numpy, lambda steps, loss: float(right_jump(steps, loss))],
-        "blank": [None, not_implemented, lambda steps, loss: ...],
         "wrong": [
             (lambda steps, loss: steps[(loss[:-1] - loss[1:]).argmax()], "not equally far apart"),
             (lambda steps, loss: ((loss[:-1] - loss[1:]) / (steps[1:] - steps[:-1])).argmax(), "of the measurement"),

@@ -4,10 +4,6 @@ import numpy as np
 import torch
 
 
-def not_implemented(*arguments):
-    raise NotImplementedError
-
-
 def slopes_of(losses, examples, heads, at=1.0):
     gates = torch.full((examples, heads), at, requires_grad=True)
     return torch.autograd.grad(losses(gates).sum(), gates)[0]
@@ -92,7 +88,6 @@ def interaction_of_means(whole, without_a, without_b, without_both):
 ANSWERS = {
     "06.importance": {
         "right": [right_importance, importance_one_by_one, importance_by_differences],
-        "blank": [None, ..., not_implemented, lambda losses, examples, heads: None],
         "wrong": [
             (shared_gates, "does the absolute value come before the mean"),
             (lambda losses, e, h: slopes_of(losses, e, h).mean(0).abs(), "does the absolute value come before"),
@@ -120,7 +115,7 @@ ANSWERS = {
             np.array([[3.0, -1.0], [-2.0, -1.0]]),
             lambda: torch.tensor([[1.0, 0.2], [-0.9, 0.2]]),
         ],
-        "blank": [None, ..., lambda: None, not_implemented],
+        "blank": [lambda: None],
         "wrong": [
             (torch.tensor([[1.0, 0.1], [1.0, 0.1]]), "Slopes cancel where their signs differ"),
             (torch.tensor([[1.0, 0.1], [-0.5, 0.1]]), "They cancel, but too little"),
@@ -135,7 +130,6 @@ ANSWERS = {
     },
     "06.forms": {
         "right": [right_from_maps, from_maps_by_einsum, from_maps_in_numpy],
-        "blank": [None, ..., not_implemented, lambda maps, slopes: ...],
         "wrong": [
             (lambda maps, slopes: slopes.abs().mean((0, 2, 3)), "mean size of dL/dA alone"),
             (lambda maps, slopes: slopes.abs().sum((2, 3)).mean(0), "summed size of dL/dA alone"),
@@ -155,7 +149,6 @@ ANSWERS = {
     },
     "06.removal": {
         "right": [right_removal, removal_by_rows, removal_in_numpy],
-        "blank": [None, ..., not_implemented, lambda slopes, bends: ...],
         "wrong": [
             (lambda slopes, bends: (slopes + bends / 2).mean(0), "slope enters with a minus"),
             (lambda slopes, bends: -slopes.mean(0), "first order alone"),
@@ -173,7 +166,6 @@ ANSWERS = {
     },
     "06.interaction": {
         "right": [right_interaction, interaction_of_means],
-        "blank": [None, ..., not_implemented, lambda *losses: None],
         "wrong": [
             (lambda w, a, b, both: -right_interaction(w, a, b, both), "sign is turned round"),
             (lambda w, a, b, both: (both - a - b).mean(), "loss of the whole model is missing"),

@@ -3,10 +3,6 @@
 import torch
 
 
-def not_implemented(*arguments):
-    raise NotImplementedError
-
-
 def right_epsilon(x, weight, bias, relevance, epsilon):
     y = weight @ x + bias
     y = y + epsilon * torch.where(y < 0, -1.0, 1.0)
@@ -92,7 +88,6 @@ def shares_by_normalise(relevance):
 ANSWERS = {
     "07.epsilon": {
         "right": [right_epsilon, epsilon_in_loops, epsilon_by_sign],
-        "blank": [None, ..., not_implemented, lambda x, weight, bias, relevance, epsilon: None],
         "wrong": [
             (changed_epsilon(lambda y, b, e: y + b + e), "added to y as it is"),
             (changed_epsilon(lambda y, b, e: y + b), "Epsilon is missing"),
@@ -115,7 +110,6 @@ ANSWERS = {
     },
     "07.signs": {
         "right": [right_signs, signs_in_a_loop],
-        "blank": [None, ..., not_implemented, lambda terms, relevance, alpha: None],
         "wrong": [
             (no_empty_sign, "one sign only"),
             (lambda terms, relevance, alpha: terms / terms.sum() * relevance, "where signs cancel"),
@@ -135,7 +129,6 @@ ANSWERS = {
     },
     "07.softmax": {
         "right": [right_softmax, softmax_by_jacobian, softmax_in_a_loop],
-        "blank": [None, ..., not_implemented, lambda scores, relevance: ...],
         "wrong": [
             (lambda scores, relevance: relevance, "passes relevance on unchanged"),
             (lambda scores, relevance: relevance - scores.softmax(-1) * relevance.sum(), "score itself is missing"),
@@ -167,7 +160,6 @@ ANSWERS = {
     },
     "07.shares": {
         "right": [right_shares, shares_in_a_loop, shares_by_normalise],
-        "blank": [None, ..., not_implemented, lambda relevance: None],
         "wrong": [
             (lambda relevance: relevance.abs().sum(0) / relevance.abs().sum(), "Divide each step by itself"),
             (lambda relevance: (relevance / relevance.sum(1, keepdim=True)).mean(0), "come near zero"),

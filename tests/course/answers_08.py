@@ -8,10 +8,6 @@ import torch
 from headtools.sparse.hard_concrete import HardConcrete
 
 
-def not_implemented(*arguments):
-    raise NotImplementedError
-
-
 def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
@@ -109,7 +105,6 @@ def voita_beside(second):
 ANSWERS = {
     "08.gate": {
         "right": [right_gate, gate_by_the_package, gate_in_a_loop],
-        "blank": [None, ..., not_implemented, lambda u, log_alpha, temperature: None],
         "wrong": [
             (inner, "The stretch is missing"),
             (lambda u, a, t: stretched(inner(u, a, t)), "The clipping is missing"),
@@ -129,7 +124,6 @@ ANSWERS = {
     },
     "08.zero": {
         "right": [right_zero, zero_as_odds, zero_by_the_package],
-        "blank": [None, ..., not_implemented, lambda log_alpha, temperature: ...],
         "wrong": [
             (lambda a, t: 1 - right_zero(a, t), "not 0|exactly 1"),
             (lambda a, t: right_zero(-a, t), "exactly 1"),
@@ -148,7 +142,6 @@ ANSWERS = {
     },
     "08.pull": {
         "right": [right_pull, pull_by_autograd, pull_by_differences],
-        "blank": [None, not_implemented, lambda p_open, penalty: ...],
         "wrong": [
             (lambda p, x: x * p, "That is the penalty itself"),
             (lambda p, x: -x * p * (1 - p), "opposite sign"),
@@ -163,7 +156,6 @@ ANSWERS = {
     },
     "08.fixed": {
         "right": [right_fixed, fixed_by_the_package, fixed_stacked],
-        "blank": [None, ..., not_implemented, lambda log_alpha: None],
         "wrong": [
             (lambda a: right_fixed(a)[::-1], "The second comes first"),
             (lambda a: ((a < 0).float(), louizos(a)), "Voita's rule opens the gate"),

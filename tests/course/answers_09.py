@@ -7,10 +7,6 @@ import numpy as np
 import torch
 
 
-def not_implemented(*arguments):
-    raise NotImplementedError
-
-
 def right_left(scores, keep):
     rank = scores.flatten().argsort(descending=True).argsort().view(scores.shape)
     return rank < keep
@@ -88,7 +84,6 @@ def work_from_flops_of_tensors(heads, length, width, inner):
 ANSWERS = {
     "09.left": {
         "right": [right_left, left_by_loop, left_by_topk],
-        "blank": [None, ..., not_implemented, lambda scores, keep: None],
         "wrong": [
             (lambda scores, keep: ~right_left(scores, keep), "the heads that go"),
             (lambda scores, keep: right_left(-scores, keep), "lowest scores stay"),
@@ -105,7 +100,6 @@ ANSWERS = {
     },
     "09.chance": {
         "right": [right_chance, chance_by_steps, lambda *given: torch.tensor(right_chance(*given))],
-        "blank": [None, ..., not_implemented, lambda n, r, k, hit: ...],
         "wrong": [
             (exactly, "exactly as many"),
             (lambda n, r, k, hit: right_chance(n, r, k, hit + 1), "the chance of more"),
@@ -121,7 +115,6 @@ ANSWERS = {
     },
     "09.work": {
         "right": [share(), work_from_flops_of_tensors, lambda *given: np.float32(share()(*given)).astype(float)],
-        "blank": [None, not_implemented, lambda heads, length, width, inner: ...],
         "wrong": [
             (lambda heads, *_: heads / 8, "leaves out the feed-forward part"),
             (share(look=0), "leaves out scores and weighted sums"),

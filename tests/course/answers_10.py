@@ -4,10 +4,6 @@ import numpy as np
 import torch
 
 
-def not_implemented(*arguments):
-    raise NotImplementedError
-
-
 def right_merge(W_V, W_O, rank):
     u, s, vt = torch.linalg.svd((W_V @ W_O).sum(0))
     return u[:, :rank] * s[:rank] @ vt[:rank]
@@ -69,7 +65,6 @@ def exchanged(before, after):
 ANSWERS = {
     "10.merge": {
         "right": [right_merge, merge_by_the_right_side, merge_in_double],
-        "blank": [None, ..., not_implemented, lambda W_V, W_O, rank: None],
         "wrong": [
             (lambda W_V, W_O, rank: (W_V @ W_O).sum(0), "rank is too high for one head"),
             (lambda W_V, W_O, rank: right_merge(W_V, W_O, rank) / 2, "added, not averaged"),
@@ -88,7 +83,6 @@ ANSWERS = {
     },
     "10.remove": {
         "right": [right_remove, remove_by_a_projection, remove_row_by_row],
-        "blank": [None, ..., not_implemented, lambda W_O, v: ...],
         "wrong": [
             (lambda W_O, v: W_O - along(W_O, v), "too large by its length squared"),
             (lambda W_O, v: W_O - along(W_O, v) / v.norm(), "once for each time v is used"),
@@ -105,7 +99,6 @@ ANSWERS = {
     },
     "10.side": {
         "right": [right_side, side_by_the_null_space],
-        "blank": [None, not_implemented, lambda before, after: None],
         "wrong": [
             (exchanged, "the two exchanged"),
             (lambda before, after: "read", "You say 'read' of every edit"),
@@ -119,7 +112,7 @@ ANSWERS = {
     },
     "10.position": {
         "right": [[1], (1,), {1}, 1, torch.tensor([1]), np.array([1]), [1, 5]],
-        "blank": [None, ...],
+        "blank": [],
         "wrong": [
             ([2], "The noun is where this head looks"),
             ([1, 2], "The noun is where this head looks"),

@@ -5,10 +5,6 @@ import torch
 from torch.nn import functional as F
 
 
-def not_implemented(*arguments):
-    raise NotImplementedError
-
-
 def right_luck(heads, roles, share):
     return heads * (1 - (1 - share) ** roles)
 
@@ -46,7 +42,6 @@ def of_logits(change):
 ANSWERS = {
     "11.luck": {
         "right": [right_luck, luck_in_a_loop, lambda h, r, s: float(h * -np.expm1(r * np.log1p(-s)))],
-        "blank": [None, ..., not_implemented, lambda h, r, s: None],
         "wrong": [
             (lambda h, r, s: h * r * s, "still one head"),
             (lambda h, r, s: h * s, "for a single test"),
@@ -62,7 +57,6 @@ ANSWERS = {
     },
     "11.honest": {
         "right": [right_honest, honest_by_sorting, lambda a, b: b[a == a.max()].sum()],
-        "blank": [None, not_implemented, lambda a, b: ...],
         "wrong": [
             (lambda a, b: a.max(), "The choice made it look good"),
             (lambda a, b: b.max(), "measures on the second half"),
@@ -76,7 +70,6 @@ ANSWERS = {
     },
     "11.margin": {
         "right": [right_margin, margin_in_a_loop, lambda o, b: np.array(margin_in_a_loop(o, b))],
-        "blank": [None, ..., not_implemented, lambda o, b: None],
         "wrong": [
             (lambda o, b: -right_margin(o, b), "sign is turned"),
             (of_logits(lambda x, y: x.amax(1) - x.gather(1, y[:, None])[:, 0]), "never falls below 0"),

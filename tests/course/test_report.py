@@ -1,6 +1,5 @@
 """A report measures what a model can show, names what it cannot, and its page needs nothing from anywhere."""
 
-import builtins
 import re
 from html import escape, unescape
 from html.parser import HTMLParser
@@ -404,14 +403,7 @@ def test_it_says_what_it_will_cost_and_is_silent_when_asked(capsys):
 
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch):
-    imported = builtins.__import__
-
-    def without(name, *more):
-        if name.split(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return imported(name, *more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr("headtools._report.report.find_spec", lambda _: None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         about("T5")
 

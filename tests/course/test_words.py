@@ -3,7 +3,8 @@
 import pytest
 from matplotlib import pyplot as plt
 
-from headtools.course.words import changed_words, compare_words
+from headtools.course.plot import changed_words
+from headtools.course.plot import words as compare_words
 
 
 def texts(fig):

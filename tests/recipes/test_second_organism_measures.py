@@ -21,7 +21,6 @@ from recipes.second_organism.measures import (
     coreference,
     cross,
     draws,
-    goals,
     kinds,
     layers,
     owner,
@@ -328,48 +327,6 @@ def test_the_command_keeps_results_by_name_and_writes_the_card(untrained, tmp_pa
     assert "| run |" in capsys.readouterr().out
     with pytest.raises(ValueError, match="no table 'bleu'"):
         measure.module("bleu")
-
-
-def test_goals_are_judged_by_the_results():
-    heads = {"0.1": ["offset -1"], "1.2": ["offset +1", "det up", "amod up", "nsubj up", "obj up", "advmod up"]}
-    best = [{"role": "name", "head": "2.0", "score": 0.7, "passes": True}]
-    row = {"name": "first fitting", "all": 0.6, "head": "3.3"}
-    found = {
-        "scores": {"seed 1": {"splits": {"test": {"bleu": [95.0, 94.0, 96.0]}}}},
-        "roles": {"seed 1": {"heads": heads, "best": best}},
-        "coreference": {"seed 1": {"rules": [row], "heads": [row | {"all": 0.75}]}},
-        "cross": {"seed 1": {"errors": {"0.0": 0.0, "0.1": 0.2, "0.2": 0.6}}},
-        "pruning": {
-            "seed 1": {
-                "kinds": {
-                    kind: {"bleu": [[90, 0, 0], [after, 0, 0]]} for kind, after in (("cross", 60), ("encoder", 50))
-                }
-            }
-        },
-        "pairs": {"seed 1": {"pairs": 1128, "measured": [["0.0", "1.1", 0.0, 0.0, 0.1, 0.05, 0.15]]}},
-        "sweep": {
-            "seed 1": {
-                "before": {"bleu": [95.0, 94, 96]},
-                "runs": [run_of([f"encoder {i // 8}.{i % 8}" for i in range(n)], 94.0, seed=n - 12) for n in (12, 13)]
-                + [run_of([], 96.5, penalty=0.0)],
-            }
-        },
-        "kinds": {
-            "seed 1": {
-                "runs": [
-                    run_of(["encoder 0.0", *(f"{kind} 0.{i}" for kind in ("decoder", "cross") for i in range(2))], 94.0)
-                ]
-            }
-        },
-    }
-    text = goals.markdown(found)
-    said = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines()[2:])
-    verdicts = [said[goal].split(":")[0] for goal in goals.GOALS]
-    yes, no = "**yes**", "**no**"
-    assert verdicts == [yes, yes, yes, yes, yes, no, no, yes, no, yes, yes, no, yes, "–"]
-    assert "cross 30.0, encoder 40.0" in text
-    assert "5 (head 1.2)" in text
-    assert "12 at 94.0, 13 at 94.0; before 95.0; the worst is 2.50 behind as many steps at penalty 0" in text
 
 
 def test_the_card_says_what_the_results_say():

@@ -1,19 +1,16 @@
 """Training both organisms: resumable to the bit, whole files only, and each aid does what its card says."""
 
-import subprocess
-import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import headtools as ht
-from headtools._engine.store import read_tensors
 from headtools.organism import batches as batches1
 from headtools.organism import snapshots
 from headtools.organism.batches import encode
-from recipes import _training_state, train
+from recipes import train
 from recipes._publish import publish
 from recipes._training_model import AuxiliaryTrainingModel, training_batch
 from recipes.second_organism import batches as batches2
@@ -54,39 +51,6 @@ def test_stopped_and_resumed_ends_at_the_same_weights(which, straight, tmp_path)
         which.module.train(replace(which.tiny, seed=2), tmp_path, progress=False)
     assert equal(which.module.train(which.tiny, tmp_path, progress=False), straight)
     assert not equal(which.module.train(replace(which.tiny, seed=2), tmp_path / "2", progress=False), straight)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("which", [SimpleNamespace(module=train, tiny=TINY)], indirect=True, ids=["first"])
-def test_killed_and_resumed_ends_at_the_same_weights(straight, tmp_path):
-    """kill -9 in step 4, after the checkpoint of step 2."""
-    code = f"""
-import os, signal
-from pathlib import Path
-
-import torch
-from recipes import train as t
-
-torch.set_num_threads({torch.get_num_threads()})
-save, batch, calls = t._training_state.save, t.training_batch, []
-
-def batch_or_die(sentences):
-    calls.append(1)
-    if len(calls) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return batch(sentences)
-
-def save_and_wait_for_death(*arguments):
-    save(*arguments)
-    t.training_batch = batch_or_die
-
-t._training_state.save = save_and_wait_for_death
-t.train(t.Recipe(**{asdict(TINY)}), Path({str(tmp_path)!r}), progress=False)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == -9, done.stderr
-    assert read_tensors(tmp_path / _training_state.FILE)[1]["step"] == 2
-    assert equal(train.train(TINY, tmp_path, progress=False), straight)
 
 
 def test_the_exported_model_computes_what_the_training_model_computed(which, straight, tmp_path):

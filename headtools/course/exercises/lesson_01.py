@@ -69,16 +69,9 @@ def _split(answer: Any) -> None:
         x = torch.arange(batch * tokens * heads * size, dtype=torch.float32).view(batch, tokens, heads * size)
         given = {"x": x, "heads": heads}
         want = x.view(batch, tokens, heads, size).transpose(1, 2)
-        got = tensor(
-            call(answer, **given),
-            tuple(want.shape),
-            "(batch, head, token, d)",
-            given,
-            {
-                (batch, tokens, heads, size): "The shape is (batch, token, head, d); the head should come before the "
-                f"token: exchange two axes.\nSee it for {show(given)}"
-            },
-        )
+        turned = "The shape is (batch, token, head, d); the head should come before the token: exchange two axes."
+        turned = {(batch, tokens, heads, size): f"{turned}\nSee it for {show(given)}"}
+        got = tensor(call(answer, **given), tuple(want.shape), "(batch, head, token, d)", given, turned)
         rule = "Head 0 of the first token should be its first d numbers, head 1 the next d."
         mistakes = {
             "The shape is right but the numbers are shuffled: view cuts in memory order, and mixes tokens into "
@@ -100,16 +93,9 @@ def _sum(answer: Any) -> None:
         given = {"z": z, "W_o": w}
         product = z.flatten(2) @ w.T
         want = torch.einsum("bthe,mhe->bthm", z, w.view(d_model, heads, size))
-        got = tensor(
-            call(answer, **given),
-            tuple(want.shape),
-            "(batch, token, head, d_model)",
-            given,
-            {
-                tuple(product.shape): "This is the sum of the heads. Keep them apart: one vector of length d_model for "
-                f"each head; the sum comes later.\nSee it for {show(given)}"
-            },
-        )
+        summed = "This is the sum of the heads. Keep them apart: one vector of length d_model for each head; the sum "
+        summed = {tuple(product.shape): f"{summed}comes later.\nSee it for {show(given)}"}
+        got = tensor(call(answer, **given), tuple(want.shape), "(batch, token, head, d_model)", given, summed)
         mistakes = {
             "Each head has the whole sum. A head adds its own part alone: use its own columns of W_o.": (
                 product[:, :, None].expand_as(want)

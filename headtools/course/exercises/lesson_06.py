@@ -27,13 +27,8 @@ def _importance(answer: Any) -> None:
         given = {"losses": losses, "examples": examples, "heads": heads}
         shown = {"the slopes at gate 1, one row for each example": slopes}
         each = f"These are the numbers of every example. One for each head is asked for.\nSee it for {show(shown)}"
-        got = tensor(
-            call(answer, **given),
-            (heads,),
-            "(head,)",
-            {"examples": examples, "heads": heads},
-            {(examples, heads): each},
-        )
+        sizes = {"examples": examples, "heads": heads}
+        got = tensor(call(answer, **given), (heads,), "(head,)", sizes, {(examples, heads): each})
         want = slopes.double().abs().mean(0)
         s, b = slopes.double(), bends.double()
         rule = "Gates of 1, one row for each example; the slope of the losses; its size; the mean over examples."

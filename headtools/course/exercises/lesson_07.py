@@ -18,17 +18,8 @@ def _epsilon(answer: Any) -> None:
     for case in cases:
         x, weight, bias, relevance = (torch.tensor(part) for part in case[:4])
         given = {"x": x, "weight": weight, "bias": bias, "relevance": relevance, "epsilon": case[4]}
-        got = tensor(
-            call(answer, **given),
-            tuple(x.shape),
-            "(in,)",
-            given,
-            {
-                tuple(
-                    weight.shape
-                ): "These are the messages from each output to each input. Add them up over the outputs."
-            },
-        )
+        apart = "These are the messages from each output to each input. Add them up over the outputs."
+        got = tensor(call(answer, **given), tuple(x.shape), "(in,)", given, {tuple(weight.shape): apart})
         y = weight @ x + bias
         sign = torch.where(y < 0, -1.0, 1.0)
 
@@ -153,17 +144,8 @@ def _shares(answer: Any) -> None:
     for case in cases:
         relevance = torch.tensor(case)
         given = {"relevance": relevance}
-        got = tensor(
-            call(answer, **given),
-            (relevance.shape[1],),
-            "(head,)",
-            given,
-            {
-                tuple(
-                    relevance.shape
-                ): "These are the numbers of every step. One for each head is asked for: their mean."
-            },
-        )
+        each = "These are the numbers of every step. One for each head is asked for: their mean."
+        got = tensor(call(answer, **given), (relevance.shape[1],), "(head,)", given, {tuple(relevance.shape): each})
         size = relevance.abs()
         want = (size / size.sum(1, keepdim=True)).mean(0)
         rule = "In every step divide each head's size by the sum of sizes over heads; then average over steps."
