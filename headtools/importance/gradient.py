@@ -7,7 +7,7 @@ features (Michel et al. 2019, arXiv:1905.10650, eq. 2 and 3).
    an example depends only on its own rows of z, each row of dL/dz is the example's own. For a user's loss this is
    checked, by one more backward pass.
 2. Weights are frozen and the backward pass ends at the lowest z, so that only the activations above it are
-   differentiated. That is two thirds of a training step. No gate is put into the model: a hook reads z and its gradient.
+   differentiated: two thirds of a training step. No gate is put into the model: a hook reads z and its gradient.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ FORMS = ("causal", "aligned")
 _FIX = "pass loss=lambda outputs, batch: ..., one number per example, (B,)"
 COUPLED = (
     "the loss of one example changes with what heads do for another, so it is no loss of this example: write "
-    'per="batch" to measure the loss of each batch as one number (loss may then return just that), or compute each loss '
-    "from its own example only"
+    'per="batch" to measure the loss of each batch as one number (loss may then return just that), or compute each '
+    "loss from its own example only"
 )
 
 
