@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headtools.heads._hooks import edit_outputs
 from headtools.heads.sites import sites
-from headtools.importance.loss import Loss, each_loss, rounding
+from headtools.importance.loss import COUPLED, Loss, each_loss, rounding
 
 # Relative to an example's own effect; rounding and the scales that quantised layers compute per batch stay below it.
 _TOLERANCE = 0.01
@@ -44,8 +44,4 @@ def check_uncoupled(model: nn.Module, batch: Mapping, loss: Loss, full_model: Te
         with edit_outputs(model, "a check of the loss", dict.fromkeys(sites(model), switched(off))):
             change = (each_loss(model, batch, loss, n_examples).cpu().double() - full_model).abs()
         if (change[~off] > rounding(model, full_model) + _TOLERANCE * change[off].max()).any():
-            raise ValueError(
-                "the loss of one example changes with what heads do for another, so it is no loss of this example: "
-                'write per="batch" to measure the loss of each batch as one number (loss may then return just that), '
-                "or compute each loss from its own example only"
-            )
+            raise ValueError(COUPLED)

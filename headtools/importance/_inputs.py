@@ -1,12 +1,7 @@
 """What the measures share: a model that comes back unchanged, the sites to measure, batches in one form.
 
-Requirements:
-
-1. A measure leaves the model bit for bit as it was, also after an error: training flags and ``requires_grad`` are
-   stored module by module and restored by name.
-2. A batch may be a dict or any iterable of dicts, also a generator, and is never changed in place.
-3. What would silently give a wrong number is refused: weights that are NaN (fused attention can turn them into finite
-   zeros), compiled models (which ignore hooks), and sites that no batch ran, whose score of 0 would mean nothing.
+What would silently give a wrong number is refused: weights that are NaN (fused attention can turn them into finite
+zeros), compiled models (which ignore hooks), and sites that no batch ran, whose score of 0 would mean nothing.
 """
 
 from __future__ import annotations
@@ -29,15 +24,7 @@ from headtools.heads.sites import Site, SiteSelection, sites
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Freeze the weights and switch dropout off while the context lasts; every flag comes back, whatever happens.
-
-    >>> layer = nn.Dropout()
-    >>> with frozen(layer):
-    ...     layer.training
-    False
-    >>> layer.training
-    True
-    """
+    """Freeze the weights and switch dropout off while the context lasts; every flag comes back, whatever happens."""
     with claimed("a measurement", model.modules()):
         training = [module for module in model.modules() if module.training]
         # By module and name: accelerate replaces offloaded weights in each run.
@@ -64,7 +51,7 @@ def select_sites(model: nn.Module, only: SiteSelection) -> list[Site]:
     remains and for weights that are NaN, ``RuntimeError`` for a compiled model.
     """
     check_not_compiled(model)
-    every_site = sites(model)  # searched for once: on a small model this takes as long as a layer's forward pass
+    every_site = sites(model)
     check_weights(model, every_site)
     selected = [site for site in every_site.pick(only) if not site.empty]
     if not selected:

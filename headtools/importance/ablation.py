@@ -46,21 +46,16 @@ def ablation(
     - ``replacement``: what takes the place of a head's output, as in ``ablate``. "mean" and "resample" take it from
       ``reference``, or from ``batches`` where none is given; draws start from ``seed`` in every batch.
     - ``checkpoint``: a folder in which the results of every batch are stored; the same call resumes from there.
-    - ``progress``: show a progress bar.
-    - ``per``: "example", or "batch" for a loss that couples examples, such as a contrastive one, which compares each
-      with all others: the rise of the batch's loss (the mean of what ``loss`` returns, or the one number that it
-      returns) with a head off for all examples alike. A row is then a batch, all weigh the same, and the bootstrap is
-      over batches. The number depends on how the examples were batched.
+    - ``per``: "example", or "batch" for a loss that couples examples, such as a contrastive one: the rise of the
+      batch's loss (the mean of what ``loss`` returns, or its one number) with a head off for all of its examples.
 
     Exact, like a loop over heads with ``ablate``, in about half of its time: what comes before a head's layer is
-    computed once per batch and stored, so a batch's activations must fit in memory. With a loss of labels, small
-    batches are run as several copies at once, each without another head. The model is run without dropout and left
-    unchanged.
+    computed once per batch and stored, so a batch's activations must fit in memory. The model is run without dropout
+    and left unchanged.
 
-    Raises ``ValueError`` for an unknown ``replacement``, a loss of another shape or NaN, a loss of one example that
-    depends on other examples (checked in the first batch of several), sites that no batch runs, and a ``checkpoint`` of
-    another run; as ``label_loss`` and ``ablate`` do; ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled
-    model.
+    Raises ``ValueError`` for an unknown ``replacement`` or ``per``, a loss that is no number per example or couples
+    examples, NaN, sites that no batch runs, and a ``checkpoint`` of another run; as ``label_loss`` and ``ablate`` do;
+    ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM

@@ -5,15 +5,14 @@ features (Michel et al. 2019, arXiv:1905.10650, eq. 2 and 3).
 
 1. One forward and one backward pass per batch, for all examples and heads: the losses are summed, and since the loss of
    an example depends only on its own rows of z, each row of dL/dz is the example's own. For a user's loss this is
-   checked.
-2. No more than that is computed: weights are frozen and the backward pass ends at the lowest z, so that only the
-   activations above it are differentiated. That is two thirds of a training step.
-3. No gate is put into the model, which would cost a multiplication in each layer: a hook reads z and its gradient.
+   checked, by one more backward pass.
+2. Weights are frozen and the backward pass ends at the lowest z, so that only the activations above it are
+   differentiated: two thirds of a training step. No gate is put into the model: a hook reads z and its gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import torch
@@ -27,9 +26,8 @@ from headtools.heads._tokens import real_tokens
 from headtools.heads.intervals import linearised_direction, linearised_ratio
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance._coupling import check_uncoupled
 from headtools.importance._inputs import check_all_ran, collect_products, each_batch, frozen, select_sites
-from headtools.importance.loss import Loss, each_loss, of_labels
+from headtools.importance.loss import COUPLED, Loss, each_loss, of_labels
 
 PER = ("example", "position", "batch")
 
@@ -48,29 +46,23 @@ def gradient(
     ``batches``: dicts of the model's arguments, with labels. ``loss(outputs, batch)`` returns one number per
     example, (B,), that depends on this example alone; without it the labels' cross-entropy is taken (``label_loss``).
     ``sites`` limits the measure to kinds or layers: ``["encoder"]``, ``[("cross", 3)]``. Values are in the unit of the
-    loss. ``rows`` has every example's number, (n, H) in the order of the batches; ``low`` and ``high`` are the ends of
-    a 95 % bootstrap interval over examples, where there are five or more.
+    loss; ``rows`` has every example's number, (n, H) in the order of the batches, and intervals are over examples.
 
     ``per`` says what the absolute value is taken of:
 
     - ``"example"``: the slope of one example's loss (Michel et al. 2019, arXiv:1905.10650, eq. 2);
-    - ``"position"``: the contribution of one token's output to it; the mean over the tokens that are not padding, as in
-      the authors' code. The sum over an example's tokens is never smaller than the slope of its loss, and heads rank
-      differently;
-    - ``"batch"``: the slope of a batch's loss (the mean of what ``loss`` returns, or the one number that it returns) by
-      gates of all its examples at once; the mean over batches, with a bootstrap over batches. For losses that couple
-      examples, such as contrastive ones, this is the only choice. For others it is a common mistake, provided to show
-      it: slopes of different sign cancel, so the number depends on how the examples were batched.
+    - ``"position"``: one token's contribution to it; the mean over the tokens that are not padding, as in the authors'
+      code. Never smaller than the slope of the example's loss, and heads rank differently;
+    - ``"batch"``: the slope of a batch's loss (the mean of what ``loss`` returns, or its one number) by gates of all
+      examples at once; mean and interval are over batches. The only choice for losses that couple examples, such as
+      contrastive ones; for others a common mistake, provided to show it: slopes of different sign cancel.
 
-    ``signed`` takes no absolute value: ``rows`` are the slopes themselves, and a positive mean says that the loss would
-    fall with less of the head.
+    ``signed`` takes no absolute value: a positive mean says that the loss would fall with less of the head.
     ``normalise="layer"`` divides by the root of the sum of squares of the layer's heads (their section 4.1).
+    The model is run without dropout and left bit for bit as it was. Inside ``ablate`` a head that is off scores 0.
 
-    The model is run without dropout and is left bit for bit as it was. Inside ``ablate`` a head that is off scores 0.
-
-    Raises ``ValueError`` for an unknown option, a loss of another shape or that depends on no head, a loss of one
-    example that depends on other examples (checked in the first batch of several), rows that are not examples, NaN,
-    and as ``label_loss`` does; ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
+    Raises ``ValueError`` for an unknown option, a loss that is no number per example, couples examples or depends on no
+    head, NaN, and as ``label_loss`` does; ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -93,59 +85,69 @@ def gradient(
 
     def per_batch(batch: dict) -> Part:
         nonlocal uncoupled
-        with frozen(model):
-            products, losses = _products(model, batch, loss, selected, per, "batch" if one_number else "example")
-            if not uncoupled and len(losses) > 1:
-                check_uncoupled(model, batch, loss, losses)
-                uncoupled = True
-        part = {"ran": torch.tensor([site.key in products for site in selected])}
-        for index, site in enumerate(selected):
+        products: dict[tuple, Tensor] = {}  # <z, dL/dz>, (B, H) or by position (B, T, H), of sites that ran
+        outputs: list[Tensor] = []  # every z that ran, at which the backward pass may end
+
+        def tap(site: Site, z: Tensor) -> Tensor:
+            if not z.requires_grad:  # nothing below is differentiated: the backward pass ends at this z
+                z = z.detach().requires_grad_()
+            outputs.append(z)
+            collect_products(site, z, products, by_token=per == "position")
+            return z
+
+        with (
+            frozen(model),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            edit_outputs(model, "gradient()", {site: partial(tap, site) for site in selected}),
+        ):
+            losses = each_loss(model, batch, loss, per="batch" if one_number else "example")
+            if not losses.requires_grad or not outputs:
+                raise ValueError(
+                    "the loss does not depend on any selected head: compute it from the outputs, with gradients on"
+                )
+            half, check = {}, not uncoupled and len(losses) > 1
+            if check:  # of every second loss alone, for _check_uncoupled
+                torch.autograd.grad(losses[::2].sum(), outputs, retain_graph=True, allow_unused=True)
+                half = dict(products)
+                products.clear()
+            # The gradient by every z, rather than .backward(): embeddings that need a gradient get none.
+            torch.autograd.grad(losses.sum(), outputs, allow_unused=True)
+        slopes, tokens = [], []
+        for site in selected:
+            slope = torch.zeros(len(losses), site.heads)  # where the batch has no input for this part of the model
+            n_tokens = torch.zeros(len(losses))
             if site.key in products:
                 # a gate that all examples share has the sum of their slopes
                 product = products[site.key].sum(0, keepdim=True) if one_number else products[site.key]
-                slope, tokens = _of_examples(model, site, batch, product, len(losses))
-            else:  # the batch has no input for this part of the model
-                slope, tokens = torch.zeros(len(losses), site.heads), torch.zeros(len(losses))
-            slope = slope.mean(0, keepdim=True) if per == "batch" else slope
-            part |= {f"slope|{index}": slope.cpu(), f"tokens|{index}": tokens.cpu()}
-        return part
+                slope, n_tokens = _of_examples(model, site, batch, product, len(losses))
+                if check:
+                    _check_uncoupled(product, half.get(site.key, torch.zeros_like(product)))
+            slopes.append((slope.mean(0, keepdim=True) if per == "batch" else slope).cpu())
+            tokens.append(n_tokens.cpu())
+        uncoupled = uncoupled or check
+        ran = torch.tensor([site.key in products for site in selected])
+        return {"ran": ran, "slopes": torch.cat(slopes, 1), "tokens": torch.stack(tokens, 1)}
 
     parts, rows = list(run(per_batch, each_batch(model, batches))), {}
     check_all_ran(parts, selected, "the loss does not depend on {} in any batch (check the loss and the batches)")
-    for index, site in enumerate(selected):
-        slopes, tokens = (torch.cat([part[f"{name}|{index}"] for part in parts]) for name in ("slope", "tokens"))
-        row = slopes if signed else slopes.abs()
-        row = linearised_ratio(row, tokens) if per == "position" else row
+    slopes, tokens = (torch.cat([part[name] for part in parts]) for name in ("slopes", "tokens"))  # (n, all heads)
+    by_site = slopes.split([site.heads for site in selected], 1)
+    for site, row, n_tokens in zip(selected, by_site, tokens.unbind(1), strict=True):
+        row = row.contiguous() if signed else row.abs()
+        row = linearised_ratio(row, n_tokens) if per == "position" else row
         rows[site.key] = linearised_direction(row) if normalise else row
     name = ("signed " if signed else "") + "gradient" + ("" if per == "example" else f" per {per}")
     name += ", layer-normalised" if normalise else ""
     return HeadScores.from_rows(rows, name, minimum=None if signed else 0.0)
 
 
-def _products(
-    model: nn.Module, batch: dict, loss: Loss | None, sites: Sequence[Site], per: str, loss_per: str
-) -> tuple[dict[tuple, Tensor], Tensor]:
-    """Return <z, dL/dz> of one batch at each site that ran, (B, H) or by position (B, T, H), and the losses (B,)."""
-    products: dict[tuple, Tensor] = {}
-    outputs: list[Tensor] = []  # every z that ran, at which the backward pass may end
-
-    def tap(site: Site, z: Tensor) -> Tensor:
-        if not z.requires_grad:  # nothing below is differentiated: the backward pass ends at this z
-            z = z.detach().requires_grad_()
-        outputs.append(z)
-        collect_products(site, z, products, by_token=per == "position")
-        return z
-
-    edits = {site: partial(tap, site) for site in sites}
-    with torch.inference_mode(False), torch.enable_grad(), edit_outputs(model, "gradient()", edits):
-        losses = each_loss(model, batch, loss, per=loss_per)
-        if not losses.requires_grad or not outputs:
-            raise ValueError(
-                "the loss does not depend on any selected head: compute it from the outputs, with gradients on"
-            )
-        # The gradient by every z, rather than .backward(): embeddings that need a gradient get none.
-        torch.autograd.grad(losses.sum(), outputs, allow_unused=True)
-    return products, losses.detach()
+def _check_uncoupled(product: Tensor, half: Tensor) -> None:
+    """Raise ``ValueError`` where the slopes of every second loss, ``half``, are not those of its own rows alone."""
+    own = product.detach().clone()  # (B, ...)
+    own[1::2] = 0
+    if ((half - own).abs() > 0.01 * product.abs().max()).any():
+        raise ValueError(COUPLED)
 
 
 def _of_examples(model: nn.Module, site: Site, batch: dict, product: Tensor, n_losses: int) -> tuple[Tensor, Tensor]:

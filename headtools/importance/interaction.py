@@ -103,10 +103,8 @@ def curvature(
 ) -> Tensor:
     """Return d2L / dgate_a dgate_b at gates of 1 for every example and pair: (n, len(pairs)) float64, on the CPU.
 
-    Exact, by differentiating twice: one backward pass for all heads together and one for each different first head of a
-    pair. To second order, the interaction of two heads is this number: L at gates (0, 0) - (1, 0) - (0, 1) + (1, 1) is
-    the mixed derivative where L is a polynomial of degree two. Kinks are not part of it, though a model with ReLUs also
-    bends there.
+    Exact, by differentiating twice: one backward pass for all heads and one for each different first head of a pair. It
+    is the interaction where L is a polynomial of degree two. Kinks, as of ReLUs, are not part of it.
 
     Raises ``ValueError`` where the loss depends on no head of the pairs, and for a loss of another shape or NaN.
 

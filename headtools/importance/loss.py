@@ -25,6 +25,11 @@ from headtools.heads.sites import GUESSED_KIND, sites
 Loss = Callable[[Any, Mapping], Tensor] | str  # (outputs, batch) -> (B,), or one of FORMS
 FORMS = ("causal", "aligned")
 _FIX = "pass loss=lambda outputs, batch: ..., one number per example, (B,)"
+COUPLED = (
+    "the loss of one example changes with what heads do for another, so it is no loss of this example: write "
+    'per="batch" to measure the loss of each batch as one number (loss may then return just that), or compute each '
+    "loss from its own example only"
+)
 
 
 def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None = None) -> Tensor:

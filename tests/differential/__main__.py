@@ -2,7 +2,7 @@
 
 python -m tests.differential --count 500                      a random seed, printed
 python -m tests.differential --seed 7 --measure gradient      one measure
-python -m tests.differential --seed 7 --count 1 --measure gradient --architecture bert --wrapping lora
+python -m tests.differential --seed 7 --count 1 --measure gradient --architecture bert --wrapping checkpointing
 """
 
 import argparse

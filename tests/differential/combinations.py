@@ -8,11 +8,9 @@ import contextlib
 import copy
 import inspect
 import random
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -26,35 +24,11 @@ CHOICES = {
     "precision": ("float32", "bfloat16", "autocast"),
     "padding": ("left", "right"),
     "attention": ("eager", "sdpa"),
-    "wrapping": ("plain", "lora", "checkpointing", "compiled"),
+    "wrapping": ("plain", "checkpointing", "compiled"),
 }
-WEIGHTS = {"precision": (2, 1, 1), "wrapping": (20, 10, 10, 1)}  # a compiled model takes ten seconds, others a tenth
+WEIGHTS = {"precision": (2, 1, 1), "wrapping": (30, 10, 1)}  # a compiled model takes ten seconds, others a tenth
 DROPOUT = 0.2
 MIXTURES = ("deepseek_v3", "gpt_oss")  # of experts
-PROJECTIONS = {  # what adapters are put on, under whatever name a model has it
-    "query",
-    "key",
-    "value",
-    "dense",
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "out_proj",
-    "c_attn",
-    "c_proj",
-    "Wqkv",
-    "Wo",
-    "q_lin",
-    "v_lin",
-    "out_lin",
-    "query_key_value",
-    "qkv_proj",
-    "kv_b_proj",
-    "q",
-    "v",
-    "o",
-}
 
 
 @dataclass(frozen=True)
@@ -90,8 +64,6 @@ def draw(measure: str, seed: int, **given: str) -> Combination:
         drawn[name] = luck.choices(options, WEIGHTS.get(name))[0]
     if drawn["architecture"] in ("gemma2", "gpt_oss"):  # have no other
         drawn["attention"] = "eager"
-    if drawn["wrapping"] == "lora" and find_spec("peft") is None:
-        drawn["wrapping"] = "plain"
     return Combination(measure, seed=seed, **(drawn | {name: value for name, value in given.items() if value}))
 
 
@@ -310,8 +282,6 @@ class Case:
         chosen, model = self.combination, copy.deepcopy(self._plain)
         if chosen.architecture in MIXTURES and chosen.precision != "float32":
             raise NotRunnable("rounding sends tokens to other experts")
-        if chosen.wrapping == "lora":
-            model = self._adapted(model)
         if chosen.precision == "bfloat16":
             model = model.to(torch.bfloat16)
         if chosen.mode == "train":
@@ -330,20 +300,6 @@ class Case:
             if self.luck("inputs need gradients").random() < 0.5:
                 model.enable_input_require_grads()
         return model
-
-    def _adapted(self, model: nn.Module) -> nn.Module:
-        from peft import LoraConfig, get_peft_model
-
-        names = {name.rpartition(".")[2] for name, module in model.named_modules() if not list(module.children())}
-        names = sorted(names & PROJECTIONS)
-        luck = self.luck("adapters")
-        names = luck.sample(names, luck.randint(1, len(names)))
-        torch.manual_seed(self.combination.seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            config = LoraConfig(r=2, lora_alpha=4, target_modules=names, init_lora_weights=False)
-            adapted = get_peft_model(model, config).eval()
-        return adapted
 
 
 def attending(model: nn.Module, how: str) -> nn.Module:

@@ -346,26 +346,16 @@ def _dict(found: dict) -> Numbers:
 def _gradient(per: str) -> Callable:
     def measure(case: Case) -> Pair:
         given, keys = _sites(case)
-        how = {"signed": True} if per == "signed" else {"per": per}
+        how = {"signed": True} if per in ("signed", "rows") else {"per": per}
 
         def ours() -> Numbers:
             with case.setting():
                 scores = ht.gradient(case.prepared, case.batches, sites=given, **how, **_loss(case))
-            return _dict(scores.values)
+            return _dict(scores.rows if per == "rows" else scores.values)
 
-        return ours, lambda: _dict(naive.gradient(case, keys, per))
+        return ours, lambda: _dict(naive.slopes(case, keys) if per == "rows" else naive.gradient(case, keys, per))
 
     return measure
-
-
-def gradient_rows(case: Case) -> Pair:
-    given, keys = _sites(case)
-
-    def ours() -> Numbers:
-        with case.setting():
-            return _dict(ht.gradient(case.prepared, case.batches, sites=given, signed=True, **_loss(case)).rows)
-
-    return ours, lambda: _dict(naive.slopes(case, keys))
 
 
 def confidence(case: Case) -> Pair:
@@ -390,61 +380,40 @@ def confidence(case: Case) -> Pair:
     return ours, slow
 
 
-def _two_layers(case: Case) -> list:
-    return case.luck("layers").sample(sorted(case.layers), min(2, len(case.layers)))
-
-
-def _ablation(by: str) -> Callable:
+def _ablation(by: str, means: bool = False) -> Callable:
     def measure(case: Case) -> Pair:
-        keys = _two_layers(case)
+        keys = case.luck("layers").sample(sorted(case.layers), min(2, len(case.layers)))
 
         def ours() -> Numbers:
             how = {"replacement": by, "sites": keys, "progress": False}
             with case.setting():
-                return _dict(ht.ablation(case.prepared, case.batches, **how, **_loss(case)).rows)
+                scores = ht.ablation(case.prepared, case.batches, **how, **_loss(case))
+            return _dict(scores.values if means else scores.rows)
 
-        return ours, lambda: _dict(naive.ablation(case, keys, by))
+        def slow() -> Numbers:
+            return {str(key): rise.mean(0) if means else rise for key, rise in naive.ablation(case, keys, by).items()}
+
+        return ours, slow
 
     return measure
 
 
-def ablation(case: Case) -> Pair:
-    keys = _two_layers(case)
+def _interaction(column: str, definition: Callable) -> Callable:
+    """The interaction of a pair, or the second derivative that it is predicted from."""
 
-    def ours() -> Numbers:
-        with case.setting():
-            return _dict(ht.ablation(case.prepared, case.batches, sites=keys, progress=False, **_loss(case)).values)
+    def measure(case: Case) -> Pair:
+        heads = [(*key, head) for key, layer in case.layers.items() for head in range(layer.heads)]
+        pairs = [tuple(sorted(case.luck("pairs").sample(heads, 2)))]
 
-    return ours, lambda: {str(key): rise.mean(0) for key, rise in naive.ablation(case, keys, "zero").items()}
+        def ours() -> Numbers:
+            how = {"predict": column == "predicted", "progress": False}
+            with case.setting():
+                frame = ht.interaction(case.prepared, case.batches, pairs, **how, **_loss(case))
+            return {column: torch.tensor(frame[column].tolist())}
 
+        return ours, lambda: {column: definition(case, pairs)}
 
-def _pairs(case: Case) -> list:
-    heads = [(*key, head) for key, layer in case.layers.items() for head in range(layer.heads)]
-    luck = case.luck("pairs")
-    return [tuple(sorted(luck.sample(heads, 2))) for _ in range(1)]
-
-
-def interaction(case: Case) -> Pair:
-    pairs = _pairs(case)
-
-    def ours() -> Numbers:
-        with case.setting():
-            frame = ht.interaction(case.prepared, case.batches, pairs, progress=False, **_loss(case))
-        return {"interaction": torch.tensor(frame.interaction.tolist())}
-
-    return ours, lambda: {"interaction": naive.interaction(case, pairs)}
-
-
-def curvature(case: Case) -> Pair:
-    """The second derivative that ``interaction`` predicts from."""
-    pairs = _pairs(case)
-
-    def ours() -> Numbers:
-        with case.setting():
-            frame = ht.interaction(case.prepared, case.batches, pairs, predict=True, progress=False, **_loss(case))
-        return {"predicted": torch.tensor(frame.predicted.tolist())}
-
-    return ours, lambda: {"predicted": naive.second_derivative(case, pairs)}
+    return measure
 
 
 def _score(case: Case) -> dict:
@@ -453,45 +422,28 @@ def _score(case: Case) -> dict:
     return {"score": _alike} if case.kind == "image+text" else {}
 
 
-def relevance_gradient(case: Case) -> Pair:
-    """Relevance under no rule at all is the gradient times the output."""
-    given, keys = _sites(case)
-
-    def ours() -> Numbers:
-        with case.setting():
-            found = ht.relevance(case.prepared, case.batches, rules="gradient", sites=given, **_score(case))
-        return _dict(found.values)
-
-    return ours, lambda: _dict(naive.gradient_times_output(case, keys))
-
-
-def relevance_cp(case: Case) -> Pair:
-    """Relevance with attention held constant, against gradients of the model with its bends taken as constants."""
+def _relevance(rules: str) -> Callable:
+    """Under no rule the gradient times the output; under "cp" that of the model with its bends taken as constants."""
     # not roberta, whose last activation is a function
-    plain = (
-        "bert",
-        "electra",
-        "distilbert",
-        "bert_decoder",
-        "gpt2",
-        "gpt_neox",
-        "opt",
-        "llama",
-        "qwen2",
-        "mistral",
-        "bart",
-        "marian",
-        "vit",
-    )
-    if case.combination.architecture not in plain:
-        raise NotRunnable("this model is not made of the modules that are taken as linear")
-    given, keys = _sites(case)
+    plain = {*naive.BILINEAR, "gpt2", "gpt_neox", "llama", "qwen2", "mistral"} - {
+        "roberta",
+        "albert",
+        "whisper",
+        "clip",
+    }
 
-    def ours() -> Numbers:
-        with case.setting():
-            return _dict(ht.relevance(case.prepared, case.batches, rules="cp", sites=given, **_score(case)).values)
+    def measure(case: Case) -> Pair:
+        if rules == "cp" and case.combination.architecture not in plain:
+            raise NotRunnable("this model is not made of the modules that are taken as linear")
+        given, keys = _sites(case)
 
-    return ours, lambda: _dict(naive.gradient_times_output(case, keys, "cp"))
+        def ours() -> Numbers:
+            with case.setting():
+                return _dict(ht.relevance(case.prepared, case.batches, rules=rules, sites=given, **_score(case)).values)
+
+        return ours, lambda: _dict(naive.gradient_times_output(case, keys, rules))
+
+    return measure
 
 
 def relevance_conserved(case: Case) -> Pair:
@@ -509,41 +461,21 @@ def relevance_conserved(case: Case) -> Pair:
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
-def ov(case: Case) -> Pair:
-    if case.combination.architecture not in naive.SEPARATE:
-        raise NotRunnable("this model's values are no module's output")
-    model = naive.quiet(case)
+def _circuit(which: str) -> Callable:
+    def measure(case: Case) -> Pair:
+        if case.combination.architecture not in (naive.SEPARATE if which == "ov" else (*naive.BILINEAR, "t5")):
+            raise NotRunnable("this model's values are no module's output, or no one matrix gives its scores")
+        heads = [(*key, head) for key, some in case.chosen.items() for head in some]
 
-    def ours() -> Numbers:
-        found = geometry.ov(model)
-        return {
-            f"{key} {head}": found[(*key, head)].left @ found[(*key, head)].right
-            for key, heads in case.chosen.items()
-            for head in heads
-        }
+        def ours() -> Numbers:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # T5's position bias
+                found = getattr(geometry, which)(naive.quiet(case))
+            return {f"{head}": found[head].left @ found[head].right for head in heads}
 
-    return ours, lambda: {
-        f"{key} {head}": naive.circuit(case, key, head, "ov") for key, heads in case.chosen.items() for head in heads
-    }
+        return ours, lambda: {f"{head}": naive.circuit(case, head[:-1], head[-1], which) for head in heads}
 
-
-def qk(case: Case) -> Pair:
-    if case.combination.architecture not in (*naive.BILINEAR, "t5"):
-        raise NotRunnable("no one matrix gives this model's scores")
-
-    def ours() -> Numbers:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # T5's position bias
-            found = geometry.qk(case.model)
-        return {
-            f"{key} {head}": found[(*key, head)].left @ found[(*key, head)].right
-            for key, heads in case.chosen.items()
-            for head in heads
-        }
-
-    return ours, lambda: {
-        f"{key} {head}": naive.circuit(case, key, head, "qk") for key, heads in case.chosen.items() for head in heads
-    }
+    return measure
 
 
 def edit(case: Case) -> Pair:
@@ -616,30 +548,13 @@ def taxonomy(case: Case) -> Pair:
     ]
     kind = {"text": "encoder", "causal": "decoder", "seq2seq": "encoder"}[case.kind]
     names = [key for key in case.layers if key[0] == kind]
-    wanted = [
-        "offset -1",
-        "offset +0",
-        "offset +1",
-        "previous",
-        "next",
-        "self",
-        "first",
-        "confidence",
-        "entropy",
-        "distance",
-    ]
+    wanted = [f"offset {shift:+d}" for shift in (-1, 0, 1)] + ["previous", "next", "self", "first"]
+    wanted += ["confidence", "entropy", "distance"]
 
     def ours() -> Numbers:
         with case.setting():
-            frame = ht.taxonomy(
-                case.prepared,
-                tokenizer,
-                sentences,
-                roles=wanted,
-                kinds=[kind],
-                times=10,
-                batch_size=luck.choice((1, 3, 32)),
-            )
+            how = {"roles": wanted, "kinds": [kind], "times": 10, "batch_size": luck.choice((1, 3, 32))}
+            frame = ht.taxonomy(case.prepared, tokenizer, sentences, **how)
         return {
             f"{role} {layer}": torch.tensor(part.sort_values("head").score.tolist())
             for (role, layer), part in frame.groupby(["role", "layer"])
@@ -801,24 +716,10 @@ def refit(case: Case) -> Pair:
 
 def merge(case: Case) -> Pair:
     """Two heads that are copies of each other become one, and nothing is lost."""
-    names = (
-        "bert",
-        "roberta",
-        "electra",
-        "distilbert",
-        "bert_decoder",
-        "opt",
-        "bart",
-        "marian",
-        "vit",
-        "t5",
-        "clip",
-        "whisper",
-    )
-    if case.combination.architecture not in names or case.combination.precision != "float32":
+    if case.combination.architecture not in {*naive.BILINEAR} - {"albert"} or case.combination.precision != "float32":
         raise NotRunnable("copies are made where queries, keys and values are modules of their own")
-    if case.combination.mode == "train" or case.combination.wrapping == "lora":
-        raise NotRunnable("copies that differ by dropout or adapters are none")
+    if case.combination.mode == "train":
+        raise NotRunnable("copies that differ by dropout are none")
     key = next(iter(case.chosen))
     model = copy.deepcopy(case.model)
     layer = naive.layers(case.combination.architecture, model)[key]
@@ -827,8 +728,6 @@ def merge(case: Case) -> Pair:
             for weight in module.parameters():
                 parts = weight.unflatten(0, (layer.heads, -1))
                 parts[1] = parts[0]
-    if case.combination.architecture == "t5":
-        raise NotRunnable("T5's position bias tells its heads apart")
 
     def ours() -> Numbers:
         smaller, kept = copy.deepcopy(model), case.model
@@ -864,18 +763,18 @@ MEASURES = {
     "gradient_position": _gradient("position"),
     "gradient_batch": _gradient("batch"),
     "gradient_signed": _gradient("signed"),
-    "gradient_rows": gradient_rows,
+    "gradient_rows": _gradient("rows"),
     "confidence": confidence,
-    "ablation": ablation,
+    "ablation": _ablation("zero", means=True),
     "ablation_rows": _ablation("zero"),
     "ablation_mean": _ablation("mean"),
-    "interaction": interaction,
-    "curvature": curvature,
-    "relevance_gradient": relevance_gradient,
-    "relevance_cp": relevance_cp,
+    "interaction": _interaction("interaction", naive.interaction),
+    "curvature": _interaction("predicted", naive.second_derivative),
+    "relevance_gradient": _relevance("gradient"),
+    "relevance_cp": _relevance("cp"),
     "relevance_conserved": relevance_conserved,
-    "ov": ov,
-    "qk": qk,
+    "ov": _circuit("ov"),
+    "qk": _circuit("qk"),
     "edit": edit,
     "taxonomy": taxonomy,
     "induction": induction,

@@ -80,20 +80,8 @@ SEPARATE = {
     "distilbert": ("q_lin", "k_lin", "v_lin"),
     "t5": ("q", "k", "v"),
 } | dict.fromkeys(("opt", "llama", "qwen2", "qwen3", "bart", "marian", "whisper", "vit", "clip"), _Q_PROJ)
-BILINEAR = (
-    "bert",
-    "roberta",
-    "electra",
-    "bert_decoder",
-    "albert",
-    "distilbert",
-    "opt",
-    "bart",
-    "marian",
-    "whisper",
-    "vit",
-    "clip",
-)  # whose score of a pair is a product of queries and keys, and nothing else
+# Whose score of a pair is a product of queries and keys, and nothing else.
+BILINEAR = tuple(name for name in SEPARATE if name not in ("t5", "llama", "qwen2", "qwen3"))
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,12 @@
 combinations of each measure. `python -m tests.differential` runs more, and is what the weekly workflow does.
 """
 
+import copy
+import inspect
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +17,7 @@ import torch
 import headtools as ht
 
 from ..heads.zoo import ALL, zoo_model
-from . import naive
+from . import measures, naive
 from .combinations import CHOICES, draw
 from .measures import MEASURES
 from .run import DIFFERS, EQUAL, ERROR, FAILURES, REFUSED, refused, run, sample, summary, write
@@ -30,6 +34,38 @@ def test_equals_its_definition(measure):
     outcomes = [run(combination) for combination in quick]
     failures = [str(outcome) for outcome in outcomes if outcome.end in FAILURES]
     assert not failures, "\n".join(failures)
+
+
+# Measures whose slow definition stands in a test of their own, and tables of other things than scores.
+ELSEWHERE = {
+    "attention_sinks": "roles/test_attention_sinks.py",
+    "induction_scores": "roles/test_induction.py",  # of the functions that "induction" compares
+    "probe": "roles/test_probe.py",
+    "group_scores": "heads/test_groups.py",
+    "direct_logit_attribution": "importance/test_logit_attribution.py",
+    "curves": "sparse/test_curves.py",  # "curve", of several orders
+    "cut_cost": "sparse/test_curves.py",  # times and sizes
+    "shipped_real": "recipes/test_real_models.py",  # tables that were measured once
+}
+
+
+def test_every_public_measure_has_a_naive_twin():
+    """A public function that returns ``HeadScores`` or a frame is compared in ``MEASURES`` or named above."""
+    compared, tests = set(re.findall(r"\bht\.(\w+)\(", inspect.getsource(measures))), Path(__file__).parents[1]
+    for name in ht.__all__:
+        returned = getattr(getattr(ht, name), "__annotations__", {}).get("return")
+        returned = getattr(returned, "__name__", str(returned)).rpartition(".")[2]
+        if inspect.isfunction(getattr(ht, name)) and returned in ("HeadScores", "DataFrame", "LogitAttribution"):
+            assert (name in compared) != (name in ELSEWHERE), f"{name} needs a naive definition in naive.py"
+            assert name in compared or name in (tests / ELSEWHERE[name]).read_text("utf-8")
+
+
+def test_adapters_are_merged_before_heads_are_cut():
+    peft = pytest.importorskip("peft")
+    adapter = peft.LoraConfig(r=2, target_modules=["query", "dense"])
+    model = peft.get_peft_model(copy.deepcopy(zoo_model("bert")[0]), adapter)
+    with pytest.raises(ValueError, match=r"model\.merge_and_unload\(\)"):
+        ht.prune(model, [("encoder", 0, 1)])
 
 
 @pytest.mark.full  # compiles; heads/test_compiled.py does so in make test
