@@ -11,12 +11,9 @@ from ..heads.zoo import fresh
 GEOMETRY = {
     "matrix": lambda model: geometry.ov(model)["encoder", 1].matrix(),
     "singular values": lambda model: geometry.ov(model)["encoder", 1].singular_values(),
-    "product": lambda model: (geometry.ov(model)["encoder", 1] @ geometry.ov(model)["encoder", 2]).matrix(),
     "form": lambda model: geometry.qk(model)["encoder", 1, 0].between(torch.eye(32), torch.eye(32)),
-    "rows": lambda model: geometry.qk(model)["encoder", 1, 0].apply(torch.eye(32)),
     "effective rank": lambda model: geometry.effective_rank(geometry.ov(model)).values["encoder", 1],
     "overlap": lambda model: geometry.overlap(geometry.ov(model)).values,
-    "angles": lambda model: geometry.principal_angles(geometry.ov(model)),
     "cosine": lambda model: geometry.cosine(geometry.ov(model)).values,
     "composition": lambda model: geometry.composition(*ht.sites(model).all[:2]).values,
 }
