@@ -9,7 +9,7 @@ A map of the package, in the order of the course::
                                                     to_words, taxonomy, probe, untrained, induction_scores,
                                                     attention_sinks, token_labels
     geometry/    what weights can read and write    from headtools import geometry: ov, qk, effective_rank, overlap,
-                                                    principal_angles, composition, copying
+                                                    composition
     importance/  how much a head matters            gradient, confidence, label, ablation, interaction,
                                                     paired_bootstrap, relevance, rules, Rules,
                                                     direct_logit_attribution

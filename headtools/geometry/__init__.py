@@ -1,9 +1,9 @@
-"""What heads can read and write, from their weights alone: ranks, overlaps, composition, copying, beside chance.
+"""What heads can read and write, from their weights alone: ranks, overlaps, composition, beside chance.
 
     circuits          W_OV and W_QK of every head: ov(), qk(); heads of random factors: random_like()
     factored_matrix   matrices kept as products of thin ones: FactoredMatrix
-    subspaces         effective_rank(), overlap(), principal_angles(), cosine()
-    composition       composition() of two heads along the residual stream, copying() of tokens
+    subspaces         effective_rank(), overlap(), cosine()
+    composition       composition() of two heads along the residual stream
 
 Chance is what random_like() gives, and what an untrained() model has.
 
@@ -17,9 +17,9 @@ Weights say what a head could do. What it attends to and whether that matters, o
 """
 
 from headtools.geometry.circuits import Circuits, ov, qk, random_like
-from headtools.geometry.composition import composition, copying
+from headtools.geometry.composition import composition
 from headtools.geometry.factored_matrix import FactoredMatrix, Levels
-from headtools.geometry.subspaces import cosine, effective_rank, overlap, principal_angles
+from headtools.geometry.subspaces import cosine, effective_rank, overlap
 from headtools.roles.controls import untrained
 
 __all__ = [
@@ -27,12 +27,10 @@ __all__ = [
     "FactoredMatrix",
     "Levels",
     "composition",
-    "copying",
     "cosine",
     "effective_rank",
     "ov",
     "overlap",
-    "principal_angles",
     "qk",
     "random_like",
     "untrained",

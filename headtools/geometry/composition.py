@@ -1,17 +1,12 @@
-"""How heads act on one another and on tokens: ``composition`` along the residual stream, ``copying``.
-
-Both are from "A Mathematical Framework for Transformer Circuits" (Elhage et al. 2021), written here for row vectors.
-"""
+"""How heads act on one another along the residual stream: ``composition``."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from headtools.geometry.circuits import Circuits, ov, qk
-from headtools.geometry.factored_matrix import FactoredMatrix, Levels, divide_or_zero, pairwise_products
-from headtools.heads._devices import to_float64, without_autocast
-from headtools.heads.scores import HeadScores
+from headtools.geometry.circuits import ov, qk
+from headtools.geometry.factored_matrix import Levels, divide_or_zero, pairwise_products
+from headtools.heads._devices import without_autocast
 from headtools.heads.sites import Site
 
 
@@ -50,45 +45,6 @@ def composition(earlier: Site, later: Site, into: str = "key") -> Levels:
     middle = pairwise_products(first.right, second.left)  # (H, H', r, r')
     norms = (s1[:, None] @ middle @ s2.mT[None]).flatten(-2).norm(dim=-1)
     return Levels(divide_or_zero(norms, first.norm()[:, None] * second.norm()[None]), first.shape[-1] ** -0.5)
-
-
-def copying(circuits: Circuits, embedding: Tensor, unembedding: Tensor | None = None) -> HeadScores:
-    """Return how far a head raises the token that it attends to: Σλ / Σ|λ| of the eigenvalues of E W_OV U, in [-1, 1].
-
-    ``circuits``: ``ov(...)`` without biases; ``embedding`` E (V, d); ``unembedding`` U as (V, d), as an output
-    layer's weight is; left out, E. 1 means that all tokens of a basis are raised in proportion, 0 is chance, -1
-    means that they are lowered. Elhage et al. 2021. The eigenvalues of the V x V matrix that are not 0 are those of
-    W_O Uᵀ E W_V, which is d_head x d_head: UᵀE costs O(V d²) once, a head O(d² d_head).
-
-    For heads whose output reaches the vocabulary directly (decoders); a head that is 0 gets 0. Raises ``ValueError``
-    for widths that do not fit.
-
-    >>> one = Circuits({("decoder", 0): FactoredMatrix(torch.eye(3)[None], torch.eye(3)[None])}, "ov")
-    >>> copying(one, torch.eye(3))["decoder", 0, 0]
-    1.0
-    """
-    unembedding = embedding if unembedding is None else unembedding
-    if embedding.dim() != 2 or embedding.shape[0] != unembedding.shape[0]:
-        raise ValueError(
-            f"got an embedding {tuple(embedding.shape)} and an unembedding {tuple(unembedding.shape)}; expected two "
-            "tables (V, d)"
-        )
-    if not (embedding.isfinite().all() and unembedding.isfinite().all()):
-        raise ValueError("the tables hold NaN or infinity, so they have no eigenvalues: load their weights again")
-    # XY and YX have the same eigenvalues but for zeros: those of E (W_V W_O) Uᵀ, V x V, are those of W_O (UᵀE) W_V.
-    through = to_float64(unembedding.detach()).mT @ to_float64(embedding.detach())  # UᵀE, (d, d)
-
-    def of_site(circuit: FactoredMatrix) -> Tensor:
-        if circuit.shape[-2:] != (embedding.shape[1], unembedding.shape[1]):
-            raise ValueError(
-                f"W_OV is {tuple(circuit.shape[-2:])} but the tables are {embedding.shape[1]} and "
-                f"{unembedding.shape[1]} wide; pass the model's own, and ov(...) without bias"
-            )
-        right, left = to_float64(circuit.right), to_float64(circuit.left)
-        values = torch.linalg.eigvals(right @ through.to(right.device) @ left)
-        return divide_or_zero(values.sum(-1).real, values.abs().sum(-1)).float()
-
-    return circuits.score(of_site, "copying")
 
 
 def _check_path(earlier: Site, later: Site, into: str) -> None:

@@ -1,4 +1,4 @@
-"""Subspaces that heads read and write: effective rank, overlap, principal angles, cosine.
+"""Subspaces that heads read and write: effective rank, overlap, cosine.
 
 Only bases of subspaces are compared: the factors of a head are not unique (``circuits.py``), its subspaces are.
 """
@@ -60,30 +60,15 @@ def overlap(a: Circuits | FactoredMatrix, b: Circuits | FactoredMatrix | None = 
     """
     bases_a = _bases(a, side)
     bases_b = bases_a if b is None else _bases(b, side)
-    _check_width(bases_a, bases_b)
+    d, d_b = bases_a.shape[-2], bases_b.shape[-2]
+    if d != d_b:
+        raise ValueError(f"got heads in spaces of widths {d} and {d_b}; expected one space")
     # The singular values of V_aᵀ V_b are the cosines of the principal angles; the sum of their squares is its norm².
     cos_squared = _squared_products(bases_a, bases_b)
     ranks = [basis.square().sum((-1, -2)).round() for basis in (bases_a, bases_b)]  # columns have length 1, or 0
     n_angles = torch.minimum(ranks[0][:, None], ranks[1][None]).clamp(min=1)
-    chance = min(1.0, max(bases_a.shape[-1], bases_b.shape[-1]) / bases_a.shape[-2])
+    chance = min(1.0, max(bases_a.shape[-1], bases_b.shape[-1]) / d)
     return Levels((cos_squared / n_angles).clamp(0, 1), chance)
-
-
-def principal_angles(
-    a: Circuits | FactoredMatrix, b: Circuits | FactoredMatrix | None = None, side: str = "write"
-) -> Tensor:
-    """Return the principal angles between heads' subspaces, (n_a, n_b, r), in radians, smallest first.
-
-    Arguments as in ``overlap``, whose value is the mean of their cos². An angle below about 0.0005 cannot be told from
-    0 in float32. All pairs cost O(n_a n_b (d r² + r³)).
-
-    >>> axes = FactoredMatrix(torch.eye(4)[:, :2], torch.eye(4)[:2])
-    >>> principal_angles(axes, FactoredMatrix(torch.eye(4)[:, 1:3], torch.eye(4)[1:3])).rad2deg().round().tolist()
-    [[[0.0, 90.0]]]
-    """
-    bases_a, bases_b = _bases(a, side), _bases(a if b is None else b, side)
-    _check_width(bases_a, bases_b)
-    return torch.linalg.svdvals(pairwise_products(bases_a.mT, bases_b)).clamp(max=1).acos()
 
 
 def cosine(a: Circuits | FactoredMatrix, b: Circuits | FactoredMatrix | None = None) -> Levels:
@@ -137,8 +122,3 @@ def _squared_products(a: Tensor, b: Tensor) -> Tensor:
         return of_a @ (of_a if a is b else (b @ b.mT).flatten(1)).mT
     blocks = a.split(max(1, _BLOCK_NUMBERS // (len(b) * per_pair)))
     return torch.cat([pairwise_products(block.mT, b).square().sum((-1, -2)) for block in blocks])
-
-
-def _check_width(a: Tensor, b: Tensor) -> None:
-    if a.shape[-2] != b.shape[-2]:
-        raise ValueError(f"got heads in spaces of widths {a.shape[-2]} and {b.shape[-2]}; expected one space")

@@ -9,6 +9,7 @@ appendix A.3). ``rules`` says how an operation distributes it; ``conserved`` is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -46,28 +47,23 @@ def relevance(
     1/H if uniform. Voita et al. divide by the sum of R, which is the same where all R have one sign, as under rules
     "zplus" and "voita" in most layers. ``signed`` keeps the sign.
 
-    ``batches``: dicts of the model's arguments. ``score(outputs, batch)`` returns what to explain: one number per
-    example (B,), or one per example and step (B, steps). The score's operations follow the same rules, so that a
-    vector's norm in ``F.normalize``, ``F.cosine_similarity`` or ``x / x.norm()`` is held constant. What has no rule,
-    such as ``log_softmax``, follows its gradient, and the remainder of its tangent, for a log probability minus the
-    entropy, counts as a constant. Without a score each step's highest logit is explained, as in the paper: a
-    translation model's at every token (the batch's labels are its input), a language model's at every token, a
-    classifier's once. Each step takes a backward pass. Steps that are padding do not count.
+    ``score(outputs, batch)`` returns what to explain: one number per example (B,), or one per example and step (B,
+    steps), each of which takes a backward pass. The score's operations follow the same rules: a vector's norm is held
+    constant, and what has no rule, such as ``log_softmax``, follows its tangent. Without a score each step's highest
+    logit is explained: a translation model's and a language model's at every token, a classifier's once; padding does
+    not count.
 
     ``rules``: "attnlrp", "cp" (attention held constant), "epsilon", "alphabeta", "zplus", "voita" (that of
     Voita et al.'s code), "ratio" (the one their paper prints, unstable), "gradient" (none: gradient times output) or
-    your own ``Rules``; see ``NAMED`` in ``headtools.importance._lrp.rules``. ``sites`` limits what is returned.
-    ``.rows`` has one row per example, whose mean is that over all its steps. ``low`` and ``high`` are the ends of a
-    95 % bootstrap interval over examples. ``.notes`` has the fraction of the explained numbers that arrived at the
-    input (``conserved``) and in biases and other constants (``absorbed``): the two sum to 1 under rules that hold
-    attention constant, and not under "attnlrp".
+    your own ``Rules``. ``.rows`` has one row per example, the mean over its steps. ``.notes`` has the fraction of the
+    explained numbers that arrived at the input (``conserved``) and in biases and other constants (``absorbed``): they
+    sum to 1 under rules that hold attention constant, and not under "attnlrp". The model runs without dropout and is
+    left bit for bit as it was.
 
-    Other projects report a patent application on methods of this family: look into that before commercial use. The
-    model is run without dropout and is left bit for bit as it was.
+    Other projects report a patent application on methods of this family: look into that before commercial use.
 
     Raises ``ValueError`` for unknown rules, a score of another shape or that depends on no head, rows that are not
-    examples, NaN, a model whose weights are offloaded, and as ``label_loss`` does; ``KeyError`` for unknown sites,
-    ``RuntimeError`` for a compiled model.
+    examples, NaN, offloaded weights; ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
 
     >>> from transformers import BertConfig, BertForMaskedLM
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
@@ -81,9 +77,10 @@ def relevance(
     check_not_offloaded(model, "relevance")
     check_has_backward(model, "relevance()")
     rule_set, measured = named(rules), select_sites(model, sites)
-    passes = [_propagate(model, batch, score, rule_set, measured) for batch in each_batch(model, batches)]
-
-    dependent = {key for one in passes for parts in one.steps for key in parts}
+    passes, dependent = [], set()
+    for batch in each_batch(model, batches):
+        passes.append(_propagate(model, batch, score, rule_set, measured))
+        dependent.update(*passes[-1].steps)
     left_out = [site.label for site in measured if site.key not in dependent]
     if left_out:
         raise ValueError(
@@ -129,22 +126,22 @@ def _propagate(model: nn.Module, batch: dict, score: Score | None, rule_set: Rul
     """
     products: dict[tuple, Tensor] = {}  # <z, g> of each site, filled by the pass back
 
-    def tap(site: Site) -> Callable[[Tensor], Tensor]:
-        def keep(z: Tensor) -> Tensor:
-            if z.requires_grad:
-                collect_products(site, z, products)
-            return z
+    def keep(site: Site, z: Tensor) -> Tensor:
+        if z.requires_grad:
+            collect_products(site, z, products)
+        return z
 
-        return keep
-
-    inputs = {name: _leaf(name, value) for name, value in model_inputs(model, batch).items()}
-    edits = {site: tap(site) for site in measured}
+    inputs = dict(model_inputs(model, batch))
+    for name, value in inputs.items():  # real numbers, such as an image, are leaves in which relevance ends
+        if isinstance(value, Tensor) and value.is_floating_point() and "mask" not in name:
+            inputs[name] = value.detach().clone().requires_grad_()
+    edits = {site: partial(keep, site) for site in measured}
     with frozen(model), torch.inference_mode(False), torch.enable_grad(), edit_outputs(model, "relevance()", edits):
         with follow_rules(rule_set, model) as propagation:
             outputs = model(**inputs)
             propagation.in_score = True
             values, counted = find_targets(model, outputs, batch, score)
-        leaves = [*propagation.inputs, *(value for value in inputs.values() if active(value))]
+        leaves = [*propagation.inputs, *filter(active, inputs.values())]
         ends = leaves + propagation.constants
         sign = torch.where(values.detach() < 0, -1.0, 1.0).to(values.dtype)
         steps, arrived = [], []
@@ -202,13 +199,6 @@ def _sum_of_steps(one: _Pass, site: Site, normalise: str | None, signed: bool) -
             part = part / of_layer
         sums += torch.where(counts[:, None], part if signed else part.abs(), 0.0)
     return sums
-
-
-def _leaf(name: str, value: Any) -> Any:
-    """Return an input; one of real numbers, such as an image, as a leaf in which relevance ends."""
-    if isinstance(value, Tensor) and value.is_floating_point() and "mask" not in name:
-        return value.detach().clone().requires_grad_()
-    return value
 
 
 def _total(tensor: Tensor, g: Tensor | None) -> float:

@@ -70,13 +70,12 @@ class Trainer:
         self.device = next(self.model.parameters()).device
         self.parameters, groups = dict(self.trained), []
         if self.trained:
-            weights = list(self.trained.values())
-            groups.append({"params": weights, "lr": self.weight_rate, "betas": (0.9, 0.98), "weight_decay": 0.01})
+            rate, weights = self.weight_rate, list(self.trained.values())
+            groups.append({"params": weights, "initial_lr": rate, "betas": (0.9, 0.98), "weight_decay": 0.01})
         if self.gates is not None:
-            groups.append({"params": [self.gates.log_alpha], "lr": self.gate_rate, "weight_decay": 0.0})
+            groups.append({"params": [self.gates.log_alpha], "initial_lr": self.gate_rate, "weight_decay": 0.0})
             self.parameters["log_alpha"] = self.gates.log_alpha
         self.optimizer = torch.optim.AdamW(groups)
-        self.full_rates = [group["lr"] for group in groups]
 
     def run(self, batches: Batches, folder: str | Path | None, progress: bool) -> dict[str, Tensor]:
         """Do the remaining steps and return the history: log_alpha (steps + 1, n_heads), loss (steps,), seconds."""
@@ -106,8 +105,8 @@ class Trainer:
         """Do one step of the optimizer and return the task's loss."""
         torch.clear_autocast_cache()
         rate_factor = min(1.0, (1 - step / self.steps) / self.decay) if self.decay else 1.0
-        for group, rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
-            group["lr"] = rate * rate_factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * rate_factor
         values, reached = {}, []
         with step_generator(self.seed, step, self.device) as generator:
             if self.gates is not None:
@@ -155,7 +154,7 @@ class Trainer:
 @contextmanager
 def training_mode(model: nn.Module, trained: Collection[nn.Parameter]) -> Iterator[None]:
     """Let only the parameters ``trained`` learn, with dropout on if there are any; restores flags, modes, gradients."""
-    trained_ids = {id(p) for p in trained}
+    trained_ids = set(map(id, trained))
     with claimed("training", model.modules(), copyable=True):
         parameters = [(p, p.requires_grad, p.grad) for p in model.parameters()]
         modes = [(module, module.training) for module in model.modules()]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headtools.heads.prune import prune
 from headtools.heads.scores import HeadScores
-from headtools.heads.sites import SiteSelection
+from headtools.heads.sites import SiteSelection, copied
 from headtools.heads.sites import sites as find_sites
 from headtools.importance.loss import Loss
 from headtools.sparse._trainer import Trainer
@@ -127,7 +127,7 @@ def fit_gates(
     <Fit: 0 of 8 heads open after 60 steps at penalty 5>
     """
     several = not isinstance(penalty, Real)
-    penalties = [float(x) for x in (penalty if several else [penalty])]
+    penalties = list(map(float, penalty if several else [penalty]))
     if not penalties or any(not 0 <= x < float("inf") for x in penalties):
         raise ValueError(f"a penalty is a number of at least 0, or a list of them, got {penalties}")
     if several and isinstance(batches, Iterator):
@@ -135,7 +135,7 @@ def fit_gates(
     fits = []
     for price in penalties:
         # Without weights to train the model stays as it is, and no copy of it is needed.
-        student = model if weights is None else copy.deepcopy(model)
+        student = model if weights is None else copied(model)
         gates = HardConcrete(find_sites(student).pick(sites), start=start).to(next(student.parameters()).device)
         trainer = Trainer(
             student,
@@ -160,16 +160,16 @@ def _fit(trainer: Trainer, history: Mapping[str, Tensor]) -> Fit:
     names = ["kind", "layer", "head"] if len(gates.heads[0]) == 3 else ["stack", "kind", "layer", "head"]
     steps = pd.RangeIndex(len(log_alpha), name="step")
     losses = {
-        "loss": loss.to(torch.promote_types(loss.dtype, torch.float32)),  # numpy has no bfloat16
-        "l0": gates.expected_l0(log_alpha)[:-1],  # log alpha has one row more than there are steps: its start
-        "open": gates.test_gates(log_alpha=log_alpha).sum(1).long()[:-1],
+        "loss": loss.to(torch.promote_types(loss.dtype, torch.float32)).numpy(),  # numpy has no bfloat16
+        "l0": gates.expected_l0(log_alpha)[:-1].numpy(),  # log alpha has one row more than there are steps: its start
+        "open": gates.test_gates(log_alpha=log_alpha).sum(1).long()[:-1].numpy(),
     }
     return Fit(
         trainer.model,
         gates,
         trainer.penalty,
         pd.DataFrame(log_alpha.numpy(), steps, pd.MultiIndex.from_tuples(gates.heads, names=names)),
-        pd.DataFrame({name: column.numpy() for name, column in losses.items()}, steps[:-1]),
+        pd.DataFrame(losses, steps[:-1]),
         float(history["seconds"].sum()),
     )
 

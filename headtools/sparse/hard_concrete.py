@@ -63,6 +63,7 @@ class HardConcrete(nn.Module):
         self.sizes = dict(over) if isinstance(over, Mapping) else {s.key: s.heads for s in over if not s.empty}
         if not self.sizes or min(self.sizes.values()) < 1:
             raise ValueError(f'no heads to gate in {over!r}; pass sites(model), its ["encoder"] or {{key: heads}}')
+        self.heads = [(*key, head) for key, size in self.sizes.items() for head in range(size)]  # as in ``log_alpha``
         if not isinstance(start, Mapping):
             flat = torch.full((sum(self.sizes.values()),), float(start))
         else:
@@ -179,11 +180,6 @@ class HardConcrete(nn.Module):
         if flat.shape[-1] != sum(self.sizes.values()):
             raise ValueError(f"there are {sum(self.sizes.values())} gates, got a tensor of shape {tuple(flat.shape)}")
         return dict(zip(self.sizes, flat.split(list(self.sizes.values()), dim=-1), strict=True))
-
-    @property
-    def heads(self) -> list[tuple]:
-        """Return the heads in the order of ``log_alpha``: [("encoder", 0, 0), ...]."""
-        return [(*key, head) for key, size in self.sizes.items() for head in range(size)]
 
     def open_heads(self) -> list[tuple]:
         """Return the heads whose gate is 1 by the rule of Voita et al. 2019."""

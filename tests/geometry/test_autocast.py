@@ -14,7 +14,6 @@ GEOMETRY = {
     "form": lambda model: geometry.qk(model)["encoder", 1, 0].between(torch.eye(32), torch.eye(32)),
     "effective rank": lambda model: geometry.effective_rank(geometry.ov(model)).values["encoder", 1],
     "overlap": lambda model: geometry.overlap(geometry.ov(model)).values,
-    "angles": lambda model: geometry.principal_angles(geometry.ov(model)),
     "cosine": lambda model: geometry.cosine(geometry.ov(model)).values,
     "composition": lambda model: geometry.composition(*ht.sites(model).all[:2]).values,
 }

@@ -1,12 +1,10 @@
-"""Composition, copying and calibrations: against full matrices, hand-made heads and random ones."""
+"""Composition and calibrations: against full matrices, hand-made heads and random ones."""
 
 import pytest
 import torch
 
 import headtools as ht
 from headtools import geometry
-from headtools.geometry.circuits import Circuits
-from headtools.geometry.factored_matrix import FactoredMatrix
 from headtools.heads.prune import prune
 
 from ..heads.zoo import fresh, zoo_model
@@ -107,30 +105,6 @@ def test_composition_with_rope_is_refused_but_for_values():
     with pytest.raises(ValueError, match="RoPE"):
         geometry.composition(sites["decoder", 0], sites["decoder", 1], "key")
     assert geometry.composition(sites["decoder", 0], sites["decoder", 1], "value").values.shape == (6, 6)
-
-
-def test_copying_is_the_eigenvalue_ratio_of_the_full_circuit():
-    draw = torch.Generator().manual_seed(0)
-    e, u = torch.randn(11, 6, generator=draw).double(), torch.randn(11, 6, generator=draw).double()
-    head = FactoredMatrix(torch.randn(2, 6, 3, generator=draw).double(), torch.randn(2, 3, 6, generator=draw).double())
-    got = geometry.copying(Circuits({("decoder", 0): head}, "ov"), e, u)
-    for h in range(2):
-        values = torch.linalg.eigvals(e @ head[h].matrix() @ u.T)
-        assert got["decoder", 0, h] == pytest.approx((values.sum().real / values.abs().sum()).item(), abs=1e-6)
-
-
-def test_copying_by_hand():
-    eye = torch.eye(4)
-    heads = FactoredMatrix(
-        torch.stack([eye[:, :2], eye[:, :2], eye[:, :2], 0 * eye[:, :2]]),
-        torch.stack([eye[:2], -eye[:2], eye[2:], eye[:2]]),
-    )
-    got = geometry.copying(Circuits({("decoder", 0): heads}, "ov"), eye).values["decoder", 0]
-    assert got.tolist() == pytest.approx([1, -1, 0, 0], abs=1e-6)  # copies, suppresses, moves elsewhere, silent
-    with pytest.raises(ValueError, match="tables are 5 and 5 wide"):
-        geometry.copying(Circuits({("decoder", 0): heads}, "ov"), torch.ones(3, 5))
-    with pytest.raises(ValueError, match="expected two tables"):
-        geometry.copying(Circuits({("decoder", 0): heads}, "ov"), torch.ones(3, 4), torch.ones(2, 4))
 
 
 def test_untrained_is_a_fresh_start():

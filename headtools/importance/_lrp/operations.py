@@ -11,7 +11,7 @@ that does not depend on the input). So constants are replaced by copies that req
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -56,13 +56,9 @@ def rules(rule_set: str | Rules = "attnlrp", model: nn.Module | None = None) -> 
     (looked up in tables) and ``constants`` (added) are the tensors in which relevance ends. Nothing outside the context
     changes.
 
-    "voita" is the rule of Voita et al.'s code, "ratio" the one that their appendix prints. "voita" shares by sign and
-    holds attention constant, so that R stays bounded. Under "ratio" the factors of a product share by their size, and R
-    goes on through softmax. Where terms cancel there is no bound: in the organism's six layers a head's R is 10^16
-    times the explained number, and rounding errors alone, in double precision too, exceed that number.
-
-    Other projects report that a patent has been applied for on methods of this family; if your use is commercial, look
-    into that first.
+    "voita" is the rule of Voita et al.'s code, by sign and bounded; "ratio" is the one that their appendix prints, by
+    size and without a bound where terms cancel: in six layers rounding alone can exceed the explained number. For
+    commercial use see the note on patents in ``relevance``.
 
     Raises ``ValueError`` for unknown rules and for torch's ``multi_head_attention_forward``, whose operations are
     hidden.
@@ -79,8 +75,10 @@ def rules(rule_set: str | Rules = "attnlrp", model: nn.Module | None = None) -> 
     propagation = Propagation(named(rule_set))
     if model is not None:
         with suppress(TypeError, ValueError):  # a model without attention
-            inside = [module for site in sites(model) for module in site.module.modules()]
-            propagation.position_tables = {id(module.weight) for module in inside if isinstance(module, nn.Embedding)}
+            for site in sites(model):
+                for module in site.module.modules():
+                    if isinstance(module, nn.Embedding):
+                        propagation.position_tables.add(id(module.weight))
     with ExitStack() as stack:
         if propagation.rules.others and model is not None:
             for module in model.modules():
@@ -94,7 +92,7 @@ def _run_as_one_operation(module: nn.Module, stack: ExitStack) -> None:
     given: list[Tensor] = []  # the x of the call under way
 
     def before(_module: nn.Module, args: tuple) -> tuple | None:
-        given[:] = [x for x in args[:1] if active(x)]
+        given[:] = filter(active, args[:1])
         return (given[0].detach(), *args[1:]) if given else None
 
     def after(_module: nn.Module, args: tuple, y: Tensor) -> Tensor | None:
@@ -121,7 +119,7 @@ class Propagation(TorchFunctionMode):
         self.rules = rules
         self.inputs: list[Tensor] = []
         self.constants: list[Tensor] = []
-        self.position_tables: Collection[int] = ()  # ids of embedding weights that are no input, such as T5's biases
+        self.position_tables: set[int] = set()  # ids of embedding weights that are no input, such as T5's biases
         self.in_score = False  # set once the model has run
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -136,7 +134,12 @@ class Propagation(TorchFunctionMode):
             else _gradient
         )
         # What no relevance can reach runs as it is, and nothing is stored for it; a lookup is where relevance ends.
-        if rule is _gradient or (rule is not _embedding and not _any_active((*args, *kwargs.values()))):
+        if rule is not _embedding and rule is not _gradient:
+            values = [*args, *kwargs.values()]
+            for value in (*args, *kwargs.values()):
+                values += value if isinstance(value, (list, tuple)) else ()
+            rule = rule if any(map(active, values)) else _gradient
+        if rule is _gradient:
             return func(*args, **kwargs)
         if not in_place:
             return rule(self, func, *args, **kwargs)
@@ -153,10 +156,6 @@ class Propagation(TorchFunctionMode):
             return value
         self.constants.append(value.detach().requires_grad_())
         return self.constants[-1]
-
-
-def _any_active(values: Iterable) -> bool:
-    return any(active(value) or (isinstance(value, (list, tuple)) and any(map(active, value))) for value in values)
 
 
 # --- linear maps and products: ``run`` is the Propagation, ``func`` the function of torch -----------------------------
@@ -277,8 +276,8 @@ def _softmax(run: Propagation, func: Callable, input: Tensor, *args: Any, **kwar
 def _sum(run: Propagation, func: Callable, a: Any, b: Any, **kwargs: Any) -> Tensor:
     # A number or a constant tensor is added to activations: it takes its share, as a bias does.
     x = a if active(a) else b
-    a, b = (value if isinstance(value, Tensor) else x.new_tensor(value) for value in (a, b))
-    a, b = run.constant(a), run.constant(b)
+    a = run.constant(a if isinstance(a, Tensor) else x.new_tensor(a))
+    b = run.constant(b if isinstance(b, Tensor) else x.new_tensor(b))
     if run.rules.sums and func.__name__ == "add" and not kwargs:
         return alpha_beta_sum(a, b, run.rules.alpha)
     return func(a, b, **kwargs)

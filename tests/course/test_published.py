@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from headtools.sparse import published as p
+from headtools.course import published as p
 
 
 def test_curves_of_voita_say_what_the_paper_says():
