@@ -1,8 +1,7 @@
 """Two linear probes with one interface, and cross-validation of the strength of their regularisation.
 
-A probe is a function ``fit(x, y, strength)``: x (place, word, features) are vectors of the same words read at many
-places in a model, ``y`` (word,) the indices of their labels. It returns a function from vectors (place, word, features)
-to the labels that it predicts, (place, word).
+A probe is a function ``fit(x, y, strength)`` of vectors x (place, word, features) and indices of labels y (word,); it
+returns a function from vectors (place, word, features) to the labels that it predicts, (place, word).
 """
 
 from __future__ import annotations

@@ -64,12 +64,14 @@ def make_table(
     """Return one row a head and role, layer by layer; ``offsets``: the best offsets by kind, of one or two halves."""
     frames = {}
     for kind, roles in roles_of.items():
-        of_kind = [site for site in sites if site.kind == kind]
         values = _scores(roles, sums[f"{kind} sums"], sums[f"{kind} counts"])  # (R, head) each
         with_query = sums[f"{kind} counts"].total[0].nonzero().flatten().tolist()
         rules = [_baseline_rule(role, [of_half[kind] for of_half in offsets]) for role in roles]
-        start = 0
-        for site, n_runs in zip(of_kind, sums[f"{kind} runs"].total.tolist(), strict=True):
+        start, n_runs_of_layers = 0, iter(sums[f"{kind} runs"].total.tolist())
+        for site in sites:
+            if site.kind != kind:
+                continue
+            n_runs = next(n_runs_of_layers)
             heads = slice(start, start + site.heads)
             start += site.heads
             columns = {name: of_all[with_query, heads].flatten().numpy() for name, of_all in values.items()}

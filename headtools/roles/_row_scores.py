@@ -91,8 +91,8 @@ def find_targets(
 
 def word_targets(role: Role, kind: str, sentence: Sentence, conventions: Conventions) -> list[tuple[int, list[Key]]]:
     """:func:`find_targets` without a tokenizer: positions of words alone, as distances are fitted on."""
-    words = {i: i for i in range(len(sentence.words))}
-    queries = {i: i for i in range(len(sentence.target))} if kind == "cross" else words
+    words = dict(enumerate(range(len(sentence.words))))
+    queries = dict(enumerate(range(len(sentence.target)))) if kind == "cross" else words
     return find_targets(role, kind, sentence, words, queries, conventions.self_as_key)
 
 
@@ -119,7 +119,7 @@ def make_plan(
     scored = (queries.word >= 0) & candidates.any(-1)
     counts = np.zeros((len(text.sentences), 3, len(roles)), dtype=np.float32)
     pairs: dict[str, list[tuple[int, int, int, int]]] = {"argmax": [], "weight": []}
-    n_candidates, n_visible = (mask.sum(-1).clamp_min(1).tolist() for mask in (candidates, visible))
+    n_candidates, n_visible = candidates.sum(-1).clamp_min(1).tolist(), visible.sum(-1).clamp_min(1).tolist()
     for b, sentence in enumerate(text.sentences):
         spans: dict[Key, int] = {word: u for u, word in enumerate(keys.word[b].tolist()) if word >= 0}
         own_spans = {word: u for u, word in enumerate(queries.word[b].tolist()) if word >= 0}
@@ -162,7 +162,7 @@ def make_plan(
     if text.embeddings is not None and any(role.name == "content" for role in roles):
         of_words = (queries.word >= 0)[:, :, None] & (keys.word >= 0)[:, None] & visible
         of_words = of_words & ~torch.eye(of_words.shape[-1], dtype=torch.bool)  # pairs of different words
-        means = group_means(keys.of_token, keys.exists.shape[1]) @ text.embeddings().float()
+        means = group_means(keys.of_token, keys.exists.shape[1]) @ text.embeddings.float()
         content = of_words[:, None], similarity(means, of_words[:, None])
     plan = Plan(
         text, roles, conventions, torch.from_numpy(counts), hits, weights, visible, candidates, scored, rarity, content
@@ -174,7 +174,7 @@ def make_plan(
 def _count_statistics(plan: Plan) -> None:
     """Fill in the counts of the roles without targets; baseline and chance are both what uniform attention scores."""
     visible, candidates = plan.visible.float(), plan.candidates.float()
-    n_visible, n_candidates = (mask.sum(-1).clamp_min(1) for mask in (visible, candidates))
+    n_visible, n_candidates = visible.sum(-1).clamp_min(1), candidates.sum(-1).clamp_min(1)
     uniform = {
         "confidence": 1 / (n_candidates if plan.conventions.renormalise else n_visible),
         "entropy": n_visible.log(),
@@ -239,7 +239,7 @@ def entropy(maps: Tensor) -> Tensor:
 
 def distances(maps: Tensor) -> Tensor:
     """How far each key is from each query, |key - query|, for maps (..., Q, K): (Q, K)."""
-    queries, keys = (torch.arange(size, device=maps.device) for size in maps.shape[-2:])
+    queries, keys = map(torch.arange, maps.shape[-2:])
     return (keys - queries[:, None]).abs()
 
 

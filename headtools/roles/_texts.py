@@ -6,7 +6,7 @@
   its self-attention the spans are the words read; in cross-attention the word that a position writes is the query.
 """
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,15 +22,15 @@ from headtools.roles.word_alignment import align
 class Text:
     """The queries and keys of one kind of attention in one batch, as spans of annotated sentences.
 
-    ``sentences`` are those of the keys; in cross-attention they carry the alignment of the queries. ``embeddings()``
-    gives those of the tokens of the keys, (B, T, d); None where the model has none.
+    ``sentences`` are those of the keys; in cross-attention they carry the alignment of the queries. ``embeddings``
+    (B, T, d) are those of the tokens of the keys; None in cross-attention, and where the model has none.
     """
 
     kind: str
     sentences: Sequence[Sentence]
     queries: Spans
     keys: Spans
-    embeddings: Callable[[], Tensor] | None = None
+    embeddings: Tensor | None = None
 
 
 def make_texts(
@@ -43,7 +43,7 @@ def make_texts(
     table = model.get_input_embeddings()
 
     def text(kind: str, sentences: Sequence[Sentence], spans: Spans, ids: Tensor) -> Text:
-        embeddings = None if table is None else lambda: table(ids.to(device_of(model))).cpu()
+        embeddings = None if table is None else table(ids.to(device_of(model))).cpu()
         return Text(kind, sentences, spans, spans, embeddings)
 
     batch, words = align(tokenizer, sentences, padding_side="right")

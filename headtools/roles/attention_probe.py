@@ -1,9 +1,7 @@
 """Clark's attention probe: which word is the syntactic head of a word, by all attention maps together?
 
-The probe has two weights for each map, one for attention from the candidate to the word and one for the other
-direction, and the candidate with the greatest sum is predicted (Clark et al. 2019, arXiv:1906.04341, section 5,
-unnumbered equation): p(i | j) ∝ exp Σ_k (w_k A^k_ij + u_k A^k_ji), i the candidate, j the word, k all heads. Its score,
-the fraction of words whose head is right (UAS, unlabelled attachment score), is given beside rules without a model.
+p(i | j) ∝ exp Σ_k (w_k A^k_ij + u_k A^k_ji), i the candidate, j the word, k all heads (Clark et al. 2019,
+arXiv:1906.04341, section 5). Its score, the fraction of words whose head is right (UAS), is given beside rules.
 """
 
 from collections import Counter
@@ -36,12 +34,11 @@ MAX_BYTES = 2 * 2**30
 class AttentionProbe:
     """Scores and weights of the attention probe.
 
-    scores     frame, one row a method: ``method``, ``uas``, ``low``, ``high`` (fractions, 95 % bootstrap interval over
+    scores     one row a method: ``method``, ``uas``, ``low``, ``high`` (fractions, 95 % bootstrap interval over
                sentences), ``n`` words of test
-    weights    frame, one row a head of the trained model: ``kind``, ``layer``, ``head``, ``down`` (w: the weight of
-               attention from the candidate to the word) and ``up`` (u: from the word to the candidate);
-               ``effective_weight``, the greater of |w| and |u| times the standard deviation of that attention over the
-               pairs of train: a head whose maps hardly vary needs a large weight for a small effect
+    weights    one row a head of the trained model: ``kind``, ``layer``, ``head``, ``down`` (w, of attention from the
+               candidate to the word), ``up`` (u, from the word to the candidate), ``effective_weight``, the greater of
+               |w| and |u| times the standard deviation of that attention over the pairs of train
     penalty    the L2 penalty of each probe, by method
     """
 
@@ -62,9 +59,8 @@ def attention_probe(
     """Fit the attention probe on the sentences of ``train``, and score it on those of ``test`` beside the rules.
 
     The head of every word but roots and punctuation is predicted; the candidates are all other words of its sentence.
-    Maps of tokens become maps of words as in Clark et al. (``headtools.to_words``). Of an encoder-decoder the encoder
-    is read. The weights minimise the mean of −log p plus penalty / 2 times their squares, with the penalty of
-    ``PENALTIES`` that does best in cross-validation by sentence in ``train``. Methods:
+    Of an encoder-decoder the encoder is read. The weights minimise the mean of −log p plus penalty / 2 times their
+    squares, with the penalty of ``PENALTIES`` that does best in cross-validation by sentence in ``train``. Methods:
 
     "attention"        the probe
     "untrained"        the probe on the model's untrained twin (with ``untrained``)
@@ -73,9 +69,8 @@ def attention_probe(
     "best offset"      the candidate at the offset most frequent of all
     "right-branching"  the next word
 
-    A rule that points outside the sentence is wrong. Takes 8 bytes a head and pair of words, 1.5 MB for ten sentences
-    of 20 words and 48 heads; beyond 2 GiB it is refused. Raises ValueError for that, and for a sentence in both
-    train and test.
+    A rule that points outside the sentence is wrong. Takes 8 bytes a head and pair of words. Raises ValueError beyond
+    2 GiB, and for a sentence in both train and test.
 
     >>> import headtools as ht
     >>> few = [ht.corpus("organism", split, limit=30) for split in ("validation", "test")]

@@ -14,8 +14,9 @@ SUFFIXES = (".conllu", ".conllup")
 def read(path: Path) -> Iterator[Sentence]:
     """Yield the sentences of a treebank, in CoNLL-U or CoNLL-U Plus; only the current one is in memory.
 
-    Of a word its form, part of speech, head, relation and ``Coref=`` are kept. Skipped are contracted forms (``3-4``,
-    whose parts are the words), empty nodes (``5.1``), comments, lemmas, features and enhanced graphs.
+    Of a word its form, part of speech, head, relation (with its subtype) and ``Coref=`` are kept. Skipped are
+    contracted forms (``3-4``, whose parts are the words), empty nodes (``5.1``), comments, features, ``Entity=``,
+    enhanced graphs.
 
     Raises FileNotFoundError for a path that does not exist, and ValueError, with the number of the sentence, for text
     that is not UTF-8 or not CoNLL-U, words not numbered 1, 2, 3 ..., heads that do not form a tree, a ``Coref=`` that

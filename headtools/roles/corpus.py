@@ -1,9 +1,4 @@
-"""Sentences with gold annotation: the organism's own language, or any treebank in CoNLL-U.
-
->>> sentence = corpus("organism", limit=1)[0]
->>> len(sentence.words) == len(sentence.heads) == len(sentence.relations) == len(sentence.upos)
-True
-"""
+"""Sentences with gold annotation: the organism's own language, or any treebank in CoNLL-U."""
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -27,26 +22,14 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
     """Sentences of a corpus, in order, always the same ones; of plain text, its paragraphs.
 
     ``name`` is ``"organism"``, ``"organism2"`` (the second organism's language), ``"english"`` (320 sentences written
-    for this project, in Universal Dependencies) or the path of a ``.conllu`` file. ``split`` is one of the organisms'
-    train, validation, test and hard, or of the English train (160), validation (80), test (80) and all; a treebank file
-    is one split and takes no other value. ``limit`` is the greatest number of sentences; None means all of a file, and
-    of the organisms 1,000 (20,000 for train).
+    for this project, in Universal Dependencies) or the path of a ``.conllu`` or ``.conllup`` file (see
+    ``headtools.roles.conllu.read``), or of a ``.txt`` or ``.md`` file, which gives its paragraphs as strings. ``split``
+    is one of the organisms' train, validation, test and hard, or of the English train (160), validation (80), test (80)
+    and all; a file is one split and takes no other value. ``limit`` is the greatest number of sentences; None means
+    all, and of the organisms 1,000 (20,000 for train).
 
-    A ``.txt`` or ``.md`` file gives its paragraphs, which empty lines part, as strings: without annotation, and spaced
-    as they are written. ``text_batches`` makes batches of them for a language model.
+    Raises ValueError for an unknown name or split, a limit below 1 or a broken treebank, FileNotFoundError for a path.
 
-    Any treebank of Universal Dependencies can be read, in CoNLL-U or CoNLL-U Plus (``.conllup``, with a comment
-    ``# global.columns``). The words are the syntactic words, numbered 1, 2, 3: the parts of a contracted form (``3-4
-    don't``), and no empty nodes (``5.1``). Heads and relations are those of the basic tree, relations with their
-    subtypes. ``Coref=`` in the last column, which in the English sentences is the antecedent of a pronoun (the number
-    of its head word), becomes ``coreference``; ``Entity=``, which annotates mentions in CorefUD, is ignored, so that
-    ``coreference`` is 0 there. Lemmas, features, the enhanced graph, comments and SpaceAfter are ignored.
-
-    Raises ValueError for an unknown name or split, a limit below 1 or a broken treebank (with the number of its
-    sentence; see ``headtools.roles.conllu.read``), and FileNotFoundError for a path that does not exist.
-
-    >>> [len(corpus("organism", split, limit=3)) for split in ("train", "test")]
-    [3, 3]
     >>> print(corpus("english", limit=1)[0])
     The last train to Leeds had already left when we arrived at the station .
     """

@@ -1,9 +1,8 @@
 """Remove from a head's output what a linear probe could find, and nothing more: ``erasure`` and ``erased``.
 
-A probe finds what is present. To see whether it is used, remove it and compare the model's behaviour with that after
-removing as many random directions (amnesic probing, Elazar et al. 2021, arXiv:2006.00995). The map is LEACE, the
-smallest change after which no linear probe beats the majority on the words it was made from (Belrose et al. 2023,
-arXiv:2306.03819, who prove it).
+Compare the model then with that after removing as many random directions (amnesic probing, Elazar et al. 2021,
+arXiv:2006.00995). The map is LEACE, the smallest change after which no linear probe beats the majority on the words it
+was made from (Belrose et al. 2023, arXiv:2306.03819).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,10 +37,8 @@ def erasure(x: Tensor, labels: Sequence[str], *, random: bool = False, seed: int
 
     With W = Σ^(−½) the whitening of x and P the projection on the directions in which the whitened means of the labels
     differ, it is z − (z − mean) W P W⁻¹, of rank one less than the number of labels at most. With ``random`` as many
-    random directions are drawn with ``seed``, uniformly in the whitened space: the control.
-
-    Raises ValueError where labels and vectors differ in number, for fewer than two labels, and for vectors that are all
-    equal.
+    random directions are drawn, uniformly in the whitened space: the control. Raises ValueError where labels and
+    vectors differ in number, for fewer than two labels, and for vectors that are all equal.
 
     >>> x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 0.0], [2.0, 1.0]])
     >>> take = erasure(x, ["a", "a", "b", "b"])
@@ -82,11 +79,8 @@ def erased(model: nn.Module, maps: Mapping[tuple, Erasure]) -> Iterator[None]:
     """Apply an erasure to every token's z while the context lasts.
 
     ``maps``: {("encoder", 5, 1): erasure of one head, of (value_dim,) vectors}, or {("encoder", 5): erasure of the
-    concatenated heads of a layer}. The model is left as it was, bit for bit. With ``record``, ``gates`` and ``ablate``
-    hooks run in the order of entry.
-
-    Raises KeyError or IndexError for a head or layer that does not exist, ValueError for an erasure of another width,
-    and RuntimeError for a model that is compiled already.
+    concatenated heads of a layer}. The model is left as it was, bit for bit. Raises KeyError or IndexError for a head
+    or layer that does not exist, ValueError for an erasure of another width, RuntimeError for a compiled model.
 
     >>> import headtools as ht
     >>> model, _ = ht.load()

@@ -1,13 +1,9 @@
 """Scores of previous-token, duplicate-token and induction heads, on random tokens that repeat.
 
-Random tokens have no grammar and no frequent pairs, so what a head does with their repetition it does by attending to
-earlier copies. Two scores are called *induction* in the literature, and they differ:
-
-    TransformerLens     one random segment twice; attention to the key length - 1 positions back
-    Olsson et al. 2022  *prefix matching*: the segment four times, attention to what followed any earlier copy, summed;
-                        and *copying*: how much a head raises the logit of the token that it attends to
-
-A head is called an induction head where it does both, matches prefixes and copies (arXiv:2209.11895).
+Two scores are called *induction* in the literature: TransformerLens' (one segment twice; attention to the key
+length - 1 positions back) and *prefix matching* of Olsson et al. 2022 (the segment four times; attention to what
+followed any earlier copy, summed). Who also *copies*, raising the logit of the token attended to, is an induction head
+in the sense of arXiv:2209.11895.
 """
 
 from __future__ import annotations
@@ -106,15 +102,14 @@ def induction_scores(
 
     Roles: ``previous-token``, ``duplicate-token`` and ``induction (TransformerLens)`` on ``n`` segments of ``length``
     tokens, each twice; ``prefix matching (Olsson)`` on segments that stand ``repeats`` times; ``copying (Olsson)``.
-    Tokens are drawn from all that the model embeds, without its special ones. (Olsson et al. also leave out the most
-    and the least frequent.)
+    Tokens are drawn from all that the model embeds, without its special ones.
 
     Columns: ``kind``, ``layer``, ``head``, ``role``; ``score`` with ``low`` and ``high``, a 95 % bootstrap interval
     over sequences; ``without_sink``, the score with the first token left out of the maps (missing for copying, which
     reads no map); ``chance``, what attention spread evenly over the tokens so far would score; ``n``, sequences.
 
-    Raises ``ValueError`` for a model that is not decoder-only (an encoder and a decoder read two sequences) or has no
-    unembedding, for segments longer than its positions, and for fewer than five sequences.
+    Raises ``ValueError`` for a model that is not decoder-only or has no unembedding, for segments longer than its
+    positions, and for fewer than five sequences.
 
     >>> from headtools.organism.toy_decoder import ToyDecoder
     >>> frame = induction_scores(ToyDecoder(), n=5, length=12)
@@ -163,13 +158,9 @@ def copying(
     """Score every head of a decoder for copying: does it raise the token that it attends to (Olsson et al. 2022)?
 
     Each of ``n`` sequences has ``length`` different random tokens. What a head writes when all its weight is on one of
-    them goes through the unembedding (the final norm is left out, as in their direct path). Of the logits of the
-    sequence's own tokens the mean is subtracted, and negative ones become 0. The fraction that the attended token has
-    of their sum, from 0 to 1, is then scaled to [-1, 1].
-
-    Columns as in :func:`induction_scores`. ``chance`` is that of equal logits, 2 / length - 1.
-
-    Raises ``ValueError`` for a model that is not decoder-only or has no unembedding.
+    them goes through the unembedding, without the final norm. Of the logits of the sequence's own tokens the mean is
+    subtracted, and negative ones become 0; the fraction that the attended token has of their sum is scaled to [-1, 1].
+    Columns as in :func:`induction_scores`. Raises ``ValueError`` as it does.
     """
     _check_decoder(model, length, n)
     unembedding = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None

@@ -1,15 +1,8 @@
 """Kovaleva's five classes of attention maps (2019, arXiv:1908.08593, section 4.1), by a rule instead of a network.
 
-    vertical             most rows attend to the same one or two keys
-    diagonal             most rows attend to the same one to three neighbouring offsets
-    vertical+diagonal    both, together
-    block                rows distribute their weight within their own part of the sentence
-    heterogeneous        anything else, uniform attention included
-
 The rule was written, with its thresholds, before it was compared with the maps that were labelled by eye
 (``assets/map_classes.json``), and changed twice after that: a map that is vertical and also diagonal became
-vertical+diagonal instead of the stronger of the two, and a nearly uniform map of a short sentence became heterogeneous.
-:func:`agreement` compares.
+vertical+diagonal instead of the stronger of the two, and a nearly uniform map of a short sentence heterogeneous.
 """
 
 import base64
@@ -76,14 +69,15 @@ def features(maps: Tensor, real: Tensor) -> Features:
 def classify(maps: Tensor, real: Tensor) -> Tensor:
     """Class of each map, as an index into ``CLASSES``: maps (B, head, U, U) and real (B, U) to (B, head).
 
-    The strongest column has 0.4 of the weight or the two strongest 0.7: vertical. Three neighbouring offsets between
-    -3 and 3 have half of it: diagonal; where both hold, the larger fraction decides. But where a map is vertical and
-    the offsets still have 0.25 without the two columns, or where it is neither and columns and offsets have 0.25 each
-    and 0.6 together: vertical+diagonal. Otherwise, where a cut of the sentence in two leaves 0.25 more weight within
-    the parts than uniform attention would, and rows are not peaked (mean largest weight below 0.5): block. A map whose
-    rows are nearly uniform (mean largest weight below 1.5 times that of a uniform row) is heterogeneous, whatever else:
-    in a short sentence two columns and three offsets are most of the map. Raises ValueError for maps that are not
-    square.
+    vertical            the strongest column has 0.4 of the weight, or the two strongest 0.7
+    diagonal            three neighbouring offsets between -3 and 3 have half of it; of both, the larger
+    vertical+diagonal   vertical, and the offsets have 0.25 without the two columns; or neither, and both have
+                        0.25 each and 0.6 together
+    block               a cut of the sentence in two leaves 0.25 more weight within the parts than uniform attention
+                        would, and the mean largest weight of a row is below 0.5
+    heterogeneous       all else, and rows that are nearly uniform (mean largest weight below 1.5 times a uniform one's)
+
+    Raises ValueError for maps that are not square.
 
     >>> maps = torch.stack([torch.eye(6), torch.eye(6)[:1].expand(6, 6), torch.full((6, 6), 1 / 6)])[None]
     >>> [CLASSES[i] for i in classify(maps, torch.ones(1, 6, dtype=torch.bool))[0]]

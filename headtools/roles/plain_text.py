@@ -1,11 +1,4 @@
-"""Plain text for language models: paragraphs of a file, and batches of them, one text a row or packed into chunks.
-
-A treebank's words joined by spaces are not what a language model has read: ``the harbour .`` has a space too many, and
-the loss says so. :func:`natural_text` gives the sentences of a treebank as they were written.
-
->>> natural_text("english", limit=1)
-['The last train to Leeds had already left when we arrived at the station.']
-"""
+"""Plain text for language models: paragraphs of a file, and batches of them, one text a row or packed into chunks."""
 
 from __future__ import annotations
 
@@ -47,9 +40,13 @@ def read_paragraphs(path: Path, limit: int | None = None) -> list[str]:
 def natural_text(name: str | Path = "english", split: str = "test", limit: int | None = None) -> list[str]:
     """Return the sentences of ``corpus(name, split, limit)`` as they were written, from a treebank's ``# text`` lines.
 
-    ``name`` is ``"english"`` or the path of a ``.conllu`` file, ``split`` one of the English splits, or ``"all"``.
+    ``name`` is ``"english"`` or the path of a ``.conllu`` file, ``split`` one of the English splits, or ``"all"``. (A
+    language model has not read ``the harbour .`` with a space before the full stop, and its loss says so.)
 
     Raises ``ValueError`` for a treebank without such lines, and for an unknown split.
+
+    >>> natural_text("english", limit=1)
+    ['The last train to Leeds had already left when we arrived at the station.']
     """
     from headtools.roles.corpus import ENGLISH, english_split
 
@@ -97,15 +94,13 @@ def text_batches(
 ) -> TextBatches:
     """Return texts as batches that a causal language model can be measured on: input_ids, attention_mask, labels.
 
-    Without ``length`` a row is a text; rows are sorted by their number of tokens, so that little is padding (of the
-    English sentences 2 % in batches of 8 instead of 30). Padding stands on the right, whatever side the tokenizer pads.
-    Texts of fewer than two tokens are left out and counted. With ``length`` the texts are joined by ``separator`` and
-    the row of tokens is cut into chunks of ``length``: packed, without padding. What is left at the end is counted as
-    skipped. The tokenizer's own special tokens are never added. Labels repeat the tokens, as transformers wants them,
-    and are -100 at padding. ``batch_size`` rows make a batch.
+    Without ``length`` a row is a text; rows are sorted by their number of tokens, padding stands on the right, and
+    texts of fewer than two tokens are left out and counted. With ``length`` the texts are joined by ``separator`` and
+    cut into chunks of ``length`` tokens, without padding; what is left at the end is counted as skipped. The
+    tokenizer's special tokens are never added. Labels repeat the tokens, and are -100 at padding. ``batch_size`` rows
+    make a batch.
 
-    Raises ``TypeError`` for a single string and for texts that are not strings, ``ValueError`` for no texts, or for
-    texts that give no row.
+    Raises ``TypeError`` for a single string and for texts that are not strings, ``ValueError`` for no row.
 
     >>> from headtools.organism.load import load
     >>> text_batches(load()[1], ["the dog slept .", "it slept .", "it"])

@@ -111,22 +111,19 @@ class Frequencies:
                     "write frequency=Counter(words), or multiply fractions by the size of their corpus"
                 )
         self.counts = dict(counts)
-        by_frequency = sorted((word for word in counts if counts[word]), key=lambda word: -counts[word])
+        by_frequency = sorted(filter(counts.get, counts), key=counts.get, reverse=True)
         first_rank: dict[int, int] = {}  # by frequency: words of equal frequency have equal ranks
         for index, word in enumerate(by_frequency):
             first_rank.setdefault(counts[word], index)
         self._rank = {word: first_rank[counts[word]] for word in by_frequency}
         # of several spellings the most frequent, so that a capital letter makes no word rare
         self._other_case = {word.casefold(): word for word in reversed(by_frequency)}
+        self.n_words = len(by_frequency)
         self._total = sum(counts.values()) + len(counts) + 1  # add-one smoothing, and one unknown word
-
-    def __len__(self) -> int:
-        """How many words were counted."""
-        return len(self._rank)
 
     def rank(self, word: str) -> int:
         """How many words are more frequent; for a word that was not counted, how many were counted."""
-        return self._rank.get(self._counted(word), len(self))
+        return self._rank.get(self._counted(word), self.n_words)
 
     def rarity(self, word: str) -> float:
         """Minus the logarithm of its fraction of all words, in nats."""
@@ -246,7 +243,7 @@ def nearest_nominal(sentence: Sentence, mention: int) -> int | None:
 def check_sentence(sentence: Sentence) -> None:
     """Raise ValueError for annotation that does not fit the words."""
     n, quoted = len(sentence.words), f"{str(sentence)[:80]!r}"
-    lengths = [len(values) for values in (sentence.heads, sentence.relations, sentence.upos, sentence.coreference)]
+    lengths = [*map(len, (sentence.heads, sentence.relations, sentence.upos, sentence.coreference))]
     if not n or {*lengths} != {n}:
         raise ValueError(
             f"got a sentence of {n} words, with heads, relations, upos and coreference of {lengths}: {quoted}; "
@@ -302,7 +299,7 @@ def _rarest(which: str, frequencies: Frequencies, sentence: Sentence) -> Pairs:
     rank = {word: frequencies.rank(word) for word in sentence.words}
     rarest = {word for word in rank if rank[word] == max(rank.values())}
     n_rarest = sum(word in rarest for word in sentence.words)
-    if not len(frequencies) or max(rank.values()) < N_FREQUENT or 2 * n_rarest > len(sentence.words):
+    if not frequencies.n_words or max(rank.values()) < N_FREQUENT or 2 * n_rarest > len(sentence.words):
         return []
 
     def places(n: int, but: str | None = None) -> list[int]:

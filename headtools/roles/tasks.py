@@ -23,26 +23,19 @@ TASKS: dict[str, Callable[[Sentence], Sequence[str | None]]] = {
 def labels(sentence: Sentence, task: Task) -> Labels:
     """One label for each word of a sentence; None for a word that the task does not label.
 
-    ``"upos"``              part of speech of every word
-    ``"relation"``          relation of every word to its head
-    ``"number"``            of every noun of the organism's language: singular, plural
-    ``"gender"``            of every noun of the organism's language: a, o, e, the vowel its translation takes
-    ``"target topic"`` ...  what a word's translation must express of a feature of ``headtools.organism.features``:
-                            gender, number, case, family, object, topic, left, right
+    ``"upos"``, ``"relation"``  of every word
+    ``"number"``, ``"gender"``  of every noun of the organism's language
+    ``"target topic"`` ...      what a word's translation must express of a feature of ``headtools.organism.features``:
+                                gender, number, case, family, object, topic, left, right
 
-    The organism's tasks are there as soon as ``corpus("organism")`` was read. Number and gender depend on the noun
-    alone. What the translation must express depends, for most features, on another word of the sentence. A function is
-    called with the sentence, for tasks of your own.
-
-    Raises ValueError for an unknown task, a sentence without the annotation that the task needs, or a function that
-    returns more or fewer labels than there are words.
+    The organism's tasks are there as soon as ``corpus("organism")`` was read. A task of your own is a function of the
+    sentence. Raises ValueError for an unknown task, a sentence without the annotation that the task needs, or a
+    function that returns more or fewer labels than there are words.
 
     >>> from headtools.roles.corpus import corpus
     >>> first = corpus("organism", limit=1)[0]
     >>> [pair for pair in zip(first.words, labels(first, "number")) if pair[1]]
     [('lámp', 'singular'), ('sóngs', 'plural'), ('song', 'singular')]
-    >>> labels(first, lambda sentence: [word[0] for word in sentence.words])[:3]
-    ('B', 'h', 'f')
     """
     if not callable(task) and task not in TASKS:
         raise ValueError(f"no task {task!r}; there is {', '.join(TASKS)}, or a function from a Sentence to labels")
@@ -64,11 +57,8 @@ def control(words: Sequence[str], answers: Sequence[str], fitted: int, seed: int
     """Labels of the control task: one random label for each word type, the same wherever the word occurs.
 
     ``words`` and ``answers`` are all words that the task labels and their labels, the first ``fitted`` of them for
-    fitting the probe. The random labels have the frequencies of the task's own among those. A probe can learn them only
-    by memorising words, so its accuracy here is what it could reach without any structure (Hewitt & Liang 2019,
-    arXiv:1909.03368, section 2).
-
-    Raises ValueError where words and answers do not match, or no words are for fitting.
+    fitting the probe; the random labels have the frequencies of the task's own among those. A probe can learn them only
+    by memorising words (Hewitt & Liang 2019, section 2). Raises ValueError where words and answers do not match.
 
     >>> random_labels = control(["dog", "cat", "dog"], ["a", "b", "a"], fitted=3)
     >>> random_labels[0] == random_labels[2], set(random_labels) <= {"a", "b"}

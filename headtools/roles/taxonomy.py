@@ -1,22 +1,7 @@
 """What every head of a model attends to: :func:`taxonomy`, one pass over a corpus, every score beside its baseline.
 
->>> import headtools as ht
->>> model, tokenizer = ht.load()
->>> sentences = ht.corpus("organism", limit=40)
->>> frame = taxonomy(model, tokenizer, sentences, ht.corpus("organism", "validation", limit=40), roles=["positional"])
->>> top = best(frame).loc["offset -1"]
->>> (top.kind, bool(top.score > 0.9), bool(top.passes))
-('encoder', True, True)
-
-The path of one batch, in the order in which to read the code:
-
-    role          which words a query should attend to     Role, builtin_roles()
-    _texts        the model's batch, tokens and words      make_texts()   Text: queries and keys as spans
-    spans         from tokens to words                     make_spans(), between_groups()
-    _row_scores   hits, baseline and chance of each role   make_plan()    Plan: counts (B, 3, R), pairs (4, P)
-                  what the maps of one layer score         score()        (B, R, head)
-    _role_table   both summed over the corpus, resampled   add_up()       Sums: (R, head) and (R, head, times)
-                  scores, intervals and verdicts           make_table()   one row a head and role
+One batch goes from ``_texts`` (tokens, and the words they are of) through ``_row_scores`` (a plan without any map, then
+the scores of each layer's maps) to ``_role_table`` (sums over the corpus, intervals and verdicts).
 """
 
 import zlib
@@ -67,38 +52,38 @@ def taxonomy(
     ``sentences`` are scored; the best offset of each role is fitted on ``fitted``, another split. Without it, on the
     sentences with odd indices for those with even ones, and the other way round. ``roles`` names roles or families
     (``headtools.roles.role`` lists them; None: all), or is a :class:`~headtools.roles.role.Role` of your own, or both;
-    ``kinds`` names kinds of attention. Of an encoder-decoder model both sides run where the sentences have a
-    translation (``target``), else only the encoder. Its decoder is scored on the target words for the roles that need
-    no grammar, its cross-attention for alignment with the gold source word: its score is 1 - AER (Och and Ney 2003),
-    all links being sure. In a decoder a query counts for a role only if it can see a target.
+    ``kinds`` names kinds of attention. Where the sentences have a translation (``target``) and the model a decoder,
+    both sides run: the decoder is scored on the target words for the roles that need no grammar, cross-attention for
+    alignment with the gold source word, 1 - AER (Och and Ney 2003). A query counts for a role only if it can see a
+    target.
 
     ``conventions`` say what is a key, and whether weights are renormalised (``VOITA``, ``CLARK``). ``frequency`` counts
     words, for the rarest word and rarity (None: in ``fitted``). ``shuffle`` permutes each row's weights at random among
     the keys: the random-head control; the untrained one is ``taxonomy(untrained(model), ...)``. Intervals come from
-    ``times`` bootstrap replicas over sentences, drawn from ``seed``. They are percentiles where 100 sentences or more
-    have a query of the role, wider than that where fewer have (``headtools.heads.intervals.interval_around``), and NaN
-    where fewer than five have: no role holds there, and ``frame.attrs["interval"]`` says so.
+    ``times`` bootstrap replicas over sentences, drawn from ``seed``; they are NaN, and no role holds, where fewer than
+    five sentences have a query. Nothing depends on ``batch_size`` or on padding but rounding, which decides between
+    equal weights, and what ``shuffle`` draws. ``checkpoint`` names a folder in which the sums of every batch are kept.
 
-    Scores and intervals depend neither on ``batch_size`` nor on the side the tokenizer pads, but for rounding, which
-    decides between equal weights; only what ``shuffle`` draws does. ``checkpoint`` names a folder in which the sums of
-    every batch are kept (a number for each sentence, role and head); the same call starts from there.
-
-    Columns: ``stack`` (where a model has several), ``kind``, ``layer``, ``head``, ``family``, ``role``; ``score``, a
+    Columns: ``stack`` (where there are several), ``kind``, ``layer``, ``head``, ``family``, ``role``; ``score``, a
     fraction of queries, a mean weight or a mean (entropy and rarity in nats, distance in words); ``baseline``, the
-    score of the rule named in ``baseline_rule``, on the same queries; ``chance``, of a random key or of uniform
-    attention (coreference: a random earlier noun); ``low`` and ``high``, the 95 % interval of the score;
-    ``difference_low`` and ``difference_high``, the paired interval of score - baseline; ``n``, queries counted
-    (sentences for content and map classes; a layer that runs several times, as ALBERT's, counts each); ``passes``,
-    whether the head has the role: the *lower end* reaches the role's threshold, above both baseline and chance where
-    the threshold is a margin (``Role.threshold``), with 50 queries or more. Roles without a single query have no rows.
-
-    With hundreds of heads and roles some lower ends pass by chance: run the controls and count theirs.
+    score of ``baseline_rule`` on the same queries; ``chance``, of a random key or of uniform attention (coreference: of
+    a random earlier noun); ``low`` and ``high``, the 95 % interval of the score; ``difference_low`` and
+    ``difference_high``, the paired interval of score - baseline; ``n``, queries counted (sentences for content and map
+    classes; a layer that runs several times counts each); ``passes``, whether the head has the role: the *lower end*
+    reaches the role's threshold, above both baseline and chance where that is a margin, with 50 queries or more. With
+    hundreds of heads and roles some pass by chance: run the controls and count theirs.
 
     Raises ValueError for fewer than two sentences, no ``times``, an unknown role or kind, targets that are missing,
     annotation that does not fit, maps that are NaN, and a ``checkpoint`` of something else.
 
-    After Voita et al. 2019 (arXiv:1905.09418), sections 4 and 5; Clark et al. 2019 (arXiv:1906.04341), sections 3 and
-    4; Kovaleva et al. 2019 (arXiv:1908.08593), section 4.1; Vig and Belinkov 2019 (arXiv:1906.04284), section 4.
+    After Voita et al. 2019 (arXiv:1905.09418), sections 4 and 5; Clark et al. 2019 (arXiv:1906.04341), 3 and 4;
+    Kovaleva et al. 2019 (arXiv:1908.08593), 4.1; Vig and Belinkov 2019 (arXiv:1906.04284), 4.
+
+    >>> import headtools as ht
+    >>> test, validation = (ht.corpus("organism", split, limit=40) for split in ("test", "validation"))
+    >>> top = best(taxonomy(*ht.load(), test, validation, roles="positional")).loc["offset -1"]
+    >>> (top.kind, bool(top.score > 0.9), bool(top.passes))
+    ('encoder', True, True)
     """
     sentences, reference = list(sentences), list(fitted or sentences)
     _check(sentences, reference, times)

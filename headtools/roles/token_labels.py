@@ -18,12 +18,9 @@ PIECES = "##"  # what WordPiece writes there
 def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int] | torch.Tensor) -> list[str]:
     """Return a label for each token id: its text, with a dot before a piece that continues a word.
 
-    Byte-level tokenizers write a space as Ġ, SentencePiece as ▁, and WordPiece marks what continues a word with ##.
-    Here a word is its letters, and what continues one begins with a dot. Line ends show as ↵. Where a character of
-    several bytes is split over tokens, the first of them shows it and the others show the dot alone. A token that is
-    only a space shows as ␣.
-
-    Raises ``TypeError`` for a tokenizer or ids of another kind.
+    Tokenizers write a space as Ġ or ▁, or mark what continues a word with ##; none of these is shown. Line ends show as
+    ↵, a token that is only a space as ␣. Where a character of several bytes is split over tokens, the first of them
+    shows it and the others the dot alone. Raises ``TypeError`` for a tokenizer or ids of another kind.
 
     >>> from headtools.organism.load import load
     >>> tokenizer = load()[1]

@@ -1,14 +1,8 @@
 """From tokens to words: which word each token of a batch belongs to, and attention maps between words.
 
-A tokenizer splits words into pieces and adds special tokens. Gold annotation is of words, a map is of tokens:
-:func:`align` returns which token belongs to which word, for any fast tokenizer, and :func:`to_words` aggregates maps.
-
 >>> from headtools.organism.load import load
 >>> model, tokenizer = load()
 >>> batch, words = align(tokenizer, [("the", "dog", "slept", "."), ("it", "slept", ".")])
->>> words
-tensor([[ 0,  1,  2,  3, -1],
-        [ 0,  1,  2, -1, -1]])
 >>> maps = model.get_encoder()(**batch, output_attentions=True).attentions[5]
 >>> to_words(maps, words).shape  # 4 words attend to 4 words, and to all other tokens together
 torch.Size([2, 8, 4, 5])
@@ -47,18 +41,16 @@ def align(
     padding_side: str | None = None,
     device: torch.device | str | None = None,
 ) -> Aligned:
-    """Tokenize sentences whose words are known, and return the word of each token.
+    """Tokenize sentences whose words are known, and return the word of each token: ``(batch, words)``.
 
     ``sentences`` are Sentences, or sequences of words; each becomes a text with one space between its words, so that
-    the model reads it as plain text. (Given a list of words, a tokenizer that was not made for that leaves the spaces
-    out: GPT-2 then reads 'thedogslept'.) A token belongs to the word whose characters it covers; one that covers only a
-    space, to the next word. ``padding_side`` is "left" or "right" (None: the side the
-    tokenizer pads); ``device`` is where the tensors go. Returns ``(batch, words)``, see :class:`Aligned`.
+    the model reads it as plain text. (Given a list of words, GPT-2's tokenizer leaves the spaces out: 'thedogslept'.) A
+    token belongs to the word whose characters it covers; one that covers only a space, to the next word.
+    ``padding_side`` is "left" or "right" (None: the tokenizer's); ``device`` is where the tensors go.
 
-    Raises TypeError for a tokenizer that is not fast, since only those have the offsets of tokens in the text, and for
-    a sentence that is a plain string. Raises ValueError for no sentences, a sentence without words, a word that becomes
-    no token, a sentence that would be truncated, a token that covers two words, and sentences of different lengths
-    where there is no padding token.
+    Raises TypeError for a tokenizer that is not fast (only those know the offsets of tokens) and for a sentence that is
+    a plain string; ValueError for nothing to tokenize, a word without a token, a token of two words, a sentence that
+    would be truncated, and sentences of different lengths where there is no padding token.
 
     >>> from headtools.organism.load import load
     >>> align(load()[1], [("the", "dog")]).words
@@ -81,7 +73,14 @@ def align(
         row = _words_of_tokens(f"sentences[{i}]", words, offsets[i], is_special[i])
         # A row is as long as the longest of the batch; the limit is for its text alone.
         without_padding = [word for word, real in zip(row, mask, strict=True) if real]
-        _check_length(f"sentences[{i}]", words, without_padding, tokenizer.model_max_length)
+        if len(without_padding) > tokenizer.model_max_length:
+            n_special = without_padding.count(NONE)
+            first = [w for w in without_padding if w != NONE][max(0, tokenizer.model_max_length - n_special)]
+            raise ValueError(
+                f"sentences[{i}] has {len(without_padding)} tokens; expected at most {tokenizer.model_max_length}: it "
+                f"would be truncated at word {first} (from 0), {words[first]!r}; leave such long sentences out, or "
+                f"write tokenizer.model_max_length = {len(without_padding)} if the model can read as many"
+            )
         word_of_token.append(row)
     if len(set(map(len, word_of_token))) > 1:
         raise ValueError(
@@ -145,29 +144,14 @@ def _words_of_tokens(
     return row
 
 
-def _check_length(where: str, words: tuple[str, ...], row: list[int], max_length: int) -> None:
-    """Raise ValueError for a sentence of more than ``max_length`` tokens, which would lose its last words."""
-    if len(row) > max_length:
-        word_tokens = [w for w in row if w != NONE]
-        n_special = len(row) - len(word_tokens)
-        first = word_tokens[max(0, max_length - n_special)]
-        raise ValueError(
-            f"{where} has {len(row)} tokens; expected at most {max_length}: it would be truncated at word {first} "
-            f"(from 0), {words[first]!r}; leave such long sentences out, or write "
-            f"tokenizer.model_max_length = {len(row)} if the model can read as many"
-        )
-
-
 def to_words(maps: Tensor, words: Tensor, keys: Tensor | None = None) -> Tensor:
     """Attention maps between words: weights *to* a word's pieces are summed, those *from* its pieces averaged.
 
-    ``maps`` (B, head, query, key) are maps of tokens and ``words`` (B, query) the tokens' words as :func:`align` gives
-    them; ``keys`` (B, key) are the words of the source in cross-attention (None: the same tokens). Returns float32
-    (B, head, W, V + 1), W and V the greatest number of words among queries and keys: the weight from word to word, and
-    in the last column the weight on tokens that are not words: EOS tokens, [CLS], padding. So the row of a word still
-    sums to 1, and ``[..., :-1]`` are the words alone. The rows after the last word of a shorter sentence are 0.
-
-    The rule is that of Clark et al. 2019 (arXiv:1906.04341), section 4.1.
+    ``maps`` (B, head, query, key) are maps of tokens, ``words`` (B, query) the tokens' words as :func:`align` gives
+    them; ``keys`` (B, key) are the words of the source in cross-attention (None: the same tokens). Returns float32 (B,
+    head, W, V + 1), W and V the greatest number of words among queries and keys; the last column is the weight on
+    tokens that are not words (special tokens, padding), so that the row of a word still sums to 1. The rows after the
+    last word of a shorter sentence are 0. Clark et al. 2019 (arXiv:1906.04341), section 4.1.
 
     Raises ValueError where the shapes do not match, or a batch has no words.
 

@@ -39,20 +39,14 @@ def word_states(
 ) -> dict[Place, Tensor]:
     """Read the vectors of every word in one pass: a tensor (word, features) float32 for each place in the model.
 
-    The words of all sentences follow one another. ``component`` names what to read:
+    The words of all sentences follow one another; one of several tokens has the vector of the last. ``component``:
 
-    "head"      z of each head, value_dim features; with ``heads``, of those alone: {("encoder", 2): [0, 5]} or
-                [("encoder", 2, 0), ...]
+    "head"      z of each head, value_dim features; with ``heads``, of those alone: [("encoder", 2, 0), ...]
     "layer"     z of all heads of a layer, concatenated
     "residual"  the residual stream as layer 0, 1, ... reads it, and one more: the output of the last layer
 
-    Of an encoder-decoder the encoder is read. A word of several tokens has the vector of the last. The result takes 4
-    bytes a feature and word, of the organism 3 KB a word for its heads, once for heads and layers together, and 3.6 KB
-    for the residual stream; beyond 2 GiB it is refused.
-
-    Raises what ``ablate`` raises for heads that do not exist, and ValueError for an unknown ``component``, more than
-    2 GiB, and a model that runs one attention layer several times (ALBERT), whose layers cannot be told
-    apart.
+    Of an encoder-decoder the encoder is read. Raises what ``ablate`` raises for heads that do not exist, and ValueError
+    for an unknown ``component``, more than 2 GiB, and a model that runs one layer several times (ALBERT).
 
     >>> import headtools as ht
     >>> states = word_states(*ht.load(), ht.corpus("organism", limit=2), ["head", "residual"])

@@ -5,8 +5,6 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from headtools.organism.load import load
-from headtools.roles.corpus import corpus
 from headtools.roles.word_alignment import NONE, align, to_words
 
 SENTENCES = [
@@ -119,23 +117,6 @@ def test_the_text_is_the_plain_text():
     assert tokenizer.decode(ids, skip_special_tokens=True).split() == ["the", "Ġcafe"]
 
 
-def test_same_as_word_ids_where_words_come_apart_anyway():
-    tokenizer = word_piece()
-    _, words = align(tokenizer, SENTENCES)
-    split = tokenizer([list(s) for s in SENTENCES], is_split_into_words=True, padding=True)
-    ids = [[NONE if w is None else w for w in split.word_ids(i)] for i in range(len(SENTENCES))]
-    assert words.tolist() == ids
-
-
-def test_the_organism_has_one_token_a_word_and_an_end_mark():
-    sentences = corpus("organism", limit=20)
-    batch, words = align(load()[1], sentences)
-    for row, sentence in zip(words.tolist(), sentences, strict=True):
-        n = len(sentence.words)
-        assert row == [*range(n), *[NONE] * (words.shape[1] - n)]
-    assert batch.input_ids.shape == words.shape
-
-
 def test_a_marks_name_in_the_text_is_a_word():
     _, words = align(word_piece(), [("the", "[SEP]", "owner")])
     assert sorted({*words[0].tolist()}) == [NONE, 0, 1, 2]
@@ -224,14 +205,6 @@ def test_maps_of_words_against_one_weight_at_a_time(seed):
         assert not found[i, :, n:].any(), "a shorter sentence has no more words"
     other = drawn(seed + 100, t=7)[1]
     torch.testing.assert_close(to_words(maps[..., :7], words, other), by_hand(maps[..., :7], words, other))
-
-
-def test_one_token_a_word_changes_nothing():
-    maps, _ = drawn()
-    words = torch.arange(9).expand(3, 9)
-    found = to_words(maps, words)
-    torch.testing.assert_close(found[..., :-1], maps, rtol=0, atol=0)
-    assert not found[..., -1].any()
 
 
 def test_statistics_are_float32():

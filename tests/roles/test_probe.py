@@ -11,7 +11,7 @@ import headtools as ht
 from headtools.roles._linear import SOLVERS, fit_and_predict, standardise
 from headtools.roles.probing import COLUMNS, probe, share
 from headtools.roles.sentence import Sentence
-from headtools.roles.tasks import control, labels, lookup
+from headtools.roles.tasks import control, labels
 from headtools.roles.word_states import Place, word_states
 
 MODEL, TOKENIZER = ht.load()
@@ -90,10 +90,6 @@ def test_control_is_one_label_a_type_in_the_tasks_proportions():
     assert drawn[:3000] == drawn[3000:]
     assert 0.07 < np.mean(np.array(drawn) == "rare") < 0.13  # of the fitting words, not of all
     assert drawn != control(words, answers, fitted=3000, seed=1)
-
-
-def test_lookup():
-    assert lookup(["a", "a", "b", "b"], ["x", "y", "y", "y"], ["a", "b", "c"]) == ["x", "y", "y"]
 
 
 def test_labels_of_the_language():

@@ -10,7 +10,7 @@ import pytest
 import headtools as ht
 from headtools.roles._row_scores import word_targets
 from headtools.roles.conventions import CLARK, VOITA
-from headtools.roles.role import Frequencies, Role, builtin_roles, family, nearest_nominal
+from headtools.roles.role import Frequencies, Role, builtin_roles, nearest_nominal
 from headtools.roles.sentence import Sentence
 
 from .small import SAID
@@ -124,12 +124,6 @@ def test_case_does_not_make_a_word_rare():
     both = Frequencies(counts)
     assert [both.rank(word) for word in ("may", "May", "MAY", "mAy", "June")] == [1, 2, 3, 1, 4]
     assert both.rarity("THE") == both.rarity("the") < both.rarity("June")
-
-
-def test_families_of_names():
-    for role in builtin_roles("encoder", ("nsubj",), Frequencies({})):
-        assert family(role.name) == role.family
-    assert (family("alignment"), family("offset +17"), family("near")) == ("alignment", "positional", "own")
 
 
 def test_roles_of_ones_own_stand_beside_the_others():

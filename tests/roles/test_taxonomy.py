@@ -16,9 +16,8 @@ from headtools.roles.controls import shuffled, untrained
 from headtools.roles.conventions import CLARK, Conventions
 from headtools.roles.role import Role
 from headtools.roles.sentence import Sentence
-from headtools.roles.spans import between_groups, make_spans
 from headtools.roles.taxonomy import best, taxonomy
-from headtools.roles.word_alignment import align, to_words
+from headtools.roles.word_alignment import to_words
 
 from .small import MORE, PIECES, SAID, small_model, wordpieces
 
@@ -258,13 +257,6 @@ def test_intervals_cover_where_few_sentences_have_the_role():
     assert sum(hits) >= 91
 
 
-def test_sums_do_not_depend_on_batches():
-    values, drawn = torch.rand(9, 3, 2), torch.poisson(torch.ones(9, 20))
-    sums = add_up(({"k sums": part} for part in values.split(2)), drawn.split(2))["k sums"]
-    torch.testing.assert_close(sums.total.float(), values.sum(0))
-    torch.testing.assert_close(sums.replicas, torch.einsum("nt,nrh->rht", drawn, values), atol=1e-5, rtol=0)
-
-
 def test_controls_hold_next_to_nothing(organism):
     given = {"kinds": "encoder", "roles": ["positional", "syntactic", "rare", "coreference"], "times": 200}
     given["frequency"] = ht.organism.language.frequency(2000)
@@ -353,25 +345,3 @@ def test_content_is_the_correlation_without_position():
     by_distance = torch.rand(6)[distances(maps)]
     flat = torch.stack([by_distance, torch.full((6, 6), 1 / 6)])[None]
     assert not correlation(flat, pairs, similarity(vectors, pairs)).any(), "position alone is no content"
-
-
-def test_spans_of_words_are_those_of_to_words():
-    torch.manual_seed(0)
-    words = torch.tensor([[-1, 0, 0, 1, 2, 2, -1], [-1, 0, 1, 1, -1, -1, -1]])
-    mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
-    maps = torch.rand(2, 3, 7, 7).masked_fill(mask[:, None, None] == 0, -torch.inf).softmax(-1)
-    spans = make_spans(words, mask, torch.arange(7).expand(2, 7))
-    assert spans.word.tolist() == [[-1, 0, 1, 2, -1], [-1, 0, 1, -1, -1]]
-    assert spans.special_token.tolist() == [[0, -1, -1, -1, 6], [0, -1, -1, 4, -1]]
-    assert spans.exists.sum(-1).tolist() == [5, 4]
-    ours, theirs = between_groups(maps, spans.of_token, spans.of_token, 5, 5), to_words(maps, words)
-    assert torch.allclose(ours[:, :, 1:4, 1:4][0], theirs[0, :, :3, :3])
-    assert torch.allclose(ours[:, :, 1:3, 1:3][1], theirs[1, :, :2, :2])
-    assert torch.allclose(ours.sum(-1), spans.exists[:, None].float().expand(2, 3, 5))
-
-
-def test_what_a_tokenizer_and_its_sentences_share(bert):
-    """Each token's word, as the taxonomy and the learner's own loops read it."""
-    batch, words = align(wordpieces(), SAID)
-    assert (words >= 0).sum() == sum(len(s.words) for s in SAID) + 2  # played and playing are two tokens each
-    assert batch["input_ids"].shape == words.shape

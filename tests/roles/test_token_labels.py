@@ -1,6 +1,5 @@
 """Labels of tokens: spaces, continued words and split characters, for every kind of tokenizer."""
 
-import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -28,8 +27,3 @@ def test_wordpiece():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
     assert ht.token_labels(tokenizer, tokenizer("unbelievable dog").input_ids) == ["un", "·believ", "·able", "dog"]
     assert ht.token_labels(tokenizer, torch.tensor([1, 3])) == ["un", "·able"]
-
-
-def test_ids_of_several_texts_are_refused():
-    with pytest.raises(TypeError, match=r"token_labels\(tokenizer, ids\[0\]\)"):
-        ht.token_labels(byte_tokenizer(), [[1, 2]])
