@@ -336,7 +336,7 @@ def _measure_causal(model: nn.Module, tokenizer: Any, sizes: dict[str, int], kee
     )
 
     chunks = text_batches(tokenizer, natural_text("english", "all"), length=sizes["chunk"], separator=" ", batch_size=2)
-    chunks = TextBatches(chunks[: -(-sizes["chunks"] // 2)], 0, None)
+    chunks = TextBatches(chunks[: -(-sizes["chunks"] // 2)], 0)
     keep(
         "streaming",
         streaming(model, chunks),
