@@ -201,28 +201,13 @@ def hook_input(module: nn.Module, change: Callable[[Tensor], Tensor | None]) -> 
     """
 
     def hook(_module: nn.Module, args: tuple, kwargs: dict) -> tuple | None:
-        new = change(first_input(args, kwargs))
-        return None if new is None else replace_first_input(args, kwargs, new)
+        if not args and not kwargs:
+            raise TypeError("the output projection was called without an input; expected out(z) or out(input=z)")
+        # nn.Linear calls it input, Conv1D calls it x, custom layers differ; it always comes first
+        name = None if args else next(iter(kwargs))
+        new = change(args[0] if args else kwargs[name])
+        if new is None:
+            return None
+        return ((new, *args[1:]), kwargs) if args else (args, kwargs | {name: new})
 
     return module.register_forward_pre_hook(hook, with_kwargs=True)
-
-
-def first_input(args: tuple, kwargs: dict) -> Tensor:
-    """Return the input that a projection was called with, by position or by name.
-
-    >>> first_input((), {"input": 3})
-    3
-    """
-    if not args and not kwargs:
-        raise TypeError("the output projection was called without an input; expected out(z) or out(input=z)")
-    # nn.Linear calls it input, Conv1D calls it x, custom layers differ; it always comes first
-    return args[0] if args else next(iter(kwargs.values()))
-
-
-def replace_first_input(args: tuple, kwargs: dict, new: Tensor) -> tuple[tuple, dict]:
-    """Return the arguments of a projection with another input.
-
-    >>> replace_first_input((1,), {}, 2), replace_first_input((), {"input": 1}, 2)
-    (((2,), {}), ((), {'input': 2}))
-    """
-    return ((new, *args[1:]), kwargs) if args else (args, kwargs | {next(iter(kwargs)): new})
