@@ -162,10 +162,8 @@ def importance(given: Namespace) -> None:
     For the model's loss or, if it has no logits and so no loss, for its output: the column's name says which.
     """
     _check_writable(given.out)
-    if given.checkpoint is not None and given.method == "confidence":
-        raise ValueError(
-            "--checkpoint is for gradient, ablation and relevance; confidence takes one pass: leave --checkpoint out"
-        )
+    if given.checkpoint is not None and given.method != "ablation":
+        raise ValueError(f"--checkpoint is for ablation; {given.method} takes few passes: leave --checkpoint out")
     if given.loss is not None and given.method in ("confidence", "relevance"):
         raise ValueError(f"--loss is for gradient and ablation; {given.method} uses no loss: leave --loss out")
     subject = _Subject(given.model, given.corpus, given.limit)

@@ -230,14 +230,15 @@ def test_roles_as_json_have_no_nan(tmp_path):
 
 
 def test_run_keeps_roles_and_importance(tmp_path, capsys):
-    for words in (["roles", "organism", *FEW], ["importance", "organism", *FEW]):
+    ablation = ["importance", "organism", *FEW, "--method", "ablation"]
+    for words in (["roles", "organism", *FEW], ablation):
         given = [*words, "--checkpoint", str(tmp_path / words[0]), "--out", str(tmp_path / "out.csv")]
         assert main(given) == 0
         first = (tmp_path / "out.csv").read_bytes()
         assert [path.name for path in (tmp_path / words[0]).glob("0*")] == ["000000.safetensors"]
         assert main(given) == 0
         assert (tmp_path / "out.csv").read_bytes() == first
-    assert main(["importance", "organism", *FEW, "--checkpoint", str(tmp_path / "roles")]) == 1
+    assert main([*ablation, "--checkpoint", str(tmp_path / "roles")]) == 1
     assert "holds another run" in capsys.readouterr().err
     assert main(["importance", "organism", *FEW, "--method", "relevance", "--checkpoint", "x"]) == 1
     assert "leave --checkpoint out" in capsys.readouterr().err
