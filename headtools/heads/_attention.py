@@ -225,7 +225,13 @@ def windowed(mask: Tensor | None, windows: Iterable[tuple], query: Tensor, key: 
     visible = visible_keys(mask, query, key, causal)  # (B or 1, head or 1, Q, K)
     real = visible.any(-2, keepdim=True)  # keys that some query sees
     index = real.long().cumsum(-1) - 1  # of each key among the real ones
-    own = index.masked_fill(~visible, -1).amax(-1, keepdim=True)  # the last key that a query sees is its own
+    own = index.masked_fill(~visible, -1).amax(-1, keepdim=True)  # the last key that a query sees is its own ...
+    latest = torch.arange(query.shape[-2], device=own.device)[:, None] + key.shape[-2] - query.shape[-2]
+    if (own > latest).any():  # ... unless it sees later ones, as in the prefix of a prefix language model
+        raise ValueError(
+            "some queries see later keys (a prefix mask, or an image that sees all of itself), so it is not defined "
+            "which keys are recent: window() is for causal attention; pass a causal mask"
+        )
     allowed = visible.expand(-1, query.shape[1], -1, -1).clone()
     for heads, first, recent in windows:
         limited = visible & ((index < first) | (own - index < recent))

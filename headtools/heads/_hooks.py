@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -187,6 +188,27 @@ def edit_outputs(model: nn.Module, context: str, edits: Mapping[Site, Edit]) -> 
             hook = hook_input(site.out, lambda flat, site=site, edit=edit: site.join(edit(site.split(flat))))
             stack.callback(hook.remove)
         yield
+
+
+def recomputing() -> bool:
+    """Tell whether a backward pass is running: gradient checkpointing then runs layers again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def once_for_each_run(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that makes something anew for each run of a layer, and the same where a run is repeated.
+
+    A backward pass repeats the runs of a layer last first. What they were given is kept for the latest 64 of them.
+    """
+    given: deque = deque(maxlen=64)
+
+    def anew_or_again(*arguments: Any) -> Any:
+        if recomputing() and given:
+            return given.pop()
+        given.append(make(*arguments))
+        return given[-1]
+
+    return anew_or_again
 
 
 def hook_input(module: nn.Module, change: Callable[[Tensor], Tensor | None]) -> RemovableHandle:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headtools.heads._attention import ALTERNATIVES, attend_uniformly, check_no_sinks
 from headtools.heads._checks import check_batch, check_interface, check_not_compiled, check_weights
 from headtools.heads._devices import to_float64
-from headtools.heads._hooks import Edit, edit_outputs, intervention
+from headtools.heads._hooks import Edit, edit_outputs, intervention, once_for_each_run
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Heads, Site, select, sites
@@ -138,10 +138,12 @@ def replacement_edit(site: Site, heads: list[int], replacement: str, values: Ten
     """
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {site.label}".encode()))
 
+    @once_for_each_run
+    def draw(shape: torch.Size) -> Tensor:
+        return torch.randint(len(values), shape, generator=generator).to(values.device)
+
     def edit(z: Tensor) -> Tensor:
-        row = 0
-        if replacement == "resample":
-            row = torch.randint(len(values), z.shape[:-2], generator=generator).to(values.device)
+        row = draw(z.shape[:-2]) if replacement == "resample" else 0
         new = values[row][..., heads, :].to(z)
         return z.index_copy(-2, torch.tensor(heads, device=z.device), new.expand(*z.shape[:-2], *new.shape[-2:]))
 

@@ -57,11 +57,12 @@ def cache_size(model: nn.Module, tokens: int = 1, *, streaming: Heads = (), numb
     decoder_sites = [site for site in sites(model) if site.kind == "decoder"]
     if not decoder_sites:
         raise ValueError(f"{type(model).__name__} has no attention that reads from left to right, so it keeps no cache")
-    windowed = select(sites(model), streaming)
+    windowed, limits = select(sites(model), streaming), _sliding_windows(model)
     numbers = 0
     for site in decoder_sites:
         if site.empty:
             continue
+        kept = min(tokens, limits.get(getattr(site.module, "layer_idx", site.layer), tokens))
         if site.latent:
             widths = [getattr(site.module, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim")]
             if None in widths:
@@ -72,9 +73,19 @@ def cache_size(model: nn.Module, tokens: int = 1, *, streaming: Heads = (), numb
         size = site.heads // site.kv_heads
         # query heads of a group read the same keys: only if all of them are windowed can keys be dropped
         short = sum(all(g * size + i in windowed.get(site, ()) for i in range(size)) for g in range(site.kv_heads))
-        held = (site.kv_heads - short) * tokens + short * min(tokens, 4 + 64)
+        held = (site.kv_heads - short) * kept + short * min(kept, 4 + 64)
         numbers += held * (site.head_dim + site.value_dim)
     return numbers * (number_bytes or next(model.parameters()).element_size())
+
+
+def _sliding_windows(model: nn.Module) -> dict[int, int]:
+    """Return how many tokens transformers keeps in the cache of each layer with a sliding window, {layer: tokens}."""
+    from transformers import DynamicCache, PreTrainedConfig
+
+    config = getattr(model, "config", None)
+    layers = DynamicCache(config=config).layers if isinstance(config, PreTrainedConfig) else ()
+    # the window includes the token that is read, whose key is not yet in the cache
+    return {i: layer.sliding_window - 1 for i, layer in enumerate(layers) if hasattr(layer, "sliding_window")}
 
 
 def model_size(model: nn.Module, tokens: int = 1024) -> dict[str, int]:

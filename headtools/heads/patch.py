@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads._checks import check_not_compiled
-from headtools.heads._hooks import Edit, edit_outputs
+from headtools.heads._hooks import Edit, edit_outputs, once_for_each_run
 from headtools.heads.record import Captured, Record
 from headtools.heads.sites import Heads, Site, select, sites
 
@@ -89,10 +89,11 @@ def _calls(site: Site, source: Source) -> list[Tensor]:
 
 def _patch_edit(site: Site, heads: list[int], calls: list[Tensor], positions: Tensor | None) -> Edit:
     """Return the edit of z (B, T, head, value_dim) that takes ``heads`` from the source's calls in turn."""
-    number = count()
+    numbers = count()
+    number_of_run = once_for_each_run(lambda: next(numbers))
 
     def edit(z: Tensor) -> Tensor:
-        new, index = calls[next(number) % len(calls)].to(z), torch.tensor(heads, device=z.device)
+        new, index = calls[number_of_run() % len(calls)].to(z), torch.tensor(heads, device=z.device)
         rows, tokens = z.shape[:2]
         if new.shape[1] != tokens or len(new) not in (1, rows):
             raise ValueError(

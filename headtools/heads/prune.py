@@ -155,6 +155,7 @@ def _plan_cut(site: Site, cut: list[int], copied: bool) -> Callable[[], None]:
         _slice(site.out, columns, outgoing=False)
         if empty:
             site.out.weight.zero_()  # the bias stays: it belongs to no head
+            site.out.weight.requires_grad_(False)  # a head that learned would be there again, and counted as gone
         sinks = getattr(site.module, "sinks", None)
         if isinstance(sinks, Tensor):
             site.module.sinks = nn.Parameter(sinks[keep].clone(), sinks.requires_grad)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from headtools.heads._attention import EAGER, TAPS, attention_function
 from headtools.heads._checks import check_interface, check_not_compiled, check_recorded
-from headtools.heads._hooks import append_entry, hook_input, intervention
+from headtools.heads._hooks import append_entry, hook_input, intervention, recomputing
 from headtools.heads.sites import Site, Sites, SiteSelection, sites
 
 _QUANTITIES = ("maps", "z", "q", "k", "v", "visible")
@@ -207,11 +207,11 @@ def _record_site(
         results[site.key] = captured if accumulate is None else accumulate(site, captured, previous)
 
     def from_attention(**tensors: Any) -> None:
-        if not _recomputing():
+        if not recomputing():  # checkpointing repeats a layer that is already recorded
             collect(tensors, complete="z" not in want)
 
     def from_output(flat: Tensor) -> Tensor | None:
-        if _recomputing():
+        if recomputing():
             return None
         z = site.split(flat)
         collect({"z": z}, complete=True)
@@ -222,8 +222,3 @@ def _record_site(
         if "z" in want:
             stack.callback(hook_input(site.out, from_output).remove)
         yield
-
-
-def _recomputing() -> bool:
-    """Return whether a backward pass is running: gradient checkpointing then repeats layers already recorded."""
-    return torch._C._current_graph_task_id() != -1

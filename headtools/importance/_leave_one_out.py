@@ -158,7 +158,10 @@ class LeaveOneOut:
         self.calls[module], self.started[module] = self.calls[module] + 1, len(self.ended)
         output = own(*args, **kwargs)
         if module in self.projections:
-            self.tokens = max(self.tokens, output.shape[:-1].numel())
+            projected = (
+                output[0] if isinstance(output, tuple) else output
+            )  # I-BERT's projections return a scale as well
+            self.tokens = max(self.tokens, projected.shape[:-1].numel())
         else:
             self.ended.append((module, _repeated(output)))  # a copy: a model may change tensors in place
         return output

@@ -30,7 +30,7 @@ def read_paragraphs(path: Path, limit: int | None = None) -> list[str]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error}); save the file as UTF-8") from error
-    lines = "\n".join(line if line.strip() else "" for line in text.splitlines())
+    lines = "\n".join(line if line.strip() else "" for line in text.split("\n"))
     paragraphs = [paragraph.strip("\n") for paragraph in re.split("\n{2,}", lines) if paragraph.strip()]
     if not paragraphs:
         raise ValueError(f"{path} holds no text")
@@ -51,7 +51,7 @@ def natural_text(name: str | Path = "english", split: str = "test", limit: int |
     from headtools.roles.corpus import ENGLISH, english_split
 
     path = ENGLISH if name == "english" else Path(name)
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").split("\n")
     texts = [line.removeprefix(_COMMENT) for line in lines if line.startswith(_COMMENT)]
     if not texts:
         raise ValueError(f'{path} has no "{_COMMENT}" lines; got a file without its texts')
