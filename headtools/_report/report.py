@@ -21,7 +21,7 @@ from headtools._report.subject import Subject, prepare, sentences_or_batches
 from headtools.heads._devices import device_of
 from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import sites
-from headtools.importance._inputs import frozen
+from headtools.importance._inputs import evaluating
 from headtools.roles.sentence import Sentence
 
 # In the order in which they are measured: some read what came before. None: there is nothing to measure.
@@ -205,7 +205,7 @@ def _forecast(subject: Subject, names: Sequence[str], orders: int) -> str:
     """Say how many forward passes there will be, and how long they will take, by the second of two over one batch."""
     passes = sum(_PASSES.get(name, 0) for name in names) + orders * len(measures.RANDOM_POINTS)
     batch = subject.test[len(subject.test) // 2]
-    with torch.no_grad(), frozen(subject.model):
+    with torch.no_grad(), evaluating(subject.model):
         for _ in range(2):
             began = time.perf_counter()
             subject.model(**model_inputs(subject.model, batch))

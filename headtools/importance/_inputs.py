@@ -23,7 +23,7 @@ from headtools.heads.sites import Site, SiteSelection, sites
 
 
 @contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Freeze the weights and switch dropout off while the context lasts; every flag comes back, whatever happens."""
     with claimed("a measurement", model.modules()):
         training = [module for module in model.modules() if module.training]

@@ -15,7 +15,7 @@ from headtools.heads.intervals import linearised_ratio
 from headtools.heads.record import Captured, record
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance._inputs import check_all_ran, each_batch, frozen, select_sites
+from headtools.importance._inputs import check_all_ran, each_batch, evaluating, select_sites
 
 OfQueries = Callable[[Site, Captured, Mapping, Tensor], tuple[Tensor, Tensor]]
 
@@ -54,7 +54,7 @@ def query_means(
     def per_batch(batch: Mapping) -> Part:
         """Return sums (B, H) and counts (B,) of every site that the batch runs; a shared layer runs several times."""
         add = partial(accumulate, batch=batch)
-        with frozen(model), record(model, want, accumulate=add, only=[site.key for site in selected]) as recorded:
+        with evaluating(model), record(model, want, accumulate=add, only=[site.key for site in selected]) as recorded:
             model(**model_inputs(model, batch))
         part = {"ran": torch.tensor([site.key in recorded.captured for site in selected])}
         for site in selected:

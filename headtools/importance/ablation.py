@@ -15,7 +15,7 @@ from headtools.heads._checks import checked_inputs
 from headtools.heads.ablate import check_replacement, replacement_values
 from headtools.heads.scores import HeadScores
 from headtools.importance._coupling import check_uncoupled
-from headtools.importance._inputs import check_all_ran, each_batch, frozen, select_sites
+from headtools.importance._inputs import check_all_ran, each_batch, evaluating, select_sites
 from headtools.importance._leave_one_out import HeadSet, LeaveOneOut
 from headtools.importance.loss import Loss, loss_name, of_labels
 
@@ -108,7 +108,7 @@ def loss_rises(
 
     def per_batch(batch: Mapping) -> Part:
         nonlocal uncoupled
-        with frozen(model), torch.no_grad(), checked_inputs(model):
+        with evaluating(model), torch.no_grad(), checked_inputs(model):
             one = LeaveOneOut(model, batch, loss, measured, replacement, values(), seed, per, trust)
             if not uncoupled and len(one.full) > 1:
                 check_uncoupled(model, batch, loss, one.full)

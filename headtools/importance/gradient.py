@@ -26,7 +26,7 @@ from headtools.heads._tokens import real_tokens
 from headtools.heads.intervals import linearised_direction, linearised_ratio
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance._inputs import check_all_ran, collect_products, each_batch, frozen, select_sites
+from headtools.importance._inputs import check_all_ran, collect_products, each_batch, evaluating, select_sites
 from headtools.importance.loss import COUPLED, Loss, each_loss, of_labels
 
 PER = ("example", "position", "batch")
@@ -96,7 +96,7 @@ def gradient(
             return z
 
         with (
-            frozen(model),
+            evaluating(model),
             torch.inference_mode(False),
             torch.enable_grad(),
             edit_outputs(model, "gradient()", {site: partial(tap, site) for site in selected}),

@@ -21,7 +21,7 @@ from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head
 from headtools.heads.sites import select
 from headtools.heads.sites import sites as find_sites
-from headtools.importance._inputs import each_batch, frozen, select_sites
+from headtools.importance._inputs import each_batch, evaluating, select_sites
 from headtools.importance.ablation import Batches, loss_rises
 from headtools.importance.loss import Loss, each_loss
 
@@ -117,7 +117,7 @@ def curvature(
     """
     check_has_backward(model, "a second derivative")
     label = "differentiating twice" if progress else ""
-    with frozen(model):
+    with evaluating(model):
         return torch.cat(
             [_curvature(model, batch, pairs, loss) for batch in with_bar(list(each_batch(model, batches)), label)]
         )

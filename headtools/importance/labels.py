@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headtools.heads._devices import on_device
 from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder
-from headtools.importance._inputs import frozen
+from headtools.importance._inputs import evaluating
 from headtools.importance.loss import predicts_next_token
 from headtools.roles.sentence import Sentence
 
@@ -144,7 +144,7 @@ def _own_words(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 @torch.no_grad()
 def class_logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor | None:
     """Return a classifier's logits, (B, classes); None for any other model."""
-    with frozen(model):
+    with evaluating(model):
         logits = getattr(model(**on_device(model, batch)), "logits", None)
     return logits if isinstance(logits, Tensor) and logits.dim() == 2 else None
 

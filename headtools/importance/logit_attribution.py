@@ -26,7 +26,7 @@ from headtools.heads._checks import check_batch
 from headtools.heads._tokens import model_inputs
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
-from headtools.importance._inputs import frozen, select_sites
+from headtools.importance._inputs import evaluating, select_sites
 from headtools.importance._lrp.operations import rules
 
 
@@ -88,7 +88,7 @@ def direct_logit_attribution(
     if tokens.shape != (len(ids),) or tokens.is_floating_point():
         raise ValueError(f"got tokens of shape {tuple(tokens.shape)}; expected one id for each of the {len(ids)} texts")
 
-    with frozen(model):
+    with evaluating(model):
         seen = _Seen()
         with seen.hooks(model, unembedding), ht.record(model, want=("z",)) as captured:
             model(**inputs)

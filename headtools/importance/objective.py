@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from headtools.heads._tokens import is_encoder_decoder, model_inputs, real_tokens
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
-from headtools.importance._inputs import each_batch, frozen
+from headtools.importance._inputs import each_batch, evaluating
 from headtools.importance.ablation import ablation
 from headtools.importance.gradient import gradient
 from headtools.importance.labels import class_logits, in_batches, label, predicts_own_input, tokenize
@@ -55,7 +55,7 @@ def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Los
     True
     """
     originals: dict[bytes, Tensor] = {}
-    with frozen(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for batch in each_batch(model, batches):
             output = _output(model(**model_inputs(model, batch)))
             for key, original in zip(_keys(batch, len(output)), output.float().cpu(), strict=True):

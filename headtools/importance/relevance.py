@@ -22,7 +22,7 @@ from headtools.heads._tokens import IGNORE_INDEX, is_encoder_decoder, model_inpu
 from headtools.heads.intervals import linearised_ratio
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, SiteSelection
-from headtools.importance._inputs import collect_products, each_batch, frozen, select_sites
+from headtools.importance._inputs import collect_products, each_batch, evaluating, select_sites
 from headtools.importance._lrp.operations import rules as follow_rules
 from headtools.importance._lrp.rules import Rules, active, named
 from headtools.importance.loss import labels_need_shift
@@ -136,7 +136,7 @@ def _propagate(model: nn.Module, batch: dict, score: Score | None, rule_set: Rul
         if isinstance(value, Tensor) and value.is_floating_point() and "mask" not in name:
             inputs[name] = value.detach().clone().requires_grad_()
     edits = {site: partial(keep, site) for site in measured}
-    with frozen(model), torch.inference_mode(False), torch.enable_grad(), edit_outputs(model, "relevance()", edits):
+    with evaluating(model), torch.inference_mode(False), torch.enable_grad(), edit_outputs(model, "relevance()", edits):
         with follow_rules(rule_set, model) as propagation:
             outputs = model(**inputs)
             propagation.in_score = True

@@ -22,7 +22,7 @@ from headtools.heads._hooks import hook_input
 from headtools.heads._tokens import real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Site
-from headtools.importance._inputs import each_batch, frozen
+from headtools.importance._inputs import each_batch, evaluating
 
 TOLERANCE = 1e-9  # eigenvalues below this fraction of the largest count as zero
 
@@ -107,7 +107,7 @@ def moments(
         return sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
 
     with ExitStack() as stack:
-        stack.enter_context(frozen(model))
+        stack.enter_context(evaluating(model))
         for site in inputs_of:
             hook = hook_input(site.v.module, lambda y, key=site.key: layer_inputs.__setitem__(key, y.detach()))
             stack.callback(hook.remove)

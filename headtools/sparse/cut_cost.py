@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from headtools.heads.ablate import ablate
 from headtools.heads.intervals import bounds
 from headtools.heads.sites import Heads
-from headtools.importance._inputs import each_batch, frozen
+from headtools.importance._inputs import each_batch, evaluating
 from headtools.importance.loss import Loss, check_losses, each_loss, labels_only_loss
 from headtools.roles._segments import ordinary_tokens, segments
 
@@ -98,7 +98,7 @@ def warning_of(frame: pd.DataFrame) -> str | None:
 
 def _losses(model: nn.Module, batches: Iterable[Mapping], loss: Loss | None) -> Tensor:
     by_batch = []
-    with torch.no_grad(), frozen(model):
+    with torch.no_grad(), evaluating(model):
         for batch in batches:
             losses = labels_only_loss(model, batch) if loss is None else each_loss(model, batch, loss)
             check_losses(model, losses)

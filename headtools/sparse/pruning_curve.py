@@ -16,7 +16,7 @@ from headtools.heads.ablate import ablate
 from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head, HeadScores
 from headtools.heads.sites import Sites, select, sites
-from headtools.importance._inputs import frozen
+from headtools.importance._inputs import evaluating
 
 Order = HeadScores | Sequence[Head]  # a ranking: the head that is removed first, second, ...
 Evaluate = Callable[[nn.Module], Any]  # model -> (B,) tensor, (score, low, high), or a number
@@ -83,7 +83,7 @@ def curves(
     for name, n_kept, removed in points:
         key = frozenset(removed)
         if key not in measured:
-            with frozen(model), torch.no_grad(), ablate(model, removed):
+            with evaluating(model), torch.no_grad(), ablate(model, removed):
                 result = evaluate(model)
             measured[key] = _metric(result, model)
         rows.append((name, n_kept, *measured[key]))

@@ -14,7 +14,7 @@ from torch import nn
 import headtools as ht
 from headtools.heads import _hooks as hooks
 from headtools.heads._attention import EAGER
-from headtools.importance._inputs import frozen
+from headtools.importance._inputs import evaluating
 
 from .reference import assert_same_state, state, untouched
 from .zoo import fresh, run, zoo_model
@@ -56,7 +56,7 @@ def contexts_of(model, batch):
         "record() ": ht.record(model, want="q"),
         "patch()": ht.patch(model, HEADS, source),
         "erased()": erased(model, {("encoder", 0, 1): erase}),
-        "a measurement": frozen(model),
+        "a measurement": evaluating(model),
     }
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import headtools as ht
-from headtools.importance._inputs import frozen
+from headtools.importance._inputs import evaluating
 from headtools.importance._lrp.operations import rules
 from headtools.importance._lrp.rules import NAMED, Rules
 from headtools.importance.relevance import relevance
@@ -113,7 +113,7 @@ def test_heads_add_up_to_what_goes_through_their_layer(name, rule_set):
     out = {}
     for site in ht.sites(model):
         site.out.register_forward_hook(lambda _m, _i, y, key=site.key: out.__setitem__(key, y))
-    with frozen(model), rules(rule_set, model) as seen:
+    with evaluating(model), rules(rule_set, model) as seen:
         score = picked(model(**batch), batch)
     gradients = torch.autograd.grad(score.sum(), [*out.values(), *seen.constants], allow_unused=True)
     kept = [(c, (c * g).sum()) for c, g in zip(seen.constants, gradients[len(out) :], strict=True) if g is not None]

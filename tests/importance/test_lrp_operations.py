@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from headtools.importance._inputs import frozen
+from headtools.importance._inputs import evaluating
 from headtools.importance._lrp.operations import rules
 from headtools.importance._lrp.rules import NAMED, degree
 from headtools.importance.relevance import relevance
@@ -267,7 +267,7 @@ def test_a_module_that_only_sounds_like_an_activation():
 def test_what_is_explained_is_the_models_own_output(rule_set):
     for name in ALL:
         model, batch = zoo_model(name)
-        with frozen(model):
+        with evaluating(model):
             with rules(rule_set, model):
                 seen = logits(model(**batch))
             assert error(seen.detach(), run(model, batch)) == 0, name

@@ -17,7 +17,7 @@ import torch
 from subjects import Subject
 
 import headtools as ht
-from headtools.importance._inputs import frozen
+from headtools.importance._inputs import evaluating
 
 WHY = "forward and the activations' half of backward"
 
@@ -39,7 +39,7 @@ def activations(subject: Subject) -> None:
         return (leaves[-1], *args[1:])
 
     hooks = [site.out.register_forward_pre_hook(leaf) for site in ht.sites(subject.model)]
-    with frozen(subject.model):
+    with evaluating(subject.model):
         each = subjects.loss(subject.model(**subject.batch).logits, subject.labels)
         torch.autograd.grad(each.sum(), leaves)
     for hook in hooks:

@@ -18,7 +18,7 @@ import transformers
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.importance._inputs import frozen
+from headtools.importance._inputs import evaluating
 
 UNIT = "forward and back to the embeddings"
 BOUNDS = {"attnlrp": 1.08, "cp": 1.08, "epsilon": None, "zplus": None}
@@ -57,7 +57,7 @@ def plain(subject: Subject) -> None:
     ends: list[Tensor] = []
     tables = [module for module in subject.model.modules() if isinstance(module, nn.Embedding)]
     hooks = [t.register_forward_hook(lambda _m, _i, out: ends.append(out.requires_grad_())) for t in tables]
-    with frozen(subject.model):
+    with evaluating(subject.model):
         number = subject.score(subject.model(**subject.batch), subject.batch)
         torch.autograd.grad(number.sum(), ends)
     for hook in hooks:
