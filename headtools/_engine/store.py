@@ -152,8 +152,8 @@ def fingerprint(content: Any) -> str:
 def _plain(content: Any) -> Any:
     """Return content in types that joblib can hash: arrays, numbers, texts, and lists and dicts of these."""
     if isinstance(content, Tensor):
-        if content.is_meta:
-            raise TypeError("got a tensor on the meta device, which has no content: load the weights first")
+        if content.is_meta:  # offloaded: its content is not at hand, and the first numbers measured with it will tell
+            return str(content.dtype), tuple(content.shape), "meta"
         flat = content.detach().cpu().contiguous().flatten()
         return str(content.dtype), tuple(content.shape), flat.view(torch.uint8).numpy()
     if isinstance(content, nn.Module):

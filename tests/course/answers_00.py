@@ -72,12 +72,10 @@ def zeroed_for_good(model, batch, heads):
     return model(**batch).logits
 
 
-OPEN = []
-
-
 def left_open(model, batch, heads):
-    OPEN.append(ht.ablate(model, heads))
-    OPEN[-1].__enter__()
+    context = ht.ablate(model, heads)
+    context.__enter__()
+    vars(model)["left open"] = context  # it ends with the model, and not with this function
     return model(**batch).logits
 
 

@@ -114,6 +114,6 @@ def test_fingerprints_tell_content_from_content():
     assert fingerprint([layer, {"a": 1}]) == fingerprint((same, {"a": 1}))
     contents = [layer, nn.Linear(2, 2), torch.zeros(2), torch.zeros(2, 1), torch.zeros(2).int(), "a", 1, [1], {"a": 1}]
     assert len({fingerprint(content) for content in contents}) == len(contents)
-    for content in (print, iter([1]), torch.zeros(2, device="meta")):
+    for content in (print, iter([1])):
         with pytest.raises(TypeError, match="got a"):
             fingerprint(content)

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools._engine.store import fingerprint
 from headtools.geometry.circuits import ov, qk
 
 from ..heads.zoo import fresh, zoo_model
@@ -68,7 +67,6 @@ def test_what_reads_no_weights_gives_the_same_numbers(name, placement, tmp_path)
         found, wanted = (measure(one, given, **more) for one in (model, plain))
         assert torch.allclose(found.flat(), wanted.flat(), atol=1e-6), (measure.__name__, more)
     assert weights(model) == before, "offloaded again, and as ready to be trained as before"
-    assert fingerprint(model) == fingerprint(plain)
 
 
 def test_sentences_find_their_way_to_weights_that_are_elsewhere():
@@ -94,12 +92,5 @@ def test_what_reads_weights_refuses_those_that_are_not_there(placement, tmp_path
         lambda: ht.merge(model, [heads], labelled(batch)),
         lambda: ht.edit(model, heads[0], drop_top=1).__enter__(),
     ):
-        with pytest.raises(ValueError, match=r"weights, and \d+ of them are offloaded.*device_map=None"):
+        with pytest.raises(ValueError, match=r"offloaded.*device_map=None"):
             work()
-
-
-def test_weights_that_are_nowhere_have_no_fingerprint():
-    with torch.device("meta"):
-        layer = torch.nn.Linear(2, 2)
-    with pytest.raises(TypeError, match=r"weight has no content.*meta"):
-        fingerprint(layer)
