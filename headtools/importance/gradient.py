@@ -87,11 +87,13 @@ def gradient(
         nonlocal uncoupled
         products: dict[tuple, Tensor] = {}  # <z, dL/dz>, (B, H) or by position (B, T, H), of sites that ran
         outputs: list[Tensor] = []  # every z that ran, at which the backward pass may end
+        last: dict[str, Tensor] = {}  # of each stack
 
         def tap(site: Site, z: Tensor) -> Tensor:
             if not z.requires_grad:  # nothing below is differentiated: the backward pass ends at this z
                 z = z.detach().requires_grad_()
             outputs.append(z)
+            last[site.stack] = z
             collect_products(site, z, products, by_token=per == "position")
             return z
 
@@ -106,13 +108,19 @@ def gradient(
                 raise ValueError(
                     "the loss does not depend on any selected head: compute it from the outputs, with gradients on"
                 )
-            half, check = {}, not uncoupled and len(losses) > 1
-            if check:  # of every second loss alone, for _check_uncoupled
-                torch.autograd.grad(losses[::2].sum(), outputs, retain_graph=True, allow_unused=True)
-                half = dict(products)
-                products.clear()
+            check, halves = not uncoupled and len(losses) > 1, {}
+            # The way back from the loss to the last heads is short, and to all heads where it depends on others only.
+            for some in (list(last.values()), outputs) if check else ():
+                found = torch.autograd.grad(losses[::2].sum(), some, retain_graph=True, allow_unused=True)
+                halves = {id(z): g for z, g in zip(some, found, strict=True) if g is not None}
+                if halves:
+                    break
+            products.clear()  # what the hooks kept of that
             # The gradient by every z, rather than .backward(): embeddings that need a gradient get none.
-            torch.autograd.grad(losses.sum(), outputs, allow_unused=True)
+            gradients = torch.autograd.grad(losses.sum(), outputs, allow_unused=True)
+            for z, of_all in zip(outputs, gradients, strict=True):
+                if id(z) in halves and len(z) == len(losses):
+                    _check_uncoupled(of_all, halves[id(z)])
         slopes, tokens = [], []
         for site in selected:
             slope = torch.zeros(len(losses), site.heads)  # where the batch has no input for this part of the model
@@ -121,8 +129,6 @@ def gradient(
                 # a gate that all examples share has the sum of their slopes
                 product = products[site.key].sum(0, keepdim=True) if one_number else products[site.key]
                 slope, n_tokens = _of_examples(model, site, batch, product, len(losses))
-                if check:
-                    _check_uncoupled(product, half.get(site.key, torch.zeros_like(product)))
             slopes.append((slope.mean(0, keepdim=True) if per == "batch" else slope).cpu())
             tokens.append(n_tokens.cpu())
         uncoupled = uncoupled or check
@@ -142,11 +148,11 @@ def gradient(
     return HeadScores.from_rows(rows, name, minimum=None if signed else 0.0)
 
 
-def _check_uncoupled(product: Tensor, half: Tensor) -> None:
-    """Raise ``ValueError`` where the slopes of every second loss, ``half``, are not those of its own rows alone."""
-    own = product.detach().clone()  # (B, ...)
+def _check_uncoupled(of_all: Tensor, of_half: Tensor) -> None:
+    """Raise ``ValueError`` where the gradient of every second loss by z (B, ...) is not that of its own rows alone."""
+    own = of_all.clone()
     own[1::2] = 0
-    if ((half - own).abs() > 0.01 * product.abs().max()).any():
+    if ((of_half - own).abs() > 0.01 * of_all.abs().max()).any():
         raise ValueError(COUPLED)
 
 

@@ -148,7 +148,7 @@ def test_operations_are_those_that_torch_counts(kind: str):
     assert passed == pytest.approx(SIZE.rows * SIZE.tokens * counts.forward(kind, SIZE), rel=0.001)
     both = counted(lambda: gradient.activations(subject)) / passed
     assert both == pytest.approx(counts.gradient(kind, SIZE), rel=0.001)
-    assert counted(lambda: gradient.ours(subject)) / passed < both + 2 + 0.1  # two passes test the loss
+    assert counted(lambda: gradient.ours(subject)) / passed < both + 0.8  # back to the last heads, to test the loss
     smaller = subjects.Subject(subject.name, pruned.without(subject, 0.5), subject.batch, subject.labels, SIZE)
     left = counted(lambda: gradient.plain(smaller)) / passed
     assert left == pytest.approx(counts.pruned(kind, SIZE, 0.5), rel=0.001)

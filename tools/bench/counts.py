@@ -9,7 +9,7 @@ softmax, gates) is left out, a few hundredths at these widths. Per token, with w
   for that of weights. Importance needs the first alone, from the loss down to the lowest heads' outputs: 2 forward
   passes in all, less the lowest queries, keys, values and maps. q k' and a v have two active inputs and count twice.
   Reverse mode cannot do with less; forward mode needs a pass for every head. Where the loss is one's own, whether it
-  couples examples is looked for once a call, by two more passes.
+  couples examples is looked for once a call, from the loss back to the last heads.
 - **Relevance** goes on to the embeddings: the lowest layer's part comes on top.
 - **Leave-one-out**, exact, needs for each head what lies above it: the layers above, the rest of its own, the last
   layer, and one pass to start from. The attention of its own layer need not run again, since a layer's output without
