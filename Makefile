@@ -22,13 +22,13 @@ help: ## list the commands
 lab: environment ## open the course in JupyterLab   (TORCH=cpu, PYTHON=..., LAB_ARGS="--port 9999")
 	@sh tools/lab.sh $(LAB_ARGS)
 
-test: lint ## run lint, unit tests, doctests and all lessons   (nine minutes on two cores; ARGS="-k gates")
+test: lint ## run lint, unit tests, doctests and all lessons   (about ten minutes on two cores; ARGS="-k gates")
 	$(ONE_THREAD) HEADTOOLS_LAWS=half $(TEST) -m pytest -m "not full and not weekly" $(ALL) $(ARGS)
 
 test-all: lint ## run these and what takes longer: JupyterLab and the site in a browser, grading   (.ci/run does)
 	$(ONE_THREAD) $(TEST) -m pytest -m "not weekly" $(ALL) $(ARGS)
 
-check: lint ## lint, and the quick tests of the package: no notebook, no browser   (under 90 seconds on two cores)
+check: lint ## lint, and the quick tests of the package: no notebook, no browser   (a minute on two cores)
 	$(ONE_THREAD) HEADTOOLS_LAWS=half $(TEST) -m pytest -p no:nbval -q -n 2 -m "not slow and not full and not weekly" tests/engine tests/heads tests/importance tests/roles tests/geometry tests/sparse headtools $(ARGS)
 
 lint: environment-test ## check the style of the code

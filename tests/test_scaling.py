@@ -181,7 +181,6 @@ def in_words() -> list[str]:
     return [
         f"leave {room / 1e9:.0f} GB on two cards",
         f"{room / kept_by('70B')[0]:.0f} tokens at a time",
-        f"{rows * 4 / 1e6:.0f} MB for the gradient",
         f"{rows * 8 / 1e6:.0f} MB for ablation",
         f"{roles() * s['heads'] * 4 / 1e6:.1f} MB a sentence",
         f"{roles() * rows * 4 / 1e9:.0f} GB",
