@@ -99,6 +99,7 @@ _WHERE = {
     "explore": "course.explore",
     "attention_view": "course.attention_view",
     "check": "course.check",
+    "my_heads": "course.library",
     "report": "_report.report",
 }
 

@@ -11,6 +11,7 @@ from headtools.course.answered import keeping, progress_path, remember, shell
 from headtools.course.catalogue import lesson
 from headtools.course.exercises import all_exercises
 from headtools.course.exercises.exercise import Exercise, Hint, NotTried
+from headtools.course.library import peeks, store
 from headtools.course.plain import escape, plain
 from headtools.course.summary import explained, reset, summary
 
@@ -61,7 +62,8 @@ def check(name: str, answer: Any) -> CheckResult:
     name: the exercise, such as ``"01.softmax"``
     answer: what the exercise asks for, most often a function; tensors, arrays and lists are equally welcome
 
-    Never raises for a wrong answer, not even when the answer itself does. Raises KeyError for an unknown exercise.
+    A function of your library that passes goes into ``my_heads.py``, see ``my_heads``. Never raises for a wrong answer,
+    not even when the answer itself does. Raises KeyError for an unknown exercise.
     ``check.hint(name)`` gives a hint, then the next. In a notebook, ``check.summary()`` shows what you have passed and
     tried, and ``check.reset()`` starts again.
 
@@ -75,7 +77,7 @@ def check(name: str, answer: Any) -> CheckResult:
     try:
         if answer is None or answer is ...:
             raise NotTried
-        hint = exercise.judge(answer)
+        hint = peeks(exercise, answer) or exercise.judge(answer)
         status, hint = ("not yet", hint) if hint else ("right", "")
     except NotTried:
         status, hint = "not tried yet", "Write your answer where the dots are, run its cell, then run this one again."
@@ -85,7 +87,7 @@ def check(name: str, answer: Any) -> CheckResult:
         # The judge could not make sense of the answer; the learner should read why, not a traceback of our code.
         status, hint = "not yet", f"The answer could not be read: {type(error).__name__}: {error}"
     return CheckResult(
-        name, exercise.title, status, hint, " ".join(filter(None, [_keep(name, status), _older(answer)]))
+        name, exercise.title, status, hint, " ".join(filter(None, [_keep(exercise, status, answer), _older(answer)]))
     )
 
 
@@ -160,11 +162,15 @@ def _older(answer: Any) -> str:
     )
 
 
-def _keep(name: str, status: str) -> str:
-    """Add the result to the progress page; gives "" or why it could not, because no check may fail for that."""
+def _keep(exercise: Exercise, status: str, answer: Any) -> str:
+    """Add the result to the progress page and the library; returns what came of it, because no check may fail for that.
+
+    A blank is no answer, so running a lesson as it is leaves no file.
+    """
+    if status == "not tried yet" or not keeping():
+        return ""
     try:
-        if status != "not tried yet" and keeping():  # a blank is no answer, so running a lesson as it is leaves no file
-            remember(name, "passed" if status == "right" else "tried", progress_path())
+        remember(exercise.name, "passed" if status == "right" else "tried", progress_path())
+        return store(exercise, answer) if status == "right" else ""
     except (OSError, ValueError) as error:
         return f"This result is not on your progress page. {explained(error, progress_path())}"
-    return ""

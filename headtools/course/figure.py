@@ -51,8 +51,8 @@ def figure(
     """Turn a matplotlib figure into a picture with the caption and the description of a catalogue entry, and close it.
 
     fig: the matplotlib Figure (``ax.figure`` if you have only the axes); None where the numbers stand alone
-    key: the entry, such as ``"01.weights"``; its caption prints the expected numbers, see ``measured``
-    numbers: what you measured, by the names of the entry's ``expect``
+    key: the entry, such as ``"01.weights"``, whose caption has the numbers of this run, see ``measured``
+    numbers: those that the entry does not compute itself
     claim, alt: caption and description of a picture without an entry; alt is what there is to see, not the claim again
 
     Raises ValueError when caption or description is empty, when they are the same, when a number has no expectation,

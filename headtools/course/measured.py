@@ -1,4 +1,8 @@
-"""Numbers of a lesson: the catalogue says what to expect, the run measures, and the sentence prints what was expected.
+"""Numbers of a lesson: the catalogue says what to expect, the run measures, and a sentence says what came out.
+
+A caption's numbers are expressions of the catalogue, ``values = { it_fox = "A[3, 1]" }``, evaluated in the notebook's
+own names, so that no cell of a lesson is filled with them. Where a run is as expected, the sentence prints the expected
+numbers, the same on every machine; where it is not, it prints those of the run.
 
 Two environment variables serve those who keep the course: under ``HEADTOOLS_STRICT`` a number that is not as expected
 raises, and ``HEADTOOLS_MEASURED`` names a file to which every measured number is appended (tools/execute_notebooks.py).
@@ -9,6 +13,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
@@ -27,13 +33,18 @@ class NotAsExpected(AssertionError):
 
 @dataclass(frozen=True, repr=False)
 class Measured:
-    """A sentence of the catalogue with its numbers; ``off`` says which of them are not as expected."""
+    """A sentence of the catalogue with its numbers; ``off`` names those of this run that are not as expected.
+
+    ``usual`` is the sentence with the expected numbers, ``origin`` where numbers come from that were not measured now.
+    """
 
     key: str
     sentence: str
     off: tuple[str, ...] = ()
+    usual: str = ""
     prediction: str = ""
     fold: str = ""
+    origin: str = ""
     silent: bool = False  # no number, so no small print
 
     def __str__(self) -> str:
@@ -43,43 +54,47 @@ class Measured:
 
     @property
     def check(self) -> str:
-        """The small print: what this machine measured."""
+        """The small print: where the numbers come from, and our run's where this one is another."""
         if self.off:
-            return f"Not so on this machine: {'; '.join(self.off)}."
-        return "" if self.silent else "Measured on this machine as well."
+            ours = "; ".join(self.off) if self.fold else self.usual
+            return f"That is your run. Our run: {ours}"
+        return self.origin or ("" if self.silent else "Measured on this machine as well.")
 
     @property
     def html(self) -> str:
         """Sentence, prediction and small print."""
         prediction = f" <b>{escape(self.prediction)}</b>" if self.prediction else ""
-        small = f" <b>{escape(self.check)}</b>" if self.off else f" <small>{escape(self.check)}</small>"
-        return f"{escape(self.sentence)}{prediction}{'' if self.silent else small}"
+        small = f" <small>{escape(self.check)}</small>" if self.check else ""
+        return f"{escape(self.sentence)}{prediction}{small}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         if self.fold:  # the sentence is Markdown, and as long as it likes
             inside = f"{plain(self.sentence).strip()}\n\n<small>{escape(self.check)}</small>"
             folded = f"<details><summary>{escape(self.fold)}</summary>\n\n{inside}\n\n</details>"
             return {"text/markdown": folded, "text/plain": plain(self)}
-        style = BOX.format("#D55E00" if self.off else "#009E73")
+        style = BOX.format("#E69F00" if self.off else "#009E73")
         return {"text/html": f'<div style="{style}">{self.html}</div>', "text/plain": plain(self)}
 
 
 def measured(key: str, /, **numbers: Any) -> Measured:
-    """Return the sentence of a catalogue entry after comparing its numbers with those measured here.
+    """Return the sentence of a catalogue entry with what this run measured.
 
     key: the entry, such as ``"01.cost"``
-    numbers: one for each expected number, by its name; tensors with one element are welcome
+    numbers: those of the entry's ``expect`` that its ``values`` do not compute; tensors with one element are welcome
 
-    The sentence prints the *expected* numbers, so it reads the same on every machine. A number further away than its
-    tolerance is named beside it. Raises ValueError when the names differ from those of the catalogue, and
-    NotAsExpected instead of showing the difference where ``HEADTOOLS_STRICT`` is set.
+    Within the tolerance of every number, the sentence prints the *expected* ones, so that it reads the same on every
+    machine; otherwise those of this run, and ours below. Raises NameError where an expression needs what the notebook
+    has not defined, ValueError when the names differ from those of the catalogue, and NotAsExpected in place of another
+    run's numbers where ``HEADTOOLS_STRICT`` is set.
 
     >>> measured("01.mask", before=1.0, after=0.2521)
     Masked before the softmax, the first row sums to 1. Masked after it, the row sums to 0.25.
     """
-    here = recorded[key] = {name: x.item() if hasattr(x, "item") else x for name, x in numbers.items()}
     about = entry(key)
     expect, given = about.get("expect", {}), about.get("tolerance", {})
+    numbers = _evaluated(key, {n: code for n, code in about.get("values", {}).items() if n not in numbers}) | numbers
+    here = {name: x.item() if hasattr(x, "item") else x for name, x in numbers.items()}
+    recorded[key] = here
     log = os.environ.get("HEADTOOLS_MEASURED")
     if log:
         with open(log, "a", encoding="utf-8") as file:
@@ -98,7 +113,40 @@ def measured(key: str, /, **numbers: Any) -> Measured:
             off.append(f"{name} is {value:.6g}, expected {expect[name]:g}{within}")
     if off and os.environ.get("HEADTOOLS_STRICT"):
         raise NotAsExpected(f"{key}: {'; '.join(off)}")
-    return Measured(key, caption.format(**expect), tuple(off), predicted(key), about.get("fold", ""), not here)
+    usual = caption.format(**expect)
+    sentence = caption.format(**{name: _like(value, expect[name]) for name, value in here.items()}) if off else usual
+    return Measured(key, sentence, tuple(off), usual, predicted(key), about.get("fold", ""), _origin(about), not here)
+
+
+def _evaluated(key: str, values: Mapping[str, str]) -> dict[str, Any]:
+    """Evaluate a caption's expressions in the names of the code outside the package that asked for it."""
+    if not values:
+        return {}
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith("headtools."):
+        frame = frame.f_back
+    names = {**frame.f_globals, **frame.f_locals}  # one dict, because a comprehension sees no locals of eval
+    found = {}
+    for name, code in values.items():
+        try:
+            found[name] = eval(code, names)
+        except NameError as error:
+            raise NameError(f"{key} needs {error.name}, which is not defined: run the cells above first") from error
+    return found
+
+
+def _origin(about: Mapping[str, Any]) -> str:
+    """Say which shipped tables an entry's numbers, or some of them, were read from."""
+    if "loaded" in about:
+        return f"Loaded from {about['loaded']}."
+    if "partly_loaded" in about:
+        return f"Measured on this machine, but for what was loaded from {about['partly_loaded']}."
+    return ""
+
+
+def _like(value: float, expected: float) -> float:
+    """Return a whole number as an int where the catalogue has one, so that it prints without a decimal point."""
+    return int(value) if isinstance(expected, int) and value == value and float(value).is_integer() else value
 
 
 def unit(caption: str, name: str, value: float) -> float:

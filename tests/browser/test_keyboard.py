@@ -104,7 +104,7 @@ def test_a_lesson_without_a_mouse(page, server, course):
     write(page, "ht.check.summary()")
     hint = output(page, check + 2, "1 of ")
     assert "✓ 00.count passed" in hint
-    assert "… 00.ablate not yet" in hint
+    assert "… 00.switch_off not yet" in hint
     go_to(page, check + 2, "ArrowUp")
     tab_to(page, "focus.matches('table a') && focus.textContent.startsWith('01')")
     open_by_link(page, lessons[1])  # the progress page leads to the lessons

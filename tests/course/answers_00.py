@@ -1,106 +1,151 @@
 """Answers to the exercises of lesson 00: right ones, and wrong ones with what their hint must say."""
 
+from contextlib import contextmanager
+from functools import partial
+
 import torch
 
 import headtools as ht
+from headtools.course import my_heads
 
 
-def right(model, batch, heads):
-    with ht.ablate(model, heads):
-        return model(**batch).logits
+def not_implemented(*_):
+    raise NotImplementedError
 
 
-def whole_output(model, batch, heads):
-    with torch.no_grad(), ht.ablate(model, [(*site, h) for site, numbers in heads.items() for h in numbers]):
-        return model(**batch)
+BLANKS = [not_implemented, lambda *_: None, lambda *_: ...]
 
 
-def by_gates(model, batch, heads):
-    gate = {site: torch.ones(4).index_fill(0, torch.tensor(numbers), 0) for site, numbers in heads.items()}
-    with ht.gates(model, gate):
-        return model(**batch).logits
+@contextmanager
+def right(model, heads):
+    sites, hooks = ht.sites(model), []
+    for key, numbers in heads.items():
+        site = sites[key]
+
+        def without(module, args, site=site, numbers=numbers):
+            z = site.split(args[0]).clone()
+            z[:, :, numbers] = 0
+            return (site.join(z),)
+
+        hooks.append(site.out.register_forward_pre_hook(without))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
-def encoder_output_when_it_can(model, batch, heads):
-    with ht.ablate(model, heads):
-        out = model(**batch)
-    return out.logits if ("decoder", 1) in heads else out.encoder_last_hidden_state
+class ByColumns:
+    """Another style: a class, and columns of the output projection's input."""
+
+    def __init__(self, model, heads):
+        self.model, self.heads = model, heads
+
+    def __enter__(self):
+        self.handles = []
+        for key, numbers in self.heads.items():
+            out, width = ht.sites(self.model)[key].out, ht.sites(self.model)[key].value_dim
+            mask = torch.ones(out.in_features)
+            for h in numbers:
+                mask[width * h : width * (h + 1)] = 0
+            self.handles += [out.register_forward_pre_hook(partial(self.times, mask))]
+
+    @staticmethod
+    def times(mask, module, args):
+        return args[0] * mask
+
+    def __exit__(self, *error):
+        for handle in self.handles:
+            handle.remove()
 
 
-def head_mask(model, batch, heads):
-    return model(**batch, head_mask=torch.zeros(3, 4)).logits
-
-
-def after_the_block(model, batch, heads):
-    with ht.ablate(model, heads):
-        pass
-    return model(**batch).logits
-
-
-def layers_from_one(model, batch, heads):
-    with ht.ablate(model, {(kind, layer - 1): numbers for (kind, layer), numbers in heads.items()}):
-        return model(**batch).logits
-
-
-def heads_from_one(model, batch, heads):
-    with ht.ablate(model, {site: [h + 1 for h in numbers] for site, numbers in heads.items()}):
-        return model(**batch).logits
-
-
-def the_others(model, batch, heads):
-    with ht.ablate(model, {site: [h for h in range(4) if h not in numbers] for site, numbers in heads.items()}):
-        return model(**batch).logits
-
-
-def whole_layer(model, batch, heads):
-    with ht.ablate(model, {site: [0, 1, 2, 3] for site in heads}):
-        return model(**batch).logits
-
-
-def first_head_only(model, batch, heads):
-    site, numbers = next(iter(heads.items()))
-    with ht.ablate(model, {site: numbers[:1]}):
-        return model(**batch).logits
-
-
-def zeroed_for_good(model, batch, heads):
-    for (kind, layer), numbers in heads.items():
-        block = (model.model.encoder if kind == "encoder" else model.model.decoder).layers[layer]
-        attention = block.encoder_attn if kind == "cross" else block.self_attn
+@contextmanager
+def by_weights(model, heads):
+    before = {}
+    for key, numbers in heads.items():
+        site = ht.sites(model)[key]
+        before[site] = site.out.weight.data.clone()
         for h in numbers:
-            attention.out_proj.weight.data[:, 4 * h : 4 * h + 4] = 0
-    return model(**batch).logits
+            site.out.weight.data[:, site.value_dim * h : site.value_dim * (h + 1)] = 0
+    try:
+        yield
+    finally:
+        for site, weight in before.items():
+            site.out.weight.data = weight
 
 
-def left_open(model, batch, heads):
-    context = ht.ablate(model, heads)
-    context.__enter__()
-    vars(model)["left open"] = context  # it ends with the model, and not with this function
-    return model(**batch).logits
+def other(change=lambda heads: heads, remove=True, returned=lambda z: (z,), late=False):
+    """The right answer with one mistake."""
+
+    @contextmanager
+    def switch_off(model, heads):
+        hooks, seen = [], {}
+        for key, numbers in change(heads).items():
+            site, seen["last"] = ht.sites(model)[key], numbers
+
+            def without(module, args, site=site, own=numbers):
+                z = site.split(args[0]).clone()
+                z[:, :, seen["last"] if late else own] = 0
+                return returned(site.join(z))
+
+            hooks.append(site.out.register_forward_pre_hook(without))
+        yield
+        for hook in hooks if remove else ():
+            hook.remove()
+
+    return switch_off
 
 
-def raises(model, batch, heads):
-    return model(**batch, heads=heads["cross", 7]).logits
+def package(model, heads):
+    return ht.ablate(model, heads)
+
+
+def generator(model, heads):
+    yield
+
+
+@contextmanager
+def blank(model, heads):
+    ...
+    yield
+
+
+@contextmanager
+def typo(model, heads):
+    ht.sites(model)["encoder", 7]
+    yield
+
+
+@contextmanager
+def too_narrow(model, heads):
+    hook = model.model.encoder.layers[0].self_attn.out_proj.register_forward_pre_hook(lambda m, args: args[0][..., :3])
+    yield
+    hook.remove()
 
 
 COUNT = {"encoder": 48, "decoder": 48, "cross": 48}
 
 ANSWERS = {
-    "00.ablate": {
-        "right": [right, whole_output, by_gates, encoder_output_when_it_can],
+    "00.switch_off": {
+        "right": [right, ByColumns, by_weights, my_heads.switch_off],
+        "blank": [*BLANKS, blank],
         "wrong": [
-            (head_mask, "took head_mask= without a word"),
-            (after_the_block, "run inside the with block"),
-            (layers_from_one, "Layers count from 0"),
-            (heads_from_one, "Another head is off. Heads count from 0"),
-            (the_others, "wrong way round"),
-            (whole_layer, "Whole layers are off"),
-            (first_head_only, "Only the first of the heads"),
-            (zeroed_for_good, "no longer what it was"),
-            (left_open, "no longer what it was"),
-            (raises, r"KeyError.*heads = \{\('encoder', 1\): \[0\]\}"),
-            (lambda model, batch, heads: model.model.encoder(batch["input_ids"])[0] * 0 + 1, "This is not the output"),
-            (lambda model, batch, heads: model.generate(**batch, max_new_tokens=4), r"Return the logits.*is shape"),
+            (other(lambda h: {(kind, layer - 1): n for (kind, layer), n in h.items()}), "Layers count from 0"),
+            (other(lambda h: {site: [n + 1 for n in some] for site, some in h.items()}), "Heads count from 0"),
+            (other(lambda h: {s: [n for n in range(4) if n not in some] for s, some in h.items()}), "wrong way round"),
+            (other(lambda h: {site: [0, 1, 2, 3] for site in h}), "Whole layers are off"),
+            (other(lambda h: dict([next(iter(h.items()))])), "Only the first of the heads"),
+            (other(lambda h: {site: some[:1] for site, some in h.items()}), "first head of each layer"),
+            (other(lambda h: dict(list(h.items())[-1:])), "Is there a hook for each"),
+            (other(late=True), "sees the loop's variables"),
+            (other(remove=False), "still off. Remove each hook"),
+            (other(), "An error inside the block leaves"),
+            (other(returned=lambda z: None), "Every head is on inside the block"),
+            (package, "ht.ablate is right, and it is the one that you are about to write"),
+            (generator, "@contextmanager above the function"),
+            (lambda model, heads: model, "context manager is asked for"),
+            (typo, r"Inside the block came KeyError.*heads = \{\('encoder', 1\): \[0\]\}"),
+            (too_narrow, "Inside the block came"),
             (lambda model: model, "stopped with TypeError"),
             (3, "A function is asked for, this is an int"),
         ],

@@ -41,15 +41,37 @@ def small(monkeypatch):
     monkeypatch.delenv("HEADTOOLS_STRICT", raising=False)
 
 
-def test_the_sentence_prints_what_is_expected_whatever_is_measured():
+def test_the_sentence_prints_what_is_expected_or_what_this_run_found():
     close, far = measured("99.a", n=3, top=torch.tensor(0.9851)), measured("99.a", n=4, top=0.95)
-    assert close.sentence == far.sentence == "3 of 48 heads reach 0.98."
-    assert str(close) == "3 of 48 heads reach 0.98."
+    assert str(close) == close.sentence == far.usual == "3 of 48 heads reach 0.98."
+    assert far.sentence == "4 of 48 heads reach 0.95."
     assert far.off == ("n is 4, expected 3", "top is 0.95, expected 0.98 to within 0.01")
-    assert "Not so on this machine: n is 4" in str(far)
-    assert "Not so on this machine" in far._repr_mimebundle_()["text/html"]
+    assert str(far) == "4 of 48 heads reach 0.95. That is your run. Our run: 3 of 48 heads reach 0.98."
+    assert "That is your run." in far._repr_mimebundle_()["text/html"]
+    assert measured("99.a", n=4.0, top=0.98).sentence.startswith("4 of 48")
     assert measured("99.b", e=-9e-7).off == ()
     assert measured("99.b", e=float("nan")).off
+
+
+def test_a_caption_is_evaluated_in_the_names_of_the_notebook(monkeypatch):
+    scores = torch.tensor([0.99, 0.2, 0.985, 0.98])
+    monkeypatch.setitem(ABOUT["a"], "values", {"n": "sum(s > scores[1] for s in scores)", "top": "scores[2]"})
+    assert measured("99.a").sentence == "3 of 48 heads reach 0.98."
+    assert measured("99.a", n=5).off == ("n is 5, expected 3",)  # what is given goes before
+    monkeypatch.setitem(ABOUT["a"], "values", {"n": "len(names)", "top": "scores[2]"})
+    with pytest.raises(NameError, match=r"99\.a needs names, which is not defined: run the cells above first"):
+        measured("99.a")
+    # a cell of a notebook has its names as globals
+    cell = {"measured": measured, "names": [1, 2, 3], "scores": scores}
+    exec('found = measured("99.a")', cell)
+    assert cell["found"].off == ()
+
+
+def test_what_was_loaded_says_so(monkeypatch):
+    monkeypatch.setitem(ABOUT["b"], "loaded", "the shipped tables")
+    assert measured("99.b", e=0).check == "Loaded from the shipped tables."
+    monkeypatch.setitem(ABOUT["a"], "partly_loaded", "the shipped tables")
+    assert measured("99.a", n=3, top=0.98).check.endswith("but for what was loaded from the shipped tables.")
 
 
 def test_a_number_that_is_off_fails_where_the_course_is_tested(monkeypatch):

@@ -57,7 +57,7 @@ def test_right_blank_and_wrong_answers(name):
 def test_no_hint_holds_the_solution(name):
     """Hints name the idea; the lines that would pass are nowhere in them."""
     solution = {
-        "00.ablate": r"return model\(\*\*batch\)",
+        "00.switch_off": r"register_forward_pre_hook\(|\.clone\(\)",
         "00.count": r"\b48\b",
         "01.softmax": r"masked_fill|softmax\(-1\)|softmax\(dim",
         "01.split": r"\.transpose\(|\.permute\(|\.chunk\(",

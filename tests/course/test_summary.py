@@ -164,7 +164,7 @@ def test_the_page_names_and_links_lessons_and_escapes(file):
     table = Table(shown._repr_mimebundle_()["text/html"])
     assert "script" not in table.tags
     assert table.links == ["00_start%20here%231.ipynb", "01_broken.ipynb"]
-    assert table.rows[1] == ["00 · Is <script>1</script> & a head?", "✗ 00.count tried, … 00.ablate not yet"]
+    assert table.rows[1] == ["00 · Is <script>1</script> & a head?", "✗ 00.count tried, … 00.switch_off not yet"]
     assert "✓ 01.cost passed" in table.rows[2][1]
     assert [row[0] for row in table.rows[1:4]] == [table.rows[1][0], "01_broken", "Lesson 02"]
     assert len(table.rows) == 13  # a line for each lesson: it fits a screen

@@ -6,8 +6,10 @@ An entry is found by a short key, ``"01.weights"``, and has any of::
     predict = "Which token receives most of the attention of 'it'?"
     caption = "'it' gives {fox:.2f} of its attention to 'fox'; its row sums to {total}."
     alt = "A map of four queries by four keys. The column of 'fox' is bright."
+    values = { fox = "A[3, 1]", total = "A[3].sum()" }   # computed in the notebook's own names
     expect = { fox = 0.94, total = 1 }
     tolerance = { total = 1e-6 }    # left out: one unit of the last printed digit; whole numbers must be equal
+    loaded = "the translator's shipped tables"   # or partly_loaded: what no run of the lesson measures
 
 What others write is a list of its own. ``here`` may print expected numbers of any entry of the lesson::
 

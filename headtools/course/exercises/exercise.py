@@ -13,11 +13,17 @@ import torch
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise: ``judge(answer)`` returns None for a right answer, else one hint (or raises Hint, NotTried)."""
+    """One exercise: ``judge(answer)`` returns None for a right answer, else one hint (or raises Hint, NotTried).
+
+    ``builds`` is the name of the function of the learner's library that is written here, ``instead`` what of the
+    package does the same, and so may not be called.
+    """
 
     name: str
     title: str
     judge: Callable[[Any], str | None]
+    builds: str = ""
+    instead: tuple[str, ...] = ()
 
 
 class Hint(Exception):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any
 
@@ -47,42 +49,64 @@ def _count(answer: Any) -> str | None:
     return None
 
 
-def _ablate(answer: Any) -> str | None:
-    """switched_off(model, batch, heads): the model's logits (or encoder output) for batch with these heads off."""
+def _switch_off(answer: Any) -> str | None:
+    """switch_off(model, heads): a context manager inside which these heads are off, {("encoder", 2): [0, 5]}."""
     for heads in ({("encoder", 1): [0]}, {("encoder", 0): [3], ("decoder", 1): [1, 2], ("cross", 1): [0]}):
         model, batch = _tiny_translator()
-        on = _outputs(model, batch)
-        off = _outputs(_without(model, heads), batch)
-        weights_before = {name: value.clone() for name, value in model.state_dict().items()}
-        recorded = []
-        watch = model.register_forward_pre_hook(lambda _, args, kwargs, s=recorded: s.extend(kwargs), with_kwargs=True)
-        got = _read(call(answer, model=model, batch=dict(batch), heads=deepcopy(heads)), on, heads)
-        watch.remove()
+        on, off = _outputs(model, batch), _outputs(_without(model, heads), batch)
         example = f"\nSee it for heads = {heads}."
-        output = "logits" if got.shape == on["logits"].shape else "encoder"
-        weights_kept = all(torch.equal(value, weights_before[name]) for name, value in model.state_dict().items())
-        if not weights_kept or not same(_outputs(model.eval(), batch)["logits"], on["logits"], 1e-6):
+        with _entered(answer, model, heads):
+            got = _outputs(model, batch)["logits"]
+        if same(got, on["logits"]):
+            if not inspect.unwrap(answer).__code__.co_names:  # a bare yield
+                raise NotTried
             return (
-                "Afterwards the model is no longer what it was. A context manager puts everything back: run the model "
-                f"inside with ht.ablate(model, heads):{example}"
+                "Every head is on inside the block. A hook is registered before the yield, and a pre-hook returns the "
+                f"new arguments, as a tuple.{example}"
             )
-        if same(got, off[output]):
-            continue
-        if not same(got, on[output]):
-            return _other_heads(model, batch, heads, got, output) + example
-        if any("head_mask" in name for name in recorded):
-            return f"Every head is on: the model took head_mask= without a word and did nothing with it.{example}"
-        return f"Every head is on. Is the model run inside the with block? After it, every head is on again.{example}"
+        if not same(got, off["logits"]):
+            return _other_heads(model, batch, heads, got) + example
+        if not same(_outputs(model, batch)["logits"], on["logits"], 1e-6):
+            return f"After the block the heads are still off. Remove each hook after the yield: hook.remove(){example}"
+    with suppress(ZeroDivisionError), _entered(answer, model, heads):
+        raise ZeroDivisionError
+    if not same(_outputs(model, batch)["logits"], on["logits"], 1e-6):
+        return (
+            "An error inside the block leaves the heads off for good. Put the yield into try: and the removing into "
+            "finally:, which runs in any case."
+        )
+    first, last = {("encoder", 0): [3]}, {("encoder", 0): [1]}
+    with _entered(answer, model, first), _entered(answer, model, last):
+        got = _outputs(model, batch)["logits"]
+    if not same(got, _outputs(_without(model, {("encoder", 0): [1, 3]}), batch)["logits"]):
+        return "One switch_off inside another: the heads of both should be off. Does one hook undo what the other did?"
     return None
 
 
-def _other_heads(model: nn.Module, batch: dict[str, Tensor], heads: Mapping, got: Tensor, output: str) -> str:
-    """The hint for an output that belongs to other heads."""
+@contextmanager
+def _entered(answer: Any, model: nn.Module, heads: Mapping) -> Iterator[None]:
+    """Enter the learner's context; errors of its own, on the way in and while the model runs, become hints."""
+    context = call(answer, model=model, heads=deepcopy(heads))
+    if inspect.isgenerator(context):
+        raise Hint("This is a generator. Write @contextmanager above the function, and it works with 'with'.")
+    if not hasattr(context, "__enter__"):
+        raise Hint(f"A context manager is asked for, with a yield where the block runs; this is {article(context)}.")
+    try:
+        with context:
+            yield
+    except ZeroDivisionError:  # the judge's own
+        raise
+    except Exception as error:
+        raise Hint(f"Inside the block came {type(error).__name__}: {error}\nfor heads = {heads}") from error
+
+
+def _other_heads(model: nn.Module, batch: dict[str, Tensor], heads: Mapping, got: Tensor) -> str:
+    """The hint for logits that belong to other heads."""
 
     def shifted(up: int, along: int) -> dict:
         return {(kind, layer + up): [h + along for h in numbers] for (kind, layer), numbers in heads.items()}
 
-    first = next(iter(heads))
+    first, *_, last = [*heads, *heads]
     tried = [
         ("Another layer is off. Layers count from 0: ('encoder', 1) is the second.", shifted(1, 0)),
         ("Another layer is off. Layers count from 0: ('encoder', 1) is the second.", shifted(-1, 0)),
@@ -96,10 +120,17 @@ def _other_heads(model: nn.Module, batch: dict[str, Tensor], heads: Mapping, got
         ),
         ("Whole layers are off; only the heads named should be.", {site: range(4) for site in heads}),
         ("Only the first of the heads is off; there may be several, in several layers.", {first: heads[first][:1]}),
+        ("Only the first head of each layer is off; there may be several.", {site: heads[site][:1] for site in heads}),
+        (
+            "Every layer loses the heads of the last. A function made in a loop sees the loop's variables as they are "
+            "when it runs, which is later: give them to it as defaults, def hook(module, args, numbers=numbers).",
+            dict.fromkeys(heads, heads[last]),
+        ),
+        ("Only the last layer's heads are off. Is there a hook for each?", {last: heads[last]}),
     ]
     for hint, others in tried:
         there = all(0 <= layer < 3 for _, layer in others) and all(0 <= h < 4 for n in others.values() for h in n)
-        if there and same(got, _outputs(_without(model, others), batch)[output]):
+        if there and same(got, _outputs(_without(model, others), batch)["logits"]):
             return hint
     return "This is not the output of the model with these heads off."
 
@@ -134,19 +165,10 @@ def _without(model: nn.Module, heads: Mapping) -> nn.Module:
 
 def _outputs(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     with torch.no_grad():
-        out = model(**batch)
-    return {"logits": out.logits, "encoder": out.encoder_last_hidden_state}
+        return {"logits": model(**batch).logits}
 
 
-def _read(result: Any, on: dict[str, Tensor], heads: Mapping) -> Tensor:
-    """The tensor in what the learner returned: logits, or the encoder's output when only encoder heads are off."""
-    for name in ("logits", "last_hidden_state"):
-        result = getattr(result, name, result)
-    welcome = [on["logits"]] + ([on["encoder"]] if all(kind == "encoder" for kind, _ in heads) else [])
-    if not isinstance(result, Tensor) or result.shape not in [w.shape for w in welcome]:
-        came = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else article(result)
-        raise Hint(f"Return the logits, model(**batch).logits, of shape {tuple(on['logits'].shape)}; this is {came}.")
-    return result.detach()
-
-
-EXERCISES = (Exercise("00.count", "count the heads", _count), Exercise("00.ablate", "switch heads off", _ablate))
+EXERCISES = (
+    Exercise("00.count", "count the heads", _count),
+    Exercise("00.switch_off", "write the switch", _switch_off, "switch_off", ("ablate", "gates")),
+)
