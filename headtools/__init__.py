@@ -92,6 +92,7 @@ _WHERE = {
     "save": "organism.save",
     "shipped_real": "organism.real_models",
     "translate": "organism.load",
+    "gloss": "organism.gloss",
     "figure": "course.figure",
     "ledger": "course.figure",
     "measured": "course.measured",

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import nbformat
 from lesson_parts import Notebook, Page, headings, images, links, prose, slug, text
-from measure_notebooks import BOX, fingerprint, words
+from measure_notebooks import BOX, fingerprint, words, work
 
 from headtools.course import catalogue
 
@@ -83,7 +83,7 @@ def title_asks(notebook: Notebook) -> list[str]:
 def box_tells(notebook: Notebook) -> list[str]:
     """Near the top a box says what you will be able to do, what you need, and the measured minutes and megabytes."""
     top = "\n".join(text(cell) for cell in notebook.nb.cells[:3] if cell.cell_type == "markdown")
-    wanted = ("You will be able to", "You need", "minutes to read")
+    wanted = ("You will be able to", "You need", "minutes for reading")
     found = [f"the box lacks {part!r}" for part in wanted if part not in top]
     if not re.search(r"\*\*Difficulty\*\* [123] of 3: ", top):
         found.append("the box lacks '**Difficulty** N of 3: what it takes'")
@@ -94,6 +94,8 @@ def box_tells(notebook: Notebook) -> list[str]:
         return [*found, "nothing is measured: run `make measure`"]
     if box[0] != words(notebook.measured):
         found.append(f"the box says {box[0]!r}, measured.json {words(notebook.measured)!r}; run `make measure`")
+    if work(notebook.nb, notebook.measured) not in top:
+        found.append(f"the box does not say {work(notebook.nb, notebook.measured)!r}; run `make measure`")
     if notebook.measured["code"] != fingerprint(notebook.nb):
         found.append("the code was changed since it was measured: run `make notebooks`")
     if notebook.measured["megabytes"] > MEGABYTES:

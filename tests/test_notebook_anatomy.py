@@ -53,7 +53,7 @@ def sound(folder: Path) -> Notebook:
         new_markdown_cell("# What does a head do?"),
         new_markdown_cell(
             "> **You will be able to** count.\n>\n> **You need** nothing.\n>\n> **Difficulty** 1 of 3: none.\n>\n"
-            "> 1 minute, 450 MB. Allow yourself about 5 minutes to read."
+            "> 1 minute, 450 MB. Allow yourself about 10 minutes for reading, predictions and exercises."
         ),
         new_code_cell("import torch\nfrom headtools import check"),
         new_markdown_cell("## First\n\n" + "Look at this word. " * 260 + "[there](#references) and [data](data.json)"),
@@ -130,7 +130,7 @@ BROKEN = [
     ("box_tells", edit(1, "You will be able to", "Learn to"), "You will be able to"),
     ("box_tells", edit(1, "You need", "Bring"), "You need"),
     ("box_tells", edit(1, "1 of 3", "4 of 3"), "the box lacks '**Difficulty** N of 3"),
-    ("box_tells", edit(1, "to read", "to skim"), "minutes to read"),
+    ("box_tells", edit(1, "for reading", "for skimming"), "minutes for reading"),
     ("box_tells", edit(1, "450 MB", "500 MB"), "measured.json '1 minute, 450 MB'"),
     ("box_tells", edit(1, "1 minute", "2 minutes"), "measured.json '1 minute, 450 MB'"),
     ("box_tells", edit(1, "1 minute, ", ""), "lacks 'N minutes, M MB'"),

@@ -188,7 +188,6 @@ def landing(out: Path, live: make_live_page.Live) -> None:
             claims=len(entries),
             verdicts=_counted(site_claims.counts(entries)),
             look_up=looked_up(),
-            speed=site_lessons.SPEED,
             **starts(),
         )
     )

@@ -23,11 +23,13 @@ from pathlib import Path
 
 import nbformat
 from execute_notebooks import ROOT, Run, lessons, run, save
+from honest_minutes import honest_minutes
 
 FILE = ROOT / "notebooks" / "measured.json"
 SETS = ROOT / "assignments" / "measured.json"
 README = ROOT / "README.md"
 BOX = re.compile(r"\d+ minutes?, [\d,]+ MB")
+WORK = re.compile(r"about \d+ minutes for reading, predictions and exercises")
 PACKAGES = ("torch", "transformers", "jupyterlab")
 
 
@@ -48,6 +50,11 @@ def words(row: dict) -> str:
     """
     minutes, megabytes = told(row)
     return f"{minutes} minute{'s' if minutes > 1 else ''}, {megabytes} MB"
+
+
+def work(nb: nbformat.NotebookNode, row: dict) -> str:
+    """The text of the box on how long a lesson takes, see ``honest_minutes``."""
+    return f"about {honest_minutes(nb, row['seconds'])} minutes for reading, predictions and exercises"
 
 
 def fingerprint(nb: nbformat.NotebookNode) -> str:
@@ -95,7 +102,7 @@ def tell(file: Path = FILE, readme: Path = README) -> None:
         changed = False
         for cell in nb.cells[:3]:
             if cell.cell_type == "markdown" and BOX.search(cell.source):
-                new = BOX.sub(words(row), cell.source, count=1)
+                new = WORK.sub(work(nb, row), BOX.sub(words(row), cell.source, count=1))
                 changed, cell.source = changed or new != cell.source, new
         if changed:
             save(nb, path)

@@ -7,13 +7,12 @@ import io
 import json
 import re
 from dataclasses import dataclass
-from html import unescape
 from pathlib import Path
 
 import nbformat
+from honest_minutes import honest_minutes
 from PIL import Image, ImageOps
 
-SPEED = 200  # words a minute
 SIZE = (640, 360)  # pixels of a card's picture, twice what it is shown at
 
 
@@ -54,17 +53,11 @@ class Lesson:
     question: str
     about: str
     difficulty: int
-    reading: int
-    exercises: int
+    minutes: int
     running: int
     picture: str
     size: tuple[int, int]
     chart: bool
-
-    @property
-    def minutes(self) -> int:
-        """Minutes of text and exercises."""
-        return self.reading + self.exercises
 
 
 def paths(folder: Path) -> list[Path]:
@@ -93,8 +86,7 @@ def lessons(folder: Path, readme: Path, pictures: Path, address: str) -> list[Le
                 question=re.search(r"^# \d\d · (.+)", top)[1],
                 about=_sentence(abouts[path.stem]),
                 difficulty=difficulty(path.name, top),
-                reading=reading(notebook),
-                exercises=exercises(notebook),
+                minutes=honest_minutes(notebook, measured[path.stem]["seconds"]),
                 running=max(1, round(measured[path.stem]["seconds"] / 60)),
                 picture=f"{address}/{number}.png",
                 size=SIZE,
@@ -110,41 +102,6 @@ def difficulty(name: str, top: str) -> int:
     if match is None:
         raise ValueError(f"the box of {name} lacks its difficulty: write **Difficulty** 2 of 3")
     return int(match[1])
-
-
-def reading(notebook: nbformat.NotebookNode) -> int:
-    """Return the minutes that the text of a lesson takes, captions included, code and solutions left out."""
-    return round(sum(map(words, texts(notebook))) / SPEED)
-
-
-def texts(notebook: nbformat.NotebookNode) -> list[str]:
-    """Return what a lesson gives to read: Markdown without solutions and code, and captions of figures."""
-    found = []
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            found.append(re.sub(r"<details>.*?</details>|```.*?```", "", cell.source, flags=re.S))
-        for output in cell.get("outputs", []):
-            html = output.get("data", {}).get("text/html", "")
-            captions = re.findall(r"<figcaption.*?</figcaption>", html, re.S)
-            found += [unescape(re.sub(r"<[^>]+>", " ", caption)) for caption in captions]
-    return found
-
-
-def words(text: str) -> int:
-    """Count the words of a text; a formula counts as one, an address as none.
-
-    >>> words("The rank of $W_{OV} = W_V W_O$ is [at most](02.ipynb) `d_k`.")
-    8
-    """
-    text = re.sub(r"\$\$.*?\$\$|\$[^$]*\$", " formula ", text, flags=re.S)
-    return len(re.findall(r"\w[\w'’-]*", re.sub(r"\]\([^)]*\)", "]", text)))
-
-
-def exercises(notebook: nbformat.NotebookNode) -> int:
-    """Return the minutes that a lesson's exercises and its investigation are marked with."""
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    marked = re.findall(r"^\*(?:Tries to teach: .*?, a|A)bout (\d+) minutes", text, re.M)
-    return sum(map(int, marked))
 
 
 def picture(notebook: nbformat.NotebookNode, number: str) -> Image.Image:

@@ -56,13 +56,13 @@ def feature(word: str, name: str) -> str | None:
     _check_names(name)
     if word not in vocabulary():
         raise ValueError(f"no word {word!r} in the target language; list(vocabulary()) shows them all")
-    return _read(word).get(name)
+    return said(word).get(name)
 
 
 @cache
-def _read(word: str) -> dict[str, str]:
-    """All features of a word of the target language."""
-    features = vocabulary()[word]
+def said(word: str) -> dict[str, str]:
+    """Return all that a word of the target language says, {feature: value}; nothing for any other word."""
+    features = vocabulary().get(word, ())
     if "target" not in features:
         return {}
     pairs = (text.partition(" ") for text in features)
@@ -84,7 +84,7 @@ def labels(sentence: Sentence, name: str) -> tuple[str | None, ...]:
         raise ValueError(f"{str(sentence)!r} has no translation: {name} is a feature of corpus('organism')")
     out: list[str | None] = [None] * len(sentence.words)
     for word, source_word in zip(sentence.target, sentence.alignment, strict=True):
-        out[source_word - 1] = _read(word).get(name)
+        out[source_word - 1] = said(word).get(name)
     return tuple(out)
 
 
@@ -125,7 +125,7 @@ def _codes() -> Tensor:
     values = {name: list(labels.values()) for name, labels in _SAID.items()}
     rows = [
         [values[name].index(labels[name]) if name in labels else -1 for name in FEATURES]
-        for labels in map(_read, vocabulary())
+        for labels in map(said, vocabulary())
     ]
     return torch.tensor(rows).T
 

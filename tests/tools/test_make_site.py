@@ -6,6 +6,7 @@ import re
 from html import escape
 from pathlib import Path
 
+import honest_minutes
 import make_live_page
 import make_site
 import nbformat
@@ -46,24 +47,29 @@ def test_minutes_are_those_of_the_lessons(cards, root):
     measured = json.loads((root / "notebooks" / "measured.json").read_text("utf-8"))["lessons"]
     for card in cards[0]:
         assert abs(card.running * 60 - measured[Path(card.page).stem]["seconds"]) <= 60
-        assert 5 <= card.reading <= 60
-        assert 5 <= card.exercises <= 90
+        assert 30 <= card.minutes <= 400
 
 
-def test_words_and_exercises_are_counted():
+def test_an_honest_minute_counts_text_code_predictions_and_exercises():
     text = "one two three " * 100
-    exercise = "### Exercise 1 · Do it\n\n*Tries to teach: a thing. Difficulty 2 of 3, about 10 minutes.*"
+    exercise = "### Exercise 1 · Do it\n\n*Goal: a thing. Difficulty 2 of 3, about 10 minutes.*"
     investigation = "## Investigation\n\n*About 30 minutes. There is a rubric.*\n\nThis takes about 5 minutes."
     figure = new_output("display_data", {"text/html": f"<figure><figcaption>{'a ' * 100}</figcaption></figure>"})
     cells = [
         new_markdown_cell(f"{text}\n\n```python\n{text}\n```\n<details><summary>Solution</summary>{text}</details>"),
         new_markdown_cell(exercise),
         new_markdown_cell(investigation),
-        new_code_cell(text, outputs=[figure]),
+        new_code_cell("import torch\n\nx = 1\n\ny = (\n    2\n)", outputs=[figure]),
+        new_code_cell("def f(x):\n    ..."),
+        new_code_cell('ht.predict("00.a")'),
+        new_code_cell("x = 1", metadata={"jupyter": {"source_hidden": True}}),
     ]
     notebook = new_notebook(cells=cells)
-    assert site_lessons.reading(notebook) == 2  # 400 words and a few; neither code nor the solution
-    assert site_lessons.exercises(notebook) == 40
+    assert 2.6 < honest_minutes.text_minutes(notebook) < 3  # 400 words and a few; neither code nor the solution
+    assert honest_minutes.exercise_minutes(notebook) == 40
+    assert honest_minutes.code_lines(notebook) == 4
+    assert honest_minutes.predictions(notebook) == 1
+    assert honest_minutes.honest_minutes(notebook, seconds=120) == 45  # 2.8 + 40 + .4 + 1.5 + 2
 
 
 def test_a_lost_figure_is_told():
