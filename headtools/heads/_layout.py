@@ -213,6 +213,8 @@ class Layout:
 def find_projections(module: nn.Module, heads: int, value_dim: int) -> Layout:
     """Return the query, key and value projections of ``module`` with each head's rows; empty where unknown."""
     children = dict(module.named_children())
+    if hasattr(module, "lambda_q1"):  # differential attention: z is made of differences of pairs of heads
+        return Layout()
     if None not in map(_linear, map(children.get, _LATENT)):
         return Layout(latent=True)
     for names in _SEPARATE:
@@ -228,6 +230,8 @@ def find_projections(module: nn.Module, heads: int, value_dim: int) -> Layout:
     for name in (*_BLOCKS, _BY_HEAD):
         fused = _linear(children.get(name))
         if fused is not None:
+            if type(module).__name__.startswith("CodeGen"):
+                return _fused_in_four(fused, heads, value_dim)
             grouped = hasattr(module, "new_decoder_architecture")  # only Falcon has this attribute, true or false
             return _fused(fused, heads, value_dim, by_head=name == _BY_HEAD, grouped=grouped)
     return Layout()
@@ -272,3 +276,11 @@ def _fused(fused: nn.Module, heads: int, dim: int, by_head: bool, grouped: bool)
     else:
         q, k, v = rows.split([heads, kv_heads, kv_heads])
     return Layout(*(Projection(fused, part.contiguous()) for part in (q, k, v)))
+
+
+def _fused_in_four(fused: nn.Module, heads: int, dim: int) -> Layout:
+    """Return the rows of each head in CodeGen's matrix: four blocks, each with queries, values, keys of its heads."""
+    if heads % 4 or shape_of(fused)[0] != 3 * heads * dim:
+        return Layout()
+    q, v, k = _rows(3 * heads, dim).view(4, 3, heads // 4, dim).unbind(1)
+    return Layout(*(Projection(fused, part.flatten(0, 1).contiguous()) for part in (q, k, v)))

@@ -53,7 +53,16 @@ def real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple[int, 
         return counted.flip(1).cumsum(1).flip(1).bool()  # true where a label from here on counts
     # what declares its input, the innermost first
     readers = [module for module in enclosing_modules(model, site.name) if hasattr(module, "main_input_name")]
-    if mask is None or (readers and readers[0].main_input_name == "pixel_values"):
+    reads_images = bool(readers) and readers[0].main_input_name == "pixel_values"
+    if not in_decoder:  # pixel_mask, visual_attention_mask, entity_attention_mask ...
+        _check_other_masks(site, batch, shape, reads_images)
+    if reads_images:
+        own = {name: value for name, value in batch.items() if name.endswith("mask") and name != "attention_mask"}
+        same = [value for value in own.values() if isinstance(value, Tensor) and tuple(value.shape) == shape]
+        return torch.stack([each.bool() for each in same]).all(0) if same else result
+    if not in_decoder and any("pad_to" in name for module in readers for name in dir(type(module))):
+        mask = _padded_inside(batch, mask, shape)  # Longformer, LED, BigBird
+    if mask is None:
         return result
     # a dict has a mask for each kind of layer (full, sliding window)
     for layer_mask in [each for each in mask.values() if each is not None] if isinstance(mask, Mapping) else [mask]:
@@ -68,6 +77,37 @@ def real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple[int, 
             )
         result = result.to(real.device) & real
     return result
+
+
+_NO_PADDING = (
+    "head_mask",
+    "global_attention_mask",
+    "special_tokens_mask",
+    "cross_attention_mask",
+    "decoder_attention_mask",
+)
+
+
+def _check_other_masks(site: Site, batch: Mapping, shape: tuple[int, int], reads_images: bool) -> None:
+    """Raise ``ValueError`` where a mask of another name hides something, and not token by token of this site."""
+    for name, value in batch.items():
+        if not name.endswith("mask") or name in _NO_PADDING or not isinstance(value, Tensor) or value.bool().all():
+            continue
+        if name == "attention_mask" or (reads_images and tuple(value.shape) == shape):
+            continue
+        raise ValueError(
+            f"{name} hides something, and does not tell which of the {shape[1]} tokens of {site.label} are padding: "
+            "give examples of equal size, without padding, or leave the site out with sites=[...]"
+        )
+
+
+def _padded_inside(batch: Mapping, mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
+    """Return the mask with zeros for the tokens that a model adds on the right, to fill its last block."""
+    given = batch.get("input_ids", batch.get("inputs_embeds"))
+    if given is None or given.shape[1] >= shape[1]:
+        return mask
+    mask = torch.ones(given.shape[:2], dtype=torch.long, device=given.device) if mask is None else mask
+    return torch.nn.functional.pad(mask, (0, shape[1] - given.shape[1])) if mask.dim() == 2 else mask
 
 
 def model_inputs(model: nn.Module, batch: Mapping) -> dict[str, Any]:
@@ -102,7 +142,8 @@ def real_from_mask(mask: Any, shape: tuple[int, int], readers: Sequence[nn.Modul
     if mask.dim() == 4:
         visible = mask > _MASKED if mask.is_floating_point() else mask.bool()
         return _real_from_pairs(visible.any(1), shape)  # which keys a query sees in some head
-    if mask.bool().all():
+    # A mask of ones of another length says that all is real only where it is longer: samples, several to a token.
+    if mask.bool().all() and (mask.dim() != 2 or mask.shape[1] > shape[1]):
         return torch.ones(shape, dtype=torch.bool, device=mask.device)
     if mask.dim() == 3 and mask.shape[-1] == shape[1] and mask.numel() == shape[0] * shape[1]:
         return mask.reshape(shape).bool()  # multiple choice, (B, choices, T): each choice is a row

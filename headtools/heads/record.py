@@ -180,6 +180,7 @@ def _record_site(
 ) -> Iterator[None]:
     """Collect what one site produces: from the attention function first, then from the output projection."""
     call: dict[str, Tensor] = {}  # what the call that is running has produced
+    attended = [0]  # how often the module has asked for attention in this call
     threads: set[int] = set()  # that run the call
 
     def collect(tensors: dict[str, Any], complete: bool) -> None:
@@ -206,9 +207,19 @@ def _record_site(
         previous = results.get(site.key)
         results[site.key] = captured if accumulate is None else accumulate(site, captured, previous)
 
+    def start(*_: Any) -> None:
+        attended[0] = 0
+
     def from_attention(**tensors: Any) -> None:
-        if not recomputing():  # checkpointing repeats a layer that is already recorded
-            collect(tensors, complete="z" not in want)
+        if recomputing():  # checkpointing repeats a layer that is already recorded
+            return
+        attended[0] += 1
+        if attended[0] > 1:
+            raise ValueError(
+                f"{site.label} computes attention several times in one call, once for each image, and only z is of "
+                "all: record(model, want=('z',)), or give the model one image a call"
+            )
+        collect(tensors, complete="z" not in want)
 
     def from_output(flat: Tensor) -> Tensor | None:
         if recomputing():
@@ -219,6 +230,8 @@ def _record_site(
 
     # within one call attention runs before its output projection, so a call with z is complete there
     with append_entry(site.module, TAPS, from_attention), ExitStack() as stack:
+        if set(want) != {"z"}:
+            stack.callback(site.module.register_forward_pre_hook(start).remove)
         if "z" in want:
             stack.callback(hook_input(site.out, from_output).remove)
         yield

@@ -351,14 +351,14 @@ def _state(model: nn.Module) -> list:
 
 
 def _search(model: nn.Module) -> Sites:
-    found, skipped, unknown_classes = [], [], []
+    found, skipped, unknown = [], [], {}
     paths: dict[str, set[str]] = {}  # of the stacks of each kind
     for name, module in model.named_modules():
         interface = "ALL_ATTENTION_FUNCTIONS" in names_in(type(module).forward)  # its code is read, not run
         if not interface and not layout.looks_like_attention(module):
-            # only for the error message: a class of this name whose heads no hook can reach
+            # a class of this name whose heads no hook can reach
             if "attention" in type(module).__name__.lower() or isinstance(module, nn.MultiheadAttention):
-                unknown_classes.append(type(module).__name__)
+                unknown[name] = module
             continue
         if ".modules_to_save." in f".{name}.":
             raise ValueError(
@@ -375,7 +375,14 @@ def _search(model: nn.Module) -> Sites:
             found.append((site, path))
             paths.setdefault(site.kind, set()).add(path)
     if not found:
-        raise ValueError(_no_sites_message(model, skipped, unknown_classes))
+        raise ValueError(_no_sites_message(model, skipped, [type(module).__name__ for module in unknown.values()]))
+    # beside understood layers: attention of another kind, and not what encloses a site or is part of one
+    known = [site.name for site, _ in found]
+    for name, module in unknown.items():
+        related = any(f"{other}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other}.") for other in known)
+        projects = sum(layout.is_projection(child) for child in module.children()) >= 2
+        if not related and projects:
+            skipped.append(f"{name} ({type(module).__name__})")
     if skipped:
         warnings.warn(f"headtools does not understand {len(skipped)} attention modules: {skipped[0]}", stacklevel=3)
     # stacks are named by the modules' own kinds, layers are counted by the resolved ones (CLIP's text model)

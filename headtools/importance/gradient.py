@@ -90,6 +90,12 @@ def gradient(
         last: dict[str, Tensor] = {}  # of each stack
 
         def tap(site: Site, z: Tensor) -> Tensor:
+            if not torch.is_grad_enabled() or z.dim() < 4:
+                raise ValueError(
+                    f"the gradient at {site.label} would not be the head's: the model "
+                    + ("runs it under torch.no_grad" if z.dim() > 3 else "puts all examples into one row")
+                    + "; ablation(model, batches) needs no gradient, or leave the site out with sites=[...]"
+                )
             if not z.requires_grad:  # nothing below is differentiated: the backward pass ends at this z
                 z = z.detach().requires_grad_()
             outputs.append(z)

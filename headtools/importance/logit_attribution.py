@@ -89,10 +89,11 @@ def direct_logit_attribution(
         raise ValueError(f"got tokens of shape {tuple(tokens.shape)}; expected one id for each of the {len(ids)} texts")
 
     with evaluating(model):
-        seen = _Seen()
+        seen = _Seen(parts={part for layer, own in _layers(model, sites).items() for part in _parts(layer, own)})
         with seen.hooks(model, unembedding), ht.record(model, want=("z",)) as captured:
             model(**inputs)
         norm, stream, normed = _final_norm(model, sites, seen)
+        _check_adds_up(model, sites, inputs, seen, norm, stream)
         rows, mask = torch.arange(len(ids), device=stream.device), batch.get("attention_mask")
         last = torch.tensor(stream.shape[1] - 1) if mask is None else mask.shape[1] - 1 - mask.flip(1).long().argmax(1)
         at = (rows, last.to(stream.device))
@@ -118,6 +119,8 @@ class _Seen:
     """What modules gave in one run, what each norm took and gave, and what the unembedding read."""
 
     given: dict[nn.Module, Tensor] = field(default_factory=dict)
+    copies: dict[nn.Module, Tensor] = field(default_factory=dict)  # of ``parts``, before anything changes them in place
+    parts: set[nn.Module] = field(default_factory=set)
     norms: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
     read: Tensor | None = None
 
@@ -128,6 +131,8 @@ class _Seen:
             first = output[0] if isinstance(output, (tuple, list)) and output else output
             if isinstance(first, Tensor):
                 self.given[module] = first
+                if module in self.parts:
+                    self.copies[module] = first.clone()
                 if "norm" in type(module).__name__.lower() and given and isinstance(given[0], Tensor):
                     self.norms.append((module, given[0], first))
 
@@ -159,10 +164,60 @@ def _final_norm(model: nn.Module, sites: list[Site], seen: _Seen) -> tuple[nn.Mo
     takes = [taken for _, taken, _ in seen.norms if last is not None and taken.shape == last.shape]
     if not given and not any(torch.equal(taken + last, stream) for taken in takes):
         raise ValueError(f"{name}: its final norm does not read the last layer's output, so logits do not split")
-    scale = getattr(getattr(model, "config", None), "residual_multiplier", 1)
-    if scale != 1:
-        raise ValueError(f"{name} multiplies what layers write by {scale}: not supported")
     return final[-1]
+
+
+def _layers(model: nn.Module, sites: list[Site]) -> dict[nn.Module, list[Site]]:
+    """Return the layers that hold the sites, each the entry of a list of layers."""
+    layers: dict[nn.Module, list[Site]] = {}
+    for site in sites:
+        path = re.match(r"(.*?\.\d+)(\.|$)", site.name)
+        layers.setdefault(model.get_submodule(path[1]) if path else model, []).append(site)
+    return layers
+
+
+def _parts(layer: nn.Module, own: list[Site]) -> list[nn.Module]:
+    """Return what a layer adds to the stream: its children, or itself where it is nothing but attention."""
+    return [layer] if any(layer is site.module for site in own) else list(layer.children())
+
+
+def _check_adds_up(
+    model: nn.Module, sites: list[Site], inputs: Mapping[str, Any], seen: _Seen, norm: nn.Module, stream: Tensor
+) -> None:
+    """Raise ``ValueError`` where what attention writes does not reach the final norm as it is.
+
+    That is tried: something random is added to what each layer's attention gives, all else that layers add is held at
+    what it was, and the sum of what was added must arrive. Multipliers and streams that are normed on their way show.
+    """
+    draw, added, arrived = torch.Generator().manual_seed(0), torch.zeros_like(stream), []
+
+    def hold(value: Tensor) -> Any:
+        return lambda _module, _given, output: (value, *output[1:]) if isinstance(output, tuple) else value
+
+    with ExitStack() as stack:
+        for layer, own in _layers(model, sites).items():
+            for part in _parts(layer, own):
+                # dropout and activations have no weights: what attention gave goes through them
+                if (
+                    part not in seen.copies
+                    or "norm" in type(part).__name__.lower()
+                    or next(part.parameters(), None) is None
+                ):
+                    continue
+                value = seen.copies[part]
+                if any(site.module in set(part.modules()) for site in own):
+                    extra = torch.randn(value.shape, generator=draw).to(value) * value.std()
+                    value, added = value + extra, added + extra
+                stack.callback(part.register_forward_hook(hold(value)).remove)
+        keep = norm.register_forward_pre_hook(lambda _module, given: arrived.append(given[0].clone()))
+        stack.callback(keep.remove)
+        model(**inputs)
+    off = (arrived[-1] - stream - added).float().norm() / added.float().norm()
+    if not off < 0.1:  # rounding is a percent in half precision; a factor or a norm changes far more
+        raise ValueError(
+            f"{type(model).__name__} does not add what its attention writes to the stream as it is (a multiplier, or a "
+            "norm on the way), so no head writes directly; gradient(model, batches) and ablation(model, batches) hold"
+        )
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -48,7 +48,7 @@ def test_the_name_inside_and_after(own, want, inside):
 def test_a_model_without_a_configuration_has_one_side():
     model, x = attention()
     model[0].is_causal = True
-    model.forward = lambda x, attention_mask: model[0](x)
+    model.forward = lambda x, attention_mask=None: model[0](x)
     (site,) = ht.sites(model)
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     assert site.kind == "decoder"
@@ -56,8 +56,9 @@ def test_a_model_without_a_configuration_has_one_side():
     other = mask[:, :4]  # of another length, and it hides something
     with pytest.raises(ValueError, match="does not tell which of the 5 tokens"):
         replacement_values(model, [site], "resample", {"x": x, "attention_mask": other})
-    batch = {"x": x, "attention_mask": torch.ones_like(other)}  # it hides nothing
-    assert len(replacement_values(model, [site], "resample", batch)[site.key]) == 10
+    with pytest.raises(ValueError, match="does not tell which of the 5 tokens"):  # nor does one of ones
+        replacement_values(model, [site], "resample", {"x": x, "attention_mask": torch.ones_like(other)})
+    assert len(replacement_values(model, [site], "resample", {"x": x})[site.key]) == 10
 
 
 # --- what takes the place of an output --------------------------------------------------------------------------------

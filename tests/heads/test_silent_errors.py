@@ -105,3 +105,176 @@ def test_a_sentence_with_other_line_ends(tmp_path):
     text = "One half\u2028and the\u0085other\x0cof it."
     (tmp_path / "a.conllu").write_text(f"# text = {text}\n1\tOne\t_\tNUM\t_\t_\t0\troot\t_\t_\n\n", encoding="utf-8")
     assert ht.natural_text(tmp_path / "a.conllu", "all") == [text]
+
+
+# --- layouts: which rows are whose, tried by changing them ------------------------------------------------------------
+
+
+def spread(model, scale=0.3):
+    torch.manual_seed(0)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, 0, scale)
+    return model.eval()
+
+
+LLAMA = {
+    "vocab_size": 60,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "pad_token_id": 0,
+}
+BERT = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "pad_token_id": 0,
+}
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
+
+
+def moved(model, site, projection, head):
+    """The heads whose z moves when one head's rows of a projection do."""
+    weight = projection.module.weight
+    with torch.no_grad():
+        with ht.record(model, want="z") as before:
+            model(IDS)
+        old = weight.clone()
+        weight[projection.rows[head]] += 1
+        with ht.record(model, want="z") as after:
+            model(IDS)
+        weight.copy_(old)
+    changed = (before[site].z - after[site].z).abs().amax((0, 1, 3)) > 1e-6
+    return changed.nonzero().flatten().tolist()
+
+
+def test_codegen_has_its_projections_in_four_blocks():
+    config = tf.CodeGenConfig(vocab_size=60, n_embd=64, n_layer=1, n_head=8, n_positions=32, rotary_dim=4)
+    model = spread(tf.CodeGenForCausalLM(config))
+    site = ht.sites(model)["decoder", 0]
+    for head in (0, 3, 7):
+        assert [moved(model, site, part, head) for part in (site.q, site.k, site.v)] == [[head]] * 3
+
+
+def test_differential_attention_has_no_heads_of_its_own():
+    """Its outputs are differences of pairs of heads, in half as many pieces of twice the width."""
+    model = tf.DiffLlamaForCausalLM(tf.DiffLlamaConfig(**LLAMA))
+    with pytest.raises(ValueError, match="found attention but not its heads"):
+        ht.sites(model)
+
+
+def test_attention_of_a_kind_that_is_not_understood_is_named():
+    config = tf.ReformerConfig(
+        vocab_size=60,
+        hidden_size=32,
+        num_attention_heads=4,
+        attention_head_size=8,
+        attn_layers=["lsh", "local"],
+        num_buckets=2,
+        axial_pos_embds=False,
+        feed_forward_size=32,
+        is_decoder=True,
+    )
+    with pytest.warns(UserWarning, match="does not understand 1 attention modules"):
+        sites = ht.sites(tf.ReformerModelWithLMHead(config))
+    assert len(sites) == 1
+    assert "LSHSelfAttention" in sites.skipped[0]
+    assert "not understood" in repr(sites)
+
+
+# --- padding: what another mask hides, and what a model adds itself ---------------------------------------------------
+
+
+def test_padding_that_another_mask_tells():
+    config = tf.Siglip2VisionConfig(
+        hidden_size=32, intermediate_size=40, num_hidden_layers=1, num_attention_heads=4, num_patches=16, patch_size=4
+    )
+    model, pixels = spread(tf.Siglip2VisionModel(config)), torch.randn(1, 16, 48)
+    mask, shapes = torch.tensor([[1] * 4 + [0] * 12]), torch.tensor([[2, 2]])
+    padded = {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": shapes}
+    alone = {"pixel_values": pixels[:, :4], "pixel_attention_mask": mask[:, :4], "spatial_shapes": shapes}
+    found, right = (ht.confidence(model, batch, exclude=[]).flat() for batch in (padded, alone))
+    assert torch.allclose(found, right, atol=1e-5)
+
+
+def test_a_mask_that_does_not_tell_tokens_apart_is_refused():
+    model = spread(tf.VisualBertModel(tf.VisualBertConfig(**BERT, visual_embedding_dim=16)))
+    batch = {
+        "input_ids": IDS,
+        "attention_mask": torch.ones_like(IDS),
+        "visual_embeds": torch.randn(2, 4, 16),
+        "visual_attention_mask": torch.tensor([[1, 1, 0, 0]] * 2),
+        "visual_token_type_ids": torch.ones(2, 4, dtype=torch.long),
+    }
+    with (
+        pytest.raises(ValueError, match="visual_attention_mask hides something"),
+        ht.ablate(model, {("encoder", 0): [1]}, "mean", batch),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("with_mask", [True, False])
+def test_tokens_that_a_model_adds_to_fill_a_block_are_padding(with_mask):
+    model = spread(tf.LongformerModel(tf.LongformerConfig(**BERT, attention_window=4, max_position_embeddings=64)))
+    batch = {"input_ids": IDS} | ({"attention_mask": torch.ones_like(IDS)} if with_mask else {})
+    with torch.no_grad(), ht.record(model, want="z") as r:
+        model(**batch)
+    z = r["encoder", 0].z
+    assert z.shape[1] == 8  # of six tokens
+    found = ht.heads.ablate.replacement_values(model, ht.sites(model), "mean", batch)["encoder", 0]
+    assert torch.allclose(found[0], z[:, :6].flatten(0, 1).mean(0), atol=1e-5)
+
+
+# --- what runs several times, or without a gradient -------------------------------------------------------------------
+
+
+def test_attention_that_runs_once_an_image():
+    from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+    sizes = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4}
+    config = Qwen2VLVisionConfig(**sizes, spatial_merge_size=2, temporal_patch_size=1)
+    model = spread(Qwen2VisionTransformerPretrainedModel(config))
+    pixels, two_images = torch.randn(24, 48), torch.tensor([[1, 4, 4], [1, 2, 4]])
+    with torch.no_grad():
+        with ht.record(model) as one:
+            model(pixels[:16], grid_thw=two_images[:1])
+        with pytest.raises(ValueError, match="attention several times in one call"), ht.record(model):
+            model(pixels, grid_thw=two_images)
+        with ht.record(model, want="z") as both:
+            model(pixels, grid_thw=two_images)
+    assert one["encoder", 0].maps.shape[-1] == len(one["encoder", 0].z) == 16
+    assert len(both["encoder", 0].z) == 24
+    batch = {"hidden_states": pixels, "grid_thw": two_images}
+    with pytest.raises(ValueError, match="puts all examples into one row"):
+        ht.gradient(model, batch, loss=lambda out, batch: out.pooler_output.norm()[None], per="batch")
+
+
+def test_a_pass_without_gradient_has_no_slope():
+    config = tf.HrmTextConfig(**LLAMA | {"num_hidden_layers": 2, "head_dim": 16})
+    model = spread(tf.HrmTextForCausalLM(config))
+    with pytest.raises(ValueError, match="runs it under torch"):
+        ht.gradient(model, {"input_ids": IDS, "labels": IDS})
+
+
+# --- direct logit attribution: what attention writes must reach the sum as it is --------------------------------------
+
+
+def attribution_cases():
+    falcon = LLAMA | {"head_dim": 16, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
+    falcon |= {"mamba_n_groups": 1, "mamba_chunk_size": 8}
+    yield tf.FalconH1ForCausalLM, tf.FalconH1Config(**falcon, attention_out_multiplier=0.5)
+    minimax = LLAMA | {"head_dim": 16, "layer_types": ["full_attention"], "num_local_experts": 2}
+    yield tf.MiniMaxForCausalLM, tf.MiniMaxConfig(**minimax, full_attn_beta_factor=0.5, mlp_beta_factor=1)
+    yield tf.GraniteForCausalLM, tf.GraniteConfig(**LLAMA, residual_multiplier=0.5)
+
+
+@pytest.mark.parametrize(("kind", "config"), list(attribution_cases()), ids=lambda value: type(value).__name__)
+def test_a_stream_that_scales_what_is_written_is_refused(kind, config):
+    with pytest.raises(ValueError, match="does not add what its attention writes to the stream as it is"):
+        ht.direct_logit_attribution(spread(kind(config)), {"input_ids": IDS}, [7, 8])
