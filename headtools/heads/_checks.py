@@ -118,6 +118,9 @@ def _check_inputs(model: nn.Module, args: tuple, kwargs: dict) -> None:
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and value.numel() == 0:
             raise ValueError(f"the batch is empty: got a tensor of shape {tuple(value.shape)}; pass an example or more")
+    ids = kwargs.get("input_ids", args[0] if args else None)
+    if isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point():
+        _check_ids(model, ids)
     for name in ("attention_mask", "decoder_attention_mask"):
         mask = kwargs.get(name)
         # a 4D mask was made by hand and may mean anything; only a padding mask (B, T) is checked
@@ -126,6 +129,28 @@ def _check_inputs(model: nn.Module, args: tuple, kwargs: dict) -> None:
             raise ValueError(
                 f"{name}: rows {rows} are all padding, and a softmax over no keys is NaN; drop these rows, e.g. "
                 f"keep = {name}.any(1)"
+            )
+
+
+def _check_ids(model: nn.Module, ids: Tensor) -> None:
+    """Raise ``ValueError`` for ids that the model has no embedding for, and for more tokens than it has positions."""
+    try:
+        known = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except (AttributeError, NotImplementedError):
+        return  # no model of transformers, or one that reads no text
+    if known is not None and not ids.is_meta and (ids.max() >= known or ids.min() < 0):
+        raise ValueError(
+            f"input_ids run from {ids.min().item()} to {ids.max().item()}, and the model knows 0 to {known - 1}: use "
+            "the tokenizer that belongs to it"
+        )
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if positions is None or ids.shape[1] <= positions:
+        return
+    for name, module in model.named_modules():  # rotary positions go on for ever, a table of them ends
+        if "position" in name.rpartition(".")[2] and isinstance(module, nn.Embedding) and "relative" not in name:
+            raise ValueError(
+                f"the texts have {ids.shape[1]} tokens, and {type(model).__name__} has {positions} positions: "
+                "tokenizer(texts, truncation=True, ...), or leave long texts out"
             )
 
 

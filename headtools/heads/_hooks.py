@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, _GeneratorContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,43 @@ from torch.utils.hooks import RemovableHandle
 
 from headtools.heads._checks import checked_inputs
 from headtools.heads.sites import Site
+
+
+class _Unused(_GeneratorContextManager):
+    """A context that warns when it goes without ever having been entered: its call alone changes nothing."""
+
+    entered = False
+
+    def __enter__(self) -> Any:
+        self.entered = True
+        return super().__enter__()
+
+    def __del__(self) -> None:
+        if not self.entered and not sys.is_finalizing():
+            name = self.func.__name__
+            message = f"{name}(...) changes nothing until it is entered: write with {name}(...): model(**batch)"
+            warnings.warn(message, stacklevel=2)
+
+
+def context(function: Callable[..., Iterator]) -> Callable[..., AbstractContextManager]:
+    """Make a generator a context manager, as ``contextlib.contextmanager`` does, that warns where ``with`` is missing.
+
+    >>> @context
+    ... def quiet():
+    ...     yield
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     _ = quiet() and None
+    >>> print(caught[0].message)
+    quiet(...) changes nothing until it is entered: write with quiet(...): model(**batch)
+    """
+
+    @functools.wraps(function)
+    def make(*args: Any, **kwargs: Any) -> _Unused:
+        return _Unused(function, args, kwargs)
+
+    return make
+
 
 Edit = Callable[[Tensor], Tensor]  # z (..., head, value_dim) -> the same shape
 

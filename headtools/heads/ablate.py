@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from headtools.heads._attention import ALTERNATIVES, attend_uniformly, check_no_sinks
 from headtools.heads._checks import check_batch, check_interface, check_not_compiled, check_weights
 from headtools.heads._devices import to_float64
-from headtools.heads._hooks import Edit, edit_outputs, intervention, once_for_each_run
+from headtools.heads._hooks import Edit, context, edit_outputs, intervention, once_for_each_run
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Heads, Site, select, sites
@@ -20,7 +19,7 @@ from headtools.heads.sites import Heads, Site, select, sites
 REPLACEMENTS = ("zero", "mean", "resample", "uniform")
 
 
-@contextmanager
+@context
 def ablate(
     model: nn.Module,
     heads: Heads,
@@ -97,7 +96,12 @@ def replacement_values(
         raise ValueError(
             f'replacement="{replacement}" needs data: write ablate(..., replacement="{replacement}", reference=batch)'
         )
-    batches = [reference] if isinstance(reference, Mapping) else list(reference)
+    batches = [reference] if isinstance(reference, Mapping) or not isinstance(reference, Iterable) else list(reference)
+    if isinstance(reference, str) or not all(isinstance(batch, Mapping) for batch in batches):
+        raise TypeError(
+            f"a reference is a batch, {{'input_ids': ...}}, or a list of them, got {type(reference).__name__}: write "
+            "reference=tokenizer(sentences, return_tensors='pt', padding=True)"
+        )
     if not batches:
         raise ValueError("the reference is empty: pass at least one batch, e.g. reference=tokenizer(sentences, ...)")
     check_weights(model)

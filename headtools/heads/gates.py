@@ -6,17 +6,16 @@ Gate 1 leaves the model bit for bit as it was; gate 0 equals pruning the head (t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from headtools.heads._checks import check_not_compiled
-from headtools.heads._hooks import Edit, edit_outputs
+from headtools.heads._hooks import Edit, context, edit_outputs
 from headtools.heads.sites import Site, sites
 
 
-@contextmanager
+@context
 def gates(model: nn.Module, values: Mapping[tuple, Tensor]) -> Iterator[None]:
     """Multiply the output of each head by its gate while the context lasts.
 
@@ -74,6 +73,11 @@ def _multiply(site: Site, gate: Tensor) -> Edit:
 def _check_gate(site: Site, gate: object) -> None:
     if not isinstance(gate, Tensor):
         raise TypeError(f"the gates of {site.label} must be a tensor, got {type(gate).__name__}: torch.tensor(...)")
+    if torch._C._functorch.is_batchedtensor(gate):
+        raise TypeError(
+            f"the gates of {site.label} cannot be mapped by torch.func.vmap; give each example its own instead: gates "
+            f"of shape (B, {site.heads}), and copies of the batch"
+        )
     if gate.dim() not in (1, 2, 3) or gate.shape[-1] != site.heads:
         raise ValueError(
             f"{site.label} has {site.heads} heads, so its gates have shape ({site.heads},), (B, {site.heads}) or "

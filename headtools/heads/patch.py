@@ -7,21 +7,20 @@ the run on B, makes the model answer as on A, the head carries the difference.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import count
 
 import torch
 from torch import Tensor, nn
 
 from headtools.heads._checks import check_not_compiled
-from headtools.heads._hooks import Edit, edit_outputs, once_for_each_run
+from headtools.heads._hooks import Edit, context, edit_outputs, once_for_each_run
 from headtools.heads.record import Captured, Record
 from headtools.heads.sites import Heads, Site, select, sites
 
 Source = Record | Mapping[tuple, "Tensor | Captured | Sequence[Tensor]"]
 
 
-@contextmanager
+@context
 def patch(
     model: nn.Module, heads: Heads, source: Source, positions: Iterable[int] | Tensor | None = None
 ) -> Iterator[None]:

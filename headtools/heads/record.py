@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from headtools.heads._attention import EAGER, TAPS, attention_function
 from headtools.heads._checks import check_interface, check_not_compiled, check_recorded
-from headtools.heads._hooks import append_entry, hook_input, intervention, recomputing
+from headtools.heads._hooks import append_entry, context, hook_input, intervention, recomputing
 from headtools.heads.sites import Site, Sites, SiteSelection, sites
 
 _QUANTITIES = ("maps", "z", "q", "k", "v", "visible")
@@ -72,7 +72,7 @@ class Record:
         return f"<Record of {len(self.captured)} sites>"
 
 
-@contextmanager
+@context
 def record(
     model: nn.Module,
     want: Iterable[str] = ("maps", "z"),

@@ -250,7 +250,10 @@ def select(sites: Sites, heads: Heads, original: bool = False) -> dict[Site, lis
                     raise ValueError(f"head {site.label}.{head} is not there; the remaining heads are {remaining}")
                 head = site.original.index(head)
             if not 0 <= head < site.heads:
-                raise IndexError(f"{site.label} has heads 0..{site.heads - 1}, got {head} (heads count from 0)")
+                counted = "heads count from 0"
+                if site.original != tuple(range(site.heads)):
+                    counted += f"; others were cut: these are what was {list(site.original)}"
+                raise IndexError(f"{site.label} has heads 0..{site.heads - 1}, got {head} ({counted})")
             if head in selected.setdefault(site, []):
                 raise ValueError(f"head {site.label}.{head} is named twice: name each head once")
             selected[site].append(head)
@@ -454,7 +457,10 @@ def _no_sites_message(model: nn.Module, skipped: list[str], unknown_classes: lis
         names = ", ".join(sorted(set(unknown_classes)))
         why = f"{names} keeps its projections as bare tensors or under unknown names, so its heads cannot be reached"
     else:
-        return f"{type(model).__name__} has no attention: pass a transformer, e.g. load()[0]"
+        return (
+            f"{type(model).__name__} has no attention that headtools knows: pass a transformer, e.g. load()[0]; in a "
+            "module of your own, name the nn.Linear projections q_proj, k_proj, v_proj, out_proj, and set num_heads"
+        )
     return (
         f"{type(model).__name__}: {why}; needs query, key, value and output projections that are nn.Linear modules, or "
         "one module with queries, keys and values in an order that headtools knows"

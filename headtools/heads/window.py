@@ -8,17 +8,17 @@ No cache is shortened here, so no memory is saved: the keys exist and are masked
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 from torch import nn
 
 from headtools.heads._attention import WINDOW, attention_function
 from headtools.heads._checks import check_interface, check_not_compiled
-from headtools.heads._hooks import append_entry, intervention
+from headtools.heads._hooks import append_entry, context, intervention
 from headtools.heads.sites import Heads, select, sites
 
 
-@contextmanager
+@context
 def window(model: nn.Module, heads: Heads, first: int = 4, recent: int = 64) -> Iterator[None]:
     """Let ``heads`` see only the ``first`` tokens and the ``recent`` ones while the context lasts.
 

@@ -70,5 +70,7 @@ def query_means(
             torch.cat([part[f"{what}|{site.label}"] for part in parts if f"{what}|{site.label}" in part])
             for what in ("sums", "counts")
         )
+        if not counts.any():
+            raise ValueError(f"{site.label}: every query is padding or excluded, so none is left: pass exclude=[]")
         rows[site.key] = linearised_ratio(sums, counts)
     return HeadScores.from_rows(rows, name, minimum, maximum)

@@ -27,8 +27,9 @@ def confidence(
 
     Voita et al. 2019 (arXiv:1905.09418), section 4, leave out weights on the end of the sentence. ``exclude`` gives the
     ids of tokens that count neither as keys nor as queries, like padding, for instance
-    ``[tokenizer.cls_token_id, tokenizer.sep_token_id]``; None means the EOS token of the model's configuration, if it
-    has one, and ``[]`` no token. Uniform attention to m tokens gives 1/m, so the number falls with length.
+    ``[tokenizer.cls_token_id, tokenizer.sep_token_id]``; None means the EOS token of the model's configuration, and
+    ``[]`` no token. A configuration without one, such as BERT's, leaves out nothing: then heads that rest on [SEP] come
+    out as the most confident. Uniform attention to m tokens gives 1/m, so the number falls with length.
 
     ``batches``: dicts of the model's arguments. ``sites`` limits the measure: ``["encoder"]``, ``[("cross", 3)]``.
     ``low`` and ``high`` are the ends of a 95 % bootstrap interval over examples, where there are five or more. The

@@ -84,6 +84,8 @@ def direct_logit_attribution(
         )
     inputs = model_inputs(model, batch)
     ids = next(value for value in inputs.values() if isinstance(value, Tensor))
+    if not isinstance(tokens, Tensor) and any(isinstance(token, str) for token in tokens):
+        raise TypeError(f"tokens are ids, got {list(tokens)}: write tokenizer.convert_tokens_to_ids({list(tokens)})")
     tokens = torch.as_tensor(tokens)
     if tokens.shape != (len(ids),) or tokens.is_floating_point():
         raise ValueError(f"got tokens of shape {tuple(tokens.shape)}; expected one id for each of the {len(ids)} texts")

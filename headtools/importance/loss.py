@@ -10,6 +10,7 @@ Requirements:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -177,6 +178,20 @@ def rounding(model: nn.Module, losses: Tensor) -> float:
     return max(1e-5, 4 * torch.finfo(dtype).eps) * losses.abs().max().item()
 
 
+def check_loss(loss: Loss | None) -> None:
+    """Raise ``TypeError`` for a loss of one's own that does not take two arguments."""
+    if of_labels(loss):
+        return
+    try:
+        inspect.signature(loss).bind(None, None)
+    except (TypeError, ValueError):
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise TypeError(
+            f"a loss is called as loss(outputs, batch), and {name} does not take two arguments: write "
+            f"def {name}(outputs, batch): ..., one number for each example, (B,)"
+        ) from None
+
+
 def each_loss(
     model: nn.Module, batch: Mapping, loss: Loss | None, n_examples: int | None = None, per: str = "example"
 ) -> Tensor:
@@ -187,6 +202,7 @@ def each_loss(
     Raises ``ValueError`` for a loss of another shape or another number of examples than ``n_examples``, and for NaN or
     infinity.
     """
+    check_loss(loss)
     if of_labels(loss):
         losses = label_loss(model, model(**model_inputs(model, batch)), batch, loss)
     else:

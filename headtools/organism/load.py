@@ -35,7 +35,7 @@ def load(
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
     """Load a model in eval mode, with the attention implementation that shows its maps, and its tokenizer.
 
-    ``name`` is None for the organism (a ``MarianMTModel`` with 6 + 6 layers of 8 heads, and a word-level
+    ``name`` is None or "organism" (a ``MarianMTModel`` with 6 + 6 layers of 8 heads, and a word-level
     ``PreTrainedTokenizerFast``), a folder written by ``save_pretrained`` or, for a pruned model, by ``headtools.save``,
     or a name on the Hugging Face Hub. ``"organism2"`` is the second organism (:mod:`headtools.organism.second`);
     ``"smollm2"`` and ``"minilm"`` are real models that :mod:`headtools.organism.real_models` finds on this machine, and
@@ -53,7 +53,7 @@ def load(
         if name is not None:
             raise ValueError(f"step={step} of {str(name)!r}: only the organism has snapshots; write load(step={step})")
         return _snapshot(step, dtype)
-    if name is None:
+    if name is None or name == "organism":
         return _from_folder(ASSETS, dtype)
     if name == SECOND:
         return _from_folder(ASSETS / "second", dtype)

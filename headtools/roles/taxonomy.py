@@ -28,6 +28,7 @@ from headtools.roles.conventions import VOITA, Conventions
 from headtools.roles.role import Frequencies, Role, builtin_roles, check_sentence, select_roles
 from headtools.roles.sentence import Sentence
 from headtools.roles.spans import visible_keys
+from headtools.roles.word_alignment import numbered
 
 
 @torch.no_grad()
@@ -85,7 +86,8 @@ def taxonomy(
     >>> (top.kind, bool(top.score > 0.9), bool(top.passes))
     ('encoder', True, True)
     """
-    sentences, reference = list(sentences), list(fitted or sentences)
+    sentences = [sentences] if isinstance(sentences, str) else list(sentences)
+    reference = list(fitted or sentences)
     _check(sentences, reference, times)
     translated = is_encoder_decoder(model) and all(s.target for s in sentences)
     frequencies = Frequencies(Counter(w for s in reference for w in s.words) if frequency is None else frequency)
@@ -103,7 +105,8 @@ def taxonomy(
 
     def per_batch(batch: tuple[int, list[int]]) -> dict[str, Tensor]:
         index, members = batch
-        inputs, texts = make_texts(model, tokenizer, [sentences[i] for i in members], [*roles_of], translated)
+        with numbered(members):
+            inputs, texts = make_texts(model, tokenizer, [sentences[i] for i in members], [*roles_of], translated)
         plans = {
             kind: make_plan(
                 texts[kind],
@@ -139,6 +142,12 @@ def taxonomy(
 def _check(sentences: Sequence[Sentence], reference: Sequence[Sentence], times: int) -> None:
     if times < 1:
         raise ValueError(f"got times={times}; expected how often sentences are resampled, such as 500")
+    for i, sentence in enumerate(sentences):
+        if not isinstance(sentence, Sentence):
+            raise TypeError(
+                f"sentences[{i}] is {type(sentence).__name__} {sentence!r:.40}; roles need annotated sentences: "
+                "corpus('organism'), corpus(path to a .conllu file), or Sentence(words, heads, relations, upos, ...)"
+            )
     if len(sentences) < 2:
         raise ValueError(
             f"got {len(sentences)} sentences; expected two or more, since each half is compared with a baseline "

@@ -8,7 +8,9 @@
 torch.Size([2, 8, 4, 5])
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -88,6 +90,16 @@ def align(
             "tokenizer.pad_token = tokenizer.eos_token (padding is masked, so any token will do)"
         )
     return Aligned(batch.convert_to_tensors("pt").to(device or "cpu"), torch.tensor(word_of_token, device=device))
+
+
+@contextmanager
+def numbered(indices: Sequence[int]) -> Iterator[None]:
+    """Let errors inside the context name the user's sentences, of which ``align`` sees those at ``indices``."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        text = re.sub(r"sentences\[(\d+)\]", lambda found: f"sentences[{indices[int(found[1])]}]", str(error))
+        raise type(error)(text) from error
 
 
 def _texts(tokenizer: object, sentences: Sequence[Sentence | Sequence[str]]) -> list[tuple[str, ...]]:

@@ -12,7 +12,7 @@ from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.record import record
 from headtools.heads.sites import Heads, select, sites
 from headtools.roles.sentence import Sentence
-from headtools.roles.word_alignment import align
+from headtools.roles.word_alignment import align, numbered
 
 COMPONENTS = ("head", "layer", "residual")
 MAX_BYTES = 2 * 2**30
@@ -70,7 +70,8 @@ def word_states(
     with record(model, want="z", accumulate=words_of_batch, only=only_sites) as recorded:
         for start in range(0, len(order), batch_size):
             indices = order[start : start + batch_size]
-            batch, words = align(tokenizer, [sentences[i] for i in indices], device=device_of(model))
+            with numbered(indices):
+                batch, words = align(tokenizer, [sentences[i] for i in indices], device=device_of(model))
             tokens = _last_tokens(words)
             out = reader(**batch, output_hidden_states="residual" in components)
             if "residual" in components:

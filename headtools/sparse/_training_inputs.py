@@ -82,7 +82,9 @@ def _rotation(batches: Iterable[Mapping]) -> Iterator[Mapping]:
         for n, batch in enumerate(batches, 1):  # noqa: B007
             yield batch
         if not n:
-            raise ValueError("the batches ran out: pass a list, which can be repeated, not a generator")
+            raise ValueError(
+                "got no batches, or a generator that is used up: pass a list of dicts, which can be gone through again"
+            )
 
 
 def batch_size(batch: Mapping) -> int:

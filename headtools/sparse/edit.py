@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +11,12 @@ from headtools.geometry.circuits import ov
 from headtools.geometry.subspaces import SIDES
 from headtools.heads._checks import check_not_offloaded, check_plain_weights
 from headtools.heads._devices import to_float64
-from headtools.heads._hooks import claimed, override
+from headtools.heads._hooks import claimed, context, override
 from headtools.heads._layout import is_transposed
 from headtools.heads.sites import Site, select, sites
 
 
-@contextmanager
+@context
 def edit(
     model: nn.Module,
     head: tuple,

@@ -74,7 +74,13 @@ def merge(
     >>> ht.sites(model)["encoder", 1].heads, len(frame.removed[0])
     (3, 1)
     """
-    model_sites, groups = sites(model), [[tuple(head) for head in group] for group in groups]
+    model_sites, groups = sites(model), list(groups)
+    if any(isinstance(group[0], str) for group in groups if len(group)):
+        raise TypeError(
+            f"a group is two or more heads of one layer, got the head {groups[0]!r}: write "
+            'merge(model, [(("encoder", 2, 0), ("encoder", 2, 5))], batches)'
+        )
+    groups = [[tuple(head) for head in group] for group in groups]
     if not groups:
         raise ValueError('got no groups; write merge(model, [(("encoder", 2, 0), ("encoder", 2, 5))], batches)')
     groups_of: dict[Site, list[list[int]]] = {}

@@ -107,6 +107,25 @@ def test_a_sentence_with_other_line_ends(tmp_path):
     assert ht.natural_text(tmp_path / "a.conllu", "all") == [text]
 
 
+def test_a_context_without_with_warns():
+    model, batch = zoo_model("llama")
+    with pytest.warns(UserWarning, match=r"ablate\(...\) changes nothing until it is entered: write with ablate"):
+        ht.ablate(model, {("decoder", 0): [1]})
+    with ht.ablate(model, {("decoder", 0): [1]}):  # entered, so nothing is said
+        model(batch["input_ids"])
+
+
+def test_gates_under_vmap_are_refused():
+    model, batch = zoo_model("llama")
+
+    def gated(gate):
+        with ht.gates(model, {("decoder", 1): gate}):
+            return model(batch["input_ids"], use_cache=False).logits.sum()
+
+    with pytest.raises(TypeError, match=r"cannot be mapped by torch\.func\.vmap"):
+        torch.func.vmap(gated)(torch.eye(ht.sites(model)["decoder", 1].heads))
+
+
 # --- layouts: which rows are whose, tried by changing them ------------------------------------------------------------
 
 

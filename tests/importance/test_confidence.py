@@ -53,7 +53,7 @@ def test_the_model_is_left_as_it_was_and_intervals_stay_between_none_and_all():
     model.train().bert.embeddings.word_embeddings.weight.requires_grad_(False)
     with untouched(model):
         scores = confidence(model, [batch, batch])
-        with pytest.raises(IndexError):
+        with pytest.raises(ValueError, match="the model knows 0 to 95"):
             confidence(model, {"input_ids": torch.tensor([[9999]])})
     for key, low in scores.low.items():
         assert ((low >= 0) & (low <= scores.values[key]) & (scores.values[key] <= scores.high[key])).all()

@@ -78,6 +78,27 @@ REFUSED = {
     "ids for no ids": (lambda: ht.confidence(*zoo_model("vit"), exclude=[3]), ValueError, "the batch has no ids for"),
     "no interface": (lambda: ht.confidence(*zoo_model("bloom")), ValueError, "does not use transformers' Attention"),
     "words for ids": (lambda: ht.confidence(MODEL, TEXT, exclude=["a"]), TypeError, "exclude takes token ids"),
+    "a loss of one": (gradient(loss=lambda outputs: 0), TypeError, r"called as loss\(outputs, batch\), and <lambda>"),
+    "ids of another model": (
+        lambda: ht.gradient(MODEL, {"input_ids": BATCH["input_ids"] + 1000, "labels": BATCH["input_ids"]}),
+        ValueError,
+        r"input_ids run from 10\d\d to 1\d+, and the model knows 0 to 95: use the tokenizer",
+    ),
+    "all excluded": (
+        lambda: ht.confidence(MODEL, BATCH, exclude=list(range(96))),
+        ValueError,
+        "every query is padding or excluded",
+    ),
+    "words for logits": (
+        lambda: ht.direct_logit_attribution(*zoo_model("llama"), ["a", "b"]),
+        TypeError,
+        "tokens are ids, got .*convert_tokens_to_ids",
+    ),
+    "too many tokens": (
+        lambda: ht.confidence(MODEL, {"input_ids": torch.ones(1, MODEL.config.max_position_embeddings + 1).long()}),
+        ValueError,
+        r"the texts have \d+ tokens, and BertForMaskedLM has \d+ positions: tokenizer\(texts, truncation=True",
+    ),
     "no pairs": (interaction([]), ValueError, "got no pairs"),
     "a head with itself": (interaction([(A, A)]), ValueError, "twice: name another"),
     "one head": (interaction([(A,)]), TypeError, "a pair is two heads"),

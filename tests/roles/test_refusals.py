@@ -65,6 +65,12 @@ def whole_map():
 
 TABLE = {
     "one sentence": (roles(SAID[:1]), ValueError, "two or more"),
+    "strings": (roles("the dog slept ."), TypeError, r"sentences\[0\] is str 'the dog slept \.'; roles need annotated"),
+    "the user's index": (
+        roles([*SAID, Sentence(("it", " "), (2, 0), ("nsubj", "root"), ("_",) * 2, (0, 0))]),
+        ValueError,
+        rf"sentences\[{len(SAID)}\]",
+    ),
     "no replicas": (roles(times=0), ValueError, "got times=0"),
     "unknown role": (roles(roles=["positonal"]), ValueError, "no role or family 'positonal'"),
     "unknown kind": (roles(kinds=["cross"]), ValueError, "no 'cross' attention in BertModel"),
