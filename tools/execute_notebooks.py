@@ -45,6 +45,11 @@ def lessons(folder: Path = ROOT / "notebooks") -> list[Path]:
     return sorted(folder.glob("[0-9][0-9]_*.ipynb"))
 
 
+def appendices(folder: Path = ROOT / "notebooks") -> list[Path]:
+    """The appendices to the lessons, in order."""
+    return sorted((folder / "more").glob("[0-9][0-9]_*.ipynb"))
+
+
 def run(path: Path, log: Path | None = None) -> Run:
     """Run a notebook in a fresh kernel, in its own folder; an error in a cell is raised (CellExecutionError).
 
@@ -111,13 +116,14 @@ def main() -> int:
     parser.add_argument("notebooks", nargs="*", type=Path)
     parser.add_argument("--update", action="store_true", help="write changed numbers into the catalogues")
     options, status = parser.parse_args(), 0
-    for path in options.notebooks or lessons():
+    for path in options.notebooks or [*lessons(), *appendices()]:
         done = as_expected(path, options.update)
         if done is None:
             status = 1
             continue
         save(done.nb, path)
-        remember(path, done)
+        if path.resolve().parent == ROOT / "notebooks":  # appendices are run and compared, and have no box
+            remember(path, done)
         print(f"{path.name}: {done.seconds:.0f} s, {done.megabytes:.0f} MB", file=sys.stderr)
     tell()
     return status

@@ -22,10 +22,13 @@ def copy(source: Path = ROOT / "notebooks", target: Path = ROOT / "my-lessons") 
     """Copy what is not there yet; gives the names of the lessons copied."""
     target.mkdir(exist_ok=True)
     added = []
-    for path in sorted(source.glob("[0-9][0-9]_*.ipynb")):
-        if not (target / path.name).exists():
-            write(target / path.name, without_outputs(path.read_text("utf-8")))
-            added.append(path.name)
+    lessons = sorted(source.glob("[0-9][0-9]_*.ipynb")) + sorted(source.glob("more/[0-9][0-9]_*.ipynb"))
+    for path in lessons:
+        name = path.relative_to(source)
+        if not (target / name).exists():
+            (target / name).parent.mkdir(exist_ok=True)
+            write(target / name, without_outputs(path.read_text("utf-8")))
+            added.append(name.as_posix())
     for path in source.glob("*.md"):
         if path.name in NOT_FOR_LEARNERS:
             continue

@@ -30,7 +30,8 @@ def progress_path() -> Path | None:
     'here.json'
     """
     setting = os.environ.get(VARIABLE, "").strip()
-    return None if setting.lower() == "off" else Path(setting or FILE)
+    here = Path("..", FILE) if Path.cwd().name == "more" else Path(FILE)  # appendices lie below the lessons
+    return None if setting.lower() == "off" else Path(setting or here)
 
 
 def keeping() -> bool:

@@ -4,6 +4,7 @@ Read it from top to bottom. It gives the package's numbers: a test compares them
 The package is longer because it also understands models that are built otherwise, refuses what would be silently
 wrong, and says what to do instead.
 
+    0. what a head computes      split_heads, Attention
     1. where the heads are       sites
     2. what they do              record, contributions
     3. what they could do        weights, ov, qk, effective_rank
@@ -32,6 +33,34 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
+
+# --- 0. What a head computes ------------------------------------------------------------------------------------------
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """Cut the features of each token into heads: (B, T, H * W) -> (B, H, T, W)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+class Attention(nn.Module):
+    """A layer of attention with H heads: softmax(Q K^T / sqrt(W)) V for each, and one matrix that mixes them."""
+
+    def __init__(self, d: int, H: int) -> None:
+        super().__init__()
+        self.H = H
+        self.q_proj = nn.Linear(d, d)
+        self.k_proj = nn.Linear(d, d)
+        self.v_proj = nn.Linear(d, d)
+        self.out_proj = nn.Linear(d, d)
+
+    def forward(self, X: Tensor, Y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Let tokens X (B, T, d) read tokens Y (B, S, d) where the mask (B, H, T, S) is true: output, maps and z."""
+        Q, K, V = (split_heads(part, self.H) for part in (self.q_proj(X), self.k_proj(Y), self.v_proj(Y)))
+        scores = Q @ K.mT / math.sqrt(Q.shape[-1])  # (B, H, T, S)
+        A = scores.masked_fill(~mask, -math.inf).softmax(-1)
+        z = (A @ V).transpose(1, 2)  # (B, T, H, W)
+        return self.out_proj(z.flatten(2)), A, z
+
 
 # --- 1. Where the heads are -------------------------------------------------------------------------------------------
 

@@ -1,9 +1,21 @@
 """Answers to the exercises of lesson 01: right ones, and wrong ones with what their hint must say."""
 
 import math
+from collections import defaultdict
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import torch
+from torch import nn
+
+import headtools as ht
+from headtools.course import my_heads
+
+
+def not_implemented(*_):
+    raise NotImplementedError
 
 
 def scores(q, k):
@@ -45,26 +57,179 @@ def split_in_lists(x, heads):
     return [[list(map(list, part)) for part in np.split(one.numpy(), heads, -1)] for one in x]
 
 
-def right_sum(z, W_o):
-    return torch.einsum("bthe,mhe->bthm", z, W_o.view(W_o.shape[0], *z.shape[2:]))
+class Attention(nn.Module):
+    """The layer, with one mistake where ``wrong`` names one."""
+
+    wrong = ""
+
+    def __init__(self, d, H):
+        super().__init__()
+        self.H = H
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            setattr(self, name, nn.Linear(d, d))
+
+    def forward(self, X, Y, mask):
+        def split(x):
+            if self.wrong == "cut":
+                return x.reshape(len(x), self.H, x.shape[1], -1)
+            return x.unflatten(-1, (self.H, -1)).transpose(1, 2)
+
+        q, k = split(self.q_proj(X)), split(self.k_proj(X if self.wrong == "keys" else Y))
+        v = split(self.v_proj(X if self.wrong == "values" else Y))
+        s = q @ k.mT / {"plain": 1, "width": X.shape[-1] ** 0.5}.get(self.wrong, q.shape[-1] ** 0.5)
+        mask = {"mask": torch.ones_like(mask), "inverted": ~mask}.get(self.wrong, mask)
+        A = s.masked_fill(~mask, -math.inf).softmax(-2 if self.wrong == "queries" else -1)
+        z = (A @ v).transpose(1, 2)
+        flat = (A @ v).reshape(len(X), X.shape[1], -1) if self.wrong == "flat" else z.flatten(2)
+        out = flat if self.wrong == "bare" else self.out_proj(flat)
+        if self.wrong == "two":
+            return out, A
+        return out, A, z.transpose(1, 2) if self.wrong == "turned" else z
 
 
-def sum_in_a_loop(z, W_o):
+def layer_with(mistake):
+    return type("Attention", (Attention,), {"wrong": mistake})
+
+
+class ByEinsum(Attention):
+    def forward(self, X, Y, mask):
+        n = (self.H, -1)
+        q, k, v = self.q_proj(X).unflatten(-1, n), self.k_proj(Y).unflatten(-1, n), self.v_proj(Y).unflatten(-1, n)
+        scores = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
+        A = torch.where(mask, scores, torch.tensor(-1e9)).softmax(-1)
+        z = torch.einsum("bhts,bshd->bthd", A, v)
+        return [torch.einsum("btf,of->bto", z.flatten(2), self.out_proj.weight) + self.out_proj.bias, A, z]
+
+
+class HeadByHead(Attention):
+    def forward(self, X, Y, mask):
+        parts = zip(*(part.chunk(self.H, -1) for part in (self.q_proj(X), self.k_proj(Y), self.v_proj(Y))), strict=True)
+        maps, outs = [], []
+        for q, k, v in parts:
+            allowed = mask[:, 0]
+            maps.append((q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~allowed, -math.inf).softmax(-1))
+            outs.append(maps[-1] @ v)
+        return self.out_proj(torch.cat(outs, -1)), torch.stack(maps, 1), torch.stack(outs, 2)
+
+
+class Blank(nn.Module):
+    def __init__(self, d, H):
+        super().__init__()
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            setattr(self, name, nn.Linear(d, d))
+
+    def forward(self, X, Y, mask): ...
+
+
+class Renamed(nn.Module):
+    def __init__(self, d, H):
+        super().__init__()
+        self.query = nn.Linear(d, d)
+
+
+def recording(wrong=""):
+    """A right record, or one with a mistake."""
+
+    @contextmanager
+    def record(model):
+        seen, hooks, last = {site.key: SimpleNamespace() for site in ht.sites(model)}, [], {}
+        for site in ht.sites(model):
+            last["site"] = site
+
+            def maps(module, args, output, key=site.key):
+                entry = seen[last["site"].key if wrong == "late" else key]
+                entry.maps = output[0] if wrong == "output" else output[1].detach()
+                if wrong == "late":
+                    for each in seen.values():
+                        each.maps = output[1].detach()
+
+            def z(module, args, site=site):
+                flat = args[0] if wrong == "graph" else args[0].detach()
+                seen[site.key].z = flat if wrong == "flat" else site.split(flat)
+                return (args[0] * 0,) if wrong == "changes" else None
+
+            hooks.append(site.module.register_forward_hook(maps))
+            if wrong != "no z":
+                hooks.append(site.out.register_forward_pre_hook(z))
+        if wrong == "no finally":
+            yield seen
+        try:
+            if wrong != "no finally":
+                yield list(seen) if wrong == "list" else seen
+        finally:
+            for hook in hooks if wrong != "stays" else ():
+                hook.remove()
+
+    return record
+
+
+class Recorder:
+    """Another style: a class, and numbers kept by name."""
+
+    def __init__(self, model):
+        self.model, self.seen, self.handles = model, defaultdict(SimpleNamespace), []
+
+    def __enter__(self):
+        for site in ht.sites(self.model):
+            self.handles += [
+                site.module.register_forward_hook(partial(self.keep, site, "maps")),
+                site.out.register_forward_hook(partial(self.keep, site, "z")),
+            ]
+        return self.seen
+
+    def keep(self, site, name, module, args, output):
+        value = output[1] if name == "maps" else args[0].unflatten(-1, (site.heads, -1))
+        setattr(self.seen[site.key], name, value.clone().detach())
+
+    def __exit__(self, *error):
+        for handle in self.handles:
+            handle.remove()
+
+
+@contextmanager
+def blank_record(model):
+    seen = {site.key: SimpleNamespace() for site in ht.sites(model)}
+    ...
+    yield seen
+
+
+def package_record(model):
+    return ht.record(model)
+
+
+def weight(site):
+    return site.out.weight.data
+
+
+def right_sum(site, z):
+    w = weight(site)
+    return torch.einsum("bthe,mhe->bthm", z, w.view(w.shape[0], *z.shape[2:]))
+
+
+def sum_in_a_loop(site, z):
     d = z.shape[-1]
-    return torch.stack([z[:, :, h] @ W_o[:, h * d : (h + 1) * d].T for h in range(z.shape[2])], 2)
+    return torch.stack([z[:, :, h] @ weight(site)[:, h * d : (h + 1) * d].T for h in range(z.shape[2])], 2)
 
 
-def rows_of_w(z, W_o):
+def rows_of_w(site, z):
     d = z.shape[-1]
-    return torch.stack([z[:, :, h] @ W_o[h * d : (h + 1) * d] for h in range(z.shape[2])], 2)
+    return torch.stack([z[:, :, h] @ weight(site)[h * d : (h + 1) * d] for h in range(z.shape[2])], 2)
 
 
-def whole_sum(z, W_o):
-    return z.flatten(2) @ W_o.T
+def whole_sum(site, z):
+    return z.flatten(2) @ weight(site).T
 
 
-def every_second_column(z, W_o):
-    return torch.stack([z[:, :, h] @ W_o[:, h :: z.shape[2]].T for h in range(z.shape[2])], 2)
+def for_each_head(site, z):
+    return whole_sum(site, z)[:, :, None].expand_as(right_sum(site, z))
+
+
+def package_sum(site, z):
+    return ht.contributions(site, z)
+
+
+def every_second_column(site, z):
+    return torch.stack([z[:, :, h] @ weight(site)[:, h :: z.shape[2]].T for h in range(z.shape[2])], 2)
 
 
 ANSWERS = {
@@ -104,17 +269,58 @@ ANSWERS = {
             (lambda x, heads: x.view(9, 9), "RuntimeError.*x = .*heads = 2"),
         ],
     },
-    "01.sum": {
-        "right": [right_sum, sum_in_a_loop, lambda z, W_o: sum_in_a_loop(z, W_o).double().numpy()],
+    "01.attention": {
+        "right": [Attention, ByEinsum, HeadByHead, my_heads.Attention],
+        "blank": [Blank],
         "wrong": [
-            (rows_of_w, "uses rows of W_o"),
+            (layer_with("width"), "root of d; it is the root of d/H"),
+            (layer_with("plain"), "not divided by the root"),
+            (layer_with("mask"), "mask is not used"),
+            (layer_with("inverted"), "NaN.*upside down|upside down"),
+            (layer_with("queries"), "softmax runs over the queries"),
+            (layer_with("keys"), "keys come from X"),
+            (layer_with("values"), "values come from X"),
+            (layer_with("cut"), "memory order"),
+            (layer_with("flat"), "flattened with its heads before its tokens"),
+            (layer_with("bare"), "output projection is still to come"),
+            (layer_with("turned"), "heads before its tokens: exchange"),
+            (layer_with("two"), "Three things are asked for"),
+            (Renamed, "leave __init__ as it is"),
+            (Attention(8, 2), "The class is asked for"),
+        ],
+    },
+    "01.record": {
+        "right": [recording(), Recorder, my_heads.record],
+        "blank": [blank_record, not_implemented],
+        "wrong": [
+            (recording("late"), "what another site computed"),
+            (recording("output"), r"maps has the shape .*\(B, H, T, S\)"),
+            (recording("flat"), "heads side by side"),
+            (recording("no z"), r"z is not there, or None"),
+            (recording("changes"), "computes something else"),
+            (recording("stays"), "still recorded. Remove each hook"),
+            (recording("no finally"), "An error inside the block leaves hooks behind"),
+            (recording("list"), "Yield seen, the dict"),
+            (package_record, "ht.record is right, and it is the one that you are about to write"),
+            (lambda model: model, "context manager is asked for"),
+        ],
+    },
+    "01.sum": {
+        "right": [right_sum, sum_in_a_loop, lambda site, z: sum_in_a_loop(site, z).double().numpy()],
+        "wrong": [
+            (rows_of_w, "uses rows of the weight"),
             (whole_sum, "This is the sum of the heads"),
-            (lambda z, W_o: whole_sum(z, W_o)[:, :, None].expand_as(right_sum(z, W_o)), "Each head has the whole sum"),
-            (lambda z, W_o: whole_sum(z, W_o)[:, :, None].expand_as(right_sum(z, W_o)) / z.shape[2], "equal share"),
+            (
+                lambda site, z: whole_sum(site, z)[:, :, None].expand_as(right_sum(site, z)),
+                "Each head has the whole sum",
+            ),
+            (lambda site, z: whole_sum(site, z)[:, :, None].expand_as(right_sum(site, z)) / z.shape[2], "equal share"),
             (every_second_column, "every second column"),
-            (lambda z, W_o: right_sum(z, W_o).flip(2), "sum over heads is right"),
-            (lambda z, W_o: right_sum(z, W_o) * 2, "should be z.flatten"),
-            (lambda z, W_o: right_sum(z, W_o).transpose(1, 2), "The shape is"),
+            (lambda site, z: right_sum(site, z) + site.out.bias.detach(), "bias is added to every head"),
+            (lambda site, z: right_sum(site, z).flip(2), "sum over heads is right"),
+            (lambda site, z: right_sum(site, z) * 2, "should be z.flatten"),
+            (lambda site, z: right_sum(site, z).transpose(2, 3), "The shape is"),
+            (package_sum, "ht.contributions is right"),
         ],
     },
     "01.cost": {

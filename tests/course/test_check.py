@@ -60,6 +60,8 @@ def test_no_hint_holds_the_solution(name):
         "00.switch_off": r"register_forward_pre_hook\(|\.clone\(\)",
         "00.count": r"\b48\b",
         "01.softmax": r"masked_fill|softmax\(-1\)|softmax\(dim",
+        "01.attention": r"@ K|softmax\(-1\)|masked_fill",
+        "01.record": r"register_forward_hook\(|output\[1\]\.detach",
         "01.split": r"\.transpose\(|\.permute\(|\.chunk\(",
         "01.sum": r"einsum|W_o\[|\.view\(",
         "01.cost": r"4 ?\*? ?T|2 ?\*? ?T",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.course.exercises.exercise import Exercise, Hint, NotTried, article, call, same
+from headtools.course.exercises.exercise import Exercise, Hint, NotTried, article, call, same, show
 
 LAYERS, HEADS, WIDTH = 6, 8, 128  # of the shipped model
 KINDS = ("encoder", "decoder", "cross")
@@ -52,52 +52,53 @@ def _count(answer: Any) -> str | None:
 def _switch_off(answer: Any) -> str | None:
     """switch_off(model, heads): a context manager inside which these heads are off, {("encoder", 2): [0, 5]}."""
     for heads in ({("encoder", 1): [0]}, {("encoder", 0): [3], ("decoder", 1): [1, 2], ("cross", 1): [0]}):
-        model, batch = _tiny_translator()
-        on, off = _outputs(model, batch), _outputs(_without(model, heads), batch)
+        model, batch = tiny_translator()
+        on, off = outputs(model, batch), outputs(_without(model, heads), batch)
         example = f"\nSee it for heads = {heads}."
-        with _entered(answer, model, heads):
-            got = _outputs(model, batch)["logits"]
+        with entered(answer, model, heads=heads):
+            got = outputs(model, batch)["logits"]
         if same(got, on["logits"]):
-            if not inspect.unwrap(answer).__code__.co_names:  # a bare yield
-                raise NotTried
             return (
                 "Every head is on inside the block. A hook is registered before the yield, and a pre-hook returns the "
                 f"new arguments, as a tuple.{example}"
             )
         if not same(got, off["logits"]):
             return _other_heads(model, batch, heads, got) + example
-        if not same(_outputs(model, batch)["logits"], on["logits"], 1e-6):
+        if not same(outputs(model, batch)["logits"], on["logits"], 1e-6):
             return f"After the block the heads are still off. Remove each hook after the yield: hook.remove(){example}"
-    with suppress(ZeroDivisionError), _entered(answer, model, heads):
+    with suppress(ZeroDivisionError), entered(answer, model, heads=heads):
         raise ZeroDivisionError
-    if not same(_outputs(model, batch)["logits"], on["logits"], 1e-6):
+    if not same(outputs(model, batch)["logits"], on["logits"], 1e-6):
         return (
             "An error inside the block leaves the heads off for good. Put the yield into try: and the removing into "
             "finally:, which runs in any case."
         )
     first, last = {("encoder", 0): [3]}, {("encoder", 0): [1]}
-    with _entered(answer, model, first), _entered(answer, model, last):
-        got = _outputs(model, batch)["logits"]
-    if not same(got, _outputs(_without(model, {("encoder", 0): [1, 3]}), batch)["logits"]):
+    with entered(answer, model, heads=first), entered(answer, model, heads=last):
+        got = outputs(model, batch)["logits"]
+    if not same(got, outputs(_without(model, {("encoder", 0): [1, 3]}), batch)["logits"]):
         return "One switch_off inside another: the heads of both should be off. Does one hook undo what the other did?"
     return None
 
 
 @contextmanager
-def _entered(answer: Any, model: nn.Module, heads: Mapping) -> Iterator[None]:
+def entered(answer: Any, model: nn.Module, **given: Any) -> Iterator[Any]:
     """Enter the learner's context; errors of its own, on the way in and while the model runs, become hints."""
-    context = call(answer, model=model, heads=deepcopy(heads))
+    context = call(answer, model=model, **deepcopy(given))
     if inspect.isgenerator(context):
         raise Hint("This is a generator. Write @contextmanager above the function, and it works with 'with'.")
     if not hasattr(context, "__enter__"):
         raise Hint(f"A context manager is asked for, with a yield where the block runs; this is {article(context)}.")
+    if hasattr(context, "gen") and not inspect.unwrap(answer).__code__.co_names:  # nothing but a yield
+        raise NotTried
     try:
-        with context:
-            yield
-    except ZeroDivisionError:  # the judge's own
+        with context as value:
+            yield value
+    except (ZeroDivisionError, Hint):  # the judge's own
         raise
     except Exception as error:
-        raise Hint(f"Inside the block came {type(error).__name__}: {error}\nfor heads = {heads}") from error
+        example = f"\nfor {show(given)}" if given else ""
+        raise Hint(f"Inside the block came {type(error).__name__}: {error}{example}") from error
 
 
 def _other_heads(model: nn.Module, batch: dict[str, Tensor], heads: Mapping, got: Tensor) -> str:
@@ -130,12 +131,12 @@ def _other_heads(model: nn.Module, batch: dict[str, Tensor], heads: Mapping, got
     ]
     for hint, others in tried:
         there = all(0 <= layer < 3 for _, layer in others) and all(0 <= h < 4 for n in others.values() for h in n)
-        if there and same(got, _outputs(_without(model, others), batch)["logits"]):
+        if there and same(got, outputs(_without(model, others), batch)["logits"]):
             return hint
     return "This is not the output of the model with these heads off."
 
 
-def _tiny_translator() -> tuple[nn.Module, dict[str, Tensor]]:
+def tiny_translator() -> tuple[nn.Module, dict[str, Tensor]]:
     """A random translation model of three layers and four heads, and one batch."""
     from transformers import MarianConfig, MarianMTModel
 
@@ -143,6 +144,7 @@ def _tiny_translator() -> tuple[nn.Module, dict[str, Tensor]]:
     for stack in ("encoder", "decoder"):
         size |= {f"{stack}_layers": 3, f"{stack}_attention_heads": 4, f"{stack}_ffn_dim": 16}
     # Large random weights, so that one head more or less shows in every output.
+    size |= {"attn_implementation": "eager"}  # whose layers return their maps
     config = MarianConfig(**size, max_position_embeddings=16, init_std=0.5, dropout=0.0, forced_eos_token_id=None)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -163,7 +165,8 @@ def _without(model: nn.Module, heads: Mapping) -> nn.Module:
     return copy
 
 
-def _outputs(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def outputs(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Run a model without gradients; return its logits."""
     with torch.no_grad():
         return {"logits": model(**batch).logits}
 

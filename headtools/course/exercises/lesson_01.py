@@ -1,13 +1,30 @@
-"""Exercises of lesson 01: one head's weights, cutting into heads, the sum of heads, what heads cost."""
+"""Exercises of lesson 01: one head's weights, a layer, its record, the sum of heads, what heads cost."""
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from headtools.course.exercises.exercise import Exercise, call, expect, expect_number, number, same, show, tensor
+import headtools as ht
+from headtools.course.exercises.exercise import (
+    Exercise,
+    Hint,
+    NotTried,
+    article,
+    call,
+    expect,
+    expect_number,
+    number,
+    same,
+    show,
+    tensor,
+)
+from headtools.course.exercises.lesson_00 import entered, outputs, tiny_translator
 
 
 def _softmax(answer: Any) -> str | None:
@@ -84,37 +101,159 @@ def _split(answer: Any) -> None:
         expect(got, want, mistakes, rule, given)
 
 
-def _sum(answer: Any) -> None:
-    """head_outputs(z, W_o): z (B, T, H, d_head), W_o (d_model, H*d_head) -> (B, T, H, d_model)."""
+def _attention(answer: Any) -> str | None:
+    """Attention(d, H), whose forward(X, Y, mask) gives the output, the maps and z."""
+    if not inspect.isclass(answer):
+        raise Hint(f"The class is asked for, Attention; this is {article(answer)}.")
     draw = torch.Generator().manual_seed(0)
-    for batch, tokens, heads, size, d_model in ((1, 1, 2, 2, 4), (2, 3, 4, 2, 5)):
+    for batch, length, keys, heads, width in ((1, 3, 3, 2, 4), (2, 3, 4, 2, 8)):
+        try:
+            layer = answer(width, heads)
+            maps = [getattr(layer, name) for name in ("q_proj", "k_proj", "v_proj", "out_proj")]
+        except AttributeError as error:
+            raise Hint(f"{error}: leave __init__ as it is.") from error
+        for part in maps:
+            part.weight.data = torch.randint(-2, 3, part.weight.shape, generator=draw) / 2
+            part.bias.data = torch.randint(-2, 3, part.bias.shape, generator=draw) / 2
+        X, Y = (torch.randn(batch, n, width, generator=draw) for n in (length, keys))
+        mask = torch.ones(batch, 1, length, keys, dtype=torch.bool)
+        mask[0, :, :, -1] = length == keys  # first nothing is forbidden, then a key
+        given = {"X": X, "Y": Y, "mask": mask}
+        result = call(layer.forward, **given)
+        if not isinstance(result, tuple | list) or len(result) != 3:
+            raise Hint("Three things are asked for: return out, A, z.")
+        right = _layer(layer, heads, X, Y, mask)
+        shapes = ("(B, T, d)", "(B, H, T, S)", "(B, T, H, d/H)")
+        turned = {tuple(right[2].transpose(1, 2).shape): "z has its heads before its tokens: exchange axes 1 and 2."}
+        # maps first, since the others follow from them
+        for i, name in ((1, "A"), (2, "z"), (0, "the output")):
+            wrong = turned if name == "z" and right[2].shape[1] != right[2].shape[2] else {}
+            got = tensor(result[i], tuple(right[i].shape), shapes[i], given, wrong)
+            if got.isnan().any():
+                return f"There is NaN in {name}. Is the mask used upside down? True says that the query may attend."
+            kinds = [kind for kind in _LAYER_MISTAKES if kind not in ("keys", "values") or length == keys]
+            mistakes = {_LAYER_MISTAKES[kind]: _layer(layer, heads, X, Y, mask, kind)[i] for kind in kinds}
+            mistakes = {hint: value for hint, value in mistakes.items() if value.shape == right[i].shape}
+            expect(got, right[i], mistakes, f"This is not {name} of the formula.", given)
+    return None
+
+
+_LAYER_MISTAKES = {
+    "width": "The scores are divided by the root of d; it is the root of d/H, the width of one head.",
+    "plain": "The scores are not divided by the root of the width of a head.",
+    "mask": "The mask is not used: a query still attends where it is False.",
+    "inverted": "The mask is used upside down: True says that the query may attend.",
+    "queries": "The softmax runs over the queries; each query shares out its attention over the keys, the last axis.",
+    "keys": "The keys come from X; they come from Y, the tokens that are attended to.",
+    "values": "The values come from X; they come from Y, the tokens that are attended to.",
+    "cut": "Heads are cut in memory order, which mixes tokens. First cut the last axis in two, then exchange axes.",
+    "flat": "z is flattened with its heads before its tokens, which mixes tokens: exchange axes 1 and 2 first.",
+    "bare": "The output is z with its heads side by side; the output projection is still to come.",
+}
+
+
+def _layer(
+    layer: Any, heads: int, X: torch.Tensor, Y: torch.Tensor, mask: torch.Tensor, kind: str = ""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a layer of attention gives, or what it gives with one mistake."""
+    cut = (lambda x: x.reshape(len(x), heads, x.shape[1], -1)) if kind == "cut" else None
+    cut = cut or (lambda x: x.unflatten(-1, (heads, -1)).transpose(1, 2))
+    q, k, v = cut(layer.q_proj(X)), cut(layer.k_proj(X if kind == "keys" else Y)), cut(layer.v_proj(Y))
+    if kind == "values":
+        v = cut(layer.v_proj(X))
+    scores = q @ k.mT / {"width": math.sqrt(X.shape[-1]), "plain": 1.0}.get(kind, math.sqrt(q.shape[-1]))
+    allowed = torch.ones_like(mask) if kind == "mask" else ~mask if kind == "inverted" else mask
+    A = scores.masked_fill(~allowed, -math.inf).softmax(-2 if kind == "queries" else -1)
+    z = (A @ v).transpose(1, 2)
+    flat = z.transpose(1, 2).reshape(z.shape[0], z.shape[1], -1) if kind == "flat" else z.flatten(2)
+    return flat if kind == "bare" else layer.out_proj(flat), A, z
+
+
+def _record(answer: Any) -> str | None:
+    """record(model): a context manager with what each site did, seen[site.key].maps and .z."""
+    model, batch = tiny_translator()
+    plain = outputs(model, batch)["logits"]
+    with entered(answer, model) as seen:
+        inside = outputs(model, batch)["logits"]
+    if not same(inside, plain, 1e-6):
+        return "Inside the block the model computes something else. A hook that only looks returns nothing."
+    with ht.record(model) as right:
+        outputs(model, batch)
+    if not isinstance(seen, Mapping):
+        raise Hint(f"Yield seen, the dict with an entry for each site; this is {article(seen)}.")
+    if seen and not any(vars(entry) for entry in seen.values() if hasattr(entry, "__dict__")):
+        raise NotTried
+    for site in ht.sites(model):
+        if site.key not in seen:
+            return f"There is no entry {site.key}. Is there a hook for each site, and is the key site.key?"
+        for name, shape in (("maps", "(B, H, T, S)"), ("z", "(B, T, H, d/H)")):
+            got, want = getattr(seen[site.key], name, None), getattr(right[site.key], name)
+            where = f"seen[{site.key}].{name}"
+            if got is None:
+                return f"{where} is not there, or None after the model has run."
+            if not isinstance(got, torch.Tensor):
+                return f"{where} is {article(got)}; a tensor {shape} is asked for."
+            if name == "z" and tuple(got.shape) == tuple(want.flatten(2).shape):
+                return f"{where} has its heads side by side: give each its own axis, site.split(args[0])."
+            others = [getattr(right[other], name) for other in ht.sites(model) if other is not site]
+            if not same(got, want) and any(same(got, of_other) for of_other in others):
+                return (
+                    f"{where} is what another site computed. A hook made in a loop sees the loop's variables as they "
+                    "are when it runs: give it its own entry as a default argument."
+                )
+            if tuple(got.shape) != tuple(want.shape):
+                return f"{where} has the shape {tuple(got.shape)}; it should be {shape} = {tuple(want.shape)}."
+            if not same(got, want):
+                return f"{where} is not what this site computed."
+            if got.requires_grad:
+                return f"{where} keeps the whole graph that computed it alive: store a detached tensor."
+    before = {key: (seen[key].maps, seen[key].z) for key in seen}
+    outputs(model, {name: value[:, :2] for name, value in batch.items()})
+    if any(seen[key].maps is not maps or seen[key].z is not z for key, (maps, z) in before.items()):
+        return "After the block the model is still recorded. Remove each hook after the yield: hook.remove()"
+    with suppress(ZeroDivisionError), entered(answer, model):
+        raise ZeroDivisionError
+    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+        return "An error inside the block leaves hooks behind. Put the yield into try: and the removing into finally:"
+    return None
+
+
+def _sum(answer: Any) -> None:
+    """contributions(site, z): z (B, T, H, d_head) -> what each head adds, (B, T, H, d_model)."""
+    model, _ = tiny_translator()
+    draw = torch.Generator().manual_seed(0)
+    site = ht.sites(model)["encoder", 1]
+    heads, size, d_model = site.heads, site.value_dim, site.out.out_features
+    for batch, tokens in ((1, 1), (2, 3)):
         z = torch.randint(-3, 4, (batch, tokens, heads, size), generator=draw).float()
         w = torch.randint(-3, 4, (d_model, heads * size), generator=draw).float()
-        given = {"z": z, "W_o": w}
+        site.out.weight.data, site.out.bias.data = w, torch.ones(d_model)
+        given = {"site": site, "z": z}
         product = z.flatten(2) @ w.T
         want = torch.einsum("bthe,mhe->bthm", z, w.view(d_model, heads, size))
         summed = "This is the sum of the heads. Keep them apart: one vector of length d_model for each head; the sum "
-        summed = {tuple(product.shape): f"{summed}comes later.\nSee it for {show(given)}"}
-        got = tensor(call(answer, **given), tuple(want.shape), "(batch, token, head, d_model)", given, summed)
+        summed = {tuple(product.shape): f"{summed}comes later."}
+        got = tensor(call(answer, **given), tuple(want.shape), "(batch, token, head, d_model)", {}, summed)
+        bias = site.out.bias.detach().double()
         mistakes = {
-            "Each head has the whole sum. A head adds its own part alone: use its own columns of W_o.": (
+            "Each head has the whole sum. A head adds its own part alone: use its own columns of the weight.": (
                 product[:, :, None].expand_as(want)
             ),
-            "Each head has an equal share of the sum. A head adds its own part: use its own columns of W_o.": (
+            "Each head has an equal share of the sum. A head adds its own part: use its own columns of the weight.": (
                 product[:, :, None].expand_as(want) / heads
             ),
-            "Each head takes every second column of W_o; its columns are neighbours: head 0 the first d_head.": (
+            "Each head takes every second column; its columns are neighbours: head 0 the first d_head.": (
                 torch.einsum("bthe,meh->bthm", z, w.view(d_model, size, heads))
             ),
+            "The bias is added to every head. It belongs to none of them: the layer adds it once.": want + bias,
+            "This uses rows of the weight. nn.Linear computes z @ weight.T, so each head owns d_head columns.": (
+                torch.einsum("bthe,hem->bthm", z, w.view(heads, size, d_model))
+            ),
         }
-        if d_model == heads * size:
-            mistakes[
-                "This uses rows of W_o. nn.Linear computes z @ W_o.T, so each head owns d_head columns of W_o."
-            ] = torch.einsum("bthe,hem->bthm", z, w.view(heads, size, d_model))
-        rule = "The sum over heads should be z.flatten(2) @ W_o.T, and head h uses columns h*d_head to (h+1)*d_head."
+        rule = "The sum over heads should be z.flatten(2) @ site.out.weight.T, and head h uses its own d_head columns."
         if same(got.sum(2), product):
             rule = "The sum over heads is right, but the parts are not each head's own."
-        expect(got, want, mistakes, rule, given)
+        expect(got, want, mistakes, rule, {})
 
 
 def _cost(answer: Any) -> None:
@@ -150,7 +289,9 @@ def _list(values: torch.Tensor) -> str:
 
 EXERCISES = (
     Exercise("01.softmax", "the weights of one head", _softmax),
-    Exercise("01.split", "cut into heads", _split),
-    Exercise("01.sum", "what each head adds", _sum),
+    Exercise("01.split", "cut into heads", _split, "split_heads"),
+    Exercise("01.attention", "assemble the layer", _attention, "Attention"),
+    Exercise("01.record", "record every head", _record, "record"),
+    Exercise("01.sum", "what each head adds", _sum, "contributions"),
     Exercise("01.cost", "count the multiplications", _cost),
 )
