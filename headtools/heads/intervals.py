@@ -38,7 +38,6 @@ from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
 MIN_EXAMPLES = 5  # with fewer no interval has the coverage it promises
-MANY_EXAMPLES = 100  # from here on the percentile interval covers as well as any other, and is the simplest
 _MIN_ERROR_RATIO = 0.25  # a resample's standard error is at least this fraction of the sample's, so that t is bounded
 _DRAWS_PER_CHUNK = 2**20  # indices drawn at once
 _MAX_MEANS = 2**24  # resampled means held in memory at once
@@ -55,9 +54,8 @@ def bootstrap(
     """Return the bounds of a confidence interval of the mean of ``values``, at confidence level ``level``.
 
     ``values``: (n, ...) with one row per example; rows are resampled ``times`` times; both bounds have the shape of a
-    row, and may exceed the range of the mean. From 100 rows on this is the percentile interval (Efron 1979); with
-    fewer, each bound is the outer one of Student's t and of bootstrap-t (Efron and Tibshirani 1993, ch. 12), which
-    allows for skewness. Pass differences to compare two systems on the same examples: the paired bootstrap.
+    row, and may exceed the range of the mean. Each bound is the outer one of Student's t and of bootstrap-t (Efron and
+    Tibshirani 1993, ch. 12), which allows for skewness. Pass differences to compare two systems on the same examples.
     ``statistic`` maps resampled means (draws, ...) to any function of them (draws, ...), such as a rank correlation;
     each bound is then the outer one of a percentile and of Student's t with the draws' deviation. It is about samples
     of *n examples*: a rank correlation of noisy means rises with n.
@@ -86,9 +84,8 @@ def bootstrap(
     rows = values.detach().cpu().double().flatten(1) if values.dim() > 1 else values.detach().cpu().double()[:, None]
     if statistic is not None:
         return _of_statistic(rows, values.shape[1:], statistic, times, level, seed)
-    method = _percentile if len(rows) >= MANY_EXAMPLES else _studentised
     blocks = rows.split(max(1, _MAX_MEANS // times), 1)  # of columns; all blocks have the same draws
-    bounds_by_block = zip(*(method(block, times, level, seed) for block in blocks), strict=True)
+    bounds_by_block = zip(*(_studentised(block, times, level, seed) for block in blocks), strict=True)
     low, high = (torch.cat(bound).view(values.shape[1:]).float() for bound in bounds_by_block)
     return low, high
 
@@ -108,6 +105,17 @@ def bounds(values: Tensor, minimum: float | None = None, maximum: float | None =
     if (minimum, maximum) == (None, None):
         return low, high
     return low.clamp(minimum, maximum), high.clamp(minimum, maximum)
+
+
+def carriers(rows: Tensor) -> Tensor:
+    """Return how many examples carry half of each score, in magnitude: rows (n, H) to (H,); of equal rows, half.
+
+    >>> carriers(torch.tensor([[1.0, 9.0], [1.0, 2.0], [1.0, -1.0], [1.0, 0.0]]))
+    tensor([2, 1])
+    """
+    shares = rows.double().abs().sort(0, descending=True).values
+    shares = torch.where(shares.sum(0) > 0, shares, 1.0)  # scores of 0 everywhere are equal, too
+    return (shares.cumsum(0) < shares.sum(0) * (0.5 - 1e-9)).sum(0) + 1  # the margin is for rounded sums of equal rows
 
 
 # A score that is a smooth function of means (a ratio, a direction) is first linearised: every example gets a row, the
@@ -152,12 +160,6 @@ def resample_counts(n_examples: int, times: int, seed: int) -> Iterator[Tensor]:
         shape = (min(chunk_size, times - start), n_examples)
         indices = torch.randint(n_examples, shape, generator=generator)
         yield torch.zeros(shape, dtype=torch.double).scatter_add_(1, indices, torch.ones(shape, dtype=torch.double))
-
-
-def _percentile(rows: Tensor, times: int, level: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the percentile interval of the means of rows (n, columns)."""
-    means = torch.cat([counts @ rows for counts in resample_counts(len(rows), times, seed)]) / len(rows)
-    return percentiles(means.T, level)
 
 
 def _studentised(rows: Tensor, times: int, level: float, seed: int) -> tuple[Tensor, Tensor]:

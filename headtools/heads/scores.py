@@ -17,7 +17,7 @@ from scipy.stats import rankdata, spearmanr
 from torch import Tensor
 
 from headtools._engine.store import read_tensors, write_tensors
-from headtools.heads.intervals import MIN_EXAMPLES, bounds
+from headtools.heads.intervals import MIN_EXAMPLES, bounds, carriers, resample_counts
 
 Head = tuple  # (kind, layer, head), or (stack, kind, layer, head)
 Rows = Mapping[tuple, Tensor]  # {(kind, layer): (n, H)}, one row per example
@@ -28,10 +28,9 @@ class HeadScores:
     """One number per head of every site, such as an importance, a confidence or a count.
 
     ``values``: {(kind, layer): (H,) tensor}; layers may have different numbers of heads. ``name`` says what the
-    number is. ``low`` and ``high``, where given, bound each value (an interval) and have the same keys and shapes.
-    ``notes``, where given, are numbers or texts that the measure reports about itself, such as the fraction of
-    relevance that it conserves, or why there is no interval. ``rows``, where the scores are means over examples, has
-    each example's own numbers, {(kind, layer): (n, H)}.
+    number is. ``low`` and ``high`` bound each value (an interval) and have the same keys and shapes. ``notes`` are
+    numbers or texts that the measure reports about itself, such as the fraction of relevance that it conserves, or why
+    there is no interval. ``rows``, where scores are means over examples, are theirs, {(kind, layer): (n, H)}.
 
     Raises ``TypeError`` or ``ValueError`` for values that are not vectors or hold NaN, or for wrong bounds.
 
@@ -73,8 +72,8 @@ class HeadScores:
     ) -> HeadScores:
         """Return the means of rows, {(kind, layer): (n, H)}, with 95 % intervals over examples from five rows on.
 
-        With fewer rows the scores have no bounds, and ``notes["interval"]`` says why. Bounds are clamped to ``minimum``
-        and ``maximum``, the range of the score.
+        Bounds are clamped to ``minimum`` and ``maximum``, the range of the score. ``notes["interval"]`` says why there
+        are none, or for how many heads they are a lower bound of the uncertainty: :meth:`few`.
 
         >>> scores = HeadScores.from_rows({("encoder", 0): torch.tensor([[1.0, 5.0], [3.0, 5.0]])}, "example")
         >>> scores.values["encoder", 0], scores.notes
@@ -94,7 +93,27 @@ class HeadScores:
             ends = bounds(torch.cat(list(same_size.values()), 1), minimum, maximum)
             for by_site, end in zip((low, high), ends, strict=True):
                 by_site.update(zip(same_size, end.split(widths), strict=True))
+        if few := _carried_by_few(rows):
+            notes["interval"] = (
+                f"a lower bound for {len(few)} of {sum(map(len, values.values()))} heads: "
+                f"a tenth of the {n_rows} examples, or fewer, carry half of their score"
+            )
         return cls(values, name, low, high, notes, rows)
+
+    def few(self) -> list[Head]:
+        """Return the heads of whose score a tenth of the examples, or fewer, carry half, in magnitude.
+
+        Their interval is a lower bound of the uncertainty: of rarer examples that weigh still more it knows nothing.
+        Where few carry the organism's gradients, such intervals hold the mean over all sentences in some 80 % of
+        samples (:mod:`headtools.heads.intervals`). Raises ``ValueError`` where the scores have no rows.
+
+        >>> rows = torch.tensor([[1.0, 0.0]] * 19 + [[1.0, 99.0]])
+        >>> HeadScores.from_rows({("encoder", 0): rows}, "example").few()
+        [('encoder', 0, 1)]
+        """
+        if self.rows is None:
+            raise ValueError("how many examples carry a score is known from its rows: measure it again")
+        return _carried_by_few(self.rows)
 
     def minus(self, other: HeadScores) -> HeadScores:
         """Return how much these scores exceed others of the same examples and heads: rows are differences, paired.
@@ -113,6 +132,16 @@ class HeadScores:
             )
         differences = {key: rows - other.rows[key] for key, rows in self.rows.items()}
         return HeadScores.from_rows(differences, f"{self.name} minus {other.name}")
+
+    def redrawn(self, times: int, seed: int = 0) -> list[HeadScores]:
+        """Return the scores of ``times`` draws of as many examples, with replacement, the same at all sites."""
+        if self.rows is None:
+            raise ValueError("drawing examples again needs rows, one number per example: measure the scores again")
+        means = {}  # (times, H)
+        for key, rows in self.rows.items():
+            counts = torch.cat(list(resample_counts(len(rows), times, seed)))
+            means[key] = counts @ rows.double() / len(rows)
+        return [HeadScores({key: mean[i] for key, mean in means.items()}, self.name) for i in range(times)]
 
     def __getitem__(self, head: Head) -> float:
         key, index = tuple(head)[:-1], head[-1]
@@ -177,17 +206,23 @@ class HeadScores:
         return len(set(self.top(k)) & set(other.top(k))) / k
 
     def to_frame(self):
-        """Return a pandas frame, one row per head: kind, layer, head, the score, and its bounds if it has them."""
+        """Return a pandas frame, one row per head: kind, layer, head, the score, and its bounds if it has them.
+
+        With bounds and rows there is ``carried_by``, how many examples carry half of the score: see :meth:`few`.
+        """
         import pandas as pd
 
         table = []
         for key, value in self.values.items():
+            carried_by = carriers(self.rows[key]).tolist() if self.rows and self.low else None
             stack = {"stack": key[0]} if len(key) == 3 else {}
             for head in range(len(value)):
                 row = {**stack, "kind": key[-2], "layer": key[-1], "head": head, self.name: float(value[head])}
                 for name, bound in (("low", self.low), ("high", self.high)):
                     if bound is not None:
                         row[name] = float(bound[key][head]) if key in bound else float("nan")
+                if carried_by:
+                    row["carried_by"] = carried_by[head]
                 table.append(row)
         return pd.DataFrame(table)
 
@@ -241,6 +276,11 @@ class HeadScores:
 def head_columns(table: Any) -> list[str]:
     """Return the columns of a table, or the names of a row of it, that say which head a row is about."""
     return [name for name in ("stack", "kind", "layer", "head") if name in table]
+
+
+def _carried_by_few(rows: Rows) -> list[Head]:
+    few = {key: carriers(of_site) <= max(1, len(of_site) / 10) for key, of_site in rows.items()}
+    return [(*key, head) for key, by_head in few.items() for head in by_head.nonzero().flatten().tolist()]
 
 
 def _label(head: Head) -> str:

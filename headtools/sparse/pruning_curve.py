@@ -23,7 +23,9 @@ Evaluate = Callable[[nn.Module], Any]  # model -> (B,) tensor, (score, low, high
 FRACTIONS = tuple(tenths / 10 for tenths in range(10, -1, -1))
 
 
-def curve(model: nn.Module, order: Order, evaluate: Evaluate, keep: Iterable[float] = FRACTIONS) -> pd.DataFrame:
+def curve(
+    model: nn.Module, order: Order, evaluate: Evaluate, keep: Iterable[float] = FRACTIONS, draws: int = 0
+) -> pd.DataFrame:
     """Return how good the model is when only the last heads of an order remain: kept, metric, low, high.
 
     ``order`` is a list of heads, of which the first is removed first, or scores, of which the lowest is. Only heads of
@@ -33,13 +35,17 @@ def curve(model: nn.Module, order: Order, evaluate: Evaluate, keep: Iterable[flo
     ``keep`` says how many heads of the order remain: integers are counts, floats are fractions (1 is one head, 1.0 all
     of them), rounded to the nearest count. The frame has a row for each entry, in the same order.
 
+    ``low`` and ``high`` know nothing of how the order would differ had other examples been ranked on. With ``draws``,
+    which needs scores that have rows, examples are drawn again so often, with replacement and as many, and ranked on;
+    ``draws_low`` and ``draws_high`` are the least and the greatest metric of these orders.
+
     ``evaluate(model)`` is called without gradients and without dropout. It returns a tensor (B,) of one score per
     sentence, whose mean is the metric and whose 95 % bootstrap interval gives ``low`` and ``high``; or (score, low,
     high), as :func:`headtools.organism.evaluate.bleu` does; or one number. Bounds of one number, and of
     fewer than five sentences, are missing (NaN).
 
-    Raises ``ValueError`` for counts beyond the order, fractions outside [0, 1], an empty ``keep`` or NaN scores,
-    ``TypeError`` for another kind of score, and as ``ablate`` does for heads that are not there or named twice.
+    Raises ``ValueError`` for counts beyond the order, fractions outside [0, 1], an empty ``keep``, NaN scores or draws
+    without rows, ``TypeError`` for another kind of score, and as ``ablate`` does for unknown or repeated heads.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -50,16 +56,21 @@ def curve(model: nn.Module, order: Order, evaluate: Evaluate, keep: Iterable[flo
     >>> list(frame.columns), frame.kept.tolist()
     (['kept', 'metric', 'low', 'high'], [8, 4, 2])
     """
-    return curves(model, {"": order}, evaluate, keep).drop(columns="order")
+    return curves(model, {"": order}, evaluate, keep, draws).drop(columns="order")
 
 
 def curves(
-    model: nn.Module, orders: Mapping[str, Order], evaluate: Evaluate, keep: Iterable[float] = FRACTIONS
+    model: nn.Module,
+    orders: Mapping[str, Order],
+    evaluate: Evaluate,
+    keep: Iterable[float] = FRACTIONS,
+    draws: int = 0,
 ) -> pd.DataFrame:
     """Return several curves in one frame: order (its name), kept, metric, low, high.
 
-    As :func:`curve`, with {name: order}. A set of heads that occurs several times, such as none or all, is measured
-    once. Random orders are the baseline: ``{f"random {s}": random_order(sites, s) for s in range(5)}``.
+    As :func:`curve`, with {name: order}; orders that are no scores with rows have no draws (NaN). A set of heads that
+    occurs several times, such as none or all, is measured once. Random orders are the baseline:
+    ``{f"random {s}": random_order(sites, s) for s in range(5)}``.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -70,24 +81,34 @@ def curves(
     ['random 0', 'random 1']
     """
     check_weights(model)
-    keep, points = list(keep), []  # points: name of the order, number of heads kept, heads removed
+    if draws and not any(_has_rows(order) for order in orders.values()):
+        raise ValueError("draws need scores with rows, one number per example: order=ht.gradient(model, batches)")
+    keep, points = list(keep), []  # points: name of the order, number of heads kept, heads removed, and by each draw
     for name, order in orders.items():
         heads = _heads(order)
         select(sites(model), heads)  # raises for heads that are not there, before anything is measured
+        redrawn = [some.order() for some in order.redrawn(draws)] if draws and _has_rows(order) else []
         for entry in keep:
             n_kept = _count(entry, len(heads))
-            points.append((name, n_kept, heads[: len(heads) - n_kept]))
+            points.append((name, n_kept, *(some[: len(some) - n_kept] for some in (heads, *redrawn))))
     if not points:
         raise ValueError("nothing to measure: pass an order and at least one number in keep, e.g. keep=[1.0, 0.5, 0.0]")
-    rows, measured = [], {}  # measured: {heads removed: (metric, low, high)}
-    for name, n_kept, removed in points:
+    measured: dict[frozenset, tuple[float, float, float]] = {}
+
+    def measure(removed: Sequence[Head]) -> tuple[float, float, float]:
         key = frozenset(removed)
         if key not in measured:
             with evaluating(model), torch.no_grad(), ablate(model, removed):
                 result = evaluate(model)
             measured[key] = _metric(result, model)
-        rows.append((name, n_kept, *measured[key]))
-    return pd.DataFrame(rows, columns=["order", "kept", "metric", "low", "high"])
+        return measured[key]
+
+    rows = []
+    for name, n_kept, removed, *by_draw in points:
+        spread = [measure(some)[0] for some in by_draw] or [math.nan]
+        rows.append((name, n_kept, *measure(removed), min(spread), max(spread)))
+    columns = ["order", "kept", "metric", "low", "high", "draws_low", "draws_high"]
+    return pd.DataFrame(rows, columns=columns)[columns if draws else columns[:-2]]
 
 
 def random_order(heads: Sites | HeadScores | Iterable[Head], seed: int) -> list[Head]:
@@ -130,6 +151,10 @@ def greedy_order(model: nn.Module, score: Callable[[nn.Module], HeadScores], ste
             rescored = score(model).order()
         remaining = [head for head in rescored if head in remaining]
     return removed + remaining
+
+
+def _has_rows(order: Order) -> bool:
+    return isinstance(order, HeadScores) and order.rows is not None
 
 
 def _heads(order: Order) -> list[Head]:

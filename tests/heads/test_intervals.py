@@ -1,5 +1,7 @@
 """The bootstrap covers the truth as often as it says, and pairs examples."""
 
+import math
+
 import pytest
 import torch
 from scipy import stats
@@ -13,14 +15,25 @@ def covered(ends, truth):
     return ((low <= truth) & (truth <= high)).float().mean().item()
 
 
-@pytest.mark.parametrize(("n", "columns"), [(5, 3000), (8, 2000), (20, 1000), (100, 1500), (300, 400)])
+@pytest.mark.parametrize(("n", "columns"), [(5, 3000), (8, 2000), (20, 1000), (99, 1000), (100, 1000), (300, 400)])
 def test_covers_the_true_mean_about_as_often_as_promised(n, columns):
-    """Of few examples percentiles alone hold it in 78 to 90 %, and a single Student t of skewed ones in 88 to 92 %."""
+    """Percentiles hold it in 78 to 90 % of few examples, and in 84 % of a hundred of which 95 are 0."""
     generator = torch.Generator().manual_seed(n)
     normal = torch.randn(n, columns, generator=generator)
     skewed = torch.empty(n, columns).exponential_(generator=generator)
     assert 0.92 <= covered(bootstrap(normal), 0) <= 0.98
     assert 0.91 <= covered(bootstrap(skewed), 1) <= 0.97
+    if n >= 99:
+        assert 0.93 <= covered(bootstrap(normal.exp()), math.exp(0.5)) <= 0.98
+        assert 0.91 <= covered(bootstrap(skewed * (torch.rand(n, columns, generator=generator) < 0.05)), 0.05) <= 0.99
+
+
+def test_one_more_example_makes_no_other_interval():
+    """At 100 examples intervals were halved once, where few examples are not 0."""
+    zero_heavy = torch.zeros(101, 40)
+    zero_heavy[:5] = torch.empty(5, 40).exponential_(generator=torch.Generator().manual_seed(0))
+    widths = [(high - low).mean() for low, high in (bootstrap(zero_heavy[:n]) for n in (99, 100, 101))]
+    assert max(widths) / min(widths) < 1.15
 
 
 @pytest.mark.parametrize(
@@ -44,21 +57,8 @@ def test_bad_input(values, level, says):
 
 
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
-@pytest.mark.parametrize("shape", [(100,), (107,), (101, 2, 3)])
-def test_many_by_hand(shape, level):
-    """Draw rows, take means, keep the middle."""
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(4))
-    low, high = bootstrap(values, times=50, level=level, seed=5)
-    draws = torch.randint(shape[0], (50, shape[0]), generator=torch.Generator().manual_seed(5))
-    means = torch.stack([values[rows].double().mean(0) for rows in draws])
-    for found, place in ((low, (1 - level) / 2), (high, 1 - (1 - level) / 2)):
-        assert found.dtype == torch.float32
-        assert torch.allclose(found.double(), means.quantile(place, dim=0), atol=1e-6)
-
-
-@pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
-@pytest.mark.parametrize("shape", [(5,), (7,), (99, 2, 3)])
-def test_few_by_hand(shape, level):
+@pytest.mark.parametrize("shape", [(5,), (107,), (99, 2, 3)])
+def test_by_hand(shape, level):
     """Draw rows, divide how far their mean moves by its standard error, and go as far from the mean the other way."""
     values = torch.empty(shape).exponential_(generator=torch.Generator().manual_seed(4)).double()
     low, high = bootstrap(values, times=50, level=level, seed=5)
@@ -75,12 +75,11 @@ def test_few_by_hand(shape, level):
 
 def test_draws_do_not_depend_on_how_many_fit_in_memory(monkeypatch):
     values = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    many = torch.randn(140, 3, generator=torch.Generator().manual_seed(0))
-    at_once = [*bootstrap(values), *bootstrap(many)]
+    at_once = bootstrap(values)
     monkeypatch.setattr(intervals, "_DRAWS_PER_CHUNK", 1000)
     assert max(len(part) for part in intervals.resample_counts(40, 1000, 0)) == 25
     monkeypatch.setattr(intervals, "_MAX_MEANS", 2000)
-    for one, other in zip(at_once, [*bootstrap(values), *bootstrap(many)], strict=True):
+    for one, other in zip(at_once, bootstrap(values), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
 
 

@@ -109,6 +109,22 @@ def test_the_frame():
     assert stacked.loc[1].tolist() == ["text_model", "encoder", 0, 1, 1.0]
 
 
+def test_scores_that_few_examples_carry_say_so_and_their_intervals_are_lower_bounds(tmp_path):
+    rows = torch.rand(200, 4, generator=torch.Generator().manual_seed(0))
+    rows[:, 1:] = torch.tensor([0.0, 1.0, 2.0])  # two that never vary, and one
+    rows[:2, 3] = torch.tensor([-300.0, 250.0])  # that two sentences carry
+    one = ht.HeadScores.from_rows({("encoder", 0): rows, ("cross", 0): rows[:, 3:]})
+    assert one.few() == [("encoder", 0, 3), ("cross", 0, 0)]
+    says = "a lower bound for 2 of 5 heads: a tenth of the 200 examples, or fewer, carry half of their score"
+    assert ht.HeadScores.load(one.save(tmp_path / "one.safetensors")).notes == {"interval": says}
+    assert says in repr(one)
+    assert one.to_frame().carried_by.tolist()[1:] == [100, 100, 2, 2]
+    assert "carried_by" not in ht.HeadScores(one.values).to_frame()
+    assert not ht.HeadScores.from_rows({("encoder", 0): rows[2:]}).notes
+    with pytest.raises(ValueError, match="known from its rows"):
+        ht.HeadScores(one.values).few()
+
+
 @pytest.mark.parametrize(
     ("build", "kind", "words"),
     [
