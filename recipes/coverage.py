@@ -87,7 +87,7 @@ def other_methods(rows: Tensor, level: float = 0.95) -> dict[str, tuple[Tensor, 
     n, mean = len(rows), rows.mean(0)
     away = rows - mean
     error = rows.std(0) / math.sqrt(n)
-    counts = torch.cat(list(resample_counts(n, 1000, 0)))  # (draws, n)
+    counts = torch.cat(list(resample_counts(n, 1000)))  # (draws, n)
     shift = counts @ away / n
     resample_error = ((counts @ away.square() / n - shift.square()).clamp_min(0) / (n - 1)).sqrt()
     t = (shift / torch.maximum(resample_error, error / 4)).nan_to_num(0, 0, 0)
@@ -165,7 +165,7 @@ def lines(rows: dict[str, list[float]], sizes: Sequence[int] = SIZES) -> str:
 
 def shown(rows: dict[str, list[float]]) -> dict[str, list[float]]:
     """Return the rows of the docstring."""
-    also = ["95 % zeros, percentile", *(f"{name}, {what}" for name in MEASURES for what in ("flagged", "where not"))]
+    also = ["95 % zeros, percentile", "gradient, flagged", "ablation, flagged", "ablation, where not"]
     return {name.removesuffix(", here"): of for name, of in rows.items() if name.endswith(", here") or name in also}
 
 

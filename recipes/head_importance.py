@@ -86,8 +86,10 @@ def change(sentences: Sequence[Sentence], baseline: list[str], without: list[str
 def markdown(results: dict) -> str:
     """Return two tables: heads whose removal changes BLEU (adjusted p < 0.01), and the best only head of each layer."""
     lines = ["| head off | BLEU | p, adjusted |", "|---|---|---|"]
-    rows = adjusted({"head": head, "change": change, "p": p} for head, (change, p) in results["alone"].items())
-    lines += [f"| {r['head']} | {r['change']:+.2f} | {r['p_adjusted']:.2g} |" for r in rows if r["p_adjusted"] < 0.01]
+    for row in adjusted({"head": head, "change": change, "p": p} for head, (change, p) in results["alone"].items()):
+        if row["p_adjusted"] < 0.01:
+            p = f"{row['p_adjusted']:.1g}" if row["p_adjusted"] >= 1e-5 else "< 1e-05"
+            lines.append(f"| {row['head']} | {row['change']:+.2f} | {p} |")
     lines += ["", "| layer | only head, by validation | BLEU there | test | best of test |", "|---|---|---|---|---|"]
     for layer, row in results["only"].items():
         validation, test = ([change for change, _ in row[split]] for split in SPLITS)

@@ -52,7 +52,7 @@ def test_one_more_example_makes_no_other_interval():
 def test_bad_input(values, level, says):
     with pytest.raises(ValueError, match=says):
         bootstrap(values, level=level)
-    with pytest.raises(ValueError, match="such as 1000; got 0"):
+    with pytest.raises(ValueError, match="times from 1 on"):
         bootstrap(torch.rand(5), times=0)
 
 
@@ -61,10 +61,10 @@ def test_bad_input(values, level, says):
 def test_by_hand(shape, level):
     """Draw rows, divide how far their mean moves by its standard error, and go as far from the mean the other way."""
     values = torch.empty(shape).exponential_(generator=torch.Generator().manual_seed(4)).double()
-    low, high = bootstrap(values, times=50, level=level, seed=5)
+    low, high = bootstrap(values, times=50, level=level)
     n, mean, error = shape[0], values.mean(0), values.std(0) / shape[0] ** 0.5
     ratios = []
-    for rows in torch.randint(n, (50, n), generator=torch.Generator().manual_seed(5)):
+    for rows in torch.randint(n, (50, n), generator=torch.Generator().manual_seed(0)):
         own = values[rows].std(0) / n**0.5
         ratios.append((values[rows].mean(0) - mean) / torch.maximum(own, error / 4))
     ratios, t = torch.stack(ratios), stats.t.ppf((1 + level) / 2, n - 1)
@@ -77,7 +77,7 @@ def test_draws_do_not_depend_on_how_many_fit_in_memory(monkeypatch):
     values = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     at_once = bootstrap(values)
     monkeypatch.setattr(intervals, "_DRAWS_PER_CHUNK", 1000)
-    assert max(len(part) for part in intervals.resample_counts(40, 1000, 0)) == 25
+    assert max(len(part) for part in intervals.resample_counts(40, 1000)) == 25
     monkeypatch.setattr(intervals, "_MAX_MEANS", 2000)
     for one, other in zip(at_once, bootstrap(values), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)

@@ -115,13 +115,13 @@ def test_scores_that_few_examples_carry_say_so_and_their_intervals_are_lower_bou
     rows[:2, 3] = torch.tensor([-300.0, 250.0])  # that two sentences carry
     one = ht.HeadScores.from_rows({("encoder", 0): rows, ("cross", 0): rows[:, 3:]})
     assert one.few() == [("encoder", 0, 3), ("cross", 0, 0)]
-    says = "a lower bound for 2 of 5 heads: a tenth of the 200 examples, or fewer, carry half of their score"
+    says = "a lower bound for 2 of 5 heads: 20 or fewer of 200 examples carry half of their score"
     assert ht.HeadScores.load(one.save(tmp_path / "one.safetensors")).notes == {"interval": says}
     assert says in repr(one)
     assert one.to_frame().carried_by.tolist()[1:] == [100, 100, 2, 2]
     assert "carried_by" not in ht.HeadScores(one.values).to_frame()
     assert not ht.HeadScores.from_rows({("encoder", 0): rows[2:]}).notes
-    with pytest.raises(ValueError, match="known from its rows"):
+    with pytest.raises(ValueError, match="needs rows, one number per example"):
         ht.HeadScores(one.values).few()
 
 
