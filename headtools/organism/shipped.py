@@ -48,12 +48,12 @@ def _one_head_off(file: dict) -> list[dict]:
 
 
 def _one_head_left(file: dict) -> list[dict]:
-    return adjusted(
+    return [
         _bleu_change(entry, layer=layer, head=head, split=split)
         for layer, by_split in file["only"].items()
         for split, entries in by_split.items()
         for head, entry in enumerate(entries)
-    )
+    ]
 
 
 def adjusted(rows: Iterable[dict]) -> list[dict]:
