@@ -36,24 +36,18 @@ def test_one_more_example_makes_no_other_interval():
     assert max(widths) / min(widths) < 1.15
 
 
-@pytest.mark.parametrize(
-    ("values", "level", "says"),
-    [
-        (torch.rand(1), 0.95, "needs 5 examples or more"),
-        (torch.rand(4, 2), 0.95, r"got values of shape \(4, 2\).*report the mean alone"),
-        (torch.tensor([0.0, float("nan"), 1.0, 2.0, 3.0]), 0.95, "NaN or infinity"),
-        (torch.tensor([0.0, float("inf"), 1.0, 2.0, 3.0]), 0.95, "NaN or infinity"),
-        (torch.rand(5), 95, "between 0 and 1"),
-        (torch.rand(5), 1.0, "between 0 and 1"),
-        (torch.rand(5), 0.0, "between 0 and 1"),
-        (torch.tensor(1.0), 0.95, "needs 5 examples or more"),
-    ],
-)
-def test_bad_input(values, level, says):
-    with pytest.raises(ValueError, match=says):
-        bootstrap(values, level=level)
-    with pytest.raises(ValueError, match="times from 1 on"):
-        bootstrap(torch.rand(5), times=0)
+def test_bad_input():
+    for few in (torch.tensor(1.0), torch.rand(1), torch.rand(4, 2)):
+        with pytest.raises(
+            ValueError, match=rf"needs 5 examples or more, got values of shape \({str(few.shape)[12:-2]}"
+        ):
+            bootstrap(few)
+    for missing in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            bootstrap(torch.tensor([missing, 0.0, 1.0, 2.0, 3.0]))
+    for wrong in ({"level": 95}, {"level": 1.0}, {"level": 0.0}, {"times": 0}):
+        with pytest.raises(ValueError, match=r"level lies between 0 and 1, such as 0.95, and times from 1 on"):
+            bootstrap(torch.rand(5), **wrong)
 
 
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
@@ -117,12 +111,10 @@ def test_a_rank_correlation_lies_in_its_interval_which_covers_what_as_many_examp
 
 def test_intervals_round_a_score_know_how_many_examples_it_has():
     replicas = torch.randn(3, 2000, generator=torch.Generator().manual_seed(0))
-    low, high = interval_around(torch.zeros(3), replicas, torch.tensor([4, 10, 10**6]), 0.95)
-    assert low[0].isnan()
-    assert high[0].isnan()
-    assert 2.2 < -low[1] < 2.8
-    assert 2.2 < high[1] < 2.8
-    assert high[2] == pytest.approx(1.96, abs=0.15)
+    for end in interval_around(torch.zeros(3), replicas, torch.tensor([4, 10, 10**6]), 0.95):
+        assert end[0].isnan()
+        assert 2.2 < end[1].abs() < 2.8
+        assert end[2].abs() == pytest.approx(1.96, abs=0.15)
 
 
 def test_percentiles_are_torchs_quantiles():
@@ -133,6 +125,3 @@ def test_percentiles_are_torchs_quantiles():
         ends = torch.tensor([(1 - level) / 2, (1 + level) / 2])
         for ours, theirs in zip(percentiles(some, level), torch.nanquantile(some, ends, dim=-1), strict=True):
             assert torch.allclose(ours, theirs, atol=1e-6, equal_nan=True)
-    whole = some[2].double().T  # as bootstrap has it: strided, in double precision, no NaN
-    expected = torch.quantile(whole, torch.tensor([0.025, 0.975], dtype=torch.double), dim=0)
-    assert torch.allclose(torch.stack(percentiles(whole.T, 0.95)), expected, rtol=1e-12, atol=0)

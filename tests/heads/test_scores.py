@@ -76,18 +76,8 @@ def test_law_spearman_is_pearson_of_ranks(seed):
     if one.flat().unique().numel() == 1:
         return
     assert one.spearman(other) == pytest.approx(torch.corrcoef(both)[0, 1].item(), abs=1e-9)
-    assert one.spearman(other) == pytest.approx(other.spearman(one))
-    assert one.spearman(one) == pytest.approx(1)
-    grown = ht.HeadScores({key: value.exp() for key, value in one.values.items()})
-    assert grown.spearman(other) == pytest.approx(one.spearman(other))
-    turned = ht.HeadScores({key: -value for key, value in one.values.items()})
-    assert turned.spearman(other) == pytest.approx(-one.spearman(other))
-
-
-def test_sites_may_come_in_another_order():
-    one = ht.HeadScores(RAGGED)
-    other = ht.HeadScores(dict(reversed(RAGGED.items())))
-    assert one.spearman(other) == pytest.approx(1)
+    backwards = ht.HeadScores(dict(reversed(other.values.items())))  # sites may come in another order
+    assert one.spearman(backwards) == pytest.approx(one.spearman(other))
 
 
 def test_agreement():
@@ -148,18 +138,7 @@ def test_bad_scores(build, kind, words):
         build()
 
 
-@pytest.mark.parametrize(
-    ("values", "notes", "text"),
-    [
-        ([[0.5]], {}, "<HeadScores 'score': 1 heads, highest encoder 0.0 0.5>"),
-        ([[1.0, 2], [3]], {}, "<HeadScores 'score': 3 heads, highest encoder 1.0 3, encoder 0.1 2, encoder 0.0 1>"),
-        (
-            [[4.0, 3, 2, 1]],
-            {"kept": 0.25},
-            "<HeadScores 'score': 4 heads, highest encoder 0.0 4, encoder 0.1 3, encoder 0.2 2; kept 0.25>",
-        ),
-        ([[0.12345]], {"a": 1.0, "b": 2.0}, "<HeadScores 'score': 1 heads, highest encoder 0.0 0.123; a 1; b 2>"),
-    ],
-)
-def test_what_scores_say_of_themselves(values, notes, text):
-    assert repr(scores(values, notes=notes)) == text
+def test_what_scores_say_of_themselves():
+    four, one = scores([[4.0, 3, 2], [1]], notes={"kept": 0.25}), scores([[0.12345]], notes={"a": 1.0, "b": "two"})
+    assert repr(four) == "<HeadScores 'score': 4 heads, highest encoder 0.0 4, encoder 0.1 3, encoder 0.2 2; kept 0.25>"
+    assert repr(one) == "<HeadScores 'score': 1 heads, highest encoder 0.0 0.123; a 1; b two>"
