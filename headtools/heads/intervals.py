@@ -22,8 +22,9 @@ ablation, where not       32    41    61    86    97    94    93    95    97
 ====================== ===== ===== ===== ===== ===== ===== ===== ===== =====
 
 "Flagged" are scores of which a tenth of the examples, or fewer, carry half (``HeadScores.few``). No method knows what a
-rare, heavy example weighs that a sample does not contain, so their intervals are a lower bound of the uncertainty; with
-fewer than 50 examples the flag misses some. Percentiles, bootstrap-t alone and BCa cover less at every n.
+rare, heavy example weighs that a sample does not contain, so their intervals are a lower bound of the uncertainty. With
+fewer than 50 examples the flag misses some; a rate of a tenth or less is flagged though its interval covers from 50 on.
+Percentiles, bootstrap-t alone and BCa cover no more at any n.
 """
 
 from __future__ import annotations
