@@ -8,6 +8,7 @@
     scratch          the heads that a sweep kept, trained from nothing          -> scratch.json
     orders           pruning curves of many rankings of heads                   -> orders.json
     head_importance  each head off, each left alone in its layer, pairs         -> worth.json, ablation.safetensors
+    coverage         how often intervals hold the true mean                     -> docstring of heads/intervals.py
     merging          merging heads against cutting them                         -> merging.json
     latency          what cutting heads buys in time                            -> latency.json
     sinks            what removes an attention sink from a model of one head    -> sinks.json

@@ -24,6 +24,7 @@ FILE = ASSETS / "pruning.json"
 FRACTIONS = (1.0, 0.875, 0.75, 0.5, 0.375, 0.25, 0.125, 0.0)  # of the encoder's heads that are kept
 RANDOM_ORDERS = 5
 CURVE_ON = 200  # sentences
+DRAWS = 20  # of the validation sentences: of another, 19 in 21 lie within the spread of these
 PENALTIES = [0.0, 0.02, 0.05]  # nats for one open gate; 0 is the control: as many steps without a penalty
 STEPS, DECAY = 1_000, 0.3  # steps, and the fraction of them at the end in which the learning rates fall to 0
 SENTENCES = 500  # of the test split
@@ -33,8 +34,9 @@ def encoder_curve(model: nn.Module, validation: Sequence[Sentence], test: Sequen
     """Return token accuracy with encoder heads ablated, those of least gradient importance first.
 
     Importance is measured on ``validation``, accuracy on ``test``. One dict for each of ``FRACTIONS``: the number of
-    heads ``kept``, their fraction ``share``, ``accuracy`` with the ends ``low`` and ``high`` of its 95 % interval, and
-    over five random rankings the mean accuracy, ``random``, and the largest, ``best``.
+    heads ``kept``, their fraction ``share``, ``accuracy`` with the ends ``low`` and ``high`` of its 95 % interval over
+    test sentences, the least and greatest accuracy of 20 draws of the validation sentences, ``draws_low`` and
+    ``draws_high``, and over five random rankings the mean accuracy, ``random``, and the largest, ``best``.
 
     >>> few = ht.corpus("organism", limit=4)
     >>> [point["kept"] for point in encoder_curve(ht.load()[0], few, few)]
@@ -43,7 +45,7 @@ def encoder_curve(model: nn.Module, validation: Sequence[Sentence], test: Sequen
     heads = ht.sites(model)["encoder"]
     rankings = {"gradient": ht.gradient(model, batches(validation), sites=["encoder"])}
     rankings |= {str(seed): ht.random_order(heads, seed) for seed in range(RANDOM_ORDERS)}
-    frame = ht.curves(model, rankings, lambda model: token_accuracy(model, test), FRACTIONS)
+    frame = ht.curves(model, rankings, lambda model: token_accuracy(model, test), FRACTIONS, draws=DRAWS)
     random = frame[frame.order != "gradient"].groupby("kept").metric
     curve = frame[frame.order == "gradient"].set_index("kept")
     return [
@@ -53,6 +55,8 @@ def encoder_curve(model: nn.Module, validation: Sequence[Sentence], test: Sequen
             "accuracy": round(row.metric, 4),
             "low": round(row.low, 4),
             "high": round(row.high, 4),
+            "draws_low": round(row.draws_low, 4),
+            "draws_high": round(row.draws_high, 4),
             "random": round(random.mean()[n_kept], 4),
             "best": round(random.max()[n_kept], 4),
         }
@@ -118,9 +122,10 @@ def gates_kept(
 
 def markdown(results: Mapping[str, list[dict]]) -> str:
     """Return the tables: the curve, and the rows of gates."""
-    lines = ["| encoder heads kept | accuracy | 95 % | random rankings: mean, best |", "|---|---|---|---|"]
+    lines = ["| encoder heads kept | accuracy | 95 % | ranking draws | random: mean, best |", "|" + "---|" * 5]
     lines += [
-        f"| {p['kept']} | {p['accuracy']:.3f} | {p['low']:.3f}–{p['high']:.3f} | {p['random']:.3f}, {p['best']:.3f} |"
+        f"| {p['kept']} | {p['accuracy']:.3f} | {p['low']:.3f}–{p['high']:.3f} | "
+        f"{p['draws_low']:.3f}–{p['draws_high']:.3f} | {p['random']:.3f}, {p['best']:.3f} |"
         for p in results["curve"]
     ]
     header = "what learned | steps | penalty | seed | heads kept | BLEU | 95 % | with a role (chance) | p | kept"

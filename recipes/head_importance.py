@@ -19,6 +19,7 @@ import headtools as ht
 from headtools._engine.loop import progress
 from headtools.heads.scores import Head, HeadScores
 from headtools.organism.batches import batches
+from headtools.organism.shipped import adjusted
 from headtools.roles.sentence import Sentence
 from recipes._results import ASSETS, write
 
@@ -77,15 +78,18 @@ def translations(
 
 
 def change(sentences: Sequence[Sentence], baseline: list[str], without: list[str]) -> list[float]:
-    """Return the change of BLEU and the p of its paired bootstrap."""
+    """Return the change of BLEU and its two-sided p by paired bootstrap."""
     result = ht.paired_bootstrap(baseline, without, [" ".join(sentence.target) for sentence in sentences])
-    return [round(result.difference, 3), round(result.p, 3)]
+    return [round(result.difference, 3), round(result.p, 6)]
 
 
 def markdown(results: dict) -> str:
-    """Return two tables: encoder heads whose removal changes BLEU (p < 0.01), and the best only head of each layer."""
-    lines = ["| head off | BLEU | p |", "|---|---|---|"]
-    lines += [f"| {head} | {change:+.2f} | {p:.3f} |" for head, (change, p) in results["alone"].items() if p < 0.01]
+    """Return two tables: heads whose removal changes BLEU (adjusted p < 0.01), and the best only head of each layer."""
+    lines = ["| head off | BLEU | p, adjusted |", "|---|---|---|"]
+    for row in adjusted({"head": head, "change": change, "p": p} for head, (change, p) in results["alone"].items()):
+        if row["p_adjusted"] < 0.01:
+            p = f"{row['p_adjusted']:.1g}" if row["p_adjusted"] >= 1e-5 else "< 1e-05"
+            lines.append(f"| {row['head']} | {row['change']:+.2f} | {p} |")
     lines += ["", "| layer | only head, by validation | BLEU there | test | best of test |", "|---|---|---|---|---|"]
     for layer, row in results["only"].items():
         validation, test = ([change for change, _ in row[split]] for split in SPLITS)
@@ -106,7 +110,8 @@ def main(
     validation, test = ({table: ht.corpus("organism", split, n) for table, n in count.items()} for split in SPLITS)
 
     scores = ht.ablation(model, batches(validation["ablation"], 25), checkpoint=run and run / "ablation")
-    HeadScores(scores.values, scores.name, scores.low, scores.high).save(assets / "ablation.safetensors")  # no rows
+    without_rows = HeadScores(scores.values, scores.name, scores.low, scores.high, scores.notes)
+    without_rows.save(assets / "ablation.safetensors")
     pairs = ht.interaction(model, batches(validation["pairs"], 25), sites=["encoder"], checkpoint=run and run / "pairs")
     by_split = {
         split: one_head_left(model, tokenizer, sentences["only"])

@@ -39,6 +39,7 @@ EXAMPLE_WORDS = (5, 14)  # fewest and most words of the sentence whose maps are 
 RANDOM_POINTS = (0.75, 0.5, 0.25)  # shares of heads kept at which random orders are measured
 SINK_FROM = 0.5  # a share of weight on the first token from which on a head is counted
 N_SEQUENCES, LENGTH, REPEATS = 12, 25, 4  # random segments, their tokens, and how often each stands in a sequence
+RANKING_DRAWS = 5
 CUT = 0.2  # share of heads that are switched off to check a ranking
 CACHED = 4096  # tokens of the text for which the saving of a smaller cache is computed
 
@@ -107,13 +108,16 @@ def pruning(subject: Subject, results: Results, orders: int) -> dict[str, pd.Dat
     """The loss against the number of heads kept, least important heads first, and in random orders."""
     loss = subject.loss_of(subject.test)  # now, before any head is off: it may compare with the full model's outputs
     measure = partial(losses, batches=subject.test, loss=loss)
-    frame = curves(subject.model, {"gradient": results["selection"]}, measure)
+    frame = curves(subject.model, ranked := {"gradient": results["selection"]}, measure)
     random = {f"random {i}": random_order(sites(subject.model), subject.seed + i) for i in range(orders)}
     if random:  # their mean is smooth: half as many points will do, and all heads and none they share
         ends = frame[frame.kept.isin([0, len(results["selection"])])]
         between = curves(subject.model, random, measure, RANDOM_POINTS)
         frame = pd.concat([frame, *(ends.assign(order=name) for name in random), between])
     frame = frame.drop_duplicates(["order", "kept"])  # with few heads, two fractions are one count
+    # With half of the heads: what other draws of the examples that heads are ranked on would have given.
+    spread = curves(subject.model, ranked, measure, [0.5], draws=RANKING_DRAWS)
+    frame = frame.merge(spread[["order", "kept", "draws_low", "draws_high"]], "left", ["order", "kept"])
     # "gradient" comes before "random"
     return {"table": frame.sort_values(["order", "kept"], ascending=[True, False], ignore_index=True)}
 

@@ -138,7 +138,8 @@ def importance(subject: Subject, results: Results) -> Shown:
     else:
         label = "mean |gradient|"
         quantity = "mean absolute gradient of the loss with respect to the head's gate"
-    intervals = NO_INTERVAL if scores.low is None else "with 95 % intervals"
+    few = scores.notes.get("interval")  # where few examples carry scores
+    intervals = NO_INTERVAL if scores.low is None else ", ".join(filter(None, ["with 95 % intervals", few]))
     caption = (
         f"The heads that one half chose, measured on {subject.test_text} of the other: {quantity}; "
         f"{subject.measure_text}, {intervals}"
@@ -240,6 +241,8 @@ def _heads_needed(subject: Subject, curve: pd.DataFrame, random: pd.Series, half
     free = total - min(n for n in curve.index if all(curve.metric[k] <= threshold for k in curve.index if k >= n))
     unit = f" {subject.metric.removesuffix(' (nats)')}"
     detail = f"With {half} heads it is {number(with_half)} ({interval(low, high)}), with none {number(with_none)}"
+    if not math.isnan(least := float(curve.get("draws_low", {}).get(half, math.nan))):
+        detail += f"; ranked on other draws of the same examples, {number(least)} to {number(curve.draws_high[half])}"
     detail += f"; when heads go in random order, {number(float(random[half]))} with {half}." if len(random) else "."
     if with_none <= threshold:
         headline = f"Here the model does not need its heads: its{unit} is {number(with_none)} without any."

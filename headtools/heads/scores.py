@@ -1,8 +1,4 @@
-"""Scores of heads: one number per example and head (rows), and what is made of them in this one place.
-
-Every measure gives rows, {(kind, layer): (n, H)}. Means, intervals, comparisons, rankings, tables and files are those
-of ``HeadScores``.
-"""
+"""Scores of heads: one number per example and head (rows), and what is made of them in this one place."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from scipy.stats import rankdata, spearmanr
 from torch import Tensor
 
 from headtools._engine.store import read_tensors, write_tensors
-from headtools.heads.intervals import MIN_EXAMPLES, bounds
+from headtools.heads.intervals import MIN_EXAMPLES, bounds, carriers, resample_counts
 
 Head = tuple  # (kind, layer, head), or (stack, kind, layer, head)
 Rows = Mapping[tuple, Tensor]  # {(kind, layer): (n, H)}, one row per example
@@ -28,18 +24,14 @@ class HeadScores:
     """One number per head of every site, such as an importance, a confidence or a count.
 
     ``values``: {(kind, layer): (H,) tensor}; layers may have different numbers of heads. ``name`` says what the
-    number is. ``low`` and ``high``, where given, bound each value (an interval) and have the same keys and shapes.
-    ``notes``, where given, are numbers or texts that the measure reports about itself, such as the fraction of
-    relevance that it conserves, or why there is no interval. ``rows``, where the scores are means over examples, has
-    each example's own numbers, {(kind, layer): (n, H)}.
-
-    Raises ``TypeError`` or ``ValueError`` for values that are not vectors or hold NaN, or for wrong bounds.
+    number is. ``low`` and ``high`` bound each value (an interval) and have the same keys and shapes. ``notes`` are
+    numbers or texts that the measure reports about itself, such as the fraction of relevance that it conserves, or why
+    there is no interval. ``rows``, where scores are means over examples, are theirs, {(kind, layer): (n, H)}. Raises
+    ``TypeError`` or ``ValueError`` for values that are not vectors or hold NaN, or for wrong bounds.
 
     >>> scores = HeadScores({("encoder", 0): torch.tensor([0.1, 0.75]), ("encoder", 1): torch.tensor([0.5])})
-    >>> scores.top(2)
-    [('encoder', 0, 1), ('encoder', 1, 0)]
-    >>> scores["encoder", 0, 1]
-    0.75
+    >>> scores.top(2), scores["encoder", 0, 1]
+    ([('encoder', 0, 1), ('encoder', 1, 0)], 0.75)
     """
 
     values: Mapping[tuple, Tensor]
@@ -55,8 +47,8 @@ class HeadScores:
         for by_site in (self.values, self.low, self.high):
             for key, value in (by_site or {}).items():
                 if not isinstance(value, Tensor) or value.dim() != 1 or not len(value):
-                    shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                    raise TypeError(f"the scores of {key} must be a tensor of shape (heads,), got {shape}")
+                    got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                    raise TypeError(f"the scores of {key} must be a tensor of shape (heads,), got {got}")
                 if value.isnan().any():
                     raise ValueError(f"the scores of {key} hold NaN: {value.tolist()}")
                 if key not in self.values or self.values[key].shape != value.shape:
@@ -73,46 +65,63 @@ class HeadScores:
     ) -> HeadScores:
         """Return the means of rows, {(kind, layer): (n, H)}, with 95 % intervals over examples from five rows on.
 
-        With fewer rows the scores have no bounds, and ``notes["interval"]`` says why. Bounds are clamped to ``minimum``
-        and ``maximum``, the range of the score.
+        Bounds are clamped to ``minimum`` and ``maximum``, the range of the score. ``notes["interval"]`` says why there
+        are none, or for how many heads they are a lower bound of the uncertainty: :meth:`few`.
 
         >>> scores = HeadScores.from_rows({("encoder", 0): torch.tensor([[1.0, 5.0], [3.0, 5.0]])}, "example")
         >>> scores.values["encoder", 0], scores.notes
         (tensor([2., 5.]), {'interval': 'none: 2 examples came, 5 are needed'})
         """
-        values = {key: site_rows.mean(0).float() for key, site_rows in rows.items()}
-        notes = dict(notes or {})
-        n_rows = min(map(len, rows.values()))
-        if n_rows < MIN_EXAMPLES:
-            came = f"{n_rows} example{'s' if n_rows > 1 else ''} came"
-            return cls(values, name, None, None, notes | {"interval": f"none: {came}, {MIN_EXAMPLES} are needed"}, rows)
+        values, notes = {key: site_rows.mean(0).float() for key, site_rows in rows.items()}, dict(notes or {})
+        n = min(map(len, rows.values()))
+        if n < MIN_EXAMPLES:
+            notes["interval"] = f"none: {n} example{'s' if n > 1 else ''} came, {MIN_EXAMPLES} are needed"
+            return cls(values, name, None, None, notes, rows)
         low, high = {}, {}
         # Sites with equally many rows are resampled together: the same draws for all their heads, in one product.
         for size in {len(site_rows) for site_rows in rows.values()}:
             same_size = {key: site_rows for key, site_rows in rows.items() if len(site_rows) == size}
             widths = [site_rows.shape[1] for site_rows in same_size.values()]
             ends = bounds(torch.cat(list(same_size.values()), 1), minimum, maximum)
-            for by_site, end in zip((low, high), ends, strict=True):
-                by_site.update(zip(same_size, end.split(widths), strict=True))
+            low |= zip(same_size, ends[0].split(widths), strict=True)
+            high |= zip(same_size, ends[1].split(widths), strict=True)
+        if few := _carried_by_few(rows):
+            of, most = f"{len(few)} of {sum(map(len, values.values()))} heads", max(1, n // 10)
+            notes["interval"] = f"a lower bound for {of}: {most} or fewer of {n} examples carry half of their score"
         return cls(values, name, low, high, notes, rows)
+
+    def few(self) -> list[Head]:
+        """Return the heads of whose score a tenth of the examples, or fewer (but one), carry half, in magnitude.
+
+        Their interval is a lower bound of the uncertainty, since it knows nothing of rarer examples that weigh more: of
+        the organism's gradients it holds the mean over all sentences in some 80 % of samples (``intervals.py``). Raises
+        ``ValueError`` where the scores have no rows.
+
+        >>> rows = torch.tensor([[1.0, 0.0]] * 19 + [[1.0, 99.0]])
+        >>> HeadScores.from_rows({("encoder", 0): rows}, "example").few()
+        [('encoder', 0, 1)]
+        """
+        return _carried_by_few(self._rows("which examples carry a score"))
 
     def minus(self, other: HeadScores) -> HeadScores:
         """Return how much these scores exceed others of the same examples and heads: rows are differences, paired.
-
-        Raises ``ValueError`` where one of the two has no rows, or the examples or heads differ in number.
 
         >>> one, two = (HeadScores.from_rows({("encoder", 0): torch.arange(6.0)[:, None] * k}) for k in (1, 2))
         >>> two.minus(one).values
         {('encoder', 0): tensor([2.5000])}
         """
-        if self.rows is None or other.rows is None:
-            raise ValueError("a paired difference needs both scores' rows, one number per example: measure both again")
-        if {k: v.shape for k, v in self.rows.items()} != {k: v.shape for k, v in other.rows.items()}:
-            raise ValueError(
-                "a paired difference needs the same examples and heads in both: measure them on one corpus"
-            )
-        differences = {key: rows - other.rows[key] for key, rows in self.rows.items()}
-        return HeadScores.from_rows(differences, f"{self.name} minus {other.name}")
+        one, two = self._rows("a difference"), other._rows("a difference")
+        if {key: rows.shape for key, rows in one.items()} != {key: rows.shape for key, rows in two.items()}:
+            raise ValueError("a difference needs the same examples and heads: measure both scores on one corpus")
+        return HeadScores.from_rows({k: rows - two[k] for k, rows in one.items()}, f"{self.name} minus {other.name}")
+
+    def redrawn(self, times: int) -> list[HeadScores]:
+        """Return the scores of ``times`` draws of as many examples, with replacement, the same at all sites."""
+        means = {}  # (times, H)
+        for key, rows in self._rows("drawing examples again").items():
+            counts = torch.cat(list(resample_counts(len(rows), times)))
+            means[key] = counts @ rows.double() / len(rows)
+        return [HeadScores({key: mean[i] for key, mean in means.items()}, self.name) for i in range(times)]
 
     def __getitem__(self, head: Head) -> float:
         key, index = tuple(head)[:-1], head[-1]
@@ -127,10 +136,9 @@ class HeadScores:
         return sum(len(value) for value in self.values.values())
 
     def __repr__(self) -> str:
-        best = ", ".join(f"{_label(head)} {self[head]:.3g}" for head in self.top(min(3, len(self))))
-        notes = "".join(
-            f"; {name} {note if isinstance(note, str) else format(note, '.3g')}" for name, note in self.notes.items()
-        )
+        first = self.top(min(3, len(self)))
+        best = ", ".join(f"{' '.join(map(str, key))}.{i} {self[(*key, i)]:.3g}" for *key, i in first)
+        notes = "".join(f"; {k} {note if isinstance(note, str) else f'{note:.3g}'}" for k, note in self.notes.items())
         return f"<HeadScores {self.name!r}: {len(self)} heads, highest {best}{notes}>"
 
     def flat(self) -> Tensor:
@@ -143,10 +151,7 @@ class HeadScores:
         return [heads[i] for i in torch.argsort(self.flat(), stable=True).tolist()]
 
     def top(self, k: int) -> list[Head]:
-        """Return the ``k`` heads with the highest scores, highest first.
-
-        Raises ``ValueError`` when there are fewer than ``k`` heads.
-        """
+        """Return the ``k`` heads with the highest scores, highest first; ``ValueError`` where there are fewer."""
         if not 1 <= k <= len(self):
             raise ValueError(f"top(k) needs 1 <= k <= {len(self)} heads, got {k}")
         heads = list(self)
@@ -154,17 +159,14 @@ class HeadScores:
 
     def rank(self) -> HeadScores:
         """Return every head's rank as scores: 0 for the lowest; equal scores share their mean rank."""
-        ranks = torch.from_numpy(rankdata(self.flat())) - 1
-        by_site = ranks.split([len(value) for value in self.values.values()])
+        by_site = (torch.from_numpy(rankdata(self.flat())) - 1).split([len(value) for value in self.values.values()])
         return HeadScores(dict(zip(self.values, by_site, strict=True)), name=f"rank of {self.name}")
 
     def spearman(self, other: HeadScores) -> float:
         """Return Spearman's rank correlation with scores of the same heads, in [-1, 1].
 
-        Noise in the scores lowers it. For an interval, resample the examples of which both scores are means:
-        ``bootstrap(rows, statistic=...)``.
-
-        Raises ``ValueError`` when the heads differ or one of the scores is constant.
+        Noise lowers it; for an interval, resample the examples of both: ``bootstrap(rows, statistic=...)``. Raises
+        ``ValueError`` when the heads differ or one of the scores is constant.
         """
         a, b = self.flat(), self._matched(other)
         if a.min() == a.max() or b.min() == b.max():
@@ -177,24 +179,23 @@ class HeadScores:
         return len(set(self.top(k)) & set(other.top(k))) / k
 
     def to_frame(self):
-        """Return a pandas frame, one row per head: kind, layer, head, the score, and its bounds if it has them."""
+        """Return a pandas frame, a row a head, with bounds and how many examples carry half, where these are known."""
         import pandas as pd
 
-        table = []
+        frames = []
         for key, value in self.values.items():
-            stack = {"stack": key[0]} if len(key) == 3 else {}
-            for head in range(len(value)):
-                row = {**stack, "kind": key[-2], "layer": key[-1], "head": head, self.name: float(value[head])}
-                for name, bound in (("low", self.low), ("high", self.high)):
-                    if bound is not None:
-                        row[name] = float(bound[key][head]) if key in bound else float("nan")
-                table.append(row)
-        return pd.DataFrame(table)
+            site = {"stack": key[0]} if len(key) == 3 else {}
+            site |= {"kind": key[-2], "layer": key[-1], "head": range(len(value)), self.name: value.tolist()}
+            for name, bound in (("low", self.low), ("high", self.high)):
+                if bound is not None:
+                    site[name] = bound[key].tolist() if key in bound else float("nan")
+            if self.rows and self.low:
+                site["carried_by"] = carriers(self.rows[key]).tolist()
+            frames.append(pd.DataFrame(site))
+        return pd.concat(frames, ignore_index=True)
 
     def save(self, path: str | Path) -> Path:
         """Write the scores, their bounds and rows to a safetensors file, whole or not at all, and return its path.
-
-        Raises ``ValueError`` for another extension, ``OSError`` where the file cannot be written.
 
         >>> import tempfile
         >>> scores = HeadScores.from_rows({("encoder", 0): torch.rand(9, 2)}, "example")
@@ -202,34 +203,30 @@ class HeadScores:
         ...     HeadScores.load(scores.save(f"{folder}/example.safetensors")).top(1) == scores.top(1)
         True
         """
-        parts = {"values": self.values, "low": self.low, "high": self.high, "rows": self.rows}
-        tensors = {
-            f"{part}|{json.dumps(key)}": value
-            for part, by_site in parts.items()
-            if by_site
-            for key, value in by_site.items()
-        }
+        parts = {"values": self.values, "low": self.low or {}, "high": self.high or {}, "rows": self.rows or {}}
+        tensors = {f"{part}|{json.dumps(key)}": value for part, of in parts.items() for key, value in of.items()}
         metadata = {"scores": self.name, "notes": dict(self.notes), "sites": [list(key) for key in self.values]}
         return write_tensors(path, tensors, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> HeadScores:
-        """Return the scores that ``save`` wrote.
-
-        Raises ``FileNotFoundError`` where there is no file, ``ValueError`` for one that is damaged or holds no scores.
-        """
+        """Return the scores that ``save`` wrote; ``ValueError`` for a file that is damaged or holds no scores."""
         tensors, metadata = read_tensors(path)
         parts: dict[str, dict[tuple, Tensor]] = {}
         try:
             for name, tensor in tensors.items():
                 part, _, key = name.partition("|")
                 parts.setdefault(part, {})[tuple(json.loads(key))] = tensor
-            # the file has its own order; sites come in that in which they were measured
-            sites = [tuple(key) for key in metadata["sites"]]
+            sites = [tuple(key) for key in metadata["sites"]]  # in the order in which they were measured
             ordered = {part: {key: by_site[key] for key in sites if key in by_site} for part, by_site in parts.items()}
             return cls(name=metadata["scores"], notes=metadata["notes"], **ordered)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} holds no scores of heads: write them with scores.save(path) ({error})") from error
+
+    def _rows(self, what: str) -> Rows:
+        if self.rows is None:
+            raise ValueError(f"{what} needs rows, one number per example: measure the scores again, these have none")
+        return self.rows
 
     def _matched(self, other: HeadScores) -> Tensor:
         """Return ``other``'s values in the order of these heads."""
@@ -243,5 +240,6 @@ def head_columns(table: Any) -> list[str]:
     return [name for name in ("stack", "kind", "layer", "head") if name in table]
 
 
-def _label(head: Head) -> str:
-    return " ".join(map(str, head[:-1])) + f".{head[-1]}"
+def _carried_by_few(rows: Rows) -> list[Head]:
+    few = {key: carriers(of_site) <= max(1, len(of_site) / 10) for key, of_site in rows.items()}
+    return [(*key, head) for key, by_head in few.items() for head in by_head.nonzero().flatten().tolist()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pandas as pd
+from scipy.stats import false_discovery_control
 
 from headtools._engine.store import read_json
 from headtools.heads.scores import HeadScores
@@ -16,7 +17,7 @@ from headtools.heads.sites import sites
 from headtools.organism._checksums import ASSETS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import nn
 
@@ -43,7 +44,7 @@ def _bleu_change(change_and_p: list, **row: object) -> dict:
 
 
 def _one_head_off(file: dict) -> list[dict]:
-    return [_bleu_change(entry, head=head) for head, entry in file["alone"].items()]
+    return adjusted([_bleu_change(entry, head=head) for head, entry in file["alone"].items()])
 
 
 def _one_head_left(file: dict) -> list[dict]:
@@ -53,6 +54,13 @@ def _one_head_left(file: dict) -> list[dict]:
         for split, entries in by_split.items()
         for head, entry in enumerate(entries)
     ]
+
+
+def adjusted(rows: Iterable[dict]) -> list[dict]:
+    """Add ``p_adjusted``, each p corrected for the number of rows by Benjamini and Hochberg's method (1995)."""
+    rows = list(rows)
+    p_adjusted = false_discovery_control([row["p"] for row in rows])
+    return [row | {"p_adjusted": float(p)} for row, p in zip(rows, p_adjusted, strict=True)]
 
 
 def _pairs(file: dict) -> list[dict]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headtools.heads._devices import without_autocast
-from headtools.heads.intervals import MANY_EXAMPLES, MIN_EXAMPLES, interval_around, percentiles
+from headtools.heads.intervals import MIN_EXAMPLES, interval_around
 from headtools.heads.sites import Site
 from headtools.roles.role import Role
 
@@ -132,13 +132,8 @@ def _scores(roles: Sequence[Role], sums: Sums, counts: Sums) -> dict[str, Tensor
 
 def _interval(score: Tensor, replicas: Tensor, n_sentences: Tensor) -> tuple[Tensor, Tensor]:
     """Ends of the interval of each score (R, head) by its replicas (R, head, times), of ``n_sentences`` (R,)."""
-    low, high = percentiles(replicas, LEVEL)
-    few = (n_sentences < MANY_EXAMPLES).nonzero().flatten()
-    if len(few):  # percentiles are too narrow there
-        n_examples = n_sentences[few, None].expand(-1, score.shape[1])
-        ends = interval_around(score[few], replicas[few], n_examples, LEVEL)
-        low[few], high[few] = (end.to(low.dtype) for end in ends)
-    return low, high
+    ends = interval_around(score, replicas, n_sentences[:, None].expand(-1, score.shape[1]), LEVEL)
+    return ends[0].to(replicas.dtype), ends[1].to(replicas.dtype)
 
 
 def _baseline_rule(role: Role, offsets: Sequence[Mapping[str, int]]) -> str:

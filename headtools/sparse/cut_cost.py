@@ -1,14 +1,13 @@
 """What a cut costs, on more than one corpus.
 
-A ranking of heads says what they are worth for the texts it was measured on. Heads that those texts do not need come
-out as free, whatever other texts need them for: of SmolLM2, 54 heads that cost nothing on English sentences include
-most induction heads, without which it cannot repeat what it has just read. So a cut is checked on a second corpus, for
-a causal model at least on random tokens that repeat, which cost nothing to make.
+Heads that a ranking's texts do not need come out as free: of SmolLM2, 54 heads that cost nothing on English include
+most induction heads. So a cut is checked on a second corpus, such as random tokens that repeat.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import pandas as pd
 import torch
@@ -33,18 +32,16 @@ def cut_cost(
     """Return what it costs to switch ``heads`` off, on each of several corpora: a row for each.
 
     ``corpora``: {name: batches}, of dicts with labels as ``gradient`` takes them (``text_batches``, ``label``,
-    ``repeated_tokens``). ``loss``: {name: loss} where it is not the labels' cross-entropy. Columns: ``corpus``;
-    ``loss`` and ``without``, the mean over examples with all heads on and with ``heads`` off; ``rise``, their
-    difference, with ``low`` and ``high``, its 95 % paired bootstrap interval (missing below five examples); ``n``.
-
-    Raises ``ValueError`` for no corpora, and as ``gradient`` and ``ablate`` do.
+    ``repeated_tokens``). ``loss``: {name: loss} where it is not the labels' cross-entropy. ``loss`` and ``without`` are
+    means over ``n`` examples with all heads on and with ``heads`` off, ``low`` and ``high`` the 95 % interval of their
+    paired difference, ``rise`` (missing below five examples). Raises ``ValueError`` for no corpora, and as ``gradient``
+    and ``ablate`` do.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
-    ...                                      num_attention_heads=4)).eval()
-    >>> frame = cut_cost(model, {("decoder", 0): [0, 2]}, {"repeated": repeated_tokens(model, n=5, length=6)})
-    >>> frame.corpus.tolist(), frame.n.tolist()
-    (['repeated'], [5])
+    >>> sizes = dict(vocab_size=40, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4)
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    >>> cut_cost(model, {("decoder", 0): [0, 2]}, {"repeated": repeated_tokens(model, n=5, length=6)}).n.tolist()
+    [5]
     """
     if not corpora:
         raise ValueError('got no corpora; expected {name: batches}: {"repeated": repeated_tokens(model)}')
@@ -62,9 +59,8 @@ def cut_cost(
 def repeated_tokens(model: nn.Module, *, n: int = 16, length: int = 25, seed: int = 0) -> dict[str, Tensor]:
     """Return one batch of random tokens, each segment twice, with labels in the second copy: a corpus for looking back.
 
-    ``n`` segments of ``length`` different tokens, drawn from all ordinary ones. The first copy cannot be predicted and
-    has no labels; the second one can, by looking back (induction, Olsson et al. 2022, arXiv:2209.11895). The first
-    token of the second copy has no label either, since nothing says that the segment ends.
+    ``n`` segments of ``length`` different tokens, drawn from all ordinary ones. The second copy can be predicted by
+    looking back (induction, Olsson et al. 2022, arXiv:2209.11895), but for its first token.
 
     >>> from headtools.organism.toy_decoder import ToyDecoder
     >>> batch = repeated_tokens(ToyDecoder(), n=1, length=3)
@@ -73,15 +69,13 @@ def repeated_tokens(model: nn.Module, *, n: int = 16, length: int = 25, seed: in
     """
     ids = segments(n, length, 2, ordinary_tokens(model), seed=seed)
     labels = ids.clone()
-    # The first copy, and the token that opens the second.
-    labels[:, : length + 1] = -100
+    labels[:, : length + 1] = -100  # the first copy, and the token that opens the second
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
 def warning_of(frame: pd.DataFrame) -> str | None:
     """Return a sentence where a cut costs clearly more on a later corpus than on the first, on which it was chosen.
 
-    >>> import pandas as pd
     >>> rows = [("english", 5.5, 5.5, 0.0, -0.1, 0.1, 9), ("repeated tokens", 1.0, 9.4, 8.4, 8.0, 8.8, 9)]
     >>> warning_of(pd.DataFrame(rows, columns=list(COLUMNS)))
     'the ranking holds for english: on repeated tokens the same cut costs +8.40 [+8.00, +8.80], not +0.00'
@@ -97,10 +91,8 @@ def warning_of(frame: pd.DataFrame) -> str | None:
 
 
 def _losses(model: nn.Module, batches: Iterable[Mapping], loss: Loss | None) -> Tensor:
-    by_batch = []
+    measure = partial(labels_only_loss, model) if loss is None else partial(each_loss, model, loss=loss)
     with torch.no_grad(), evaluating(model):
-        for batch in batches:
-            losses = labels_only_loss(model, batch) if loss is None else each_loss(model, batch, loss)
-            check_losses(model, losses)
-            by_batch.append(losses.double().cpu())
-    return torch.cat(by_batch)
+        losses = torch.cat([measure(batch) for batch in batches]).double().cpu()
+    check_losses(model, losses)
+    return losses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -23,80 +24,76 @@ Evaluate = Callable[[nn.Module], Any]  # model -> (B,) tensor, (score, low, high
 FRACTIONS = tuple(tenths / 10 for tenths in range(10, -1, -1))
 
 
-def curve(model: nn.Module, order: Order, evaluate: Evaluate, keep: Iterable[float] = FRACTIONS) -> pd.DataFrame:
+def curve(
+    model: nn.Module, order: Order, evaluate: Evaluate, keep: Iterable[float] = FRACTIONS, draws: int = 0
+) -> pd.DataFrame:
     """Return how good the model is when only the last heads of an order remain: kept, metric, low, high.
 
-    ``order`` is a list of heads, of which the first is removed first, or scores, of which the lowest is. Only heads of
-    the order are removed: scores of the encoder give an encoder curve. Heads are removed by ``ablate``, which equals
-    cutting them, and the model is left bit for bit as it was; nothing is trained in between.
+    ``order`` is a list of heads, of which the first is removed first, or scores, of which the lowest is; heads that are
+    not in it stay. Heads are removed by ``ablate``; nothing is trained in between, and the model is left as it was.
+    ``keep`` says how many of the order remain: integers are counts, floats fractions (1 is one head, 1.0 all of them).
 
-    ``keep`` says how many heads of the order remain: integers are counts, floats are fractions (1 is one head, 1.0 all
-    of them), rounded to the nearest count. The frame has a row for each entry, in the same order.
+    ``evaluate(model)`` is called without gradients and dropout. It returns a tensor (B,) of one score per sentence,
+    whose mean is the metric, with a 95 % interval; or (score, low, high), as ``headtools.organism.evaluate.bleu`` does;
+    or one number. Bounds of one number, and of fewer than five sentences, are missing (NaN). They hold for the order
+    that is given. How the metric moves with the examples that scores were measured on is seen from ``draws=20``: their
+    rows are drawn as often with replacement, and ``draws_low`` and ``draws_high`` are the least and greatest metric.
 
-    ``evaluate(model)`` is called without gradients and without dropout. It returns a tensor (B,) of one score per
-    sentence, whose mean is the metric and whose 95 % bootstrap interval gives ``low`` and ``high``; or (score, low,
-    high), as :func:`headtools.organism.evaluate.bleu` does; or one number. Bounds of one number, and of
-    fewer than five sentences, are missing (NaN).
-
-    Raises ``ValueError`` for counts beyond the order, fractions outside [0, 1], an empty ``keep`` or NaN scores,
+    Raises ``ValueError`` for counts beyond the order, an empty ``keep``, NaN scores or ``draws`` without rows,
     ``TypeError`` for another kind of score, and as ``ablate`` does for heads that are not there or named twice.
 
-    >>> import headtools as ht
-    >>> from transformers import BertConfig, BertModel
-    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
-    >>> model, ids = BertModel(tiny).eval(), torch.tensor([[1, 2, 3], [4, 5, 6]])
-    >>> order = random_order(ht.sites(model), seed=0)
-    >>> frame = curve(model, order, lambda m: m(ids).pooler_output.mean(1), keep=[8, 4, 0.25])
-    >>> list(frame.columns), frame.kept.tolist()
-    (['kept', 'metric', 'low', 'high'], [8, 4, 2])
+    >>> from headtools.organism.toy_decoder import ToyDecoder
+    >>> curve(ToyDecoder(), [("decoder", 0, 0)], lambda model: 0.5, keep=[1, 0.0]).kept.tolist()
+    [1, 0]
     """
-    return curves(model, {"": order}, evaluate, keep).drop(columns="order")
+    return curves(model, {"": order}, evaluate, keep, draws).drop(columns="order")
 
 
 def curves(
-    model: nn.Module, orders: Mapping[str, Order], evaluate: Evaluate, keep: Iterable[float] = FRACTIONS
+    model: nn.Module, orders: Mapping[str, Order], evaluate: Evaluate, keep: Iterable[float] = FRACTIONS, draws: int = 0
 ) -> pd.DataFrame:
-    """Return several curves in one frame: order (its name), kept, metric, low, high.
+    """Return several curves in one frame, as :func:`curve` does, of {name: order}; the first column is ``order``.
 
-    As :func:`curve`, with {name: order}. A set of heads that occurs several times, such as none or all, is measured
-    once. Random orders are the baseline: ``{f"random {s}": random_order(sites, s) for s in range(5)}``.
+    A set of heads that occurs several times, such as none or all, is measured once. Random orders are the baseline:
+    ``{f"random {s}": random_order(sites, s) for s in range(5)}``. Orders that are no scores with rows have no draws.
 
-    >>> import headtools as ht
-    >>> from transformers import BertConfig, BertModel
-    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
-    >>> model, ids = BertModel(tiny).eval(), torch.tensor([[1, 2, 3], [4, 5, 6]])
-    >>> orders = {f"random {seed}": random_order(ht.sites(model), seed) for seed in range(2)}
-    >>> curves(model, orders, lambda m: m(ids).pooler_output.mean().item(), keep=[0]).order.tolist()
-    ['random 0', 'random 1']
+    >>> from headtools.organism.toy_decoder import ToyDecoder
+    >>> curves(ToyDecoder(), {"by hand": [("decoder", 0, 0)]}, lambda model: 0.5, keep=[0]).order.tolist()
+    ['by hand']
     """
     check_weights(model)
-    keep, points = list(keep), []  # points: name of the order, number of heads kept, heads removed
+    with_rows = {name for name, order in orders.items() if draws and getattr(order, "rows", None)}
+    if draws and not with_rows:
+        raise ValueError("draws need scores with rows, one number per example: order=ht.gradient(model, batches)")
+    keep, points = list(keep), []  # name of the order, number of heads kept, heads removed by it and by each draw
     for name, order in orders.items():
         heads = _heads(order)
         select(sites(model), heads)  # raises for heads that are not there, before anything is measured
+        redrawn = [some.order() for some in order.redrawn(draws)] if name in with_rows else []
         for entry in keep:
             n_kept = _count(entry, len(heads))
-            points.append((name, n_kept, heads[: len(heads) - n_kept]))
+            points.append((name, n_kept, *(frozenset(some[: len(some) - n_kept]) for some in (heads, *redrawn))))
     if not points:
         raise ValueError("nothing to measure: pass an order and at least one number in keep, e.g. keep=[1.0, 0.5, 0.0]")
-    rows, measured = [], {}  # measured: {heads removed: (metric, low, high)}
-    for name, n_kept, removed in points:
-        key = frozenset(removed)
-        if key not in measured:
-            with evaluating(model), torch.no_grad(), ablate(model, removed):
-                result = evaluate(model)
-            measured[key] = _metric(result, model)
-        rows.append((name, n_kept, *measured[key]))
-    return pd.DataFrame(rows, columns=["order", "kept", "metric", "low", "high"])
+
+    @cache
+    def measure(removed: frozenset[Head]) -> tuple[float, float, float]:
+        with evaluating(model), torch.no_grad(), ablate(model, removed):
+            result = evaluate(model)
+        return _metric(result, model)
+
+    rows = []
+    for name, n_kept, removed, *by_draw in points:
+        spread = [measure(some)[0] for some in by_draw] or [math.nan]
+        rows.append((name, n_kept, *measure(removed), min(spread), max(spread)))
+    columns = ["order", "kept", "metric", "low", "high", "draws_low", "draws_high"]
+    return pd.DataFrame(rows, columns=columns)[columns if draws else columns[:-2]]
 
 
 def random_order(heads: Sites | HeadScores | Iterable[Head], seed: int) -> list[Head]:
     """Return heads in a random order that depends on the seed alone: the baseline for every other order.
 
     ``heads``: the sites of a model (``sites(model)["encoder"]`` for those of one kind), scores, or a list of heads.
-
-    >>> random_order([("encoder", 0, 0), ("encoder", 0, 1), ("encoder", 1, 0)], seed=1)
-    [('encoder', 0, 1), ('encoder', 1, 0), ('encoder', 0, 0)]
     """
     if isinstance(heads, Sites):
         heads = [(*site.key, head) for site in heads if not site.empty for head in range(site.heads)]
@@ -107,19 +104,14 @@ def random_order(heads: Sites | HeadScores | Iterable[Head], seed: int) -> list[
 def greedy_order(model: nn.Module, score: Callable[[nn.Module], HeadScores], step: int = 1) -> list[Head]:
     """Return the order in which heads are removed when scores are measured again after every ``step`` of them.
 
-    ``score(model)``, such as ``lambda m: gradient(m, batches)``, is called while the heads removed so far are switched
-    off, and the lowest of the remaining heads are removed next. This takes heads / step measurements where a fixed
-    order takes one, and sees what a single measurement cannot: that a head matters more once its backup is removed.
-    The model stays as it was.
+    ``score(model)``, such as ``lambda m: gradient(m, batches)``, is called while the heads removed so far are off, and
+    the lowest of the others go next: it sees that a head matters more once its backup is gone. The model stays as it
+    was. Raises ``ValueError`` for a step below 1.
 
-    Raises ``ValueError`` for a step below 1.
-
-    >>> import headtools as ht
-    >>> from transformers import BertConfig, BertModel
-    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
-    >>> scores = HeadScores({("encoder", 0): torch.tensor([0.3, 0.1, 0.4, 0.2])})
-    >>> greedy_order(BertModel(tiny), lambda model: scores)  # constant scores give their own order
-    [('encoder', 0, 1), ('encoder', 0, 3), ('encoder', 0, 0), ('encoder', 0, 2)]
+    >>> from headtools.organism.toy_decoder import ToyDecoder
+    >>> scores = HeadScores({("decoder", 0): torch.tensor([0.3, 0.1])})
+    >>> greedy_order(ToyDecoder(), lambda model: scores)  # constant scores give their own order
+    [('decoder', 0, 1), ('decoder', 0, 0)]
     """
     if step < 1:
         raise ValueError(f"step is the number of heads removed between two measurements, 1 or more; got {step}")
@@ -136,9 +128,7 @@ def _heads(order: Order) -> list[Head]:
     if isinstance(order, HeadScores):
         return order.order()
     if isinstance(order, (str, Mapping, Tensor)) or not isinstance(order, Iterable):
-        raise TypeError(
-            f"an order is scores or a list of heads, of which the first is removed first; got {type(order).__name__}"
-        )
+        raise TypeError(f"an order is scores or a list of heads, the first to go first; got {type(order).__name__}")
     return [tuple(head) for head in order]
 
 
@@ -171,7 +161,6 @@ def _metric(result: Any, model: nn.Module) -> tuple[float, float, float]:
             f"{type(result).__name__}{shape}"
         ) from None
     if math.isnan(metric):
-        raise ValueError(
-            f"evaluate returned NaN: {nonfinite_weights(model) or 'leave out the sentences that have no score'}"
-        )
+        remedy = nonfinite_weights(model) or "leave out the sentences that have no score"
+        raise ValueError(f"evaluate returned NaN: {remedy}")
     return metric, low, high

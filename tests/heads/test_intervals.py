@@ -1,5 +1,7 @@
 """The bootstrap covers the truth as often as it says, and pairs examples."""
 
+import math
+
 import pytest
 import torch
 from scipy import stats
@@ -13,58 +15,50 @@ def covered(ends, truth):
     return ((low <= truth) & (truth <= high)).float().mean().item()
 
 
-@pytest.mark.parametrize(("n", "columns"), [(5, 3000), (8, 2000), (20, 1000), (100, 1500), (300, 400)])
+@pytest.mark.parametrize(("n", "columns"), [(5, 3000), (8, 2000), (20, 1000), (99, 1000), (100, 1000), (300, 400)])
 def test_covers_the_true_mean_about_as_often_as_promised(n, columns):
-    """Of few examples percentiles alone hold it in 78 to 90 %, and a single Student t of skewed ones in 88 to 92 %."""
+    """Percentiles hold it in 78 to 90 % of few examples, and in 84 % of a hundred of which 95 are 0."""
     generator = torch.Generator().manual_seed(n)
     normal = torch.randn(n, columns, generator=generator)
     skewed = torch.empty(n, columns).exponential_(generator=generator)
     assert 0.92 <= covered(bootstrap(normal), 0) <= 0.98
     assert 0.91 <= covered(bootstrap(skewed), 1) <= 0.97
+    if n >= 99:
+        assert 0.93 <= covered(bootstrap(normal.exp()), math.exp(0.5)) <= 0.98
+        assert 0.91 <= covered(bootstrap(skewed * (torch.rand(n, columns, generator=generator) < 0.05)), 0.05) <= 0.99
 
 
-@pytest.mark.parametrize(
-    ("values", "level", "says"),
-    [
-        (torch.rand(1), 0.95, "needs 5 examples or more"),
-        (torch.rand(4, 2), 0.95, r"got values of shape \(4, 2\).*report the mean alone"),
-        (torch.tensor([0.0, float("nan"), 1.0, 2.0, 3.0]), 0.95, "NaN or infinity"),
-        (torch.tensor([0.0, float("inf"), 1.0, 2.0, 3.0]), 0.95, "NaN or infinity"),
-        (torch.rand(5), 95, "between 0 and 1"),
-        (torch.rand(5), 1.0, "between 0 and 1"),
-        (torch.rand(5), 0.0, "between 0 and 1"),
-        (torch.tensor(1.0), 0.95, "needs 5 examples or more"),
-    ],
-)
-def test_bad_input(values, level, says):
-    with pytest.raises(ValueError, match=says):
-        bootstrap(values, level=level)
-    with pytest.raises(ValueError, match="such as 1000; got 0"):
-        bootstrap(torch.rand(5), times=0)
+def test_one_more_example_makes_no_other_interval():
+    """At 100 examples intervals were halved once, where few examples are not 0."""
+    zero_heavy = torch.zeros(101, 40)
+    zero_heavy[:5] = torch.empty(5, 40).exponential_(generator=torch.Generator().manual_seed(0))
+    widths = [(high - low).mean() for low, high in (bootstrap(zero_heavy[:n]) for n in (99, 100, 101))]
+    assert max(widths) / min(widths) < 1.15
 
 
-@pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
-@pytest.mark.parametrize("shape", [(100,), (107,), (101, 2, 3)])
-def test_many_by_hand(shape, level):
-    """Draw rows, take means, keep the middle."""
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(4))
-    low, high = bootstrap(values, times=50, level=level, seed=5)
-    draws = torch.randint(shape[0], (50, shape[0]), generator=torch.Generator().manual_seed(5))
-    means = torch.stack([values[rows].double().mean(0) for rows in draws])
-    for found, place in ((low, (1 - level) / 2), (high, 1 - (1 - level) / 2)):
-        assert found.dtype == torch.float32
-        assert torch.allclose(found.double(), means.quantile(place, dim=0), atol=1e-6)
+def test_bad_input():
+    for few in (torch.tensor(1.0), torch.rand(1), torch.rand(4, 2)):
+        with pytest.raises(
+            ValueError, match=rf"needs 5 examples or more, got values of shape \({str(few.shape)[12:-2]}"
+        ):
+            bootstrap(few)
+    for missing in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            bootstrap(torch.tensor([missing, 0.0, 1.0, 2.0, 3.0]))
+    for wrong in ({"level": 95}, {"level": 1.0}, {"level": 0.0}, {"times": 0}):
+        with pytest.raises(ValueError, match=r"level lies between 0 and 1, such as 0.95, and times from 1 on"):
+            bootstrap(torch.rand(5), **wrong)
 
 
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
-@pytest.mark.parametrize("shape", [(5,), (7,), (99, 2, 3)])
-def test_few_by_hand(shape, level):
+@pytest.mark.parametrize("shape", [(5,), (107,), (99, 2, 3)])
+def test_by_hand(shape, level):
     """Draw rows, divide how far their mean moves by its standard error, and go as far from the mean the other way."""
     values = torch.empty(shape).exponential_(generator=torch.Generator().manual_seed(4)).double()
-    low, high = bootstrap(values, times=50, level=level, seed=5)
+    low, high = bootstrap(values, times=50, level=level)
     n, mean, error = shape[0], values.mean(0), values.std(0) / shape[0] ** 0.5
     ratios = []
-    for rows in torch.randint(n, (50, n), generator=torch.Generator().manual_seed(5)):
+    for rows in torch.randint(n, (50, n), generator=torch.Generator().manual_seed(0)):
         own = values[rows].std(0) / n**0.5
         ratios.append((values[rows].mean(0) - mean) / torch.maximum(own, error / 4))
     ratios, t = torch.stack(ratios), stats.t.ppf((1 + level) / 2, n - 1)
@@ -75,12 +69,11 @@ def test_few_by_hand(shape, level):
 
 def test_draws_do_not_depend_on_how_many_fit_in_memory(monkeypatch):
     values = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    many = torch.randn(140, 3, generator=torch.Generator().manual_seed(0))
-    at_once = [*bootstrap(values), *bootstrap(many)]
+    at_once = bootstrap(values)
     monkeypatch.setattr(intervals, "_DRAWS_PER_CHUNK", 1000)
-    assert max(len(part) for part in intervals.resample_counts(40, 1000, 0)) == 25
+    assert max(len(part) for part in intervals.resample_counts(40, 1000)) == 25
     monkeypatch.setattr(intervals, "_MAX_MEANS", 2000)
-    for one, other in zip(at_once, [*bootstrap(values), *bootstrap(many)], strict=True):
+    for one, other in zip(at_once, bootstrap(values), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
 
 
@@ -118,12 +111,10 @@ def test_a_rank_correlation_lies_in_its_interval_which_covers_what_as_many_examp
 
 def test_intervals_round_a_score_know_how_many_examples_it_has():
     replicas = torch.randn(3, 2000, generator=torch.Generator().manual_seed(0))
-    low, high = interval_around(torch.zeros(3), replicas, torch.tensor([4, 10, 10**6]), 0.95)
-    assert low[0].isnan()
-    assert high[0].isnan()
-    assert 2.2 < -low[1] < 2.8
-    assert 2.2 < high[1] < 2.8
-    assert high[2] == pytest.approx(1.96, abs=0.15)
+    for end in interval_around(torch.zeros(3), replicas, torch.tensor([4, 10, 10**6]), 0.95):
+        assert end[0].isnan()
+        assert 2.2 < end[1].abs() < 2.8
+        assert end[2].abs() == pytest.approx(1.96, abs=0.15)
 
 
 def test_percentiles_are_torchs_quantiles():
@@ -134,6 +125,3 @@ def test_percentiles_are_torchs_quantiles():
         ends = torch.tensor([(1 - level) / 2, (1 + level) / 2])
         for ours, theirs in zip(percentiles(some, level), torch.nanquantile(some, ends, dim=-1), strict=True):
             assert torch.allclose(ours, theirs, atol=1e-6, equal_nan=True)
-    whole = some[2].double().T  # as bootstrap has it: strided, in double precision, no NaN
-    expected = torch.quantile(whole, torch.tensor([0.025, 0.975], dtype=torch.double), dim=0)
-    assert torch.allclose(torch.stack(percentiles(whole.T, 0.95)), expected, rtol=1e-12, atol=0)

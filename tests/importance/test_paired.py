@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from sacrebleu.metrics import BLEU
+from scipy import stats
 
 import headtools as ht
 from headtools.heads.intervals import interval_around
@@ -33,7 +34,7 @@ def test_scores_are_those_of_sacrebleu(metric):
 
 
 @pytest.mark.parametrize("number", [30, 100])
-def test_draws_are_those_of_whole_sentences(number):
+def test_draws_are_those_of_whole_sentences_and_p_is_two_sided(number):
     right, one, two = texts(0, number=number), texts(1, 0.2, number), texts(2, 0.25, number)
     metric = BLEU(tokenize="none", force=True)
     draws = torch.randint(number, (1000, number), generator=torch.Generator().manual_seed(0)).tolist()
@@ -43,19 +44,17 @@ def test_draws_are_those_of_whole_sentences(number):
 
     apart = torch.tensor([score(two, rows) - score(one, rows) for rows in draws], dtype=torch.double)
     found = ht.paired_bootstrap(one, two, right)
-    middle = apart.quantile(torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
-    if number < 100:  # of few sentences percentiles are narrow
-        low, high = interval_around(torch.tensor(found.difference).double(), apart, number, 0.95)
-        assert found.low < middle[0] < middle[1] < found.high
-        assert (found.low, found.high) == pytest.approx((low.item(), high.item()))
-    else:
-        assert (found.low, found.high) == pytest.approx(middle)
-    assert found.p == pytest.approx((apart * found.difference <= 0).double().mean().item())
+    ends = interval_around(torch.tensor(found.difference).double(), apart, number, 0.95)
+    assert (found.low, found.high) == pytest.approx([end.item() for end in ends])
+    student = 2 * stats.t.sf(abs(found.difference) / apart.std().item(), number - 1)
+    sides = [(apart <= 0).double().mean().item(), (apart >= 0).double().mean().item()]
+    assert found.p == pytest.approx(max(student, 2 * min(sides)))
+    assert ht.paired_bootstrap(two, one, right).p == pytest.approx(found.p)
 
 
 def test_p_is_small_where_the_difference_is_sure_and_one_where_there_is_none():
     right = texts(0)
-    assert ht.paired_bootstrap(right, texts(1, 0.5), right).p == 0
+    assert ht.paired_bootstrap(right, texts(1, 0.5), right).p < 1e-9
     assert ht.paired_bootstrap(texts(1, 0.5), right, right).difference > 0
     same = ht.paired_bootstrap(texts(1, 0.3), texts(1, 0.3), right)
     assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)

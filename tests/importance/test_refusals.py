@@ -118,7 +118,7 @@ REFUSED = {
     "rows that differ": (
         lambda: ht.gradient(MODEL, BATCH).minus(HeadScores({A[:2]: torch.ones(4)})),
         ValueError,
-        "needs both scores' rows",
+        "needs rows",
     ),
 }
 

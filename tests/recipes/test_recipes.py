@@ -11,7 +11,7 @@ import torch
 import headtools as ht
 from headtools.organism import shipped as tables
 from headtools.organism.evaluate import bleu, token_accuracy
-from recipes import gates, growth, head_importance, latency, merging, orders, scorecard, scratch, sinks, sweep
+from recipes import coverage, gates, growth, head_importance, latency, merging, orders, scorecard, scratch, sinks, sweep
 from recipes._parallel import parallel_map
 from recipes._results import read, replace_row, update
 from recipes.train import Recipe
@@ -31,6 +31,15 @@ def assets(tmp_path, monkeypatch):
         (tmp_path / file).write_bytes((tables.ASSETS / file).read_bytes())
     monkeypatch.setattr(tables, "ASSETS", tmp_path)
     return tmp_path
+
+
+def test_coverage_is_what_the_docstring_says():
+    populations = {name: coverage.DISTRIBUTIONS[name] for name in ("lognormal", "95 % zeros")}
+    again = coverage.lines(coverage.shown(coverage.table(populations, (5, 20))), (5, 20))
+    stated = {line[:23].strip(): line[23:].split() for line in coverage.intervals.__doc__.splitlines()}
+    for line in again.splitlines()[3:-1]:
+        name, *cells = line.rsplit(maxsplit=2)
+        assert cells == [stated[name][0], stated[name][2]], name
 
 
 def test_gates(assets, capsys):

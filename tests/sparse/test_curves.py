@@ -52,9 +52,7 @@ def test_scores_per_sentence_have_their_bootstrap_interval_and_ready_made_ones_t
     assert curve(model, HEADS, lambda _m: (30.1, 29.0, 31), keep=[4]).iloc[0].tolist() == [4, 30.1, 29.0, 31]
     for one in (0.25, np.float32(0.25), torch.tensor(0.25), torch.tensor([0.25])):
         row = curve(model, HEADS, lambda _m, one=one: one, keep=[4]).iloc[0]
-        assert row.metric == 0.25
-        assert math.isnan(row.low)
-        assert math.isnan(row.high)
+        assert (row.metric, math.isnan(row.low), math.isnan(row.high)) == (0.25, True, True)
 
 
 def test_several_orders_share_what_they_can():
@@ -71,6 +69,24 @@ def test_several_orders_share_what_they_can():
     for name, order in orders.items():
         alone = curve(model, order, scores_of(batch), keep=[12, 6, 0])
         assert frame[frame.order == name].metric.tolist() == alone.metric.tolist()
+
+
+def test_the_spread_over_ranking_draws_is_that_of_orders_by_drawn_rows():
+    (model, batch), generator = zoo_model("bert"), torch.Generator().manual_seed(0)
+    rows = {("encoder", layer): torch.rand(9, 4, generator=generator) for layer in range(3)}
+    scores, again = ht.HeadScores.from_rows(rows), torch.randint(9, (5, 9), generator=torch.Generator().manual_seed(0))
+    frame = curve(model, scores, scores_of(batch), [12, 6, 3], draws=5)
+    assert list(frame.columns) == ["kept", "metric", "low", "high", "draws_low", "draws_high"]
+    drawn = [ht.HeadScores({key: some[i].mean(0) for key, some in rows.items()}) for i in again]
+    points = [curve(model, order, scores_of(batch), [12, 6, 3]).metric for order in drawn]
+    assert frame.draws_low.tolist() == pytest.approx(np.min(points, 0).tolist())
+    assert frame.draws_high.tolist() == pytest.approx(np.max(points, 0).tolist())
+    assert frame.draws_low[1] < frame.draws_high[1]
+    assert frame.draws_low[0] == frame.draws_high[0] == frame.metric[0]
+    both = curves(model, {"scores": scores, "list": HEADS}, scores_of(batch), [6], draws=5)
+    assert both.draws_low.isna().tolist() == [False, True]
+    with pytest.raises(ValueError, match="draws need scores with rows"):
+        curve(model, HEADS, scores_of(batch), draws=5)
 
 
 @pytest.mark.parametrize("step", [1, 5, 20])
