@@ -37,6 +37,7 @@ _WHERE = {
     "Site": "heads.sites",
     "Sites": "heads.sites",
     "sites": "heads.sites",
+    "verify": "heads.verify",
     "gates": "heads.gates",
     "ablate": "heads.ablate",
     "record": "heads.record",

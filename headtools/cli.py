@@ -77,6 +77,7 @@ def _parser() -> ArgumentParser:
         corpora = "organism, english, or a .conllu file (default: the organism's own, or english)"
         of.add_argument("--corpus", metavar="FILE", help=corpora)
         of.add_argument("--limit", metavar="N", type=_count, default=100, help="maximum number of sentences (100)")
+        of.add_argument("--no-verify", action="store_true", help="do not try the model's heads first (ht.verify)")
         of.add_argument("--seed", metavar="N", type=int, default=0, help="seed of all random choices (0)")
     options["report"].add_argument("--out", metavar="PATH", type=Path, required=True, help="the HTML file to write")
     options["prune"].add_argument("--out", metavar="FOLDER", type=Path, required=True, help="of the smaller model")
@@ -135,6 +136,7 @@ def report(given: Namespace) -> None:
         subject.tokenizer,
         path=given.out,
         seed=given.seed,
+        verify=not given.no_verify,
         title=f"The heads of {given.model}",
         check=None if given.check is None else _sentences(given.check, given.limit),
     )
@@ -150,6 +152,7 @@ def roles(given: Namespace) -> None:
     subject = _Subject(given.model, given.corpus, given.limit)
     if subject.tokenizer is None:
         raise ValueError(f"{given.model} has no tokenizer, and roles are measured on words: save it in the same folder")
+    _verify(given, subject)
     _announce(f"roles: {subject}")
     options = {"seed": given.seed, "checkpoint": given.checkpoint}
     frame = ht.taxonomy(subject.model, subject.tokenizer, subject.sentences, **options)
@@ -168,6 +171,7 @@ def importance(given: Namespace) -> None:
         raise ValueError(f"--loss is for gradient and ablation; {given.method} uses no loss: leave --loss out")
     subject = _Subject(given.model, given.corpus, given.limit)
     options = {} if given.checkpoint is None else {"checkpoint": given.checkpoint}
+    _verify(given, subject)
     _show(_scores(given, subject, given.method, options).to_frame(), given.out)
 
 
@@ -181,6 +185,7 @@ def prune(given: Namespace) -> None:
         raise FileExistsError(f"--out {given.out} already exists: choose a new name")
     _check_writable(given.out)
     subject = _Subject(given.model, given.corpus, given.limit)
+    _verify(given, subject)
     checked_on = {} if given.check is None else {given.check: _sentences(given.check, given.limit)}
     scores = _scores(given, subject, "gradient", {"sites": given.kind})
     spare = _strongest_induction(subject.model, given.spare_induction)
@@ -283,6 +288,12 @@ def _scores(given: Namespace, subject: _Subject, method: str, options: dict[str,
         )
     _announce(f"{command}: {method}, {subject}")
     return getattr(ht, method)(subject.model, batches, **options)
+
+
+def _verify(given: Namespace, subject: _Subject) -> None:
+    """Try what the model's heads are, and print what does not hold to stderr."""
+    if not given.no_verify and not (found := ht.verify(subject.model)).ok:
+        _announce(f"{given.model} is not in all what headtools takes it for:\n{found}")
 
 
 def _announce(text: str) -> None:

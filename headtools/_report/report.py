@@ -21,6 +21,7 @@ from headtools._report.subject import Subject, prepare, sentences_or_batches
 from headtools.heads._devices import device_of
 from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import sites
+from headtools.heads.verify import verify as try_model
 from headtools.importance._inputs import evaluating
 from headtools.roles.sentence import Sentence
 
@@ -104,6 +105,7 @@ def report(
     title: str | None = None,
     check: str | Path | Sequence[Sentence] | Sequence[Mapping] | None = None,
     progress: bool = True,
+    verify: bool = True,
 ) -> Report:
     """Measure the heads of a model and write one self-contained HTML page about them.
 
@@ -117,7 +119,8 @@ def report(
     ``loss``: as in ``headtools.gradient``. ``path``: where to write the page. ``seed``: of everything random.
     ``orders``: how many random orders the pruning curve is compared with. ``check``: a second corpus, like ``corpus``,
     on which the least important heads are switched off as well; a causal language model is always checked on random
-    tokens that repeat. ``progress``: say on stderr what the report will cost, and show a progress bar.
+    tokens that repeat. ``progress``: say on stderr what the report will cost, and show a progress bar. ``verify``:
+    first try what the model's heads are (``headtools.verify``), and say on the page what came of it.
 
     Heads are chosen and measured on different halves of the sentences, the same halves in every section. Time: some
     forty forward passes over half of the corpus, and two backward passes.
@@ -146,6 +149,7 @@ def report(
     }
     if progress and subject.test:
         print(f"report: {_forecast(subject, names, orders)}", file=sys.stderr, flush=True)
+    tried = _tried(model, subject) if verify else ""
     results, missing = _measure(subject, progress_bar(names, "report" if progress else ""), options)
     shown = [_section(name, subject, results, missing) for name in SHOWN if name in names]
     html = page(
@@ -154,13 +158,27 @@ def report(
         + ", ".join(
             f"{every_site[kind].n_heads} {kind} heads in {len(every_site[kind])} layers" for kind in every_site.kinds
         )
-        + f". Measured on {subject.corpus_text}. Layers and heads count from 0.",
+        + f". Measured on {subject.corpus_text}. Layers and heads count from 0.{tried}",
         shown,
         _findings(shown, CAUSAL_FINDINGS if subject.causal else FINDINGS),
     )
     written_to = None if path is None else write_bytes(path, html.encode("utf-8"))
     tables = {name: found["table"] for name, found in results.items() if isinstance(found, dict) and "table" in found}
     return Report(html, missing, tables, written_to)
+
+
+def _tried(model: nn.Module, subject: Subject) -> str:
+    """Try what the model's heads are, and return a sentence on what came of it."""
+    try:
+        found = try_model(model, subject.selection[0] if subject.selection else None)
+    except (ValueError, TypeError, RuntimeError) as error:
+        return f" Its heads could not be tried: {error}."
+    if found.ok:
+        return f" All {len(found.found)} checks of headtools.verify hold ({found.when})."
+    wrong = [f"{site}, {check}: {reason}" for (site, check), reason in found.failed.items()]
+    wrong += [f"{name} is attention and no site" for name in found.unseen]
+    more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return f" headtools.verify found what does not hold: {'; '.join(wrong[:3])}{more}."
 
 
 def _measure(

@@ -21,6 +21,7 @@ from headtools.heads._checks import check_interface, check_not_compiled, check_n
 from headtools.heads._hooks import check_no_open_context
 from headtools.heads._layout import PRUNED, QUERY_HEADS
 from headtools.heads.sites import Heads, Site, select, sites
+from headtools.heads.verify import check_verified
 
 # names of sizes in attention modules
 KEY_HEADS = ("num_key_value_heads", "kv_heads", "num_kv_heads")
@@ -119,6 +120,7 @@ def _cut(model: nn.Module, selected: Mapping[Site, list[int]], copied: bool = Fa
     check_no_open_context(model, "prune()")
     for site in selected:
         check_plain_weights(model, (*site.module.modules(), site.out), "prune")
+    check_verified(model, list(selected), "queries", "keys", "values", "gate")
     cuts = [_plan_cut(site, heads, copied) for site, heads in selected.items()]  # raises before any change
     with torch.no_grad():
         for apply_cut in cuts:

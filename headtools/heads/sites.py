@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,9 @@ from torch.nn.parameter import is_lazy
 from headtools.heads import _layout as layout
 from headtools.heads._kinds import find_kind, names_in, resolve_kind
 from headtools.heads._layout import Projection
+
+if TYPE_CHECKING:
+    from headtools.heads.verify import Verification
 
 KINDS = ("encoder", "decoder", "cross")
 GUESSED_KIND = (
@@ -117,6 +121,13 @@ class Sites:
     def n_heads(self) -> int:
         """Return the number of heads; a site whose heads are all pruned has none."""
         return sum(self.kinds.values())
+
+    @property
+    def verified(self) -> Verification | None:
+        """What ``verify`` found when it last tried this model, with date and versions; None before."""
+        from headtools.heads.verify import _VERIFIED
+
+        return _VERIFIED.get(self)
 
     @cached_property
     def guessed(self) -> tuple[Site, ...]:

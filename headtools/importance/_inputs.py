@@ -20,6 +20,7 @@ from headtools.heads._hooks import claimed
 from headtools.heads._kinds import names_in
 from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import Site, SiteSelection, sites
+from headtools.heads.verify import check_verified
 
 
 @contextmanager
@@ -54,6 +55,7 @@ def select_sites(model: nn.Module, only: SiteSelection) -> list[Site]:
     every_site = sites(model)
     check_weights(model, every_site)
     selected = [site for site in every_site.pick(only) if not site.empty]
+    check_verified(model, selected, "kind")
     if not selected:
         raise ValueError(f'sites={only!r} leaves no heads to measure: pass sites=["encoder"], or None for all')
     return selected

@@ -1,0 +1,148 @@
+"""What headtools takes a model's heads to be is tried: it holds for the zoo, and each check can fail."""
+
+import dataclasses
+
+import pytest
+import torch
+import transformers as tf
+from torch import nn
+
+import headtools as ht
+from headtools.heads import sites as sites_module
+from headtools.heads.verify import CHECKS, Verification
+
+from .reference import untouched
+from .zoo import BUILDERS, fresh, zoo_model
+
+# Latent attention has no rows of its own; images and sound have no padding mask.
+NOT_TRIED = {"deepseek_v3": {"queries", "keys", "values"}, "whisper": {"padding"}, "vit": {"padding"}}
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDERS if name != "xlnet"])
+def test_the_zoo_is_what_it_is_taken_for(name):
+    model, batch = zoo_model(name)
+    with untouched(model):
+        state = torch.get_rng_state()
+        found = ht.verify(model, batch)
+        assert torch.equal(torch.get_rng_state(), state)
+    assert found.ok, found
+    tried = {check for _, check in found.found}
+    assert tried == set(CHECKS) - NOT_TRIED.get(name, set())
+    assert ht.sites(model).verified is found
+
+
+def test_a_model_of_text_needs_no_batch():
+    model, _ = zoo_model("llama")
+    found = ht.verify(model)
+    assert found.ok
+    lines = repr(found).splitlines()
+    assert lines[0].split() == ["site", *CHECKS]
+    assert lines[1].split()[:3] == ["decoder", "0", "ok"]
+    assert lines[-1].startswith("tried 20")
+    assert "transformers" in lines[-1]
+    with pytest.raises(ValueError, match=r"ViT\w+ needs a batch to be tried on: verify\(model, batch\)"):
+        ht.verify(zoo_model("vit")[0])
+
+
+def wrong(model, **changes):
+    """Let the first site of a model be known as something else."""
+    found = ht.sites(model)
+    first = dataclasses.replace(found.all[0], **changes)
+    state, _ = sites_module._KNOWN[model]
+    sites_module._KNOWN[model] = state, dataclasses.replace(found, all=(first, *found.all[1:]))
+    return first
+
+
+def rolled(projection):
+    return dataclasses.replace(projection, rows=projection.rows.roll(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [("llama", "encoder", "'decoder' and not 'encoder'"), ("bert", "decoder", "earlier tokens see the last one")],
+)
+def test_a_kind_that_is_wrong_is_found_and_refused(name, kind, words):
+    model, batch = fresh(name)
+    site = wrong(model, kind=kind)
+    found = ht.verify(model, batch)
+    assert words in found.failed[site.label, "kind"]
+    assert "FAILS" in repr(found)
+    assert CHECKS["kind"] in repr(found)
+    labelled = batch | {"labels": batch["input_ids"]}
+    with pytest.raises(ValueError, match=r"verify\(model\) found"):
+        ht.gradient(model, labelled, sites=[site.key])
+
+
+@pytest.mark.parametrize(("letter", "check"), [("q", "queries"), ("k", "keys"), ("v", "values")])
+def test_rows_of_another_head_are_found_and_refused(letter, check):
+    model, batch = fresh("bert")
+    site = wrong(model, **{letter: rolled(getattr(ht.sites(model).all[0], letter))})
+    found = ht.verify(model, batch)
+    assert list(found.failed) == [(site.label, check)]
+    assert "the rows of head 0 move z of heads [3], and not of [0] alone" in found.failed[site.label, check]
+    with pytest.raises(ValueError, match="the rows of head 0 move z"):
+        ht.prune(model, {site.key: [1]})
+
+
+def test_what_follows_the_projection_is_found():
+    model, batch = fresh("llama")
+    attention = model.model.layers[0].self_attn
+    own = attention.forward
+    attention.forward = lambda *args, **kwargs: (own(*args, **kwargs)[0] * 0.5, None)
+    found = ht.verify(model, batch)
+    assert "something else than the sum" in found.failed["decoder 0", "sum"]
+    assert ("decoder 1", "sum") not in found.failed
+
+
+def test_a_head_that_leaks_into_another_is_found():
+    model, batch = fresh("llama")
+    out = model.model.layers[0].self_attn.o_proj
+    own = out.forward
+    out.forward = lambda z: own(z + z.flip(-1))  # each feature is read twice
+    failed = ht.verify(model, batch).failed
+    assert "does not write the others' sum" in failed["decoder 0", "gate"]
+
+
+def test_padding_that_is_read_is_found():
+    model, batch = fresh("bert")
+    own = model.forward
+    model.forward = lambda input_ids=None, attention_mask=None, **more: own(input_ids=input_ids, **more)
+    failed = ht.verify(model, batch).failed
+    assert "padding changes" in failed["encoder 0", "padding"]
+
+
+def test_a_pass_without_a_gradient_is_found():
+    model, batch = fresh("bert")
+    layer = model.bert.encoder.layer[1]
+    layer.forward = torch.no_grad()(layer.forward)
+    failed = ht.verify(model, batch).failed
+    assert list(failed) == [("encoder 1", "gradient")]
+    assert "1 of 1 calls under torch.no_grad" in failed["encoder 1", "gradient"]
+
+
+def test_attention_that_is_no_site_is_named():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
+    config = tf.SiglipVisionConfig(**sizes, image_size=16, patch_size=8)
+    model = tf.SiglipVisionModel(config).eval()
+    found = ht.verify(model, {"pixel_values": torch.randn(1, 3, 16, 16)})
+    assert not found.failed
+    assert not found.ok
+    assert any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+    assert "MultiheadAttention" in found.unseen[0]
+    assert "attention that is no site" in repr(found)
+
+
+def test_a_result_is_for_the_model_as_it_was():
+    model, batch = fresh("bert")
+    assert ht.sites(model).verified is None
+    assert isinstance(ht.verify(model, batch), Verification)
+    assert ht.sites(model).verified is not None
+    ht.prune(model, {("encoder", 0): [0]})
+    assert ht.sites(model).verified is None  # it is another model now
+
+
+def test_training_mode_stays():
+    model, batch = fresh("bert")
+    model.train()
+    with untouched(model):
+        assert ht.verify(model, batch).ok
