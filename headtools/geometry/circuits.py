@@ -78,7 +78,7 @@ def ov(where: nn.Module | Sites | Site, *, bias: bool = False) -> Circuits:
     ``where``: a model, ``sites(model)["encoder"]`` or a single site. Rows are multiplied from the left: a head's
     output is A Y W_OV, with A its map and Y (S, d_in) what the layer reads. Query heads that share values each have a
     copy, as float32 (float64 stays), without gradient. A value bias adds the constant b_V W_O to every token; with
-    ``bias`` it is one more row of ``left``, for a 1 at the end of Y's rows. The output projection's bias stays out.
+    ``bias`` it is one more row of ``left``, for a 1 at the end of Y's rows. The output bias stays out.
 
     Raises ``ValueError`` where W_OV would not be what the head moves: latent or normalised values (DeepSeek), a norm
     or a gate on the heads' outputs; weights that hold NaN or infinity.
