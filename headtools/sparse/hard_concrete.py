@@ -25,8 +25,8 @@ class HardConcrete(nn.Module):
     """One random gate for every head of ``over``, each with its own trained log alpha (Louizos et al. 2018).
 
     With u uniform in (0, 1), a gate is ``sigmoid((logit(u) + log alpha) / temperature) * (high - low) + low``, clipped
-    to [0, 1], where ``stretch = (low, high)`` reaches beyond both ends (eq. 10, 11). ``over``: ``sites(model)``, some of
-    its sites, or {("encoder", 2): number of heads}. ``start``: log alpha of every gate, or {("encoder", 2): (H,)}.
+    to [0, 1], where ``stretch = (low, high)`` goes beyond both ends (eq. 10, 11). ``over``: ``sites(model)``, part of
+    it, or {("encoder", 2): number of heads}. ``start``: log alpha of every gate, or {("encoder", 2): (H,)}.
     Temperature and stretch are those of Voita et al. 2019 (their code). ``log_alpha`` (n_heads,) holds all sites;
     probabilities have its shape, and most can be asked for another ``log_alpha``.
 

@@ -1,7 +1,5 @@
 """Groups of query heads: whole ones cut, spared ones kept, and what a cache holds against the cache that is made."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import DynamicCache
@@ -47,23 +45,6 @@ def test_a_cut_that_makes_the_model_smaller_says_nothing(recwarn):
     ht.prune(model, {("decoder", 0): [0, 1, 2]})
     ht.prune(model, [("decoder", 1, 1)], groups=True)
     assert not recwarn.list
-
-
-def test_the_recipe_of_the_cheat_sheet_makes_a_smaller_model(monkeypatch, recwarn, capsys):
-    page = Path(__file__).parents[2].joinpath("notebooks", "cheat_sheet.md").read_text(encoding="utf-8")
-    recipe = page.split("## A smaller language model", 1)[1].split("```python\n", 1)[1].split("```", 1)[0]
-    recipe = recipe.replace("nlargest(30", "nlargest(2")  # of 18 heads
-    (model, batch), saved = fresh("llama"), []
-    before = model_size(model)
-    monkeypatch.setattr(ht, "load", lambda name: (model, None))
-    monkeypatch.setattr(ht, "text_batches", lambda tokenizer, texts: {**batch, "labels": batch["input_ids"]})
-    monkeypatch.setattr(ht, "save", lambda *arguments: saved.append(arguments))
-    exec(recipe, {})
-    after = model_size(saved[0][0])
-    assert after["kv_heads"] == before["kv_heads"] - 1
-    assert after["heads"] == before["heads"] - 3
-    assert all(after[name] < before[name] for name in ("parameters", "weight_bytes", "cache_bytes"))
-    assert not [str(w.message) for w in recwarn if "larger" in str(w.message)]
 
 
 def test_groups_are_ranked_by_what_their_heads_are_worth():
