@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from headtools._engine.store import read_tensors
-from headtools.sparse._checkpoint import restore_training, save_training
+from headtools.sparse._trainer import restore_training, save_training
 
 FILE = "checkpoint.safetensors"
 

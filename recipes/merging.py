@@ -27,7 +27,7 @@ from tqdm import tqdm
 import headtools as ht
 from headtools.organism.batches import batches
 from headtools.organism.evaluate import token_accuracy
-from headtools.sparse.head_similarity import disjoint_pairs, head_similarity
+from headtools.sparse.merge import disjoint_pairs, head_similarity
 from recipes import _training_state
 from recipes._results import ASSETS, interval, update
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.sparse.head_similarity import head_similarity
+from headtools.sparse.merge import head_similarity
 
 from .heads.reference import untouched
 from .heads.zoo import fresh, run, zoo_model

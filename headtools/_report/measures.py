@@ -202,7 +202,7 @@ def cache(subject: Subject, results: Results) -> dict[str, Any]:
     model, rows = subject.model, []
     width = next(model.parameters()).element_size()
     for site in sites(model):
-        if site.empty or site.kind != "decoder":
+        if site.kind != "decoder":
             continue
         if site.latent:
             raise ValueError(
@@ -211,7 +211,8 @@ def cache(subject: Subject, results: Results) -> dict[str, Any]:
             )
         one = (site.head_dim + site.value_dim) * width  # bytes of a token's key and value
         shared = round(one * site.kv_heads / site.heads)
-        rows.append((site.layer, site.heads, site.kv_heads, one, shared, one * site.kv_heads))
+        heads = 0 if site.empty else site.heads  # the silent head of a layer without heads is cached all the same
+        rows.append((site.layer, heads, site.kv_heads, one, shared, one * site.kv_heads))
     each = ["bytes a token and key-value head", "bytes a token and query head", "bytes a token"]
     frame = pd.DataFrame(rows, columns=["layer", "query heads", "key-value heads", *each])
     found = results.get("sinks", {}).get("table")

@@ -76,12 +76,9 @@ def ov(where: nn.Module | Sites | Site, *, bias: bool = False) -> Circuits:
     """Return every head's W_OV = W_V W_O, (heads, d_in, d_model): what it moves from a token that it attends to fully.
 
     ``where``: a model, ``sites(model)["encoder"]`` or a single site. Rows are multiplied from the left: a head's
-    output is A Y W_OV, with A its map and Y (S, d_in) what the attention layer reads. Query heads that share values
-    each have a copy. Weights are copied as float32 (float64 stays) and carry no gradient.
-
-    A value bias b_V adds the constant b_V W_O to every token, since a row of A sums to 1. It is left out; with ``bias``
-    it is one more row of ``left``, for a 1 at the end of Y's rows. The output projection's own bias belongs to the
-    layer and is never included.
+    output is A Y W_OV, with A its map and Y (S, d_in) what the layer reads. Query heads that share values each have a
+    copy, as float32 (float64 stays), without gradient. A value bias adds the constant b_V W_O to every token; with
+    ``bias`` it is one more row of ``left``, for a 1 at the end of Y's rows. The output bias stays out.
 
     Raises ``ValueError`` where W_OV would not be what the head moves: latent or normalised values (DeepSeek), a norm
     or a gate on the heads' outputs; weights that hold NaN or infinity.
@@ -106,17 +103,13 @@ def ov(where: nn.Module | Sites | Site, *, bias: bool = False) -> Circuits:
 def qk(where: nn.Module | Sites | Site, *, bias: bool = False, anyway: bool = False) -> Circuits:
     """Return every head's W_QK = W_Q W_Kᵀ, (heads, d_query, d_key): its score of a pair is x W_QK yᵀ, up to a scale.
 
-    ``where``, shapes and types as in ``ov``. Not divided by the root of the head's width, on which nothing in this
-    module depends.
-
-    A key bias adds the same to all scores of a row, which the softmax ignores. A query bias does not cancel: it adds
-    b_Q W_Kᵀ yᵀ, a preference for certain keys whatever the query. Both are left out; with ``bias`` left and right have
-    one more row or column, for a 1 at the end of x and of y, and the scores are complete.
+    As ``ov``, and not divided by the root of the head's width. A query bias adds b_Q W_Kᵀ yᵀ, a preference for certain
+    keys; with ``bias`` left and right have one more row or column, for a 1 at the end of x and of y, and the scores are
+    complete.
 
     Raises ``ValueError`` for weights that hold NaN or infinity, and where no one matrix gives the scores: rotary
     positions, q/k normalisation, soft caps, latent keys. ``anyway`` gives the product all the same, with a warning;
-    under RoPE alone it is right for a token and itself. Warns (``UserWarning``) where positions add a term of their own
-    (ALiBi, T5, DeBERTa): there W_QK is what content contributes. The reasons are read from the attention module's code.
+    under RoPE alone it is right for a token and itself. Warns (``UserWarning``) where positions add a term (ALiBi, T5).
 
     >>> from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
     >>> shape = dict(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)

@@ -49,10 +49,9 @@ def overlap(a: Circuits | FactoredMatrix, b: Circuits | FactoredMatrix | None = 
     ``a`` (n_a, d, d) and ``b`` (n_b, d, d); left out, a with itself. ``side``: "write" takes the subspace of the
     output, "read" that of the input; of W_QK, "read" is what queries and "write" what keys are read from. The value for
     two heads is the mean of cos² over their principal angles (Björck and Golub 1973), ‖V_aᵀV_b‖² / r with r the smaller
-    rank; a head that is 0 overlaps nothing. Chance is the larger width over d: 1/H in most models.
+    rank, however strongly each direction is used. Chance is the larger width over d: 1/H in most models.
 
-    Says nothing about how strongly each direction is used (``cosine`` does) nor where the heads attend. Raises
-    ``ValueError`` for heads of different width d or another ``side``.
+    Raises ``ValueError`` for heads of different width d or another ``side``.
 
     >>> axes = FactoredMatrix(torch.eye(4)[:, :2], torch.eye(4)[:2])  # reads and writes directions 0 and 1
     >>> overlap(axes, FactoredMatrix(torch.eye(4)[:, 1:3], torch.eye(4)[1:3]))

@@ -41,7 +41,8 @@ def group_scores(model: nn.Module, scores: HeadScores) -> HeadScores:
 def cache_size(model: nn.Module, tokens: int = 1, *, streaming: Heads = (), number_bytes: int | None = None) -> int:
     """Return how many bytes the key-value cache of a model takes for a text of ``tokens`` tokens.
 
-    It counts the self-attention that reads from left to right. ``number_bytes`` is 2 in half precision; left out, that
+    It counts the self-attention that reads from left to right, the silent head that ``prune`` leaves in a layer without
+    heads included: its keys are kept, too. ``number_bytes`` is 2 in half precision; left out, that
     of the weights. Of ``streaming`` heads the cache holds the 4 first and 64 recent tokens (see ``window``), but only
     where all query heads of a group are named. Latent attention is counted as DeepSeek-V2 has it; transformers keeps
     full keys.
@@ -60,8 +61,6 @@ def cache_size(model: nn.Module, tokens: int = 1, *, streaming: Heads = (), numb
     windowed, limits = select(sites(model), streaming), _sliding_windows(model)
     numbers = 0
     for site in decoder_sites:
-        if site.empty:
-            continue
         kept = min(tokens, limits.get(getattr(site.module, "layer_idx", site.layer), tokens))
         if site.latent:
             widths = [getattr(site.module, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim")]
@@ -91,8 +90,8 @@ def _sliding_windows(model: nn.Module) -> dict[int, int]:
 def model_size(model: nn.Module, tokens: int = 1024) -> dict[str, int]:
     """Return parameters, bytes of weights, heads, key-value heads, and bytes of the cache of ``tokens`` tokens.
 
-    Before and after a cut it says what the cut bought. Where a cut leaves groups uneven, ``prune`` copies keys and
-    values, and parameters and cache may grow.
+    Before and after a cut it says what the cut bought. ``kv_heads`` counts the silent head of a layer without heads,
+    which is still cached; ``heads`` does not.
 
     >>> from transformers import BertConfig, BertModel
     >>> model_size(BertModel(BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8,
@@ -106,6 +105,6 @@ def model_size(model: nn.Module, tokens: int = 1024) -> dict[str, int]:
         "parameters": sum(weight.numel() for weight in weights),
         "weight_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
         "heads": sum(site.heads for site in every_site if not site.empty),
-        "kv_heads": sum(site.kv_heads for site in every_site if not site.empty),
+        "kv_heads": sum(site.kv_heads for site in every_site),
         "cache_bytes": cache_size(model, tokens) if causal else 0,
     }

@@ -9,6 +9,7 @@ original indices, so that ``pruned`` and ``replay`` do not depend on the order o
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType
 
@@ -20,6 +21,7 @@ from headtools.heads._attention import PRUNED_BIAS, LayerConfig
 from headtools.heads._checks import check_interface, check_not_compiled, check_not_offloaded, check_plain_weights
 from headtools.heads._hooks import check_no_open_context
 from headtools.heads._layout import PRUNED, QUERY_HEADS
+from headtools.heads.groups import model_size
 from headtools.heads.sites import Heads, Site, select, sites
 from headtools.heads.verify import check_verified
 
@@ -34,9 +36,9 @@ def prune(model: nn.Module, heads: Heads, *, groups: bool = False) -> None:
 
     ``heads``: {("encoder", 2): [0, 5]} or [("encoder", 2, 0), ...], with indices as ``sites(model)`` has them now. A
     cut that leaves groups of query heads uneven gives each query head its own copy of its keys and values: the same
-    function, a larger cache. With ``groups`` the indices are those of key-value heads, and each goes with all query
-    heads that read it, so that weights and cache shrink. Of a layer without heads one silent head remains. Create
-    optimizers afterwards.
+    function, and a warning (``UserWarning``) where weights or cache grow by it. With ``groups`` the indices are those
+    of key-value heads, and each goes with all query heads that read it, so that weights and cache shrink. Of a layer
+    without heads one silent head remains, which does not learn. Create optimizers afterwards.
 
     Raises ``KeyError``, ``IndexError`` or ``ValueError`` for heads that are not there, named twice or none,
     ``ValueError`` for attention that cannot be sliced (latent keys, no AttentionInterface, parameters that mix heads,
@@ -66,7 +68,25 @@ def prune(model: nn.Module, heads: Heads, *, groups: bool = False) -> None:
             'got no heads, so nothing was pruned: prune(model, {("encoder", 2): [0, 5]}); where there may be none, '
             "write if heads: prune(model, heads)"
         )
+    # Only where query heads share keys can a cut copy some, and so make the model larger.
+    before = model_size(model, 1) if any(site.kv_heads < site.heads for site in selected) else None
     _cut(model, selected)
+    if before:
+        _warn_of_growth(before, model_size(model, 1))
+
+
+def _warn_of_growth(before: dict[str, int], after: dict[str, int]) -> None:
+    """Warn where a cut made the weights or the cache larger."""
+    units = {"parameters": "parameters", "cache_bytes": "bytes of cache a token"}
+    grown = [
+        f"{after[name]:,} {unit} for {before[name]:,}" for name, unit in units.items() if after[name] > before[name]
+    ]
+    if grown:
+        warnings.warn(
+            f"the cut made the model larger: {', '.join(grown)}. Query heads that shared keys and values have copies "
+            "of their own now. Cut whole groups: prune(model, group_scores(model, scores).order()[:n], groups=True)",
+            stacklevel=3,
+        )
 
 
 def pruned(model: nn.Module) -> list[tuple]:
@@ -156,8 +176,11 @@ def _plan_cut(site: Site, cut: list[int], copied: bool) -> Callable[[], None]:
             _slice(module, rows, outgoing=True)
         _slice(site.out, columns, outgoing=False)
         if empty:
+            # A silent head that learned would be there again, and counted as gone. With values of 0 as well, the
+            # gradients of both are 0, so that it stays silent where someone unfreezes the weights of the whole model.
             site.out.weight.zero_()  # the bias stays: it belongs to no head
-            site.out.weight.requires_grad_(False)  # a head that learned would be there again, and counted as gone
+            site.out.weight.requires_grad_(False)
+            _silence_values(site, dict(slices)[site.v.module], site.v.rows[key_heads])
         sinks = getattr(site.module, "sinks", None)
         if isinstance(sinks, Tensor):
             site.module.sinks = nn.Parameter(sinks[keep].clone(), sinks.requires_grad)
@@ -237,6 +260,14 @@ def _slice(module: nn.Module, index: Tensor, outgoing: bool) -> None:
     names = ("nf", "nx") if transposed else ("out_features", "in_features")
     if hasattr(module, names[0 if outgoing else 1]):
         setattr(module, names[0 if outgoing else 1], len(index))
+
+
+def _silence_values(site: Site, kept: Tensor, values: Tensor) -> None:
+    """Set the values of a sliced site to 0: the rows ``kept`` of its projection that are among ``values``."""
+    module, silent = site.v.module, torch.isin(kept, values).nonzero().flatten().to(site.v.module.weight.device)
+    module.weight.index_fill_(1 if layout.is_transposed(module) else 0, silent, 0)
+    if getattr(module, "bias", None) is not None:
+        module.bias.index_fill_(0, silent, 0)
 
 
 def _resize(site: Site, heads: int, kv_heads: int) -> None:

@@ -27,24 +27,15 @@ def edit(
 ) -> Iterator[None]:
     """Edit the weights of one head while the context lasts; afterwards they are what they were, bit for bit.
 
-    ``head``: ("encoder", 2, 0). With ``remove``, directions (d,) or (n, d), the head no longer writes along them:
-    W_O ← W_O (I − V Vᵀ), where the columns of V are an orthonormal basis of their span. With ``drop_top=k`` they are
-    the first k right singular vectors of its W_OV = U Σ Vᵀ (vectors are rows, x W_OV), so ``drop_top=1`` gives
-    W_OV − σ₁u₁v₁ᵀ. With ``side="read"`` the head no longer reads along them: W_V ← (I − U Uᵀ) W_V. For the head's own
-    singular vectors both sides give the same W_OV; for other directions they do not.
-
-    What a value bias adds to the head's output is written, so ``side="write"`` edits it too; it is not read, so
-    ``side="read"`` leaves it. The output projection's bias belongs to the layer and stays. Edits may be nested, also
-    of one head, and end in any order. To keep an edit, save or copy the model inside the context; do not train there,
-    since the old weights come back at its end.
+    With ``remove``, directions (d,) or (n, d), the head ("encoder", 2, 0) no longer writes along them: W_O ← W_O (I −
+    V Vᵀ), with V an orthonormal basis of their span (Bolukbasi et al. 2016, arXiv:1607.06520). With ``drop_top=k`` they
+    are the first k right singular vectors of its W_OV. With ``side="read"`` it no longer reads along them: W_V ← (I −
+    U Uᵀ) W_V. A value bias is written and not read, so only ``side="write"`` edits what it adds; the output
+    projection's bias stays. Edits nest and end in any order. To keep one, copy the model inside the context; do not
+    train there.
 
     Raises ``KeyError`` or ``IndexError`` for a head that does not exist, ``ValueError`` or ``TypeError`` for directions
-    of another width, zero or NaN, for weights that are not plain floating-point ones, and where the head has none of
-    its own: values that several heads share (grouped-query attention) or that are computed from a latent (DeepSeek),
-    weights tied to another module's, and the silent head that is left where all heads of a layer were pruned.
-
-    For the algebra of W_OV: Elhage et al. 2021. The edit itself is the projection of Bolukbasi et al. 2016
-    (arXiv:1607.06520), applied to a head's output matrix.
+    of another width, zero or NaN, and for a head without plain weights of its own (shared, latent or tied ones).
 
     >>> import torch, headtools as ht
     >>> from transformers import BertConfig, BertModel

@@ -17,8 +17,7 @@ from headtools.heads.scores import HeadScores
 from headtools.heads.sites import SiteSelection, copied
 from headtools.heads.sites import sites as find_sites
 from headtools.importance.loss import Loss
-from headtools.sparse._trainer import Trainer
-from headtools.sparse._training_inputs import Batches, trained_weights
+from headtools.sparse._trainer import Batches, Trainer, trained_weights
 from headtools.sparse.hard_concrete import START, HardConcrete
 
 
@@ -26,11 +25,10 @@ from headtools.sparse.hard_concrete import START, HardConcrete
 class Fit:
     """The result of ``fit_gates`` for one penalty.
 
-    ``model``: the model with its trained weights, with all its heads and without gates. ``gates``: the trained
-    ``HardConcrete``. ``history``: a frame of log alpha, a row for each step (0 is the start) and a column for each
-    gate, (kind, layer, head). ``losses``: a frame with a row for each step and the columns ``loss`` (the task's, nats),
-    ``l0`` (the expected number of open gates) and ``open`` (gates open by the rule of Voita et al.). ``seconds``: the
-    duration of the training.
+    ``model``: the model with its trained weights, all heads and no gates. ``gates``: the trained ``HardConcrete``.
+    ``history``: a frame of log alpha, a row for each step (0 is the start) and a column for each gate. ``losses``: a
+    frame with a row for each step: ``loss`` (the task's, nats), ``l0`` (expected number of open gates) and ``open``
+    (gates open by the rule of Voita et al.). ``seconds``: the duration of the training.
     """
 
     model: nn.Module
@@ -48,8 +46,7 @@ class Fit:
     @property
     def closed_heads(self) -> list[tuple]:
         """Return the other heads, which ``cut`` removes."""
-        open_heads = set(self.open_heads)
-        return [head for head in self.gates.heads if head not in open_heads]
+        return [head for head, gate in zip(self.gates.heads, self.gates.test_gates(), strict=True) if not gate]
 
     @property
     def scores(self) -> HeadScores:
@@ -190,8 +187,7 @@ def recover(
 ) -> nn.Module:
     """Train a model for some more steps after heads were cut, and return the trained copy.
 
-    The arguments are those of ``fit_gates``, and so are the guarantees: a seed decides the result, and a stopped run
-    continues. ``rate`` is its ``weight_rate``; it falls linearly towards 0 over all steps.
+    Arguments and guarantees are those of ``fit_gates``; ``rate``, its ``weight_rate``, falls linearly towards 0.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM

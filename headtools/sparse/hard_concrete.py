@@ -24,19 +24,13 @@ START = 2.2  # P(gate = 0) = .05, so that a trained model is hardly disturbed at
 class HardConcrete(nn.Module):
     """One random gate for every head of ``over``, each with its own trained log alpha (Louizos et al. 2018).
 
-    With u uniform in (0, 1), a gate is ``clip(sigmoid((logit(u) + log alpha) / temperature) * (high - low) + low)``,
-    clipped to [0, 1], where ``stretch = (low, high)`` reaches beyond both ends (eq. 10, 11). A lower temperature and a
-    wider stretch leave less probability between 0 and 1.
+    With u uniform in (0, 1), a gate is ``sigmoid((logit(u) + log alpha) / temperature) * (high - low) + low``, clipped
+    to [0, 1], where ``stretch = (low, high)`` goes beyond both ends (eq. 10, 11). ``over``: ``sites(model)``, part of
+    it, or {("encoder", 2): number of heads}. ``start``: log alpha of every gate, or {("encoder", 2): (H,)}.
+    Temperature and stretch are those of Voita et al. 2019 (their code). ``log_alpha`` (n_heads,) holds all sites;
+    probabilities have its shape, and most can be asked for another ``log_alpha``.
 
-    ``over``: ``sites(model)``, some of its sites, or {("encoder", 2): number of heads}. ``start``: log alpha of every
-    gate, or {("encoder", 2): tensor (H,)}. The defaults for temperature and stretch are those of Voita et al. 2019
-    (their code); Louizos et al. use 2/3.
-
-    ``log_alpha`` is a parameter of shape (n_heads,), all sites in one vector; ``split`` divides it by site.
-    Probabilities have its shape; most can also be asked for another ``log_alpha``, of any shape.
-
-    Raises ``ValueError`` for a temperature that is not positive, a stretch that does not reach beyond [0, 1] on both
-    sides, no heads, or a start that does not fit.
+    Raises ``ValueError`` for arguments outside these ranges, no heads, or a start that does not fit.
 
     >>> gates = HardConcrete({("encoder", 0): 2, ("encoder", 1): 1}, start=2.0)
     >>> [round(p, 3) for p in (gates.p_zero()[0].item(), gates.p_one()[0].item(), gates.expected_l0().item())]

@@ -27,6 +27,15 @@ CHOICES = {
     "wrapping": ("plain", "checkpointing", "compiled"),
 }
 WEIGHTS = {"precision": (2, 1, 1), "wrapping": (30, 10, 1)}  # a compiled model takes ten seconds, others a tenth
+# What a measure asks of a model: without it most of its draws could not be run.
+NEEDS = {
+    "merge": {
+        "architecture": tuple(name for name in naive.BILINEAR if name != "albert"),
+        "mode": ("eval",),
+        "precision": ("float32",),
+    },
+    "refit": {"precision": ("float32",)},
+}
 DROPOUT = 0.2
 MIXTURES = ("deepseek_v3", "gpt_oss")  # of experts
 
@@ -62,6 +71,8 @@ def draw(measure: str, seed: int, **given: str) -> Combination:
     drawn = {"architecture": luck.choice(ALL)}
     for name, options in CHOICES.items():
         drawn[name] = luck.choices(options, WEIGHTS.get(name))[0]
+    for name, options in NEEDS.get(measure, {}).items():
+        drawn[name] = luck.choice(options)
     if drawn["architecture"] in ("gemma2", "gpt_oss"):  # have no other
         drawn["attention"] = "eager"
     return Combination(measure, seed=seed, **(drawn | {name: value for name, value in given.items() if value}))

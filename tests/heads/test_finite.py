@@ -11,7 +11,7 @@ from headtools.geometry.circuits import ov, qk
 from headtools.heads._checks import check_recorded, check_weights, nonfinite_weights
 from headtools.roles import induction
 from headtools.roles.word_states import word_states
-from headtools.sparse.head_similarity import head_similarity
+from headtools.sparse.merge import head_similarity
 from headtools.sparse.pruning_curve import curve
 
 from .zoo import fresh

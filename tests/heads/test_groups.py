@@ -28,11 +28,23 @@ def test_a_group_goes_with_its_keys_and_values(name):
     assert after["heads"] == before["heads"] - 6
 
 
-def test_uneven_cuts_may_grow_what_groups_shrink():
+def test_a_cut_that_makes_the_model_larger_says_so():
     model, _ = fresh("llama")
-    before = model_size(model)
-    ht.prune(model, {("decoder", 0): [0]})
-    assert model_size(model)["cache_bytes"] > before["cache_bytes"]
+    before = model_size(model, 1)
+    with pytest.warns(UserWarning, match="the cut made the model larger") as caught:
+        ht.prune(model, {("decoder", 0): [0]})
+    after, words = model_size(model, 1), str(caught[0].message)
+    assert caught[0].filename == __file__
+    assert f"{after['parameters']:,} parameters for {before['parameters']:,}" in words
+    assert f"{after['cache_bytes']:,} bytes of cache a token for {before['cache_bytes']:,}" in words
+    assert "groups=True)" in words
+
+
+def test_a_cut_that_makes_the_model_smaller_says_nothing(recwarn):
+    model, _ = fresh("llama")
+    ht.prune(model, {("decoder", 0): [0, 1, 2]})
+    ht.prune(model, [("decoder", 1, 1)], groups=True)
+    assert not recwarn.list
 
 
 def test_groups_are_ranked_by_what_their_heads_are_worth():
@@ -44,14 +56,23 @@ def test_groups_are_ranked_by_what_their_heads_are_worth():
         ht.group_scores(model, ht.HeadScores({("decoder", 0): torch.ones(5)}))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "opt"])
-def test_the_cache_is_as_large_as_the_one_that_a_run_makes(name):
-    model, batch = zoo_model(name)
-    cache = DynamicCache()
+CUTS = {"whole": {}, "uneven": {("decoder", 0): [0]}, "a layer": {("decoder", 1): range(6)}}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "qwen3", "opt"])
+def test_the_cache_is_as_large_as_the_one_that_a_run_makes(name, cut):
+    model, _ = fresh(name)
+    if cut != "whole":
+        ht.prune(model, {key: [h for h in heads if h < ht.sites(model)[key].heads] for key, heads in CUTS[cut].items()})
+    cache = DynamicCache(config=model.config)
+    ids = torch.arange(3, 15)[None]  # longer than Mistral's sliding window
     with torch.no_grad():
-        model(input_ids=batch["input_ids"], past_key_values=cache, use_cache=True)
-    made = sum(part.numel() * part.element_size() for layer in cache.layers for part in (layer.keys, layer.values))
-    assert cache_size(model, tokens=batch["input_ids"].shape[1]) * len(batch["input_ids"]) == made
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    made = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    kv_heads = sum(layer.keys.shape[1] for layer in cache.layers)
+    assert model_size(model, ids.shape[1])["cache_bytes"] == cache_size(model, ids.shape[1]) == made
+    assert model_size(model)["kv_heads"] == kv_heads
 
 
 def test_streaming_saves_whole_groups_only():

@@ -9,7 +9,7 @@ import transformers as tf
 import headtools as ht
 
 from .reference import checkpoint
-from .zoo import fresh, zoo_model
+from .zoo import error, fresh, logits, run, valid, zoo_model
 
 
 def gradients(model, batch, context):
@@ -70,18 +70,58 @@ def test_the_cache_of_a_sliding_window():
     assert ht.cache_size(model, tokens=32) == held
 
 
-def test_a_layer_without_heads_stays_without():
-    """The one silent head that lets the model run must not learn."""
-    model, batch = fresh("llama")
-    ht.prune(model, {("decoder", 1): range(ht.sites(model)["decoder", 1].heads)})
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+@pytest.mark.parametrize("unfrozen", [False, True])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "mistral", "gpt_neox", "t5"])
+def test_a_layer_without_heads_stays_without(name, unfrozen):
+    """The one silent head that lets the model run must not learn, not even where someone unfreezes all weights."""
+    model, batch = fresh(name)
+    key = list(ht.sites(model))[-1].key
+    ht.prune(model, {key: range(ht.sites(model)[key].heads)})
+    model = copy.deepcopy(model).train()
+    if unfrozen:
+        model.requires_grad_(True)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1)
     for _ in range(3):
         optimizer.zero_grad()
-        model(**batch, labels=batch["input_ids"]).loss.backward()
+        logits(model(**batch)).logsumexp(-1).sum().backward()
         optimizer.step()
-    assert not ht.sites(model)["decoder", 1].out.weight.any()
-    assert ht.sites(copy.deepcopy(model))["decoder", 1].empty
+    site = ht.sites(model)[key]
+    assert site.empty
+    assert not site.out.weight.any()
+
+
+def _llama_without_a_layer():
+    """A pruned Llama with grouped queries: some heads gone, and all of one layer."""
+    model, batch = fresh("llama")
+    ht.prune(model, {("decoder", 0): [1, 5], ("decoder", 1): range(6)})
+    return model, batch
+
+
+def test_a_layer_without_heads_stays_so_in_a_folder(tmp_path):
+    model, batch = _llama_without_a_layer()
+    again, _ = ht.load(ht.save(model, tmp_path / "smaller"))
+    site = ht.sites(again)["decoder", 1]
+    assert site.empty
+    assert not site.out.weight.requires_grad
+    assert error(valid("llama", run(again, batch), batch), valid("llama", run(model, batch), batch)) <= 1e-5
+
+
+def test_trainer_after_prune(tmp_path):
+    model, batch = _llama_without_a_layer()
+    rows = [
+        {"input_ids": ids, "attention_mask": mask, "labels": ids} for ids, mask in zip(*batch.values(), strict=True)
+    ]
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    arguments = tf.TrainingArguments(
+        tmp_path, max_steps=2, report_to=[], save_strategy="no", weight_decay=0.1, disable_tqdm=True, use_cpu=True
+    )
+    tf.Trainer(model, arguments, train_dataset=rows).train()
+    site = ht.sites(model)["decoder", 1]
+    assert site.empty
+    assert not site.out.weight.any()
+    changed = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
+    assert any("layers.0.self_attn.o_proj" in name for name in changed)
+    assert ht.pruned(model) == [("decoder", 0, 1), ("decoder", 0, 5), *(("decoder", 1, head) for head in range(6))]
 
 
 def test_projections_that_return_more_than_a_tensor():

@@ -9,8 +9,7 @@ import torch
 import headtools as ht
 from headtools.geometry.circuits import ov
 from headtools.sparse._least_squares import moments
-from headtools.sparse.head_similarity import disjoint_pairs, head_similarity
-from headtools.sparse.merge import merge, refit
+from headtools.sparse.merge import disjoint_pairs, head_similarity, merge, refit
 
 from ..heads.batches import VOCAB
 from ..heads.reference import bias_of, output_matrix, watch

@@ -5,7 +5,7 @@ import torch
 
 import headtools as ht
 from headtools.sparse.hard_concrete import HardConcrete
-from headtools.sparse.head_similarity import disjoint_pairs, head_similarity
+from headtools.sparse.merge import disjoint_pairs, head_similarity
 
 from ..heads.reference import untouched
 from ..heads.zoo import fresh

@@ -21,8 +21,7 @@ from torch import nn
 
 import headtools as ht
 from headtools.organism.batches import TrainingBatches
-from headtools.sparse._trainer import CLIP, Trainer, training_mode
-from headtools.sparse._training_inputs import trained_weights
+from headtools.sparse._trainer import CLIP, Trainer, trained_weights, training_mode
 
 BOUND = 1.05
 RATE = 1e-5  # of the weights, so low that the model stays what it is
