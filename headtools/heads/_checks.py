@@ -131,7 +131,14 @@ def _check_inputs(model: nn.Module, args: tuple, kwargs: dict) -> None:
 
 # --- NaN and infinity -------------------------------------------------------------------------------------------------
 
-_RECORDED = {"maps": "attention weights", "z": "outputs z", "q": "queries", "k": "keys", "v": "values"}
+_RECORDED = {
+    "maps": "attention weights",
+    "rows": "attention weights",
+    "z": "outputs z",
+    "q": "queries",
+    "k": "keys",
+    "v": "values",
+}
 
 
 def check_recorded(model: nn.Module, site: Site, name: str, recorded: Tensor) -> None:
