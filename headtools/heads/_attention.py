@@ -26,7 +26,7 @@ EAGER, SDPA, BLOCKS = "headtools_eager", "headtools_sdpa", "headtools_blocks"
 PRUNED_BIAS = "headtools_pruned"
 # entries of an attention module
 TAPS = "taps"  # functions to call with its queries, keys, values and maps
-ROWS = "rows"  # functions to call with some rows of its maps, and the index of the first of these queries
+ROWS = "rows"  # functions to call with some rows of its maps, the index of the first query, and how many there are
 WINDOW = "window"  # (heads, first, recent) of each window
 _UNIFORM = "uniform"  # lists of heads whose attention is uniform
 
@@ -202,7 +202,7 @@ def _run(
     result = uniform(heads) if heads else function(module, q, k, v, mask, **kwargs)
     if shows_maps and result[1] is not None:  # all rows are one block; where there are several, they were shown already
         for see in entries(module, ROWS):
-            see(rows=result[1], first=0)
+            see(rows=result[1], first=0, n_queries=q.shape[2])
     for tap in entries(module, TAPS):  # (B, head or kv_head, token, width); maps (B, head, query, key)
         maps = {"maps": result[1]} if shows_maps else {}
         tap(q=q, k=k, v=v, uniform=uniform, visible=visible, **maps)
@@ -246,7 +246,7 @@ def _by_blocks(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor 
     for first in range(0, n_queries, N_QUERIES):
         output, rows = ask(first, min(first + N_QUERIES, n_queries))
         for see in entries(module, ROWS):
-            see(rows=rows, first=first)
+            see(rows=rows, first=first, n_queries=n_queries)
         outputs.append(output)
         del rows  # before the next block is computed
     return torch.cat(outputs, 1), None

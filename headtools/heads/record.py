@@ -32,7 +32,8 @@ class Captured:
     ``maps`` (B, head, query, key) float32 rows of attention; ``z`` (B, token, head, value_dim) what the output
     projection reads; ``q`` (B, head, query, head_dim), ``k`` and ``v`` (B, kv_head, key, ...) as they enter the
     dot product: after rotary embedding and the model's own normalisation; ``visible`` (B, 1 or head, query, key) bool,
-    which keys each query can see. ``rows`` (B, head, query, key) are those of some queries, from index ``first`` on.
+    which keys each query can see. ``rows`` (B, head, query, key) are those of some of
+    ``n_queries`` queries, from index ``first`` on.
     """
 
     def __init__(self, label: str, **tensors: Tensor) -> None:
@@ -86,7 +87,7 @@ def record(
     ``want``: "maps" (B, head, query, key), "z" (B, token, head, value_dim), "q", "k", "v", and "visible" (B, 1 or head,
     query, key), the keys that a query can see. Only "maps" make the model run eager attention. "rows", alone, are the
     maps some hundred queries at a time, for texts whose maps are too large: ``accumulate`` gets each block of them,
-    ``captured.rows`` (B, head, query, key), with ``captured.first``, the index of its first query. ``only`` selects
+    ``captured.rows`` (B, head, query, key), of the queries from ``captured.first`` on. ``only`` selects
     sites: "encoder", ("encoder", 2) or a list. A site that runs several times (ALBERT, ``generate``) keeps its last,
     unless ``accumulate(site, captured, previous)`` combines calls; ``previous`` is what it returned last, at first
     None. Tensors are detached unless ``grad``. A record entered inside ``gates`` or ``ablate`` records z after their
@@ -202,7 +203,8 @@ def _record_site(
                 f"two threads ran {site.label} inside one record(), so what was recorded is of both: run the model in "
                 "one thread at a time, or give each its own, copy.deepcopy(model)"
             )
-        captured = Captured(site.label, **call, **({"first": tensors["first"]} if "rows" in want else {}))
+        place = {name: tensors[name] for name in ("first", "n_queries")} if "rows" in want else {}
+        captured = Captured(site.label, **call, **place)
         if accumulate is not None:  # a sum would hide NaN; recorded tensors show it themselves
             for name, tensor in call.items():
                 check_recorded(model, site, name, tensor.detach())
