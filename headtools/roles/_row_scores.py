@@ -19,7 +19,7 @@ from headtools.roles._texts import Text
 from headtools.roles.conventions import Conventions
 from headtools.roles.role import MAPS, SPECIAL_TOKENS, Frequencies, Key, Role
 from headtools.roles.sentence import Sentence
-from headtools.roles.spans import between_groups, group_means, visible_keys
+from headtools.roles.spans import group_means, visible_keys
 
 MIN_LENGTH = 4  # words a sentence needs for content similarity and for a class of maps
 _MAP_STEPS = 2**16  # between 0 and 1, for classes of maps
@@ -197,9 +197,7 @@ def _count_statistics(plan: Plan) -> None:
 
 @without_autocast
 def score(maps: Tensor, plan: Plan) -> Tensor:
-    """Sums of every role over each sentence: maps between tokens (B, head, T, S), on the CPU, to (B, R, head)."""
-    queries, keys = plan.text.queries, plan.text.keys
-    maps = between_groups(maps, queries.of_token, keys.of_token, queries.exists.shape[1], keys.exists.shape[1])
+    """Sums of every role over each sentence: maps between spans (B, head, Q, K), on the CPU, to (B, R, head)."""
     weight, key = maps.masked_fill(~plan.candidates[:, None], -1).max(-1)  # (B, head, Q); of equal weights the first
     words_weight = (maps * plan.candidates[:, None]).sum(-1).clamp_min(1e-12) if plan.conventions.renormalise else None
     out = maps.new_zeros(len(maps) * len(plan.roles), maps.shape[1])

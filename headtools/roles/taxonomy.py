@@ -27,7 +27,7 @@ from headtools.roles.controls import shuffled
 from headtools.roles.conventions import VOITA, Conventions
 from headtools.roles.role import Frequencies, Role, builtin_roles, check_sentence, select_roles
 from headtools.roles.sentence import Sentence
-from headtools.roles.spans import visible_keys
+from headtools.roles.spans import between_groups, visible_keys
 
 
 @torch.no_grad()
@@ -160,25 +160,35 @@ def _score_batch(
     With a ``generator`` the weights of each row are shuffled.
     """
     sums: dict[SiteKey, Tensor] = {}
+    open_maps: dict[SiteKey, Tensor] = {}  # between words, of a layer whose tokens have not all asked yet
     n_runs = {site.key: 0 for site in scored_sites}
 
     def add_scores(site: Site, captured: Captured, _previous: None) -> None:
-        # returns nothing, so that no map is kept
-        plan, maps = plans[site.kind], captured.maps.cpu()
-        queries, keys = plan.text.queries.of_token >= 0, plan.text.keys.of_token >= 0
-        if maps.shape[-2:] != (queries.shape[1], keys.shape[1]):
+        # returns nothing, so that no row is kept
+        plan, rows, first = plans[site.kind], captured.rows.cpu(), captured.first
+        queries, keys = plan.text.queries, plan.text.keys
+        expected = queries.of_token.shape[1], keys.of_token.shape[1]
+        if (captured.n_queries, rows.shape[-1]) != expected:
             raise ValueError(
-                f"got {site.kind} maps between {tuple(maps.shape[-2:])} positions; expected "
-                f"{(queries.shape[1], keys.shape[1])}, the tokens of the text: these heads attend to something else "
-                "(an image?); leave them out, e.g. kinds=['decoder']"
+                f"got {site.kind} maps between {(captured.n_queries, rows.shape[-1])} positions; expected {expected}, "
+                "the tokens of the text: these heads attend to something else (an image?); leave them out, e.g. "
+                "kinds=['decoder']"
             )
+        last = first + rows.shape[2]
         if generator is not None:
-            maps = shuffled(maps, visible_keys(site.kind, queries, keys)[:, None], generator)
+            visible = visible_keys(site.kind, queries.of_token >= 0, keys.of_token >= 0)[:, None, first:last]
+            rows = shuffled(rows, visible, generator)
+        sizes = queries.exists.shape[1], keys.exists.shape[1]
+        maps = between_groups(rows, queries.of_token, keys.of_token, *sizes, first)
+        maps = maps if first == 0 else open_maps.pop(site.key) + maps
+        if last < captured.n_queries:
+            open_maps[site.key] = maps
+            return
         sums[site.key] = sums.get(site.key, 0) + score(maps, plan)
         n_runs[site.key] += 1
 
     encoder_only = [*plans] == ["encoder"] and is_encoder_decoder(model)
-    with record(model, want="maps", accumulate=add_scores, only=[*n_runs]):
+    with record(model, want="rows", accumulate=add_scores, only=[*n_runs]):
         # the model without its logits, or the encoder alone of a model that has a decoder too
         (model.get_encoder() if encoder_only else backbone(model, inputs))(**on_device(model, inputs))
     not_run = [site.label for site in scored_sites if not n_runs[site.key]]
