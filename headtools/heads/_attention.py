@@ -30,7 +30,8 @@ ROWS = "rows"  # functions to call with some rows of its maps, the index of the 
 WINDOW = "window"  # (heads, first, recent) of each window
 _UNIFORM = "uniform"  # lists of heads whose attention is uniform
 
-N_QUERIES = 256  # of a block
+WHOLE = 256  # queries up to which a text is one block
+N_QUERIES = 64  # of a block of longer ones: few enough that its rows stay in the processor's cache
 LAZY_FROM = 2**20  # cells of a mask: larger ones are made block by block
 MASKED_BELOW = 64.0  # a key this far below the largest of its row is masked: e^-64 vanishes in any precision
 ALTERNATIVES = 'use replacement="mean", "resample" or "zero"'
@@ -217,7 +218,7 @@ def _blocks(
 ) -> tuple:
     """Run the eager attention of the model's own file for a block of queries at a time; ROWS functions get its rows."""
     foreign = not type(module).__module__.startswith("transformers.")
-    as_a_whole = entries(module, TAPS) or (foreign and entries(module, _UNIFORM)) or query.shape[2] <= N_QUERIES
+    as_a_whole = entries(module, TAPS) or (foreign and entries(module, _UNIFORM)) or query.shape[2] <= WHOLE
     if as_a_whole or entries(module, WINDOW) or entries(module, _UNIFORM):  # these read the whole mask
         attention_mask = _mask_rows(attention_mask, 0, query.shape[2])
     if as_a_whole:

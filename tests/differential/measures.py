@@ -390,7 +390,8 @@ def statistics(case: Case) -> Pair:
 
     def ours() -> Numbers:
         found: Numbers = {}
-        blocks = mock.patch.multiple(_attention, N_QUERIES=case.luck("block").choice((2, 3)), LAZY_FROM=1)
+        size = case.luck("block").choice((2, 3))
+        blocks = mock.patch.multiple(_attention, WHOLE=size, N_QUERIES=size, LAZY_FROM=1)
         with blocks, case.setting():
             seen = ht.statistics(case.prepared, case.batches, {"entropy": entropy, "received": Received}, given)
             wanted = {"previous": offset(-1), "first": first_token}

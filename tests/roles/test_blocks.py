@@ -27,6 +27,7 @@ def roles():
 @pytest.mark.parametrize("measure", [sinks, scores, roles])
 def test_blocks_change_nothing(measure, monkeypatch):
     whole = measure()
+    monkeypatch.setattr(_attention, "WHOLE", 3)
     monkeypatch.setattr(_attention, "N_QUERIES", 3)
     monkeypatch.setattr(_attention, "LAZY_FROM", 1)
     pd.testing.assert_frame_equal(measure(), whole, rtol=0, atol=1e-5)
