@@ -64,7 +64,7 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
             def write(original: str | None, names: list, config: Any = config) -> None:
                 # one context that needs maps makes the kernel eager; else it stays fused if the model's own is
                 fused = SDPA if original in ("sdpa", SDPA) else EAGER
-                kernel = next((name for name in (EAGER, BLOCKS) if name in names), fused)
+                kernel = EAGER if EAGER in names else BLOCKS if BLOCKS in names else fused
                 config._attn_implementation_internal = kernel if names else original
 
             stack.enter_context(override(config, "attention", name, lambda c=config: c._attn_implementation, write))

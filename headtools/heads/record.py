@@ -203,8 +203,9 @@ def _record_site(
                 f"two threads ran {site.label} inside one record(), so what was recorded is of both: run the model in "
                 "one thread at a time, or give each its own, copy.deepcopy(model)"
             )
-        place = {name: tensors[name] for name in ("first", "n_queries")} if "rows" in want else {}
-        captured = Captured(site.label, **call, **place)
+        captured = Captured(site.label, **call)
+        if "rows" in want:
+            captured.first, captured.n_queries = tensors["first"], tensors["n_queries"]
         if accumulate is not None:  # a sum would hide NaN; recorded tensors show it themselves
             for name, tensor in call.items():
                 check_recorded(model, site, name, tensor.detach())

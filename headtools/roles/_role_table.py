@@ -101,7 +101,8 @@ def _scores(roles: Sequence[Role], sums: Sums, counts: Sums) -> dict[str, Tensor
     n_drawn, *drawn = counts.replicas  # (R, times)
     replicas = sums.replicas / n_drawn[:, None]  # (R, head, times), NaN where nothing was drawn
     least, greatest = torch.tensor([role.range for role in roles])[..., None].unbind(1)
-    low, high = (end.clamp(least, greatest) for end in _interval(score, replicas, n_sentences))
+    low, high = _interval(score, replicas, n_sentences)
+    low, high = low.clamp(least, greatest), high.clamp(least, greatest)
     # The difference is resampled as a pair: score and baseline of the same sentences.
     difference_low, difference_high = _interval(
         score - (baseline / n)[:, None], replicas - (drawn[0] / n_drawn)[:, None], n_sentences
@@ -137,7 +138,7 @@ def _interval(score: Tensor, replicas: Tensor, n_sentences: Tensor) -> tuple[Ten
     if len(few):  # percentiles are too narrow there
         n_examples = n_sentences[few, None].expand(-1, score.shape[1])
         ends = interval_around(score[few], replicas[few], n_examples, LEVEL)
-        low[few], high[few] = (end.to(low.dtype) for end in ends)
+        low[few], high[few] = ends[0].to(low.dtype), ends[1].to(low.dtype)
     return low, high
 
 

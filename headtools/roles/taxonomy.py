@@ -49,28 +49,21 @@ def taxonomy(
 ) -> pd.DataFrame:
     """Score every head for every role, in one pass: one row a head and role.
 
-    ``sentences`` are scored; the best offset of each role is fitted on ``fitted``, another split. Without it, on the
-    sentences with odd indices for those with even ones, and the other way round. ``roles`` names roles or families
-    (``headtools.roles.role`` lists them; None: all), or is a :class:`~headtools.roles.role.Role` of your own, or both;
-    ``kinds`` names kinds of attention. Where the sentences have a translation (``target``) and the model a decoder,
-    both sides run: the decoder is scored on the target words for the roles that need no grammar, cross-attention for
-    alignment with the gold source word, 1 - AER (Och and Ney 2003). A query counts for a role only if it can see a
-    target.
-
-    ``conventions`` say what is a key, and whether weights are renormalised (``VOITA``, ``CLARK``). ``frequency`` counts
-    words, for the rarest word and rarity (None: in ``fitted``). ``shuffle`` permutes each row's weights at random among
-    the keys: the random-head control; the untrained one is ``taxonomy(untrained(model), ...)``. Intervals come from
-    ``times`` bootstrap replicas over sentences, drawn from ``seed``; they are NaN, and no role holds, where fewer than
-    five sentences have a query. Nothing depends on ``batch_size`` or on padding but rounding, which decides between
-    equal weights, and what ``shuffle`` draws. ``checkpoint`` names a folder in which the sums of every batch are kept.
+    ``sentences`` are scored; the best offset of each role is fitted on ``fitted``, another split (None: on the other
+    half of the sentences). ``roles`` names roles or families (None: all), or is a :class:`Role` of your own, or both;
+    ``kinds`` names kinds of attention. With translations (``target``) both sides of an encoder-decoder run, and
+    cross-attention is scored for alignment with the gold source word, 1 - AER (Och and Ney 2003). A query counts for a
+    role only if it can see a target. ``conventions`` say what is a key (``VOITA``, ``CLARK``); ``frequency`` counts
+    words (None: in ``fitted``); ``shuffle`` permutes each row's weights: the random-head control, beside
+    ``untrained(model)``. Only rounding and ``shuffle`` depend on ``batch_size``. Rows come in blocks:
+    of a long text no map between tokens is kept, but one between words.
 
     Columns: ``stack`` (where there are several), ``kind``, ``layer``, ``head``, ``family``, ``role``; ``score``, a
     fraction of queries, a mean weight or a mean (entropy and rarity in nats, distance in words); ``baseline``, the
-    score of ``baseline_rule`` on the same queries; ``chance``, of a random key or of uniform attention (coreference: of
-    a random earlier noun); ``low`` and ``high``, the 95 % interval of the score; ``difference_low`` and
-    ``difference_high``, the paired interval of score - baseline; ``n``, queries counted (sentences for content and map
-    classes; a layer that runs several times counts each); ``passes``, whether the head has the role: the *lower end*
-    reaches the role's threshold, above both baseline and chance where that is a margin, with 50 queries or more. With
+    score of ``baseline_rule`` on the same queries; ``chance``, of a random key or of uniform attention; ``low`` and
+    ``high``, the 95 % interval of the score over ``times`` bootstrap replicas (NaN below five sentences);
+    ``difference_low`` and ``difference_high``, that of score - baseline; ``n``, queries counted (sentences for content
+    and map classes); ``passes``, whether the *lower end* reaches the role's threshold, with 50 queries or more. With
     hundreds of heads and roles some pass by chance: run the controls and count theirs.
 
     Raises ValueError for fewer than two sentences, no ``times``, an unknown role or kind, targets that are missing,
@@ -86,7 +79,15 @@ def taxonomy(
     ('encoder', True, True)
     """
     sentences, reference = list(sentences), list(fitted or sentences)
-    _check(sentences, reference, times)
+    if times < 1:
+        raise ValueError(f"got times={times}; expected how often sentences are resampled, such as 500")
+    if len(sentences) < 2:
+        raise ValueError(
+            f"got {len(sentences)} sentences; expected two or more, since each half is compared with a baseline "
+            "that is fitted on the other; write corpus('organism')"
+        )
+    for sentence in chain(sentences, reference):
+        check_sentence(sentence)
     translated = is_encoder_decoder(model) and all(s.target for s in sentences)
     frequencies = Frequencies(Counter(w for s in reference for w in s.words) if frequency is None else frequency)
     roles_of = _roles_by_kind(model, [*sentences, *reference], roles, kinds, translated, frequencies)
@@ -120,7 +121,8 @@ def taxonomy(
         return _score_batch(model, inputs, plans, scored_sites, generator if shuffle else None)
 
     # Sentences of similar length run together, which leaves little padding.
-    order = sorted(range(len(sentences)), key=lambda i: len(sentences[i].words))
+    lengths = [len(sentence.words) for sentence in sentences]
+    order = sorted(range(len(sentences)), key=lengths.__getitem__)
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     settings = {
         "sentences": (sentences, reference, frequencies.counts),
@@ -134,18 +136,6 @@ def taxonomy(
     parts = run(per_batch, list(enumerate(batches)), label="roles", checkpoint=checkpoint, settings=settings)
     sums = add_up(parts, [draws[members] for members in batches])
     return make_table(scored_sites, roles_of, sums, offsets)
-
-
-def _check(sentences: Sequence[Sentence], reference: Sequence[Sentence], times: int) -> None:
-    if times < 1:
-        raise ValueError(f"got times={times}; expected how often sentences are resampled, such as 500")
-    if len(sentences) < 2:
-        raise ValueError(
-            f"got {len(sentences)} sentences; expected two or more, since each half is compared with a baseline "
-            "that is fitted on the other; write corpus('organism')"
-        )
-    for sentence in chain(sentences, reference):
-        check_sentence(sentence)
 
 
 def _score_batch(
