@@ -10,8 +10,8 @@ A map of the package, in the order of the course::
                                                     attention_sinks, token_labels
     geometry/    what weights can read and write    from headtools import geometry: ov, qk, effective_rank, overlap,
                                                     composition
-    importance/  how much a head matters            gradient, confidence, label, ablation, interaction,
-                                                    paired_bootstrap, relevance, rules, Rules,
+    importance/  how much a head matters            gradient, confidence, statistics, label, ablation,
+                                                    interaction, paired_bootstrap, relevance, rules, Rules,
                                                     direct_logit_attribution
     sparse/      how many heads can be pruned       HardConcrete, fit_gates, recover, curve, curves, random_order,
                                                     greedy_order, cut_cost, repeated_tokens, merge, refit, edit
@@ -68,6 +68,7 @@ _WHERE = {
     "untrained": "roles.controls",
     "gradient": "importance.gradient",
     "confidence": "importance.confidence",
+    "statistics": "importance.statistics",
     "label": "importance.labels",
     "ablation": "importance.ablation",
     "interaction": "importance.interaction",

@@ -12,6 +12,7 @@ from other_device import CARD, second_device
 
 import headtools as ht
 from headtools.heads import _devices as precision
+from headtools.importance.statistics import Received, first_token, offset, on_pairs
 
 MODELS = ("bert", "gpt2", "llama", "marian", "t5")
 ALL_DTYPES = pytest.param((), marks=pytest.mark.full, id="all dtypes")
@@ -74,6 +75,15 @@ def flat(measure, **options):
     return lambda model, batches: [measure(model, batches, **options).flat()]
 
 
+def statistics(model, batches):
+    """Of rows that any attention has, and of keys in a text where it attends to itself."""
+    own = [site.key for site in ht.sites(model) if site.kind != "cross"]
+    found = ht.statistics(model, batches, {"pairs": on_pairs(lambda _: [(0, 1, 0)]), "received": Received})
+    found |= ht.statistics(model, batches, {"first": first_token, "previous": offset(-1)}, own)
+    scores = [found[name].flat() for name in ("pairs", "first", "previous")]
+    return scores + [values for of_site in found["received"].values() for values in of_site]
+
+
 def ends_ablated(model, batches):
     ends = [ht.sites(model).all[place].key for place in (0, -1)]
     return [ht.ablation(model, batches, sites=ends, replacement="mean", progress=False).flat()]
@@ -91,6 +101,7 @@ ACTIONS = {
     "edit": inside(edited),
     "gradient": flat(ht.gradient),
     "confidence": flat(ht.confidence, exclude=[3]),
+    "statistics": statistics,
     "ablation": ends_ablated,
     "relevance": flat(ht.relevance),
     "interaction": pairs,

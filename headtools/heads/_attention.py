@@ -1,14 +1,16 @@
 """The attention functions that headtools registers with transformers, and the switch that makes a model use them.
 
 The result must be the model's own, bit for bit: ``headtools_eager`` runs the eager attention of the model's file and
-``headtools_sdpa`` torch's fused attention; then they pass inputs and maps to the taps of the module. Each is registered
-with a mask function: for an unknown name transformers builds no mask, and the model silently attends to padding and to
-later tokens. Configurations are shared by layers, even models: ``override`` switches and restores them.
+``headtools_sdpa`` torch's fused attention; then they pass inputs and maps to the taps of the module. For texts whose
+maps are too large ``headtools_blocks`` asks the eager attention for some queries at a time. Each is registered with a
+mask function: for an unknown name transformers builds no mask, and the model silently attends to padding and to later
+tokens. Configurations are shared by layers, even models: ``override`` switches and restores them.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -20,13 +22,17 @@ from headtools.heads._hooks import append_entry, claimed, entries, override
 from headtools.heads._layout import PRUNED
 from headtools.heads.sites import Site
 
-EAGER, SDPA = "headtools_eager", "headtools_sdpa"
+EAGER, SDPA, BLOCKS = "headtools_eager", "headtools_sdpa", "headtools_blocks"
 PRUNED_BIAS = "headtools_pruned"
 # entries of an attention module
 TAPS = "taps"  # functions to call with its queries, keys, values and maps
+ROWS = "rows"  # functions to call with some rows of its maps, the index of the first query, and how many there are
 WINDOW = "window"  # (heads, first, recent) of each window
 _UNIFORM = "uniform"  # lists of heads whose attention is uniform
 
+WHOLE = 256  # queries up to which a text is one block
+N_QUERIES = 64  # of a block of longer ones: few enough that its rows stay in the processor's cache
+LAZY_FROM = 2**20  # cells of a mask: larger ones are made block by block
 MASKED_BELOW = 64.0  # a key this far below the largest of its row is masked: e^-64 vanishes in any precision
 ALTERNATIVES = 'use replacement="mean", "resample" or "zero"'
 
@@ -35,8 +41,9 @@ ALTERNATIVES = 'use replacement="mean", "resample" or "zero"'
 def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
     """Let the model use our attention functions while the context lasts.
 
-    ``name`` is EAGER for maps. None keeps the kind of kernel that the model uses, which is enough for queries, keys and
-    values. A configuration shared by several open contexts or models is set to EAGER as long as one of them needs maps.
+    ``name`` is EAGER for maps, BLOCKS for their rows. None keeps the kind of kernel that the model uses, enough for
+    queries, keys and values. A configuration shared by several open contexts or models is set to EAGER as long as
+    one of them needs maps.
     Raises ``RuntimeError`` when the model runs after its attention was set to something else inside the context.
     """
     register()
@@ -45,7 +52,7 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
     def check(_module: nn.Module, _args: tuple) -> None:
         for config in configs:
             name = config._attn_implementation_internal
-            if name not in (EAGER, SDPA):
+            if name not in (EAGER, SDPA, BLOCKS):
                 raise RuntimeError(
                     f"the model's attention was set to {name!r} inside a context of headtools, which therefore "
                     "records nothing: call set_attn_implementation before entering it"
@@ -56,8 +63,9 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
 
             def write(original: str | None, names: list, config: Any = config) -> None:
                 # one context that needs maps makes the kernel eager; else it stays fused if the model's own is
-                fused = EAGER not in names and original in ("sdpa", SDPA)
-                config._attn_implementation_internal = (SDPA if fused else EAGER) if names else original
+                fused = SDPA if original in ("sdpa", SDPA) else EAGER
+                kernel = EAGER if EAGER in names else BLOCKS if BLOCKS in names else fused
+                config._attn_implementation_internal = kernel if names else original
 
             stack.enter_context(override(config, "attention", name, lambda c=config: c._attn_implementation, write))
         stack.callback(model.register_forward_pre_hook(check).remove)
@@ -96,7 +104,8 @@ def register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    functions = {EAGER: (_eager, _eager_mask), SDPA: (_sdpa, sdpa_mask), PRUNED_BIAS: (_pruned_bias, _no_mask)}
+    functions = {EAGER: (_eager, _eager_mask), SDPA: (_sdpa, sdpa_mask), BLOCKS: (_blocks, _lazy_mask)}
+    functions[PRUNED_BIAS] = (_pruned_bias, _no_mask)
     for name, (attention, mask) in functions.items():
         AttentionInterface.register(name, attention)
         AttentionMaskInterface.register(name, mask)
@@ -122,6 +131,12 @@ def _eager(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple:
     """Run the eager attention of the model's own file; taps get its maps."""
+    own, attention_mask = _for_eager(module, query, attention_mask)
+    return _run(own, module, query, key, value, attention_mask, kwargs, shows_maps=True)
+
+
+def _for_eager(module: nn.Module, query: Tensor, mask: Tensor | None) -> tuple[Callable, Tensor | None]:
+    """Return the eager attention of a module's file and a mask as it expects it; refuse a file that has none."""
     own = _own_eager(module)
     if own is None:
         name = type(module).__name__
@@ -129,10 +144,10 @@ def _eager(
             f"{name}: its file has no eager_attention_forward, so no maps can be recorded: record(model, want='z')"
         )
     # fused attention also accepts a bool mask, transformers' eager functions add it to scores; others may expect it
-    if own.__module__.startswith("transformers.") and attention_mask is not None and attention_mask.dtype == torch.bool:
-        added = torch.zeros(attention_mask.shape, dtype=query.dtype, device=attention_mask.device)
-        attention_mask = added.masked_fill_(~attention_mask, _lowest(query.dtype))
-    return _run(own, module, query, key, value, attention_mask, kwargs, shows_maps=True)
+    if own.__module__.startswith("transformers.") and mask is not None and mask.dtype == torch.bool:
+        added = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device)
+        mask = added.masked_fill_(~mask, _lowest(query.dtype))
+    return own, mask
 
 
 def _own_eager(module: nn.Module) -> Callable | None:
@@ -186,10 +201,119 @@ def _run(
 
     heads = sorted(set().union(*entries(module, _UNIFORM)))
     result = uniform(heads) if heads else function(module, q, k, v, mask, **kwargs)
+    if shows_maps and result[1] is not None:  # all rows are one block; where there are several, they were shown already
+        for see in entries(module, ROWS):
+            see(rows=result[1], first=0, n_queries=q.shape[2])
     for tap in entries(module, TAPS):  # (B, head or kv_head, token, width); maps (B, head, query, key)
         maps = {"maps": result[1]} if shows_maps else {}
         tap(q=q, k=k, v=v, uniform=uniform, visible=visible, **maps)
     return result
+
+
+# --- blocks of queries ------------------------------------------------------------------------------------------------
+
+
+def _blocks(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple:
+    """Run the eager attention of the model's own file for a block of queries at a time; ROWS functions get its rows."""
+    foreign = not type(module).__module__.startswith("transformers.")
+    as_a_whole = entries(module, TAPS) or (foreign and entries(module, _UNIFORM)) or query.shape[2] <= WHOLE
+    if as_a_whole or entries(module, WINDOW) or entries(module, _UNIFORM):  # these read the whole mask
+        attention_mask = _mask_rows(attention_mask, 0, query.shape[2])
+    if as_a_whole:
+        return _eager(module, query, key, value, attention_mask, **kwargs)
+    return _run(_by_blocks, module, query, key, value, attention_mask, kwargs, shows_maps=True)
+
+
+def _by_blocks(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> tuple:
+    n_queries = q.shape[2]
+    _mask_rows(mask, 0, 1)  # raises where the model changed it
+
+    def ask(first: int, last: int) -> tuple:
+        own, rows_of_mask = _for_eager(module, q, _mask_rows(mask, first, last))
+        bias = kwargs.get("position_bias")  # (1 or B, head, query, key)
+        part = {} if bias is None or bias.shape[2] == 1 else {"position_bias": bias[:, :, first:last]}
+        return own(module, q[:, :, first:last], k, v, rows_of_mask, **(kwargs | part))
+
+    if not _can_be_asked(ask, n_queries):
+        warnings.warn(
+            f"{type(module).__name__} gives other rows when it is asked for some queries only, so whole attention maps "
+            "are computed: memory grows with the square of the text",
+            stacklevel=2,
+        )
+        return ask(0, n_queries)
+    outputs = []
+    for first in range(0, n_queries, N_QUERIES):
+        output, rows = ask(first, min(first + N_QUERIES, n_queries))
+        for see in entries(module, ROWS):
+            see(rows=rows, first=first, n_queries=n_queries)
+        outputs.append(output)
+        del rows  # before the next block is computed
+    return torch.cat(outputs, 1), None
+
+
+@torch.no_grad()
+def _can_be_asked(ask: Callable[[int, int], tuple], n_queries: int) -> bool:
+    """Return whether a function gives the same rows for the last of some queries, asked for without the first ones.
+
+    What it adds to scores may depend on where a query is in the tensor that it gets.
+    """
+    some, half = min(32, n_queries), min(16, n_queries // 2)
+    try:
+        (output, rows), (part, part_rows) = ask(n_queries - some, n_queries), ask(n_queries - half, n_queries)
+    except (RuntimeError, ValueError, IndexError):  # shapes that do not fit
+        return False
+    if rows is None or rows.shape[2] != some or output.shape[1] != some:
+        return False
+    close = 1e-5 if rows.dtype == torch.float32 else 1e-2
+    return all(
+        torch.allclose(a.float(), b.float(), rtol=close, atol=close)
+        for a, b in ((rows[:, :, some - half :], part_rows), (output[:, some - half :], part))
+    )
+
+
+_LAZY: dict[int, Callable[[int, int], Tensor]] = {}  # by the storage of a lazy mask: its rows
+
+
+def _lazy_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """Return the eager mask; of a long text one NaN in place of all cells, whose rows ``_mask_rows`` makes.
+
+    NaN, so that a model that changes the mask before its attention reads it does not go unnoticed.
+    """
+    n_queries = kwargs.get("q_length")
+    if args or not isinstance(n_queries, int) or n_queries * kwargs["kv_length"] < LAZY_FROM:
+        return _eager_mask(*args, **kwargs)
+    start = kwargs.pop("q_offset", 0)
+
+    def rows(first: int, last: int) -> Tensor | None:
+        return _eager_mask(**(kwargs | {"q_length": last - first, "q_offset": start + first}))
+
+    one = rows(0, 1)
+    if one is None:
+        return None
+    lazy = torch.full((), torch.nan, dtype=one.dtype, device=one.device)
+    if len(_LAZY) > 64:  # many more than one forward pass makes
+        del _LAZY[next(iter(_LAZY))]
+    _LAZY.pop(lazy.data_ptr(), None)
+    _LAZY[lazy.data_ptr()] = rows
+    return lazy.expand(*one.shape[:2], n_queries, one.shape[-1])
+
+
+def _mask_rows(mask: Tensor | None, first: int, last: int) -> Tensor | None:
+    """Return the rows of a mask of some queries, (B or 1, head or 1, last - first, K)."""
+    if not isinstance(mask, Tensor):
+        return mask
+    if mask.is_floating_point() and mask[(0,) * mask.dim()].isnan():
+        if any(mask.stride()) or mask.data_ptr() not in _LAZY:
+            raise ValueError(
+                "the model changes the attention mask of a long text before its attention reads it, so its rows cannot "
+                f"be made in blocks: pass texts of fewer than {int(LAZY_FROM**0.5)} tokens"
+            )
+        return _LAZY[mask.data_ptr()](first, last)[..., : mask.shape[-1]]
+    if mask.dim() < 2 or mask.shape[-2] == 1:
+        return mask
+    return mask[..., first:last, :]
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------

@@ -156,7 +156,14 @@ def _check_ids(model: nn.Module, ids: Tensor) -> None:
 
 # --- NaN and infinity -------------------------------------------------------------------------------------------------
 
-_RECORDED = {"maps": "attention weights", "z": "outputs z", "q": "queries", "k": "keys", "v": "values"}
+_RECORDED = {
+    "maps": "attention weights",
+    "rows": "attention weights",
+    "z": "outputs z",
+    "q": "queries",
+    "k": "keys",
+    "v": "values",
+}
 
 
 def check_recorded(model: nn.Module, site: Site, name: str, recorded: Tensor) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._attention import EAGER, TAPS, attention_function
+from headtools.heads._attention import BLOCKS, EAGER, ROWS, TAPS, attention_function
 from headtools.heads._checks import check_interface, check_not_compiled, check_recorded
 from headtools.heads._hooks import append_entry, context, hook_input, intervention, recomputing
 from headtools.heads.sites import Site, Sites, SiteSelection, sites
 
-_QUANTITIES = ("maps", "z", "q", "k", "v", "visible")
+_QUANTITIES = ("maps", "z", "q", "k", "v", "visible", "rows")
 
 
 class Captured:
@@ -32,7 +32,8 @@ class Captured:
     ``maps`` (B, head, query, key) float32 rows of attention; ``z`` (B, token, head, value_dim) what the output
     projection reads; ``q`` (B, head, query, head_dim), ``k`` and ``v`` (B, kv_head, key, ...) as they enter the
     dot product: after rotary embedding and the model's own normalisation; ``visible`` (B, 1 or head, query, key) bool,
-    which keys each query can see.
+    which keys each query can see. ``rows`` (B, head, query, key) are those of some of
+    ``n_queries`` queries, from index ``first`` on.
     """
 
     def __init__(self, label: str, **tensors: Tensor) -> None:
@@ -84,8 +85,10 @@ def record(
     """Record what every head does while the context lasts.
 
     ``want``: "maps" (B, head, query, key), "z" (B, token, head, value_dim), "q", "k", "v", and "visible" (B, 1 or head,
-    query, key), the keys that a query can see. Only "maps" make the model run eager attention. ``only`` selects sites:
-    "encoder", ("encoder", 2) or a list. A site that runs several times (ALBERT, ``generate``) keeps its last call,
+    query, key), the keys that a query can see. Only "maps" make the model run eager attention. "rows", alone, are the
+    maps some hundred queries at a time, for texts whose maps are too large: ``accumulate`` gets each block of them,
+    ``captured.rows`` (B, head, query, key), of the queries from ``captured.first`` on. ``only`` selects
+    sites: "encoder", ("encoder", 2) or a list. A site that runs several times (ALBERT, ``generate``) keeps its last,
     unless ``accumulate(site, captured, previous)`` combines calls; ``previous`` is what it returned last, at first
     None. Tensors are detached unless ``grad``. A record entered inside ``gates`` or ``ablate`` records z after their
     change, one entered before them records it before.
@@ -106,6 +109,8 @@ def record(
     want = (want,) if isinstance(want, str) else tuple(want)
     if not want or not set(want) <= set(_QUANTITIES):
         raise ValueError(f"want must name some of {', '.join(_QUANTITIES)}; got {want!r}")
+    if "rows" in want and (len(want) > 1 or accumulate is None):
+        raise ValueError(f"rows come block by block: pass want='rows' alone and accumulate=; got want={want!r}")
     check_not_compiled(model)
     for module in model.modules():
         if module.training and not training:
@@ -123,7 +128,8 @@ def record(
     with ExitStack() as stack:
         stack.enter_context(intervention(model, "record()", selected))
         if from_attention:
-            stack.enter_context(attention_function(model, EAGER if "maps" in want else None))
+            kernel = EAGER if "maps" in want else BLOCKS if "rows" in want else None
+            stack.enter_context(attention_function(model, kernel))
         for site in selected:
             stack.enter_context(_record_site(model, site, want, accumulate, grad, result.captured))
         yield result
@@ -189,7 +195,7 @@ def _record_site(
                 tensor = tensors[name]() if name == "visible" else tensors[name]
                 tensor = tensor if grad else tensor.detach()
                 # measures sum maps over tokens and batches; half precision is too coarse for that
-                call[name] = tensor.float() if name == "maps" else tensor
+                call[name] = tensor.float() if name in ("maps", "rows") else tensor
         threads.add(threading.get_ident())
         if not complete:
             return
@@ -199,6 +205,8 @@ def _record_site(
                 "one thread at a time, or give each its own, copy.deepcopy(model)"
             )
         captured = Captured(site.label, **call)
+        if "rows" in want:
+            captured.first, captured.n_queries = tensors["first"], tensors["n_queries"]
         if accumulate is not None:  # a sum would hide NaN; recorded tensors show it themselves
             for name, tensor in call.items():
                 check_recorded(model, site, name, tensor.detach())
@@ -213,7 +221,7 @@ def _record_site(
     def from_attention(**tensors: Any) -> None:
         if recomputing():  # checkpointing repeats a layer that is already recorded
             return
-        attended[0] += 1
+        attended[0] += tensors.get("first", 0) == 0  # rows come in several blocks
         if attended[0] > 1:
             raise ValueError(
                 f"{site.label} computes attention several times in one call, once for each image, and only z is of "
@@ -229,7 +237,7 @@ def _record_site(
         return site.join(z) if grad else None  # the model continues from z, so that z is part of the graph
 
     # within one call attention runs before its output projection, so a call with z is complete there
-    with append_entry(site.module, TAPS, from_attention), ExitStack() as stack:
+    with append_entry(site.module, ROWS if "rows" in want else TAPS, from_attention), ExitStack() as stack:
         if set(want) != {"z"}:
             stack.callback(site.module.register_forward_pre_hook(start).remove)
         if "z" in want:

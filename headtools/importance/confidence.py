@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads._tokens import is_encoder_decoder
-from headtools.heads.record import Captured
 from headtools.heads.scores import HeadScores
-from headtools.heads.sites import Site
-from headtools.importance._query_means import query_means
+from headtools.importance.statistics import Block, largest, statistics
 
 
 def confidence(
@@ -53,23 +51,25 @@ def confidence(
             "or sites= for kinds and layers"
         )
 
-    def largest_weights(site: Site, captured: Captured, batch: Mapping, queries: Tensor) -> tuple[Tensor, Tensor]:
-        maps = captured.maps  # (B, head, query, key)
-        if not excluded:
-            return maps.amax(-1), queries
+    def without_excluded(block: Block) -> tuple[Tensor, Tensor]:
+        site, rows = block.site, block.rows  # (B, head, query, key)
         # In an encoder-decoder model the decoder's own tokens ask, and, except in cross-attention, are asked.
         in_decoder = is_encoder_decoder(model) and site.kind != "encoder"
-        query_ids = batch.get("decoder_input_ids" if in_decoder else "input_ids")
-        key_ids = query_ids if site.kind != "cross" else batch.get("input_ids")
-        if not isinstance(key_ids, Tensor) or key_ids.shape != (len(maps), maps.shape[3]):
+        query_ids = block.batch.get("decoder_input_ids" if in_decoder else "input_ids")
+        key_ids = query_ids if site.kind != "cross" else block.batch.get("input_ids")
+        if not isinstance(key_ids, Tensor) or key_ids.shape != (len(rows), rows.shape[3]):
             got = f"ids of shape {tuple(key_ids.shape)}" if isinstance(key_ids, Tensor) else "no ids"
             raise ValueError(
-                f"{site.label} has keys of shape {(len(maps), maps.shape[3])} and the batch has {got} for them, so "
+                f"{site.label} has keys of shape {(len(rows), rows.shape[3])} and the batch has {got} for them, so "
                 "none can be excluded: pass exclude=[]"
             )
         ids = torch.tensor(excluded, device=key_ids.device)
-        if isinstance(query_ids, Tensor) and query_ids.shape == queries.shape:
-            queries = queries & ~torch.isin(query_ids, ids).to(queries.device)
-        return maps.masked_fill(torch.isin(key_ids, ids).to(maps.device)[:, None, None], 0.0).amax(-1), queries
+        queries = block.queries
+        if isinstance(query_ids, Tensor) and query_ids.shape == block.real.shape:
+            own = query_ids[:, block.first : block.first + rows.shape[2]]
+            queries = queries & ~torch.isin(own, ids).to(queries.device)
+        return rows.masked_fill(torch.isin(key_ids, ids).to(rows.device)[:, None, None], 0.0).amax(-1), queries
 
-    return query_means(model, batches, sites, largest_weights, name="confidence", minimum=0.0, maximum=1.0)
+    without_excluded.limits = largest.limits
+    wanted = {"confidence": without_excluded if excluded else largest}
+    return statistics(model, batches, wanted, sites)["confidence"]

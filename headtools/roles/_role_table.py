@@ -101,7 +101,8 @@ def _scores(roles: Sequence[Role], sums: Sums, counts: Sums) -> dict[str, Tensor
     n_drawn, *drawn = counts.replicas  # (R, times)
     replicas = sums.replicas / n_drawn[:, None]  # (R, head, times), NaN where nothing was drawn
     least, greatest = torch.tensor([role.range for role in roles])[..., None].unbind(1)
-    low, high = (end.clamp(least, greatest) for end in _interval(score, replicas, n_sentences))
+    low, high = _interval(score, replicas, n_sentences)
+    low, high = low.clamp(least, greatest), high.clamp(least, greatest)
     # The difference is resampled as a pair: score and baseline of the same sentences.
     difference_low, difference_high = _interval(
         score - (baseline / n)[:, None], replicas - (drawn[0] / n_drawn)[:, None], n_sentences

@@ -19,7 +19,7 @@ from headtools.roles._texts import Text
 from headtools.roles.conventions import Conventions
 from headtools.roles.role import MAPS, SPECIAL_TOKENS, Frequencies, Key, Role
 from headtools.roles.sentence import Sentence
-from headtools.roles.spans import between_groups, group_means, visible_keys
+from headtools.roles.spans import group_means, visible_keys
 
 MIN_LENGTH = 4  # words a sentence needs for content similarity and for a class of maps
 _MAP_STEPS = 2**16  # between 0 and 1, for classes of maps
@@ -197,9 +197,7 @@ def _count_statistics(plan: Plan) -> None:
 
 @without_autocast
 def score(maps: Tensor, plan: Plan) -> Tensor:
-    """Sums of every role over each sentence: maps between tokens (B, head, T, S), on the CPU, to (B, R, head)."""
-    queries, keys = plan.text.queries, plan.text.keys
-    maps = between_groups(maps, queries.of_token, keys.of_token, queries.exists.shape[1], keys.exists.shape[1])
+    """Sums of every role over each sentence: maps between spans (B, head, Q, K), on the CPU, to (B, R, head)."""
     weight, key = maps.masked_fill(~plan.candidates[:, None], -1).max(-1)  # (B, head, Q); of equal weights the first
     words_weight = (maps * plan.candidates[:, None]).sum(-1).clamp_min(1e-12) if plan.conventions.renormalise else None
     out = maps.new_zeros(len(maps) * len(plan.roles), maps.shape[1])
@@ -212,23 +210,29 @@ def score(maps: Tensor, plan: Plan) -> Tensor:
         on_target = torch.where(plan.candidates[b, q, k][:, None], on_target / words_weight[b, :, q], on_target)
     out.index_add_(0, b * len(plan.roles) + r, on_target)
     out = out.view(len(maps), len(plan.roles), -1)
-    statistics = {  # of rows, (B, head, Q), summed below; of whole maps (B, head)
-        "confidence": lambda: weight,
-        "entropy": lambda: entropy(maps),
-        "distance": lambda: (maps * distances(maps)).sum(-1),
-        "rarity": lambda: plan.rarity.gather(1, key.flatten(1)).view(key.shape),
-        "content": lambda: correlation(maps, *plan.content),
-    }
-    asked = {role.name: r for r, role in enumerate(plan.roles) if role.targets is None}
-    if asked.keys() & {*MAPS}:
-        # Sums of multiples of one step are exact: features of a sharp map that tie still tie with other padding.
-        classes = map_classes.classify((maps * _MAP_STEPS).round() / _MAP_STEPS, plan.text.keys.exists)
-        statistics |= {name: lambda i=i: (classes == i).float() for i, name in enumerate(MAPS)}
-    for name, r in asked.items():
+    classes = None
+    for r, role in enumerate(plan.roles):
         has_queries = plan.counts[:, 0, r, None] > 0  # (B, 1)
-        if has_queries.any():
-            values = statistics[name]()
-            out[:, r] = has_queries * (values if values.dim() == 2 else (values * plan.scored[:, None]).sum(-1))
+        if role.targets is not None or not has_queries.any():
+            continue
+        if role.name == "content":  # of whole maps (B, head)
+            out[:, r] = has_queries * correlation(maps, *plan.content)
+            continue
+        if role.name in MAPS:
+            if classes is None:
+                # Sums of multiples of one step are exact: features of a sharp map that tie do so with any padding.
+                classes = map_classes.classify((maps * _MAP_STEPS).round() / _MAP_STEPS, plan.text.keys.exists)
+            out[:, r] = has_queries * (classes == MAPS.index(role.name))
+            continue
+        if role.name == "confidence":  # of rows, (B, head, Q)
+            values = weight
+        elif role.name == "entropy":
+            values = entropy(maps)
+        elif role.name == "distance":
+            values = (maps * distances(maps)).sum(-1)
+        else:
+            values = plan.rarity.gather(1, key.flatten(1)).view(key.shape)
+        out[:, r] = has_queries * (values * plan.scored[:, None]).sum(-1)
     return out
 
 

@@ -17,33 +17,13 @@ import headtools as ht
 from headtools.heads._checks import check_batch
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.intervals import bounds
-from headtools.heads.record import backbone
-from headtools.roles.spans import visible_keys
+from headtools.heads.record import Captured, backbone
 
 SINK = "attention sink"
 
 
-def attention_sink(maps: Tensor, queries: Tensor | None = None) -> Tensor:
-    """Return the mean weight on the first token: maps (B, head, query, key) -> (B, head).
-
-    The first query sees nothing else and is left out. ``queries`` (B, T) bool leaves out others, such as padding; the
-    first token of a row is then its first real one.
-
-    Raises ``ValueError`` for a row of fewer than two tokens.
-
-    >>> maps = torch.tensor([[[[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.7, 0.1, 0.2]]]])
-    >>> attention_sink(maps)
-    tensor([[0.8000]])
-    """
-    queries = torch.ones(len(maps), maps.shape[2], dtype=torch.bool) if queries is None else queries
-    queries = queries.to(maps.device)
-    counted, first = _after_the_first(queries)
-    weight = maps.gather(-1, first[:, None, None, None].expand(*maps.shape[:3], 1))[..., 0]
-    return (weight * counted[:, None]).sum(-1) / counted.sum(-1)[:, None]
-
-
 def without_sink(maps: Tensor) -> Tensor:
-    """Return maps (B, head, query, key) with the first key left out and the rest of each row scaled to sum to 1.
+    """Return rows of maps (B, head, query, key) without the first key, the rest of each row scaled to sum to 1.
 
     Rows that had nothing but the first key become 0, as the first query's does; a previous-token score then counts the
     second query as a miss. The first key is the one at index 0; give maps of rows without padding on the left.
@@ -82,16 +62,20 @@ def attention_sinks(
         given = {name: value for name, value in batch.items() if name != "labels"}
         given = _started(given, start) if start is not None else given
 
-        def accumulate(site: ht.Site, captured: object, _before: object, given: Mapping = given) -> None:
-            queries = real_tokens(model, site, given, (len(captured.maps), captured.maps.shape[2]))
+        def accumulate(site: ht.Site, captured: Captured, _before: object, given: Mapping = given) -> None:
+            queries = real_tokens(model, site, given, (len(captured.rows), captured.n_queries)).to(captured.rows.device)
+            counted, first = _after_the_first(queries)
+            block = slice(captured.first, captured.first + captured.rows.shape[2])
+            on_first = captured.rows.gather(-1, first[:, None, None, None].expand(*captured.rows.shape[:3], 1))[..., 0]
+            added = ((on_first * counted[:, None, block]).sum(-1) / counted.sum(-1)[:, None]).cpu()
+            parts = scores.setdefault((site.key, SINK), [])
+            parts.append(parts.pop() + added if captured.first else added)
             # Chance depends on the texts alone: the first layer is enough.
-            if site.key == sites[0].key:
-                visible = visible_keys("decoder", queries, queries).float()
-                uniform = visible / visible.sum(-1, keepdim=True).clamp_min(1)
-                chance.append(attention_sink(uniform[:, None], queries)[:, 0].cpu())
-            scores.setdefault((site.key, SINK), []).append(attention_sink(captured.maps, queries).cpu())
+            if site.key == sites[0].key and not captured.first:
+                uniform = queries.cumsum(-1).clamp_min(1).reciprocal() * counted  # one of the tokens so far
+                chance.append((uniform.sum(-1) / counted.sum(-1)).cpu())
 
-        with ht.record(model, want="maps", accumulate=accumulate, only=["decoder"]):
+        with ht.record(model, want="rows", accumulate=accumulate, only=["decoder"]):
             inputs = model_inputs(model, given)
             backbone(model, inputs)(**inputs)
     if not scores:

@@ -8,7 +8,7 @@ in the sense of arXiv:2209.11895.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 import torch
@@ -22,9 +22,7 @@ from headtools.heads.record import Captured, backbone
 from headtools.heads.scores import head_columns
 from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.attention_sinks import score_rows, without_sink
-from headtools.roles.spans import visible_keys
 
-Measure = Callable[[Tensor, Tensor], Tensor]  # of maps (B, head, T, T) and tokens (B, T), one number a head
 INDUCTION, PREFIX, COPYING = "induction (TransformerLens)", "prefix matching (Olsson)", "copying (Olsson)"
 
 
@@ -117,26 +115,31 @@ def induction_scores(
     (5, 40)
     """
     _check_decoder(model, max(2, repeats) * length, n)
-    # One pass is for both: under a causal mask the maps of two copies are the first rows of those of more.
-    two_copies, all_copies = 2 * length, repeats * length
-    measures: dict[str, tuple[int, Measure]] = {
-        "previous-token": (two_copies, lambda maps, ids: previous_token(maps)),
-        "duplicate-token": (two_copies, duplicate_token),
-        INDUCTION: (two_copies, lambda maps, ids: induction(maps, length)),
-        PREFIX: (all_copies, prefix_matching),
+    # Where a segment of different tokens repeats, all targets are at known distances: lines (key - query, the first
+    # query, the end). One pass is for both: under a causal mask two copies do not see the later ones.
+    end = 2 * length
+    lines = {
+        "previous-token": [(-1, 1, end)],
+        "duplicate-token": [(-length, length, end)],
+        INDUCTION: [(1 - length, length, end)],
+        PREFIX: [(1 - copy * length, copy * length, repeats * length) for copy in range(1, repeats)],
     }
-    sequences = segments(n, length, repeats, ordinary_tokens(model), seed=seed)
-    chance = {role: _uniform_score(measure, sequences[:1, :used]) for role, (used, measure) in measures.items()}
+    n_queries = {role: of_role[0][2] - of_role[0][1] for role, of_role in lines.items()}
+    chance = {
+        role: sum(1 / (t + 1) for _, start, end in of_role for t in range(start, end)) / n_queries[role]
+        for role, of_role in lines.items()
+    }
 
-    def measure_all(_site: ht.Site, captured: Captured, ids: Tensor) -> dict[str, Tensor]:
-        """By role (B, 2, head): the maps as they are, and without their sink."""
-        both = captured.maps, without_sink(captured.maps)
+    def measure_all(_site: ht.Site, captured: Captured, _ids: Tensor) -> dict[str, Tensor]:
+        """By role (B, 2, head): what these rows add as they are, and without their sink."""
+        both = captured.rows, without_sink(captured.rows)
         return {
-            role: torch.stack([measure(maps[..., :used, :used], ids[:, :used]) for maps in both], 1)
-            for role, (used, measure) in measures.items()
+            role: torch.stack([_on_lines(rows, captured.first, of_role) for rows in both], 1) / n_queries[role]
+            for role, of_role in lines.items()
         }
 
-    values = _record_scores(model, sequences, batch_size, "maps", measure_all)
+    sequences = segments(n, length, repeats, ordinary_tokens(model), seed=seed)
+    values = _record_scores(model, sequences, batch_size, "rows", measure_all)
     others = torch.cat([by_sequence[:, 1].mean(0) for by_sequence in values.values()])  # in the order of the rows
     frame = score_rows({key: by_sequence[:, 0] for key, by_sequence in values.items()}, chance)
     copied = copying(model, n=n, length=length, seed=seed, batch_size=batch_size)
@@ -144,6 +147,15 @@ def induction_scores(
     columns = head_columns(frame)
     frame = frame.sort_values(columns, kind="stable", ignore_index=True)
     return frame[[*columns, "role", "score", "low", "high", "without_sink", "chance", "n"]]
+
+
+def _on_lines(rows: Tensor, first: int, lines: Sequence[tuple[int, int, int]]) -> Tensor:
+    """Sum of the weights on lines of keys at one distance: rows (B, head, query, key) to (B, head)."""
+    total = rows.new_zeros(rows.shape[:2])
+    for offset, start, end in lines:
+        part = rows[:, :, max(start - first, 0) : max(end - first, 0)]
+        total += part.diagonal(max(start, first) + offset, -2, -1).sum(-1)
+    return total
 
 
 @torch.no_grad()
@@ -197,23 +209,23 @@ def _record_scores(
     want: str,
     measure: Callable[[ht.Site, Captured, Tensor], dict[str, Tensor]],
 ) -> dict[tuple, Tensor]:
-    """Return {(site key, role): (n, ...)} of what ``measure(site, captured, ids)`` gives by role, (B, ...)."""
+    """Return {(site key, role): (n, ...)} of what ``measure(site, captured, ids)`` gives by role, (B, ...).
+
+    What it gives of several blocks of rows adds up.
+    """
     by_batch: dict[tuple, list[Tensor]] = {}
     for ids in sequences.to(device_of(model)).split(batch_size):
 
         def add_scores(site: ht.Site, captured: Captured, _previous: object, ids: Tensor = ids) -> None:
             for role, scores in measure(site, captured, ids).items():
-                by_batch.setdefault((site.key, role), []).append(scores.cpu())
+                parts = by_batch.setdefault((site.key, role), [])
+                if getattr(captured, "first", 0):  # not the first block of these sequences
+                    scores = parts.pop().to(scores.device) + scores
+                parts.append(scores.cpu())
 
         with ht.record(model, want=want, accumulate=add_scores, only=["decoder"]):
             backbone(model, ["input_ids"])(ids)
     return {key: torch.cat(scores) for key, scores in by_batch.items()}
-
-
-def _uniform_score(measure: Callable[[Tensor, Tensor], Tensor], ids: Tensor) -> float:
-    """Return the score of a head with uniform attention over the tokens so far."""
-    visible = visible_keys("decoder", ids >= 0, ids >= 0).float()
-    return measure((visible / visible.sum(-1, keepdim=True))[:, None], ids).item()
 
 
 def _check_decoder(model: nn.Module, max_length: int, n: int) -> None:

@@ -242,19 +242,18 @@ def nearest_nominal(sentence: Sentence, mention: int) -> int | None:
 
 def check_sentence(sentence: Sentence) -> None:
     """Raise ValueError for annotation that does not fit the words."""
-    n, quoted = len(sentence.words), f"{str(sentence)[:80]!r}"
+    n = len(sentence.words)
     lengths = [*map(len, (sentence.heads, sentence.relations, sentence.upos, sentence.coreference))]
     if not n or {*lengths} != {n}:
         raise ValueError(
-            f"got a sentence of {n} words, with heads, relations, upos and coreference of {lengths}: {quoted}; "
-            "expected at least one word, and one of each for every word; correct the sentence or leave it out"
+            f"got a sentence of {n} words, with heads, relations, upos and coreference of {lengths}: "
+            f"{str(sentence)[:80]!r}; expected one word or more, and one of each for every word; leave the sentence out"
         )
     for what, numbers in (("a head", sentence.heads), ("alignment", sentence.alignment or ())):
         for number in numbers:
             if not 0 <= number <= n:
-                raise ValueError(
-                    f"got word {number} as {what} in a sentence of {n} words: {quoted}; expected 1 to {n}, or 0"
-                )
+                text = f"{str(sentence)[:80]!r}"
+                raise ValueError(f"got word {number} as {what} in a sentence of {n} words: {text}; expected 0 to {n}")
 
 
 # Targets: from a sentence to its queries, each with the keys that are a hit. Nothing here knows of tokens, nor of what

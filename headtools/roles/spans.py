@@ -64,15 +64,16 @@ def visible_keys(kind: str, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 @without_autocast
-def between_groups(maps: Tensor, queries: Tensor, keys: Tensor, n_queries: int, n_keys: int) -> Tensor:
+def between_groups(maps: Tensor, queries: Tensor, keys: Tensor, n_queries: int, n_keys: int, first: int = 0) -> Tensor:
     """Maps between tokens (B, head, T, S) to maps between groups of tokens (B, head, n_queries, n_keys), float32.
 
     ``queries`` (B, T) and ``keys`` (B, S) have the group of each token, any other number for none. Attention to a group
     is the sum over its tokens, attention from a group the mean over its tokens (Clark et al. 2019, section 4.1), so
-    that rows still sum to 1. Rows and columns of groups without a token are 0.
+    that rows still sum to 1. Rows and columns of groups without a token are 0. Rows of queries from ``first`` on give
+    what they add to the result.
     """
     # one matrix of 0 and 1 for each side, (B, tokens, groups)
-    from_group = group_means(queries, n_queries).to(maps.device)
+    from_group = group_means(queries, n_queries)[..., first : first + maps.shape[-2]].to(maps.device)
     to_group = (keys[..., None] == torch.arange(n_keys, device=keys.device)).float().to(maps.device)
     return from_group[:, None] @ (maps.float() @ to_group[:, None])
 

@@ -27,7 +27,7 @@ from headtools.roles.controls import shuffled
 from headtools.roles.conventions import VOITA, Conventions
 from headtools.roles.role import Frequencies, Role, builtin_roles, check_sentence, select_roles
 from headtools.roles.sentence import Sentence
-from headtools.roles.spans import visible_keys
+from headtools.roles.spans import between_groups, visible_keys
 from headtools.roles.word_alignment import numbered
 
 
@@ -50,28 +50,21 @@ def taxonomy(
 ) -> pd.DataFrame:
     """Score every head for every role, in one pass: one row a head and role.
 
-    ``sentences`` are scored; the best offset of each role is fitted on ``fitted``, another split. Without it, on the
-    sentences with odd indices for those with even ones, and the other way round. ``roles`` names roles or families
-    (``headtools.roles.role`` lists them; None: all), or is a :class:`~headtools.roles.role.Role` of your own, or both;
-    ``kinds`` names kinds of attention. Where the sentences have a translation (``target``) and the model a decoder,
-    both sides run: the decoder is scored on the target words for the roles that need no grammar, cross-attention for
-    alignment with the gold source word, 1 - AER (Och and Ney 2003). A query counts for a role only if it can see a
-    target.
-
-    ``conventions`` say what is a key, and whether weights are renormalised (``VOITA``, ``CLARK``). ``frequency`` counts
-    words, for the rarest word and rarity (None: in ``fitted``). ``shuffle`` permutes each row's weights at random among
-    the keys: the random-head control; the untrained one is ``taxonomy(untrained(model), ...)``. Intervals come from
-    ``times`` bootstrap replicas over sentences, drawn from ``seed``; they are NaN, and no role holds, where fewer than
-    five sentences have a query. Nothing depends on ``batch_size`` or on padding but rounding, which decides between
-    equal weights, and what ``shuffle`` draws. ``checkpoint`` names a folder in which the sums of every batch are kept.
+    ``sentences`` are scored; the best offset of each role is fitted on ``fitted``, another split (None: on the other
+    half of the sentences). ``roles`` names roles or families (None: all), or is a :class:`Role` of your own, or both;
+    ``kinds`` names kinds of attention. With translations (``target``) both sides of an encoder-decoder run, and
+    cross-attention is scored for alignment with the gold source word, 1 - AER (Och and Ney 2003). A query counts for a
+    role only if it can see a target. ``conventions`` say what is a key (``VOITA``, ``CLARK``); ``frequency`` counts
+    words (None: in ``fitted``); ``shuffle`` permutes each row's weights: the random-head control, beside
+    ``untrained(model)``. Only rounding and ``shuffle`` depend on ``batch_size``. Rows come in blocks:
+    of a long text no map between tokens is kept, but one between words.
 
     Columns: ``stack`` (where there are several), ``kind``, ``layer``, ``head``, ``family``, ``role``; ``score``, a
     fraction of queries, a mean weight or a mean (entropy and rarity in nats, distance in words); ``baseline``, the
-    score of ``baseline_rule`` on the same queries; ``chance``, of a random key or of uniform attention (coreference: of
-    a random earlier noun); ``low`` and ``high``, the 95 % interval of the score; ``difference_low`` and
-    ``difference_high``, the paired interval of score - baseline; ``n``, queries counted (sentences for content and map
-    classes; a layer that runs several times counts each); ``passes``, whether the head has the role: the *lower end*
-    reaches the role's threshold, above both baseline and chance where that is a margin, with 50 queries or more. With
+    score of ``baseline_rule`` on the same queries; ``chance``, of a random key or of uniform attention; ``low`` and
+    ``high``, the 95 % interval of the score over ``times`` bootstrap replicas (NaN below five sentences);
+    ``difference_low`` and ``difference_high``, that of score - baseline; ``n``, queries counted (sentences for content
+    and map classes); ``passes``, whether the *lower end* reaches the role's threshold, with 50 queries or more. With
     hundreds of heads and roles some pass by chance: run the controls and count theirs.
 
     Raises ValueError for fewer than two sentences, no ``times``, an unknown role or kind, targets that are missing,
@@ -123,7 +116,8 @@ def taxonomy(
         return _score_batch(model, inputs, plans, scored_sites, generator if shuffle else None)
 
     # Sentences of similar length run together, which leaves little padding.
-    order = sorted(range(len(sentences)), key=lambda i: len(sentences[i].words))
+    lengths = [len(sentence.words) for sentence in sentences]
+    order = sorted(range(len(sentences)), key=lengths.__getitem__)
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     settings = {
         "sentences": (sentences, reference, frequencies.counts),
@@ -169,25 +163,35 @@ def _score_batch(
     With a ``generator`` the weights of each row are shuffled.
     """
     sums: dict[SiteKey, Tensor] = {}
+    open_maps: dict[SiteKey, Tensor] = {}  # between words, of a layer whose tokens have not all asked yet
     n_runs = {site.key: 0 for site in scored_sites}
 
     def add_scores(site: Site, captured: Captured, _previous: None) -> None:
-        # returns nothing, so that no map is kept
-        plan, maps = plans[site.kind], captured.maps.cpu()
-        queries, keys = plan.text.queries.of_token >= 0, plan.text.keys.of_token >= 0
-        if maps.shape[-2:] != (queries.shape[1], keys.shape[1]):
+        # returns nothing, so that no row is kept
+        plan, rows, first = plans[site.kind], captured.rows.cpu(), captured.first
+        queries, keys = plan.text.queries, plan.text.keys
+        expected = queries.of_token.shape[1], keys.of_token.shape[1]
+        if (captured.n_queries, rows.shape[-1]) != expected:
             raise ValueError(
-                f"got {site.kind} maps between {tuple(maps.shape[-2:])} positions; expected "
-                f"{(queries.shape[1], keys.shape[1])}, the tokens of the text: these heads attend to something else "
-                "(an image?); leave them out, e.g. kinds=['decoder']"
+                f"got {site.kind} maps between {(captured.n_queries, rows.shape[-1])} positions; expected {expected}, "
+                "the tokens of the text: these heads attend to something else (an image?); leave them out, e.g. "
+                "kinds=['decoder']"
             )
+        last = first + rows.shape[2]
         if generator is not None:
-            maps = shuffled(maps, visible_keys(site.kind, queries, keys)[:, None], generator)
+            visible = visible_keys(site.kind, queries.of_token >= 0, keys.of_token >= 0)[:, None, first:last]
+            rows = shuffled(rows, visible, generator)
+        sizes = queries.exists.shape[1], keys.exists.shape[1]
+        maps = between_groups(rows, queries.of_token, keys.of_token, *sizes, first)
+        maps = maps if first == 0 else open_maps.pop(site.key) + maps
+        if last < captured.n_queries:
+            open_maps[site.key] = maps
+            return
         sums[site.key] = sums.get(site.key, 0) + score(maps, plan)
         n_runs[site.key] += 1
 
     encoder_only = [*plans] == ["encoder"] and is_encoder_decoder(model)
-    with record(model, want="maps", accumulate=add_scores, only=[*n_runs]):
+    with record(model, want="rows", accumulate=add_scores, only=[*n_runs]):
         # the model without its logits, or the encoder alone of a model that has a decoder too
         (model.get_encoder() if encoder_only else backbone(model, inputs))(**on_device(model, inputs))
     not_run = [site.label for site in scored_sites if not n_runs[site.key]]

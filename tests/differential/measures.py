@@ -10,12 +10,15 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import torch
 from transformers import PreTrainedTokenizerFast
 
 import headtools as ht
 from headtools import geometry
+from headtools.heads import _attention
+from headtools.importance.statistics import Received, entropy, first_token, offset
 from headtools.roles import induction as back
 
 from ..heads.zoo import VOCAB
@@ -374,6 +377,36 @@ def confidence(case: Case) -> Pair:
         kept, case.model = case.model, naive.quiet(case)
         try:
             return _dict(naive.confidence(case, keys, exclude))
+        finally:
+            case.model = kept
+
+    return ours, slow
+
+
+def statistics(case: Case) -> Pair:
+    """Rows in blocks of two or three queries, with masks by block, against whole maps."""
+    given, keys = _sites(case)
+    own = [key for key in keys if key[-2] != "cross"]
+
+    def ours() -> Numbers:
+        found: Numbers = {}
+        size = case.luck("block").choice((2, 3))
+        blocks = mock.patch.multiple(_attention, WHOLE=size, N_QUERIES=size, LAZY_FROM=1)
+        with blocks, case.setting():
+            seen = ht.statistics(case.prepared, case.batches, {"entropy": entropy, "received": Received}, given)
+            wanted = {"previous": offset(-1), "first": first_token}
+            seen |= ht.statistics(case.prepared, case.batches, wanted, own) if own else {}
+        for name in seen.keys() - {"received"}:
+            found |= {f"{name} {key}": values for key, values in seen[name].values.items()}
+        for key, batches in seen["received"].items():
+            for number, batch in enumerate(batches):
+                found |= {f"received {number} {row} {key}": values for row, values in enumerate(batch)}
+        return found
+
+    def slow() -> Numbers:
+        kept, case.model = case.model, naive.quiet(case)
+        try:
+            return naive.statistics(case, keys)
         finally:
             case.model = kept
 
@@ -765,6 +798,7 @@ MEASURES = {
     "gradient_signed": _gradient("signed"),
     "gradient_rows": _gradient("rows"),
     "confidence": confidence,
+    "statistics": statistics,
     "ablation": _ablation("zero", means=True),
     "ablation_rows": _ablation("zero"),
     "ablation_mean": _ablation("mean"),

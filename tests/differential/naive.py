@@ -453,6 +453,28 @@ def confidence(case, keys: list, exclude: list) -> dict:
     return {key: torch.stack(some).mean(0) for key, some in rows.items()}
 
 
+def statistics(case, keys: list) -> dict:
+    """Means over real queries of what is read off whole maps, row by row; and what each key receives."""
+    rows: dict = {}
+    calls = range(3) if case.combination.architecture == "albert" else [-1]
+    for call, (number, batch) in itertools.product(calls, enumerate(case.batches)):
+        seen = maps(case, case.units, call)
+        for key, row in itertools.product(keys, range(case.size(batch))):
+            weights = seen[f"batch {number} {key}"][row]  # (head, query, key), NaN where nothing real stands
+            asking = [query for query in range(weights.shape[1]) if not weights[:, query].isnan().all()]
+            for query in asking:
+                of_row = weights[:, query].nan_to_num(0.0)
+                rows.setdefault(("entropy", key), []).append(-torch.xlogy(of_row, of_row).sum(-1))
+                rows.setdefault((f"received {number} {row}", key), []).append(of_row)
+                if key[-2] == "cross":
+                    continue
+                if query - 1 in asking:
+                    rows.setdefault(("previous", key), []).append(of_row[:, query - 1])
+                if query > asking[0]:
+                    rows.setdefault(("first", key), []).append(of_row[:, asking[0]])
+    return {f"{name} {key}": torch.stack(some).mean(0) for (name, key), some in rows.items()}
+
+
 def explained(case, outputs: object, inputs: dict, own: dict) -> Tensor:
     """The numbers that relevance explains where no others are given: the highest logit of every step that counts.
 

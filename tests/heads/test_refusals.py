@@ -91,7 +91,7 @@ TABLE = [
     ("bert", off(FIRST, replacement="mean", reference=["some text"]), TypeError, r"a reference is a batch.*got list"),
     ("bloom", off({("decoder", 0): [0]}, replacement="uniform"), ValueError, "does not use transformers'"),
     ("gpt_oss", off({("decoder", 0): [0]}, replacement="uniform"), ValueError, "attention sinks"),
-    ("bert", recorded(want="attention"), ValueError, r"maps, z, q, k, v, visible; got .*attention"),
+    ("bert", recorded(want="attention"), ValueError, r"maps, z, q, k, v, visible, rows; got .*attention"),
     ("bert", recorded(want=()), ValueError, r"maps, z, q, k, v"),
     ("bert", recorded(only=[("encoder", 9)]), KeyError, r"encoder 0\.\.2"),
     ("bert", recorded(only=["cross"]), KeyError, r"'cross'.*encoder 0\.\.2"),

@@ -6,7 +6,7 @@ import torch
 import headtools as ht
 from headtools.roles import induction
 from headtools.roles._segments import ordinary_tokens, segments
-from headtools.roles.attention_sinks import attention_sink, attention_sinks, without_sink
+from headtools.roles.attention_sinks import attention_sinks, without_sink
 from headtools.roles.induction import induction_scores
 
 from .tiny_llama import tiny_llama
@@ -70,6 +70,3 @@ def test_few_texts_have_no_interval(model):
 def test_maps_without_the_sink():
     maps = torch.tensor([[[[1.0, 0, 0], [0.5, 0.5, 0], [0.5, 0.125, 0.375]]]])
     assert without_sink(maps)[0, 0].tolist() == [[0, 0, 0], [0, 1, 0], [0, 0.25, 0.75]]
-    assert attention_sink(maps).item() == 0.5
-    padded = torch.tensor([[False, True, True]])
-    assert attention_sink(maps, padded).item() == pytest.approx(0.125)

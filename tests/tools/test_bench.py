@@ -10,6 +10,7 @@ import comparison
 import counts
 import gates
 import gradient
+import long_texts
 import overhead
 import pruned
 import pytest
@@ -61,6 +62,7 @@ def tiny(what: str) -> tuple:
         "gradient": lambda subject, rounds: gradient.measure("bert", subject, rounds),
         "recording": recording.measure,
         "pruned": lambda subject, rounds: pruned.measure("bert", subject, rounds),
+        "long_texts": lambda _subject, rounds: long_texts.measure(rounds, 300),
         "scaling": lambda subject, rounds: scaling.one(subject, rounds, "so many layers", ablated=True),
     }
     return measures[what], subjects.make("bert", subjects.TINY)

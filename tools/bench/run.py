@@ -25,7 +25,18 @@ import timing
 import torch
 import transformers
 
-SCRIPTS = ("gradient", "ablation", "relevance", "gates", "taxonomy", "overhead", "recording", "pruned", "scaling")
+SCRIPTS = (
+    "gradient",
+    "ablation",
+    "relevance",
+    "gates",
+    "taxonomy",
+    "overhead",
+    "recording",
+    "pruned",
+    "scaling",
+    "long_texts",
+)
 COMPARISON = "comparison"
 
 
