@@ -1,7 +1,7 @@
 """Models whose weights are written, not trained, so that it is known which head does what and which does nothing.
 
-The residual stream is a row of slots, each with a place for every symbol, and symbols are one-hot: a head reads one slot
-and writes another, and nothing else can happen. So "the circuit" is a fact, on which measures of importance can be
+The residual stream is a row of slots, each with a place for every symbol, and symbols are one-hot: a head reads one
+slot and writes another, and nothing else can happen. So "the circuit" is a fact, on which measures of importance can be
 tried (``recipes/truth.py``).
 
     token     the symbol itself                      position   0 to 23, read by queries and keys only
@@ -60,25 +60,29 @@ class WrittenModel(nn.Module):
         super().__init__()
         self.config = PreTrainedConfig(attn_implementation="eager")
         self.layers = nn.ModuleList(WrittenAttention(self.config, kv_heads, causal) for _ in range(layers))
+        self.symbol, self.position = nn.Embedding(SYMBOLS, HEADS * HEAD_DIM), nn.Embedding(LENGTH, HEADS * HEAD_DIM)
         self.unembed = nn.Linear(HEADS * HEAD_DIM, SYMBOLS, bias=False)
         with torch.no_grad():
             for weight in self.parameters():
                 weight.zero_()
+            self.symbol.weight[:, SLOTS["token"]] = torch.eye(SYMBOLS)
+            self.position.weight[:, SLOTS["position"]] = torch.eye(LENGTH)
             self.unembed.weight[:, SLOTS["answer"]] = torch.eye(SYMBOLS)
         self.requires_grad_(False).eval()
 
     def forward(self, input_ids: Tensor) -> CausalLMOutput:
         """Return the logits, (B, T) -> (B, T, symbols)."""
-        length, device = input_ids.shape[1], input_ids.device
-        x, position = torch.zeros(2, LENGTH, HEADS * HEAD_DIM, device=device)
-        position[:, SLOTS["position"]] = torch.eye(LENGTH, device=device)
-        x = x.new_zeros(*input_ids.shape, len(x[0]))
-        x[..., SLOTS["token"]] = torch.eye(SYMBOLS, device=device)[input_ids]
-        mask = torch.ones(length, length, dtype=torch.bool, device=device)
+        length, x = input_ids.shape[1], self.symbol(input_ids)
+        position = self.position.weight[:length]
+        mask = torch.ones(length, length, dtype=torch.bool, device=x.device)
         mask = (mask.tril() if self.layers[0].is_causal else mask)[None, None]
         for layer in self.layers:
-            x = x + layer(x, position[:length], mask)
+            x = x + layer(x, position, mask)
         return CausalLMOutput(logits=self.unembed(x))
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Return the unembedding; transformers' models have a method of this name."""
+        return self.unembed
 
 
 @torch.no_grad()
