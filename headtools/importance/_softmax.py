@@ -35,7 +35,7 @@ def secant(scores: Tensor, g: Tensor) -> Tensor:
     >>> [round(x, 4) for x in (J @ scores).tolist()]  # softmax(scores) is 1, 0, 0
     [0.6667, -0.3333, -0.3333]
     """
-    visible = scores > scores.amax(-1, keepdim=True) - MASKED_BELOW
+    visible = scores >= scores.amax(-1, keepdim=True) - MASKED_BELOW  # all keys of padding that sees none
     scores = scores.masked_fill(~visible, -torch.inf)
     n_visible = visible.sum(-1, keepdim=True)
     ratio = (scores.log_softmax(-1) + n_visible.log()).masked_fill(~visible, 1.0)  # log(p / u)

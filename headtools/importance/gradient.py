@@ -66,9 +66,9 @@ def gradient(
 
     ``signed`` takes no absolute value: a positive mean says that the loss would fall with less of the head.
     ``normalise="layer"`` divides by the root of the sum of squares of the layer's heads (their section 4.1).
-    ``softmax="secant"`` follows attention's softmax not by its slope, which is 0 where a head looks at one key only, but
-    by its change from uniform attention: then heads that write such a head's queries and keys are seen, too. With the
-    slope, a warning names them where their scores are near 0.
+    ``softmax="secant"`` follows attention's softmax not by its slope, which is 0 where a head looks at one key only,
+    but by its change from uniform attention: then heads that write such a head's queries and keys are seen, too. With
+    the slope, a warning names them where their scores are near 0.
     The model is run without dropout and left bit for bit as it was. Inside ``ablate`` a head that is off scores 0.
 
     Raises ``ValueError`` for an unknown option, a loss that is no number per example, couples examples or depends on no
