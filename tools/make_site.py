@@ -42,6 +42,7 @@ PAGES = {
     "glossary": "Glossary",
     "scaling": "What runs where",
     "benchmarks": "Benchmarks",
+    "truth": "Which measure finds the circuit?",
     "bibliography": "Bibliography",
 }
 TEACHING = "teaching"  # for lecturers, so at the end

@@ -8,11 +8,14 @@ features (Michel et al. 2019, arXiv:1905.10650, eq. 2 and 3).
    checked, by one more backward pass.
 2. Weights are frozen and the backward pass ends at the lowest z, so that only the activations above it are
    differentiated: two thirds of a training step. No gate is put into the model: a hook reads z and its gradient.
+3. A saturated softmax lets no gradient pass (``_softmax``): a warning names the heads whose slope is lost there, as the
+   first example shows, and ``softmax="secant"`` is a slope that is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -26,10 +29,13 @@ from headtools.heads._tokens import real_tokens
 from headtools.heads.intervals import linearised_direction, linearised_ratio
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
+from headtools.heads.sites import sites as every_site
 from headtools.importance._inputs import check_all_ran, collect_products, each_batch, evaluating, select_sites
+from headtools.importance._softmax import attention_softmax
 from headtools.importance.loss import COUPLED, Loss, each_loss, of_labels
 
 PER = ("example", "position", "batch")
+LOST = 1e-3  # a slope so much smaller than the largest is one that a saturated softmax may have taken
 
 
 def gradient(
@@ -40,6 +46,7 @@ def gradient(
     sites: Iterable[str | tuple] | str | None = None,
     normalise: str | None = None,
     signed: bool = False,
+    softmax: str = "slope",
 ) -> HeadScores:
     """Return how strongly the loss depends on each head: the mean over examples of abs(dL/dgate), at gate 1.
 
@@ -59,6 +66,9 @@ def gradient(
 
     ``signed`` takes no absolute value: a positive mean says that the loss would fall with less of the head.
     ``normalise="layer"`` divides by the root of the sum of squares of the layer's heads (their section 4.1).
+    ``softmax="secant"`` follows attention's softmax not by its slope, which is 0 where a head looks at one key only,
+    but by its change from uniform attention: then heads that write such a head's queries and keys are seen, too. With
+    the slope, a warning names them where their scores are near 0.
     The model is run without dropout and left bit for bit as it was. Inside ``ablate`` a head that is off scores 0.
 
     Raises ``ValueError`` for an unknown option, a loss that is no number per example, couples examples or depends on no
@@ -73,6 +83,8 @@ def gradient(
     """
     if per not in PER or normalise not in (None, "layer"):
         raise ValueError(f'per is one of {PER} and normalise None or "layer"; got {per!r} and {normalise!r}')
+    if softmax not in ("slope", "secant"):
+        raise ValueError(f'softmax is "slope" or "secant"; got {softmax!r}')
     if signed and per == "position":
         raise ValueError(
             "the signed slopes of positions add up to that of their example: write signed=True without per="
@@ -82,9 +94,11 @@ def gradient(
     # The loss of labels couples no examples: one pass gives each of them its own, and their mean is the batch's.
     uncoupled = of_labels(loss) or per == "batch"
     one_number = per == "batch" and not of_labels(loss)
+    attending = list(every_site(model))  # where a softmax is, whether or not it is measured
+    saturated: dict[tuple, Tensor] | None = None  # {key: share of queries, (H,)}, as the first batch shows
 
     def per_batch(batch: dict) -> Part:
-        nonlocal uncoupled
+        nonlocal uncoupled, saturated
         products: dict[tuple, Tensor] = {}  # <z, dL/dz>, (B, H) or by position (B, T, H), of sites that ran
         outputs: list[Tensor] = []  # every z that ran, at which the backward pass may end
         last: dict[str, Tensor] = {}  # of each stack
@@ -108,6 +122,9 @@ def gradient(
             torch.inference_mode(False),
             torch.enable_grad(),
             edit_outputs(model, "gradient()", {site: partial(tap, site) for site in selected}),
+            attention_softmax(
+                attending if saturated is None or softmax == "secant" else (), softmax == "secant"
+            ) as seen,
         ):
             losses = each_loss(model, batch, loss, per="batch" if one_number else "example")
             if not losses.requires_grad or not outputs:
@@ -138,6 +155,7 @@ def gradient(
             slopes.append((slope.mean(0, keepdim=True) if per == "batch" else slope).cpu())
             tokens.append(n_tokens.cpu())
         uncoupled = uncoupled or check
+        saturated = seen if saturated is None else saturated
         ran = torch.tensor([site.key in products for site in selected])
         return {"ran": ran, "slopes": torch.cat(slopes, 1), "tokens": torch.stack(tokens, 1)}
 
@@ -149,9 +167,37 @@ def gradient(
         row = row.contiguous() if signed else row.abs()
         row = linearised_ratio(row, n_tokens) if per == "position" else row
         rows[site.key] = linearised_direction(row) if normalise else row
-    name = ("signed " if signed else "") + "gradient" + ("" if per == "example" else f" per {per}")
+    if softmax == "slope" and saturated:
+        _warn_of_saturation(attending, rows, saturated)
+    name = (
+        ("signed " if signed else "")
+        + "gradient"
+        + (" by secant" if softmax == "secant" else "")
+        + ("" if per == "example" else f" per {per}")
+    )
     name += ", layer-normalised" if normalise else ""
     return HeadScores.from_rows(rows, name, minimum=None if signed else 0.0)
+
+
+def _warn_of_saturation(attending: Sequence[Site], rows: Mapping[tuple, Tensor], saturated: Mapping) -> None:
+    """Name the heads with a slope near 0 below heads whose softmax lets nothing pass."""
+    blind = [s for s in attending if saturated.get(s.key) is not None and (saturated[s.key] > 0.5).any()]
+    means = {key: row.abs().mean(0) for key, row in rows.items()}  # (H,)
+    largest = max(mean.max() for mean in means.values())
+    lost = [
+        f"{site.label}.{head}"
+        for place, site in enumerate(attending)
+        if site.key in means and blind and attending.index(blind[-1]) > place
+        for head in (means[site.key] < LOST * largest).nonzero().flatten().tolist()
+    ]
+    if lost:
+        names = [f"{s.label}.{head}" for s in blind for head in (saturated[s.key] > 0.5).nonzero().flatten().tolist()]
+        warnings.warn(
+            f"the softmax of {', '.join(names)} is saturated, so that no gradient passes to the heads that write its "
+            f"queries and keys: the small slopes of {', '.join(lost)} say nothing about their worth. Write "
+            'softmax="secant", or measure with ablation()',
+            stacklevel=3,
+        )
 
 
 def _check_uncoupled(of_all: Tensor, of_half: Tensor) -> None:
