@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from headtools.heads.sites import Site
 
 MASKED_BELOW = 4_000.0  # a score this far below the largest of its row is a mask; sharp heads have differences of 100s
-SATURATED = 1e-6  # a softmax whose largest weight is 1 but for this lets about this part of the gradient pass
+SATURATED = 1e-12  # a softmax whose second weight is this small lets about this part of the gradient pass
 
 
 def secant(scores: Tensor, g: Tensor) -> Tensor:
@@ -126,7 +126,8 @@ def attention_softmax(sites: Iterable[Site], replace: bool) -> Iterator[Mapping[
                 seen[site.key] = None
                 if maps is not None and maps.dim() == 4 and maps.shape[1] == site.heads:
                     several = (maps > 0).sum(-1) > 1  # one key alone has all of the weight, and no other to give it to
-                    seen[site.key] = ((maps.amax(-1) > 1 - SATURATED) & several).float().mean((0, 2))
+                    second = maps.topk(min(2, maps.shape[-1]), -1).values[..., -1]
+                    seen[site.key] = ((second < SATURATED) & several).float().mean((0, 2))
 
             def enter(*_: Any, see: Callable = see, running: list = running) -> None:
                 running.append(_Attention(replace, see))

@@ -35,6 +35,7 @@ from headtools.importance._softmax import attention_softmax
 from headtools.importance.loss import COUPLED, Loss, each_loss, of_labels
 
 PER = ("example", "position", "batch")
+MOSTLY = 0.9  # of an example's queries: a head that is saturated at fewer still learns from the others
 LOST = 1e-3  # a slope so much smaller than the largest is one that a saturated softmax may have taken
 
 
@@ -181,7 +182,7 @@ def gradient(
 
 def _warn_of_saturation(attending: Sequence[Site], rows: Mapping[tuple, Tensor], saturated: Mapping) -> None:
     """Name the heads with a slope near 0 below heads whose softmax lets nothing pass."""
-    blind = [s for s in attending if saturated.get(s.key) is not None and (saturated[s.key] > 0.5).any()]
+    blind = [s for s in attending if saturated.get(s.key) is not None and (saturated[s.key] > MOSTLY).any()]
     means = {key: row.abs().mean(0) for key, row in rows.items()}  # (H,)
     largest = max(mean.max() for mean in means.values())
     lost = [
@@ -191,7 +192,7 @@ def _warn_of_saturation(attending: Sequence[Site], rows: Mapping[tuple, Tensor],
         for head in (means[site.key] < LOST * largest).nonzero().flatten().tolist()
     ]
     if lost:
-        names = [f"{s.label}.{head}" for s in blind for head in (saturated[s.key] > 0.5).nonzero().flatten().tolist()]
+        names = [f"{s.label}.{head}" for s in blind for head in (saturated[s.key] > MOSTLY).nonzero().flatten().tolist()]
         warnings.warn(
             f"the softmax of {', '.join(names)} is saturated, so that no gradient passes to the heads that write its "
             f"queries and keys: the small slopes of {', '.join(lost)} say nothing about their worth. Write "
