@@ -192,7 +192,9 @@ def _warn_of_saturation(attending: Sequence[Site], rows: Mapping[tuple, Tensor],
         for head in (means[site.key] < LOST * largest).nonzero().flatten().tolist()
     ]
     if lost:
-        names = [f"{s.label}.{head}" for s in blind for head in (saturated[s.key] > MOSTLY).nonzero().flatten().tolist()]
+        names = [
+            f"{s.label}.{head}" for s in blind for head in (saturated[s.key] > MOSTLY).nonzero().flatten().tolist()
+        ]
         warnings.warn(
             f"the softmax of {', '.join(names)} is saturated, so that no gradient passes to the heads that write its "
             f"queries and keys: the small slopes of {', '.join(lost)} say nothing about their worth. Write "
