@@ -14,6 +14,7 @@ from torch import nn
 
 # decoders without ``is_causal``, by the beginning of their class name
 _DECODERS = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
+_ENCODERS = ("FastSpeech2Conformer",)  # its decoder writes all at once
 # Both stacks use these classes, whose default is is_causal=False. Other classes say is_decoder where nothing is causal:
 # SeamlessM4T v2 writes all units at once.
 _SAY_IS_DECODER = ("NllbMoe", "PegasusX", "BigBirdPegasus")
@@ -32,6 +33,7 @@ def find_kind(name: str, module: nn.Module) -> str:
         return "cross"
     causal, is_decoder = getattr(module, "is_causal", None), getattr(module, "is_decoder", False) is True
     in_decoder = ".decoder." in f".{name}." and ".encoder." not in f".{name}."
+    in_decoder = in_decoder and not type(module).__name__.startswith(_ENCODERS)
     if causal is None:
         gpt1 = type(module).__module__.endswith(".modeling_openai")  # its class is called Attention
         causal = in_decoder or is_decoder or gpt1 or type(module).__name__.startswith(_DECODERS)

@@ -7,6 +7,7 @@ import torch
 import transformers as tf
 
 import headtools as ht
+from recipes.families import build
 
 from .reference import checkpoint
 from .zoo import error, fresh, logits, run, valid, zoo_model
@@ -337,3 +338,37 @@ def attribution_cases():
 def test_a_stream_that_scales_what_is_written_is_refused(kind, config):
     with pytest.raises(ValueError, match="does not add what its attention writes to the stream as it is"):
         ht.direct_logit_attribution(spread(kind(config)), {"input_ids": IDS}, [7, 8])
+
+
+def test_projections_that_torch_reads_and_never_calls_are_no_site():
+    """WavLM gives its weights to a function of torch: ablation changed nothing, without a word."""
+    with pytest.raises(ValueError, match="found attention but not its heads"):
+        ht.sites(build("wavlm", "WavLMForCTC"))
+
+
+def test_a_decoder_that_writes_all_at_once_is_not_causal():
+    model = build("fastspeech2_conformer", "FastSpeech2ConformerModel")
+    assert set(ht.sites(model).kinds) == {"encoder"}
+
+
+@pytest.mark.skipif(not hasattr(tf, "T5Gemma2Config"), reason="transformers is older")
+def test_attention_to_two_sequences_at_once_is_no_site():
+    """T5Gemma 2's decoder was called encoder."""
+    with pytest.warns(UserWarning, match="does not understand 2 attention modules"):
+        found = ht.sites(build("t5gemma2", "T5Gemma2ForConditionalGeneration"))
+    assert all("decoder" not in site.name for site in found)
+
+
+def test_queries_twice_as_wide_as_keys_are_a_gate_only_beside_such_values():
+    """With fewer key heads than value heads, every second half of a query head was taken for a gate."""
+
+    class SelfAttention(torch.nn.Module):
+        def __init__(self, keys, values):
+            super().__init__()
+            self.num_heads, self.head_dim = 4, 8
+            self.q_proj, self.k_proj = torch.nn.Linear(32, 32), torch.nn.Linear(32, keys)
+            self.v_proj, self.o_proj = torch.nn.Linear(32, values), torch.nn.Linear(32, 32)
+
+    with pytest.raises(ValueError, match="found attention but not its heads"):
+        ht.sites(torch.nn.ModuleList([SelfAttention(16, 32)]))
+    assert ht.sites(torch.nn.ModuleList([SelfAttention(16, 16)])).n_heads == 4
