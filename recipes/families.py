@@ -28,6 +28,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import headtools as ht
+from headtools.heads.verify import CHECKS
 from recipes._results import ASSETS, read, replace_row, write
 
 FILE = ASSETS / "families.json"
@@ -213,7 +214,7 @@ def tried(family: str, name: str, task: str) -> dict:
     except Exception as error:
         return row | {"result": "refused", "why": sentence(error)}
     checks = Counter(check for _, check in found.found)
-    row["untried"] = [check for check in ht.heads.verify.CHECKS if not checks[check]]
+    row["untried"] = [check for check in CHECKS if not checks[check]]
     failed = dict.fromkeys(f"{check}: {reason}" for (_, check), reason in found.failed.items())
     if failed:
         return row | {"result": "fails", "why": "; ".join(failed)}
@@ -266,7 +267,8 @@ def place(page: str, file: dict) -> str:
 def main(only: Annotated[list[str] | None, typer.Option()] = None, file: Path = FILE, page: Path = PAGE) -> None:
     """Try the families, all or some, write file and page, and print what did not hold."""
     torch.set_num_threads(1)
-    tried("bert", "BertForMaskedLM", "masked")  # what torch imports late, every process would import again
+    for warm in (("llama", "LlamaForCausalLM"), ("t5", "T5ForConditionalGeneration")):
+        tried(*warm, "")  # what is imported late, every process would import again
     rows = read(file).get("rows", []) if only else []
     for family, name, task in tqdm([*classes(tuple(only or ()))]):
         row = limited(tried, family, name, task)

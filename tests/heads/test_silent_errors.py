@@ -1,12 +1,14 @@
 """Numbers that were once wrong without a word: each test failed before its mend."""
 
 import copy
+import gc
 
 import pytest
 import torch
 import transformers as tf
 
 import headtools as ht
+from headtools.heads.ablate import replacement_values
 from recipes.families import build
 
 from .reference import checkpoint
@@ -156,6 +158,14 @@ def test_a_context_without_with_warns():
         model(batch["input_ids"])
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_context_with_a_wrong_argument_says_only_that():
+    """Beside the ``TypeError``, Python printed an exception of the unused context."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sites'"):
+        ht.record(zoo_model("llama")[0], sites=["decoder"])
+    gc.collect()
+
+
 def test_gates_under_vmap_are_refused():
     model, batch = zoo_model("llama")
 
@@ -286,7 +296,7 @@ def test_tokens_that_a_model_adds_to_fill_a_block_are_padding(with_mask):
         model(**batch)
     z = r["encoder", 0].z
     assert z.shape[1] == 8  # of six tokens
-    found = ht.heads.ablate.replacement_values(model, ht.sites(model), "mean", batch)["encoder", 0]
+    found = replacement_values(model, ht.sites(model), "mean", batch)["encoder", 0]
     assert torch.allclose(found[0], z[:, :6].flatten(0, 1).mean(0), atol=1e-5)
 
 
