@@ -50,6 +50,8 @@ def resolve_kind(root: nn.Module, name: str, module: nn.Module) -> tuple[str, bo
     kind, said = find_kind(name, module), isinstance(getattr(module, "is_causal", None), bool)
     if kind != "encoder":
         return kind, False
+    if any(type(owner).__name__ == "BlipTextLMHeadModel" for owner in enclosing_modules(root, name)):
+        return "decoder", False  # it tells its encoder to be one in each call
     causal = _causal_by_masks(root, name)
     if causal is None and not said:  # users set it on a model of their own to decide the kind
         values = (getattr(owner, "is_causal", None) for owner in enclosing_modules(root, name))

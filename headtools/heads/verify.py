@@ -328,8 +328,9 @@ def _try_kind(site: Site, run: _Run) -> str:
     if moved is None or not moved[:, -1].any() or moved.shape[1] < 2:
         return ""
     earlier = bool(moved[:, :-1].any())
-    if site.kind == "encoder" and not earlier:  # MobileBERT is given queries, keys and values apart
-        same = {k: _changed(site, value) for k, value in streams.items() if value.shape == streams[keys[0]].shape}
+    if site.kind == "encoder" and not earlier:  # MobileBERT is given queries, keys and values apart, Funnel pools some
+        width = streams[keys[0]].shape[-1]
+        same = {key: _changed(site, value) for key, value in streams.items() if value.shape[-1] == width}
         moved = _moved(site, run, _again(site, run, same))
         earlier = moved is not None and bool(moved[:, :-1].any())
     if site.kind == "encoder" and not earlier:

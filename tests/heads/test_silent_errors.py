@@ -9,7 +9,7 @@ import transformers as tf
 
 import headtools as ht
 from headtools.heads.ablate import replacement_values
-from recipes.families import build
+from recipes.families import batch_of, build
 
 from .reference import checkpoint
 from .zoo import error, fresh, logits, run, valid, zoo_model
@@ -359,6 +359,13 @@ def test_projections_that_torch_reads_and_never_calls_are_no_site():
 def test_a_decoder_that_writes_all_at_once_is_not_causal():
     model = build("fastspeech2_conformer", "FastSpeech2ConformerModel")
     assert set(ht.sites(model).kinds) == {"encoder"}
+
+
+def test_a_decoder_that_is_one_by_an_argument_is_causal():
+    """BLIP's captioner was called an encoder: its kind is neither in its modules nor in its path."""
+    model = build("blip", "BlipForConditionalGeneration")
+    assert {site.kind for site in ht.sites(model) if site.name.startswith("text_decoder")} == {"decoder", "cross"}
+    assert not ht.verify(model, batch_of(model)).failed
 
 
 @pytest.mark.skipif(not hasattr(tf, "T5Gemma2Config"), reason="transformers is older")
