@@ -109,11 +109,19 @@ def classes(only: tuple[str, ...] = ()) -> Iterator[tuple[str, str, str]]:
     """Yield (family, class, task): one class for each family and task, a base model where there is no other."""
     seen: set[str] = set()
     for task, table in TASKS.items():
-        for family, names in getattr(modeling_auto, table).items():
-            name = names if isinstance(names, str) else names[0]
-            if (not only or family in only) and name not in seen and (task != "base" or family not in seen):
+        named = {
+            family: names if isinstance(names, str) else names[0]
+            for family, names in vars(modeling_auto)[table].items()
+        }
+        # a class that several families use (Llama's) is tried for the family that it is named after
+        for family in sorted(
+            named, key=lambda family: not named[family].lower().startswith(re.sub("[-_]", "", family))
+        ):
+            name = named[family]
+            if name not in seen and (task != "base" or family not in seen):
                 seen |= {name, family}
-                yield family, name, task
+                if not only or family in only:
+                    yield family, name, task
 
 
 def shrink(config: transformers.PretrainedConfig, family: str) -> None:
