@@ -1,12 +1,15 @@
 """Numbers that were once wrong without a word: each test failed before its mend."""
 
 import copy
+import gc
 
 import pytest
 import torch
 import transformers as tf
 
 import headtools as ht
+from headtools.heads.ablate import replacement_values
+from recipes.families import batch_of, build
 
 from .reference import checkpoint
 from .zoo import error, fresh, logits, run, valid, zoo_model
@@ -155,6 +158,14 @@ def test_a_context_without_with_warns():
         model(batch["input_ids"])
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_context_with_a_wrong_argument_says_only_that():
+    """Beside the ``TypeError``, Python printed an exception of the unused context."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sites'"):
+        ht.record(zoo_model("llama")[0], sites=["decoder"])
+    gc.collect()
+
+
 def test_gates_under_vmap_are_refused():
     model, batch = zoo_model("llama")
 
@@ -285,7 +296,7 @@ def test_tokens_that_a_model_adds_to_fill_a_block_are_padding(with_mask):
         model(**batch)
     z = r["encoder", 0].z
     assert z.shape[1] == 8  # of six tokens
-    found = ht.heads.ablate.replacement_values(model, ht.sites(model), "mean", batch)["encoder", 0]
+    found = replacement_values(model, ht.sites(model), "mean", batch)["encoder", 0]
     assert torch.allclose(found[0], z[:, :6].flatten(0, 1).mean(0), atol=1e-5)
 
 
@@ -337,3 +348,44 @@ def attribution_cases():
 def test_a_stream_that_scales_what_is_written_is_refused(kind, config):
     with pytest.raises(ValueError, match="does not add what its attention writes to the stream as it is"):
         ht.direct_logit_attribution(spread(kind(config)), {"input_ids": IDS}, [7, 8])
+
+
+def test_projections_that_torch_reads_and_never_calls_are_no_site():
+    """WavLM gives its weights to a function of torch: ablation changed nothing, without a word."""
+    with pytest.raises(ValueError, match="found attention but not its heads"):
+        ht.sites(build("wavlm", "WavLMForCTC"))
+
+
+def test_a_decoder_that_writes_all_at_once_is_not_causal():
+    model = build("fastspeech2_conformer", "FastSpeech2ConformerModel")
+    assert set(ht.sites(model).kinds) == {"encoder"}
+
+
+def test_a_decoder_that_is_one_by_an_argument_is_causal():
+    """BLIP's captioner was called an encoder: its kind is neither in its modules nor in its path."""
+    model = build("blip", "BlipForConditionalGeneration")
+    assert {site.kind for site in ht.sites(model) if site.name.startswith("text_decoder")} == {"decoder", "cross"}
+    assert not ht.verify(model, batch_of(model)).failed
+
+
+@pytest.mark.skipif(not hasattr(tf, "T5Gemma2Config"), reason="transformers is older")
+def test_attention_to_two_sequences_at_once_is_no_site():
+    """T5Gemma 2's decoder was called encoder."""
+    with pytest.warns(UserWarning, match="does not understand 2 attention modules"):
+        found = ht.sites(build("t5gemma2", "T5Gemma2ForConditionalGeneration"))
+    assert all("decoder" not in site.name for site in found)
+
+
+def test_queries_twice_as_wide_as_keys_are_a_gate_only_beside_such_values():
+    """With fewer key heads than value heads, every second half of a query head was taken for a gate."""
+
+    class SelfAttention(torch.nn.Module):
+        def __init__(self, keys, values):
+            super().__init__()
+            self.num_heads, self.head_dim = 4, 8
+            self.q_proj, self.k_proj = torch.nn.Linear(32, 32), torch.nn.Linear(32, keys)
+            self.v_proj, self.o_proj = torch.nn.Linear(32, values), torch.nn.Linear(32, 32)
+
+    with pytest.raises(ValueError, match="found attention but not its heads"):
+        ht.sites(torch.nn.ModuleList([SelfAttention(16, 32)]))
+    assert ht.sites(torch.nn.ModuleList([SelfAttention(16, 16)])).n_heads == 4
