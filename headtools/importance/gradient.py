@@ -124,7 +124,7 @@ def gradient(
             edit_outputs(model, "gradient()", {site: partial(tap, site) for site in selected}),
             attention_softmax(
                 attending if saturated is None or softmax == "secant" else (), softmax == "secant"
-            ) as seen,
+            ) as watched,
         ):
             losses = each_loss(model, batch, loss, per="batch" if one_number else "example")
             if not losses.requires_grad or not outputs:
@@ -155,7 +155,8 @@ def gradient(
             slopes.append((slope.mean(0, keepdim=True) if per == "batch" else slope).cpu())
             tokens.append(n_tokens.cpu())
         uncoupled = uncoupled or check
-        saturated = seen if saturated is None else saturated
+        if saturated is None:
+            saturated = {key: one.saturated for key, one in watched.items() if one.saturated is not None}
         ran = torch.tensor([site.key in products for site in selected])
         return {"ran": ran, "slopes": torch.cat(slopes, 1), "tokens": torch.stack(tokens, 1)}
 
@@ -181,7 +182,7 @@ def gradient(
 
 def _warn_of_saturation(attending: Sequence[Site], rows: Mapping[tuple, Tensor], saturated: Mapping) -> None:
     """Name the heads with a slope near 0 below heads whose softmax lets nothing pass."""
-    blind = [s for s in attending if saturated.get(s.key) is not None and (saturated[s.key] > 0.5).any()]
+    blind = [site for site in attending if site.key in saturated and (saturated[site.key] > 0.5).any()]
     means = {key: row.abs().mean(0) for key, row in rows.items()}  # (H,)
     largest = max(mean.max() for mean in means.values())
     lost = [
