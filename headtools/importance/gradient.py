@@ -50,26 +50,16 @@ def gradient(
 ) -> HeadScores:
     """Return how strongly the loss depends on each head: the mean over examples of abs(dL/dgate), at gate 1.
 
-    ``batches``: dicts of the model's arguments, with labels. ``loss(outputs, batch)`` returns one number per
-    example, (B,), that depends on this example alone; without it the labels' cross-entropy is taken (``label_loss``).
-    ``sites`` limits the measure to kinds or layers: ``["encoder"]``, ``[("cross", 3)]``. Values are in the unit of the
-    loss; ``rows`` has every example's number, (n, H) in the order of the batches, and intervals are over examples.
+    ``batches``: dicts of the model's arguments, with labels. ``loss(outputs, batch)`` returns one number per example,
+    (B,), of this example alone; by default ``label_loss``. ``rows`` are (n, H), in the unit of the loss.
 
-    ``per`` says what the absolute value is taken of:
-
-    - ``"example"``: the slope of one example's loss (Michel et al. 2019, arXiv:1905.10650, eq. 2);
-    - ``"position"``: one token's contribution to it; the mean over the tokens that are not padding, as in the authors'
-      code. Never smaller than the slope of the example's loss, and heads rank differently;
-    - ``"batch"``: the slope of a batch's loss (the mean of what ``loss`` returns, or its one number) by gates of all
-      examples at once; mean and interval are over batches. The only choice for losses that couple examples, such as
-      contrastive ones; for others a common mistake, provided to show it: slopes of different sign cancel.
-
-    ``signed`` takes no absolute value: a positive mean says that the loss would fall with less of the head.
-    ``normalise="layer"`` divides by the root of the sum of squares of the layer's heads (their section 4.1).
-    ``softmax="secant"`` follows attention's softmax not by its slope, which is 0 where a head looks at one key only,
-    but by its change from uniform attention: then heads that write such a head's queries and keys are seen, too. With
-    the slope, a warning names them where their scores are near 0.
-    The model is run without dropout and left bit for bit as it was. Inside ``ablate`` a head that is off scores 0.
+    - ``per``: what has the absolute value taken: the slope of an "example"'s loss (Michel et al. 2019,
+      arXiv:1905.10650, eq. 2), a "position"'s part of it (their code; the mean over real tokens), or the slope of a
+      "batch"'s loss, for losses that couple examples; for others slopes of different sign cancel.
+    - ``signed``: no absolute value; a positive mean says that the loss would fall with less of the head.
+    - ``normalise="layer"``: divided by the root of the sum of squares of the layer's heads (their section 4.1).
+    - ``softmax="secant"``: attention's softmax by its change from uniform attention, in place of its slope, which is 0
+      where a head looks at one key only, so that heads which write its queries and keys are seen, too.
 
     Raises ``ValueError`` for an unknown option, a loss that is no number per example, couples examples or depends on no
     head, NaN, and as ``label_loss`` does; ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
