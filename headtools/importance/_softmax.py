@@ -122,9 +122,10 @@ class _Attention(TorchFunctionMode):
 @contextmanager
 def attention_softmax(sites: Iterable[Site], replace: bool) -> Iterator[dict[tuple, _Attention]]:
     """Watch the softmax of every site's attention while the context lasts; ``replace`` its derivative by the secant."""
-    watched = {site.key: _Attention(site, replace) for site in sites}
+    watched = {}
     with ExitStack() as stack:
-        for one in watched.values():
-            stack.callback(one.site.module.register_forward_pre_hook(one.enter).remove)
-            stack.callback(one.site.module.register_forward_hook(one.leave, always_call=True).remove)
+        for site in sites:
+            one = watched[site.key] = _Attention(site, replace)
+            stack.callback(site.module.register_forward_pre_hook(one.enter).remove)
+            stack.callback(site.module.register_forward_hook(one.leave, always_call=True).remove)
         yield watched

@@ -85,7 +85,7 @@ def gradient(
     uncoupled = of_labels(loss) or per == "batch"
     one_number = per == "batch" and not of_labels(loss)
     attending = list(every_site(model))  # where a softmax is, whether or not it is measured
-    saturated: dict[tuple, Tensor] | None = None  # {key: share of queries, (H,)}, as the first batch shows
+    saturated: Mapping | None = None  # {key: the softmax watched there}, of the first batch
 
     def per_batch(batch: dict) -> Part:
         nonlocal uncoupled, saturated
@@ -145,8 +145,7 @@ def gradient(
             slopes.append((slope.mean(0, keepdim=True) if per == "batch" else slope).cpu())
             tokens.append(n_tokens.cpu())
         uncoupled = uncoupled or check
-        if saturated is None:
-            saturated = {key: one.saturated for key, one in watched.items() if one.saturated is not None}
+        saturated = watched if saturated is None else saturated
         ran = torch.tensor([site.key in products for site in selected])
         return {"ran": ran, "slopes": torch.cat(slopes, 1), "tokens": torch.stack(tokens, 1)}
 
@@ -172,17 +171,18 @@ def gradient(
 
 def _warn_of_saturation(attending: Sequence[Site], rows: Mapping[tuple, Tensor], saturated: Mapping) -> None:
     """Name the heads with a slope near 0 below heads whose softmax lets nothing pass."""
-    blind = [site for site in attending if site.key in saturated and (saturated[site.key] > 0.5).any()]
+    shares = [(s, saturated[s.key].saturated) for s in attending if s.key in saturated]  # of queries, (H,), or None
+    blind = [(site, share > 0.5) for site, share in shares if share is not None and (share > 0.5).any()]
     means = {key: row.abs().mean(0) for key, row in rows.items()}  # (H,)
     largest = max(mean.max() for mean in means.values())
     lost = [
         f"{site.label}.{head}"
         for place, site in enumerate(attending)
-        if site.key in means and blind and attending.index(blind[-1]) > place
+        if site.key in means and blind and attending.index(blind[-1][0]) > place
         for head in (means[site.key] < LOST * largest).nonzero().flatten().tolist()
     ]
     if lost:
-        names = [f"{s.label}.{head}" for s in blind for head in (saturated[s.key] > 0.5).nonzero().flatten().tolist()]
+        names = [f"{site.label}.{head}" for site, heads in blind for head in heads.nonzero().flatten().tolist()]
         warnings.warn(
             f"the softmax of {', '.join(names)} is saturated, so that no gradient passes to the heads that write its "
             f"queries and keys: the small slopes of {', '.join(lost)} say nothing about their worth. Write "
