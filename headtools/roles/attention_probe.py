@@ -17,12 +17,11 @@ from headtools.heads._devices import device_of, without_autocast
 from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.record import record
 from headtools.roles.controls import untrained as untrained_twin
-from headtools.roles.probing import share
+from headtools.roles.probing import FOLDS, check_splits, share
 from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import align, to_words
 
 PENALTIES = (1e-2, 1e-3, 1e-4)  # the strongest first
-FOLDS = 3
 BATCH_SIZE = 32
 METHODS = ("attention", "untrained", "distance", "offset by upos", "best offset", "right-branching")
 WEIGHT_COLUMNS = ("kind", "layer", "head", "down", "up", "effective_weight")
@@ -78,8 +77,7 @@ def attention_probe(
     >>> bool(scores["attention"] > scores["right-branching"])
     True
     """
-    if {s.words for s in train} & {s.words for s in test}:
-        raise ValueError("sentences are in train and in test; use two splits, e.g. corpus(name, 'train') and 'test'")
+    check_splits(train, test)
     train_pairs, test_pairs = _Pairs(train, "train"), _Pairs(test, "test")
     n_test = len(test_pairs.word)
     correct = {
