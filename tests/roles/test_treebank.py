@@ -4,8 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headtools.roles.conllu import read
-from headtools.roles.corpus import corpus
+from headtools.roles.corpus import _read_treebank, corpus
 from headtools.roles.sentence import Sentence, is_tree
 
 # Comments, documents, a range with SpaceAfter=No, empty nodes at the start and inside, an enhanced graph, subtypes, a
@@ -137,7 +136,7 @@ def test_treebanks_that_are_none(tmp_path):
 
 
 def test_it_streams(tmp_path):
-    sentences = read(file(tmp_path, FULL + "broken\n"))
+    sentences = _read_treebank(file(tmp_path, FULL + "broken\n"))
     assert [next(sentences).words, next(sentences).words] == WORDS
     with pytest.raises(ValueError, match="sentence 3"):
         next(sentences)
