@@ -142,10 +142,10 @@ class Agreement(NamedTuple):
     table: dict[tuple[str, str], int]
 
 
-def labelled(path: Path = LABELLED) -> list[tuple[Tensor, str]]:
+def labelled() -> list[tuple[Tensor, str]]:
     """The maps labelled by eye: pairs of a map (U, U), in steps of 1/255, and its class."""
     pairs = []
-    for entry in read_json(path, "maps")["maps"]:
+    for entry in read_json(LABELLED, "maps")["maps"]:
         values = torch.frombuffer(bytearray(base64.b64decode(entry["map"])), dtype=torch.uint8)
         pairs.append((values.view(entry["size"], entry["size"]).float() / 255, entry["label"]))
     return pairs

@@ -123,10 +123,11 @@ def tiny_bert(words, **changes):
     return tf.BertModel(tf.BertConfig(vocab_size=len(vocabulary), **shape, **changes)).eval(), fast
 
 
-def test_states_are_the_models_own_at_the_last_token_of_a_word():
+def test_states_are_the_models_own_at_the_last_token_of_a_word(monkeypatch):
+    monkeypatch.setattr("headtools.roles.word_states.BATCH_SIZE", 2)
     model, fast = tiny_bert(["dog", "cat", "ran"])
     sentences = [plain_sentence("dogs", "ran"), plain_sentence("cat", "dogs", "cats", "ran"), plain_sentence("dog")]
-    states = word_states(model, fast, sentences, ["head", "layer", "residual"], batch_size=2)
+    states = word_states(model, fast, sentences, ["head", "layer", "residual"])
     last = [[2, 3], [1, 3, 5, 6], [1]]  # of dog ##s, ran; cat, dog ##s, cat ##s, ran; dog
     for layer in range(2):
         row = 0
@@ -146,8 +147,8 @@ def test_states_are_the_models_own_at_the_last_token_of_a_word():
 
 
 def test_states_of_some_heads():
-    every = word_states(MODEL, TOKENIZER, TEST[:7], batch_size=3)
-    some = word_states(MODEL, TOKENIZER, TEST[:7], heads=[("encoder", 5, 1)], batch_size=5)
+    every = word_states(MODEL, TOKENIZER, TEST[:7])
+    some = word_states(MODEL, TOKENIZER, TEST[:7], heads=[("encoder", 5, 1)])
     assert list(some) == [Place("head", "encoder", 5, 1)]
     torch.testing.assert_close(some[Place("head", "encoder", 5, 1)], every[Place("head", "encoder", 5, 1)])
 
