@@ -129,10 +129,7 @@ def _best_blocks(maps: Tensor, n: Tensor) -> Tensor:
 
 
 class Agreement(NamedTuple):
-    """How far rule and labels agree: the fraction, its 95 % interval, Cohen's kappa, n, and counts (label, rule).
-
-    The interval is NaN for fewer than five maps.
-    """
+    """Fraction in which rule and labels agree, its 95 % interval (NaN for n < 5), kappa, n, counts (label, rule)."""
 
     share: float
     low: float

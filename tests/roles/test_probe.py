@@ -9,9 +9,10 @@ import transformers as tf
 
 import headtools as ht
 from headtools.roles.probing import COLUMNS, SOLVERS, fit_and_predict, probe, share
-from headtools.roles.sentence import Sentence
 from headtools.roles.tasks import control, labels
 from headtools.roles.word_states import Place, word_states
+
+from .small import SAID, small_model, wordpieces
 
 MODEL, TOKENIZER = ht.load()
 TRAIN, TEST = (ht.corpus("organism", split, limit=60) for split in ("validation", "test"))
@@ -104,35 +105,15 @@ def test_labels_of_the_language():
     assert labels(TEST[0], "relation") == TEST[0].relations
 
 
-def plain_sentence(*words):
-    n = len(words)
-    return Sentence(words, (0, *[1] * (n - 1)), ("root", *["dep"] * (n - 1)), ("X",) * n, (0,) * n)
-
-
-def tiny_bert(words, **changes):
-    """A random BERT and a word-piece tokenizer that cuts words ending in s in two."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    vocabulary = {w: i for i, w in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "##s", *words])}
-    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    fast = tf.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
-    return tf.BertModel(tf.BertConfig(vocab_size=len(vocabulary), **shape, **changes)).eval(), fast
-
-
 def test_states_are_the_models_own_at_the_last_token_of_a_word(monkeypatch):
     monkeypatch.setattr("headtools.roles.word_states.BATCH_SIZE", 2)
-    model, fast = tiny_bert(["dog", "cat", "ran"])
-    sentences = [plain_sentence("dogs", "ran"), plain_sentence("cat", "dogs", "cats", "ran"), plain_sentence("dog")]
-    states = word_states(model, fast, sentences, ["head", "layer", "residual"])
-    last = [[2, 3], [1, 3, 5, 6], [1]]  # of dog ##s, ran; cat, dog ##s, cat ##s, ran; dog
+    model, pieces = small_model("bert").float(), wordpieces()
+    states = word_states(model, pieces, SAID, ["head", "layer", "residual"])
+    last = [[1, 2, 4, 5], [1, 2, 3, 4, 5, 7, 8], [1, 2, 3, 4, 5]]  # "played" and "playing" are two tokens
     for layer in range(2):
         row = 0
-        for sentence, places in zip(sentences, last, strict=True):
-            batch = fast([str(sentence)], return_tensors="pt")
+        for sentence, places in zip(SAID, last, strict=True):
+            batch = pieces([str(sentence)], return_tensors="pt")
             with torch.no_grad(), ht.record(model) as seen:
                 out = model(**batch, output_hidden_states=True)
             for place in places:
@@ -154,33 +135,16 @@ def test_states_of_some_heads():
 
 
 def test_a_layer_that_runs_twice_is_refused():
-    _, fast = tiny_bert(["dog", "ran"])
-    shared = tf.AlbertModel(
-        tf.AlbertConfig(
-            vocab_size=10,
-            embedding_size=8,
-            hidden_size=16,
-            num_attention_heads=4,
-            num_hidden_layers=2,
-            intermediate_size=8,
-        )
-    ).eval()
+    shape = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
+    shared = tf.AlbertModel(tf.AlbertConfig(vocab_size=13, embedding_size=8, **shape)).eval()
     with pytest.raises(ValueError, match="runs 2 times"):
-        word_states(shared, fast, [plain_sentence("dog", "ran")])
+        word_states(shared, wordpieces(), SAID)
 
 
 def test_the_frame():
-    frame = probe(
-        MODEL,
-        TOKENIZER,
-        TRAIN,
-        TEST,
-        ["number", "target left"],
-        untrained=True,
-        solver="discriminant",
-        component=["head", "residual"],
-        heads=[("encoder", 4, 2), ("encoder", 0, 0)],
-    )
+    places = {"component": ["head", "residual"], "heads": [("encoder", 4, 2), ("encoder", 0, 0)]}
+    tasks = ["number", "target left"]
+    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, tasks, untrained=True, solver="discriminant", **places)
     assert list(frame.columns) == COLUMNS
     assert len(frame) == 2 * 2 * (2 + 7)
     assert (frame.low <= frame.accuracy).all()
@@ -207,17 +171,10 @@ def test_no_test_sentence_has_a_say_in_the_fit():
 
 
 def test_random_labels_are_not_found():
-    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, _RandomLabels(), component=["residual"], solver="discriminant")
+    rng = np.random.default_rng(0)
+
+    def random(sentence):
+        return rng.integers(0, 2, len(sentence.words)).astype(str)
+
+    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, random, component=["residual"], solver="discriminant")
     assert frame.accuracy.between(0.4, 0.6).all(), frame.accuracy
-
-
-class _RandomLabels:
-    """Labels that have nothing to do with the words."""
-
-    __name__ = "random"
-
-    def __init__(self):
-        self.rng = np.random.default_rng(0)
-
-    def __call__(self, sentence):
-        return self.rng.integers(0, 2, len(sentence.words)).astype(str)

@@ -100,7 +100,6 @@ def test_conllu_plus(tmp_path):
         ("\n4\t_", "\n5\t_", r"sentence 1: words are numbered \[1, 2, 3, 5"),
         ("\n10\t?", "\n10.1\t?", "words are numbered"),
         ("\n10\t?", "\n10-11\t?", "words are numbered"),
-        ("\n9\teaten", "\n#9\teaten", "words are numbered"),
         ("\tseen\t", "\t\t", "expected letters"),
         ("\tseen\tsee", "\tseen see", "sentence 1: .*root"),
         ("\t9\tpunct", "\t11\tpunct", r"heads \(6, 6, 4, 6, 6, 0, 11.* are no tree"),
