@@ -46,9 +46,9 @@ def probe(
     """Fit a linear probe at every place of a model (``word_states``) for every task, and test it on other sentences.
 
     ``solver`` is "logistic" or, in closed form and so for grids of heads, "discriminant". Of ``strengths`` of its
-    regularisation (``C`` or the shrinkage) cross-validation in ``train`` chooses one for each place. Returns a row for
-    each model (trained; with ``untrained`` also its twin), place (layer l of the stream is what layer l reads) and
-    task: ``accuracy`` on ``n`` words, its 95 % bootstrap interval over sentences (NaN for fewer than five); the same of
+    regularisation (C or shrinkage, strongest first) cross-validation in ``train`` chooses one a place. Returns a row
+    for each model (trained; with ``untrained`` also its twin), place (layer l of the stream is what layer l reads)
+    and task: ``accuracy`` on ``n`` words, its 95 % bootstrap interval over sentences (NaN for fewer than five); the same of
     ``selectivity``; ``control``, ``lookup``, ``majority``. Raises ValueError for labels too rare to cross-validate.
 
     >>> import headtools as ht
@@ -73,13 +73,12 @@ def probe(
             correct = task.correct(states, task.labels, solver, strengths)  # (word, place)
             control_correct = task.correct(states, task.control_labels, solver, strengths)
             selectivity = share(correct - control_correct, task.sentence)
-            numbers = zip(
-                *share(correct, task.sentence), control_correct.double().mean(0), *selectivity, strict=True
-            )  # by place
-            for place, of_place in zip(states, numbers, strict=True):
-                rows.append(
-                    (model_name, *place, task.name, *map(float, of_place), task.lookup, task.majority, len(correct))
-                )
+            by_place = zip(
+                states, *share(correct, task.sentence), control_correct.double().mean(0), *selectivity, strict=True
+            )
+            for place, *numbers in by_place:
+                baselines = task.lookup, task.majority
+                rows.append((model_name, *place, task.name, *map(float, numbers), *baselines, len(correct)))
     return pd.DataFrame(rows, columns=COLUMNS).astype({"head": "Int64"})
 
 
