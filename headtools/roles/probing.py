@@ -48,8 +48,9 @@ def probe(
     ``solver`` is "logistic" or, in closed form and so for grids of heads, "discriminant". Of ``strengths`` of its
     regularisation (C or shrinkage, strongest first) cross-validation in ``train`` chooses one a place. Returns a row
     for each model (trained; with ``untrained`` also its twin), place (layer l of the stream is what layer l reads)
-    and task: ``accuracy`` on ``n`` words, its 95 % bootstrap interval over sentences (NaN for fewer than five); the
-    same of ``selectivity``; ``control``, ``lookup``, ``majority``. Raises ValueError for labels too rare to cross-validate.
+    and task: ``accuracy`` on ``n`` words with its 95 % bootstrap interval over sentences (NaN for fewer than five),
+    ``selectivity`` with its own, ``control``, ``lookup`` and ``majority``. Raises ValueError for labels too rare to
+    cross-validate.
 
     >>> import headtools as ht
     >>> few = [ht.corpus("organism", split, limit=40) for split in ("validation", "test")]
