@@ -17,6 +17,8 @@ _DECODERS = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "
 # Both stacks use these classes, whose default is is_causal=False. Other classes say is_decoder where nothing is causal:
 # SeamlessM4T v2 writes all units at once.
 _SAY_IS_DECODER = ("NllbMoe", "PegasusX", "BigBirdPegasus")
+# Called decoder, or is_causal=True beside a mask that hides padding only: every token sees every other
+_SEE_ALL = ("Funnel", "BridgeTowerSelf")
 
 
 def find_kind(name: str, module: nn.Module) -> str:
@@ -30,6 +32,8 @@ def find_kind(name: str, module: nn.Module) -> str:
         r"cross|encoder_attn|enc_?dec", local_path, re.I
     ):
         return "cross"
+    if type(module).__name__.startswith(_SEE_ALL) and not getattr(module, "is_decoder", False):
+        return "encoder"
     causal, is_decoder = getattr(module, "is_causal", None), getattr(module, "is_decoder", False) is True
     in_decoder = ".decoder." in f".{name}." and ".encoder." not in f".{name}."
     if causal is None:
