@@ -289,56 +289,6 @@ def test_tokens_that_a_model_adds_to_fill_a_block_are_padding(with_mask):
     assert torch.allclose(found[0], z[:, :6].flatten(0, 1).mean(0), atol=1e-5)
 
 
-# --- what runs several times, or without a gradient -------------------------------------------------------------------
-
-
-def test_attention_that_runs_once_an_image():
-    from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
-    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
-
-    sizes = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4}
-    config = Qwen2VLVisionConfig(**sizes, spatial_merge_size=2, temporal_patch_size=1)
-    model = spread(Qwen2VisionTransformerPretrainedModel(config))
-    pixels, two_images = torch.randn(24, 48), torch.tensor([[1, 4, 4], [1, 2, 4]])
-    with torch.no_grad():
-        with ht.record(model) as one:
-            model(pixels[:16], grid_thw=two_images[:1])
-        with pytest.raises(ValueError, match="attention several times in one call"), ht.record(model):
-            model(pixels, grid_thw=two_images)
-        with ht.record(model, want="z") as both:
-            model(pixels, grid_thw=two_images)
-    assert one["encoder", 0].maps.shape[-1] == len(one["encoder", 0].z) == 16
-    assert len(both["encoder", 0].z) == 24
-    batch = {"hidden_states": pixels, "grid_thw": two_images}
-    with pytest.raises(ValueError, match="puts all examples into one row"):
-        ht.gradient(model, batch, loss=lambda out, batch: out.pooler_output.norm()[None], per="batch")
-
-
-def test_a_pass_without_gradient_has_no_slope():
-    config = tf.HrmTextConfig(**LLAMA | {"num_hidden_layers": 2, "head_dim": 16})
-    model = spread(tf.HrmTextForCausalLM(config))
-    with pytest.raises(ValueError, match="runs it under torch"):
-        ht.gradient(model, {"input_ids": IDS, "labels": IDS})
-
-
-# --- direct logit attribution: what attention writes must reach the sum as it is --------------------------------------
-
-
-def attribution_cases():
-    falcon = LLAMA | {"head_dim": 16, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
-    falcon |= {"mamba_n_groups": 1, "mamba_chunk_size": 8}
-    yield tf.FalconH1ForCausalLM, tf.FalconH1Config(**falcon, attention_out_multiplier=0.5)
-    minimax = LLAMA | {"head_dim": 16, "layer_types": ["full_attention"], "num_local_experts": 2}
-    yield tf.MiniMaxForCausalLM, tf.MiniMaxConfig(**minimax, full_attn_beta_factor=0.5, mlp_beta_factor=1)
-    yield tf.GraniteForCausalLM, tf.GraniteConfig(**LLAMA, residual_multiplier=0.5)
-
-
-@pytest.mark.parametrize(("kind", "config"), list(attribution_cases()), ids=lambda value: type(value).__name__)
-def test_a_stream_that_scales_what_is_written_is_refused(kind, config):
-    with pytest.raises(ValueError, match="does not add what its attention writes to the stream as it is"):
-        ht.direct_logit_attribution(spread(kind(config)), {"input_ids": IDS}, [7, 8])
-
-
 # --- what a model does only under the names of its own kernels --------------------------------------------------------
 
 
@@ -389,3 +339,53 @@ def test_a_mask_for_every_head_cannot_be_pruned():
     model = tf.EomtForUniversalSegmentation(tf.EomtConfig(**sizes, num_blocks=1, num_queries=4, num_upscale_blocks=1))
     with pytest.raises(ValueError, match="full number of heads"):
         ht.prune(model, {("encoder", 0): [0]})
+
+
+# --- what runs several times, or without a gradient -------------------------------------------------------------------
+
+
+def test_attention_that_runs_once_an_image():
+    from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+    sizes = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4}
+    config = Qwen2VLVisionConfig(**sizes, spatial_merge_size=2, temporal_patch_size=1)
+    model = spread(Qwen2VisionTransformerPretrainedModel(config))
+    pixels, two_images = torch.randn(24, 48), torch.tensor([[1, 4, 4], [1, 2, 4]])
+    with torch.no_grad():
+        with ht.record(model) as one:
+            model(pixels[:16], grid_thw=two_images[:1])
+        with pytest.raises(ValueError, match="attention several times in one call"), ht.record(model):
+            model(pixels, grid_thw=two_images)
+        with ht.record(model, want="z") as both:
+            model(pixels, grid_thw=two_images)
+    assert one["encoder", 0].maps.shape[-1] == len(one["encoder", 0].z) == 16
+    assert len(both["encoder", 0].z) == 24
+    batch = {"hidden_states": pixels, "grid_thw": two_images}
+    with pytest.raises(ValueError, match="puts all examples into one row"):
+        ht.gradient(model, batch, loss=lambda out, batch: out.pooler_output.norm()[None], per="batch")
+
+
+def test_a_pass_without_gradient_has_no_slope():
+    config = tf.HrmTextConfig(**LLAMA | {"num_hidden_layers": 2, "head_dim": 16})
+    model = spread(tf.HrmTextForCausalLM(config))
+    with pytest.raises(ValueError, match="runs it under torch"):
+        ht.gradient(model, {"input_ids": IDS, "labels": IDS})
+
+
+# --- direct logit attribution: what attention writes must reach the sum as it is --------------------------------------
+
+
+def attribution_cases():
+    falcon = LLAMA | {"head_dim": 16, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
+    falcon |= {"mamba_n_groups": 1, "mamba_chunk_size": 8}
+    yield tf.FalconH1ForCausalLM, tf.FalconH1Config(**falcon, attention_out_multiplier=0.5)
+    minimax = LLAMA | {"head_dim": 16, "layer_types": ["full_attention"], "num_local_experts": 2}
+    yield tf.MiniMaxForCausalLM, tf.MiniMaxConfig(**minimax, full_attn_beta_factor=0.5, mlp_beta_factor=1)
+    yield tf.GraniteForCausalLM, tf.GraniteConfig(**LLAMA, residual_multiplier=0.5)
+
+
+@pytest.mark.parametrize(("kind", "config"), list(attribution_cases()), ids=lambda value: type(value).__name__)
+def test_a_stream_that_scales_what_is_written_is_refused(kind, config):
+    with pytest.raises(ValueError, match="does not add what its attention writes to the stream as it is"):
+        ht.direct_logit_attribution(spread(kind(config)), {"input_ids": IDS}, [7, 8])
