@@ -18,6 +18,8 @@ _ENCODERS = ("FastSpeech2Conformer",)  # its decoder writes all at once
 # Both stacks use these classes, whose default is is_causal=False. Other classes say is_decoder where nothing is causal:
 # SeamlessM4T v2 writes all units at once.
 _SAY_IS_DECODER = ("NllbMoe", "PegasusX", "BigBirdPegasus")
+# Called decoder, or is_causal=True beside a mask that hides padding only: every token sees every other
+_SEE_ALL = ("Funnel", "BridgeTowerSelf")
 
 
 def find_kind(name: str, module: nn.Module) -> str:
@@ -31,6 +33,8 @@ def find_kind(name: str, module: nn.Module) -> str:
         r"cross|encoder_attn|enc_?dec", local_path, re.I
     ):
         return "cross"
+    if type(module).__name__.startswith(_SEE_ALL) and not getattr(module, "is_decoder", False):
+        return "encoder"
     causal, is_decoder = getattr(module, "is_causal", None), getattr(module, "is_decoder", False) is True
     in_decoder = ".decoder." in f".{name}." and ".encoder." not in f".{name}."
     in_decoder = in_decoder and not type(module).__name__.startswith(_ENCODERS)

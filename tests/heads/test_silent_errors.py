@@ -300,6 +300,58 @@ def test_tokens_that_a_model_adds_to_fill_a_block_are_padding(with_mask):
     assert torch.allclose(found[0], z[:, :6].flatten(0, 1).mean(0), atol=1e-5)
 
 
+# --- what a model does only under the names of its own kernels --------------------------------------------------------
+
+
+def sparse_attention():
+    """DeepSeek V3.2, in which an index chooses four keys for each query."""
+    sizes = LLAMA | {"num_key_value_heads": 4, "num_hidden_layers": 2, "moe_intermediate_size": 16}
+    experts = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
+    index = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "first_k_dense_replace": 1}
+    return spread(tf.DeepseekV32ForCausalLM(tf.DeepseekV32Config(**(sizes | experts | latent | index))))
+
+
+def test_an_index_that_chooses_keys_for_kernels_of_known_names():
+    """Inside record() every query saw every key, and the model's logits moved."""
+    model, ids = sparse_attention(), torch.arange(5, 17)[None]
+    with torch.no_grad():
+        plain = model(ids).logits
+        for want in ("maps", "q", "visible"):
+            with pytest.raises(ValueError, match="DeepseekV32Attention hides keys only while"), ht.record(model, want):
+                model(ids)
+        with ht.record(model, want="z") as r:
+            assert torch.equal(model(ids).logits, plain)
+    assert len(r) == 2
+
+
+def funnel():
+    sizes = {"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 40, "block_sizes": [1, 1], "num_decoder_layers": 1}
+    return tf.FunnelForMaskedLM(tf.FunnelConfig(vocab_size=60, **sizes)), "funnel.decoder.layers.0.attention"
+
+
+def bridgetower():
+    text = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    vision = {"hidden_size": 64, "num_hidden_layers": 1, "image_size": 16, "patch_size": 8}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
+    config = tf.BridgeTowerConfig(text_config=text, vision_config=vision, **sizes)
+    return tf.BridgeTowerModel(config), "cross_modal_text_layers.0.attention.self"
+
+
+@pytest.mark.parametrize("build", [funnel, bridgetower])
+def test_attention_that_is_called_a_decoder_and_sees_all(build):
+    model, name = build()
+    assert next(site.kind for site in ht.sites(model) if site.name == name) == "encoder"
+
+
+def test_a_mask_for_every_head_cannot_be_pruned():
+    """What was pruned could not run: the model gives its attention a mask for the number of heads it was built with."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 16, "patch_size": 4}
+    model = tf.EomtForUniversalSegmentation(tf.EomtConfig(**sizes, num_blocks=1, num_queries=4, num_upscale_blocks=1))
+    with pytest.raises(ValueError, match="full number of heads"):
+        ht.prune(model, {("encoder", 0): [0]})
+
+
 # --- what runs several times, or without a gradient -------------------------------------------------------------------
 
 
