@@ -105,11 +105,10 @@ def gradient(
         last: dict[str, Tensor] = {}  # of each stack
 
         def tap(site: Site, z: Tensor) -> Tensor:
-            if not torch.is_grad_enabled() or z.dim() < 4:
+            if z.dim() < 4:
                 raise ValueError(
-                    f"the gradient at {site.label} would not be the head's: the model "
-                    + ("runs it under torch.no_grad" if z.dim() > 3 else "puts all examples into one row")
-                    + "; ablation(model, batches) needs no gradient, or leave the site out with sites=[...]"
+                    f"the gradient at {site.label} would not be the head's: the model puts all examples into one row; "
+                    "ablation(model, batches) needs no gradient, or leave the site out with sites=[...]"
                 )
             if not z.requires_grad:  # nothing below is differentiated: the backward pass ends at this z
                 z = z.detach().requires_grad_()
@@ -192,7 +191,9 @@ def _warn_of_saturation(attending: Sequence[Site], rows: Mapping[tuple, Tensor],
         for head in (means[site.key] < LOST * largest).nonzero().flatten().tolist()
     ]
     if lost:
-        names = [f"{s.label}.{head}" for s in blind for head in (saturated[s.key] > MOSTLY).nonzero().flatten().tolist()]
+        names = [
+            f"{s.label}.{head}" for s in blind for head in (saturated[s.key] > MOSTLY).nonzero().flatten().tolist()
+        ]
         warnings.warn(
             f"the softmax of {', '.join(names)} is saturated, so that no gradient passes to the heads that write its "
             f"queries and keys: the small slopes of {', '.join(lost)} say nothing about their worth. Write "
@@ -214,7 +215,7 @@ def _of_examples(model: nn.Module, site: Site, batch: dict, product: Tensor, n_l
     if len(product) != n_losses:
         raise ValueError(
             f"{site.label} ran with {len(product)} rows for {n_losses} losses, so its rows are not the examples: "
-            "return one loss per example, or leave the site out with sites=[...]"
+            'return one loss per example, write per="batch", or leave the site out with sites=[...]'
         )
     if not product.isfinite().all():
         raise ValueError(f"the gradient at {site.label} holds NaN or infinity; is the loss finite?")

@@ -127,7 +127,7 @@ def _propagate(model: nn.Module, batch: dict, score: Score | None, rule_set: Rul
     products: dict[tuple, Tensor] = {}  # <z, g> of each site, filled by the pass back
 
     def keep(site: Site, z: Tensor) -> Tensor:
-        if z.requires_grad:
+        if z.requires_grad or not torch.is_grad_enabled():  # the second is refused
             collect_products(site, z, products)
         return z
 

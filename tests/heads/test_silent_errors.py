@@ -277,6 +277,22 @@ def test_a_mask_that_does_not_tell_tokens_apart_is_refused():
         pass
 
 
+def test_a_mask_of_images_does_not_concern_a_text():
+    """Nor is the text's mask one of images."""
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text = sizes | {"vocab_size": 60, "max_position_embeddings": 16, "projection_size": 32}
+    config = tf.Siglip2Config(text_config=text, vision_config=sizes | {"num_patches": 16, "patch_size": 4})
+    model, pixels = spread(tf.Siglip2Model(config)), torch.randn(2, 16, 48)
+    images = {"pixel_values": pixels, "spatial_shapes": torch.tensor([[2, 2], [4, 4]])}
+    images["pixel_attention_mask"] = torch.tensor([[1] * 4 + [0] * 12, [1] * 16])
+    texts = {"input_ids": IDS, "attention_mask": torch.tensor([[1] * 4 + [0] * 2, [1] * 6])}
+    both = ht.confidence(model, texts | images, exclude=[])
+    vision = ht.confidence(model.vision_model, images, exclude=[])
+    assert torch.allclose(both.values["vision_model", "encoder", 0], vision.values["encoder", 0])
+    only_text = ht.confidence(model.text_model, texts, exclude=[])
+    assert torch.allclose(both.values["text_model", "encoder", 0], only_text.values["encoder", 0])
+
+
 @pytest.mark.parametrize("with_mask", [True, False])
 def test_tokens_that_a_model_adds_to_fill_a_block_are_padding(with_mask):
     model = spread(tf.LongformerModel(tf.LongformerConfig(**BERT, attention_window=4, max_position_embeddings=64)))
@@ -317,8 +333,9 @@ def test_attention_that_runs_once_an_image():
 def test_a_pass_without_gradient_has_no_slope():
     config = tf.HrmTextConfig(**LLAMA | {"num_hidden_layers": 2, "head_dim": 16})
     model = spread(tf.HrmTextForCausalLM(config))
-    with pytest.raises(ValueError, match="runs it under torch"):
-        ht.gradient(model, {"input_ids": IDS, "labels": IDS})
+    for measure in (ht.gradient, ht.relevance):
+        with pytest.raises(ValueError, match="runs it under torch"):
+            measure(model, {"input_ids": IDS, "labels": IDS})
 
 
 # --- direct logit attribution: what attention writes must reach the sum as it is --------------------------------------
