@@ -121,8 +121,8 @@ def collect_products(site: Site, z: Tensor, products: dict[tuple, Tensor], by_to
     """
     if not torch.is_grad_enabled():
         raise ValueError(
-            f"the gradient at {site.label} would not be the head's: the model runs it under torch.no_grad; "
-            "ablation(model, batches) needs no gradient, or leave the site out with sites=[...]"
+            f"the gradient at {site.label} would not be the head's: the model uses torch.utils.checkpoint or runs "
+            "it under torch.no_grad; call the layers without it, or measure with ablation(model, batches)"
         )
     value = z.detach()  # not z itself: a tensor whose hook holds it would never be freed
 
