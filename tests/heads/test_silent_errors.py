@@ -354,3 +354,42 @@ def attribution_cases():
 def test_a_stream_that_scales_what_is_written_is_refused(kind, config):
     with pytest.raises(ValueError, match="does not add what its attention writes to the stream as it is"):
         ht.direct_logit_attribution(spread(kind(config)), {"input_ids": IDS}, [7, 8])
+
+
+# --- ablation, rows and attribution of models that are rarely met -----------------------------------------------------
+
+
+def test_uniform_attention_goes_through_the_output_gate():
+    """Replay writes what the model makes of attention's result, a gate (Qwen3-Next) or a norm (BitNet) included."""
+    gated = LLAMA | {"head_dim": 16, "layer_types": ["full_attention"], "mlp_only_layers": [0]}
+    for model in (tf.Qwen3NextForCausalLM(tf.Qwen3NextConfig(**gated)), tf.BitNetForCausalLM(tf.BitNetConfig(**LLAMA))):
+        spread(model)
+
+        def losses(model=model):
+            with torch.no_grad():
+                logits = model(IDS, use_cache=False).logits[:, :-1]
+            return torch.nn.functional.cross_entropy(logits.mT, IDS[:, 1:], reduction="none").mean(1)
+
+        found = ht.ablation(model, {"input_ids": IDS, "labels": IDS}, replacement="uniform").rows["decoder", 0][:, 1]
+        before = losses()
+        with ht.ablate(model, {("decoder", 0): [1]}, replacement="uniform"):
+            right = losses() - before
+        assert torch.allclose(found.float(), right, atol=1e-4)
+        assert right.abs().max() > 1e-3
+
+
+def test_heads_that_are_convolutions_are_none():
+    """ConvBERT: half of what the output projection reads comes from convolutions."""
+    model = tf.ConvBertModel(tf.ConvBertConfig(**BERT | {"hidden_size": 48}, embedding_size=48))
+    with pytest.raises(ValueError, match="found attention but not its heads"):
+        ht.sites(model)
+
+
+def test_a_final_norm_without_weights():
+    """OLMo: heads and the rest still add up to the model's own logit."""
+    model = spread(tf.OlmoForCausalLM(tf.OlmoConfig(**LLAMA)))
+    split = ht.direct_logit_attribution(model, {"input_ids": IDS}, [7, 8])
+    with torch.no_grad():
+        logits = model(IDS).logits[torch.arange(2), -1, torch.tensor([7, 8])]
+    total = sum(part.sum(1) for part in split.heads.values()) + split.rest
+    assert torch.allclose(total.float(), logits, atol=1e-3)
