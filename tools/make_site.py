@@ -40,6 +40,7 @@ PAGES = {
     "installing": "Installing",
     "cheat_sheet": "Cheat sheet",
     "glossary": "Glossary",
+    "families": "Which models does headtools know?",
     "scaling": "What runs where",
     "benchmarks": "Benchmarks",
     "truth": "Which measure finds the circuit?",

@@ -61,7 +61,8 @@ class MyHeads:
     def __repr__(self) -> str:
         module, problem = _learners()
         own = [name for name in builds() if hasattr(module, name)]
-        lines = [f"{len(own)} of {len(builds())} functions are yours{': ' if own else ''}{', '.join(own)}"]
+        yours = f"{len(own)} functions are yours{': ' if own else ''}{', '.join(own)}"
+        lines = [f"{yours} (the lessons build {len(builds())} so far)"]
         rest = {name: exercise[:2] for name, exercise in builds().items() if name not in own}
         for lesson in sorted(set(rest.values())):
             names = ", ".join(name for name, number in rest.items() if number == lesson)

@@ -58,7 +58,7 @@ class Measured:
         if self.off:
             ours = "; ".join(self.off) if self.fold else self.usual
             return f"That is your run. Our run: {ours}"
-        return self.origin or ("" if self.silent else "Measured on this machine as well.")
+        return self.origin or ("" if self.silent else "Measured in this run, as expected.")
 
     @property
     def html(self) -> str:
@@ -140,7 +140,7 @@ def _origin(about: Mapping[str, Any]) -> str:
     if "loaded" in about:
         return f"Loaded from {about['loaded']}."
     if "partly_loaded" in about:
-        return f"Measured on this machine, but for what was loaded from {about['partly_loaded']}."
+        return f"Measured in this run, except for what was loaded from {about['partly_loaded']}."
     return ""
 
 

@@ -7,7 +7,7 @@ wrong, and says what to do instead.
     0. what a head computes      split_heads, Attention
     1. where the heads are       sites
     2. what they do              record, contributions
-    3. what they could do        weights, ov, qk, effective_rank
+    3. what they could do        weights, ov, qk, effective_rank, overlap, look_back
     4. what happens without      edit, gates, switch_off, patch
     5. what they look at         head_means, confidence, offset_score, induction_score
     6. what they are worth       loss, gradient, ablation
@@ -206,6 +206,24 @@ def effective_rank(matrices: Tensor) -> Tensor:
     values = torch.linalg.svdvals(matrices)
     shares = values / values.sum(-1, keepdim=True)
     return torch.special.entr(shares).sum(-1).exp()
+
+
+def overlap(A: Tensor, B: Tensor) -> Tensor:
+    """Return the mean squared cosine of the principal angles between the spaces of two matrices' columns, (d, r).
+
+    0 for orthogonal spaces, 1 for the same, r / d for two at random (Björck and Golub 1973).
+    """
+    U_a, U_b = torch.linalg.qr(A)[0], torch.linalg.qr(B)[0]
+    return torch.linalg.svdvals(U_a.T @ U_b).square().mean()
+
+
+def look_back(omega: Tensor, delta: int) -> Tensor:
+    """Return W_QK (2K, 2K) of a head that looks ``delta`` places back, for positions [sin(omega i), cos(omega i)].
+
+    cos(omega (i - j - delta)) is largest at j = i - delta, and the addition theorem makes a rotation of it.
+    """
+    c, s = torch.diag(torch.cos(omega * delta)), torch.diag(torch.sin(omega * delta))
+    return torch.cat([torch.cat([c, s], 1), torch.cat([-s, c], 1)])
 
 
 # --- 4. What happens without ------------------------------------------------------------------------------------------

@@ -44,8 +44,14 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
     ``name`` is EAGER for maps, BLOCKS for their rows. None keeps the kind of kernel that the model uses, enough for
     queries, keys and values. A configuration shared by several open contexts or models is set to EAGER as long as
     one of them needs maps.
-    Raises ``RuntimeError`` when the model runs after its attention was set to something else inside the context.
+    Raises ``ValueError`` for a model that asks for its kernel by name, ``RuntimeError`` when the model runs after its
+    attention was set to something else inside the context.
     """
+    if asking := _asks_for_kernel(model):
+        raise ValueError(
+            f"{asking} hides keys only while its kernel is called 'sdpa' or 'eager', so that it would be another model "
+            "inside headtools' attention: outputs z and gates work, record(model, want='z')"
+        )
     register()
     configs = _configs(model)
 
@@ -70,6 +76,21 @@ def attention_function(model: nn.Module, name: str | None) -> Iterator[None]:
             stack.enter_context(override(config, "attention", name, lambda c=config: c._attn_implementation, write))
         stack.callback(model.register_forward_pre_hook(check).remove)
         yield
+
+
+def _asks_for_kernel(model: nn.Module) -> str:
+    """Return the class of a module that compares the kernel's name with 'sdpa' (DeepSeek V3.2's sparse index), or ''.
+
+    Whole models are left out: they ask it for shortcuts such as Gemma 4's, which computes fewer logits.
+    """
+    for kind in dict.fromkeys(type(module) for module in model.modules() if not hasattr(type(module), "base_model")):
+        for method in vars(kind).values():
+            code = getattr(method, "__code__", None)
+            if code is not None and "_attn_implementation" in code.co_names:
+                texts = {text for value in code.co_consts for text in (value if isinstance(value, tuple) else (value,))}
+                if "sdpa" in texts:
+                    return kind.__name__
+    return ""
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class _Unused(_GeneratorContextManager):
         return super().__enter__()
 
     def __del__(self) -> None:
-        if not self.entered and not sys.is_finalizing():
+        if not self.entered and hasattr(self, "func") and not sys.is_finalizing():  # it was called correctly
             name = self.func.__name__
             message = f"{name}(...) changes nothing until it is entered: write with {name}(...): model(**batch)"
             warnings.warn(message, stacklevel=2)

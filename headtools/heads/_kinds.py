@@ -14,9 +14,12 @@ from torch import nn
 
 # decoders without ``is_causal``, by the beginning of their class name
 _DECODERS = ("Bloom", "CodeGen", "Mpt", "XGLM", "GPTNeoXJapanese", "ImageGPT", "CpmAnt", "CTRL", "Doge", "Clvp")
+_ENCODERS = ("FastSpeech2Conformer",)  # its decoder writes all at once
 # Both stacks use these classes, whose default is is_causal=False. Other classes say is_decoder where nothing is causal:
 # SeamlessM4T v2 writes all units at once.
 _SAY_IS_DECODER = ("NllbMoe", "PegasusX", "BigBirdPegasus")
+# Called decoder, or is_causal=True beside a mask that hides padding only: every token sees every other
+_SEE_ALL = ("Funnel", "BridgeTowerSelf")
 
 
 def find_kind(name: str, module: nn.Module) -> str:
@@ -30,8 +33,11 @@ def find_kind(name: str, module: nn.Module) -> str:
         r"cross|encoder_attn|enc_?dec", local_path, re.I
     ):
         return "cross"
+    if type(module).__name__.startswith(_SEE_ALL) and not getattr(module, "is_decoder", False):
+        return "encoder"
     causal, is_decoder = getattr(module, "is_causal", None), getattr(module, "is_decoder", False) is True
     in_decoder = ".decoder." in f".{name}." and ".encoder." not in f".{name}."
+    in_decoder = in_decoder and not type(module).__name__.startswith(_ENCODERS)
     if causal is None:
         gpt1 = type(module).__module__.endswith(".modeling_openai")  # its class is called Attention
         causal = in_decoder or is_decoder or gpt1 or type(module).__name__.startswith(_DECODERS)
@@ -48,6 +54,8 @@ def resolve_kind(root: nn.Module, name: str, module: nn.Module) -> tuple[str, bo
     kind, said = find_kind(name, module), isinstance(getattr(module, "is_causal", None), bool)
     if kind != "encoder":
         return kind, False
+    if any(type(owner).__name__ == "BlipTextLMHeadModel" for owner in enclosing_modules(root, name)):
+        return "decoder", False  # it tells its encoder to be one in each call
     causal = _causal_by_masks(root, name)
     if causal is None and not said:  # users set it on a model of their own to decide the kind
         values = (getattr(owner, "is_causal", None) for owner in enclosing_modules(root, name))

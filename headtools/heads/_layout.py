@@ -7,10 +7,13 @@ that is not certain is none, for with wrong rows every result would be silently 
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from headtools.heads._kinds import names_in
 
 PRUNED = "_headtools_pruned"  # in the __dict__ of a module that prune() has cut: its remaining and removed heads
 
@@ -219,6 +222,11 @@ def find_projections(module: nn.Module, heads: int, value_dim: int) -> Layout:
     children = dict(module.named_children())
     if hasattr(module, "lambda_q1"):  # differential attention: z is made of differences of pairs of heads
         return Layout()
+    if "MergedAttention" in type(module).__name__:  # T5Gemma 2 reads two sequences at once: no kind is right
+        return Layout()
+    methods = filter(inspect.isfunction, vars(type(module)).values())
+    if any("multi_head_attention_forward" in names_in(method) for method in methods):
+        return Layout()  # WavLM: torch's function takes the weights, and the projections are never called
     if None not in map(_linear, map(children.get, _LATENT)):
         return Layout(latent=True)
     for names in _SEPARATE:
@@ -254,7 +262,7 @@ def _separate(q: nn.Module, k: nn.Module, v: nn.Module, heads: int, value_dim: i
         return Layout()
     key_dim = shape_of(k)[0] // kv_heads
     q_rows = _rows(heads, query_dim)
-    if query_dim == 2 * key_dim:  # Qwen 3.5: for each head the query projection also computes an output gate
+    if query_dim == 2 * key_dim and key_dim == value_dim:  # Qwen 3.5: the query projection also makes an output gate
         q_rows = q_rows[:, :key_dim]
     elif query_dim != key_dim:  # ConvBERT: half of these heads are convolutions
         return Layout()

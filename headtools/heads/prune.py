@@ -201,7 +201,7 @@ def check_prunable(site: Site) -> None:
             f"{name} computes the keys and values of all heads from one latent vector, so none can be cut: {advice}"
         )
     check_interface(site, f"its forward may rely on its full width: {advice}")
-    if type(site.module).__name__ == "UMT5Attention":
+    if type(site.module).__name__ in ("UMT5Attention", "EomtAttention", "EomtDinov3Attention"):
         raise ValueError(f"{name} shapes its tensors by the full number of heads: {advice}")
     projections = list(dict.fromkeys((site.q.module, site.k.module, site.v.module, site.out)))
     sliced: set[int] = set()

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
 from headtools.heads._checks import check_batch, check_not_compiled
 from headtools.heads._devices import device_of
@@ -97,6 +98,11 @@ class _Run:
     calls: int = 0
     without_gradient: int = 0
 
+    @property
+    def given(self) -> dict[int | str, Any]:
+        """The arguments of the call, by place or name."""
+        return {**dict(enumerate(self.args)), **self.kwargs}
+
 
 def verify(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Verification:
     """Try whether a model's sites are what ``sites`` says, on a short text; costs less than five passes over it.
@@ -148,6 +154,16 @@ def check_verified(model: nn.Module, chosen: list[Site], *names: str) -> None:
         for name in names:
             if reason := known.found.get((site.label, name)):
                 raise ValueError(f"{site.label}: verify(model) found: {reason}; leave the site out with sites=[...]")
+
+
+def check_padding_verified(model: nn.Module, batch: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for a padded batch where ``verify`` has found that padding changes real tokens."""
+    mask = batch.get("attention_mask")
+    known = _VERIFIED.get(sites(model)) if isinstance(mask, Tensor) and mask.dim() == 2 else None
+    reasons = [(label, reason) for (label, name), reason in known.failed.items() if name == "padding"] if known else []
+    if reasons and not mask.all():
+        label, reason = reasons[0]
+        raise ValueError(f"{label}: verify(model) found: {reason}; give batches of texts of equal length, unpadded")
 
 
 # --- the text and the pass --------------------------------------------------------------------------------------------
@@ -238,7 +254,9 @@ def _watched(runs: Mapping[Site, _Run]) -> Iterator[None]:
 def _try_site(site: Site, run: _Run) -> dict[str, str]:
     """Call the attention of one site again with one thing changed each time; {check: '' or what is wrong}."""
     results: dict[str, str] = {}
-    if run.z is None or run.z.dim() != 4:
+    if run.z is None:
+        return {"gate": "the output projection is not called as a module, so nothing reaches its heads"}
+    if run.z.dim() != 4:
         return results
     again = _again(site, run)
     if again is None or not torch.allclose(again, run.z, rtol=1e-3, atol=1e-5):
@@ -262,12 +280,15 @@ def _try_site(site: Site, run: _Run) -> dict[str, str]:
     return results
 
 
-def _again(site: Site, run: _Run, **changed: Any) -> Tensor | None:
+def _again(site: Site, run: _Run, changed: Mapping[int | str, Any] | None = None) -> Tensor | None:
     """Return z of another call of a site's attention, with some arguments changed, or None where that is an error."""
+    given = {key: None if isinstance(value, Cache) else value for key, value in run.given.items()}  # a cache would grow
+    given |= changed or {}
     seen: list[Tensor] = []
     hook = hook_input(site.out, lambda flat: seen.append(site.split(flat).clone()))
+    args = [given.pop(place) for place in range(len(run.args))]
     try:
-        run.unit(*changed.get("args", run.args), **{**run.kwargs, **changed.get("kwargs", {})})
+        run.unit(*args, **given)
     except Exception:
         return None
     finally:
@@ -294,20 +315,24 @@ def _changed(site: Site, value: Tensor) -> Tensor:
 
 def _try_kind(site: Site, run: _Run) -> str:
     """Change the last token of the stream that the queries come from: whose z moves?"""
-    place = next((i for i, value in enumerate(run.args) if isinstance(value, Tensor) and value.dim() == 3), None)
-    names = [n for n, value in run.kwargs.items() if isinstance(value, Tensor) and value.dim() == 3 and "mask" not in n]
-    streams = [n for n in names if n in ("hidden_states", "query", "x", "query_states", "inputs")] or names
-    if place is not None:
-        args = (*run.args[:place], _changed(site, run.args[place]), *run.args[place + 1 :])
-        z = _again(site, run, args=args)
-    elif streams:
-        z = _again(site, run, kwargs={streams[0]: _changed(site, run.kwargs[streams[0]])})
-    else:
+    streams = {
+        key: value
+        for key, value in run.given.items()
+        if isinstance(value, Tensor) and value.dim() == 3 and "mask" not in str(key)
+    }
+    usual = ("hidden_states", "query", "x", "query_states", "inputs")
+    keys = sorted(streams, key=lambda key: isinstance(key, str) and key not in usual)  # by place first
+    if not keys:
         return ""
-    moved = _moved(site, run, z)
+    moved = _moved(site, run, _again(site, run, {keys[0]: _changed(site, streams[keys[0]])}))
     if moved is None or not moved[:, -1].any() or moved.shape[1] < 2:
         return ""
     earlier = bool(moved[:, :-1].any())
+    if site.kind == "encoder" and not earlier:  # MobileBERT is given queries, keys and values apart, Funnel pools some
+        width = streams[keys[0]].shape[-1]
+        same = {key: _changed(site, value) for key, value in streams.items() if value.shape[-1] == width}
+        moved = _moved(site, run, _again(site, run, same))
+        earlier = moved is not None and bool(moved[:, :-1].any())
     if site.kind == "encoder" and not earlier:
         return "earlier tokens do not see the last one, so it is 'decoder' and not 'encoder' attention"
     if site.kind != "encoder" and earlier:
@@ -319,7 +344,9 @@ def _try_rows(site: Site, run: _Run, part: Projection, own: int, heads: set[int]
     """Change what one head's rows of a projection give: do these heads move, and no others?"""
     rows = part.rows[own].to(run.z.device)
 
-    def change(_module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
+    def change(_module: nn.Module, _args: tuple, output: Any) -> Any:
+        if isinstance(output, tuple):  # I-BERT gives a scale beside it
+            return change(_module, _args, output[0]), *output[1:]
         output = output.clone()
         # another change for each token: what all keys share, the softmax does not see
         noise = torch.randn(*output.shape[:-1], len(rows), generator=torch.Generator().manual_seed(2)).to(output)
@@ -349,7 +376,10 @@ def _try_gate(site: Site, run: _Run, added: Tensor, head: int) -> str:
         z[:, :, head] = 0
         return site.join(z)
 
-    hooks = [hook_input(site.out, without), site.out.register_forward_hook(lambda m, a, output: written.append(output))]
+    def keep(_module: nn.Module, _args: tuple, output: Any) -> None:
+        written.append(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [hook_input(site.out, without), site.out.register_forward_hook(keep)]
     try:
         run.unit(*run.args, **run.kwargs)
     except Exception:
@@ -405,9 +435,10 @@ def _try_padding(model: nn.Module, inputs: dict[str, Any], runs: Mapping[Site, _
         other = others[site]
         if run.calls != other.calls or run.z is None or run.z.dim() != 4:
             continue
-        same = other.z[:, : run.z.shape[1]]
-        if same.shape == run.z.shape:
-            scale = run.z.float().abs().amax().clamp_min(1e-12)
-            off = ((same - run.z).float().abs().amax() / scale).item()
+        # as long as before: padded inside to whole blocks (PEGASUS-X), or the tokens of a decoder
+        tokens = ids.shape[1] if run.z.shape == other.z.shape else run.z.shape[1]
+        one, same = run.z[:, :tokens], other.z[:, :tokens]
+        if one.shape == same.shape:
+            off = ((same - one).float().abs().amax() / one.float().abs().amax().clamp_min(1e-12)).item()
             found[site.label, "padding"] = "" if off < 0.01 else "padding changes what the real tokens' heads give"
     return found

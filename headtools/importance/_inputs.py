@@ -20,7 +20,7 @@ from headtools.heads._hooks import claimed
 from headtools.heads._kinds import names_in
 from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import Site, SiteSelection, sites
-from headtools.heads.verify import check_verified
+from headtools.heads.verify import check_padding_verified, check_verified
 
 
 @contextmanager
@@ -65,8 +65,8 @@ def each_batch(model: nn.Module, batches: Mapping | Iterable[Mapping]) -> Iterat
     """Give the batches one by one, each a new dict of the model's arguments; a single batch may be passed as it is.
 
     A sequence-to-sequence batch with labels and no decoder input gets the decoder input that the model would make of
-    the labels. Raises ``ValueError`` where there is no batch and for a batch that is empty or has a cache, and
-    ``TypeError`` for one that is not a dict.
+    the labels. Raises ``ValueError`` where there is no batch and for a batch that is empty, has a cache, or is padded
+    where ``verify`` has found that padding is read, and ``TypeError`` for one that is not a dict.
     """
     n_batches = 0
     for batch in [batches] if isinstance(batches, Mapping) else batches:
@@ -76,6 +76,7 @@ def each_batch(model: nn.Module, batches: Mapping | Iterable[Mapping]) -> Iterat
                 'write [{"input_ids": ..., "attention_mask": ..., "labels": ...}]'
             )
         check_batch(batch)
+        check_padding_verified(model, batch)
         n_batches += 1
         batch = dict(batch)
         if "labels" in batch and model_inputs(model, batch).get("labels") is not None:

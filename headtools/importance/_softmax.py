@@ -9,7 +9,7 @@ that are all equal, and is the linear map which is exact over that whole distanc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -59,88 +59,74 @@ class _Secant(Function):
 
 
 class _Attention(TorchFunctionMode):
-    """Passes the scores of every softmax that runs to ``softmax(scores, dtype)``, or only looks at them."""
+    """Sees every softmax while a site's attention runs; a loss or a router of experts is outside and stays as it is."""
 
-    def __init__(self, replace: bool, see: Callable[[Tensor | None], None]) -> None:
+    def __init__(self, site: Site, replace: bool) -> None:
         super().__init__()
-        self.replace, self.see = replace, see
+        self.site, self.replace = site, replace
+        self.running = self.seen = False
+        self.saturated: Tensor | None = None  # (H,), the share of the first example's queries; only without replace
+
+    def enter(self, *_: Any) -> None:
+        self.running = True
+        self.__enter__()
+
+    def leave(self, *_: Any) -> None:
+        if self.running:  # not where another hook raised before this one entered
+            self.running = False
+            self.__exit__(None, None, None)
+        if self.replace and not self.seen:
+            raise ValueError(
+                f"the softmax of {self.site.label} is hidden in a kernel, so it has no secant: load the model with "
+                'attn_implementation="eager"'
+            )
+
+    def softmax(self, scores: Tensor, dim: int = -1, dtype: torch.dtype | None = None, _stacklevel: int = 3) -> Tensor:
+        self.seen = True
+        if self.replace:
+            return _Secant.apply(scores, dtype)
+        maps = scores.float().softmax(-1)
+        if maps.dim() == 4 and maps.shape[1] == self.site.heads:
+            several = (maps > 0).sum(-1) > 1  # one key alone has all of the weight, and no other to give it to
+            second = maps.topk(min(2, maps.shape[-1]), -1).values[..., -1]
+            self.saturated = ((second < SATURATED) & several).float().mean((0, 2))
+        return maps.to(scores.dtype)
+
+    def in_steps(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        """Compute torch's fused attention, whose parameters these are, with a softmax that is seen."""
+        if enable_gqa:
+            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+        scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        if is_causal:
+            scores = scores.masked_fill(scores.new_ones(scores.shape[-2:]).tril() == 0, -torch.inf)
+        if attn_mask is not None:
+            is_bool = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, torch.finfo(scores.dtype).min) if is_bool else scores + attn_mask
+        return self.softmax(scores) @ value
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        kwargs, name, instead = kwargs or {}, getattr(func, "__name__", ""), None
         if name == "scaled_dot_product_attention":
-            if self.replace:
-                self.see(None)
-                q, k, v, *more = args
-                return _in_steps(q, k, v, *more, replace=True, **kwargs)
-            with torch.no_grad():
-                q, k, v, *more = (x[:1] if isinstance(x, Tensor) and x.dim() == 4 else x for x in args)
-                some = {n: x[:1] if isinstance(x, Tensor) and x.dim() == 4 else x for n, x in kwargs.items()}
-                self.see(_in_steps(q, k, v, *more, replace=False, **some))
+            instead = self.in_steps
         elif name in ("softmax", "special_softmax"):
-            scores, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
-            if dim in (-1, scores.dim() - 1):
-                if self.replace:
-                    self.see(None)
-                    return _Secant.apply(scores, kwargs.get("dtype"))
-                with torch.no_grad():
-                    self.see(scores[:1].float().softmax(-1))
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            instead = self.softmax if dim in (-1, args[0].dim() - 1) else None
+        if instead and self.replace:
+            return instead(*args, **kwargs)
+        if instead:  # only look, and at the first example only: (B, head, ...)
+            first = [x[:1] if isinstance(x, Tensor) and x.dim() == 4 else x for x in (*args, *kwargs.values())]
+            with torch.no_grad():
+                instead(*first[: len(args)], **dict(zip(kwargs, first[len(args) :], strict=True)))
         return func(*args, **kwargs)
 
 
-def _in_steps(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    replace: bool = False,
-) -> Tensor:
-    """Return torch's fused attention in steps, by the secant, or else its maps."""
-    if enable_gqa:
-        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    if is_causal:
-        scores = scores.masked_fill(scores.new_ones(scores.shape[-2:]).tril() == 0, -torch.inf)
-    if attn_mask is not None:
-        is_bool = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(~attn_mask, torch.finfo(scores.dtype).min) if is_bool else scores + attn_mask
-    return _Secant.apply(scores, None) @ v if replace else scores.float().softmax(-1)
-
-
 @contextmanager
-def attention_softmax(sites: Iterable[Site], replace: bool) -> Iterator[Mapping[tuple, Tensor | None]]:
-    """Follow every softmax in the attention of ``sites`` while the context lasts; those of a loss stay as they are.
-
-    ``replace``: its derivative is the secant. The mapping that is yielded has the sites whose softmax was seen; without
-    ``replace``, with the share of the first example's queries at which each head is saturated, (H,).
-    """
-    seen: dict[tuple, Tensor | None] = {}
+def attention_softmax(sites: Iterable[Site], replace: bool) -> Iterator[dict[tuple, _Attention]]:
+    """Watch the softmax of every site's attention while the context lasts; ``replace`` its derivative by the secant."""
+    watched = {}
     with ExitStack() as stack:
         for site in sites:
-            running: list[_Attention] = []
-
-            def see(maps: Tensor | None, site: Site = site) -> None:
-                seen[site.key] = None
-                if maps is not None and maps.dim() == 4 and maps.shape[1] == site.heads:
-                    several = (maps > 0).sum(-1) > 1  # one key alone has all of the weight, and no other to give it to
-                    second = maps.topk(min(2, maps.shape[-1]), -1).values[..., -1]
-                    seen[site.key] = ((second < SATURATED) & several).float().mean((0, 2))
-
-            def enter(*_: Any, see: Callable = see, running: list = running) -> None:
-                running.append(_Attention(replace, see))
-                running[-1].__enter__()
-
-            def leave(*_: Any, site: Site = site, running: list = running) -> None:
-                running.pop().__exit__(None, None, None)
-                if replace and site.key not in seen:
-                    raise ValueError(
-                        f"the softmax of {site.label} is hidden in a kernel, so it has no secant: load the model with "
-                        'attn_implementation="eager"'
-                    )
-
-            stack.callback(site.module.register_forward_pre_hook(enter).remove)
-            stack.callback(site.module.register_forward_hook(leave, always_call=True).remove)
-        yield seen
+            one = watched[site.key] = _Attention(site, replace)
+            stack.callback(site.module.register_forward_pre_hook(one.enter).remove)
+            stack.callback(site.module.register_forward_hook(one.leave, always_call=True).remove)
+        yield watched

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -12,14 +12,17 @@ from torch import Tensor, nn
 from headtools._engine.loop import run
 from headtools._engine.store import Part
 from headtools.heads._checks import checked_inputs
+from headtools.heads._hooks import edit_outputs
 from headtools.heads.ablate import check_replacement, replacement_values
 from headtools.heads.scores import HeadScores
-from headtools.importance._coupling import check_uncoupled
+from headtools.heads.sites import sites as every_site
 from headtools.importance._inputs import check_all_ran, each_batch, evaluating, select_sites
 from headtools.importance._leave_one_out import HeadSet, LeaveOneOut
-from headtools.importance.loss import Loss, loss_name, of_labels
+from headtools.importance.loss import COUPLED, Loss, each_loss, loss_name, of_labels, rounding
 
 Batches = Mapping | Iterable[Mapping]
+# Relative to an example's own effect; rounding and the scales that quantised layers compute per batch stay below it.
+_COUPLING = 0.01
 
 
 def ablation(
@@ -36,26 +39,20 @@ def ablation(
 ) -> HeadScores:
     """Return how much the loss rises without each head: the mean over examples of loss without it minus loss with it.
 
-    One head is off at a time (Michel et al. 2019, arXiv:1905.10650, section 3.2); a negative value means that the model
-    does better without it. ``loss(outputs, batch)`` returns one number per example, (B,), that depends on this example
-    alone; without it the labels' cross-entropy in nats is taken (``label_loss``). ``rows`` has every example's rise,
-    (n, H) in the order of the batches; ``low`` and ``high`` are the ends of a 95 % bootstrap interval over examples,
-    where there are five or more. It is paired: both losses are of the same example.
+    One head is off at a time (Michel et al. 2019, arXiv:1905.10650, section 3.2). ``loss(outputs, batch)`` returns one
+    number per example, (B,), of this example alone; by default ``label_loss``. ``rows`` are (n, H), in its unit.
 
-    - ``batches``: dicts of the model's arguments, with labels. ``sites``: kinds or layers, ``["encoder"]``.
     - ``replacement``: what takes the place of a head's output, as in ``ablate``. "mean" and "resample" take it from
       ``reference``, or from ``batches`` where none is given; draws start from ``seed`` in every batch.
     - ``checkpoint``: a folder in which the results of every batch are stored; the same call resumes from there.
-    - ``per``: "example", or "batch" for a loss that couples examples, such as a contrastive one: the rise of the
-      batch's loss (the mean of what ``loss`` returns, or its one number) with a head off for all of its examples.
+    - ``per``: "example", or "batch" for a loss that couples examples: the rise of the batch's loss (the mean of what
+      ``loss`` returns, or its one number) with a head off for all of its examples.
 
-    Exact, like a loop over heads with ``ablate``, in about half of its time: what comes before a head's layer is
-    computed once per batch and stored, so a batch's activations must fit in memory. The model is run without dropout
-    and left unchanged.
+    Exact, in about half the time of a loop over heads; a batch's activations must fit in memory.
 
-    Raises ``ValueError`` for an unknown ``replacement`` or ``per``, a loss that is no number per example or couples
-    examples, NaN, sites that no batch runs, and a ``checkpoint`` of another run; as ``label_loss`` and ``ablate`` do;
-    ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
+    Raises ``ValueError`` for an unknown option, a loss that is no number per example or couples examples, NaN, sites
+    that no batch runs, a ``checkpoint`` of another run, and as ``label_loss`` and ``ablate`` do; ``KeyError`` for
+    unknown sites, ``RuntimeError`` for a compiled model.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM
@@ -111,7 +108,7 @@ def loss_rises(
         with evaluating(model), torch.no_grad(), checked_inputs(model):
             one = LeaveOneOut(model, batch, loss, measured, replacement, values(), seed, per, trust)
             if not uncoupled and len(one.full) > 1:
-                check_uncoupled(model, batch, loss, one.full)
+                _check_uncoupled(model, batch, loss, one.full)
                 uncoupled = True
             rises = torch.zeros(len(one.full), len(head_sets), dtype=torch.float64)
             reached = [{site: off for site, off in heads.items() if one.ran(site)} for heads in head_sets]
@@ -133,3 +130,29 @@ def loss_rises(
     parts = list(run(per_batch, batches, label=label, checkpoint=checkpoint, settings=settings))
     check_all_ran(parts, measured, "{} did not run on any batch")
     return torch.cat([part["rises"] for part in parts])
+
+
+@torch.no_grad()
+def _check_uncoupled(model: nn.Module, batch: Mapping, loss: Loss, full_model: Tensor) -> None:
+    """Raise ``ValueError`` where the losses of examples depend on each other; ``full_model`` are those with all heads.
+
+    What a loss couples cannot be read off its code: all heads are off for every second example, then for the others,
+    and the losses of the rest must stay. Where rows are no multiple of the examples, nothing is tested.
+    """
+    n_examples, full_model = len(full_model), full_model.detach().cpu().double()
+
+    def switched(off: Tensor) -> Callable[[Tensor], Tensor]:
+        def edit(z: Tensor) -> Tensor:  # (B * rows of an example, ...)
+            if len(z) % n_examples:
+                return z
+            rows = off.repeat_interleave(len(z) // n_examples).to(z.device)
+            return z.masked_fill(rows.view(-1, *[1] * (z.dim() - 1)), 0.0)
+
+        return edit
+
+    every_second = torch.arange(n_examples) % 2 == 1
+    for off in (every_second, ~every_second):
+        with edit_outputs(model, "a check of the loss", dict.fromkeys(every_site(model), switched(off))):
+            change = (each_loss(model, batch, loss, n_examples).cpu().double() - full_model).abs()
+        if (change[~off] > rounding(model, full_model) + _COUPLING * change[off].max()).any():
+            raise ValueError(COUPLED)

@@ -51,26 +51,16 @@ def gradient(
 ) -> HeadScores:
     """Return how strongly the loss depends on each head: the mean over examples of abs(dL/dgate), at gate 1.
 
-    ``batches``: dicts of the model's arguments, with labels. ``loss(outputs, batch)`` returns one number per
-    example, (B,), that depends on this example alone; without it the labels' cross-entropy is taken (``label_loss``).
-    ``sites`` limits the measure to kinds or layers: ``["encoder"]``, ``[("cross", 3)]``. Values are in the unit of the
-    loss; ``rows`` has every example's number, (n, H) in the order of the batches, and intervals are over examples.
+    ``batches``: dicts of the model's arguments, with labels. ``loss(outputs, batch)`` returns one number per example,
+    (B,), of this example alone; by default ``label_loss``. ``rows`` are (n, H), in the unit of the loss.
 
-    ``per`` says what the absolute value is taken of:
-
-    - ``"example"``: the slope of one example's loss (Michel et al. 2019, arXiv:1905.10650, eq. 2);
-    - ``"position"``: one token's contribution to it; the mean over the tokens that are not padding, as in the authors'
-      code. Never smaller than the slope of the example's loss, and heads rank differently;
-    - ``"batch"``: the slope of a batch's loss (the mean of what ``loss`` returns, or its one number) by gates of all
-      examples at once; mean and interval are over batches. The only choice for losses that couple examples, such as
-      contrastive ones; for others a common mistake, provided to show it: slopes of different sign cancel.
-
-    ``signed`` takes no absolute value: a positive mean says that the loss would fall with less of the head.
-    ``normalise="layer"`` divides by the root of the sum of squares of the layer's heads (their section 4.1).
-    ``softmax="secant"`` follows attention's softmax not by its slope, which is 0 where a head looks at one key only,
-    but by its change from uniform attention: then heads that write such a head's queries and keys are seen, too. With
-    the slope, a warning names them where their scores are near 0.
-    The model is run without dropout and left bit for bit as it was. Inside ``ablate`` a head that is off scores 0.
+    - ``per``: what has the absolute value taken: the slope of an "example"'s loss (Michel et al. 2019,
+      arXiv:1905.10650, eq. 2), a "position"'s part of it (their code; the mean over real tokens), or the slope of a
+      "batch"'s loss, for losses that couple examples; for others slopes of different sign cancel.
+    - ``signed``: no absolute value; a positive mean says that the loss would fall with less of the head.
+    - ``normalise="layer"``: divided by the root of the sum of squares of the layer's heads (their section 4.1).
+    - ``softmax="secant"``: attention's softmax by its change from uniform attention, in place of its slope, which is 0
+      where a head looks at one key only, so that heads which write its queries and keys are seen, too.
 
     Raises ``ValueError`` for an unknown option, a loss that is no number per example, couples examples or depends on no
     head, NaN, and as ``label_loss`` does; ``KeyError`` for unknown sites, ``RuntimeError`` for a compiled model.
@@ -96,7 +86,7 @@ def gradient(
     uncoupled = of_labels(loss) or per == "batch"
     one_number = per == "batch" and not of_labels(loss)
     attending = list(every_site(model))  # where a softmax is, whether or not it is measured
-    saturated: dict[tuple, Tensor] | None = None  # {key: share of queries, (H,)}, as the first batch shows
+    saturated: Mapping | None = None  # {key: the softmax watched there}, of the first batch
 
     def per_batch(batch: dict) -> Part:
         nonlocal uncoupled, saturated
@@ -124,7 +114,7 @@ def gradient(
             edit_outputs(model, "gradient()", {site: partial(tap, site) for site in selected}),
             attention_softmax(
                 attending if saturated is None or softmax == "secant" else (), softmax == "secant"
-            ) as seen,
+            ) as watched,
         ):
             losses = each_loss(model, batch, loss, per="batch" if one_number else "example")
             if not losses.requires_grad or not outputs:
@@ -155,7 +145,7 @@ def gradient(
             slopes.append((slope.mean(0, keepdim=True) if per == "batch" else slope).cpu())
             tokens.append(n_tokens.cpu())
         uncoupled = uncoupled or check
-        saturated = seen if saturated is None else saturated
+        saturated = watched if saturated is None else saturated
         ran = torch.tensor([site.key in products for site in selected])
         return {"ran": ran, "slopes": torch.cat(slopes, 1), "tokens": torch.stack(tokens, 1)}
 
@@ -181,19 +171,18 @@ def gradient(
 
 def _warn_of_saturation(attending: Sequence[Site], rows: Mapping[tuple, Tensor], saturated: Mapping) -> None:
     """Name the heads with a slope near 0 below heads whose softmax lets nothing pass."""
-    blind = [s for s in attending if saturated.get(s.key) is not None and (saturated[s.key] > MOSTLY).any()]
+    shares = [(s, saturated[s.key].saturated) for s in attending if s.key in saturated]  # of queries, (H,), or None
+    blind = [(site, share > MOSTLY) for site, share in shares if share is not None and (share > MOSTLY).any()]
     means = {key: row.abs().mean(0) for key, row in rows.items()}  # (H,)
     largest = max(mean.max() for mean in means.values())
     lost = [
         f"{site.label}.{head}"
         for place, site in enumerate(attending)
-        if site.key in means and blind and attending.index(blind[-1]) > place
+        if site.key in means and blind and attending.index(blind[-1][0]) > place
         for head in (means[site.key] < LOST * largest).nonzero().flatten().tolist()
     ]
     if lost:
-        names = [
-            f"{s.label}.{head}" for s in blind for head in (saturated[s.key] > MOSTLY).nonzero().flatten().tolist()
-        ]
+        names = [f"{site.label}.{head}" for site, heads in blind for head in heads.nonzero().flatten().tolist()]
         warnings.warn(
             f"the softmax of {', '.join(names)} is saturated, so that no gradient passes to the heads that write its "
             f"queries and keys: the small slopes of {', '.join(lost)} say nothing about their worth. Write "

@@ -41,21 +41,15 @@ def interaction(
 ) -> pd.DataFrame:
     """Return a frame with a row for each pair of heads: what each costs, what both cost, and the difference from a sum.
 
-    delta_a, delta_b and delta_ab are the mean increases of the loss without a, without b and without both;
-    ``interaction`` is delta_ab - delta_a - delta_b. Above 0 each head replaces the other, so that losing both is worse
-    than the sum; below 0 they do one thing together, which is lost with either. ``low`` and ``high`` are the ends of a
-    95 % bootstrap interval over examples (NaN for fewer than five); all four losses are of the same ``n`` examples.
-    ``a`` and ``b`` are heads, (kind, layer, head).
+    delta_a, delta_b and delta_ab are the mean rises of the loss without a, without b and without both;
+    ``interaction`` is delta_ab - delta_a - delta_b: above 0 where each head replaces the other, below 0 where they do
+    one thing together. ``low`` and ``high`` are a 95 % interval over the ``n`` examples (NaN for fewer than five).
 
     - ``pairs``: [(("encoder", 0, 1), ("encoder", 2, 3)), ...]; by default all pairs of the heads in ``sites``.
-    - ``predict``: add ``predicted``, the second derivative of the loss by the two heads' gates at 1, and its bounds:
-      what the interaction would be if the loss were a polynomial of degree two in the gates.
-
-    The other arguments and the method are those of ``ablation``: what comes before the first head of a pair is computed
-    once per batch.
+    - ``predict``: add ``predicted``, the second derivative by the two heads' gates at 1 (``curvature``), with bounds.
 
     Raises ``ValueError`` for no pairs, a head paired with itself or a pair given twice; ``TypeError``, ``KeyError`` and
-    ``IndexError`` for heads that are not there; and as ``ablation`` does.
+    ``IndexError`` for heads that are not there; and as ``ablation`` does, whose arguments the others are.
 
     >>> import torch
     >>> from transformers import BertConfig, BertForMaskedLM

@@ -29,15 +29,13 @@ def label(
 ) -> list[dict[str, Tensor]]:
     """Return sentences as batches with the labels of the model's training objective.
 
-    - Encoder-decoder model: the translation (``Sentence.target``). Where a sentence has none, the model's own greedy
-      output: its loss then says how far it still agrees with itself.
+    - Encoder-decoder model: ``Sentence.target`` or, where a sentence has none, the model's own greedy output.
     - Causal language model: the sentence itself.
     - Masked language model: 15 % of its tokens, drawn by ``seed``, at least one per sentence; each is masked.
     - Text classifier: the class with its highest logit.
 
-    ``sentences``: Sentences, or sequences of words; ``size`` of them make a batch (one, where the tokenizer cannot
-    pad). Each batch is a dict of ``input_ids`` and ``attention_mask`` (B, T) and ``labels`` (B, T') or (B,); labels of
-    -100 do not count. Texts longer than the tokenizer allows are truncated.
+    ``sentences``: Sentences, or sequences of words, cut where the tokenizer's limit is; ``size`` of them make a batch
+    (one, where it cannot pad): ``input_ids``, ``attention_mask`` (B, T) and ``labels`` (B, T') or (B,), -100 for none.
 
     Raises ``ValueError`` for no sentences, one too short to have a label, and a model that predicts neither tokens nor
     classes; ``TypeError`` without a tokenizer and for a sentence that is a plain string.

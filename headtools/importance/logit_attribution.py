@@ -56,14 +56,11 @@ def direct_logit_attribution(
 ) -> LogitAttribution:
     """Return how much of the logit of some tokens each head writes directly, at the last real token of each text.
 
-    ``tokens``: for each of the texts the token whose logit is split, (B,) ids. The difference of two calls splits the
-    difference of two logits, which is what decides between two words. The final norm's scale is kept at what it is in
-    this run (the mean that LayerNorm takes off is linear and goes with each term), so that the parts add up to the
-    logit. Logits are those of the unembedding, before any cap.
+    ``tokens``: one id for each text, (B,); the difference of two calls splits that of two logits. The final norm's
+    scale is kept at what it is in this run, so that the parts add up to the logit, which is that before any cap.
 
-    Raises ``ValueError`` for models of which the residual stream is no such sum (norms after adding, as in BERT and
-    GPT-1, or between a layer and the sum, as in Gemma 2; multiplied residuals), for a model without an unembedding and
-    for tokens of another number.
+    Raises ``ValueError`` for models whose residual stream is no such sum (norms after adding, as in BERT, or before it,
+    as in Gemma 2; multiplied residuals) or that have no unembedding, and for another number of tokens.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=9, hidden_size=16, intermediate_size=8, num_hidden_layers=2,

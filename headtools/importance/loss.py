@@ -36,17 +36,12 @@ COUPLED = (
 def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None = None) -> Tensor:
     """Return each example's cross-entropy in nats, (B,): of its label, or the mean over its labelled tokens.
 
-    ``outputs.logits`` (B, T, V) with ``batch["labels"]`` (B, T) is a translation, a text with masked tokens or, for a
-    causal model, a continuation (the label of a token is then predicted by the token before it, as in transformers).
-    Labels of -100 do not count, nor does the first token after padding on the left, which has no token before it.
-    Logits (B, C) with labels (B,) are a classification. The mean is over each example's own tokens, so an example
-    weighs the same however long it is.
+    ``outputs.logits`` (B, T, V) come with ``batch["labels"]`` (B, T), or (B, C) with (B,) for a classification. Labels
+    of -100 do not count, nor does the first token after padding on the left, which no token before it predicts.
 
     ``form`` says which token's logits a label (B, T) belongs to: "causal", those of the token before it, or "aligned",
-    those at its own position. By default it is "causal" for models of transformers with decoder attention (``sites``)
-    and no encoder, as in transformers itself, and "aligned" for all others, token classifiers among them. For models
-    written elsewhere the labels decide: labels equal to the input are "causal" if the model is, and labels that are
-    shifted already are "aligned". Where neither decides, the batch is refused.
+    its own. By default decoders of transformers are "causal" and its other models "aligned"; for models written
+    elsewhere the labels decide (equal to the input, or shifted already), and where they do not, the batch is refused.
 
     Raises ``ValueError`` for outputs or labels of another form, and for an example without a label.
 

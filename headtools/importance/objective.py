@@ -37,12 +37,10 @@ _INPUTS += ("attention_mask", "decoder_input_ids", "decoder_attention_mask")
 def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Loss:
     """Return a loss that needs no labels: how far the output moves from that of the model as it is now.
 
-    For each example the Euclidean distance between the output and the unchanged model's, divided by the norm of the
-    latter, (B,): 0.1 is a change by a tenth. The output is ``last_hidden_state`` or, of a model with a head, its
-    ``logits`` minus their mean, on which no probability depends; tokens that are padding do not count.
-
-    ``batches`` are run once here, and the loss takes only examples of these. It is for ``ablation`` and ``curve``: for
-    the unchanged model it is at its minimum, 0, and has no slope, so ``gradient`` needs ``output_projection``.
+    The Euclidean distance between each example's output and that of the model as it is now, by the latter's norm, (B,):
+    0.1 is a change by a tenth. The output is ``last_hidden_state``, or ``logits`` minus their mean; padding does not
+    count. ``batches`` are run here, and the loss takes only their examples. At its minimum it has no slope: it is for
+    ``ablation`` and ``curve``, and ``gradient`` takes ``output_projection``.
 
     Raises ``ValueError`` for a model with no such output; the loss does for another example, and for a gradient.
 
@@ -91,12 +89,9 @@ def output_change(model: nn.Module, batches: Mapping | Sequence[Mapping]) -> Los
 def output_projection(model: nn.Module, seed: int = 0) -> Loss:
     """Return a loss for ``gradient`` whose mean absolute slope is, to first order, what ``output_change`` measures.
 
-    It projects the output y of each example on a random direction u ~ N(0, 1), drawn for each batch from ``seed`` and
-    the batch's content. The slope u . dy/dgate is then normal, too, with mean absolute value |dy/dgate| sqrt(2 / pi),
-    and this factor is divided out. So the unit is that of ``output_change``: 0.1 means that a head turned off would, if
-    all were linear, move the output by a tenth.
-
-    A single example's number is mostly noise; the mean over examples is not.
+    It projects each example's output y on a direction u ~ N(0, 1), drawn from ``seed`` and the batch's content. The
+    slope u . dy/dgate is then normal with mean absolute value |dy/dgate| sqrt(2 / pi); this factor is divided out. An
+    example's number is mostly noise, the mean over examples is not.
 
     >>> import headtools as ht
     >>> from transformers import BertConfig, BertModel

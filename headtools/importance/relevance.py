@@ -41,24 +41,15 @@ def relevance(
 ) -> HeadScores:
     """Return how much of the model's output came through each head: the mean of abs(R) over all explained numbers.
 
-    A head's relevance R for one number is the sum over its features and all positions of z, the input of the output
-    projection (Voita et al. 2019, arXiv:1905.09418, appendix A.3), in the unit of what is explained.
-    ``normalise="layer"`` divides it by the sum of abs(R) over the layer's heads, for each number separately: shares,
-    1/H if uniform. Voita et al. divide by the sum of R, which is the same where all R have one sign, as under rules
-    "zplus" and "voita" in most layers. ``signed`` keeps the sign.
+    R is the sum of z times what arrives at it (Voita et al. 2019, arXiv:1905.09418, appendix A.3), in the unit of what
+    is explained: ``score(outputs, batch)``, (B,) or (B, steps), or else each real step's highest logit. Each step is a
+    backward pass. The score's own operations follow the rules, too; what has none (``log_softmax``), its tangent.
 
-    ``score(outputs, batch)`` returns what to explain: one number per example (B,), or one per example and step (B,
-    steps), each of which takes a backward pass. The score's operations follow the same rules: a vector's norm is held
-    constant, and what has no rule, such as ``log_softmax``, follows its tangent. Without a score each step's highest
-    logit is explained: a translation model's and a language model's at every token, a classifier's once; padding does
-    not count.
-
-    ``rules``: "attnlrp", "cp" (attention held constant), "epsilon", "alphabeta", "zplus", "voita" (that of
-    Voita et al.'s code), "ratio" (the one their paper prints, unstable), "gradient" (none: gradient times output) or
-    your own ``Rules``. ``.rows`` has one row per example, the mean over its steps. ``.notes`` has the fraction of the
-    explained numbers that arrived at the input (``conserved``) and in biases and other constants (``absorbed``): they
-    sum to 1 under rules that hold attention constant, and not under "attnlrp". The model runs without dropout and is
-    left bit for bit as it was.
+    - ``rules``: "attnlrp", "cp" (attention held constant), "epsilon", "alphabeta", "zplus", "voita" (their code),
+      "ratio" (their paper, unstable), "gradient" (none: gradient times output) or your own ``Rules``.
+    - ``normalise="layer"``: divided by the sum of abs(R) over the layer's heads; Voita et al. divide by that of R.
+    - ``.notes``: the fractions of the numbers that arrived at the input (``conserved``) and in constants
+      (``absorbed``); they sum to 1 under rules that hold attention constant, not under "attnlrp".
 
     Other projects report a patent application on methods of this family: look into that before commercial use.
 

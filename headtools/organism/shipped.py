@@ -79,6 +79,7 @@ _TABLES: dict[str, tuple[str, str | Callable[[dict], list[dict]]]] = {
     "latency": ("latency", "rows"),
     "sinks": ("sinks", "runs"),
     "truth": ("truth", "runs"),
+    "families": ("families", "rows"),
     "written circuits": ("truth", "truth"),
     "gates": ("pruning", "gates"),
     "encoder curve": ("pruning", "curve"),
@@ -100,7 +101,8 @@ _RECIPES = {"pruning": "gates", "scores": "scorecard", "worth": "head_importance
 LIVE_GATES = {"steps": 400, "start": 1.5, "gate_rate": 0.05, "weight_rate": 8e-4, "decay": 0.3}
 LIVE_TOKENS = 448  # padded source and target tokens per batch
 # Of a file, not of a row:
-_METADATA = ("setting", "before", "sentences", "bleu", "best_loss", "threads", "processor", "torch", "costs", "pairs")
+_METADATA = ("date", "versions")
+_METADATA += ("setting", "before", "sentences", "bleu", "best_loss", "threads", "processor", "torch", "costs", "pairs")
 
 
 def shipped(table: str) -> pd.DataFrame:

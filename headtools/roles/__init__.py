@@ -1,6 +1,6 @@
 """What a head attends to, and what it carries.
 
-    corpus, sentence, conllu    sentences with gold annotation: the organism's, the course's English, any CoNLL-U
+    corpus, sentence            sentences with gold annotation: the organism's, the course's English, any CoNLL-U
     word_alignment              from tokens to words: align(), to_words()
     taxonomy                    every head scored for every role, in one pass: taxonomy(), best()
     conventions, baselines, controls   every choice that a score depends on, and what it is compared with
@@ -11,7 +11,7 @@
     attention_probe             syntactic heads of words from all maps together
     word_states, erasure        vectors of words, and removing from a head what a probe can find
     attention_sinks             heads of language models that rest on the first token: attention_sinks()
-    plain_text                  paragraphs, and batches of them for a language model
+    plain_text                  sentences as written, and batches of them for a language model
 
 Scores are given beside baselines, and accuracies of probes beside control tasks.
 """

@@ -24,10 +24,8 @@ def segments(n: int, length: int, repeats: int, tokens: Sequence[int], *, seed: 
             f"got n={n}, length={length} and repeats={repeats}; expected n >= 1, length >= 2, repeats >= 2"
         )
     if len(vocabulary) < length:
-        raise ValueError(
-            f"got {len(vocabulary)} tokens to draw from; expected {length} or more different ones: write "
-            f"length={len(vocabulary)}"
-        )
+        n_tokens = len(vocabulary)
+        raise ValueError(f"got {n_tokens} tokens to draw from; expected {length} or more: write length={n_tokens}")
     generator = torch.Generator().manual_seed(seed)
     index = torch.rand(n, len(vocabulary), generator=generator).argsort(-1)[:, :length]  # a permutation a row, cut off
     return vocabulary[index].repeat(1, repeats)

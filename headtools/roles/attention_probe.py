@@ -1,12 +1,13 @@
 """Clark's attention probe: which word is the syntactic head of a word, by all attention maps together?
 
 p(i | j) ∝ exp Σ_k (w_k A^k_ij + u_k A^k_ji), i the candidate, j the word, k all heads (Clark et al. 2019,
-arXiv:1906.04341, section 5). Its score, the fraction of words whose head is right (UAS), is given beside rules.
+arXiv:1906.04341, section 5). The weights minimise the mean of −log p plus penalty / 2 times their squares, with the
+penalty that does best in cross-validation by sentence. UAS is the fraction of words whose head is right.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,22 +17,26 @@ from torch import Tensor, nn
 from headtools.heads._devices import device_of, without_autocast
 from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.record import record
-from headtools.roles.controls import untrained as untrained_twin
-from headtools.roles.probing import share
+from headtools.roles.controls import untrained
+from headtools.roles.probing import FOLDS, check_splits, share
 from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import align, to_words
 
 PENALTIES = (1e-2, 1e-3, 1e-4)  # the strongest first
-FOLDS = 3
 BATCH_SIZE = 32
-METHODS = ("attention", "untrained", "distance", "offset by upos", "best offset", "right-branching")
-WEIGHT_COLUMNS = ("kind", "layer", "head", "down", "up", "effective_weight")
+METHODS = (
+    "attention",  # the probe
+    "untrained",  # the probe on the model's untrained twin
+    "distance",  # the probe with distances in place of maps: each from −10 to 10 words has a weight
+    "offset by upos",  # the candidate at the offset most frequent for the word's part of speech
+    "best offset",  # the candidate at the offset most frequent of all
+    "right-branching",  # the next word
+)
 MAX_DISTANCE = 10  # words; beyond, the distance probe distinguishes only before from after
 MAX_BYTES = 2 * 2**30
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionProbe:
+class AttentionProbe(NamedTuple):
     """Scores and weights of the attention probe.
 
     scores     one row a method: ``method``, ``uas``, ``low``, ``high`` (fractions, 95 % bootstrap interval over
@@ -39,79 +44,53 @@ class AttentionProbe:
     weights    one row a head of the trained model: ``kind``, ``layer``, ``head``, ``down`` (w, of attention from the
                candidate to the word), ``up`` (u, from the word to the candidate), ``effective_weight``, the greater of
                |w| and |u| times the standard deviation of that attention over the pairs of train
-    penalty    the L2 penalty of each probe, by method
     """
 
     scores: pd.DataFrame
     weights: pd.DataFrame
-    penalty: dict[str, float]
 
 
 def attention_probe(
-    model: nn.Module,
-    tokenizer: object,
-    train: Sequence[Sentence],
-    test: Sequence[Sentence],
-    *,
-    untrained: bool = True,
-    seed: int = 0,
+    model: nn.Module, tokenizer: object, train: Sequence[Sentence], test: Sequence[Sentence]
 ) -> AttentionProbe:
-    """Fit the attention probe on the sentences of ``train``, and score it on those of ``test`` beside the rules.
+    """Fit the attention probe on the sentences of ``train``, and score it on those of ``test`` beside ``METHODS``.
 
-    The head of every word but roots and punctuation is predicted; the candidates are all other words of its sentence.
-    Of an encoder-decoder the encoder is read. The weights minimise the mean of −log p plus penalty / 2 times their
-    squares, with the penalty of ``PENALTIES`` that does best in cross-validation by sentence in ``train``. Methods:
-
-    "attention"        the probe
-    "untrained"        the probe on the model's untrained twin (with ``untrained``)
-    "distance"         the probe with distances in place of maps: each from −10 to 10 words has a weight
-    "offset by upos"   the candidate at the offset most frequent for the word's part of speech
-    "best offset"      the candidate at the offset most frequent of all
-    "right-branching"  the next word
-
-    A rule that points outside the sentence is wrong. Takes 8 bytes a head and pair of words. Raises ValueError beyond
-    2 GiB, and for a sentence in both train and test.
+    The head of every word but roots and punctuation is predicted; the candidates are all other words of its sentence,
+    and a rule that points outside it is wrong. Of an encoder-decoder the encoder is read. Takes 8 bytes a head and pair
+    of words. Raises ValueError beyond 2 GiB, and for a sentence in both train and test.
 
     >>> import headtools as ht
     >>> few = [ht.corpus("organism", split, limit=30) for split in ("validation", "test")]
-    >>> scores = attention_probe(*ht.load(), *few, untrained=False).scores.set_index("method").uas
-    >>> bool(scores["attention"] > scores["right-branching"])
+    >>> uas = attention_probe(*ht.load(), *few).scores.set_index("method").uas
+    >>> bool(uas["attention"] > uas["right-branching"])
     True
     """
-    if {s.words for s in train} & {s.words for s in test}:
-        raise ValueError("sentences are in train and in test; use two splits, e.g. corpus(name, 'train') and 'test'")
+    check_splits(train, test)
     train_pairs, test_pairs = _Pairs(train, "train"), _Pairs(test, "test")
     n_test = len(test_pairs.word)
+    features = {"distance": (_distance_features(train_pairs), _distance_features(test_pairs))}
+    for method, probed in (("attention", model), ("untrained", untrained(model))):
+        heads, x_train = _attention_features(probed, tokenizer, train, train_pairs)
+        features[method] = x_train, _attention_features(probed, tokenizer, test, test_pairs)[1]
     correct = {
         "right-branching": test_pairs.head_at(np.full(n_test, 1)),
         "best offset": test_pairs.head_at(np.full(n_test, _mode(train_pairs.head - train_pairs.word))),
         "offset by upos": test_pairs.head_at(_offsets_by_upos(train_pairs, test_pairs)),
     }
-    features = {"distance": (_distance_features(train_pairs), _distance_features(test_pairs))}
-    models = {"attention": model} | ({"untrained": untrained_twin(model, seed)} if untrained else {})
-    for method, probed in models.items():
-        heads, x_train = _attention_features(probed, tokenizer, train, train_pairs)
-        _, x_test = _attention_features(probed, tokenizer, test, test_pairs)
-        features[method] = x_train, x_test
-    weights, penalty = {}, {}
+    weights = {}
     for method, (x_train, x_test) in features.items():
-        penalty[method] = _select_penalty(train_pairs, x_train)
-        weights[method] = train_pairs.fit(x_train, penalty[method])
-        correct[method] = test_pairs.predict(x_test, weights[method]) == test_pairs.head_candidate
+        weights[method] = train_pairs.fit(x_train, _select_penalty(train_pairs, x_train))
+        correct[method] = (test_pairs.predict(x_test, weights[method]) == test_pairs.head_candidate).numpy()
     rows = []
     for method in METHODS:
-        if method in correct:
-            uas = share(torch.as_tensor(correct[method]).double(), test_pairs.sentence)
-            rows.append((method, *map(float, uas), n_test))
+        uas = share(torch.from_numpy(correct[method]).double(), test_pairs.sentence)
+        rows.append((method, *map(float, uas), n_test))
     down_up = weights["attention"].view(2, -1)  # w and u of each head
     effective_weight = (down_up * features["attention"][0].std(0).view(2, -1)).abs().amax(0)
+    of_heads = pd.DataFrame(heads, columns=["kind", "layer", "head"])
     return AttentionProbe(
         pd.DataFrame(rows, columns=["method", "uas", "low", "high", "n"]),
-        pd.DataFrame(
-            [(*head, w, u) for head, w, u in zip(heads, *down_up.tolist(), strict=True)],
-            columns=list(WEIGHT_COLUMNS[:-1]),
-        ).assign(effective_weight=effective_weight.numpy()),
-        penalty,
+        of_heads.assign(down=down_up[0].tolist(), up=down_up[1].tolist(), effective_weight=effective_weight.numpy()),
     )
 
 
@@ -225,8 +204,7 @@ def _attention_features(
         heads = [(" ".join(key[:-1]), key[-1], head) for key in recorded for head in range(recorded[key].shape[1])]
         if len(pairs.row) * len(heads) * 8 > MAX_BYTES:
             raise ValueError(
-                f"{len(pairs.row):,} pairs of words and {len(heads)} heads take over {MAX_BYTES / 2**30:.0f} GiB; "
-                "give fewer sentences"
+                f"{len(pairs.row):,} pairs of words and {len(heads)} heads take over 2 GiB; give fewer sentences"
             )
         in_batch = (pair_sentence >= start) & (pair_sentence < start + BATCH_SIZE)
         b, i, j = pair_sentence[in_batch] - start, candidate[in_batch], word[in_batch]

@@ -8,18 +8,14 @@ class Conventions:
     """How argmax attention and weights are counted. The defaults are those of Voita et al. (2019).
 
     self_as_key   whether the argmax is also taken over the query itself; Clark's probe forbids it
-    renormalise   whether the weights of the words, and so confidence, are divided by the sum of the row over the words
-                  (TransformerLens divides); uniform attention is then counted over those keys too. Entropy and distance
-                  stay those of the full row
+    renormalise   whether the weights of the words, and so confidence, are divided by the row's sum over the words (as
+                  in TransformerLens); uniform attention then has those keys too, entropy and distance the full row
 
     The rest is fixed. Scores are between words: weights to the pieces of a word are summed, those from them averaged
     (Clark et al. 2019, section 4.1). Special tokens (BOS and EOS tokens, [CLS], [SEP]) are no queries, and no keys of
     the argmax; weights, entropies and distances include them, since they are part of the row. A query that cannot see
     its target (no next word, or in a decoder a later word) is not counted. In cross-attention a target word queries
     from the position that writes it. Padding is never a key and never a query.
-
-    >>> VOITA.self_as_key, CLARK.self_as_key
-    (True, False)
     """
 
     self_as_key: bool = True

@@ -1,15 +1,17 @@
-"""Sentences with gold annotation: the organism's own language, or any treebank in CoNLL-U."""
+"""Sentences with gold annotation, of the organism's own language or any treebank in CoNLL-U; and paragraphs of text."""
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+import conllu
+from conllu.exceptions import ParseException
+
 import headtools
-from headtools.roles.conllu import SUFFIXES, read
-from headtools.roles.plain_text import TEXT_SUFFIXES, read_paragraphs
-from headtools.roles.sentence import Sentence
+from headtools.roles.sentence import Sentence, is_tree
 
 Item = TypeVar("Item")
 ENGLISH = Path(__file__).parent / "assets" / "english.conllu"
@@ -19,16 +21,13 @@ _SPLITS = ("train", "train", "validation", "test")
 
 
 def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> list[Sentence] | list[str]:
-    """Sentences of a corpus, in order, always the same ones; of plain text, its paragraphs.
+    """Sentences of a corpus, in order, always the same ones; of plain text, its paragraphs as strings.
 
-    ``name`` is ``"organism"``, ``"organism2"`` (the second organism's language), ``"english"`` (320 sentences written
-    for this project, in Universal Dependencies) or the path of a ``.conllu`` or ``.conllup`` file (see
-    ``headtools.roles.conllu.read``), or of a ``.txt`` or ``.md`` file, which gives its paragraphs as strings. ``split``
-    is one of the organisms' train, validation, test and hard, or of the English train (160), validation (80), test (80)
-    and all; a file is one split and takes no other value. ``limit`` is the greatest number of sentences; None means
-    all, and of the organisms 1,000 (20,000 for train).
-
-    Raises ValueError for an unknown name or split, a limit below 1 or a broken treebank, FileNotFoundError for a path.
+    ``name`` is "organism", "organism2", "english" (320 sentences written for this project, in Universal Dependencies),
+    or the path of a ``.conllu``, ``.conllup``, ``.txt`` or ``.md`` file, which is one split. ``split`` is train,
+    validation, test, of the organisms also hard, of the English (160, 80 and 80 sentences) also all. ``limit`` None
+    means all, and of the organisms 1,000 (20,000 for train). Raises ValueError for an unknown name or split, a limit
+    below 1 or a broken file (with the sentence), FileNotFoundError for a path.
 
     >>> print(corpus("english", limit=1)[0])
     The last train to Leeds had already left when we arrived at the station .
@@ -39,19 +38,20 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
     if registered is not None:
         return registered(split, limit)
     if name == "english":
-        return english_split(read(ENGLISH), split)[:limit]
-
+        return english_split(_read_treebank(ENGLISH), split)[:limit]
     path = Path(name)
-    if path.suffix in TEXT_SUFFIXES:
-        return read_paragraphs(path, limit)
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in (".txt", ".md", ".conllu", ".conllup"):
         raise ValueError(
             f"no corpus {str(name)!r}: there is {', '.join([*headtools.CORPORA, 'english'])}, or the path of a .conllu "
             "file or of a .txt file"
         )
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there; corpus() needs the path of a .conllu or .txt file")
+    if path.suffix in (".txt", ".md"):
+        return _read_paragraphs(path)[:limit]
     if split != "test":
         raise ValueError(f"got split={split!r} of {path}; a treebank file is one split: give the file of that split")
-    return list(islice(read(path), limit))
+    return list(islice(_read_treebank(path), limit))
 
 
 def _registered(name: str | Path) -> Callable[[str, int | None], list[Sentence]] | None:
@@ -70,3 +70,59 @@ def english_split(sentences: Iterable[Item], split: str) -> list[Item]:
     if split not in (*_SPLITS, "all"):
         raise ValueError(f"no split {split!r} of english: there is train, validation, test and all")
     return [s for i, s in enumerate(sentences) if split in ("all", _SPLITS[i // _DOCUMENT % len(_SPLITS)])]
+
+
+def _read_paragraphs(path: Path) -> list[str]:
+    """The paragraphs of a text file, separated by empty lines, spaced as they are written."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}); save the file as UTF-8") from error
+    lines = "\n".join(line if line.strip() else "" for line in text.split("\n"))
+    paragraphs = [paragraph.strip("\n") for paragraph in re.split("\n{2,}", lines) if paragraph.strip()]
+    if not paragraphs:
+        raise ValueError(f"{path} holds no text")
+    return paragraphs
+
+
+def _read_treebank(path: Path) -> Iterator[Sentence]:
+    """Yield the sentences of a treebank, in CoNLL-U or CoNLL-U Plus; only the current one is in memory.
+
+    Of a word its form, part of speech, head, relation (with its subtype) and ``Coref=`` are kept. Skipped are
+    contracted forms (``3-4``, whose parts are the words), empty nodes (``5.1``), comments, features, ``Entity=``,
+    enhanced graphs.
+    """
+    n = 0
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for tokens in conllu.parse_incr(file):
+                if tokens:  # else comments alone
+                    yield _sentence(tokens)
+                    n += 1
+    except (ValueError, ParseException) as error:
+        raise ValueError(f"{path}, sentence {n + 1}: {str(error)[:300]}; is this UTF-8 CoNLL-U?") from error
+    if not n:
+        raise ValueError(f"{path} holds no sentences; expected the ten tab-separated columns of CoNLL-U")
+
+
+def _sentence(tokens: conllu.TokenList) -> Sentence:
+    """One sentence of the parser's tokens; ValueError for words, heads or links that are none."""
+    words = [token for token in tokens if isinstance(token.get("id"), int)]
+    numbers, n = [word["id"] for word in words], len(words)
+    missing = sorted({"form", "head", "deprel"} - {*min(words, key=len, default=())})
+    # The other lines are ranges (3, "-", 4) and empty nodes (5, ".", 1). One beyond the last word is a damaged word.
+    others = [token["id"] for token in tokens if isinstance(token.get("id"), tuple)]
+    beyond = [number for number in others if number[0] > n or (number[1] == "-" and number[2] > n)]
+    if not words or missing or beyond or numbers != [*range(1, n + 1)]:
+        problem = f"columns {missing} are missing" if missing else f"words are numbered {numbers[-12:]} {beyond or ''}"
+        raise ValueError(f"{problem}; expected words 1, 2, 3 ... with form, head and deprel")
+    forms, heads = tuple(word["form"] for word in words), tuple(word["head"] for word in words)
+    if not all(isinstance(form, str) and form.strip() for form in forms) or (n > 1 and {*forms} == {"_"}):
+        raise ValueError(f"words {forms[:12]}; expected letters: some treebanks come with a tool to restore them")
+    if not all(isinstance(head, int) and 0 <= head <= n for head in heads) or not is_tree(heads):
+        raise ValueError(f"heads {heads[:12]} are no tree; expected one 0, and no word above itself")
+    coreference = tuple(int((word.get("misc") or {}).get("Coref") or 0) for word in words)
+    if not all(0 <= mention <= n for mention in coreference):
+        raise ValueError(f"Coref={max(coreference)} in a sentence of {n} words")
+    relations, upos = (tuple(word.get(column) or "_" for word in words) for column in ("deprel", "upos"))
+    return Sentence(forms, heads, relations, upos, coreference)

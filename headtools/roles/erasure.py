@@ -5,9 +5,10 @@ arXiv:2006.00995). The map is LEACE, the smallest change after which no linear p
 was made from (Belrose et al. 2023, arXiv:2306.03819).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +37,8 @@ def erasure(x: Tensor, labels: Sequence[str], *, random: bool = False, seed: int
     """Return the map that erases a label from vectors: x (n, d) and n labels.
 
     With W = Σ^(−½) the whitening of x and P the projection on the directions in which the whitened means of the labels
-    differ, it is z − (z − mean) W P W⁻¹, of rank one less than the number of labels at most. With ``random`` as many
-    random directions are drawn, uniformly in the whitened space: the control. Raises ValueError where labels and
-    vectors differ in number, for fewer than two labels, and for vectors that are all equal.
+    differ, it is z − (z − mean) W P W⁻¹. With ``random`` as many directions are drawn uniformly in the whitened space:
+    the control. Raises ValueError for fewer than two labels, or not one a vector, and vectors that are all equal.
 
     >>> x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 0.0], [2.0, 1.0]])
     >>> take = erasure(x, ["a", "a", "b", "b"])
@@ -47,10 +47,8 @@ def erasure(x: Tensor, labels: Sequence[str], *, random: bool = False, seed: int
     """
     names = sorted(set(labels))
     if x.dim() != 2 or len(x) != len(labels) or len(names) < 2:
-        raise ValueError(
-            f"got x of shape {tuple(x.shape)} with {len(labels)} labels, {len(names)} of them different; expected x "
-            "(n, features) and n labels, two or more different ones"
-        )
+        got = f"x of shape {tuple(x.shape)} with {len(labels)} labels, {len(names)} of them different"
+        raise ValueError(f"got {got}; expected x (n, features) and n labels, two or more different ones")
     x = x.detach().cpu().double()
     mean = x.mean(0)
     # Σ = V diag(λ) Vᵀ, without the directions in which x does not vary (as in a head that is narrower than d).
@@ -100,19 +98,15 @@ def erased(model: nn.Module, maps: Mapping[tuple, Erasure]) -> Iterator[None]:
                 width = site.value_dim
             if len(erase.mean) != width:
                 raise ValueError(f"got an erasure of {len(erase.mean)} features for {key}; expected {width}")
-            stack.callback(hook_input(site.out, _eraser(site, head, erase)).remove)
+            stack.callback(hook_input(site.out, partial(_erase, site, head, erase)).remove)
         yield
 
 
-def _eraser(site: Site, head: int | None, erase: Erasure) -> Callable:
-    """Return the function that changes the output projection's input."""
-
-    def change_input(x: Tensor) -> Tensor:
-        z = site.split(x).clone()  # (B, T, head, value_dim)
-        if head is None:
-            z = erase(z.flatten(-2)).view_as(z)
-        else:
-            z[..., head, :] = erase(z[..., head, :])
-        return site.join(z)
-
-    return change_input
+def _erase(site: Site, head: int | None, erase: Erasure, x: Tensor) -> Tensor:
+    """The output projection's input x, with a head erased, or with None the whole layer."""
+    z = site.split(x).clone()  # (B, T, head, value_dim)
+    if head is None:
+        z = erase(z.flatten(-2)).view_as(z)
+    else:
+        z[..., head, :] = erase(z[..., head, :])
+    return site.join(z)

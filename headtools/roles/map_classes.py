@@ -129,10 +129,7 @@ def _best_blocks(maps: Tensor, n: Tensor) -> Tensor:
 
 
 class Agreement(NamedTuple):
-    """How far rule and labels agree: the fraction, its 95 % interval, Cohen's kappa, n, and counts (label, rule).
-
-    The interval is NaN for fewer than five maps.
-    """
+    """Fraction in which rule and labels agree, its 95 % interval (NaN for n < 5), kappa, n, counts (label, rule)."""
 
     share: float
     low: float
@@ -142,10 +139,10 @@ class Agreement(NamedTuple):
     table: dict[tuple[str, str], int]
 
 
-def labelled(path: Path = LABELLED) -> list[tuple[Tensor, str]]:
+def labelled() -> list[tuple[Tensor, str]]:
     """The maps labelled by eye: pairs of a map (U, U), in steps of 1/255, and its class."""
     pairs = []
-    for entry in read_json(path, "maps")["maps"]:
+    for entry in read_json(LABELLED, "maps")["maps"]:
         values = torch.frombuffer(bytearray(base64.b64decode(entry["map"])), dtype=torch.uint8)
         pairs.append((values.view(entry["size"], entry["size"]).float() / 255, entry["label"]))
     return pairs

@@ -1,8 +1,7 @@
-"""Plain text for language models: paragraphs of a file, and batches of them, one text a row or packed into chunks."""
+"""Plain text for language models: sentences as they were written, and batches, one text a row or packed in chunks."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,45 +10,24 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from headtools.roles.corpus import ENGLISH, english_split
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TEXT_SUFFIXES = (".txt", ".md")
 IGNORE = -100
 _COMMENT = "# text = "
-
-
-def read_paragraphs(path: Path, limit: int | None = None) -> list[str]:
-    """Return the paragraphs of a text file, separated by empty lines, spaced as they are written.
-
-    Raises ``FileNotFoundError`` for a file that is not there, ``ValueError`` for one that is not UTF-8 or is empty.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there; corpus() needs the path of a text file")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}); save the file as UTF-8") from error
-    lines = "\n".join(line if line.strip() else "" for line in text.split("\n"))
-    paragraphs = [paragraph.strip("\n") for paragraph in re.split("\n{2,}", lines) if paragraph.strip()]
-    if not paragraphs:
-        raise ValueError(f"{path} holds no text")
-    return paragraphs[:limit]
 
 
 def natural_text(name: str | Path = "english", split: str = "test", limit: int | None = None) -> list[str]:
     """Return the sentences of ``corpus(name, split, limit)`` as they were written, from a treebank's ``# text`` lines.
 
-    ``name`` is ``"english"`` or the path of a ``.conllu`` file, ``split`` one of the English splits, or ``"all"``. (A
-    language model has not read ``the harbour .`` with a space before the full stop, and its loss says so.)
-
-    Raises ``ValueError`` for a treebank without such lines, and for an unknown split.
+    (A language model has not read ``the harbour .`` with a space before the full stop, and its loss says so.) Raises
+    ValueError for a treebank without such lines, and for an unknown split.
 
     >>> natural_text("english", limit=1)
     ['The last train to Leeds had already left when we arrived at the station.']
     """
-    from headtools.roles.corpus import ENGLISH, english_split
-
     path = ENGLISH if name == "english" else Path(name)
     lines = path.read_text(encoding="utf-8").split("\n")
     texts = [line.removeprefix(_COMMENT) for line in lines if line.startswith(_COMMENT)]
@@ -92,15 +70,12 @@ def text_batches(
     batch_size: int = 8,
     separator: str = "\n\n",
 ) -> TextBatches:
-    """Return texts as batches that a causal language model can be measured on: input_ids, attention_mask, labels.
+    """Return texts as batches for a causal language model: input_ids, attention_mask, labels (-100 at padding).
 
-    Without ``length`` a row is a text; rows are sorted by their number of tokens, padding stands on the right, and
-    texts of fewer than two tokens are left out and counted. With ``length`` the texts are joined by ``separator`` and
-    cut into chunks of ``length`` tokens, without padding; what is left at the end is counted as skipped. The
-    tokenizer's special tokens are never added. Labels repeat the tokens, and are -100 at padding. ``batch_size`` rows
-    make a batch.
-
-    Raises ``TypeError`` for a single string and for texts that are not strings, ``ValueError`` for no row.
+    Without ``length`` a row is a text, sorted by length and padded on the right; texts of fewer than two tokens are
+    counted as skipped. With it the texts, joined by ``separator``, are cut into chunks of ``length`` tokens; what is
+    left at the end is skipped. Special tokens are never added. Raises TypeError for a single string and for texts that
+    are not strings, ValueError for no row.
 
     >>> from headtools.organism.load import load
     >>> text_batches(load()[1], ["the dog slept .", "it slept .", "it"])

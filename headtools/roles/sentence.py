@@ -9,16 +9,17 @@ class Sentence:
 
     words         the words as they are written, punctuation included
     heads         number of each word's syntactic head; 0 for the root
-    relations     relation to the head, as Universal Dependencies name it: nsubj, obj, amod, ...; 'root' for the root.
-                  Subtypes are kept as the file has them, nsubj:pass; ``universal`` is without them
+    relations     relation to the head in Universal Dependencies, with its subtype: nsubj, nsubj:pass ...; 'root'
     upos          part of speech: NOUN, VERB, ...
-    coreference   for a word that refers to something mentioned before, the number of the word that names it first (most
-                  often a pronoun and its noun); 0 for every other word
-    target        words of the translation (organism only, else None)
-    alignment     for each word of the target, the number of the word it translates (organism only, else None)
-    topic         'sea', 'hill', 'city', or None where the sentence has no name (organism only, else None)
-    phenomena     for each word of the target, what else in the sentence it depends on: names of
-                  ``headtools.organism.translation.PHENOMENA``, such as 'subject' (organism only, else None)
+    coreference   for a word that refers to something mentioned before, most often a pronoun, the number of the word
+                  that names it first; 0 for every other word
+
+    Of the organism alone, else None:
+
+    target        words of the translation
+    alignment     for each word of the target, the number of the word it translates
+    topic         'sea', 'hill', 'city', or None where the sentence has no name
+    phenomena     for each word of the target, what else it depends on (``headtools.organism.translation.PHENOMENA``)
 
     >>> Sentence(("it", "slept"), (2, 0), ("nsubj", "root"), ("PRON", "VERB"), (0, 0)).dependents(2)
     (1,)

@@ -1,10 +1,4 @@
-"""Spans: what attention is scored between, words and single special tokens; and maps between spans, made of tokens'.
-
->>> words = torch.tensor([[-1, 0, 1, 1, -1]])  # [CLS] the play ##ing [SEP]
->>> spans = make_spans(words, torch.ones(1, 5), torch.tensor([[7, 1, 2, 3, 8]]))
->>> spans.of_token, spans.word
-(tensor([[0, 1, 2, 2, 3]]), tensor([[-1,  0,  1, -1]]))
-"""
+"""Spans: what attention is scored between, words and single special tokens; and maps between spans, made of tokens'."""
 
 from dataclasses import dataclass
 
@@ -34,6 +28,10 @@ def make_spans(words: Tensor, mask: Tensor, ids: Tensor) -> Spans:
     """Group tokens into spans: ``words`` (B, T) as ``align`` gives them, ``mask`` and ``ids`` (B, T) the batch's.
 
     Neighbouring tokens of one word are one span, and so is every special token.
+
+    >>> words = torch.tensor([[-1, 0, 1, 1, -1]])  # [CLS] the play ##ing [SEP]
+    >>> make_spans(words, torch.ones(1, 5), torch.tensor([[7, 1, 2, 3, 8]])).of_token
+    tensor([[0, 1, 2, 2, 3]])
     """
     mask = mask.bool()
     previous = torch.cat([torch.full_like(words[:, :1], -2), words[:, :-1]], 1)

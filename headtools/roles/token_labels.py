@@ -18,9 +18,8 @@ PIECES = "##"  # what WordPiece writes there
 def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int] | torch.Tensor) -> list[str]:
     """Return a label for each token id: its text, with a dot before a piece that continues a word.
 
-    Tokenizers write a space as Ġ or ▁, or mark what continues a word with ##; none of these is shown. Line ends show as
-    ↵, a token that is only a space as ␣. Where a character of several bytes is split over tokens, the first of them
-    shows it and the others the dot alone. Raises ``TypeError`` for a tokenizer or ids of another kind.
+    Ġ, ▁ and ## are not shown. Line ends show as ↵, a token that is only a space as ␣. Where a character of several
+    bytes is split over tokens, the first of them shows it and the others the dot alone. Raises TypeError for other ids.
 
     >>> from headtools.organism.load import load
     >>> tokenizer = load()[1]

@@ -16,6 +16,7 @@ from headtools.roles.word_alignment import align, numbered
 
 COMPONENTS = ("head", "layer", "residual")
 MAX_BYTES = 2 * 2**30
+BATCH_SIZE = 32
 
 
 class Place(NamedTuple):
@@ -35,18 +36,13 @@ def word_states(
     component: Sequence[str] = ("head",),
     *,
     heads: Heads | None = None,
-    batch_size: int = 32,
 ) -> dict[Place, Tensor]:
     """Read the vectors of every word in one pass: a tensor (word, features) float32 for each place in the model.
 
     The words of all sentences follow one another; one of several tokens has the vector of the last. ``component``:
-
-    "head"      z of each head, value_dim features; with ``heads``, of those alone: [("encoder", 2, 0), ...]
-    "layer"     z of all heads of a layer, concatenated
-    "residual"  the residual stream as layer 0, 1, ... reads it, and one more: the output of the last layer
-
-    Of an encoder-decoder the encoder is read. Raises what ``ablate`` raises for heads that do not exist, and ValueError
-    for an unknown ``component``, more than 2 GiB, and a model that runs one layer several times (ALBERT).
+    "head" is z of each head (of ``heads`` alone, where given), "layer" that of a layer's heads, concatenated,
+    "residual" the stream as layer 0, 1, ... reads it, and one more, the output of the last layer. Of an encoder-decoder
+    the encoder is read. Raises ValueError for more than 2 GiB, and a model that runs one layer several times (ALBERT).
 
     >>> import headtools as ht
     >>> states = word_states(*ht.load(), ht.corpus("organism", limit=2), ["head", "residual"])
@@ -65,44 +61,42 @@ def word_states(
         return [*(previous or []), captured.z.flatten(0, 1)[tokens].float().cpu()]
 
     reader = model.get_encoder() if is_encoder_decoder(model) else model
+    first_kind = next(iter(sites(model))).kind
     heads_of = None if heads is None else {site.key: listed for site, listed in select(sites(model), heads).items()}
     only_sites = None if {"head", "layer"} & set(components) else ()  # None: all
     with record(model, want="z", accumulate=words_of_batch, only=only_sites) as recorded:
-        for start in range(0, len(order), batch_size):
-            indices = order[start : start + batch_size]
+        for start in range(0, len(order), BATCH_SIZE):
+            indices = order[start : start + BATCH_SIZE]
             with numbered(indices):
                 batch, words = align(tokenizer, [sentences[i] for i in indices], device=device_of(model))
             tokens = _last_tokens(words)
             out = reader(**batch, output_hidden_states="residual" in components)
             if "residual" in components:
                 residual.append([x.flatten(0, 1)[tokens].float().cpu() for x in out.hidden_states])
-                nonfinite = [layer for layer, x in enumerate(residual[-1]) if not x.isfinite().all()]
-                if nonfinite:
-                    kind = next(iter(sites(model))).kind
-                    raise ValueError(
-                        f"the residual stream that {kind} {nonfinite[0]} reads is NaN or infinite; "
-                        f"{explain_nonfinite(model)}"
-                    )
+                for layer, x in enumerate(residual[-1]):
+                    if not x.isfinite().all():
+                        what = f"the residual stream that {first_kind} {layer} reads is NaN or infinite"
+                        raise ValueError(f"{what}; {explain_nonfinite(model)}")
             if start == 0:
                 first_batch = [*(recorded[key][0] for key in recorded), *(residual[0] if residual else ())]
-                _check_memory(first_batch, n_words)
+                _check_memory(sum(x[0].numel() for x in first_batch), n_words)
     # Words were read sentence by sentence in ``order``; a stable sort brings them back.
     original_order = torch.tensor([i for i in order for _ in sentences[i].words]).argsort(stable=True)
     states: dict[Place, Tensor] = {}
     for key in recorded:
         kind, layer, z = " ".join(key[:-1]), key[-1], torch.cat(recorded[key])
         if len(z) != n_words:
-            times = len(z) // n_words
-            raise ValueError(f"{kind} {layer} runs {times} times in one pass, so that its layers cannot be separated")
+            raise ValueError(
+                f"{kind} {layer} runs {len(z) // n_words} times in one pass; its layers cannot be separated"
+            )
         z = z[original_order]
         if "head" in components:
             own_heads = range(z.shape[1]) if heads_of is None else heads_of.get(key, ())
             states |= {Place("head", kind, layer, head): z[:, head] for head in own_heads}
         if "layer" in components:
             states[Place("layer", kind, layer)] = z.flatten(1)
-    kind = next(iter(sites(model))).kind
     for layer, by_batch in enumerate(zip(*residual, strict=True)):
-        states[Place("residual", kind, layer)] = torch.cat(by_batch)[original_order]
+        states[Place("residual", first_kind, layer)] = torch.cat(by_batch)[original_order]
     return states
 
 
@@ -113,15 +107,11 @@ def _last_tokens(words: Tensor) -> Tensor:
     return ((words >= 0) & (words != following)).flatten().nonzero().flatten()
 
 
-def _check_memory(first_batch: list[Tensor], n_words: int) -> None:
-    """Raise ValueError where the vectors of all words would not fit, by those of the first batch."""
-    words_in_batch = max((len(x) for x in first_batch), default=0)
-    if not words_in_batch:
-        return
-    size = 4 * n_words * sum(x.numel() for x in first_batch) // words_in_batch
+def _check_memory(features: int, n_words: int) -> None:
+    """Raise ValueError where vectors of so many features for each word, in all places, would not fit."""
+    size = 4 * n_words * features
     if size > MAX_BYTES:
         raise ValueError(
-            f"the vectors of {n_words:,} words take {size / 2**30:.1f} GiB; at most {MAX_BYTES / 2**30:.0f} GiB are "
-            f"allowed: give about {int(n_words * MAX_BYTES / size):,} words, fewer places (component=), or a task "
-            "with fewer words"
+            f"the vectors of {n_words:,} words take {size / 2**30:.1f} GiB, more than {MAX_BYTES / 2**30:.0f}: give "
+            f"about {MAX_BYTES // (4 * features):,} words, fewer places (component=), or a task with fewer words"
         )

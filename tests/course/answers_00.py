@@ -111,6 +111,53 @@ def blank(model, heads):
 
 
 @contextmanager
+def by_token(model, heads):
+    hooks = []
+    for key, numbers in heads.items():
+        site = ht.sites(model)[key]
+
+        def without(module, args, site=site, numbers=numbers):
+            z = site.split(args[0]).clone()
+            z[:, [n for n in numbers if n < z.shape[1]]] = 0
+            return (site.join(z),)
+
+        hooks.append(site.out.register_forward_pre_hook(without))
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+@contextmanager
+def in_place(model, heads):
+    hooks = []
+    for key, numbers in heads.items():
+        site = ht.sites(model)[key]
+
+        def without(module, args, site=site, numbers=numbers):
+            site.split(args[0])[:, :, numbers] = 0
+
+        hooks.append(site.out.register_forward_pre_hook(without))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def rows_of_weights(model, heads):
+    before = {}
+    for key, numbers in heads.items():
+        site = ht.sites(model)[key]
+        before[site] = site.out.weight.data.clone()
+        for h in numbers:
+            site.out.weight.data[site.value_dim * h : site.value_dim * (h + 1)] = 0
+    yield
+    for site, weight in before.items():
+        site.out.weight.data = weight
+
+
+@contextmanager
 def typo(model, heads):
     ht.sites(model)["encoder", 7]
     yield
@@ -141,6 +188,9 @@ ANSWERS = {
             (other(remove=False), "still off. Remove each hook"),
             (other(), "An error inside the block leaves"),
             (other(returned=lambda z: None), "Every head is on inside the block"),
+            (by_token, "Words are off in place of heads"),
+            (in_place, "With a gradient the model stops"),
+            (rows_of_weights, "Rows of the weight are 0"),
             (package, "ht.ablate is right, and it is the one that you are about to write"),
             (generator, "@contextmanager above the function"),
             (lambda model, heads: model, "context manager is asked for"),

@@ -5,6 +5,9 @@ import math
 import numpy as np
 import torch
 
+from headtools import geometry
+from headtools.course import my_heads
+
 
 def right_swap(W, a, b):
     return not torch.allclose(a @ a.T @ W, W, atol=1e-4)
@@ -92,7 +95,89 @@ def in_turns(omega, delta):
     return right_offset(omega, delta)[order][:, order]
 
 
+def right_ov(site):
+    w = site.v.weight().transpose(-1, -2)
+    return w.repeat_interleave(site.heads // len(w), 0) @ site.w_o
+
+
+def ov_by_einsum(site):
+    group = site.heads // site.kv_heads
+    v, o = site.v.weight(), site.w_o
+    return torch.stack([torch.einsum("kd,ke->de", v[h // group], o[h]) for h in range(site.heads)])
+
+
+def right_qk(site):
+    q, k = site.q.weight(), site.k.weight()
+    return q.mT @ k.repeat_interleave(site.heads // len(k), 0)
+
+
+def qk_in_a_loop(site):
+    group = site.heads // site.kv_heads
+    return torch.stack([site.q.weight()[h].T @ site.k.weight()[h // group] for h in range(site.heads)])
+
+
+def ov_repeated(site):
+    w = site.v.weight().mT
+    return w.repeat(site.heads // len(w), 1, 1) @ site.w_o
+
+
+def qk_repeated(site):
+    k = site.k.weight()
+    return site.q.weight().mT @ k.repeat(site.heads // len(k), 1, 1)
+
+
+def package_ov(site):
+    return geometry.ov(site)
+
+
+def cosines(A, B):
+    return torch.linalg.svdvals(torch.linalg.qr(A)[0].T @ torch.linalg.qr(B)[0])
+
+
+def overlap_by_projectors(A, B):
+    P, Q = (x @ torch.linalg.pinv(x) for x in (A, B))
+    return float((P @ Q).trace() / A.shape[1])
+
+
+def normed(A):
+    return A / A.norm(dim=0)
+
+
 ANSWERS = {
+    "02.ov": {
+        "right": [right_ov, ov_by_einsum, my_heads.ov],
+        "wrong": [
+            (lambda site: right_ov(site).mT, "This is the transpose"),
+            (ov_repeated, "repeat_interleave repeats each"),
+            (lambda site: right_ov(site).sum(0), "each head has its own"),
+            (lambda site: site.v.weight().mT @ site.w_o.flip(0)[: len(site.v.weight())], "not W_V W_O"),
+            (lambda site: site.v.weight() @ site.w_o, "stopped with RuntimeError"),
+            (package_ov, "is right, and it is the one"),
+        ],
+    },
+    "02.qk": {
+        "right": [right_qk, qk_in_a_loop, my_heads.qk],
+        "wrong": [
+            (lambda site: right_qk(site).mT, "This is the transpose"),
+            (lambda site: right_qk(site) / site.head_dim**0.5, "not divided here"),
+            (qk_repeated, "repeat_interleave repeats each"),
+            (lambda site: right_qk(site) * 2, r"not W_Q W_K\^T"),
+            (lambda site: site.q.weight() @ site.k.weight(), "stopped with RuntimeError"),
+        ],
+    },
+    "02.overlap": {
+        "right": [lambda A, B: cosines(A, B).square().mean(), overlap_by_projectors, my_heads.overlap],
+        "wrong": [
+            (lambda A, B: cosines(A, B).mean(), "their squares are averaged"),
+            (lambda A, B: cosines(A, B).square().sum(), "This is the sum"),
+            (lambda A, B: cosines(A, B).square().max(), "largest cosine alone"),
+            (lambda A, B: torch.linalg.svdvals(A.T @ B).square().mean(), "not orthonormal"),
+            (lambda A, B: torch.linalg.svdvals(normed(A).T @ normed(B)).square().mean(), "not orthogonal yet"),
+            (lambda A, B: (torch.linalg.qr(A)[0].T @ torch.linalg.qr(B)[0]).square().mean(), "mean over all entries"),
+            (lambda A, B: cosines(A, B), "One number is asked for"),
+            (lambda A, B: 0.5, "Orthonormal bases of both"),
+        ],
+    },
     "02.swap": {
         "right": [right_swap, swap_by_svd, swap_in_numpy, lambda W, a, b: (a.T @ W @ b).norm() < 0.999 * W.norm()],
         "wrong": [

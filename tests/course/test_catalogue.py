@@ -71,7 +71,7 @@ def test_what_was_loaded_says_so(monkeypatch):
     monkeypatch.setitem(ABOUT["b"], "loaded", "the shipped tables")
     assert measured("99.b", e=0).check == "Loaded from the shipped tables."
     monkeypatch.setitem(ABOUT["a"], "partly_loaded", "the shipped tables")
-    assert measured("99.a", n=3, top=0.98).check.endswith("but for what was loaded from the shipped tables.")
+    assert measured("99.a", n=3, top=0.98).check.endswith("except for what was loaded from the shipped tables.")
 
 
 def test_a_number_that_is_off_fails_where_the_course_is_tested(monkeypatch):
@@ -112,7 +112,7 @@ def test_a_figure_takes_caption_and_description_from_its_entry():
     remember("99.a", "10")
     picture = figure(plt.figure(), "99.a", n=3, top=0.98)
     assert 'alt="A grid of cells."' in picture.html
-    assert "3 of 48 heads reach 0.98. <b>You predicted: 10.</b> <small>Measured on this machine" in picture.html
+    assert "3 of 48 heads reach 0.98. <b>You predicted: 10.</b> <small>Measured in this run" in picture.html
     assert repr(figure(None, "99.b", e=0)) == "The error is 0."
     remember("99.a", "")
     assert predicted("99.a") == ""

@@ -361,6 +361,18 @@ def _gradient(per: str) -> Callable:
     return measure
 
 
+def gradient_secant(case: Case) -> Pair:
+    """Also sdpa's, which is taken apart, against the secant of eager attention."""
+    given, keys = _sites(case)
+
+    def ours() -> Numbers:
+        with case.setting():
+            how = {"signed": True, "softmax": "secant"}
+            return _dict(ht.gradient(case.prepared, case.batches, sites=given, **how, **_loss(case)).rows)
+
+    return ours, lambda: _dict(naive.slopes(case, keys, softmax=naive.by_secant))
+
+
 def confidence(case: Case) -> Pair:
     given, keys = _sites(case)
     exclude = [] if case.kind not in ("text", "causal") else case.luck("exclude").choice(([], [0, 5, 6, 7, 8]))
@@ -797,6 +809,7 @@ MEASURES = {
     "gradient_batch": _gradient("batch"),
     "gradient_signed": _gradient("signed"),
     "gradient_rows": _gradient("rows"),
+    "gradient_secant": gradient_secant,
     "confidence": confidence,
     "statistics": statistics,
     "ablation": _ablation("zero", means=True),

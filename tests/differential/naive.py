@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -343,9 +344,12 @@ def even(case, model: nn.Module, key: tuple, heads: list, unit) -> dict:
 # --- importance -----------------------------------------------------------------------------------------------------
 
 
-def slopes(case, keys: list, per_token: bool = False) -> dict:
-    """dL/dgate of each example and head, {key: (n, head)}; per token [(tokens, head), ...]: Michel et al., eq. 2."""
-    model = quiet(case)
+def slopes(case, keys: list, per_token: bool = False, softmax: Callable | None = None) -> dict:
+    """dL/dgate of each example and head, {key: (n, head)}; per token [(tokens, head), ...]: Michel et al., eq. 2.
+
+    ``softmax`` stands in for that of the model's eager attention.
+    """
+    model = quiet(case) if softmax is None else attend(quiet(case), "eager")
     found, rows = layers(case.combination.architecture, model), {key: [] for key in keys}
     for unit in itertools.chain.from_iterable(case.units):
         gates = {}
@@ -355,12 +359,34 @@ def slopes(case, keys: list, per_token: bool = False) -> dict:
             gates.setdefault(key, torch.ones(size, z.shape[2], 1, requires_grad=True))
             return z * gates[key].to(z.dtype)
 
-        with case.setting(), changed(found, {key: lambda z, key=key: gated(z, key) for key in keys}):
+        instead = mock.patch.object(F, "softmax", softmax) if softmax else contextlib.nullcontext()
+        with case.setting(), instead, changed(found, {key: lambda z, key=key: gated(z, key) for key in keys}):
             loss(case, model(**unit.inputs), unit.inputs).backward()
         for key, gate in gates.items():
             slope = torch.zeros_like(gate) if gate.grad is None else gate.grad
             rows[key].append(slope[unit.own[0][case.sides(key)[0]], :, 0] if per_token else slope[0, :, 0])
     return rows if per_token else {key: torch.stack(part) for key, part in rows.items()}
+
+
+def by_secant(scores: Tensor, dim: int = -1, dtype: torch.dtype | None = None, **_: object) -> Tensor:
+    """Softmax whose derivative is the Jacobian diag(m) - m m^T / sum(m), one row of attention at a time.
+
+    m is the logarithmic mean of the weights p and of even weights u, (p - u) / (log p - log u).
+    """
+    softmax = torch.softmax
+    if scores.dim() < 3:  # a router's, which chooses experts
+        return softmax(scores, dim, dtype)
+    rows = []
+    for row in scores.flatten(0, -2).double():
+        p = softmax(row.detach(), -1)
+        seen = p > 0
+        p = p[seen]
+        u = torch.full_like(p, 1 / len(p))
+        m = torch.where((p - u).abs() < 1e-9, u, (p - u) / (p.log() - u.log()))
+        jacobian = torch.diag(m) - torch.outer(m, m) / m.sum()
+        change = row[seen] - row[seen].detach()  # 0, with a slope of 1
+        rows.append(torch.zeros_like(row).masked_scatter(seen, p + jacobian @ change))
+    return torch.stack(rows).view_as(scores).to(dtype or scores.dtype)
 
 
 def gradient(case, keys: list, over: str) -> dict:

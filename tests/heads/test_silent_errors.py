@@ -1,12 +1,15 @@
 """Numbers that were once wrong without a word: each test failed before its mend."""
 
 import copy
+import gc
 
 import pytest
 import torch
 import transformers as tf
 
 import headtools as ht
+from headtools.heads.ablate import replacement_values
+from recipes.families import batch_of, build
 
 from .reference import checkpoint
 from .zoo import error, fresh, logits, run, valid, zoo_model
@@ -155,6 +158,14 @@ def test_a_context_without_with_warns():
         model(batch["input_ids"])
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_context_with_a_wrong_argument_says_only_that():
+    """Beside the ``TypeError``, Python printed an exception of the unused context."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sites'"):
+        ht.record(zoo_model("llama")[0], sites=["decoder"])
+    gc.collect()
+
+
 def test_gates_under_vmap_are_refused():
     model, batch = zoo_model("llama")
 
@@ -301,8 +312,60 @@ def test_tokens_that_a_model_adds_to_fill_a_block_are_padding(with_mask):
         model(**batch)
     z = r["encoder", 0].z
     assert z.shape[1] == 8  # of six tokens
-    found = ht.heads.ablate.replacement_values(model, ht.sites(model), "mean", batch)["encoder", 0]
+    found = replacement_values(model, ht.sites(model), "mean", batch)["encoder", 0]
     assert torch.allclose(found[0], z[:, :6].flatten(0, 1).mean(0), atol=1e-5)
+
+
+# --- what a model does only under the names of its own kernels --------------------------------------------------------
+
+
+def sparse_attention():
+    """DeepSeek V3.2, in which an index chooses four keys for each query."""
+    sizes = LLAMA | {"num_key_value_heads": 4, "num_hidden_layers": 2, "moe_intermediate_size": 16}
+    experts = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
+    index = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "first_k_dense_replace": 1}
+    return spread(tf.DeepseekV32ForCausalLM(tf.DeepseekV32Config(**(sizes | experts | latent | index))))
+
+
+def test_an_index_that_chooses_keys_for_kernels_of_known_names():
+    """Inside record() every query saw every key, and the model's logits moved."""
+    model, ids = sparse_attention(), torch.arange(5, 17)[None]
+    with torch.no_grad():
+        plain = model(ids).logits
+        for want in ("maps", "q", "visible"):
+            with pytest.raises(ValueError, match="DeepseekV32Attention hides keys only while"), ht.record(model, want):
+                model(ids)
+        with ht.record(model, want="z") as r:
+            assert torch.equal(model(ids).logits, plain)
+    assert len(r) == 2
+
+
+def funnel():
+    sizes = {"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 40, "block_sizes": [1, 1], "num_decoder_layers": 1}
+    return tf.FunnelForMaskedLM(tf.FunnelConfig(vocab_size=60, **sizes)), "funnel.decoder.layers.0.attention"
+
+
+def bridgetower():
+    text = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    vision = {"hidden_size": 64, "num_hidden_layers": 1, "image_size": 16, "patch_size": 8}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
+    config = tf.BridgeTowerConfig(text_config=text, vision_config=vision, **sizes)
+    return tf.BridgeTowerModel(config), "cross_modal_text_layers.0.attention.self"
+
+
+@pytest.mark.parametrize("build", [funnel, bridgetower])
+def test_attention_that_is_called_a_decoder_and_sees_all(build):
+    model, name = build()
+    assert next(site.kind for site in ht.sites(model) if site.name == name) == "encoder"
+
+
+def test_a_mask_for_every_head_cannot_be_pruned():
+    """What was pruned could not run: the model gives its attention a mask for the number of heads it was built with."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 16, "patch_size": 4}
+    model = tf.EomtForUniversalSegmentation(tf.EomtConfig(**sizes, num_blocks=1, num_queries=4, num_upscale_blocks=1))
+    with pytest.raises(ValueError, match="full number of heads"):
+        ht.prune(model, {("encoder", 0): [0]})
 
 
 # --- what runs several times, or without a gradient -------------------------------------------------------------------
@@ -393,3 +456,44 @@ def test_a_final_norm_without_weights():
         logits = model(IDS).logits[torch.arange(2), -1, torch.tensor([7, 8])]
     total = sum(part.sum(1) for part in split.heads.values()) + split.rest
     assert torch.allclose(total.float(), logits, atol=1e-3)
+
+
+def test_projections_that_torch_reads_and_never_calls_are_no_site():
+    """WavLM gives its weights to a function of torch: ablation changed nothing, without a word."""
+    with pytest.raises(ValueError, match="found attention but not its heads"):
+        ht.sites(build("wavlm", "WavLMForCTC"))
+
+
+def test_a_decoder_that_writes_all_at_once_is_not_causal():
+    model = build("fastspeech2_conformer", "FastSpeech2ConformerModel")
+    assert set(ht.sites(model).kinds) == {"encoder"}
+
+
+def test_a_decoder_that_is_one_by_an_argument_is_causal():
+    """BLIP's captioner was called an encoder: its kind is neither in its modules nor in its path."""
+    model = build("blip", "BlipForConditionalGeneration")
+    assert {site.kind for site in ht.sites(model) if site.name.startswith("text_decoder")} == {"decoder", "cross"}
+    assert not ht.verify(model, batch_of(model)).failed
+
+
+@pytest.mark.skipif(not hasattr(tf, "T5Gemma2Config"), reason="transformers is older")
+def test_attention_to_two_sequences_at_once_is_no_site():
+    """T5Gemma 2's decoder was called encoder."""
+    with pytest.warns(UserWarning, match="does not understand 2 attention modules"):
+        found = ht.sites(build("t5gemma2", "T5Gemma2ForConditionalGeneration"))
+    assert all("decoder" not in site.name for site in found)
+
+
+def test_queries_twice_as_wide_as_keys_are_a_gate_only_beside_such_values():
+    """With fewer key heads than value heads, every second half of a query head was taken for a gate."""
+
+    class SelfAttention(torch.nn.Module):
+        def __init__(self, keys, values):
+            super().__init__()
+            self.num_heads, self.head_dim = 4, 8
+            self.q_proj, self.k_proj = torch.nn.Linear(32, 32), torch.nn.Linear(32, keys)
+            self.v_proj, self.o_proj = torch.nn.Linear(32, values), torch.nn.Linear(32, 32)
+
+    with pytest.raises(ValueError, match="found attention but not its heads"):
+        ht.sites(torch.nn.ModuleList([SelfAttention(16, 32)]))
+    assert ht.sites(torch.nn.ModuleList([SelfAttention(16, 16)])).n_heads == 4

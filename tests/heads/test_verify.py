@@ -10,6 +10,7 @@ from torch import nn
 import headtools as ht
 from headtools.heads import sites as sites_module
 from headtools.heads.verify import CHECKS, Verification
+from recipes.families import batch_of, build
 
 from .reference import untouched
 from .zoo import BUILDERS, fresh, zoo_model
@@ -109,6 +110,38 @@ def test_padding_that_is_read_is_found():
     model.forward = lambda input_ids=None, attention_mask=None, **more: own(input_ids=input_ids, **more)
     failed = ht.verify(model, batch).failed
     assert "padding changes" in failed["encoder 0", "padding"]
+    labelled = batch | {"labels": batch["input_ids"]}
+    assert not batch["attention_mask"].all()
+    with pytest.raises(ValueError, match=r"padding changes .* give batches of texts of equal length"):
+        ht.gradient(model, labelled)
+    whole = labelled | {"attention_mask": torch.ones_like(batch["attention_mask"])}
+    assert ht.gradient(model, whole).values
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "why"),
+    [
+        ("xlm", "XLMWithLMHeadModel", "its cache grows with every call, asked or not"),
+        ("funnel", "FunnelForMaskedLM", "its queries are pooled, their keys are not"),
+        ("pegasus_x", "PegasusXForConditionalGeneration", "it pads its texts to whole blocks itself"),
+        ("ibert", "IBertForMaskedLM", "its projections return a scale as well"),
+        ("mobilebert", "MobileBertForMaskedLM", "its attention is given queries, keys and values apart"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_attention_that_is_called_otherwise_is_tried(family, name, why):
+    model = build(family, name)
+    found = ht.verify(model, batch_of(model))
+    assert {check for _, check in found.found} == set(CHECKS), why
+    assert {check for _, check in found.failed} <= {"padding"}, why  # MobileBERT joins neighbours, Funnel pools
+
+
+def test_an_output_projection_that_is_never_called_is_found():
+    model, batch = fresh("llama")
+    attention = model.model.layers[0].self_attn
+    attention.forward = lambda hidden_states, **_: (hidden_states / 2, None)
+    failed = ht.verify(model, batch).failed
+    assert "nothing reaches its heads" in failed["decoder 0", "gate"]
 
 
 def test_a_pass_without_a_gradient_is_found():

@@ -102,17 +102,6 @@ def test_a_reference_of_its_own():
     assert any((found[key] - value).abs().max() > 1e-3 for key, value in of_the_batch.items())
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "marian", "t5", "vit"])
-def test_the_loss_is_that_of_the_labels(name, runs):
-    model, batch = labelled(name)
-
-    def own(outputs, batch):
-        return label_loss(model, outputs, batch)
-
-    close(quietly(model, batch), by_loop(model, batch, own))
-    assert runs == [True]
-
-
 def test_scores_are_means_with_paired_intervals():
     model, batch = labelled("gpt2")
     scores, rows = ablation(model, [batch, batch], progress=False), quietly(model, [batch, batch])

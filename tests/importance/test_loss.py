@@ -71,20 +71,12 @@ def test_half_precision_is_widened_and_a_class_is_one_token():
 @pytest.mark.parametrize(
     ("outputs", "batch", "words"),
     [
-        (Outputs(logits=draw(2, 4, 9)), {}, 'no "labels", so it has no loss'),
         (Outputs(logits=draw(2, 4, 9)), {"labels": [[1]]}, 'no "labels"'),
         (Outputs(), {"labels": LABELS}, "got no logits: pass"),
-        (Outputs(logits=draw(2, 4, 9)), {"labels": LABELS.float()}, "got labels that are not classes"),
-        (
-            Outputs(logits=draw(2, 4, 9)),
-            {"labels": LABELS[:, :3]},
-            r"logits \(2, 4, 9\) and labels \(2, 3\) are neither",
-        ),
         (Outputs(logits=draw(2, 9)), {"labels": LABELS}, r"logits \(2, 9\) and labels \(2, 4\) are neither"),
         (Outputs(logits=draw(2, 9)), {"labels": LABELS[:1, 0]}, r"logits \(2, 9\) and labels \(1,\) are neither"),
         (Outputs(logits=draw(2)), {"labels": LABELS[0, :2]}, r"logits \(2,\) and labels \(2,\) are neither"),
         (Outputs(logits=draw(2, 4, 2, 9)), {"labels": LABELS}, "are neither a text nor a classification"),
-        (Outputs(logits=draw(2, 4, 9)), {"labels": torch.full((2, 4), -100)}, r"examples \[0, 1\] of a batch have no"),
     ],
 )
 def test_other_forms_are_told(outputs, batch, words):
@@ -185,8 +177,6 @@ def test_sites_are_taken_once_in_the_order_asked():
     assert keys == [("cross", 1), ("encoder", 0), ("encoder", 1)]
     assert [site.key for site in select_sites(model, "cross")] == [("cross", 0), ("cross", 1)]
     assert len(select_sites(model, None)) == 6
-    with pytest.raises(ValueError, match=r"sites=\[\] leaves no heads to measure"):
-        select_sites(model, [])
 
 
 def test_decoder_inputs_are_made_where_none_are_given():
@@ -201,10 +191,6 @@ def test_decoder_inputs_are_made_where_none_are_given():
     (kept,) = each_batch(zoo_model("bert")[0], iter([plain]))
     assert kept == plain
     assert kept is not plain
-    with pytest.raises(ValueError, match="got no batches"):
-        list(each_batch(model, []))
-    with pytest.raises(TypeError, match="a batch is a dict of the model's arguments, got list"):
-        list(each_batch(model, [[labels]]))
 
 
 # --- what would be a wrong number without a word ----------------------------------------------------------------------

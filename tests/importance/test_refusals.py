@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from transformers import AttentionInterface
 
 import headtools as ht
 from headtools.heads.scores import HeadScores
@@ -37,6 +38,19 @@ def first(outputs, _batch):
     return outputs.logits[:, 0].logsumexp(-1)
 
 
+def hidden_softmax():
+    """BERT with an attention function of one's own, in which no softmax of torch runs."""
+
+    def kernel(_module, q, k, v, _mask, scaling, **_more):
+        weights = (q @ k.mT * scaling).exp()
+        return (weights / weights.sum(-1, keepdim=True) @ v).transpose(1, 2), None
+
+    AttentionInterface.register("kernel", kernel)
+    model = copy.deepcopy(MODEL)
+    model.set_attn_implementation("kernel")
+    return model
+
+
 REFUSED = {
     "no label": (gradient(BATCH | {"labels": NONE}), ValueError, r"examples \[1\] of a batch have no label"),
     "labels of another type": (gradient(BATCH | {"labels": LABELS.float()}), ValueError, "labels that are not classes"),
@@ -52,6 +66,12 @@ REFUSED = {
     "per token": (gradient(per="token"), ValueError, "per is one of"),
     "per token, ablation": (ablation(per="token"), ValueError, 'per is "example" or "batch", got \'token\''),
     "normalised by what": (gradient(normalise=True), ValueError, "normalise None or"),
+    "a softmax of another slope": (gradient(softmax="x"), ValueError, 'softmax is "slope" or "secant"; got \'x\''),
+    "a softmax in a kernel": (
+        lambda: ht.gradient(hidden_softmax(), BATCH, softmax="secant"),
+        ValueError,
+        "softmax of encoder 0 is hidden in a kernel",
+    ),
     "signed positions": (gradient(per="position", signed=True), ValueError, "add up to that of their example"),
     "an unknown site": (gradient(sites=["cross"]), KeyError, "no 'cross' attention"),
     "an unknown site, ablation": (ablation(sites=["cross"]), KeyError, "no 'cross' attention"),

@@ -39,6 +39,13 @@ def test_a_soft_head_gives_no_warning():
         ht.gradient(induction(3.0).model, batch_of("repeats", 0), "aligned")
 
 
+@pytest.mark.parametrize("name", ["organism", "organism2"])
+def test_trained_heads_give_no_warning(name):
+    """Nor do the models of the zoo, whose gradients are taken where every warning is an error."""
+    model, tokenizer = ht.load(name)
+    ht.gradient(model, ht.label(model, tokenizer, ht.corpus(name, limit=64)))
+
+
 @pytest.mark.parametrize("gain", [0.0, 1e-6, 1.0, 30.0, 1000.0])
 def test_the_secant_is_exact_from_equal_scores(gain):
     """Its definition as a matrix, and J scores = softmax - uniform; a masked key has no part in it."""

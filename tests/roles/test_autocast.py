@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.roles import _linear as linear
-from headtools.roles import induction
+from headtools.roles import induction, probing
 from headtools.roles.attention_probe import _Pairs
 from headtools.roles.taxonomy import taxonomy
 from headtools.roles.word_alignment import to_words
@@ -50,7 +49,7 @@ def maps():
 
 def discriminant():
     x = noise(2, 60, 4)
-    return linear.fit_and_predict("discriminant", x, torch.arange(60) % 3, torch.arange(40) % 4, None)
+    return probing.fit_and_predict("discriminant", x, torch.arange(60) % 3, torch.arange(40) % 4, None)
 
 
 def solved():

@@ -8,11 +8,11 @@ import torch
 import transformers as tf
 
 import headtools as ht
-from headtools.roles._linear import SOLVERS, fit_and_predict, standardise
-from headtools.roles.probing import COLUMNS, probe, share
-from headtools.roles.sentence import Sentence
+from headtools.roles.probing import COLUMNS, SOLVERS, fit_and_predict, probe, share
 from headtools.roles.tasks import control, labels
 from headtools.roles.word_states import Place, word_states
+
+from .small import SAID, small_model, wordpieces
 
 MODEL, TOKENIZER = ht.load()
 TRAIN, TEST = (ht.corpus("organism", split, limit=60) for split in ("validation", "test"))
@@ -38,7 +38,7 @@ def test_the_discriminant_is_scikit_learns():
 
 def test_logistic_is_scikit_learns_and_both_solvers_agree():
     x, y, fold = blobs()
-    scaled = standardise(x, 200)[0].numpy()
+    scaled = ((x[0] - x[0, :200].mean(0)) / x[0, :200].std(0, correction=0)).numpy()
     theirs = sklearn.linear_model.LogisticRegression(C=0.03, tol=1e-6).fit(scaled[:200], y[:200]).predict(scaled[200:])
     fitted = fit_and_predict("logistic", x, y, fold, [0.03])
     assert (fitted[0].numpy() == theirs).mean() > 0.99
@@ -65,7 +65,6 @@ def test_cross_validation_holds_back_where_features_are_noise():
 def test_features_that_never_change_say_nothing():
     x = torch.full((1, 8, 2), 7.0)
     x[0, :, 1] = torch.arange(8) % 2
-    assert standardise(x, 6)[0, :, 0].abs().max() == 0
     for solver in SOLVERS:
         assert fit_and_predict(solver, x, torch.arange(8) % 2, torch.arange(6) // 2, None).tolist() == [[0, 1]]
 
@@ -106,34 +105,15 @@ def test_labels_of_the_language():
     assert labels(TEST[0], "relation") == TEST[0].relations
 
 
-def plain_sentence(*words):
-    n = len(words)
-    return Sentence(words, (0, *[1] * (n - 1)), ("root", *["dep"] * (n - 1)), ("X",) * n, (0,) * n)
-
-
-def tiny_bert(words, **changes):
-    """A random BERT and a word-piece tokenizer that cuts words ending in s in two."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    vocabulary = {w: i for i, w in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "##s", *words])}
-    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    fast = tf.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
-    return tf.BertModel(tf.BertConfig(vocab_size=len(vocabulary), **shape, **changes)).eval(), fast
-
-
-def test_states_are_the_models_own_at_the_last_token_of_a_word():
-    model, fast = tiny_bert(["dog", "cat", "ran"])
-    sentences = [plain_sentence("dogs", "ran"), plain_sentence("cat", "dogs", "cats", "ran"), plain_sentence("dog")]
-    states = word_states(model, fast, sentences, ["head", "layer", "residual"], batch_size=2)
-    last = [[2, 3], [1, 3, 5, 6], [1]]  # of dog ##s, ran; cat, dog ##s, cat ##s, ran; dog
+def test_states_are_the_models_own_at_the_last_token_of_a_word(monkeypatch):
+    monkeypatch.setattr("headtools.roles.word_states.BATCH_SIZE", 2)
+    model, pieces = small_model("bert").float(), wordpieces()
+    states = word_states(model, pieces, SAID, ["head", "layer", "residual"])
+    last = [[1, 2, 4, 5], [1, 2, 3, 4, 5, 7, 8], [1, 2, 3, 4, 5]]  # "played" and "playing" are two tokens
     for layer in range(2):
         row = 0
-        for sentence, places in zip(sentences, last, strict=True):
-            batch = fast([str(sentence)], return_tensors="pt")
+        for sentence, places in zip(SAID, last, strict=True):
+            batch = pieces([str(sentence)], return_tensors="pt")
             with torch.no_grad(), ht.record(model) as seen:
                 out = model(**batch, output_hidden_states=True)
             for place in places:
@@ -148,40 +128,23 @@ def test_states_are_the_models_own_at_the_last_token_of_a_word():
 
 
 def test_states_of_some_heads():
-    every = word_states(MODEL, TOKENIZER, TEST[:7], batch_size=3)
-    some = word_states(MODEL, TOKENIZER, TEST[:7], heads=[("encoder", 5, 1)], batch_size=5)
+    every = word_states(MODEL, TOKENIZER, TEST[:7])
+    some = word_states(MODEL, TOKENIZER, TEST[:7], heads=[("encoder", 5, 1)])
     assert list(some) == [Place("head", "encoder", 5, 1)]
     torch.testing.assert_close(some[Place("head", "encoder", 5, 1)], every[Place("head", "encoder", 5, 1)])
 
 
 def test_a_layer_that_runs_twice_is_refused():
-    _, fast = tiny_bert(["dog", "ran"])
-    shared = tf.AlbertModel(
-        tf.AlbertConfig(
-            vocab_size=10,
-            embedding_size=8,
-            hidden_size=16,
-            num_attention_heads=4,
-            num_hidden_layers=2,
-            intermediate_size=8,
-        )
-    ).eval()
+    shape = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 8}
+    shared = tf.AlbertModel(tf.AlbertConfig(vocab_size=13, embedding_size=8, **shape)).eval()
     with pytest.raises(ValueError, match="runs 2 times"):
-        word_states(shared, fast, [plain_sentence("dog", "ran")])
+        word_states(shared, wordpieces(), SAID)
 
 
 def test_the_frame():
-    frame = probe(
-        MODEL,
-        TOKENIZER,
-        TRAIN,
-        TEST,
-        ["number", "target left"],
-        untrained=True,
-        solver="discriminant",
-        component=["head", "residual"],
-        heads=[("encoder", 4, 2), ("encoder", 0, 0)],
-    )
+    places = {"component": ["head", "residual"], "heads": [("encoder", 4, 2), ("encoder", 0, 0)]}
+    tasks = ["number", "target left"]
+    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, tasks, untrained=True, solver="discriminant", **places)
     assert list(frame.columns) == COLUMNS
     assert len(frame) == 2 * 2 * (2 + 7)
     assert (frame.low <= frame.accuracy).all()
@@ -208,17 +171,10 @@ def test_no_test_sentence_has_a_say_in_the_fit():
 
 
 def test_random_labels_are_not_found():
-    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, _RandomLabels(), component=["residual"], solver="discriminant")
+    rng = np.random.default_rng(0)
+
+    def random(sentence):
+        return rng.integers(0, 2, len(sentence.words)).astype(str)
+
+    frame = probe(MODEL, TOKENIZER, TRAIN, TEST, random, component=["residual"], solver="discriminant")
     assert frame.accuracy.between(0.4, 0.6).all(), frame.accuracy
-
-
-class _RandomLabels:
-    """Labels that have nothing to do with the words."""
-
-    __name__ = "random"
-
-    def __init__(self):
-        self.rng = np.random.default_rng(0)
-
-    def __call__(self, sentence):
-        return self.rng.integers(0, 2, len(sentence.words)).astype(str)

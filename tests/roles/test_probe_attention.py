@@ -74,7 +74,7 @@ def test_maps_that_hold_the_tree_are_found_in_either_direction(monkeypatch):
         return [("encoder", 0, 0), ("encoder", 0, 1)], torch.cat([noise, gold[:, None]], 1)
 
     monkeypatch.setattr(ap, "_attention_features", features)
-    found = attention_probe(MODEL, TOKENIZER, TRAIN, TEST, untrained=False)
+    found = attention_probe(MODEL, TOKENIZER, TRAIN, TEST)
     assert found.scores.set_index("method").uas["attention"] == 1
     top = found.weights.loc[found.weights.effective_weight.idxmax()]
     assert (top["head"], top.up > 1, abs(top.down) < 0.5 * top.up) == (1, True, True)
@@ -92,4 +92,3 @@ def test_scores_stand_beside_the_rules():
     assert scores.uas["attention"] > scores.uas["offset by upos"] > scores.uas["best offset"]
     assert scores.uas["attention"] > scores.uas["untrained"] + 0.2
     assert len(found.weights) == 48
-    assert set(found.penalty) == {"attention", "untrained", "distance"}

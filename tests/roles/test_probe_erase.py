@@ -60,26 +60,21 @@ def test_features_without_spread_are_no_trouble():
     torch.testing.assert_close(gone[:, -1], wide[:, -1])
 
 
-def test_the_context_changes_one_head_and_restores_the_model():
+@pytest.mark.parametrize("key", [("encoder", 3, 2), ("encoder", 3)])
+def test_the_context_changes_one_head_or_a_layer_and_restores_the_model(key):
     with torch.no_grad(), ht.record(MODEL) as seen:
         before = MODEL.get_encoder()(**BATCH).last_hidden_state
     z = seen["encoder", 3].z
-    take = erasure(z[..., 2, :].flatten(0, 1), ["a", "b"] * (z.shape[0] * z.shape[1] // 2))
-    with torch.no_grad(), erased(MODEL, {("encoder", 3, 2): take}), ht.record(MODEL) as seen:
+    before_it = z[..., 2, :] if len(key) == 3 else z.flatten(2)
+    take = erasure(before_it.flatten(0, 1), ["a", "b"] * (z.shape[0] * z.shape[1] // 2))
+    with torch.no_grad(), erased(MODEL, {key: take}), ht.record(MODEL) as seen:
         inside = MODEL.get_encoder()(**BATCH).last_hidden_state
-    changed = seen["encoder", 3].z
-    torch.testing.assert_close(changed[..., 2, :], take(z[..., 2, :]))
-    assert torch.equal(changed[..., [0, 1, 3, 4, 5, 6, 7], :], z[..., [0, 1, 3, 4, 5, 6, 7], :])
+    changed, expected = seen["encoder", 3].z, take(before_it)
+    if len(key) == 3:
+        torch.testing.assert_close(changed[..., 2, :], expected)
+        assert torch.equal(changed[..., [0, 1, 3, 4, 5, 6, 7], :], z[..., [0, 1, 3, 4, 5, 6, 7], :])
+    else:
+        torch.testing.assert_close(changed.flatten(2), expected)
     assert not torch.equal(inside, before)
     with torch.no_grad():
         assert torch.equal(MODEL.get_encoder()(**BATCH).last_hidden_state, before)
-
-
-def test_a_whole_layer_at_once():
-    with torch.no_grad(), ht.record(MODEL) as seen:
-        MODEL.get_encoder()(**BATCH)
-    z = seen["encoder", 1].z.flatten(2)
-    take = erasure(z.flatten(0, 1), ["a", "b", "c", "d"] * (z.shape[0] * z.shape[1] // 4))
-    with torch.no_grad(), erased(MODEL, {("encoder", 1): take}), ht.record(MODEL) as seen:
-        MODEL.get_encoder()(**BATCH)
-    torch.testing.assert_close(seen["encoder", 1].z.flatten(2), take(z))

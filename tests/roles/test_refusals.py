@@ -174,9 +174,8 @@ TABLE = {
     "one sentence to fit": (probed(train=VALIDATION[:1]), ValueError, "train has 1 sentences"),
     "no task": (probed(tasks=[]), ValueError, "one or more, each with a name"),
     "task twice": (probed(tasks=["upos", "upos"]), ValueError, "a name of its own"),
-    "one fold": (probed(folds=1), ValueError, "folds=1"),
+    "fewer sentences than folds": (probed(train=VALIDATION[:2]), ValueError, "give more sentences"),
     "unknown solver": (probed(solver="magic"), ValueError, "logistic"),
-    "no control": (probed(draws=0), ValueError, "draws=0"),
     "one label": (probed(tasks=lambda s: ["x"] * len(s.words)), ValueError, "only the label 'x'"),
     "no label": (probed(tasks=lambda s: [None] * len(s.words)), ValueError, "labels 0 words of train"),
     "rare label": (
@@ -199,8 +198,8 @@ TABLE = {
         ValueError,
         "in train and in test",
     ),
-    "one sentence to parse": (
-        lambda: attention_probe(MODEL, TOKENIZER, [ALONE], TEST),
+    "one word to parse": (
+        lambda: attention_probe(MODEL, TOKENIZER, [ALONE, BARE], TEST),
         ValueError,
         "train has 1 words",
     ),

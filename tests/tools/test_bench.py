@@ -24,6 +24,7 @@ import taxonomy
 import timing
 import torch
 import transformers
+import verify
 from torch.utils.flop_counter import FlopCounterMode
 
 SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
@@ -61,6 +62,7 @@ def tiny(what: str) -> tuple:
     measures = {
         "gradient": lambda subject, rounds: gradient.measure("bert", subject, rounds),
         "recording": recording.measure,
+        "verify": verify.measure,
         "pruned": lambda subject, rounds: pruned.measure("bert", subject, rounds),
         "long_texts": lambda _subject, rounds: long_texts.measure(rounds, 300),
         "scaling": lambda subject, rounds: scaling.one(subject, rounds, "so many layers", ablated=True),

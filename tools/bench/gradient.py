@@ -57,9 +57,17 @@ def ours(subject: Subject) -> ht.HeadScores:
     return ht.gradient(subject.model, subject.batch, loss=lambda out, _batch: subjects.loss(out.logits, subject.labels))
 
 
+def secant(subject: Subject) -> ht.HeadScores:
+    """``ht.gradient`` with the secant of attention's softmax: no further pass, and a softmax in steps."""
+    return ht.gradient(
+        subject.model, subject.batch, loss=lambda o, _batch: subjects.loss(o.logits, subject.labels), softmax="secant"
+    )
+
+
 WORKS = {
     "plain forward": plain,
     "ht.gradient": ours,
+    "ht.gradient by secant": secant,
     "forward and backward, activations only": activations,
     "forward and backward, all weights": training,
 }
@@ -76,7 +84,7 @@ def organism(sentences: int) -> Subject:
 
 
 def measure(kind: str, subject: Subject, rounds: int) -> list[dict]:
-    """Rows of ``ht.gradient`` and of the two backward passes, in plain forward passes."""
+    """Rows of ``ht.gradient`` and of the two backward passes in plain forward passes, and of the secant in slopes."""
     taken = timing.interleaved({name: lambda w=work: w(subject) for name, work in WORKS.items()}, rounds)
     known = kind in subjects.MAKERS
     row = {
@@ -84,7 +92,9 @@ def measure(kind: str, subject: Subject, rounds: int) -> list[dict]:
         "counted": counts.gradient(kind, subject.size) if known else None,
         "why": WHY if known else "calls, not operations",
     }
-    return [timing.row(taken, name, "plain forward", **row) for name in list(WORKS)[1:]]
+    rows = [timing.row(taken, name, "plain forward", **row) for name in WORKS if "plain" not in name]
+    told = {"model": subject.name, "counted": 1.0, "why": "no further pass"}
+    return [*rows, timing.row(taken, "ht.gradient by secant", "ht.gradient", **told)]
 
 
 def main() -> None:

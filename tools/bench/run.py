@@ -36,6 +36,7 @@ SCRIPTS = (
     "pruned",
     "scaling",
     "long_texts",
+    "verify",
 )
 COMPARISON = "comparison"
 

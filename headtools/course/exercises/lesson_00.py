@@ -6,11 +6,13 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import headtools as ht
 from headtools.course.exercises.exercise import Exercise, Hint, NotTried, article, call, same, show
 
 LAYERS, HEADS, WIDTH = 6, 8, 128  # of the shipped model
@@ -73,6 +75,15 @@ def _switch_off(answer: Any) -> str | None:
             "An error inside the block leaves the heads off for good. Put the yield into try: and the removing into "
             "finally:, which runs in any case."
         )
+    model.set_attn_implementation("sdpa")
+    with entered(answer, model, heads={("encoder", 0): [3]}):
+        try:
+            model(**batch).logits.sum().backward()
+        except RuntimeError:
+            return (
+                "With a gradient the model stops: the hook writes into a tensor that attention still needs. Change a "
+                "copy of it, and return that."
+            )
     first, last = {("encoder", 0): [3]}, {("encoder", 0): [1]}
     with entered(answer, model, heads=first), entered(answer, model, heads=last):
         got = outputs(model, batch)["logits"]
@@ -129,6 +140,12 @@ def _other_heads(model: nn.Module, batch: dict[str, Tensor], heads: Mapping, got
         ),
         ("Only the last layer's heads are off. Is there a hook for each?", {last: heads[last]}),
     ]
+    by_token = _without_tokens(model, batch, heads)
+    if same(got, by_token):
+        return "Words are off in place of heads: z is (sentence, word, head, feature), so a head is z[:, :, head]."
+    rows = _without(model, heads, rows=True)
+    if same(got, outputs(rows, batch)["logits"]):
+        return "Rows of the weight are 0. z meets its columns: nn.Linear computes z @ weight.T, so a head owns columns."
     for hint, others in tried:
         there = all(0 <= layer < 3 for _, layer in others) and all(0 <= h < 4 for n in others.values() for h in n)
         if there and same(got, outputs(_without(model, others), batch)["logits"]):
@@ -153,7 +170,22 @@ def tiny_translator() -> tuple[nn.Module, dict[str, Tensor]]:
     return model, ids | {"attention_mask": torch.ones(1, 4, dtype=torch.long)}
 
 
-def _without(model: nn.Module, heads: Mapping) -> nn.Module:
+def _without_tokens(model: nn.Module, batch: dict[str, Tensor], heads: Mapping) -> Tensor:
+    """What comes out where z[:, heads] is 0, words in place of heads."""
+
+    def without(_module: nn.Module, args: tuple, site: Any, numbers: list[int]) -> tuple | None:
+        z = site.split(args[0]).clone()
+        z[:, [number for number in numbers if number < z.shape[1]]] = 0
+        return (site.join(z),)
+
+    copy = deepcopy(model)
+    for key, numbers in heads.items():
+        site = ht.sites(copy)[key]
+        site.out.register_forward_pre_hook(partial(without, site=site, numbers=numbers))
+    return outputs(copy, batch)["logits"]
+
+
+def _without(model: nn.Module, heads: Mapping, rows: bool = False) -> nn.Module:
     """A copy with the heads' columns of the output projection zeroed: the judge's own way, apart from ht.ablate."""
     copy = deepcopy(model)
     for (kind, layer), numbers in heads.items():
@@ -161,7 +193,8 @@ def _without(model: nn.Module, heads: Mapping) -> nn.Module:
         attention = block.encoder_attn if kind == "cross" else block.self_attn
         with torch.no_grad():
             for head in numbers:
-                attention.out_proj.weight[:, head * attention.head_dim : (head + 1) * attention.head_dim] = 0
+                own = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
+                attention.out_proj.weight[own if rows else (slice(None), own)] = 0
     return copy
 
 

@@ -190,6 +190,12 @@ def _record(answer: Any) -> str | None:
             got, want = getattr(seen[site.key], name, None), getattr(right[site.key], name)
             where = f"seen[{site.key}].{name}"
             if got is None:
+                others = [other for other in seen if getattr(seen[other], name, None) is not None]
+                if len(others) == 1:
+                    return (
+                        f"Only seen[{others[0]}] has {name}. A hook made in a loop sees the loop's variables as they "
+                        "are when it runs, which is later: give it its own site and entry as default arguments."
+                    )
                 return f"{where} is not there, or None after the model has run."
             if not isinstance(got, torch.Tensor):
                 return f"{where} is {article(got)}; a tensor {shape} is asked for."
@@ -203,6 +209,9 @@ def _record(answer: Any) -> str | None:
                 )
             if tuple(got.shape) != tuple(want.shape):
                 return f"{where} has the shape {tuple(got.shape)}; it should be {shape} = {tuple(want.shape)}."
+            written = ht.contributions(site, right[site].z).sum(2) + site.out.bias
+            if name == "z" and same(got.flatten(2), written.detach(), 1e-4):
+                return f"{where} is what the layer writes, after W_O. z is what enters site.out: a pre-hook sees it."
             if not same(got, want):
                 return f"{where} is not what this site computed."
             if got.requires_grad:
@@ -253,7 +262,7 @@ def _sum(answer: Any) -> None:
         rule = "The sum over heads should be z.flatten(2) @ site.out.weight.T, and head h uses its own d_head columns."
         if same(got.sum(2), product):
             rule = "The sum over heads is right, but the parts are not each head's own."
-        expect(got, want, mistakes, rule, {})
+        expect(got, want, mistakes, rule, {"z": z, "site.out.weight": w})
 
 
 def _cost(answer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Exercises of lesson 02: which side of W_OV is read, effective rank, a head that looks back by an offset."""
+"""Exercises of lesson 02: circuits, which side is read, effective rank, overlap, a head that looks back."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from headtools.course.exercises.exercise import Exercise, Hint, article, call, same, show, tensor
+import headtools as ht
+from headtools.course.exercises.exercise import (
+    Exercise,
+    Hint,
+    article,
+    call,
+    expect,
+    expect_number,
+    same,
+    show,
+    tensor,
+)
+from headtools.course.exercises.lesson_00 import tiny_translator
 
 
 def _swaps() -> list[tuple[Tensor, Tensor, Tensor, bool]]:
@@ -171,8 +183,93 @@ def _offset(answer: Any) -> str | None:
     return None
 
 
+def _circuit_models() -> list[tuple[nn.Module, Any]]:
+    """A translator, and a language model in which two query heads share keys and values; a site of each."""
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = {"vocab_size": 12, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        grouped = LlamaModel(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.5))
+    translator = tiny_translator()[0]
+    return [(translator, ht.sites(translator)["encoder", 1]), (grouped, ht.sites(grouped)["decoder", 0])]
+
+
+def _circuit(answer: Any, kind: str) -> str | None:
+    """ov(site) or qk(site): (heads, d, d)."""
+    for _model, site in _circuit_models():
+        with torch.no_grad():
+            result = call(answer, site=site)
+            first, second = (site.v.weight(), site.w_o) if kind == "ov" else (site.q.weight(), site.k.weight())
+            first = first.repeat_interleave(site.heads // len(first), 0).transpose(-1, -2)
+            shared = second.repeat_interleave(site.heads // len(second), 0)
+            want = first @ shared
+            again = site.v.weight() if kind == "ov" else site.k.weight()
+            wrong_order = again.repeat(site.heads // len(again), 1, 1)  # 0 1 0 1 where it is 0 0 1 1
+            other = wrong_order.transpose(-1, -2) @ site.w_o if kind == "ov" else first @ wrong_order
+        got = tensor(result, tuple(want.shape), "(heads, d, d)", {}, {tuple(want[0].shape): _ALL_HEADS})
+        mistakes = {
+            "This is the transpose: a token stands as a row on the left, so what is read comes first.": want.mT,
+            "The scores are not divided here; that comes later.": want / math.sqrt(site.head_dim),
+            "Shared heads come in the wrong order: with two to a group, heads 0 and 1 share the first. "
+            "repeat_interleave repeats each, repeat the whole.": other,
+        }
+        formula = "W_V W_O" if kind == "ov" else "W_Q W_K^T"
+        shared_note = " Here two query heads share keys and values." if site.kv_heads != site.heads else ""
+        expect(got, want, mistakes, f"This is not {formula} of each head.{shared_note}", {})
+    return None
+
+
+_ALL_HEADS = "This is one matrix; each head has its own: (heads, d, d)."
+
+
+def _ov(answer: Any) -> str | None:
+    """ov(site): W_V W_O of each head."""
+    return _circuit(answer, "ov")
+
+
+def _qk(answer: Any) -> str | None:
+    """qk(site): W_Q W_K^T of each head."""
+    return _circuit(answer, "qk")
+
+
+def _overlap(answer: Any) -> str | None:
+    """overlap(A, B): the mean squared cosine of the principal angles of two spaces of columns."""
+    draw = torch.Generator().manual_seed(0)
+    flat = torch.tensor([[2.0, 1.0], [0.0, 3.0], [0.0, 0.0]])
+    tilted = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    cases = [(flat, tilted), (torch.randn(6, 2, generator=draw), torch.randn(6, 2, generator=draw))]
+    for a, b in cases:
+        given = {"A": a, "B": b}
+        got = _number(answer, given)
+        bases = [torch.linalg.qr(x.double())[0] for x in (a, b)]
+        cosines = torch.linalg.svdvals(bases[0].T @ bases[1])
+        unit = [x.double() / x.double().norm(dim=0) for x in (a, b)]
+        mistakes = {
+            "These are the cosines; their squares are averaged.": cosines.mean(),
+            "This is the sum; take the mean over the angles.": cosines.square().sum(),
+            "This is the largest cosine alone; take the mean over all of them.": cosines.square().max(),
+            "The columns are not orthonormal: take bases first, torch.linalg.qr(A)[0].": (
+                torch.linalg.svdvals(a.double().T @ b.double()).square().mean()
+            ),
+            "Columns of length 1 are not orthogonal yet: torch.linalg.qr(A)[0].": (
+                torch.linalg.svdvals(unit[0].T @ unit[1]).square().mean()
+            ),
+            "This is the mean over all entries; the squares of the singular values are r times fewer.": (
+                (bases[0].T @ bases[1]).square().mean()
+            ),
+        }
+        want = cosines.square().mean().item()
+        rule = "Orthonormal bases of both, the singular values of U_a.T @ U_b, their squares, the mean."
+        expect_number(got, want, {h: float(v) for h, v in mistakes.items()}, rule, given, rel_tol=1e-4, abs_tol=1e-6)
+    return None
+
+
 EXERCISES = (
+    Exercise("02.ov", "what a head moves", _ov, "ov"),
+    Exercise("02.qk", "what a head compares", _qk, "qk"),
     Exercise("02.swap", "what is read, what is written", _swap),
-    Exercise("02.rank", "effective rank", _rank),
-    Exercise("02.offset", "look back by an offset", _offset),
+    Exercise("02.rank", "effective rank", _rank, "effective_rank"),
+    Exercise("02.overlap", "how much two spaces share", _overlap, "overlap"),
+    Exercise("02.offset", "look back by an offset", _offset, "look_back"),
 )
