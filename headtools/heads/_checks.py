@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._layout import is_projection, obstacle
+from headtools.heads._layout import is_packed, is_projection, obstacle
 from headtools.heads.sites import Site, sites
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -64,9 +64,16 @@ def check_plain_weights(model: nn.Module, modules: Iterable[nn.Module], what: st
 
 
 def check_has_backward(model: nn.Module, what: str) -> None:
-    """Raise ``TypeError`` for a model with quantised layers of torch.ao, through which no gradient flows."""
+    """Raise ``TypeError`` for a model with quantised layers (torch.ao, torchao) through which no gradient flows."""
     for name, module in model.named_modules():
-        if type(module).__module__.startswith("torch.ao.") and callable(getattr(module, "weight", None)):
+        weight = getattr(module, "weight", None)
+        blocked = type(module).__module__.startswith("torch.ao.") and callable(weight)
+        if isinstance(weight, Tensor) and weight.dim() == 2 and is_packed(weight):
+            # Some of torchao's kinds have a backward pass: tried on a row of zeros.
+            row = torch.zeros(1, weight.shape[1], device=weight.device, dtype=weight.dtype, requires_grad=True)
+            with torch.inference_mode(False), torch.enable_grad():
+                blocked = not nn.functional.linear(row, weight).requires_grad
+        if blocked:
             raise TypeError(
                 f"{what} needs gradients, and none flows through {name} ({type(module).__name__}, "
                 f"{type(module).__module__}); load the model in floating point. ablation(model, batches) needs forward "
@@ -195,7 +202,7 @@ def check_weights(model: nn.Module, known_sites: Iterable[Site] | None = None) -
         for site in (sites(model) if known_sites is None else known_sites)
         for module in (site.module, site.out, *(p.module for p in (site.q, site.k, site.v) if p is not None))
         for weight in module.parameters()
-        if weight.is_floating_point() and not weight.is_meta
+        if weight.is_floating_point() and not weight.is_meta and not is_packed(weight)
     ]
     sums = [weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)) for weight in weights]
     # read after all are asked for, so that a GPU waits once
@@ -217,7 +224,7 @@ def nonfinite_weights(model: nn.Module) -> str:
     broken = {
         name: tensor.detach()
         for name, tensor, is_valid in tensors
-        if tensor.is_floating_point() and not tensor.is_meta and not is_valid().all()
+        if tensor.is_floating_point() and not tensor.is_meta and not is_packed(tensor) and not is_valid().all()
     }
     if not broken:
         return ""

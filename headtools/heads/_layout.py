@@ -102,13 +102,17 @@ def obstacle(layer: nn.Module) -> str | None:
             "plain with its remove function, such as parametrize.remove_parametrizations(layer, 'weight')"
         )
     weight = layer._parameters.get("weight")
-    # torchao's weights say that they are float32: the class of the tensor tells
-    if weight is None or weight.dtype not in _FLOAT_DTYPES or type(weight).__module__.startswith("torchao."):
+    if weight is None or weight.dtype not in _FLOAT_DTYPES or is_packed(weight):
         return (
             f"a {kind} does not keep its weight as a floating-point tensor (it is quantised); load the model in "
             "floating point. Gates, ablation and records of z work on quantised layers too"
         )
     return None
+
+
+def is_packed(weight: Tensor) -> bool:
+    """Return whether a weight is one of torchao's: it says float32, and knows how to multiply and little else."""
+    return type(weight).__module__.startswith("torchao.")
 
 
 def unwrapped(layer: nn.Module) -> nn.Module:

@@ -54,7 +54,9 @@ def real_tokens(model: nn.Module, site: Site, batch: Mapping, shape: tuple[int, 
     # what declares its input, the innermost first
     readers = [module for module in enclosing_modules(model, site.name) if hasattr(module, "main_input_name")]
     reads_images = bool(readers) and readers[0].main_input_name == "pixel_values"
-    if not in_decoder:  # pixel_mask, visual_attention_mask, entity_attention_mask ...
+    given = mask if isinstance(mask, Tensor) else batch.get("input_ids")
+    of_text = not reads_images and isinstance(given, Tensor) and tuple(given.shape) == shape
+    if not in_decoder and not of_text:  # pixel_mask, visual_attention_mask ...; a text's own mask knows its tokens
         _check_other_masks(site, batch, shape, reads_images)
     if reads_images:
         own = {name: value for name, value in batch.items() if name.endswith("mask") and name != "attention_mask"}

@@ -468,11 +468,8 @@ def _no_sites_message(model: nn.Module, skipped: list[str], unknown_classes: lis
         names = ", ".join(sorted(set(unknown_classes)))
         why = f"{names} keeps its projections as bare tensors or under unknown names, so its heads cannot be reached"
     else:
-        return (
-            f"{type(model).__name__} has no attention that headtools knows: pass a transformer, e.g. load()[0]; in a "
-            "module of your own, name the nn.Linear projections q_proj, k_proj, v_proj, out_proj, and set num_heads"
-        )
+        why = "it has no attention that headtools knows, so pass a transformer, e.g. load()[0]"
     return (
-        f"{type(model).__name__}: {why}; needs query, key, value and output projections that are nn.Linear modules, or "
-        "one module with queries, keys and values in an order that headtools knows"
+        f"{type(model).__name__}: {why}; needs query, key, value and output projections that are nn.Linear modules, in "
+        "a class of your own (with Attention in its name) called q_proj, k_proj, v_proj and out_proj, and num_heads"
     )

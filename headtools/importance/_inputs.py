@@ -116,7 +116,15 @@ def decoder_inputs(model: nn.Module, labels: Tensor) -> Tensor | None:
 
 
 def collect_products(site: Site, z: Tensor, products: dict[tuple, Tensor], by_token: bool = False) -> None:
-    """Add <z, g> to ``products[site.key]`` as soon as z gets its gradient g: (B, head), or by token (B, T, head)."""
+    """Add <z, g> to ``products[site.key]`` as soon as z gets its gradient g: (B, head), or by token (B, T, head).
+
+    Raises ``ValueError`` for a pass under ``torch.no_grad``, whose share would be missing without a word.
+    """
+    if not torch.is_grad_enabled():
+        raise ValueError(
+            f"the gradient at {site.label} would not be the head's: the model uses torch.utils.checkpoint or runs "
+            "it under torch.no_grad; call the layers without it, or measure with ablation(model, batches)"
+        )
     value = z.detach()  # not z itself: a tensor whose hook holds it would never be freed
 
     def store(g: Tensor) -> None:

@@ -6,6 +6,7 @@ The measure of Voita et al. 2019 (arXiv:1905.09418), section 4.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -72,4 +73,6 @@ def confidence(
 
     without_excluded.limits = largest.limits
     wanted = {"confidence": without_excluded if excluded else largest}
-    return statistics(model, batches, wanted, sites)["confidence"]
+    scores = statistics(model, batches, wanted, sites)["confidence"]
+    counted = "" if excluded or exclude is not None else "every token: the model's configuration has no EOS token"
+    return replace(scores, notes={"counts": counted} | dict(scores.notes)) if counted else scores

@@ -95,11 +95,10 @@ def gradient(
         last: dict[str, Tensor] = {}  # of each stack
 
         def tap(site: Site, z: Tensor) -> Tensor:
-            if not torch.is_grad_enabled() or z.dim() < 4:
+            if z.dim() < 4:
                 raise ValueError(
-                    f"the gradient at {site.label} would not be the head's: the model "
-                    + ("runs it under torch.no_grad" if z.dim() > 3 else "puts all examples into one row")
-                    + "; ablation(model, batches) needs no gradient, or leave the site out with sites=[...]"
+                    f"the gradient at {site.label} would not be the head's: the model puts all examples into one row; "
+                    "ablation(model, batches) needs no gradient, or leave the site out with sites=[...]"
                 )
             if not z.requires_grad:  # nothing below is differentiated: the backward pass ends at this z
                 z = z.detach().requires_grad_()
@@ -205,7 +204,7 @@ def _of_examples(model: nn.Module, site: Site, batch: dict, product: Tensor, n_l
     if len(product) != n_losses:
         raise ValueError(
             f"{site.label} ran with {len(product)} rows for {n_losses} losses, so its rows are not the examples: "
-            "return one loss per example, or leave the site out with sites=[...]"
+            'return one loss per example, write per="batch", or leave the site out with sites=[...]'
         )
     if not product.isfinite().all():
         raise ValueError(f"the gradient at {site.label} holds NaN or infinity; is the loss finite?")

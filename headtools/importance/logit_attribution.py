@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import headtools as ht
 from headtools.heads._checks import check_batch
+from headtools.heads._layout import plain_weight
 from headtools.heads._tokens import model_inputs
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
@@ -96,7 +97,7 @@ def direct_logit_attribution(
         rows, mask = torch.arange(len(ids), device=stream.device), batch.get("attention_mask")
         last = torch.tensor(stream.shape[1] - 1) if mask is None else mask.shape[1] - 1 - mask.flip(1).long().argmax(1)
         at = (rows, last.to(stream.device))
-        direction = unembedding.weight[tokens.to(stream.device)]  # (B, d_model), of what the norm gives
+        direction = plain_weight(unembedding)[tokens.to(stream.device)]  # (B, d_model), of what the norm gives
         # The same direction of what the norm takes: its product with any part of the stream is the part's share. Under
         # "cp" a norm divides by a constant, so its gradient is the linear map that it is at the scale of this run.
         with torch.enable_grad(), rules("cp"):

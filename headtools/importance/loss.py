@@ -173,8 +173,8 @@ def rounding(model: nn.Module, losses: Tensor) -> float:
     return max(1e-5, 4 * torch.finfo(dtype).eps) * losses.abs().max().item()
 
 
-def check_loss(loss: Loss | None) -> None:
-    """Raise ``TypeError`` for a loss of one's own that does not take two arguments."""
+def check_loss(loss: Loss | None, what: str = "loss") -> None:
+    """Raise ``TypeError`` for a loss (or score) of one's own that does not take two arguments."""
     if of_labels(loss):
         return
     try:
@@ -182,7 +182,7 @@ def check_loss(loss: Loss | None) -> None:
     except (TypeError, ValueError):
         name = getattr(loss, "__name__", type(loss).__name__)
         raise TypeError(
-            f"a loss is called as loss(outputs, batch), and {name} does not take two arguments: write "
+            f"a {what} is called as {what}(outputs, batch), and {name} does not take two arguments: write "
             f"def {name}(outputs, batch): ..., one number for each example, (B,)"
         ) from None
 

@@ -25,7 +25,7 @@ from headtools.heads.sites import Site, SiteSelection
 from headtools.importance._inputs import collect_products, each_batch, evaluating, select_sites
 from headtools.importance._lrp.operations import rules as follow_rules
 from headtools.importance._lrp.rules import Rules, active, named
-from headtools.importance.loss import labels_need_shift
+from headtools.importance.loss import check_loss, labels_need_shift
 
 Score = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,) or (B, steps)
 
@@ -67,6 +67,7 @@ def relevance(
         raise ValueError(f'normalise is None or "layer", got {normalise!r}')
     check_not_offloaded(model, "relevance")
     check_has_backward(model, "relevance()")
+    check_loss(score, "score")
     rule_set, measured = named(rules), select_sites(model, sites)
     passes, dependent = [], set()
     for batch in each_batch(model, batches):
@@ -118,7 +119,7 @@ def _propagate(model: nn.Module, batch: dict, score: Score | None, rule_set: Rul
     products: dict[tuple, Tensor] = {}  # <z, g> of each site, filled by the pass back
 
     def keep(site: Site, z: Tensor) -> Tensor:
-        if z.requires_grad:
+        if z.requires_grad or not torch.is_grad_enabled():  # the second is refused
             collect_products(site, z, products)
         return z
 

@@ -30,7 +30,7 @@ from headtools.heads._checks import check_has_backward, check_not_compiled, chec
 from headtools.heads._hooks import claimed
 from headtools.heads.gates import gates as gates_on
 from headtools.importance._inputs import each_batch
-from headtools.importance.loss import Loss, each_loss
+from headtools.importance.loss import Loss, check_loss, each_loss
 from headtools.sparse.hard_concrete import HardConcrete
 
 FILE = "gates.safetensors"  # in the folder that ``checkpoint`` names
@@ -272,6 +272,7 @@ def task_loss(model: nn.Module, batch: Mapping, loss: Loss | None) -> Tensor:
     if loss is None:
         value = getattr(model(**batch), "loss", None)
     else:
+        check_loss(loss)
         value = each_loss(model, batch, loss) if isinstance(loss, str) else loss(model(**batch), batch)
     if not isinstance(value, Tensor):
         raise TypeError(

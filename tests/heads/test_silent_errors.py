@@ -288,6 +288,22 @@ def test_a_mask_that_does_not_tell_tokens_apart_is_refused():
         pass
 
 
+def test_a_mask_of_images_does_not_concern_a_text():
+    """Nor is the text's mask one of images."""
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text = sizes | {"vocab_size": 60, "max_position_embeddings": 16, "projection_size": 32}
+    config = tf.Siglip2Config(text_config=text, vision_config=sizes | {"num_patches": 16, "patch_size": 4})
+    model, pixels = spread(tf.Siglip2Model(config)), torch.randn(2, 16, 48)
+    images = {"pixel_values": pixels, "spatial_shapes": torch.tensor([[2, 2], [4, 4]])}
+    images["pixel_attention_mask"] = torch.tensor([[1] * 4 + [0] * 12, [1] * 16])
+    texts = {"input_ids": IDS, "attention_mask": torch.tensor([[1] * 4 + [0] * 2, [1] * 6])}
+    both = ht.confidence(model, texts | images, exclude=[])
+    vision = ht.confidence(model.vision_model, images, exclude=[])
+    assert torch.allclose(both.values["vision_model", "encoder", 0], vision.values["encoder", 0])
+    only_text = ht.confidence(model.text_model, texts, exclude=[])
+    assert torch.allclose(both.values["text_model", "encoder", 0], only_text.values["encoder", 0])
+
+
 @pytest.mark.parametrize("with_mask", [True, False])
 def test_tokens_that_a_model_adds_to_fill_a_block_are_padding(with_mask):
     model = spread(tf.LongformerModel(tf.LongformerConfig(**BERT, attention_window=4, max_position_embeddings=64)))
@@ -380,8 +396,9 @@ def test_attention_that_runs_once_an_image():
 def test_a_pass_without_gradient_has_no_slope():
     config = tf.HrmTextConfig(**LLAMA | {"num_hidden_layers": 2, "head_dim": 16})
     model = spread(tf.HrmTextForCausalLM(config))
-    with pytest.raises(ValueError, match="runs it under torch"):
-        ht.gradient(model, {"input_ids": IDS, "labels": IDS})
+    for measure in (ht.gradient, ht.relevance):
+        with pytest.raises(ValueError, match="runs it under torch"):
+            measure(model, {"input_ids": IDS, "labels": IDS})
 
 
 # --- direct logit attribution: what attention writes must reach the sum as it is --------------------------------------
@@ -400,6 +417,45 @@ def attribution_cases():
 def test_a_stream_that_scales_what_is_written_is_refused(kind, config):
     with pytest.raises(ValueError, match="does not add what its attention writes to the stream as it is"):
         ht.direct_logit_attribution(spread(kind(config)), {"input_ids": IDS}, [7, 8])
+
+
+# --- ablation, rows and attribution of models that are rarely met -----------------------------------------------------
+
+
+def test_uniform_attention_goes_through_the_output_gate():
+    """Replay writes what the model makes of attention's result, a gate (Qwen3-Next) or a norm (BitNet) included."""
+    gated = LLAMA | {"head_dim": 16, "layer_types": ["full_attention"], "mlp_only_layers": [0]}
+    for model in (tf.Qwen3NextForCausalLM(tf.Qwen3NextConfig(**gated)), tf.BitNetForCausalLM(tf.BitNetConfig(**LLAMA))):
+        spread(model)
+
+        def losses(model=model):
+            with torch.no_grad():
+                logits = model(IDS, use_cache=False).logits[:, :-1]
+            return torch.nn.functional.cross_entropy(logits.mT, IDS[:, 1:], reduction="none").mean(1)
+
+        found = ht.ablation(model, {"input_ids": IDS, "labels": IDS}, replacement="uniform").rows["decoder", 0][:, 1]
+        before = losses()
+        with ht.ablate(model, {("decoder", 0): [1]}, replacement="uniform"):
+            right = losses() - before
+        assert torch.allclose(found.float(), right, atol=1e-4)
+        assert right.abs().max() > 1e-3
+
+
+def test_heads_that_are_convolutions_are_none():
+    """ConvBERT: half of what the output projection reads comes from convolutions."""
+    model = tf.ConvBertModel(tf.ConvBertConfig(**BERT | {"hidden_size": 48}, embedding_size=48))
+    with pytest.raises(ValueError, match="found attention but not its heads"):
+        ht.sites(model)
+
+
+def test_a_final_norm_without_weights():
+    """OLMo: heads and the rest still add up to the model's own logit."""
+    model = spread(tf.OlmoForCausalLM(tf.OlmoConfig(**LLAMA)))
+    split = ht.direct_logit_attribution(model, {"input_ids": IDS}, [7, 8])
+    with torch.no_grad():
+        logits = model(IDS).logits[torch.arange(2), -1, torch.tensor([7, 8])]
+    total = sum(part.sum(1) for part in split.heads.values()) + split.rest
+    assert torch.allclose(total.float(), logits, atol=1e-3)
 
 
 def test_projections_that_torch_reads_and_never_calls_are_no_site():

@@ -35,9 +35,27 @@ def quantised(model):
 
 
 class Subclass(torch.Tensor):
-    """Stands for a quantised weight that says it is float32, as torchao's do."""
+    """Stands for torchao's weights, which say that they are float32 and can be neither read nor added up."""
 
     __module__ = "torchao.quantization"
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if getattr(function, "__name__", "") in ("sum", "isfinite", "isnan", "__getitem__"):
+            raise NotImplementedError(f"Int8Tensor dispatch: {function.__name__}")
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        return result.as_subclass(torch.Tensor) if function is nn.functional.linear else result
+
+
+class Blocked(Subclass):
+    """Likewise, and no gradient flows through it, as with int8 activations."""
+
+    __module__ = "torchao.quantization"
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs)
+        return result.detach() if function is nn.functional.linear else result
 
 
 def wrapped_tensor(layer):
@@ -73,6 +91,26 @@ def test_weights_that_are_not_plain(way):
         with pytest.raises(ValueError, match=words):
             call()
     assert torch.equal(run(model, batch), plain)
+
+
+@pytest.mark.parametrize("of", ["bert.encoder.layer.1.intermediate.dense", KEY])
+def test_weights_of_torchao(of):
+    """Outputs and gates of quantised layers are promised, gradients where they flow."""
+    measured, words = {}, "none flows through .*load the model in floating point"
+    for kind in (None, Subclass, Blocked):
+        model, batch = fresh("bert")
+        layer = ht.sites(model)[of].out if of == KEY else model.get_submodule(of)
+        if kind:
+            layer._parameters["weight"] = nn.Parameter(layer.weight.detach().as_subclass(kind), requires_grad=False)
+        batch = batch | {"labels": batch["input_ids"]}
+        measured[kind] = [ht.ablation(model, batch), ht.ablation(model, batch, replacement="mean", reference=batch)]
+        if kind is Blocked:
+            with pytest.raises(TypeError, match=words):
+                ht.gradient(model, batch)
+        else:
+            measured[kind].append(ht.gradient(model, batch))
+    for plain, *others in zip(*measured.values(), strict=False):
+        assert all(torch.equal(plain.flat(), other.flat()) for other in others)
 
 
 def test_a_trained_copy_of_attention_is_refused():

@@ -58,3 +58,12 @@ def test_the_model_is_left_as_it_was_and_intervals_stay_between_none_and_all():
     for key, low in scores.low.items():
         assert ((low >= 0) & (low <= scores.values[key]) & (scores.values[key] <= scores.high[key])).all()
         assert (scores.high[key] <= 1).all()
+
+
+def test_without_an_eos_token_every_token_counts_and_the_scores_say_so():
+    model, batch = fresh("bert")
+    model.config.eos_token_id = None
+    scores = confidence(model, batch)
+    assert "every token" in repr(scores)
+    assert torch.equal(scores.flat(), confidence(model, batch, exclude=[]).flat())
+    assert "counts" not in confidence(model, batch, exclude=[]).notes

@@ -85,7 +85,16 @@ REFUSED = {
     "one loss for all, ablation": (ablation(loss=lambda o, b: scored(o, b).mean()), ValueError, 'write per="batch"'),
     "a list": (gradient(TEXT, lambda o, b: first(o, b).tolist()), ValueError, "one number per example"),
     "a loss without a slope": (gradient(TEXT, lambda o, b: first(o, b).detach()), ValueError, "any selected head"),
-    "losses of others": (gradient(TEXT, lambda o, b: first(o, b)[:2]), ValueError, "its rows are not the examples"),
+    "losses of others": (
+        gradient(TEXT, lambda o, b: first(o, b)[:2]),
+        ValueError,
+        'its rows are not the examples.*write per="batch"',
+    ),
+    "a score of one argument": (
+        lambda: ht.relevance(MODEL, BATCH, score=lambda outputs: outputs.logits),
+        TypeError,
+        r"a score is called as score\(outputs, batch\)",
+    ),
     "NaN": (
         gradient(TEXT, lambda o, b: first(o, b) * torch.tensor([1.0, float("nan"), 1.0])),
         ValueError,

@@ -114,6 +114,7 @@ REFUSALS = [
     ("fit: penalty NaN", fit(penalty=float("nan")), ValueError, "at least 0"),
     ("fit: no penalty", fit(penalty=[]), ValueError, "at least 0"),
     ("fit: iterator", fit(penalty=[0.1, 0.2], batches=iter([])), ValueError, "gone through again"),
+    ("fit: loss", fit(loss=lambda outputs: outputs.loss), TypeError, r"called as loss\(outputs, batch\)"),
     ("fit: steps", fit(steps=0), ValueError, "1 or more"),
     ("fit: decay", fit(decay=-0.1), ValueError, "decay a fraction"),
     ("fit: no encoder", fit(weights="encoder"), ValueError, "no encoder of its own"),
