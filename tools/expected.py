@@ -34,7 +34,7 @@ def differences(measured: dict[str, dict[str, float]]) -> tuple[dict[str, dict[s
             step = unit(caption, name, value if before is None else before)
             most = about.get("tolerance", {}).get(name, step)
             near = before is not None and abs(value - before) <= most * (1 + 1e-9)
-            rounded = int(value) if step == 0 else _rounded(value, step)
+            rounded = round(value) if step == 0 else _rounded(value, step)
             new[name] = before if near and (most < step or abs(rounded - before) < step / 2) else rounded
             off |= not near
         if new != old:

