@@ -84,7 +84,7 @@ def _mistake(word: str, should: str) -> str:
 
 def _cell(word: str, meaning: str, features: str, wrong: str) -> str:
     edge = "#D55E00" if wrong else "transparent"
-    last = f'<br><small style="color:#B04A00">✗ {wrong}</small>' if wrong else ""
+    last = f"<br><small>✗ {wrong}</small>" if wrong else ""
     return (
         f'<span style="display:inline-block;vertical-align:top;margin:.2em .6em .4em 0;border-left:3px solid {edge};'
         f'padding-left:.3em"><b>{word}</b><br>{meaning}<br><small>{features}</small>{last}</span>'
