@@ -160,6 +160,17 @@ def pictures_speak(notebook: Notebook) -> list[str]:
 
 
 @rule
+def captions_shown(notebook: Notebook) -> list[str]:
+    """What ``ht.measured`` and ``ht.figure`` return is shown: a cell that calls one of them has an output."""
+    found = []
+    for cell in notebook.code:
+        called = re.findall(r"\b(?:measured|figure)\(.*?\"\d\d\.(\w+)\"", text(cell))
+        if called and not any("data" in out for out in cell.outputs):
+            found.append(f"{called[-1]!r} is not shown: make it the last expression of its cell")
+    return found
+
+
+@rule
 def heading_levels(notebook: Notebook) -> list[str]:
     """Headings go down one level at a time."""
     steps = [(above, *below) for (above, _), below in pairwise(headings(notebook.markdown))]

@@ -12,6 +12,7 @@ from measure_notebooks import fingerprint
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
 LESSONS = lessons(Path(__file__).resolve().parents[1] / "notebooks")
+APPENDICES = sorted((Path(__file__).resolve().parents[1] / "notebooks" / "more").glob("*.ipynb"))
 PNG = "iVBORw0KGgo="
 FIGURE = (
     f'<figure><img alt="A rising line." src="data:image/png;base64,{PNG}"><figcaption>It rises.</figcaption></figure>'
@@ -21,6 +22,25 @@ FIGURE = (
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_lesson_keeps_to_the_anatomy(path: Path):
     assert anatomy.complaints(Notebook.read(path)) == []
+
+
+# An appendix has no boxes, no minutes and no exercises of its own; what it shows was run, fits and can be read aloud.
+OF_APPENDICES = (
+    "valid_format",
+    "was_run",
+    "sizes",
+    "pictures_speak",
+    "captions_shown",
+    "heading_levels",
+    "code_fits",
+    "voice",
+)
+
+
+@pytest.mark.parametrize("path", APPENDICES, ids=lambda path: path.stem)
+def test_an_appendix_was_run_and_can_be_read(path: Path):
+    notebook = Notebook.read(path)
+    assert [complaint for name in OF_APPENDICES for complaint in anatomy.RULES[name](notebook)] == []
 
 
 @pytest.fixture
@@ -145,6 +165,8 @@ BROKEN = [
     ("sizes", output(BIG), "an output of 160 kB"),
     ("sizes", output(shown(FRAMED.format("y" * 310_000))), "an output of 310 kB"),
     ("sizes", output(*[shown(FIGURE + "z" * 140_000)] * 5), "the file has"),
+    ("captions_shown", output(), "'count' is not shown"),
+    ("captions_shown", output(stream("3 lines.")), "'count' is not shown"),
     ("pictures_speak", output(shown(FIGURE.replace("A rising line.", ""))), "without alt"),
     ("pictures_speak", output(shown(FIGURE.replace('alt="A rising line." ', ""))), "without alt"),
     ("pictures_speak", output(shown(FRAMED.format("<img src='data:,'>"))), "without alt"),

@@ -11,7 +11,7 @@ from headtools.course.answered import keeping, progress_path, remember, shell
 from headtools.course.catalogue import lesson
 from headtools.course.exercises import all_exercises
 from headtools.course.exercises.exercise import Exercise, Hint, NotTried
-from headtools.course.library import peeks, store
+from headtools.course.library import FILE, peeks, store
 from headtools.course.plain import escape, plain
 from headtools.course.summary import explained, reset, summary
 
@@ -171,6 +171,9 @@ def _keep(exercise: Exercise, status: str, answer: Any) -> str:
         return ""
     try:
         remember(exercise.name, "passed" if status == "right" else "tried", progress_path())
-        return store(exercise, answer) if status == "right" else ""
     except (OSError, ValueError) as error:
         return f"This result is not on your progress page. {explained(error, progress_path())}"
+    try:
+        return store(exercise, answer) if status == "right" else ""
+    except Exception as error:  # the text of an answer may be anything
+        return f"It is not in {FILE}: {type(error).__name__}: {error}"

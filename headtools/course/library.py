@@ -61,7 +61,8 @@ class MyHeads:
     def __repr__(self) -> str:
         module, problem = _learners()
         own = [name for name in builds() if hasattr(module, name)]
-        yours = f"{len(own)} functions are yours{': ' if own else ''}{', '.join(own)}"
+        count = "1 function is" if len(own) == 1 else f"{len(own)} functions are"
+        yours = f"{count} yours{': ' if own else ''}{', '.join(own)}"
         lines = [f"{yours} (the lessons build {len(builds())} so far)"]
         rest = {name: exercise[:2] for name, exercise in builds().items() if name not in own}
         for lesson in sorted(set(rest.values())):
@@ -186,9 +187,18 @@ def store(exercise: Exercise, answer: Any) -> str:
         return str(reason)
     if text == before:
         return ""
-    module, problem = _run(text, FILE)
+    module, problem = _run(text, f"{FILE}, with {name}")  # another name: tracebacks show the file as it is
     if problem or exercise.judge(getattr(module, name)) is not None:
         return f"It is not in {FILE}, because it does not run there on its own. {problem}".strip()
+    for helper in definitions.keys() & builds().keys():  # it would be kept as passed
+        try:
+            hint = all_exercises()[builds()[helper]].judge(getattr(module, helper))
+        except Exception as error:
+            hint = str(error) or type(error).__name__
+        if hint is not None:
+            return (
+                f"It is not in {FILE}, because your {helper} has not passed {builds()[helper]}: check that one first."
+            )
     write_bytes(file, text.encode())
     return f"{name} is in your {FILE}."
 
@@ -224,10 +234,16 @@ def _inner(answer: Any) -> Any:
     return inspect.unwrap(answer) if callable(answer) else answer
 
 
-def _needs(answer: Any, source: str) -> tuple[dict[str, str], set[str], dict[str, str]]:
-    """Return the helpers {name: source}, import lines and constants {name: text} that a definition needs."""
+def _needs(
+    answer: Any, source: str, met: frozenset[str] = frozenset()
+) -> tuple[dict[str, str], set[str], dict[str, str]]:
+    """Return the helpers {name: source}, import lines and constants {name: text} that a definition needs.
+
+    ``met`` are the definitions on the way to this one, which may call each other.
+    """
+    met |= {answer.__name__}
     names, helpers, imports, constants = _inner(answer).__globals__, {}, set(), {}
-    for name in sorted(_globals(symtable.symtable(source, FILE, "exec")) - {answer.__name__}):
+    for name in sorted(_globals(symtable.symtable(source, FILE, "exec")) - met):
         if name not in names:
             if hasattr(builtins, name):
                 continue
@@ -245,7 +261,7 @@ def _needs(answer: Any, source: str) -> tuple[dict[str, str], set[str], dict[str
         elif home is not None and home.__name__ not in ("__main__", "my_heads") and _found_in(home, value):
             imports.add(_import_from(home.__name__, value.__name__, name))
         elif (text := source_of(value)) is not None:
-            more, lines, also = _needs(value, text)
+            more, lines, also = _needs(value, text, met)
             helpers |= more | {name: text}
             imports |= lines
             constants |= also

@@ -126,7 +126,9 @@ def _check_inputs(model: nn.Module, args: tuple, kwargs: dict) -> None:
         if isinstance(value, Tensor) and value.numel() == 0:
             raise ValueError(f"the batch is empty: got a tensor of shape {tuple(value.shape)}; pass an example or more")
     ids = kwargs.get("input_ids", args[0] if args else None)
-    if isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point():
+    # the id that stands for pictures may be beyond the vocabulary (PaliGemma): the model replaces it
+    beside = any(name.startswith(("pixel", "image", "input_features", "input_values")) for name in kwargs)
+    if isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point() and not beside:
         _check_ids(model, ids)
     for name in ("attention_mask", "decoder_attention_mask"):
         mask = kwargs.get(name)

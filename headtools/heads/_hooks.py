@@ -200,6 +200,27 @@ def intervention(model: nn.Module, context: str, sites: Iterable[Site]) -> Itera
 
 
 @contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off while the context lasts; then each module returns to the mode it had.
+
+    >>> layer = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
+    >>> with without_dropout(layer):
+    ...     [module.training for module in layer]
+    [False, False]
+    >>> [module.training for module in layer]
+    [True, False]
+    """
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
 def _uncompiled() -> Iterator[None]:
     """Let compiled code run as plain Python while the context lasts: it would skip hooks set after it was compiled."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # not imported: nothing was compiled

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headtools.heads._attention import ALTERNATIVES, attend_uniformly, check_no_sinks
 from headtools.heads._checks import check_batch, check_interface, check_not_compiled, check_weights
 from headtools.heads._devices import to_float64
-from headtools.heads._hooks import Edit, context, edit_outputs, intervention, once_for_each_run
+from headtools.heads._hooks import Edit, context, edit_outputs, intervention, once_for_each_run, without_dropout
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Heads, Site, select, sites
@@ -115,17 +115,10 @@ def replacement_values(
         n_tokens[site.key] += len(z)
         parts[site.key].append(z if replacement == "resample" else to_float64(z).sum(0, keepdim=True))
 
-    training = [module for module in model.modules() if module.training]
-    try:
-        for module in training:
-            module.training = False  # without dropout; then each module returns to the mode it had
-        with torch.no_grad(), record(model, "z", only=list(parts), accumulate=collect):
-            for batch in batches:
-                check_batch(batch)
-                model(**model_inputs(model, batch))
-    finally:
-        for module in training:
-            module.training = True
+    with torch.no_grad(), without_dropout(model), record(model, "z", only=list(parts), accumulate=collect):
+        for batch in batches:
+            check_batch(batch)
+            model(**model_inputs(model, batch))
     not_run = [site.label for site in sites if not n_tokens[site.key]]
     if not_run:
         raise ValueError(f"{', '.join(not_run)} did not run on the reference: pass batches that reach all its heads")

@@ -94,8 +94,9 @@ def record(
     change, one entered before them records it before.
 
     Raises ``ValueError`` for an unknown ``want``, NaN or infinity before ``accumulate``, maps without
-    AttentionInterface, empty batches, rows of padding, and training mode, where maps are after dropout
-    (``training=True`` allows it); ``RuntimeError`` for a compiled model.
+    AttentionInterface, empty batches, rows of padding, maps that ``verify`` found to be
+    those of another model, and training mode, where maps are after dropout (``training=True`` allows it);
+    ``RuntimeError`` for a compiled model.
 
     >>> import torch, headtools as ht
     >>> from transformers import BertConfig, BertModel
@@ -124,6 +125,10 @@ def record(
             f"its {', '.join(from_attention)} cannot be recorded; record(model, want=('z',)) works, and for maps load "
             "the model with attn_implementation='eager' and call it with output_attentions=True",
         )
+    if {"maps", "rows"} & set(want) and (verified := all_sites.verified) is not None:
+        for site in selected:
+            if reason := verified.found.get((site.label, "maps")):
+                raise ValueError(f"{site.label}: verify(model) found: {reason}; record(model, want=('z',)) works")
     result = Record(all_sites, {})
     with ExitStack() as stack:
         stack.enter_context(intervention(model, "record()", selected))
@@ -215,7 +220,7 @@ def _record_site(
         previous = results.get(site.key)
         results[site.key] = captured if accumulate is None else accumulate(site, captured, previous)
 
-    def start(*_: Any) -> None:
+    def anew(*_: Any) -> None:
         attended[0] = 0
 
     def from_attention(**tensors: Any) -> None:
@@ -238,8 +243,9 @@ def _record_site(
 
     # within one call attention runs before its output projection, so a call with z is complete there
     with append_entry(site.module, ROWS if "rows" in want else TAPS, from_attention), ExitStack() as stack:
-        if set(want) != {"z"}:
-            stack.callback(site.module.register_forward_pre_hook(start).remove)
+        if set(want) != {"z"}:  # a call ends at the output projection; one that an error ended, where the next begins
+            stack.callback(site.module.register_forward_pre_hook(anew).remove)
+            stack.callback(site.out.register_forward_pre_hook(anew).remove)
         if "z" in want:
             stack.callback(hook_input(site.out, from_output).remove)
         yield

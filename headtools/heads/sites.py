@@ -442,7 +442,8 @@ def _find_site(model: nn.Module, name: str, module: nn.Module, interface: bool) 
         latent=found.latent,
         original=() if state["empty"] else state["physical"],
         empty=state["empty"],
-        tokens_first=type(module).__module__.endswith(".modeling_fsmt"),  # (T, B, d_model), as in fairseq
+        # (T, B, ...) is what their output projection reads, as in fairseq; verify finds others
+        tokens_first=type(module).__module__.endswith((".modeling_fsmt", ".modeling_mlcd")),
     )
 
 

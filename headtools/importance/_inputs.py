@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headtools.heads._checks import check_batch, check_not_compiled, check_weights
-from headtools.heads._hooks import claimed
+from headtools.heads._hooks import claimed, without_dropout
 from headtools.heads._kinds import names_in
 from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import Site, SiteSelection, sites
@@ -26,8 +26,7 @@ from headtools.heads.verify import check_padding_verified, check_verified
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Freeze the weights and switch dropout off while the context lasts; every flag comes back, whatever happens."""
-    with claimed("a measurement", model.modules()):
-        training = [module for module in model.modules() if module.training]
+    with claimed("a measurement", model.modules()), without_dropout(model):
         # By module and name: accelerate replaces offloaded weights in each run.
         learning = [
             (m, n) for m in model.modules() for n, w in m._parameters.items() if w is not None and w.requires_grad
@@ -35,14 +34,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         try:
             for module, name in learning:
                 module._parameters[name].requires_grad_(False)
-            for module in training:
-                module.training = False
             yield
         finally:
             for module, name in learning:
                 module._parameters[name].requires_grad_(True)
-            for module in training:
-                module.training = True
 
 
 def select_sites(model: nn.Module, only: SiteSelection) -> list[Site]:

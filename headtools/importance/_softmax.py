@@ -82,6 +82,7 @@ class _Attention(TorchFunctionMode):
             )
 
     def softmax(self, scores: Tensor, dim: int = -1, dtype: torch.dtype | None = None, _stacklevel: int = 3) -> Tensor:
+        """Compute torch's softmax, whose parameters these are, over the last dimension."""
         self.seen = True
         if self.replace:
             return _Secant.apply(scores, dtype)
@@ -92,7 +93,17 @@ class _Attention(TorchFunctionMode):
             self.saturated = ((second < SATURATED) & several).float().mean((0, 2))
         return maps.to(scores.dtype)
 
-    def in_steps(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    def in_steps(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
         """Compute torch's fused attention, whose parameters these are, with a softmax that is seen."""
         if enable_gqa:
             key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))

@@ -86,6 +86,7 @@ def gradient(
     uncoupled = of_labels(loss) or per == "batch"
     one_number = per == "batch" and not of_labels(loss)
     attending = list(every_site(model))  # where a softmax is, whether or not it is measured
+    replace = softmax == "secant"
     saturated: Mapping | None = None  # {key: the softmax watched there}, of the first batch
 
     def per_batch(batch: dict) -> Part:
@@ -112,9 +113,8 @@ def gradient(
             torch.inference_mode(False),
             torch.enable_grad(),
             edit_outputs(model, "gradient()", {site: partial(tap, site) for site in selected}),
-            attention_softmax(
-                attending if saturated is None or softmax == "secant" else (), softmax == "secant"
-            ) as watched,
+            # the secant in every batch; a look at what is saturated in the first one
+            attention_softmax(attending if replace or saturated is None else (), replace) as watched,
         ):
             losses = each_loss(model, batch, loss, per="batch" if one_number else "example")
             if not losses.requires_grad or not outputs:
@@ -157,15 +157,12 @@ def gradient(
         row = row.contiguous() if signed else row.abs()
         row = linearised_ratio(row, n_tokens) if per == "position" else row
         rows[site.key] = linearised_direction(row) if normalise else row
-    if softmax == "slope" and saturated:
+    if not replace and saturated:
         _warn_of_saturation(attending, rows, saturated)
-    name = (
-        ("signed " if signed else "")
-        + "gradient"
-        + (" by secant" if softmax == "secant" else "")
-        + ("" if per == "example" else f" per {per}")
-    )
-    name += ", layer-normalised" if normalise else ""
+    name = ["signed"] if signed else []
+    name += ["gradient by secant" if replace else "gradient"]
+    name += [] if per == "example" else [f"per {per}"]
+    name = " ".join(name) + (", layer-normalised" if normalise else "")
     return HeadScores.from_rows(rows, name, minimum=None if signed else 0.0)
 
 

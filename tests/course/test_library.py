@@ -76,7 +76,7 @@ def test_what_passes_is_kept_with_what_it_needs_and_used(folder):
     assert "# (B, T, H, W)" in text
     assert ht.check("00.switch_off", my_heads().switch_off).passed
     assert inspect.unwrap(my_heads().switch_off).__globals__["pick"]
-    assert repr(my_heads()).startswith("1 functions are yours: switch_off (the lessons build ")
+    assert repr(my_heads()).startswith("1 function is yours: switch_off (the lessons build ")
     # the file is a module of its own
     assert _import(folder / FILE).switch_off
 
@@ -123,6 +123,41 @@ def test_a_variable_of_the_notebook_keeps_it_out(folder):
     assert result.passed
     assert "uses model_of_mine, Linear of this notebook: make it an argument" in result.note
     assert not (folder / FILE).exists()
+
+
+def test_a_helper_that_is_a_function_of_the_course_is_checked_itself(folder):
+    wrong = "def split_heads(z, n_heads):\n    return z.unflatten(-1, (-1, n_heads))\n"
+    two = {
+        "01.split": all_exercises()["01.split"],
+        "01.after": Exercise("01.after", "", lambda answer: None, builds="after"),
+    }
+    source = wrong + "def after(z):\n    return split_heads(z, 2)\n"
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("library", "check", "summary"):
+            patch.setattr(f"headtools.course.{module}.all_exercises", lambda: two)
+        note = ht.check("01.after", cell(source)["after"]).note
+        assert note == f"It is not in {FILE}, because your split_heads has not passed 01.split: check that one first."
+        assert not (folder / FILE).exists()
+        right = source.replace("(-1, n_heads)", "(n_heads, -1)).transpose(1, 2")
+        assert ht.check("01.after", cell(right)["after"]).note == f"after is in your {FILE}."
+        assert "# 01.split, checked (" in (folder / FILE).read_text()
+
+
+def test_helpers_that_call_each_other_are_kept_both(folder):
+    source = RIGHT.replace("return ht.sites", "return other(model, key) if key is None else ht.sites")
+    source += "\ndef other(model, key):\n    return pick(model, key)\n"
+    assert ht.check("00.switch_off", cell(source)["switch_off"]).note == f"switch_off is in your {FILE}."
+    text = (folder / FILE).read_text()
+    assert text.count("def pick") == text.count("def other") == 1
+
+
+def test_an_answer_that_cannot_be_kept_is_still_right(folder, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no text")
+
+    monkeypatch.setattr("headtools.course.check.store", fails)
+    result = ht.check("00.switch_off", cell(RIGHT)["switch_off"])
+    assert (result.passed, result.note) == (True, f"It is not in {FILE}: RuntimeError: no text")
 
 
 def test_another_name_is_told(folder):

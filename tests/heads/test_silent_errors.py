@@ -393,6 +393,30 @@ def test_attention_that_runs_once_an_image():
         ht.gradient(model, batch, loss=lambda out, batch: out.pooler_output.norm()[None], per="batch")
 
 
+def test_a_layer_called_without_its_hooks_is_one_call_each_time():
+    """A model that calls ``attention.forward`` runs no hook of it: its output projection tells where a call ends."""
+    model, batch = fresh("llama")
+    for layer in model.model.layers:
+        kind = type(layer.self_attn)
+        layer.self_attn.__class__ = type(kind.__name__, (kind,), {"__call__": kind.forward})
+    with torch.no_grad(), ht.record(model) as r:
+        model(**batch)
+        model(**batch)
+    assert r["decoder", 0].maps.shape[1] == ht.sites(model)["decoder", 0].heads
+
+
+def test_an_id_that_stands_for_pictures_may_be_beyond_the_vocabulary():
+    model = build("paligemma", "PaliGemmaForConditionalGeneration")
+    model.config.image_token_id = model.model.config.image_token_id = 200  # of 96
+    ids = torch.cat([torch.full((1, 16), 200), torch.arange(5, 9)[None]], 1)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+    with torch.no_grad(), ht.record(model, "z") as r:
+        model(**batch, pixel_values=torch.randn(1, 3, 32, 32))
+    assert r["language_model", "encoder", 0].z.shape[1] == 20
+    with pytest.raises(ValueError, match="the model knows 0 to 95"), ht.record(model, "z"):
+        model(**batch)
+
+
 def test_a_pass_without_gradient_has_no_slope():
     config = tf.HrmTextConfig(**LLAMA | {"num_hidden_layers": 2, "head_dim": 16})
     model = spread(tf.HrmTextForCausalLM(config))

@@ -19,6 +19,11 @@ from .zoo import BUILDERS, fresh, zoo_model
 NOT_TRIED = {"deepseek_v3": {"queries", "keys", "values"}, "whisper": {"padding"}, "vit": {"padding"}}
 
 
+def can_be_tried(model):
+    """All checks; without maps where the model has no AttentionInterface."""
+    return set(CHECKS) - (set() if any(site.interface for site in ht.sites(model)) else {"maps"})
+
+
 @pytest.mark.parametrize("name", [name for name in BUILDERS if name != "xlnet"])
 def test_the_zoo_is_what_it_is_taken_for(name):
     model, batch = zoo_model(name)
@@ -28,7 +33,7 @@ def test_the_zoo_is_what_it_is_taken_for(name):
         assert torch.equal(torch.get_rng_state(), state)
     assert found.ok, found
     tried = {check for _, check in found.found}
-    assert tried == set(CHECKS) - NOT_TRIED.get(name, set())
+    assert tried == can_be_tried(model) - NOT_TRIED.get(name, set())
     assert ht.sites(model).verified is found
 
 
@@ -132,8 +137,70 @@ def test_padding_that_is_read_is_found():
 def test_attention_that_is_called_otherwise_is_tried(family, name, why):
     model = build(family, name)
     found = ht.verify(model, batch_of(model))
-    assert {check for _, check in found.found} == set(CHECKS), why
+    assert {check for _, check in found.found} == can_be_tried(model), why
     assert {check for _, check in found.failed} <= {"padding"}, why  # MobileBERT joins neighbours, Funnel pools
+
+
+def test_maps_of_another_kernel_are_found():
+    model, batch = fresh("llama")
+    attention = model.model.layers[0].self_attn
+    own = attention.forward
+
+    def other_with_maps(hidden_states, attention_mask=None, **kwargs):
+        if attention.config._attn_implementation != "sdpa":  # hides keys for the fused kernel only
+            hidden_states = hidden_states * 2
+        return own(hidden_states, attention_mask=attention_mask, **kwargs)
+
+    attention.forward = other_with_maps
+    failed = ht.verify(model, batch).failed
+    assert {check for _, check in failed} == {"maps"}
+    assert "z is another" in failed["decoder 0", "maps"]
+    with (
+        pytest.raises(ValueError, match=r"z is another; record\(model, want=\('z',\)\) works"),
+        ht.record(model, "maps"),
+    ):
+        pass
+
+
+def test_maps_of_a_model_whose_kernels_disagree_are_refused():
+    # without token_type_ids, sdpa lets PaliGemma see later tokens, and eager attention does not
+    model = build("paligemma", "PaliGemmaForConditionalGeneration")
+    failed = ht.verify(model, batch_of(model)).failed
+    assert "z is another" in failed["language_model encoder 0", "maps"]
+
+
+def test_a_model_whose_kernel_may_not_be_another_is_not_tried():
+    model = build("deepseek_v32", "DeepseekV32ForCausalLM")
+    found = ht.verify(model, batch_of(model))
+    assert found.ok
+    assert "maps" not in {check for _, check in found.found}
+
+
+def test_tokens_before_examples_are_found():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+    model = tf.MLCDVisionModel(tf.MLCDVisionConfig(**sizes, image_size=16, patch_size=8)).eval()
+    batch = {"pixel_values": torch.randn(3, 3, 16, 16)}
+    with torch.no_grad(), ht.record(model, "z") as r:
+        model(**batch)
+    assert r["encoder", 0].z.shape == (3, 5, 4, 8)
+    assert ht.verify(model, batch).found["encoder 0", "kind"] == ""
+    site = wrong(model, tokens_first=False)
+    assert "taken for (example, token)" in ht.verify(model, batch).failed[site.label, "kind"]
+
+
+def test_what_nothing_moves_is_not_called_right():
+    model, batch = fresh("llama")
+    attention = model.model.layers[0].self_attn
+    own = attention.forward
+    given = {}
+
+    def first_stream(hidden_states, **kwargs):  # whatever it is given, it computes what it first was
+        return own(given.setdefault("stream", hidden_states), **kwargs)
+
+    attention.forward = first_stream
+    found = ht.verify(model, batch)
+    assert ("decoder 0", "kind") not in found.found
+    assert found.found["decoder 1", "kind"] == ""
 
 
 def test_an_output_projection_that_is_never_called_is_found():
