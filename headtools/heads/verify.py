@@ -98,6 +98,7 @@ class _Run:
     kwargs: dict = field(default_factory=dict)
     z: Tensor | None = None  # (B, T, H, W)
     written: Tensor | None = None
+    others: Tensor | None = None  # what it should write without the head that is tried
     calls: int = 0
     without_gradient: int = 0
 
@@ -137,10 +138,11 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Verifica
             model(**inputs)
         for site, run in runs.items():
             if run.calls and not site.empty:
-                results = _try_site(model, site, run)
+                results = _try_site(site, run)
                 lost = f"the model runs {run.without_gradient} of {run.calls} calls under torch.no_grad"
                 results["gradient"] = lost if run.without_gradient else ""
                 found |= {(site.label, name): reason for name, reason in results.items()}
+        found |= _try_gates(model, runs)
         found |= _try_text(model, inputs, runs)
     unseen = [*every_site.skipped]
     unseen += [f"{n} (MultiheadAttention)" for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
@@ -242,7 +244,7 @@ def _watched(runs: Mapping[Site, _Run]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _try_site(model: nn.Module, site: Site, run: _Run) -> dict[str, str]:
+def _try_site(site: Site, run: _Run) -> dict[str, str]:
     """Call the attention of one site again with one thing changed each time; {check: '' or what is wrong}."""
     if run.z is None:
         return {"gate": "the output projection is not called as a module, so nothing reaches its heads"}
@@ -251,7 +253,7 @@ def _try_site(model: nn.Module, site: Site, run: _Run) -> dict[str, str]:
     again, _ = _again(site, run)
     if again is None or not torch.allclose(again, run.z, rtol=1e-3, atol=1e-5):
         return {}  # it depends on more than it is given: nothing can be tried alone
-    head = site.layer % site.heads
+    head = _tried_head(site)
     group = site.heads // site.kv_heads
     shared = head // group  # its key and value head
     readers = set(range(shared * group, (shared + 1) * group))
@@ -267,8 +269,12 @@ def _try_site(model: nn.Module, site: Site, run: _Run) -> dict[str, str]:
         bias = 0 if bias is None else bias.double()
         gives = any(_close(candidate, run.written) for candidate in _may_write(run, added.sum(2) + bias))
         results["sum"] = "" if gives else "the layer writes something else than the sum of its heads and a bias"
-        results["gate"] = _try_gate(model, site, run, added.sum(2) - added[:, :, head] + bias, head)
+        run.others = added.sum(2) - added[:, :, head] + bias
     return {name: reason for name, reason in results.items() if reason is not None}
+
+
+def _tried_head(site: Site) -> int:
+    return site.layer % site.heads
 
 
 def _again(
@@ -382,15 +388,19 @@ def _try_rows(
     return f"the rows of head {own} move z of heads {sorted(which)}, and not of {sorted(heads)} alone"
 
 
-def _try_gate(model: nn.Module, site: Site, run: _Run, others: Tensor, head: int) -> str | None:
-    """Set the gate of one head to 0: does the layer write the sum of the others? None where it cannot be called."""
-    gate = torch.ones(site.heads)
-    gate[head] = 0
-    with gates(model, {site.key: gate}):
-        _, written = _again(site, run)
-    if written is None:
-        return None
-    return "" if _close(others, written) else f"without head {head} the layer does not write the others' sum"
+@torch.no_grad()
+def _try_gates(model: nn.Module, runs: Mapping[Site, _Run]) -> dict[tuple[str, str], str]:
+    """Set the gate of one head of each site to 0: does the layer, called again, write the sum of its others?"""
+    known = {site: run for site, run in runs.items() if run.others is not None}
+    values = {site.key: torch.arange(site.heads).ne(_tried_head(site)).float() for site in known}
+    found = {}
+    with gates(model, values):  # of all sites at once: each is called alone
+        for site, run in known.items():
+            _, written = _again(site, run)
+            if written is not None:
+                reason = f"without head {_tried_head(site)} the layer does not write the others' sum"
+                found[site.label, "gate"] = "" if _close(run.others, written) else reason
+    return found
 
 
 def _may_write(run: _Run, total: Tensor) -> Iterator[Tensor]:
