@@ -50,6 +50,15 @@ def test_a_model_of_text_needs_no_batch():
         ht.verify(zoo_model("vit")[0])
 
 
+def test_rounding_in_a_deep_model_is_no_other_model():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 96, "intermediate_size": 96, "num_attention_heads": 3, "vocab_size": 500}
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(num_hidden_layers=60, **sizes)).eval().to(torch.bfloat16)
+    found = ht.verify(model)
+    assert found.ok, found
+    assert ("decoder 59", "maps") in found.found
+
+
 def wrong(model, **changes):
     """Let the first site of a model be known as something else."""
     found = ht.sites(model)
