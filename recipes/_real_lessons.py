@@ -20,7 +20,9 @@ from headtools.roles.plain_text import natural_text, text_batches
 from headtools.roles.probing import probe
 from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import align, to_words
+from recipes._real_cut import cut
 from recipes._real_measures import losses, rank_correlation, repeated_tokens
+from recipes._real_names import names
 from recipes._real_weights import circuits, own_layers, three_heads
 from recipes._results import interval
 
@@ -246,6 +248,8 @@ TABLES: dict[str, dict[str, Callable[..., Table]]] = {
         "circuits": circuits,
         "relevance": relevance,
         "restored": restored,
+        "names": names,
+        "cut": cut,
     },
     "minilm": {"parts_of_speech": parts_of_speech, "gates": trained_gates},
 }

@@ -18,6 +18,8 @@ Tables, of a causal language model with every size in its "about":
     circuits    W_OV of each head: effective rank, and whether it raises the word that it reads, beside random weights
     relevance   relevance by three rules, and gradients, beside leave-one-out
     restored    single heads given back what they put out while the text repeated
+    names       which heads put the right one of two names into the answer: patched at the last token, both ways
+    cut         a fifth of the heads off on sentences, documents, code and repeated tokens, beside as many others
 
 An encoder (``minilm``) has model, roles, its heads by output change (gradient and leave-one-out), parts_of_speech
 (what each head's output says of its own word and of the word it attends to), and gates (what trained gates keep, beside
@@ -74,6 +76,13 @@ SIZES = {
     "restored sequences": 6,
     "restored segment": 20,
     "circuit words": 200,
+    "name pairs": 6,
+    "cut sentences": 80,
+    "cut chunk": 512,
+    "cut documents": 8,
+    "cut code": 6,
+    "cut ranking": 4,
+    "cut draws": 3,
 }
 QUICK = dict.fromkeys(SIZES, 5) | {
     "segment": 6,

@@ -76,7 +76,7 @@ def one_run(over: str, penalty: float, seed: int, sentences: int = SENTENCES, **
 
 
 def train_gates(model: nn.Module, over: str, penalty: float, seed: int, **changes: object) -> Fit:
-    """Train gates with the settings of lesson 08."""
+    """Train gates with the settings of lesson 09."""
     return ht.fit_gates(
         model,
         TrainingBatches(seed, LIVE_TOKENS),

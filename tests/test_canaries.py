@@ -42,7 +42,7 @@ def test_prune_heads_is_gone(name):
     found = [type(module).__name__ for module in model.modules() if hasattr(module, "prune_heads")]
     assert not found, (
         f"{found} have prune_heads again: compare it with headtools.prune on the same weights and speak of it in "
-        f"lesson 09 and in the README"
+        f"lesson 10 and in the README"
     )
 
 

@@ -233,7 +233,7 @@ def not_there(folder: Path, row: dict[str, str]) -> list[str]:
         off += [] if pairs or row[column] == "none" else [f"{column}: {row[column]!r} has no link"]
         for words, name, address in pairs:
             title, *shown = sections(folder / name).get(address, ("",)) if (folder / name).exists() else ("",)
-            if words != f"{name[:2]} {title}":
+            if words != f"{Path(name).name[:2]} {title}":
                 off.append(f"{column}: no section {words!r} at {name}#{address}")
             elif not shows(*shown):
                 off.append(f"{column}: nothing of the kind in {words!r}")
@@ -254,21 +254,21 @@ def test_the_table_of_claims_has_every_claim_once_and_leads_to_a_lesson_that_wei
     for row in claims_table(read(root, "notebooks/teaching.md")):
         numbers = row["rows"].split(", ")
         listed += numbers
-        linked = set(re.findall(r"\]\((\d\d)_", " ".join(row.values())))
+        linked = set(re.findall(r"\]\((?:more/)?(\d\d)_", " ".join(row.values())))
         assert [n for n in numbers if n in weighed and not weighed[n] & linked] == [], row["claim"]
     assert sorted(listed) == sorted(json.loads(read(root, "notebooks/ledger.json"))["rows"])
 
 
 def test_a_link_of_the_table_that_rots_is_found(root: Path):
     row = {"claim": "x", "rows": "1", "derived": "none", "built by hand": "none", "measured": "none", "drawn": "none"}
-    path = lessons(root / "notebooks")[5]
-    real = f"[05 Two scores to watch]({path.name}#two-scores-to-watch)"
+    path = lessons(root / "notebooks")[6]
+    real = f"[06 Two scores to watch]({path.name}#two-scores-to-watch)"
     assert not_there(path.parent, row | {"derived": real}) == []
     assert "nothing of the kind" in not_there(path.parent, row | {"drawn": real})[0]
     assert "no section" in not_there(path.parent, row | {"derived": real.replace("scores to", "scores for")})[0]
     assert "no section" in not_there(path.parent, row | {"derived": real.replace("#two", "#three")})[0]
-    assert "no section" in not_there(path.parent, row | {"derived": real.replace("(05_", "(99_")})[0]
-    assert "no link" in not_there(path.parent, row | {"measured": "lesson 05"})[0]
+    assert "no section" in not_there(path.parent, row | {"derived": real.replace("(06_", "(99_")})[0]
+    assert "no link" in not_there(path.parent, row | {"measured": "lesson 06"})[0]
 
 
 # --- versions and numbers ---------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_the_version_is_told_once(root: Path):
 def test_the_table_of_lessons_is_what_was_measured(root: Path):
     text = read(root, "README.md")
     rows = re.findall(r"^\| (\d\d) \| (.*) \|$", text, re.M)
-    assert [number for number, _ in rows] == [f"{n:02d}" for n in range(12)]
+    assert [number for number, _ in rows] == [f"{n:02d}" for n in range(13)]
     measured = json.loads(read(root, "notebooks/measured.json"))["lessons"]
     assert set(measured) == {path.stem for path in lessons(root / "notebooks")}
     assert table(text, measured, root / "notebooks") == text, "run `make measure`"

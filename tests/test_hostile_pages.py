@@ -42,7 +42,7 @@ def of_ledger(text):
 
 
 def of_course_claims(text):
-    claims = CourseClaims([CourseClaim(f"c {text}", f"s {text}", "wrong", f"w {text}", "right", "gates", "08")])
+    claims = CourseClaims([CourseClaim(f"c {text}", f"s {text}", "wrong", f"w {text}", "right", "gates", "09")])
     return claims.counts() + claims.by_topic()
 
 

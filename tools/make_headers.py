@@ -142,8 +142,24 @@ def role_map() -> str:
     return drawn
 
 
+def shortcut() -> str:
+    """Lesson 04: the pronoun goes to the first noun that fits, and not to the one that is meant."""
+    words = ["the", "sailor", "with", "the", "box", "carried", "the", "rope", "because", "it", "slept", "."]
+    step, base = (RIGHT - LEFT) / len(words), BOTTOM - 12
+    drawn = "".join(word(text, LEFT + (i + 0.5) * step, BOTTOM, anchor="middle") for i, text in enumerate(words))
+    it = words.index("it")
+    for noun, stroke, wide in (("rope", BLUE, 1), ("box", ORANGE, 3)):
+        a, b = (LEFT + (k + 0.5) * step for k in (it, words.index(noun)))
+        high = min((it - words.index(noun)) * 30, 2 * (base - TOP) - 4)
+        drawn += (
+            f'<path fill="none" stroke="{stroke}" stroke-width="{wide}" '
+            f'd="M{a:.1f} {base}Q{(a + b) / 2:.1f} {base - high:.1f} {b:.1f} {base}"/>'
+        )
+    return drawn
+
+
 def two_clouds() -> str:
-    """Lesson 04: what one head carries of each word, along the direction that tells the accent of the word before."""
+    """Lesson 05: what one head carries of each word, along the direction that tells the accent of the word before."""
     model, tokenizer = ht.load()
     sentences = ht.corpus("organism", limit=40)
     vectors, labels = [], []
@@ -171,7 +187,7 @@ def two_clouds() -> str:
 
 
 def growth() -> str:
-    """Lesson 05: the best head for each role, over the training."""
+    """Lesson 06: the best head for each role, over the training."""
     rows = shipped("snapshots")
     at = [math.log(max(step, 125) / 125) / math.log(9000 / 125) for step in rows.step]
     roles = [role for role in rows.roles.iloc[-1] if rows.roles.iloc[-1][role]["passes"]]
@@ -182,7 +198,7 @@ def growth() -> str:
 
 
 def costs() -> str:
-    """Lesson 06: what the loss rises by without each head, sorted."""
+    """Lesson 07: what the loss rises by without each head, sorted."""
     values = torch.cat(list(shipped_ablation().values.values())).clamp(min=0).sort(descending=True).values
     step, tall = (RIGHT - LEFT) / len(values), ((values / values[0]) ** 0.5 * (BOTTOM - TOP)).clamp(min=1)
     path = "".join(f"M{LEFT + (i + 0.5) * step:.1f} {BOTTOM}v{-v:.1f}" for i, v in enumerate(tall.tolist()))
@@ -190,7 +206,7 @@ def costs() -> str:
 
 
 def relevance() -> str:
-    """Lesson 07: the relevance of the cross-attention heads for every word of a translation."""
+    """Lesson 08: the relevance of the cross-attention heads for every word of a translation."""
     model, tokenizer = ht.load()
     sentence = ht.corpus("organism", limit=3)[2]
     (batch,) = ht.label(model, tokenizer, [sentence])
@@ -207,7 +223,7 @@ def relevance() -> str:
 
 
 def gates() -> str:
-    """Lesson 08: draws of random gates, a column for each parameter."""
+    """Lesson 09: draws of random gates, a column for each parameter."""
     log_alpha = torch.linspace(-4, 4, 48)
     uniform = torch.rand(8, 48, generator=torch.Generator().manual_seed(0))
     drawn = HardConcrete({("encoder", 0): 48}).draw(uniform, log_alpha)
@@ -216,7 +232,7 @@ def gates() -> str:
 
 
 def random_orders() -> str:
-    """Lesson 09: BLEU by the heads that are left, in random orders."""
+    """Lesson 10: BLEU by the heads that are left, in random orders."""
     rows = shipped("orders")
     rows = rows[(rows["over"] == "encoder") & rows.order.str.startswith("random")]
     shades = [colour(0.3 + 0.7 * n / (len(rows) - 1)) for n in range(len(rows))]
@@ -227,7 +243,7 @@ def random_orders() -> str:
 
 
 def merging() -> str:
-    """Lesson 10: the heads of the encoder in a row, and the pairs that are merged first."""
+    """Lesson 11: the heads of the encoder in a row, and the pairs that are merged first."""
     pairs = shipped("merging").points[0][0]["pairs"]
     step, base = (RIGHT - LEFT) / 48, BOTTOM - 6
     drawn = cells([[BLUE if h % 16 < 8 else ORANGE for h in range(48)]], (LEFT, base, RIGHT - LEFT, 8), 3)
@@ -241,7 +257,7 @@ def merging() -> str:
 
 
 def another_model() -> str:
-    """Lesson 11: the 270 heads of SmolLM2 by how much they do induction."""
+    """Lesson 12: the 270 heads of SmolLM2 by how much they do induction."""
     heads = ht.shipped_real("smollm2", "heads").set_index(["head", "layer"]).induction
     most = heads.max()
     rows = [[colour(heads[head, layer] / most) for layer in range(30)] for head in range(9)]
@@ -271,41 +287,46 @@ HEADERS: dict[str, tuple[Callable[[], str], str, str]] = {
         "A grid of six rows of eight squares. A third of them are coloured, most of those in the lower rows.",
     ),
     "04": (
+        shortcut,
+        "From the pronoun, encoder head 0.3 goes to the first noun that fits (orange), not to the one meant (blue)",
+        "The words of a sentence in a row. From one word a thick arc leads far back, and a thin one to a nearer word.",
+    ),
+    "05": (
         two_clouds,
         "What encoder head 4.2 carries of each word: orange where the word before has an accent",
         "Two clouds of points, a blue one and an orange one, side by side and apart.",
     ),
-    "05": (
+    "06": (
         growth,
         "The best head's score for each role, from the start of training to step 9,000 (log scale)",
         "Some twenty lines that start low and rise at different moments.",
     ),
-    "06": (
+    "07": (
         costs,
         "The cost of each of 144 heads in nats, sorted (square-root scale)",
         "144 bars in falling order: the first few are high, most are close to nothing.",
     ),
-    "07": (
+    "08": (
         relevance,
         "Relevance of cross-attention heads (columns, by layer) for each token of a translation; orange is negative",
         "A table of squares, a row for each token. The columns on the right are the bright ones.",
     ),
-    "08": (
+    "09": (
         gates,
         "Random gates, a column each, from nearly always closed to nearly always open; each row is one draw",
         "A table of squares: dark on the left, green on the right, mixed in the middle.",
     ),
-    "09": (
+    "10": (
         random_orders,
         "BLEU as the encoder's heads are switched off one after another, in five random orders",
         "Five lines that fall from left to right, each at another place.",
     ),
-    "10": (
+    "11": (
         merging,
         "The encoder's heads in a row, layer by layer: arcs join the twelve pairs that are merged first",
         "Six groups of eight marks in two colours, with arcs between marks of one group.",
     ),
-    "11": (
+    "12": (
         another_model,
         "The heads of SmolLM2, a column for each layer: the brighter, the more induction",
         "A grid of 30 columns and 9 rows. Most squares are dark, a few to the right of the middle are bright.",

@@ -35,7 +35,7 @@ COURSE = ROOT / "site" / "course"
 NOTEBOOKS = ROOT / "notebooks"
 BOXES = ROOT / "tools" / "jupyter" / "custom" / "custom.css"  # JupyterLab's looks of a lesson, the site's as well
 PAGES = {
-    "whole_idea": "The whole idea in 400 lines",
+    "whole_idea": "The whole idea in one file",
     "contract": "What headtools promises",
     "installing": "Installing",
     "cheat_sheet": "Cheat sheet",
@@ -46,10 +46,21 @@ PAGES = {
     "truth": "Which measure finds the circuit?",
     "bibliography": "Bibliography",
 }
+# Lessons were renumbered in the third edition, when the lesson on what heads look at became two.
+MOVED = {
+    "04_does_a_head_know_or_use": "05_does_a_head_know_or_use",
+    "05_how_do_heads_specialise": "06_how_do_heads_specialise",
+    "06_what_does_the_loss_say": "07_what_does_the_loss_say",
+    "07_where_does_the_answer_come_from": "08_where_does_the_answer_come_from",
+    "08_which_heads_would_you_keep": "09_which_heads_would_you_keep",
+    "09_how_many_heads_can_go": "10_how_many_heads_can_go",
+    "10_what_else_can_you_do_to_a_head": "11_what_does_a_head_carry",
+    "11_what_do_your_heads_do": "12_what_do_your_heads_do",
+}
 TEACHING = "teaching"  # for lecturers, so at the end
 DESCRIPTION = (
-    "A course of twelve notebooks on what attention heads do and which of them a model needs, with a translation model "
-    "that runs in your browser and a Python package for models of your own."
+    "A course of thirteen notebooks on what attention heads do and which of them a model needs, with a translation "
+    "model that runs in your browser and a Python package for models of your own."
 )
 
 
@@ -246,7 +257,18 @@ def build(out: Path) -> int:
     for page in out.rglob("*.html"):
         page.write_text(mend(page.read_text("utf-8")), encoding="utf-8")
     landing(out, make_live_page.make(out / "live"))
+    for old, new in MOVED.items():
+        (out / f"{old}.html").write_text(_moved(f"{new}.html"), encoding="utf-8")
     return status
+
+
+def _moved(page: str) -> str:
+    """Return a page that leads to another one, for links to where it was."""
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Moved</title>'
+        f'<meta http-equiv="refresh" content="0; url={page}"><link rel="canonical" href="{page}">'
+        f'<p>This lesson has another number now: <a href="{page}">{page}</a>.</p></html>\n'
+    )
 
 
 def main() -> int:

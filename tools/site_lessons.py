@@ -33,14 +33,15 @@ PICTURES = {
     "01": Picture('"01.arcs"', (0.02, 0.33, 0.505, 1)),
     "02": Picture('"02.overlap"', (0.3, 0.53, 0.758, 0.9), chart=False),
     "03": Picture('"03.role_map"', (0.035, 0, 1, 0.81)),
-    "04": Picture('"04.stream"', (0.53, 0.08, 1, 0.93)),
-    "05": Picture('"05.maps"', (0.504, 0.46, 0.835, 0.925), chart=False),
-    "06": Picture('"06.scatter"', (0.04, 0.07, 1, 0.93)),
-    "07": Picture('"07.flow"', (0, 0.1, 1, 1)),
-    "08": Picture('"08.closing"', (0.05, 0.04, 0.78, 0.9), chart=False),
-    "09": Picture('"09.curve"', (0, 0.07, 1, 1)),
-    "10": Picture('"10.plane"', (0.03, 0.08, 0.515, 0.93)),
-    "11": Picture('"11.luck"'),
+    "04": Picture('"04.coreference"', (0, 0.07, 1, 1)),
+    "05": Picture('"05.accent"', (0, 0.07, 1, 1)),
+    "06": Picture('"06.maps"', (0.504, 0.46, 0.835, 0.925), chart=False),
+    "07": Picture('"07.scatter"', (0.04, 0.07, 1, 0.93)),
+    "08": Picture('"08.rules"', (0, 0.1, 1, 1)),
+    "09": Picture('"09.closing"', (0.05, 0.04, 0.78, 0.9), chart=False),
+    "10": Picture('"10.curve"', (0, 0.07, 1, 1)),
+    "11": Picture('"11.plane"', (0.03, 0.08, 0.515, 0.93)),
+    "12": Picture('"12.luck"'),
 }
 
 

@@ -18,14 +18,15 @@ TOPICS = {
     "01": "what a head computes",
     "02": "weights and geometry",
     "03": "what heads attend to",
-    "04": "probes",
-    "05": "how heads develop",
-    "06": "importance",
-    "07": "relevance",
-    "08": "gates",
-    "09": "pruning",
-    "10": "merging and editing",
-    "11": "reports",
+    "04": "names of heads",
+    "05": "probes",
+    "06": "how heads develop",
+    "07": "importance",
+    "08": "relevance",
+    "09": "gates",
+    "10": "pruning",
+    "11": "merging and editing",
+    "12": "reports",
 }
 ALL = "all"
 _CELL = "text-align:left;vertical-align:top;padding:.35em .7em"

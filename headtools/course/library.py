@@ -230,7 +230,8 @@ def source_of(answer: Any) -> str | None:
 def _inner(answer: Any) -> Any:
     """Return the function behind decorators, or a class's first method, which knows where the class was written."""
     if inspect.isclass(answer):  # inspect finds no class of a notebook
-        return next((value for value in vars(answer).values() if isinstance(value, types.FunctionType)), answer)
+        members = (getattr(value, "__func__", value) for value in vars(answer).values())  # those of static methods too
+        return next((value for value in members if isinstance(value, types.FunctionType)), answer)
     return inspect.unwrap(answer) if callable(answer) else answer
 
 

@@ -8,21 +8,32 @@ wrong, and says what to do instead.
     1. where the heads are       sites
     2. what they do              record, contributions
     3. what they could do        weights, ov, qk, effective_rank, overlap, look_back
-    4. what happens without      edit, gates, switch_off, patch
+    4. what happens without      edit, gates, switch_off
+       what does a head carry    patch, logit_difference, moved, remove_direction,
+                                 rewrite
+       who reads its note        hide_from, write_head
     5. what they look at         head_means, confidence, offset_score, induction_score
-    6. what they are worth       loss, gradient, ablation
-    7. how many can go           HardConcrete, pruning_curve
-    8. how sure we are           bootstrap, table
+       is a story about them true offset_pairs, relation_pairs, hits, best_offset, sentence_rows
+       is the name right         swap_words, pair_cost, counterfactual
+       what do they carry        probe, control_labels, eraser, erase
+    6. what they are worth       loss, gradient, ablation, saturation_proof_gradient
+       where an answer came from direct_logit, messages, Share, attention_rule
+    7. how many can go           HardConcrete, fit_gates, target_size, pruning_curve, greedy_order, slice_layer
+       who survives              survivors_null
+    8. how sure we are           bootstrap, table, honest_choice
+    9. all of it, on any model   report
 
 Shapes: B examples, T tokens, H heads, W features of a head's value, D features of the residual stream. Every score is
 *rows*, {(kind, layer): (n, H)}: one number per example and head.
 """
 
+import copy
 import inspect
 import math
+import random
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -31,6 +42,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
@@ -276,18 +288,130 @@ def switch_off(model: nn.Module, heads: Mapping[tuple, Iterable[int]]):
     return gates(model, values)
 
 
-def patch(model: nn.Module, heads: Mapping[tuple, Iterable[int]], source: Mapping):
-    """Give heads the outputs that they had in another run, ``source`` (what ``record`` recorded), while it lasts."""
+def patch(model: nn.Module, heads: Mapping[tuple, Iterable[int]], source: Mapping, positions: Tensor | None = None):
+    """Give heads the outputs that they had in another run, ``source`` (what ``record`` recorded), while it lasts.
+
+    ``positions`` (B, T): true where they are given; left out, everywhere (Vig et al. 2020).
+    """
 
     def replace(key, some):
         def change(z):
+            there = source[key].z.to(z)
+            if positions is not None:
+                there = torch.where(positions[..., None, None], there, z)
             z = z.clone()
-            z[:, :, some] = source[key].z[:, :, some].to(z)
+            z[:, :, some] = there[:, :, some]
             return z
 
         return change
 
     return edit(model, {key: replace(key, list(some)) for key, some in heads.items()})
+
+
+def logit_difference(logits: Tensor, position: Tensor, right: Tensor, wrong: Tensor) -> Tensor:
+    """Return how far the logit of word ``right`` (B,) lies above that of ``wrong`` at ``position``: (B, T, V) -> (B,).
+
+    A constant added to all logits changes no probability and does not change this (Wang et al. 2023).
+    """
+    at = logits[torch.arange(len(logits)), position]  # (B, V)
+    return (at.gather(1, right[:, None]) - at.gather(1, wrong[:, None]))[:, 0]
+
+
+@torch.no_grad()
+def moved(model: nn.Module, run: Mapping, other: Mapping, heads: Mapping, measure: Callable, positions=None) -> Tensor:
+    """Return how far heads alone, patched from ``other``, move ``run`` towards it: 0 not at all, 1 all the way, (B,).
+
+    ``measure`` makes (B,) of logits. From a corrupted run towards the clean one this is denoising, the other way round
+    noising (Heimersheim and Nanda 2024).
+    """
+    with record(model) as source:
+        there = measure(model(**other).logits)
+    here = measure(model(**run).logits)
+    with patch(model, heads, source, positions):
+        now = measure(model(**run).logits)
+    return (now - here) / (there - here)
+
+
+@contextmanager
+def remove_direction(model: nn.Module, head: tuple, directions: Tensor):
+    """Let a head, (kind, layer, head), write nothing along ``directions`` (n, D) while it lasts.
+
+    The smallest change of W_O that does it is a projection (Bolukbasi et al. 2016). Afterwards the weights are what
+    they were, bit for bit.
+    """
+    *key, h = head
+    site = sites(model)[tuple(key)]
+    w_o = _rows(site.out).detach().unflatten(0, (site.heads, -1))[h]  # (W, D), in the memory of the weight
+    basis = torch.linalg.qr(directions.to(w_o).T)[0]  # orthonormal columns, (D, n)
+    before = w_o.clone()
+    w_o -= w_o @ basis @ basis.T
+    try:
+        yield
+    finally:
+        w_o.copy_(before)
+
+
+# The next two are for a model of two layers of nothing but attention: ToyDecoder, or one like it.
+
+
+@contextmanager
+def hide_from(model: nn.Module, writers: Iterable[int], readers: Iterable[int], path: str):
+    """Hide what heads of layer 0 write from the queries, keys or values ("q", "k", "v") of heads of layer 1.
+
+    The residual stream (B, T, D) is a sum: their part is subtracted, for these readers and this path alone (Elhage et
+    al. 2021 call such links Q-, K- and V-composition).
+    """
+    (first, second), writers, readers, seen = model.layers, list(writers), list(readers), {}
+    w_o = first.out_proj.weight.unflatten(1, (first.num_heads, -1))[:, writers]  # (D, writers, W)
+
+    def keep_part(_module, args):
+        z = args[0].unflatten(-1, (first.num_heads, -1))[:, :, writers]  # (B, T, writers, W)
+        seen["part"] = torch.einsum("bthw,dhw->btd", z, w_o)
+
+    def compare(norm, args, normed):
+        seen["change"] = norm.forward(args[0] - seen["part"]) - normed
+
+    def read_without(projection, args, output):
+        without = projection.forward(args[0] + seen["change"])
+        heads, other = (x.unflatten(-1, (second.num_heads, -1)) for x in (output.clone(), without))
+        heads[:, :, readers] = other[:, :, readers]
+        return heads.flatten(-2)
+
+    with ExitStack() as stack:
+        stack.callback(first.out_proj.register_forward_pre_hook(keep_part).remove)
+        stack.callback(model.norms[1].register_forward_hook(compare).remove)
+        stack.callback(getattr(second, f"{path}_proj").register_forward_hook(read_without).remove)
+        yield
+
+
+@torch.no_grad()
+def write_head(model: nn.Module, head: int, omega: Tensor, delta: int, gain: float = 30.0) -> None:
+    """Write into layer 0 a head of width W that looks ``delta`` places back, and notes a part of the symbol there.
+
+    Of the D features, the first W become the place, [sin(omega i), cos(omega i)]; the next W of the symbol are read,
+    and written into the W after these. ``gain`` makes the softmax sharp.
+    """
+    layer, w = model.layers[0], model.layers[0].head_dim
+    place, read, note, own = (slice(w * i, w * (i + 1)) for i in (0, 1, 2, head))
+    angle = torch.arange(len(model.position.weight))[:, None] * omega  # (T, W / 2)
+    model.position.weight[:, place] = torch.cat([angle.sin(), angle.cos()], 1)
+    model.norms[0].weight[place] = model.norms[0].bias[place] = 0  # no symbol disturbs the place
+    for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
+        projection.weight[own] = 0
+    layer.q_proj.weight[own, place] = gain * look_back(omega, delta).T  # nn.Linear multiplies by the transpose
+    layer.k_proj.weight[own, place] = torch.eye(w)
+    layer.v_proj.weight[own, read] = torch.eye(w)
+    layer.out_proj.weight[:, own] = 0
+    layer.out_proj.weight[note, own] = torch.eye(w)
+
+
+def rewrite(k: Tensor, r: Tensor, C: Tensor) -> Tensor:
+    """Return the change of W_V, (D, W), that adds r (W,) at k (D,) and least elsewhere: C (D, D) is E[x^T x].
+
+    A matrix of rank one (Meng et al. 2022, equation 2, for an MLP). With C = I it is the smallest as a matrix.
+    """
+    direction = torch.linalg.solve(C, k)
+    return torch.outer(direction, r) / (k @ direction)
 
 
 # --- 5. What they look at ---------------------------------------------------------------------------------------------
@@ -339,19 +463,185 @@ def induction_score(maps: Tensor, period: int) -> Tensor:
     return maps.diagonal(1 - period, -2, -1)[..., 1:].mean(-1)
 
 
+# A story about a head is a list of pairs (sentence, query, keys): from this word, it should look at one of those.
+# A sentence has .words, and for each word .heads (the word that it depends on, from 1; 0 is the root) and .relations.
+
+
+def offset_pairs(sentences: Sequence, offset: int) -> list[tuple]:
+    """Return the pairs (sentence, query, {key}) of words ``offset`` places apart: -1 is the previous word."""
+    pairs = []
+    for b, sentence in enumerate(sentences):
+        length = len(sentence.words)
+        pairs += [(b, i, {i + offset}) for i in range(length) if 0 <= i + offset < length]
+    return pairs
+
+
+def relation_pairs(sentences: Sequence, relation: str, way: str) -> list[tuple]:
+    """Return the pairs from each word "up" to the word that it depends on by a relation, or "down" from there."""
+    pairs = []
+    for b, sentence in enumerate(sentences):
+        for i, (parent, name) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
+            if name == relation and parent > 0:
+                query, key = (i, parent - 1) if way == "up" else (parent - 1, i)
+                pairs.append((b, query, {key}))
+    return pairs
+
+
+def hits(attended: Tensor, pairs: list[tuple]) -> Tensor:
+    """Return whether each head's strongest key is among those of a pair: (B, ..., query) -> (pair, ...).
+
+    The share of hits is a head's score for the story (Voita et al. 2019, section 5).
+    """
+    rows = [torch.isin(attended[b, ..., i], torch.tensor(sorted(keys))) for b, i, keys in pairs]
+    return torch.stack(rows)
+
+
+def best_offset(fitted: list[tuple], scored: list[tuple]) -> tuple[int, float]:
+    """Return the most frequent offset of the pairs ``fitted``, and the share of ``scored`` that have it.
+
+    What a syntactic head has to beat (Voita et al. 2019, section 5.2).
+    """
+    offsets = [key - query for _, query, keys in fitted for key in keys]
+    best = max(set(offsets), key=offsets.count)
+    return best, sum(query + best in keys for _, query, keys in scored) / len(scored)
+
+
+def sentence_rows(found: Tensor, pairs: list[tuple]) -> Tensor:
+    """Return one row a sentence whose mean is the share of hits over all pairs: (pair, ...) -> (sentence, ...).
+
+    The share plus what a sentence adds to it, to first order: a bootstrap of these rows is one of the sentences.
+    """
+    places = torch.tensor([b for b, _, _ in pairs]).unique(return_inverse=True)[1]
+    n = torch.bincount(places).double().view(-1, *[1] * (found.dim() - 1))
+    sums = torch.zeros(len(n), *found.shape[1:], dtype=torch.double).index_add_(0, places, found.double())
+    share = sums.sum(0) / n.sum()
+    return share + (sums - n * share) / n.mean()
+
+
+# Is the name right? A name is a prediction about sentences that nobody has looked at yet.
+
+
+def swap_words(words: Sequence[str], how: str, vocabulary: Sequence[str], draw: random.Random) -> list[str]:
+    """Return as many words without their grammar: the same ones "shuffled", "random" ones, or one "repeated"."""
+    if how == "shuffled":
+        return draw.sample(words, len(words))
+    if how == "random":
+        return [draw.choice(vocabulary) for _ in words]
+    return [draw.choice(words)] * len(words)
+
+
+def pair_cost(cost: Callable[[list], Tensor], a: tuple, b: tuple) -> Tensor:
+    """Return rows (n, 4): what an example loses without head a, without b, without both, and beyond their sum.
+
+    ``cost`` gives one number an example for a list of heads that are off. The last column is above 0 where one head
+    does the other's work once that is gone.
+    """
+    off = [cost(heads) for heads in ([], [a], [b], [a, b])]
+    without_a, without_b, without_both = (each - off[0] for each in off[1:])
+    return torch.stack([without_a, without_b, without_both, without_both - without_a - without_b], -1)
+
+
+def counterfactual(frames: Mapping[str, str], slots: Mapping[str, Sequence[str]], n: int, seed: int = 0) -> dict:
+    """Return n sentences a frame, {name: [words, ...]}, which differ from frame to frame in the frame alone.
+
+    A frame is a text with named gaps, "the {who} saw it ."; each gap is filled from its slot, and no word twice in one
+    sentence. Sentence i has the same words in every frame.
+    """
+    draw, sentences = random.Random(seed), {name: [] for name in frames}
+    for _ in range(n):
+        chosen: dict[str, str] = {}
+        for gap, words in slots.items():
+            chosen[gap] = draw.choice([word for word in words if word not in chosen.values()])
+        for name, frame in frames.items():
+            sentences[name].append(frame.format(**chosen).split())
+    return sentences
+
+
+# What do they carry? A probe reads a label off each word's vector; an eraser takes away what a probe could read.
+
+
+def probe(x: Tensor, y: Tensor, n: int, steps: int = 100, rate: float = 0.3) -> Tensor:
+    """Return whether a linear probe that is fitted on the first n vectors names the label of each other one: (N - n,).
+
+    ``x`` (N, d), and labels ``y`` (N,) from 0 on: multinomial logistic regression by gradient descent.
+    """
+    x = (x - x[:n].mean(0)) / x[:n].std(0).clamp(min=1e-6)
+    X = torch.cat([x, torch.ones(len(x), 1)], 1)  # the column of ones is for the bias
+    Y = F.one_hot(y).to(X)
+    W = torch.zeros(X.shape[1], Y.shape[1])
+    for _ in range(steps):
+        P = (X[:n] @ W).softmax(-1)  # (n, label)
+        W -= rate * X[:n].T @ (P - Y[:n]) / n
+    return (X[n:] @ W).argmax(-1) == y[n:]
+
+
+def control_labels(words: Sequence[Sequence[str]], maps: Sequence[Tensor], y: Tensor, seed: int = 0) -> Tensor:
+    """Return random labels that depend on nothing but the word that a head attends to: (N,), -1 where ``y`` is.
+
+    One map (query, key) and one list of words a sentence, one label a word. What a probe scores on them, it has
+    memorised: a control task (Hewitt and Liang 2019), keyed to the word that the head reads instead of the word itself.
+    """
+    draw, answers = random.Random(seed), y[y >= 0].tolist()  # as frequent as in the task
+    drawn: dict[str, int] = {}
+    control = []
+    for sentence, A in zip(words, maps, strict=True):
+        for j in A.argmax(-1).tolist():
+            if sentence[j] not in drawn:
+                drawn[sentence[j]] = draw.choice(answers)
+            control.append(drawn[sentence[j]])
+    return torch.where(y >= 0, torch.tensor(control), -1)
+
+
+def eraser(x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the smallest affine change of vectors (..., d) after which no linear probe can read ``y`` off x (n, d).
+
+    For each label read along a = S^-1 delta, where it is told from the rest best, and subtract along delta, the
+    difference of the means: LEACE (Belrose et al. 2023). One label needs no step of its own.
+    """
+    x = x.double()
+    mean, keep = x.mean(0), torch.eye(x.shape[1], dtype=x.dtype)
+    for label in y.unique()[1:]:
+        left = (x - mean) @ keep  # what earlier labels have left
+        delta = left[y == label].mean(0) - left[y != label].mean(0)
+        a = torch.linalg.pinv(left.T @ left / len(x), hermitian=True) @ delta
+        keep = keep - keep @ torch.outer(a, delta) / (a @ delta)
+    return lambda z: mean.to(z) + (z - mean.to(z)) @ keep.to(z)
+
+
+def erase(model: nn.Module, erasers: Mapping[tuple, Callable[[Tensor], Tensor]]):
+    """Change the outputs z of single heads while the context lasts: {("encoder", 4, 2): eraser}."""
+
+    def change(own):
+        def erased(z):
+            z = z.clone()  # (B, T, H, W)
+            for head, take in own.items():
+                z[:, :, head] = take(z[:, :, head])
+            return z
+
+        return erased
+
+    by_site: dict[tuple, dict] = {}
+    for (*key, head), take in erasers.items():
+        by_site.setdefault(tuple(key), {})[head] = take
+    return edit(model, {key: change(own) for key, own in by_site.items()})
+
+
 # --- 6. What they are worth -------------------------------------------------------------------------------------------
 
 
 def loss(model: nn.Module, batch: Mapping) -> Tensor:
     """Return each example's mean cross-entropy over its labels that are not -100, in nats: (B,)."""
-    logits, labels = model(**batch).logits.float(), batch["labels"]
+    labels = batch["labels"]
+    # Only a model with a decoder beside its encoder reads the labels: shifted, they are its decoder's input.
+    inputs = {name: value for name, value in batch.items() if name != "labels" or model.config.is_encoder_decoder}
+    logits = model(**inputs).logits.float()
     if not model.config.is_encoder_decoder and {kind for kind, _ in sites(model)} == {"decoder"}:
         logits, labels = logits[:, :-1], labels[:, 1:]  # a causal model predicts the next token
     each = F.cross_entropy(logits.transpose(1, -1), labels, reduction="none")  # 0 where a label is -100
     return each.sum(-1) / (labels != -100).sum(-1)
 
 
-def gradient(model: nn.Module, batches: Iterable[Mapping]) -> dict[tuple, Tensor]:
+def gradient(model: nn.Module, batches: Iterable[Mapping], loss: Callable = loss) -> dict[tuple, Tensor]:
     """Return the slope of each example's loss by each head's gate, at gate 1, as rows with their sign.
 
     The mean of its absolute value is a head's importance (Michel et al. 2019, equation 2). One forward and one backward
@@ -368,7 +658,7 @@ def gradient(model: nn.Module, batches: Iterable[Mapping]) -> dict[tuple, Tensor
 
 
 @torch.no_grad()
-def ablation(model: nn.Module, batches: Iterable[Mapping]) -> dict[tuple, Tensor]:
+def ablation(model: nn.Module, batches: Iterable[Mapping], loss: Callable = loss) -> dict[tuple, Tensor]:
     """Return how much each example's loss rises without each head, one head off at a time, as rows.
 
     All heads of a layer share one pass: copy h of the batch runs without head h.
@@ -384,6 +674,134 @@ def ablation(model: nn.Module, batches: Iterable[Mapping]) -> dict[tuple, Tensor
             part[key] = without.view(site.heads, n).T - full[:, None]
         parts.append(part)
     return _joined(parts)
+
+
+class _Softmax(TorchFunctionMode):
+    """While it lasts, every softmax over the last dimension, whoever calls it, is ``instead(scores)``."""
+
+    def __init__(self, instead: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.instead = instead
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return self.instead(args[0]) if func.__name__ == "softmax" else func(*args, **(kwargs or {}))
+
+
+def secant_softmax(scores: Tensor) -> Tensor:
+    """Return the softmax over the last dimension, with its slope averaged over the whole way from equal scores.
+
+    With p the softmax, u the uniform weights on keys that are not masked, and m = (p - u) / log(p / u), the change
+    p - u is m times what the scores exceed their mean by, weighted with m. The slope has p in the place of m, and is 0
+    where one key has all the weight; m is never 0.
+    """
+    seen = scores >= scores.amax(-1, keepdim=True) - 4000  # what lies further below is masked
+    n = seen.sum(-1, keepdim=True)
+    with torch.no_grad():
+        ratio = (scores.log_softmax(-1) + n.log()).masked_fill(~seen, 0)  # log(p / u)
+        m = torch.where(ratio.abs() < 1e-4, 1, ratio.expm1() / ratio) * seen / n
+    s = scores.masked_fill(~seen, 0)
+    return seen / n + m * (s - (m * s).sum(-1, keepdim=True) / m.sum(-1, keepdim=True))
+
+
+def saturation_proof_gradient(
+    model: nn.Module, batches: Iterable[Mapping], loss: Callable = loss
+) -> dict[tuple, Tensor]:
+    """Return ``gradient`` with a softmax whose slope does not vanish where a head looks at one key only, as rows.
+
+    So heads that write the queries and keys of such a head are seen, too. The model must call its softmax itself, as
+    those with attn_implementation="eager" do.
+    """
+    with _Softmax(secant_softmax):
+        return gradient(model, batches, loss)
+
+
+# Where did an answer come from? Directly, as a sum of what heads write; and through everything else, by a rule.
+
+
+def direct_logit(
+    model: nn.Module, norm: nn.Module, batch: Mapping, right: Tensor, wrong: Tensor
+) -> dict[tuple, Tensor]:
+    """Return what each head writes itself of a difference of two logits, at the last token, as rows.
+
+    ``norm`` is the model's final norm, a LayerNorm or an RMSNorm; with its scale s kept at what this run gave it, it is
+    linear, so heads, embedding, MLPs and biases add up to logit(right) - logit(wrong) (Elhage et al. 2021). For models
+    that norm what a layer reads and leave the stream alone. ``right`` and ``wrong`` are tokens, (B,).
+    """
+    z, read = {}, []
+
+    def keep(key):
+        return lambda value: z.update({key: value[:, -1:]})  # None: nothing is changed
+
+    hook = norm.register_forward_pre_hook(lambda _module, args: read.append(args[0][:, -1]))
+    with torch.no_grad(), edit(model, {key: keep(key) for key in sites(model)}):
+        model(**batch)
+    hook.remove()
+    x, centres = read[0], isinstance(norm, nn.LayerNorm)  # an RMSNorm takes no mean off
+    if centres:
+        x = x - x.mean(-1, keepdim=True)
+    eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+    s = (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    words = model.get_output_embeddings().weight
+    u = (words[right] - words[wrong]) * norm.weight / s  # (B, D): what of the stream is read, and how strongly
+    if centres:
+        u = u - u.mean(-1, keepdim=True)
+    rows = {key: contributions(site, z[key])[:, 0] for key, site in sites(model).items()}  # (B, H, D)
+    return {key: torch.einsum("bhd,bd->bh", written, u).detach() for key, written in rows.items()}
+
+
+def ratio(a: Tensor, b: Tensor) -> Tensor:
+    """Return a / b, and 0 where there is nothing to divide by."""
+    return (a / b).nan_to_num(0.0, 0.0, 0.0)
+
+
+def messages(z: Tensor, R: Tensor, rule: str, number: float) -> Tensor:
+    """Return what each term z (..., k, i) gets of the relevance R (..., k) of its unit k (Bach et al. 2015).
+
+    "epsilon": in proportion, with ``number`` added to the size of the sum; "alpha-beta": ``number`` of it to the
+    positive terms, the rest to the negative ones.
+    """
+    y, R = z.sum(-1, keepdim=True), R[..., None]
+    if rule == "epsilon":
+        return ratio(z, y + number * torch.where(y < 0, -1.0, 1.0)) * R
+    plus, minus = z.clamp(min=0), z.clamp(max=0)
+    P, N = plus.sum(-1, keepdim=True), minus.sum(-1, keepdim=True)
+    alpha = torch.where((P > 0) & (N < 0), number, (P > 0).float())  # terms of one sign get everything
+    return (alpha * ratio(plus, P) + (1 - alpha) * ratio(minus, N)) * R
+
+
+class Share(torch.autograd.Function):
+    """A linear layer whose "gradient" g carries relevance, R = x g: what goes back is shared among terms by a rule."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, W: Tensor, b: Tensor, rule: str, number: float) -> Tensor:
+        """Return W x + b for tokens x (T, in), W (out, in) and b (out,)."""
+        ctx.save_for_backward(x, W, b)
+        ctx.rule, ctx.number = rule, number
+        return F.linear(x, W, b)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> tuple:
+        """Turn the g of the output into that of x and b; nothing goes to the weights, which are no activations."""
+        x, W, b = ctx.saved_tensors
+        terms = torch.cat([x[:, None] * W, b.expand(len(x), -1)[..., None]], -1)  # (T, out, in + 1)
+        M = messages(terms, terms.sum(-1) * g, ctx.rule, ctx.number)
+        return ratio(M[..., :-1].sum(1), x), None, ratio(M[..., -1].sum(0), b), None, None
+
+
+def attention_rule(q: Tensor, k: Tensor, v: Tensor, relevance: Tensor, fixed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the relevance of a head's queries, keys and values, from that of its output z (T, W).
+
+    ``fixed``: the map is held constant, and all goes to the values (Ali et al. 2022). Otherwise each product gives half
+    to each factor, and softmax passes relevance on by its gradient, not all of it (Achtibat et al. 2024).
+    """
+    A = (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1)
+    g = ratio(relevance, A @ v)
+    R_v = v * (A.T @ g)
+    if fixed:
+        return torch.zeros_like(q), torch.zeros_like(k), R_v
+    R_A = A * (g @ v.T) / 2
+    g_scores = (R_A - A * R_A.sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
+    return q * (g_scores @ k) / 2, k * (g_scores.T @ q) / 2, R_v / 2
 
 
 # --- 7. How many can go -----------------------------------------------------------------------------------------------
@@ -414,6 +832,56 @@ class HardConcrete(nn.Module):
         return (torch.sigmoid(self.log_alpha) * (self.high - self.low) + self.low).clamp(0, 1)
 
 
+def fit_gates(
+    model: nn.Module,
+    batches: Iterable[Mapping],
+    keys: list[tuple],
+    gate: nn.Module,
+    penalty: Callable[[Tensor], Tensor],
+    noise: Tensor,
+    rate: float = 0.1,
+    also: Iterable[nn.Parameter] = (),
+) -> Tensor:
+    """Train a gate for each head of the sites ``keys``, one step a row of ``noise`` (steps, heads): log alpha by step.
+
+    The loss is the model's own plus ``penalty(n)``, nats for n gates that are expected to be open (Voita et al. 2019,
+    section 6.1). The model is frozen, but for the parameters ``also``. Gives (steps + 1, heads), the start first.
+    """
+    groups = [{"params": [gate.log_alpha], "lr": rate}, {"params": list(also), "lr": 3e-4}]
+    optimizer = torch.optim.Adam(groups)
+    history = [gate.log_alpha.detach().clone()]
+    for batch, u in zip(batches, noise, strict=False):
+        drawn = gate.sample(u).view(len(keys), -1)  # (site, head)
+        with gates(model, dict(zip(keys, drawn, strict=True))):
+            total = model(**batch).loss + penalty(gate.p_open().sum())
+            total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        history.append(gate.log_alpha.detach().clone())
+    return torch.stack(history)
+
+
+def target_size(target: float, warm_up: int, rate: float = 0.3) -> Callable[[Tensor], Tensor]:
+    """Return a penalty for ``fit_gates`` that makes the expected number of open gates go to ``target``.
+
+    A Lagrangian with two multipliers, which rise as long as too many are open: a gap + b gap^2. The goal moves from
+    where training starts to the target in ``warm_up`` steps (Xia et al. 2022, section 3.2).
+    """
+    begin, step, a, b = 0.0, 0, 0.0, 0.0
+
+    def penalty(n: Tensor) -> Tensor:
+        nonlocal begin, step, a, b
+        begin = begin or n.item()
+        goal = begin + (target - begin) * min(1.0, step / warm_up)
+        gap = (n - goal) / begin
+        cost = a * gap + b * gap**2
+        a, b = a + rate * gap.item(), b + rate * gap.item() ** 2
+        step += 1
+        return cost
+
+    return penalty
+
+
 def pruning_curve(
     model: nn.Module, order: list[tuple], counts: Iterable[int], metric: Callable[[], float]
 ) -> dict[int, float]:
@@ -430,6 +898,57 @@ def pruning_curve(
         with switch_off(model, off):
             curve[count] = metric()
     return curve
+
+
+def greedy_order(
+    model: nn.Module, heads: Iterable[tuple], score: Callable[[], Mapping[tuple, Tensor]], step: int
+) -> list[tuple]:
+    """Return the order in which heads go when those that are left are scored again after every ``step`` of them.
+
+    ``score()`` gives {(kind, layer): (H,)}, and is called while the heads that have gone are off. So a head shows what
+    it is worth without its backup.
+    """
+    order, rest = [], list(heads)
+    while rest:
+        off: dict[tuple, list[int]] = {}
+        for *key, head in order:
+            off.setdefault(tuple(key), []).append(head)
+        with switch_off(model, off):
+            values = score()
+        rest.sort(key=lambda head: values[head[:-1]][head[-1]])
+        order, rest = order + rest[:step], rest[step:]
+    return order
+
+
+def slice_layer(attention: nn.Module, heads: Iterable[int]) -> nn.Module:
+    """Return a copy of an attention layer without some heads: smaller matrices, and the same sum over the rest.
+
+    ``nn.Linear`` stores (out, in), so a head owns rows of q_proj, k_proj and v_proj (with their biases), and columns of
+    out_proj, whose bias belongs to no head (Michel et al. 2019). At least one head has to stay.
+    """
+    small, width = copy.deepcopy(attention), attention.head_dim
+    stay = [head for head in range(attention.num_heads) if head not in set(heads)]
+    rows = torch.cat([torch.arange(head * width, (head + 1) * width) for head in stay])
+    for linear in (small.q_proj, small.k_proj, small.v_proj):
+        linear.weight = nn.Parameter(linear.weight[rows])
+        linear.bias = None if linear.bias is None else nn.Parameter(linear.bias[rows])
+        linear.out_features = len(rows)
+    small.out_proj.weight = nn.Parameter(small.out_proj.weight[:, rows])
+    small.out_proj.in_features, small.num_heads = len(rows), len(stay)
+    return small
+
+
+def survivors_null(has_role: Tensor, kept: Tensor, times: int = 2000) -> Tensor:
+    """Return how many heads with a role random sets have that keep as many heads in each layer as ``kept``: (times,).
+
+    ``has_role`` and ``kept`` are true or false, (layer, head). Heads with a role and heads that survive both gather in
+    some layers; a draw from all layers at once would take that for a choice of heads.
+    """
+    counts, draw = torch.zeros(times), torch.Generator().manual_seed(0)
+    for role, stays in zip(has_role, kept, strict=True):
+        drawn = torch.rand(times, len(stays), generator=draw).argsort(-1)[:, : int(stays.sum())]
+        counts += role[drawn].sum(-1)
+    return counts
 
 
 # --- 8. How sure we are -----------------------------------------------------------------------------------------------
@@ -469,3 +988,64 @@ def table(rows: Mapping[tuple, Tensor]) -> list[tuple]:
         ends = zip(site_rows.mean(0).tolist(), low.tolist(), high.tolist(), strict=True)
         lines += [(*key, head, *numbers) for head, numbers in enumerate(ends)]
     return sorted(lines, key=lambda line: -line[-3])
+
+
+def honest_choice(choosing: Mapping[tuple, Tensor], measuring: Mapping[tuple, Tensor]) -> dict:
+    """Choose the best head by some rows {key: (n, H)}, and say what it scores by others, which had no say in it.
+
+    "promised" is its mean where it was chosen; "score", "low" and "high" its mean and interval where it was not, and
+    "any" what a head drawn at random would score there. The best of many is partly the luckiest (Efron 2011).
+    """
+    means = {key: rows.mean(0) for key, rows in choosing.items()}
+    key = max(means, key=lambda site: means[site].max())
+    head = int(means[key].argmax())
+    rows = measuring[key][:, [head]]
+    low, high = bootstrap(rows)
+    everyone = torch.cat(list(measuring.values()), 1)  # (n, all heads)
+    return {
+        "head": (*key, head),
+        "promised": means[key][head].item(),
+        "score": rows.mean().item(),
+        "low": low.item(),
+        "high": high.item(),
+        "any": everyone.mean().item(),
+    }
+
+
+# --- 9. All of it, on any model ---------------------------------------------------------------------------------------
+
+
+def report(model: nn.Module, texts: Sequence[Mapping], roles: Mapping[str, tuple]) -> list[dict]:
+    """Return one line a head, the costliest first: what it looks at, and what it is worth, each with an interval.
+
+    ``texts`` are batches with labels. ``roles`` is {name: (batches, score)}, with ``score(maps)`` (B, H) and batches
+    without padding. A role's baseline, "even", is its score for maps that share each query's weight evenly among the
+    keys that it may see; its "gain" is what the head has beyond that, example by example.
+    """
+    slopes = gradient(model, texts)
+    measured = {
+        "importance": {key: rows.abs() for key, rows in slopes.items()},
+        "cost": ablation(model, texts),
+        "confidence": confidence(model, texts),
+    }
+    plain = {}  # means alone: their interval is that of the gain
+    for name, (batches, score) in roles.items():
+        own, even = [], []
+        for batch in batches:
+            with torch.no_grad(), record(model) as seen:
+                model(**batch)
+            visible = {key: (layer.maps > 0).float() for key, layer in seen.items()}
+            own.append({key: score(layer.maps) for key, layer in seen.items()})
+            even.append({key: score(one / one.sum(-1, keepdim=True)) for key, one in visible.items()})
+        plain[name], plain[f"{name} even"] = _joined(own), _joined(even)
+        measured[f"{name} gain"] = {key: rows - plain[f"{name} even"][key] for key, rows in plain[name].items()}
+    lines = []
+    for key, site in sites(model).items():
+        ends = {name: bootstrap(rows[key]) for name, rows in measured.items()}
+        for head in range(site.heads):
+            line = {"kind": key[0], "layer": key[1], "head": head}
+            line |= {name: rows[key][:, head].mean().item() for name, rows in {**plain, **measured}.items()}
+            line |= {f"{name} low": low[head].item() for name, (low, _) in ends.items()}
+            line |= {f"{name} high": high[head].item() for name, (_, high) in ends.items()}
+            lines.append(line)
+    return sorted(lines, key=lambda line: -line["cost"])

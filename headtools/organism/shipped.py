@@ -97,7 +97,7 @@ _TABLES: dict[str, tuple[str, str | Callable[[dict], list[dict]]]] = {
 TABLES = tuple(_TABLES)
 # The recipe that makes a file again, where its name is another (python -m recipes.NAME).
 _RECIPES = {"pruning": "gates", "scores": "scorecard", "worth": "head_importance"}
-# How the sweep trains its gates, for half a minute on one core. Why at this rate: see shipped("rates") and lesson 08.
+# How the sweep trains its gates, for half a minute on one core. Why at this rate: see shipped("rates") and lesson 09.
 LIVE_GATES = {"steps": 400, "start": 1.5, "gate_rate": 0.05, "weight_rate": 8e-4, "decay": 0.3}
 LIVE_TOKENS = 448  # padded source and target tokens per batch
 # Of a file, not of a row:

@@ -247,8 +247,8 @@ def test_the_rubric_of_the_project_adds_up():
     assert sum(points.values()) == 30
     by_tests = sum(n for what, n in points.items() if what.startswith("*tests:*"))
     assert by_tests == sum(n for cell, n in graded(nbformat.read(SETS[4], as_version=4)).items() if cell[-1].isalpha())
-    lesson = Notebook.read(next(path for path in lessons(ROOT / "notebooks") if path.name.startswith("11_"))).markdown
-    assert "*Two to three hours, thirty points.*" in lesson, "the project of lesson 11 has as many points"
+    lesson = Notebook.read(next(path for path in lessons(ROOT / "notebooks") if path.name.startswith("12_"))).markdown
+    assert "*Two to three hours, thirty points.*" in lesson, "the project of lesson 12 has as many points"
 
 
 def test_the_exam_has_answers_and_they_are_right():

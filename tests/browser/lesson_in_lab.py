@@ -18,7 +18,7 @@ def lesson_test(*numbers):
 
     @pytest.mark.parametrize("number", numbers)
     def test_lesson(page, server, root, course, number):
-        # As they are stored: JupyterLab may have saved the lesson before, and lesson 11 reads the others.
+        # As they are stored: JupyterLab may have saved the lesson before, and lesson 12 reads the others.
         shutil.copytree(root / "notebooks", course, dirs_exist_ok=True)
         (path,) = course.glob(f"{number}_*.ipynb")
         lab.open_notebook(page, server, path.name)

@@ -45,7 +45,8 @@ def at(site, page):
 
 
 def pages(site):
-    names = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
+    moved = 'http-equiv="refresh"'  # pages that only lead to another one
+    names = sorted(str(p.relative_to(site)) for p in site.rglob("*.html") if moved not in p.read_text("utf-8")[:300])
     return [name for name in names if not name.startswith("_modules/") or name == SOME_MODULE]
 
 
@@ -214,7 +215,7 @@ def test_without_a_script(site, page):
     still.goto(f"{site.as_uri()}/index.html")
     assert still.locator("#hero .still").count() == 3
     assert not still.is_visible("#hero [data-do]")
-    assert still.locator(".lesson").count() == 12
+    assert still.locator(".lesson").count() == 13
     still.goto(f"{site.as_uri()}/claims.html")
     assert not still.is_visible("#filters")
     assert still.locator("#claims tbody tr:visible").count() > 90

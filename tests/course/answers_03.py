@@ -1,160 +1,222 @@
 """Answers to the exercises of lesson 03: right ones, and wrong ones with what their hint must say."""
 
+import math
 from collections import Counter
 
 import torch
+from scipy import stats
+
+import headtools as ht
+from headtools.course import my_heads
+from headtools.course.my_heads import relation_pairs
 
 
-def right_positional(maps, offset):
-    looks = maps.argmax(-1)
-    query = torch.arange(maps.shape[1])
-    there = (query + offset >= 0) & (query + offset < maps.shape[2])
-    return (looks == query + offset)[:, there].float().mean(-1)
-
-
-def positional_in_a_loop(maps, offset):
+def pairs_in_a_loop(sentences, offset):
     out = []
-    for head in maps.tolist():
-        hits = [row.index(max(row)) == i + offset for i, row in enumerate(head) if 0 <= i + offset < len(row)]
-        out.append(sum(hits) / len(hits))
+    for number, sentence in enumerate(sentences):
+        for query in range(max(0, -offset), len(sentence.words) - max(0, offset)):
+            out.append((number, query, [query + offset]))
     return out
 
 
-def edges_counted(maps, offset):
-    return (maps.argmax(-1) == torch.arange(maps.shape[1]) + offset).float().mean(-1)
+def every_query(sentences, offset):
+    return [(b, i, {i + offset}) for b, s in enumerate(sentences) for i in range(len(s.words))]
 
 
-def right_baseline(fitted, scored):
-    offset = Counter(k - q for q, k in fitted).most_common(1)[0][0]
-    return sum(k - q == offset for q, k in scored) / len(scored)
+def pairs_round_the_edge(sentences, offset):
+    return [(b, i, {(i + offset) % len(s.words)}) for b, s in enumerate(sentences) for i in range(len(s.words))]
 
 
-def baseline_by_max(fitted, scored):
-    offsets = [k - q for q, k in fitted]
-    best = max(offsets, key=offsets.count)
-    return torch.tensor([float(k - q == best) for q, k in scored]).mean()
+def hits_in_a_loop(attended, pairs):
+    layers, heads = attended.shape[1:3]
+    return [
+        [[int(attended[b, layer, h, i]) in keys for h in range(heads)] for layer in range(layers)]
+        for b, i, keys in pairs
+    ]
+
+
+def hits_by_mask(attended, pairs):
+    sentence, query, keys = zip(*pairs, strict=True)
+    wanted = torch.zeros(len(pairs), 99, dtype=torch.bool)
+    for n, some in enumerate(keys):
+        wanted[n, list(some)] = True
+    key = attended[list(sentence), :, :, list(query)]
+    return wanted[torch.arange(len(pairs))[:, None, None], key]
+
+
+def one_key(attended, pairs):
+    return torch.stack([attended[b, :, :, i] == min(keys) for b, i, keys in pairs])
+
+
+def bootstrap(rows, times=1500, kind="", seed=5):
+    """An interval with one mistake, in another style than the reference: one resample after the other."""
+    n, mean = len(rows), rows.mean(0)
+    error, generator, found = rows.std(0) / math.sqrt(n), torch.Generator().manual_seed(seed), []
+    for _ in range(times):
+        places = torch.randint(n, (n,), generator=generator)
+        places = torch.randperm(n, generator=generator) if kind == "permuted" else places
+        some = rows[places]
+        its = some.std(0) / math.sqrt(n)
+        its = its if kind in ("no floor", "nan") else torch.maximum(its, error / 4)
+        its = error if kind == "sample's error" else its
+        t = (some.mean(0) - mean) / its
+        found.append(some.mean(0) if kind == "percentile" else t if kind == "nan" else t.nan_to_num(0, 99, -99))
+    ends = torch.stack(found).quantile(torch.tensor([0.025, 0.975], dtype=rows.dtype), dim=0)
+    if kind == "percentile":
+        return ends[0], ends[1]
+    student = -9 if kind == "no guard" else stats.t.ppf(0.975, n - 1)
+    below, above = torch.clamp(ends[0], max=-student), torch.clamp(ends[1], min=student)
+    if kind == "as they come":
+        return mean + below * error, mean + above * error
+    scale = error * math.sqrt(n) if kind == "spread" else error
+    return mean - above * scale, mean - below * scale
+
+
+def wrong_interval(kind):
+    return lambda rows: bootstrap(rows, kind=kind)
+
+
+def normal(rows):
+    half = 1.96 * rows.std(0) / math.sqrt(len(rows))
+    return rows.mean(0) - half, rows.mean(0) + half
+
+
+def package_bootstrap(rows):
+    return ht.bootstrap(rows)
+
+
+def relations_by_list(sentences, relation, way):
+    words = [(b, i) for b, s in enumerate(sentences) for i in range(len(s.words))]
+    ours = [(b, i) for b, i in words if sentences[b].relations[i] == relation and sentences[b].heads[i]]
+    up = [(b, i, {sentences[b].heads[i] - 1}) for b, i in ours]
+    return up if way == "up" else [(b, *key, (i,)) for b, i, key in up]
+
+
+def from_one(sentences, relation, way):
+    return [
+        (b, *((q, {k + 1}) if way == "up" else (q + 1, {k}))) for b, q, (k,) in relation_pairs(sentences, relation, way)
+    ]
+
+
+def with_root(sentences, relation, way):
+    pairs = []
+    for b, s in enumerate(sentences):
+        for i, (parent, name) in enumerate(zip(s.heads, s.relations, strict=True)):
+            if name == relation:
+                pairs.append((b, i, {parent - 1}) if way == "up" else (b, parent - 1, {i}))
+    return pairs
+
+
+def every_relation(sentences, relation, way):
+    return [p for name in ("det", "nsubj", "obj") for p in relation_pairs(sentences, name, way)]
+
+
+def offset_by_counter(fitted, scored):
+    best = Counter(min(keys) - q for _, q, keys in fitted).most_common(1)[0][0]
+    return best, torch.tensor([float(q + best in keys) for _, q, keys in scored]).mean()
 
 
 def without_sign(fitted, scored):
-    offset = Counter(abs(k - q) for q, k in fitted).most_common(1)[0][0]
-    return sum(abs(k - q) == offset for q, k in scored) / len(scored)
-
-
-def right_words(weights, words):
-    member = torch.nn.functional.one_hot(words).float()
-    return (member / member.sum(0)).T @ weights @ member
-
-
-def words_in_a_loop(weights, words):
-    n = int(words.max()) + 1
-    return [[float(weights[words == i][:, words == j].sum(1).mean()) for j in range(n)] for i in range(n)]
-
-
-def both(weights, words, kind):
-    n = int(words.max()) + 1
-    return [[float(getattr(weights[words == i][:, words == j], kind)()) for j in range(n)] for i in range(n)]
-
-
-def exchanged(weights, words):
-    n = int(words.max()) + 1
-    return [[float(weights[words == i][:, words == j].sum(0).mean()) for j in range(n)] for i in range(n)]
-
-
-def right_aer(proposed, sure, possible):
-    return 1 - (len(proposed & sure) + len(proposed & (possible | sure))) / (len(proposed) + len(sure))
-
-
-def aer_in_a_loop(proposed, sure, possible):
-    found = sum((link in sure) + (link in sure or link in possible) for link in proposed)
-    return 1.0 - found / (len(proposed) + len(sure))
+    best = Counter(abs(min(keys) - q) for _, q, keys in fitted).most_common(1)[0][0]
+    return best, sum(abs(min(keys) - q) == best for _, q, keys in scored) / len(scored)
 
 
 ANSWERS = {
-    "03.positional": {
-        "right": [right_positional, positional_in_a_loop],
+    "03.pairs": {
+        "right": [my_heads.offset_pairs, pairs_in_a_loop],
         "wrong": [
-            (edges_counted, "without such a key"),
-            (lambda maps, offset: right_positional(maps, -offset), "The sign"),
-            (lambda maps, offset: maps.diagonal(offset, -2, -1).mean(-1), "mean weight"),
-            (lambda maps, offset: edges_counted(maps, offset) * 4, "number of hits"),
-            (lambda maps, offset: right_positional(maps.transpose(1, 2), offset), "strongest query|The sign"),
-            (lambda maps, offset: right_positional(maps, offset) / 2 + 0.3, "each row's strongest key"),
-            (lambda maps, offset: right_positional(maps, offset).mean(), "The shape is"),
-            (lambda maps: 1, "stopped with TypeError"),
-        ],
-    },
-    "03.baseline": {
-        "right": [right_baseline, baseline_by_max],
-        "wrong": [
-            (lambda fitted, scored: right_baseline(scored, scored), "fits them too well"),
-            (lambda fitted, scored: right_baseline(fitted, fitted), "share in fitted"),
-            (without_sign, "The sign is lost"),
-            (lambda fitted, scored: right_baseline([(k, q) for q, k in fitted], scored), "turned round"),
-            (lambda fitted, scored: right_baseline(fitted, scored) * len(scored), "number of hits|offset itself"),
-            (lambda fitted, scored: Counter(k - q for q, k in fitted).most_common(1)[0][0], "offset itself|number of"),
-            (lambda fitted, scored: 0.77, "Count key - query over fitted.*you say 0.77"),
-            (lambda fitted, scored: "often", "A number is asked for, this is a str"),
-        ],
-    },
-    "03.aer": {
-        "right": [right_aer, aer_in_a_loop],
-        "wrong": [
-            (lambda proposed, sure, possible: 1 - right_aer(proposed, sure, possible), "1 minus that"),
+            (lambda sentences, offset: my_heads.offset_pairs(sentences, -offset), "The sign: offset -1 means"),
+            (every_query, "edge of its sentence has no word there"),
+            (pairs_round_the_edge, "goes on at the other end"),
+            (lambda sentences, offset: my_heads.offset_pairs(sentences[:1], offset), "Only the first sentence"),
             (
-                lambda proposed, sure, possible: (
-                    1 - (len(proposed & sure) + len(proposed & possible)) / (len(proposed) + len(sure))
+                lambda sentences, offset: [(0, q, k) for _, q, k in my_heads.offset_pairs(sentences, offset)],
+                "Every pair is of sentence 0",
+            ),
+            (
+                lambda sentences, offset: [
+                    (b, q + 1, {min(k) + 1}) for b, q, k in my_heads.offset_pairs(sentences, offset)
+                ],
+                "counted from 0",
+            ),
+            (
+                lambda sentences, offset: [(b, q, min(k)) for b, q, k in my_heads.offset_pairs(sentences, offset)],
+                "keys of a pair are a set",
+            ),
+            (lambda sentences, offset: [(0, 1)], "three parts"),
+            (lambda sentences, offset: 3, "A list of pairs"),
+            (lambda sentences, offset: [(0, 0, {0})], "the key is the query plus the offset"),
+        ],
+    },
+    "03.hits": {
+        "right": [my_heads.hits, hits_in_a_loop, hits_by_mask],
+        "wrong": [
+            (one_key, "may have several keys"),
+            (lambda a, pairs: my_heads.hits(a, pairs).float().mean(0), "one number a head"),
+            (lambda a, pairs: my_heads.hits(a, pairs).any(-1).any(-1), "one answer for a pair"),
+            (lambda a, pairs: my_heads.hits(a, pairs).permute(1, 2, 0), "put them first"),
+            (lambda a, pairs: ~my_heads.hits(a, pairs), "other way round"),
+            (lambda a, pairs: torch.stack([a[b, :, :, i] for b, i, _ in pairs]), "strongest keys themselves"),
+            (lambda a, pairs: my_heads.hits(a, [(0, i, keys) for _, i, keys in pairs]), "sentence is not used"),
+            (lambda a, pairs: torch.zeros(len(pairs), *a.shape[1:3]), "is the strongest key. Is it one of the keys"),
+            (lambda a, pairs: "many", "a str"),
+        ],
+    },
+    "03.bootstrap": {
+        "right": [my_heads.bootstrap, bootstrap, lambda rows: torch.stack(bootstrap(rows, seed=6))],
+        "wrong": [
+            (wrong_interval("percentile"), "middle of the resampled means, without t"),
+            (wrong_interval("as they come"), "exchange the two"),
+            (wrong_interval("sample's error"), "error of its own resample"),
+            (wrong_interval("no guard"), "narrower than Student"),
+            (wrong_interval("no floor"), "quarter of the sample's"),
+            (wrong_interval("nan"), "There is a NaN"),
+            (wrong_interval("permuted"), "drawn with replacement"),
+            (wrong_interval("spread"), "by the root of n|Draw n rows"),
+            (normal, "1.96|Student"),
+            (lambda rows: rows.mean(0), "Two things are asked for|lower and the upper end"),
+            (lambda rows: bootstrap(rows)[::-1], "lower end lies above"),
+            (lambda rows: (rows.mean(), rows.mean()), r"\(H,\)"),
+            (package_bootstrap, "ht.bootstrap is right, and it is the one that you are about to write"),
+        ],
+    },
+    "03.relation": {
+        "right": [my_heads.relation_pairs, relations_by_list],
+        "wrong": [
+            (from_one, "counted from 1"),
+            (
+                lambda s, relation, way: my_heads.relation_pairs(s, relation, "down" if way == "up" else "up"),
+                "ways are exchanged",
+            ),
+            (with_root, "The root depends on nothing"),
+            (every_relation, "All relations are there"),
+            (lambda s, relation, way: [], "makes one pair"),
+            (lambda s, relation, way: s[0].nothing, "stopped with AttributeError"),
+        ],
+    },
+    "03.offset": {
+        "right": [my_heads.best_offset, offset_by_counter],
+        "wrong": [
+            (lambda fitted, scored: my_heads.best_offset(scored, scored), "chosen on the pairs that are scored"),
+            (lambda fitted, scored: my_heads.best_offset(fitted, fitted), "share is that in fitted"),
+            (without_sign, "sign is lost"),
+            (lambda fitted, scored: my_heads.best_offset(fitted, scored)[::-1], "two are exchanged"),
+            (
+                lambda fitted, scored: (
+                    -my_heads.best_offset(fitted, scored)[0],
+                    my_heads.best_offset(fitted, scored)[1],
                 ),
-                "Sure links are possible, too",
+                "query minus key",
             ),
             (
-                lambda proposed, sure, possible: 1 - 2 * len(proposed & sure) / (len(proposed) + len(sure)),
-                "Only sure links count",
-            ),
-            (
-                lambda proposed, sure, possible: (
-                    1
-                    - (len(proposed & sure) + len(proposed & (possible | sure)))
-                    / (len(proposed) + len(possible | sure))
+                lambda fitted, scored: (
+                    my_heads.best_offset(fitted, scored)[0],
+                    my_heads.best_offset(fitted, scored)[1] * len(scored),
                 ),
-                "the possible set",
+                "divide by the number of pairs",
             ),
-            (lambda proposed, sure, possible: 1 - len(proposed & (possible | sure)) / len(proposed), "precision"),
-            (lambda proposed, sure, possible: 1 - len(proposed & sure) / len(sure), "recall"),
-            (lambda proposed, sure, possible: 7, "Add the two overlaps"),
-            (lambda proposed, sure, possible: "few", "A number is asked for"),
-        ],
-    },
-    "03.words": {
-        "right": [right_words, words_in_a_loop, lambda weights, words: right_words(weights, words).numpy()],
-        "wrong": [
-            (lambda weights, words: both(weights, words, "mean"), "Both sides are averaged"),
-            (lambda weights, words: both(weights, words, "sum"), "Both sides are summed"),
-            (exchanged, "sides are exchanged"),
-            (lambda weights, words: right_words(weights, words).T, "Queries and keys are exchanged"),
-            (lambda weights, words: both(weights, words, "max"), "each row then sums to 1"),
-            (lambda weights, words: weights, "The shape is"),
-        ],
-    },
-    "03.dies": {
-        "right": [
-            {"stays": "4.3", "dies": "3.4"},
-            {"stays": 4.3, "dies": 3.4},
-            {"dies": ("encoder", 3, 4), "stays": (4, 3)},
-            {"stays": "encoder 4.3", "dies": "encoder 3.4"},
-        ],
-        "blank": [None, {"stays": ..., "dies": ...}, {"stays": "4.3", "dies": None}],
-        "wrong": [
-            ({"stays": "5.0", "dies": "3.4"}, "sharpest map"),
-            ({"stays": "2.5", "dies": "3.4"}, "clearest role"),
-            ({"stays": "5.7", "dies": "3.4"}, "stand-in"),
-            ({"stays": "3.4", "dies": "5.0"}, "nothing either way"),
-            ({"stays": "5.0", "dies": "4.3"}, "sharpest map"),
-            ({"stays": "4.3", "dies": "2.5"}, "more than nothing"),
-            ({"stays": "4.3", "dies": "4.3"}, "cannot be both"),
-            ({"stays": "3.4", "dies": "4.3"}, "nothing either way"),
-            ({"stays": "5.1", "dies": "3.4"}, "Choose among 2.5"),
-            ({"stays": "4.3"}, "A dict is asked for"),
-            ("4.3", "A dict is asked for"),
+            (lambda fitted, scored: my_heads.best_offset(fitted, scored)[1], "Two things"),
+            (lambda fitted, scored: (7, 0.5), "Count key - query"),
         ],
     },
 }

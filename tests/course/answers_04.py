@@ -2,116 +2,146 @@
 
 import random
 
-import numpy as np
 import torch
 
-
-def right_gradient(X, Y, W):
-    return X.T @ ((X @ W).softmax(-1) - Y) / len(X)
-
-
-def gradient_by_autograd(X, Y, W):
-    W = W.clone().requires_grad_()
-    torch.nn.functional.cross_entropy(X @ W, Y).backward()
-    return W.grad
+from headtools.course import my_heads
+from headtools.course.my_heads import counterfactual, pair_cost
 
 
-def right_control(words, labels):
-    drawn = {word: random.choice(labels) for word in set(words)}
-    return [drawn[word] for word in words]
+def swap_in_steps(words, how, vocabulary, draw):
+    if how == "shuffled":
+        mixed = list(words)
+        draw.shuffle(mixed)
+        return mixed
+    if how == "random":
+        return draw.choices(vocabulary, k=len(words))
+    word = draw.choice(words)
+    return [word for _ in words]
 
 
-def control_in_numpy(words, labels):
-    types, place = np.unique(words, return_inverse=True)
-    return np.random.default_rng(3).choice(labels, len(types))[place]
+def swap(**changes):
+    """The right function, with another answer for one way."""
+
+    def answer(words, how, vocabulary, draw):
+        change = changes.get(how)
+        return change(words, vocabulary, draw) if change else swap_in_steps(words, how, vocabulary, draw)
+
+    return answer
 
 
-def uniform_control(words, labels):
-    drawn = {word: random.choice(sorted(set(labels))) for word in set(words)}
-    return [drawn[word] for word in words]
+def spoils(words, how, vocabulary, draw):
+    draw.shuffle(words)
+    return words
 
 
-def shuffled(words, labels):
-    return random.sample(labels, len(labels))
+def cost_in_steps(cost, a, b):
+    none = cost([]).double()
+    rises = torch.zeros(len(none), 4).double()
+    for column, heads in enumerate([[a], [b], [a, b]]):
+        rises[:, column] = cost(heads) - none
+    rises[:, 3] = rises[:, 2] - rises[:, 0] - rises[:, 1]
+    return rises
 
 
-def right_remove(z, v):
-    return z - (z @ v)[:, None] * v / (v @ v)
+def unsubtracted(cost, a, b):
+    each = [cost(heads) for heads in ([a], [b], [a, b])]
+    return torch.stack([*each, each[2] - each[0] - each[1]], 1)
 
 
-def remove_by_matrix(z, v):
-    return (z.double() @ (torch.eye(len(v)) - torch.outer(v, v) / v.square().sum()).double()).numpy()
+def twice(cost, a, b):
+    rows = pair_cost(cost, a, b)
+    rows[:, 3] = cost([a, b]) - cost([a]) - cost([b])
+    return rows
 
 
-def right_attach(maps, down, up):
-    scores = torch.einsum("k,kij->ij", down, maps) + torch.einsum("k,kji->ij", up, maps)
-    return scores.fill_diagonal_(-torch.inf).argmax(0)
+def fourth(change):
+    def answer(cost, a, b):
+        rows = pair_cost(cost, a, b)
+        rows[:, 3] = change(rows)
+        return rows
+
+    return answer
 
 
-def attach_in_a_loop(maps, down, up):
-    heads = []
-    for j in range(maps.shape[1]):
-        score = {i: float(down @ maps[:, i, j] + up @ maps[:, j, i]) for i in range(maps.shape[1]) if i != j}
-        heads.append(max(score, key=score.get))
-    return heads
+def frames_in_steps(frames, slots, n, seed=0):
+    draw, made = random.Random(seed), {name: [] for name in frames}
+    while len(made[next(iter(frames))]) < n:
+        words = {gap: draw.choice(some) for gap, some in slots.items()}
+        if len(set(words.values())) < len(words):
+            continue
+        for name in frames:
+            made[name].append(frames[name].format_map(words).split(" "))
+    return made
+
+
+def fresh_words(frames, slots, n, seed=0):
+    return {name: frames_in_steps({name: f}, slots, n, seed + i)[name] for i, (name, f) in enumerate(frames.items())}
+
+
+def doubled(frames, slots, n, seed=0):
+    draw, made = random.Random(seed), {name: [] for name in frames}
+    for _ in range(n):
+        words = {gap: draw.choice(some) for gap, some in slots.items()}
+        for name in frames:
+            made[name].append(frames[name].format(**words).split())
+    return made
+
+
+def seeded_inside(frames, slots, n, seed=0):
+    one = counterfactual(frames, slots, 1, seed)
+    return {name: sentences * n for name, sentences in one.items()}
 
 
 ANSWERS = {
-    "04.gradient": {
-        "right": [right_gradient, gradient_by_autograd, lambda X, Y, W: right_gradient(X, Y, W).tolist()],
+    "04.swap": {
+        "right": [my_heads.swap_words, swap_in_steps],
         "wrong": [
-            (lambda X, Y, W: right_gradient(X, Y, W) * len(X), "sum over words"),
-            (lambda X, Y, W: -right_gradient(X, Y, W), "sign is turned round"),
-            (lambda X, Y, W: X.T @ (X @ W - Y) / len(X), "scores minus labels"),
-            (lambda X, Y, W: X.T @ ((X @ W).softmax(0) - Y) / len(X), "normalised over the words"),
-            (lambda X, Y, W: X.T @ (X @ W).softmax(-1) / len(X), "Subtract what it should say"),
-            (lambda X, Y, W: 0 * W, "Multiply each word's error"),
-            (lambda X, Y, W: (X @ W).softmax(-1) - Y, "The shape is"),
+            (swap(shuffled=lambda words, vocabulary, draw: words), "This is the sentence itself"),
+            (swap(shuffled=lambda words, vocabulary, draw: sorted(words)), "Each call gives the same"),
+            (swap(shuffled=lambda words, vocabulary, draw: draw.choices(words, k=7)), "each once, in another order"),
+            (swap(random=lambda words, vocabulary, draw: draw.choices(words, k=7)), "come from the vocabulary"),
+            (swap(random=lambda words, vocabulary, draw: [draw.choice(vocabulary)] * 7), "for each place anew"),
+            (swap(random=lambda words, vocabulary, draw: random.choices(vocabulary, k=7)), "same seed gives other"),
+            (swap(repeated=lambda words, vocabulary, draw: draw.choices(words, k=7)), "Repeated is one word"),
+            (swap(repeated=lambda words, vocabulary, draw: [draw.choice(vocabulary)] * 7), "sentence's own"),
+            (swap(repeated=lambda words, vocabulary, draw: [draw.choice(words)]), "you return 1"),
+            (swap(repeated=lambda words, vocabulary, draw: draw.choice(words) * 7), "A list of words"),
+            (spoils, "changes the list that it is given"),
         ],
     },
-    "04.control": {
-        "right": [right_control, control_in_numpy],
+    "04.pair": {
+        "right": [my_heads.pair_cost, cost_in_steps],
         "wrong": [
-            (shuffled, "several labels.*draw once for each different word"),
-            (lambda words, labels: [random.choice(labels) for _ in words], "several labels"),
-            (uniform_control, "One label in five.*as often as it occurs"),
-            (lambda words, labels: [labels[0]] * len(words), "Every word has the same label"),
-            (lambda words, labels: labels[:2], "2 labels came for 5 words"),
-            (lambda words, labels: list(words), "'dog' is none of the task's labels"),
-            (lambda words, labels: "NOUN", "A list of labels is asked for, this is a str"),
-            (lambda words, labels: {"dog": "NOUN"}, "A list of labels is asked for, this is a dict"),
-            (lambda words: words, "stopped with TypeError"),
+            (unsubtracted, "a cost is a rise"),
+            (twice, "base is subtracted twice"),
+            (lambda cost, a, b: -my_heads.pair_cost(cost, a, b), "signs are turned"),
+            (fourth(lambda rows: -rows[:, 3]), "fourth has its sign turned"),
+            (fourth(lambda rows: rows[:, 2]), "take off what each costs alone"),
+            (lambda cost, a, b: my_heads.pair_cost(cost, a, b).mean(0), "mean over examples"),
+            (lambda cost, a, b: my_heads.pair_cost(cost, a, b).T, "axes are exchanged"),
+            (lambda cost, a, b: my_heads.pair_cost(cost, a, b)[:, :3], "three columns"),
+            (lambda cost, a, b: my_heads.pair_cost(cost, a, b) * 2, "Four runs"),
+            (lambda cost, a, b: cost(["a"]), "takes a list of heads|Hint"),
         ],
     },
-    "04.remove": {
-        "right": [right_remove, remove_by_matrix, lambda z, v: right_remove(z, v / v.norm()).tolist()],
+    "04.frames": {
+        "right": [my_heads.counterfactual, frames_in_steps],
+        "blank": [lambda *_: None, lambda frames, slots, n, seed=0: {name: [] for name in frames}],
         "wrong": [
-            (lambda z, v: z - right_remove(z, v), "part along v, the part to take away"),
-            (lambda z, v: z - (z @ v)[:, None] * v, "divide by its squared length"),
-            (lambda z, v: z - (z @ v)[:, None] * v / v.norm(), "divide by its length twice"),
-            (lambda z, v: z - v, "lost the whole of v"),
-            (lambda z, v: z - v / v.norm(), "lost v at length 1"),
-            (lambda z, v: 2 * z - right_remove(z, v), "twice as much along v"),
-            (lambda z, v: z, "Nothing was taken away"),
-            (lambda z, v: 0 * z, "something else changed too"),
-            (lambda z, v: right_remove(z, v) + v, "there is still up to"),
-            (lambda z, v: z @ v, "The shape is"),
-        ],
-    },
-    "04.attach": {
-        "right": [right_attach, attach_in_a_loop],
-        "wrong": [
+            (fresh_words, "draw once for a sentence"),
+            (doubled, "One word fills two gaps"),
+            (seeded_inside, "All sentences are the same"),
+            (lambda f, s, n, seed=0: my_heads.counterfactual(f, s, n, 3), "Another seed gives the same"),
+            (lambda f, s, n, seed=0: my_heads.counterfactual(f, s, n, random.random()), "same seed it gives other"),
+            (lambda f, s, n, seed=0: my_heads.counterfactual(f, s, 3, seed), "n = 12 are asked for"),
             (
-                lambda maps, down, up: (
-                    torch.einsum("k,kij->ij", down, maps) + torch.einsum("k,kji->ij", up, maps)
-                ).argmax(0),
-                "its own head.*diagonal",
+                lambda f, s, n, seed=0: {
+                    k: [" ".join(w) for w in v] for k, v in my_heads.counterfactual(f, s, n).items()
+                },
+                "split it",
             ),
-            (lambda maps, down, up: right_attach(maps, up, down), "down and up are exchanged"),
-            (lambda maps, down, up: right_attach(maps, down, 0 * up), "Only the looks down"),
-            (lambda maps, down, up: right_attach(maps, 0 * down, up), "Only the looks up"),
-            (lambda maps, down, up: (right_attach(maps, down, up) + 1) % maps.shape[1], "greatest sum"),
-            (lambda maps, down, up: maps.sum(0), "The shape is"),
+            (lambda f, s, n, seed=0: {k: [v.split()] * n for k, v in f.items()}, "A gap is not filled"),
+            (lambda f, s, n, seed=0: ["the sailor"], "A dict is asked for"),
         ],
     },
 }

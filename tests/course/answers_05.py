@@ -1,91 +1,330 @@
 """Answers to the exercises of lesson 05: right ones, and wrong ones with what their hint must say."""
 
+import random
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
 import numpy as np
 import torch
+from sklearn.linear_model import LogisticRegression
+
+import headtools as ht
+from headtools.course import my_heads
+from headtools.roles.erasure import erased, erasure
+from headtools.roles.tasks import control
 
 
-def right_induction(maps, length):
-    return maps[:, length:].diagonal(1, 1, 2).mean(-1)
+def descent(x, y, n, steps=100, rate=0.3, wrong=""):
+    known = x if wrong == "leak" else x[:n]
+    if wrong != "raw":
+        x = (x - known.mean(0)) / (known.std(0) + 1e-9)
+    X = x if wrong == "no bias" else torch.cat([x, torch.ones(len(x), 1)], 1)
+    Y = torch.eye(int(y.max()) + 1)[y]
+    W, m = torch.zeros(X.shape[1], Y.shape[1]), len(X) if wrong == "all" else n
+    for _ in range(100 if wrong == "steps" else steps):
+        error = (X[:m] @ W).softmax(-1) - Y[:m]
+        W = W - (-rate if wrong == "up" else rate) * torch.einsum("nd,nc->dc", X[:m], error) / m
+    named = (X @ W).argmax(-1)
+    if wrong == "named":
+        return named[n:]
+    right = named == y
+    return {"every": right, "seen": right[:n], "share": right[n:].float().mean()}.get(wrong, right[n:])
 
 
-def induction_in_a_loop(maps, length):
-    return [sum(m[t, t - length + 1].item() for t in range(length, 2 * length)) / length for m in maps]
+def wrong_probe(kind):
+    return partial(descent, wrong=kind)
 
 
-def induction_by_slice(maps, length):
-    return np.diagonal(maps.numpy(), 1 - length, 1, 2)[:, 1:].mean(-1)
+def probe_by_sklearn(x, y, n, steps=100, rate=0.3):
+    x = ((x - x[:n].mean(0)) / (x[:n].std(0) + 1e-9)).numpy()
+    if steps == 0:
+        return y[n:] == 0
+    model = LogisticRegression(max_iter=steps).fit(x[:n], y[:n].numpy())
+    return (model.predict(x[n:]) == y[n:].numpy()).tolist()
 
 
-def below(k):
-    return lambda maps, length: maps.diagonal(-k, 1, 2).mean(-1)
+def probe_by_autograd(x, y, n, steps=100, rate=0.3):
+    x = (x - x[:n].mean(0)) / x[:n].std(0).clamp(min=1e-6)
+    layer = torch.nn.Linear(x.shape[1], int(y.max()) + 1)
+    torch.nn.init.zeros_(layer.weight)
+    torch.nn.init.zeros_(layer.bias)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(layer(x[:n]), y[:n]).backward()
+        optimizer.step()
+    return layer(x[n:]).argmax(-1) == y[n:]
 
 
-def right_chance(length):
-    return sum(1 / (t + 1) for t in range(length, 2 * length)) / length
+def nearest(x, y, n, steps=100, rate=0.3):
+    """No linear probe: the label of the nearest word."""
+    if steps == 0:
+        return y[n:] == 0
+    x = (x - x[:n].mean(0)) / x[:n].std(0)
+    return y[:n][torch.cdist(x[n:], x[:n]).argmin(1)] == y[n:]
 
 
-def chance_from_a_map(length):
-    even = torch.ones(2 * length, 2 * length, dtype=torch.double).tril()
-    return right_induction((even / even.sum(-1, keepdim=True))[None], length)[0]
+def package_probe(x, y, n, steps=100, rate=0.3):
+    return ht.probe(x, y, n)
 
 
-def right_jump(steps, loss):
-    rate = (loss[:-1] - loss[1:]) / (steps[1:] - steps[:-1])
-    return steps[rate.argmax()]
+def drawn_by(key, keep=True, even=False):
+    """Control labels with the key (sentence, map, place) -> word."""
+
+    def control_labels(words, maps, y, seed=0):
+        draw, drawn, out = random.Random(seed), {}, []
+        answers = y[y >= 0].tolist()
+        answers = sorted(set(answers)) if even else answers
+        for sentence, A in zip(words, maps, strict=True):
+            for i in range(len(sentence)):
+                drawn.setdefault(key(sentence, A, i), draw.choice(answers))
+                out.append(drawn[key(sentence, A, i)])
+        return [label if real >= 0 or not keep else -1 for label, real in zip(out, y.tolist(), strict=True)]
+
+    return control_labels
 
 
-def jump_in_numpy(steps, loss):
-    return int(steps[int(np.argmin(np.diff(loss.numpy()) / np.diff(steps.numpy())))])
+def attended(sentence, A, i):
+    return sentence[A[i].argmax()]
+
+
+right_control = drawn_by(attended)
+
+
+def control_in_numpy(words, maps, y, seed=0):
+    read = [s[j] for s, A in zip(words, maps, strict=True) for j in A.numpy().argmax(1)]
+    types, place = np.unique(read, return_inverse=True)
+    drawn = np.random.default_rng(seed).choice(y[y >= 0].numpy(), len(types))
+    return np.where(y >= 0, drawn[place], -1)
+
+
+def control_forgets_seed(words, maps, y, seed=0):
+    return right_control(words, maps, y, 0)
+
+
+def control_shuffled(words, maps, y, seed=0):
+    out, answers = y.clone(), y[y >= 0].tolist()
+    out[y >= 0] = torch.tensor(random.Random(seed).sample(answers, len(answers)))
+    return out
+
+
+def package_control(words, maps, y, seed=0):
+    return control([w for s in words for w in s], list(map(str, y.tolist())), len(y))
+
+
+def moments(x, y):
+    x = x.double()
+    mean = x.mean(0)
+    delta = x[y == 1].mean(0) - x[y != 1].mean(0)
+    Sigma = (x - mean).T @ (x - mean) / len(x)
+    return x, mean, delta, torch.linalg.solve(Sigma, delta)
+
+
+def by_whitening(x, y):
+    """LEACE as its authors write it: an orthogonal projection in the whitened space."""
+    x = x.double()
+    mean = x.mean(0)
+    values, vectors = torch.linalg.eigh((x - mean).T @ (x - mean) / len(x))
+    white, back = vectors / values.sqrt(), (vectors * values.sqrt()).T
+    means = torch.stack([(x[y == label].mean(0) - mean) @ white for label in y.unique()])
+    _, sizes, rows = torch.linalg.svd(means, full_matrices=False)
+    rows = rows[sizes > 1e-9]
+
+    def take(z):
+        return (z - ((z.double() - mean) @ white @ rows.T @ rows @ back)).to(z)
+
+    return take
+
+
+def two_labels(x, y):
+    x, mean, delta, a = moments(x, y)
+    return lambda z: z - (((z - mean.to(z)) @ a.to(z))[..., None] * delta.to(z) / (a @ delta).to(z))
+
+
+def along(read, write, base=True):
+    """An eraser that reads and subtracts along ("a" or "delta"), for two labels."""
+
+    def eraser(x, y):
+        x, mean, delta, a = moments(x, y)
+        r, w = ({"a": a, "delta": delta}[name] for name in (read, write))
+        mean = mean if base else 0 * mean
+        return lambda z: z - (((z - mean.to(z)) @ r.to(z))[..., None] * w.to(z) / (r @ w).to(z))
+
+    return eraser
+
+
+def each_from_intact(x, y):
+    x = x.double()
+    mean = x.mean(0)
+    Sigma, M = (x - mean).T @ (x - mean) / len(x), torch.eye(x.shape[1], dtype=x.dtype)
+    for label in y.unique()[1:]:
+        delta = x[y == label].mean(0) - x[y != label].mean(0)
+        a = torch.linalg.solve(Sigma, delta)
+        M = M - M @ torch.outer(a, delta) / (a @ delta)
+    return lambda z: mean.to(z) + (z - mean.to(z)) @ M.to(z)
+
+
+def by_label(x, y):
+    """Subtracts each label's own mean, which it must know."""
+    means = torch.stack([x[y == label].mean(0) for label in y.unique()])
+    return lambda z: z - means[y] + x.mean(0) if z.shape == x.shape else z
+
+
+def along_another(x, y):
+    """Equal means for any direction that is not across delta."""
+    x, mean, delta, _ = moments(x, y)
+    a = torch.ones(len(delta), dtype=x.dtype)
+    return lambda z: z - (((z - mean.to(z)) @ a.to(z))[..., None] * delta.to(z) / (a @ delta).to(z))
+
+
+def package_eraser(x, y):
+    return erasure(x, list(map(str, y.tolist())))
+
+
+def right_eraser_in_double(x, y):
+    take = by_whitening(x, y)
+    return lambda z: take(z.double())
+
+
+def erasing(wrong=""):
+    """A right erase, or one with a mistake."""
+
+    @contextmanager
+    def erase(model, erasers):
+        hooks = []
+        last = {}
+        for number, (key, f) in enumerate(erasers.items()):
+            *where, head = key
+            site, last["take"] = ht.sites(model)[tuple(where)], f
+
+            def change(module, args, head=head, take=f, site=site):
+                z = site.split(args[0]).clone()
+                take = last["take"] if wrong == "late" else take
+                if wrong == "all heads":
+                    z = take(z)
+                else:
+                    z[:, :, head] = take(z[:, :, head])
+                return None if wrong == "forgets" else (site.join(z),)
+
+            if not (wrong == "first" and number) and not (wrong == "encoder" and where[0] != "encoder"):
+                hooks.append(site.out.register_forward_pre_hook(change))
+        if wrong == "no finally":
+            yield
+        try:
+            if wrong != "no finally":
+                yield
+        finally:
+            for hook in hooks if wrong != "stays" else ():
+                hook.remove()
+
+    return erase
+
+
+@contextmanager
+def one_a_layer(model, erasers):
+    last = {tuple(key): (head, take) for (*key, head), take in erasers.items()}
+    with erasing()(model, {(*key, head): take for key, (head, take) in last.items()}):
+        yield
+
+
+@contextmanager
+def erase_by_columns(model, erasers):
+    """Another style: one hook a head, on columns of the input."""
+
+    def change(module, args, columns, take):
+        flat = args[0].clone()
+        flat[..., columns] = take(flat[..., columns])
+        return (flat,)
+
+    with ExitStack() as stack:
+        for (kind, layer, head), take in erasers.items():
+            site = ht.sites(model)[kind, layer]
+            columns = slice(head * site.value_dim, (head + 1) * site.value_dim)
+            hook = partial(change, columns=columns, take=take)
+            stack.callback(site.out.register_forward_pre_hook(hook).remove)
+        yield
+
+
+def package_erase(model, erasers):
+    return erased(model, erasers)
+
+
+@contextmanager
+def blank_erase(model, erasers):
+    ...
+    yield
 
 
 ANSWERS = {
-    "05.induction": {
-        "right": [right_induction, induction_in_a_loop, induction_by_slice],
+    "05.probe": {
+        "right": [my_heads.probe, descent, probe_by_autograd, probe_by_sklearn],
         "wrong": [
-            (lambda maps, length: maps.diagonal(-length, 1, 2).mean(-1), "duplicate-token score"),
-            (lambda maps, length: maps.diagonal(-length - 1, 1, 2).mean(-1), "one place before the earlier copy"),
-            (lambda maps, length: maps.diagonal(1 - length, 1, 2).mean(-1), "One query too many"),
-            (below(1), "previous-token score"),
-            (below(0), "each query to itself"),
-            (lambda maps, length: right_induction(maps, length) / 2, "divided by all queries"),
-            (lambda maps, length: right_induction(maps, length) * length, "a sum over queries"),
-            (lambda maps, length: maps.diagonal(length - 1, 1, 2).mean(-1), "looks ahead"),
-            (lambda maps, length: maps[:, length:].max(-1).values.mean(-1), "largest weight"),
-            (lambda maps, length: right_induction(maps, length) + 1, "t - length . 1"),
-            (lambda maps, length: right_induction(maps, length).mean(), "there are 2 heads"),
-            (lambda maps, length: maps, r"The shape is \(2, 6, 6\)"),
-            (lambda maps, length: maps.missing, "stopped with AttributeError"),
-            (torch.eye(3), "A function is asked for"),
+            (wrong_probe("all"), "learned from the words that it is scored on"),
+            (wrong_probe("up"), "It climbs"),
+            (wrong_probe("no bias"), "column of ones is missing"),
+            (wrong_probe("raw"), "one large column drowns the others"),
+            (wrong_probe("leak"), "come from all words"),
+            (wrong_probe("steps"), "With steps=0 it is as good as with 100"),
+            (wrong_probe("named"), "labels that it names"),
+            (wrong_probe("every"), "a value for every word"),
+            (wrong_probe("seen"), "words that it was fitted to"),
+            (wrong_probe("share"), "One truth value for each word"),
+            (nearest, "no linear probe can tell apart"),
+            (lambda x, y, n, steps=100, rate=0.3: y[n:] == 0, r"It names \d+ of \d+ labels"),
+            (package_probe, "ht.probe is right, and it is the one that you are about to write"),
+            (lambda x, y: x, "stopped with TypeError"),
         ],
     },
-    "05.chance": {
-        "right": [right_chance, chance_from_a_map, lambda length: np.mean(1 / np.arange(length + 1, 2 * length + 1))],
+    "05.control": {
+        "right": [my_heads.control_labels, right_control, control_in_numpy],
         "wrong": [
-            (lambda length: 1 / (2 * length), "one over the whole sequence"),
-            (lambda length: 1 / length, "one over the segment"),
-            (lambda length: sum(1 / t for t in range(length, 2 * length)) / length, r"t \+ 1 of them"),
-            (lambda length: sum(1 / (t + 1) for t in range(2 * length)) / (2 * length), "queries of the first copy"),
-            (lambda length: right_chance(length) * length, "a sum over queries"),
-            (lambda length: 1 / (1.5 * length + 0.5), "Average the chances"),
-            (lambda length: 0.5, "one over the segment"),
-            (lambda length: np.log(2) / length, "That is the integral"),
-            (lambda length: 7, "gives each of the tokens it sees the same weight"),
-            (lambda length: "small", "A number is asked for, this is a str"),
-            (0.1, "A function is asked for"),
+            (drawn_by(lambda sentence, A, i: sentence[i]), "keyed to the word itself"),
+            (drawn_by(lambda sentence, A, i: sentence[A[:, i].argmax()]), "Queries are rows"),
+            (drawn_by(attended, keep=False), "A word without a label, -1 in y"),
+            (drawn_by(attended, even=True), "One label in five is 1.*as often as it occurs"),
+            (control_shuffled, "several labels. Draw once for each type"),
+            (control_forgets_seed, "same seed should give the same labels"),
+            (lambda words, maps, y, seed=0: y, "task's own labels"),
+            (lambda words, maps, y, seed=0: torch.where(y >= 0, 1, -1), "Every word has the same label"),
+            (lambda words, maps, y, seed=0: torch.where(y >= 0, y + 5, -1), "one of the task's own labels"),
+            (lambda words, maps, y, seed=0: y[:2], "The shape is"),
+            (package_control, "control is right, and it is the one that you are about to write"),
         ],
     },
-    "05.jump": {
-        "right": [right_jump, jump_in_numpy, lambda steps, loss: float(right_jump(steps, loss))],
+    "05.eraser": {
+        "right": [my_heads.eraser, by_whitening],
         "wrong": [
-            (lambda steps, loss: steps[(loss[:-1] - loss[1:]).argmax()], "not equally far apart"),
-            (lambda steps, loss: ((loss[:-1] - loss[1:]) / (steps[1:] - steps[:-1])).argmax(), "of the measurement"),
-            (lambda steps, loss: steps[1:][((loss[:-1] - loss[1:]) / steps.diff()).argmax()], "where the fall ends"),
-            (lambda steps, loss: steps[loss.argmin()], "where the loss is lowest"),
-            (lambda steps, loss: steps[(loss.diff() / steps.diff()).argmax()], "mind the sign"),
-            (lambda steps, loss: steps[(loss.diff().abs() / steps.diff()).argmax()], "mind the sign"),
-            (lambda steps, loss: -5, "Divide each fall by the steps"),
-            (lambda steps, loss: loss.diff(), "A number is asked for"),
-            (lambda steps, loss: steps.missing, "stopped with"),
+            (along("delta", "delta"), "This reads along delta; read along S"),
+            (along("a", "a"), "reads along a and subtracts along a"),
+            (along("delta", "a"), "Reading and subtracting are exchanged"),
+            (along("a", "delta", base=False), "not along z - mean"),
+            (two_labels, "two differences of means. This takes away only the first"),
+            (each_from_intact, "start from what the one before has left"),
+            (by_label, "there are no labels: use z alone"),
+            (along_another, "But the vectors move by"),
+            (right_eraser_in_double, "should leave as float32"),
+            (lambda x, y: x, "This is a tensor. A function"),
+            (lambda x, y: lambda z: z, "Nothing was taken away"),
+            (lambda x, y: lambda z: z - 0.5 * y[:, None] if z.shape == x.shape else z, "still .* apart"),
+            (lambda x, y: lambda z: x.mean(0).expand_as(z), "All vectors are equal now"),
+            (lambda x, y: lambda z: my_heads.eraser(x, y)(z) if z.shape == x.shape else z, "wrong for other vectors"),
+            (package_eraser, "erasure is right, and it is the one that you are about to write"),
+        ],
+    },
+    "05.erase": {
+        "right": [my_heads.erase, erasing(), erase_by_columns],
+        "blank": [blank_erase, lambda model, erasers: ...],
+        "wrong": [
+            (erasing("forgets"), "Nothing is erased inside the block"),
+            (erasing("all heads"), "Every head of the layer is changed"),
+            (erasing("first"), "Only the first head"),
+            (erasing("encoder"), "Only heads of the encoder"),
+            (erasing("late"), "sees the loop's variables as they are when it runs"),
+            (one_a_layer, "only one of them is changed"),
+            (erasing("stays"), "still erased. Remove each hook"),
+            (erasing("no finally"), "An error inside the block leaves the erasers"),
+            (package_erase, "erased is right, and it is the one that you are about to write"),
+            (lambda model, erasers: model, "context manager is asked for"),
         ],
     },
 }

@@ -1,182 +1,319 @@
 """Answers to the exercises of lesson 06: right ones, and wrong ones with what their hint must say."""
 
+from contextlib import contextmanager
+from functools import partial
+
 import numpy as np
 import torch
+from torch.nn.functional import layer_norm
+
+from headtools.course import my_heads
+from headtools.organism import written_models
+from headtools.roles.induction import induction
 
 
-def slopes_of(losses, examples, heads, at=1.0):
-    gates = torch.full((examples, heads), at, requires_grad=True)
-    return torch.autograd.grad(losses(gates).sum(), gates)[0]
+def right_induction(maps, period):
+    return maps[:, :, period:].diagonal(1, -2, -1).mean(-1)
 
 
-def right_importance(losses, examples, heads):
-    gates = torch.ones(examples, heads, requires_grad=True)
-    losses(gates).sum().backward()
-    return gates.grad.abs().mean(0)
+def induction_in_a_loop(maps, period):
+    total = sum(maps[:, :, t, t - period + 1] for t in range(period, 2 * period))
+    return (total / period).tolist()
 
 
-def importance_one_by_one(losses, examples, heads):
-    total = torch.zeros(heads)
-    for example in range(examples):
-        gates = torch.ones(heads, requires_grad=True)
-        total += torch.autograd.grad(losses(gates.expand(examples, heads))[example], gates)[0].abs()
-    return (total / examples).tolist()
+def induction_by_einsum(maps, period):
+    target = torch.zeros(maps.shape[-2:])
+    for t in range(period, 2 * period):
+        target[t, t - period + 1] = 1 / period
+    return torch.einsum("bhqk,qk->bh", maps, target)
 
 
-def importance_by_differences(losses, examples, heads, step=1e-3):
-    found = np.zeros(heads)
-    for head in range(heads):
-        up = torch.ones(examples, heads, dtype=torch.float64)
-        down = up.clone()
-        up[:, head] += step
-        down[:, head] -= step
-        found[head] = ((losses(up) - losses(down)) / (2 * step)).abs().mean()
-    return found
+def induction_by_slice(maps, period):
+    return np.diagonal(maps.numpy(), 1 - period, -2, -1)[..., 1:].mean(-1)
 
 
-def shared_gates(losses, examples, heads):
-    gates = torch.ones(heads, requires_grad=True)
-    return torch.autograd.grad(losses(gates).mean(), gates)[0].abs()
+def induction_peeks(maps, period):
+    return induction(maps, period)
 
 
-def left_out(losses, examples, heads):
-    whole, found = losses(torch.ones(examples, heads)), []
-    for head in range(heads):
-        gates = torch.ones(examples, heads)
-        gates[:, head] = 0
-        found.append((losses(gates) - whole).abs().mean())
-    return torch.stack(found)
+def below(k):
+    return lambda maps, period: maps.diagonal(-k, -2, -1).mean(-1)
 
 
-def right_from_maps(maps, slopes):
-    return (maps * slopes).sum((2, 3)).abs().mean(0)
+@contextmanager
+def hide_in_a_loop(model, writers, readers, path):
+    """Subtracts head by head, and changes rows of the projection's output."""
+    first, second = model.layers
+    width, norm, seen = first.head_dim, model.norms[1], {}
+
+    def note(module, args):
+        seen["z"] = args[0]
+
+    def stream(module, args):
+        seen["x"] = args[0]
+
+    def read(module, args, output):
+        hidden = seen["x"].clone()
+        for head in writers:
+            own = slice(head * width, head * width + width)
+            hidden -= seen["z"][..., own] @ first.out_proj.weight[:, own].T
+        there, gone = (layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, norm.eps) for x in (seen["x"], hidden))
+        changed = (args[0] - there + gone) @ module.weight.T
+        output = output.clone()
+        for head in readers:
+            own = slice(head * width, head * width + width)
+            output[..., own] = changed[..., own]
+        return output
+
+    hooks = [
+        first.out_proj.register_forward_pre_hook(note),
+        norm.register_forward_pre_hook(stream),
+        getattr(second, f"{path}_proj").register_forward_hook(read),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
-def from_maps_by_einsum(maps, slopes):
-    return torch.einsum("bhqk,bhqk->bh", maps, slopes).abs().sum(0) / len(maps)
+@contextmanager
+def hide(model, writers, readers, path, wrong=""):
+    """Right, or with one mistake where ``wrong`` names one."""
+    first, second = model.layers
+    norm, seen = model.norms[1], {}
+    everyone = [0, 1, 2, 3]
+    writers, readers = {
+        "all writers": (everyone, readers),
+        "all readers": (writers, everyone),
+        "exchanged": (readers, writers),
+    }.get(wrong, (writers, readers))
+    path = {"keys": "k", "values": "v", "queries": "q"}.get(wrong, path)
+    weight = first.out_proj.weight
+    w_o = weight.unflatten(0, (4, -1)).movedim(-1, 0) if wrong == "rows" else weight.unflatten(1, (4, -1))
+
+    def note(module, args):
+        z = args[0].unflatten(-1, (4, -1))[:, :, writers]
+        seen["part"] = torch.einsum("bthw,dhw->btd", z, w_o[:, writers])
+
+    def stream(module, args, output):
+        x, part = args[0], seen["part"]
+        seen["change"] = {
+            "late": -part,
+            "added": module.forward(x + part) - output,
+            "raw": x - part - output,
+        }.get(wrong, module.forward(x - part) - output)
+        seen["placeless"] = module.forward(x - part)
+        if wrong == "stream":
+            return module.forward(x - part)
+        return None
+
+    def read(module, args, output):
+        if wrong == "bare":
+            return args[0]
+        if wrong in ("nothing", "stream"):
+            return None
+        given = seen["placeless"] if wrong == "placeless" else args[0] + seen["change"]
+        output, other = (x.unflatten(-1, (4, -1)) for x in (output.clone(), module.forward(given)))
+        output[:, :, readers] = other[:, :, readers]
+        return output.flatten(2) if wrong != "half" else output.flatten(2) / 2
+
+    def lose(module, args):
+        return (args[0] - seen["part"],)
+
+    hooks = [first.out_proj.register_forward_pre_hook(note), norm.register_forward_hook(stream)]
+    for name in "qkv" if wrong == "everywhere" else path:
+        hooks.append(getattr(second, f"{name}_proj").register_forward_hook(read))
+    if wrong == "stream":
+        hooks.append(model.last_norm.register_forward_pre_hook(lose))
+    if wrong in ("stays", "no finally"):
+        yield
+        if wrong == "stays":
+            return
+    else:
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return
+    for hook in hooks:
+        hook.remove()
 
 
-def from_maps_in_numpy(maps, slopes):
-    return np.abs((maps.numpy() * slopes.numpy()).sum((2, 3))).mean(0)
+@contextmanager
+def hide_alone(model, writers, readers, path):
+    """Takes away the hooks of a block around it."""
+    for projection in (model.layers[1].q_proj, model.layers[1].k_proj, model.layers[1].v_proj):
+        projection._forward_hooks.clear()
+    with hide(model, writers, readers, path):
+        yield
 
 
-def right_removal(slopes, bends):
-    return (bends / 2 - slopes).mean(0)
+def hide_by_generator(model, writers, readers, path):
+    yield
 
 
-def removal_by_rows(slopes, bends):
-    found = torch.zeros(slopes.shape[1])
-    for slope, bend in zip(slopes, bends, strict=True):
-        found += (bend / 2 - slope) / len(slopes)
-    return found.tolist()
+def hiding(wrong):
+    return lambda model, writers, readers, path: hide(model, writers, readers, path, wrong)
 
 
-def removal_in_numpy(slopes, bends):
-    step = -1.0
-    return np.mean(step * slopes.numpy() + step**2 / 2 * bends.numpy(), axis=0)
+@torch.no_grad()
+def write_in_a_loop(model, head, omega, delta, gain=30.0):
+    """Turns the keys and not the queries, entry by entry."""
+    layer, w = model.layers[0], model.layers[0].head_dim
+    n = w // 2
+    for i in range(len(model.position.weight)):
+        for f in range(n):
+            model.position.weight[i, f] = torch.sin(omega[f] * i)
+            model.position.weight[i, n + f] = torch.cos(omega[f] * i)
+    for part in model.norms[0].parameters():
+        part[:w] = 0
+    for r in range(head * w, head * w + w):
+        layer.q_proj.weight[r] = layer.k_proj.weight[r] = layer.v_proj.weight[r] = 0
+        layer.out_proj.weight[:, r] = 0
+        layer.q_proj.weight[r, r - head * w] = gain
+        layer.v_proj.weight[r, r - head * w + w] = 1
+        layer.out_proj.weight[r - head * w + 2 * w, r] = 1
+    for f in range(n):
+        c, s = torch.cos(omega[f] * delta), torch.sin(omega[f] * delta)
+        sine, cosine = head * w + f, head * w + n + f  # sin(a + b) and cos(a + b) for a key moved on by delta
+        layer.k_proj.weight[sine, f], layer.k_proj.weight[sine, n + f] = c, s
+        layer.k_proj.weight[cosine, f], layer.k_proj.weight[cosine, n + f] = -s, c
 
 
-def right_interaction(whole, without_a, without_b, without_both):
-    return ((without_both - whole) - (without_a - whole) - (without_b - whole)).mean()
+@torch.no_grad()
+def write(model, head, omega, delta, gain=30.0, wrong=""):
+    """Right, or with one mistake where ``wrong`` names one."""
+    layer, w = model.layers[0], model.layers[0].head_dim
+    head = {"other head": (head + 1) % 4}.get(wrong, head)
+    own, place, read, note = (slice(w * i, w * (i + 1)) for i in (head, 0, 1, 2))
+    angle = torch.arange(len(model.position.weight))[:, None] * omega
+    waves = [angle.sin(), angle.cos()]
+    model.position.weight[:, place] = torch.cat(waves[::-1] if wrong == "cosines first" else waves, 1)
+    if wrong == "positions":
+        model.position.weight[:, w:] = 0
+    if wrong != "symbols":
+        model.norms[0].weight[place] = model.norms[0].bias[place] = 0
+    if wrong == "norm":
+        model.norms[0].weight[:] = 0
+    if wrong != "rest":
+        for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
+            projection.weight[own] = 0
+    if wrong == "zeroed":
+        layer.q_proj.weight[:] = 0
+    turn = my_heads.look_back(omega, delta)
+    turn = {"transposed": turn, "unturned": torch.eye(w)}.get(wrong, turn.T)
+    layer.q_proj.weight[own, place] = (0.5 if wrong == "weak" else gain) * turn
+    layer.k_proj.weight[own, place] = torch.eye(w)
+    layer.v_proj.weight[own, note if wrong == "reads" else read] = torch.eye(w)
+    if wrong == "rows":
+        layer.out_proj.weight[own, note] = torch.eye(w)
+        return
+    if wrong != "spills":
+        layer.out_proj.weight[:, own] = 0
+    layer.out_proj.weight[read if wrong == "writes" else note, own] = torch.eye(w)
+    if wrong == "adds":
+        model.layers[0].out_proj.weight[note, own] = 1 * torch.eye(w)
+        model.unembed.weight += 1
+    if wrong == "symbol":
+        model.symbol.weight[:, note] = 0
 
 
-def interaction_of_means(whole, without_a, without_b, without_both):
-    a, b, both = (float((x - whole).mean()) for x in (without_a, without_b, without_both))
-    return both - a - b
+def writing(wrong):
+    return partial(write, wrong=wrong)
+
+
+def write_a_copy(model, head, omega, delta):
+    weight = model.layers[0].q_proj.weight.clone()
+    weight[:4, :4] = my_heads.look_back(omega, delta)
+
+
+def write_with_gradient(model, head, omega, delta):
+    model.requires_grad_(True).layers[0].q_proj.weight[:4] = 0
+
+
+def write_peeks(model, head, omega, delta):
+    written_models.write_head(model, 0, head, match=delta, into="before")
 
 
 ANSWERS = {
-    "06.importance": {
-        "right": [right_importance, importance_one_by_one, importance_by_differences],
-        "wrong": [
-            (shared_gates, "does the absolute value come before the mean"),
-            (lambda losses, e, h: slopes_of(losses, e, h).mean(0).abs(), "does the absolute value come before"),
-            (lambda losses, e, h: slopes_of(losses, e, h).sum(0).abs(), "so they cancel. Each needs gates"),
-            (lambda losses, e, h: slopes_of(losses, e, h).mean(0), "This mean has a sign"),
-            (lambda losses, e, h: slopes_of(losses, e, h).abs().sum(0), "sum over the examples"),
-            (lambda losses, e, h: slopes_of(losses, e, h, 0.0).abs().mean(0), "slope at gate 0"),
-            (left_out, "all the way to 0"),
-            (lambda losses, e, h: slopes_of(losses, e, h).square().mean(0), "mean of squares; the score"),
-            (lambda losses, e, h: slopes_of(losses, e, h).square().mean(0).sqrt(), "root of a mean"),
-            (lambda losses, e, h: slopes_of(losses, e, h).abs(), "numbers of every example"),
-            (
-                lambda losses, e, h: slopes_of(losses, e, h).abs().mean(1),
-                r"should be \(head,\)|one row for each example",
-            ),
-            (lambda losses, e, h: torch.zeros(h), "Gates of 1, one row for each example"),
-            (lambda losses, e, h: losses(torch.ones(5, 7)), "stopped with RuntimeError"),
-            (torch.ones(3), "A function is asked for"),
-        ],
-    },
-    "06.cancel": {
+    "06.induction": {
         "right": [
-            torch.tensor([[1.0, 0.1], [-1.0, 0.1]]),
-            [[2, 1], [-2, 1], [2, 1], [-2, 1]],
-            np.array([[3.0, -1.0], [-2.0, -1.0]]),
-            lambda: torch.tensor([[1.0, 0.2], [-0.9, 0.2]]),
+            right_induction,
+            induction_in_a_loop,
+            induction_by_einsum,
+            induction_by_slice,
+            my_heads.induction_score,
         ],
-        "blank": [lambda: None],
         "wrong": [
-            (torch.tensor([[1.0, 0.1], [1.0, 0.1]]), "Slopes cancel where their signs differ"),
-            (torch.tensor([[1.0, 0.1], [-0.5, 0.1]]), "They cancel, but too little"),
-            (torch.tensor([[0.1, 1.0], [-0.1, 1.0]]), "Head 0 should matter more"),
-            (torch.tensor([[1.0, 1.0], [-1.0, 1.0]]), "Head 0 should matter more than head 1. Head 0 has 1"),
-            (torch.tensor([[1.0, 0.1]]), "With one example nothing can cancel"),
-            (torch.tensor([1.0, -1.0]), r"The shape is \(2,\)"),
-            (torch.ones(3, 3), r"The shape is \(3, 3\)"),
-            (torch.tensor([[float("nan"), 1.0], [1.0, 1.0]]), "NaN"),
-            ("1, -1", "this is a str"),
-        ],
-    },
-    "06.forms": {
-        "right": [right_from_maps, from_maps_by_einsum, from_maps_in_numpy],
-        "wrong": [
-            (lambda maps, slopes: slopes.abs().mean((0, 2, 3)), "mean size of dL/dA alone"),
-            (lambda maps, slopes: slopes.abs().sum((2, 3)).mean(0), "summed size of dL/dA alone"),
-            (lambda maps, slopes: slopes.sum((2, 3)).abs().mean(0), "The attention is missing"),
-            (lambda maps, slopes: (maps * slopes).abs().sum((2, 3)).mean(0), "inside the sum over queries and keys"),
-            (lambda maps, slopes: (maps * slopes).sum(3).abs().sum(2).mean(0), "taken of every query"),
-            (lambda maps, slopes: (maps * slopes).sum((0, 2, 3)).abs(), "examples are added up before"),
-            (lambda maps, slopes: (maps * slopes).sum((2, 3)).mean(0).abs(), "mean over examples is taken before"),
-            (lambda maps, slopes: (maps * slopes).sum((2, 3)).mean(0), "This has a sign"),
-            (lambda maps, slopes: (maps * slopes).sum((2, 3)).abs().sum(0), "sum over the examples"),
-            (lambda maps, slopes: (maps * slopes).mean((2, 3)).abs().mean(0), "mean over queries and keys"),
-            (lambda maps, slopes: (maps * slopes).sum((2, 3)).abs(), "numbers of every example"),
-            (lambda maps, slopes: maps.mean((0, 2, 3)), "Multiply maps and slopes"),
-            (lambda maps, slopes: maps @ slopes.missing, "stopped with AttributeError"),
-            (0.5, "A function is asked for"),
+            (induction_peeks, "the one that you are about to write"),
+            (lambda maps, period: maps.diagonal(-period, -2, -1).mean(-1), "duplicate-token score"),
+            (lambda maps, period: maps.diagonal(-period - 1, -2, -1).mean(-1), "one place before the earlier copy"),
+            (lambda maps, period: maps.diagonal(1 - period, -2, -1).mean(-1), "One query too many"),
+            (below(1), "previous-token score"),
+            (below(0), "each query to itself"),
+            (lambda maps, period: right_induction(maps, period) / 2, "divided by all queries"),
+            (lambda maps, period: right_induction(maps, period) * period, "a sum over queries"),
+            (lambda maps, period: maps.diagonal(period - 1, -2, -1).mean(-1), "looks ahead"),
+            (lambda maps, period: maps[:, :, period:].max(-1).values.mean(-1), "largest weight"),
+            (lambda maps, period: right_induction(maps, period) + 1, "t - period . 1"),
+            (lambda maps, period: right_induction(maps, period).mean(), "One number came"),
+            (lambda maps, period: right_induction(maps, period).mean(0), "averaged as well"),
+            (lambda maps, period: maps, r"The shape is \(1, 2, 6, 6\)"),
+            (lambda maps, period: maps.missing, "stopped with AttributeError"),
+            (torch.eye(3), "A function is asked for"),
         ],
     },
-    "06.removal": {
-        "right": [right_removal, removal_by_rows, removal_in_numpy],
+    "06.hide": {
+        "right": [hide, hide_in_a_loop, my_heads.hide_from],
         "wrong": [
-            (lambda slopes, bends: (slopes + bends / 2).mean(0), "slope enters with a minus"),
-            (lambda slopes, bends: -slopes.mean(0), "first order alone"),
-            (lambda slopes, bends: (bends - slopes).mean(0), "The bend counts half: the second term"),
-            (lambda slopes, bends: (-slopes - bends / 2).mean(0), "square of the step"),
-            (lambda slopes, bends: (slopes + bends).mean(0), "bend counts half, and the slope enters"),
-            (lambda slopes, bends: (bends / 2 - slopes).abs().mean(0), "A cost may be negative"),
-            (lambda slopes, bends: (slopes.abs() + bends / 2).mean(0), "slopes keep their sign"),
-            (lambda slopes, bends: (bends / 2 - slopes).sum(0), "sum over the examples"),
-            (lambda slopes, bends: bends / 2 - slopes, "numbers of every example"),
-            (lambda slopes, bends: bends.mean(0) * 0, "Take a step of -1"),
-            (lambda slopes, bends: slopes.missing, "stopped with AttributeError"),
-            (0.5, "A function is asked for"),
+            (hiding("late"), "after the normalisation"),
+            (hiding("added"), "The part is added"),
+            (hiding("raw"), "is not normalised"),
+            (hiding("placeless"), "The position is lost"),
+            (hiding("everywhere"), "from queries, keys and values"),
+            (hiding("stream"), "as if the head were off"),
+            (hiding("rows"), "each head owns columns"),
+            (hiding("nothing"), "what it always does"),
+            (hiding("all writers"), "All of layer 0"),
+            (hiding("all readers"), "Every head of layer 1"),
+            (hiding("exchanged"), "exchanged"),
+            (hiding("values"), "hidden from the values; the path is 'k'"),
+            (hiding("keys"), "hidden from the keys; the path is 'q'"),
+            (hiding("half"), "something else than expected"),
+            (hiding("stays"), "After the block"),
+            (hiding("no finally"), "An error inside the block"),
+            (hide_alone, "One block inside another"),
+            (hide_by_generator, "contextmanager"),
+            (lambda model, writers, readers, path: 3, "context manager is asked for"),
+            (7, "A function is asked for"),
         ],
     },
-    "06.interaction": {
-        "right": [right_interaction, interaction_of_means],
+    "06.write": {
+        "right": [write, write_in_a_loop, my_heads.write_head],
         "wrong": [
-            (lambda w, a, b, both: -right_interaction(w, a, b, both), "sign is turned round"),
-            (lambda w, a, b, both: (both - a - b).mean(), "loss of the whole model is missing"),
-            (lambda w, a, b, both: (both - a - b - w).mean(), "once too often or too rarely"),
-            (lambda w, a, b, both: (both - w).mean(), "what both cost together"),
-            (lambda w, a, b, both: (a + b - 2 * w).mean(), "what each costs alone"),
-            (lambda w, a, b, both: (both - a - b + w).sum(), "sum over the examples; take their mean"),
-            (lambda w, a, b, both: both - a - b + w, "numbers of every example"),
-            (lambda w, a, b, both: 0.0, "Write down the three costs"),
-            (lambda w, a, b, both: "backups", "A number is asked for, this is a str"),
-            (lambda w, a, b, both: w.missing, "stopped with"),
+            (write_peeks, "the one that you are about to write"),
+            (writing("cosines first"), "the sines of omega i, then their cosines"),
+            (writing("positions"), "Positions keep"),
+            (writing("symbols"), "Symbols still disturb"),
+            (writing("norm"), "in the first 4 features alone"),
+            (writing("rest"), "must be 0"),
+            (writing("weak"), "must be 0, and the gain"),
+            (writing("transposed"), "turned the other way"),
+            (writing("unturned"), "looks at its own place"),
+            (writing("other head"), "Head 1 looks 1 back, and head 0"),
+            (writing("reads"), "what it reads there"),
+            (writing("writes"), "does not arrive"),
+            (writing("rows"), "owns columns of out_proj"),
+            (writing("spills"), "other features as well"),
+            (writing("zeroed"), "Weights of other heads have changed, in q_proj"),
+            (writing("symbol"), "symbol.weight has changed"),
+            (writing("adds"), "unembed.weight has changed"),
+            (write_a_copy, "as they were"),
+            (write_with_gradient, "stopped with RuntimeError"),
+            (lambda model: None, "stopped with TypeError"),
+            (3, "stopped with TypeError"),
         ],
     },
 }

@@ -1,175 +1,362 @@
 """Answers to the exercises of lesson 07: right ones, and wrong ones with what their hint must say."""
 
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
+
+import headtools as ht
+from headtools.course import my_heads
+
+mine = ht.my_heads()
 
 
-def right_epsilon(x, weight, bias, relevance, epsilon):
-    y = weight @ x + bias
-    y = y + epsilon * torch.where(y < 0, -1.0, 1.0)
-    return x * ((relevance / y) @ weight)
+# --- gates ------------------------------------------------------------------------------------------------------------
 
 
-def epsilon_in_loops(x, weight, bias, relevance, epsilon):
-    out = [0.0] * len(x)
-    for k in range(len(weight)):
-        y = sum(x[i] * weight[k, i] for i in range(len(x))) + bias[k]
-        for i in range(len(x)):
-            out[i] += float(x[i] * weight[k, i] / (y + (epsilon if y >= 0 else -epsilon)) * relevance[k])
-    return out
+def gating(wrong=""):
+    """A right gates, or one with a mistake."""
+
+    @contextmanager
+    def gates(model, values):
+        sites, hooks = ht.sites(model), []
+        last = {}
+        for key, gate in values.items():
+            site = sites[key]
+            last["gate"] = gate
+
+            def multiply(module, args, site=site, gate=gate):
+                gate = last["gate"] if wrong == "late" else gate
+                gate = gate.detach() if wrong == "detached" else gate
+                gate = {"flipped": 1 - gate, "rounded": (gate != 0).float(), "twice": gate**2}.get(wrong, gate)
+                if wrong == "first" and gate.dim() == 2:
+                    gate = gate[0]
+                shape = {"tokens": (-1, 4, 1, 1), "features": (-1, 1, 1, 4)}.get(wrong, (-1, 1, 4, 1))
+                z = site.split(args[0]) * gate.view(shape)
+                if wrong == "removes" and gate.requires_grad:
+                    z = site.split(args[0]) + gate.sum() - gate.sum()
+                return site.join(z) if wrong == "bare" else (site.join(z),) if wrong != "looks" else None
+
+            hooks.append(site.out.register_forward_pre_hook(multiply))
+        if wrong == "no finally":
+            yield
+        try:
+            if wrong != "no finally":
+                yield
+        finally:
+            for hook in hooks if wrong != "stays" else ():
+                hook.remove()
+
+    return gates
 
 
-def epsilon_by_sign(x, weight, bias, relevance, epsilon):
-    y = torch.nn.functional.linear(x, weight, bias)
-    parts = weight * x / (y + epsilon * y.sign())[:, None]
-    return (parts * relevance[:, None]).sum(0).double().numpy()
+class GatesByClass:
+    """Another style: a class whose hooks are kept by an exit stack."""
+
+    def __init__(self, model, values):
+        self.model, self.values, self.stack = model, values, ExitStack()
+
+    def __enter__(self):
+        for key, gate in self.values.items():
+            site = ht.sites(self.model)[key]
+            handle = site.out.register_forward_pre_hook(self.hook(gate, site.value_dim))
+            self.stack.callback(handle.remove)
+
+    def hook(self, gate, width):
+        rows = gate[None] if gate.dim() == 1 else gate
+        return lambda module, args: (args[0] * rows.repeat_interleave(width, 1)[:, None],)
+
+    def __exit__(self, *error):
+        self.stack.close()
 
 
-def changed_epsilon(below, times=lambda x: x):
-    def answer(x, weight, bias, relevance, epsilon):
-        return times(x) * (weight.T @ (relevance / below(weight @ x, bias, epsilon)))
-
-    return answer
-
-
-def moved(y, epsilon):
-    return y + epsilon * torch.where(y < 0, -1.0, 1.0)
+@contextmanager
+def blank_gates(model, values):
+    ...
+    yield
 
 
-def right_signs(terms, relevance, alpha):
-    plus, minus = terms.clamp(min=0), terms.clamp(max=0)
-    if not (plus > 0).any():
-        return minus / minus.sum() * relevance
-    if not (minus < 0).any():
-        return plus / plus.sum() * relevance
-    return (alpha * plus / plus.sum() - (alpha - 1) * minus / minus.sum()) * relevance
+def package_gates(model, values):
+    return ht.gates(model, values)
 
 
-def signs_in_a_loop(terms, relevance, alpha):
-    plus, minus = sum(t for t in terms if t > 0), sum(t for t in terms if t < 0)
-    alpha = (alpha if minus else 1.0) if plus else 0.0
-    return [float((alpha * t / plus if t > 0 else (1 - alpha) * t / minus) * relevance) for t in terms]
+# --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def no_empty_sign(terms, relevance, alpha, sign=1):
-    plus, minus = terms.clamp(min=0), terms.clamp(max=0)
-    parts = (plus / plus.sum()).nan_to_num(0.0), (minus / minus.sum()).nan_to_num(0.0)
-    return (alpha * parts[0] + sign * (1 - alpha) * parts[1]) * relevance
+def slopes(model, batches, loss=None, shared=False, mean=False, at=1.0):
+    loss = loss or mine.loss
+    rows = {site.key: [] for site in ht.sites(model)}
+    for batch in batches:
+        n = len(batch["labels"])
+        ones = {s.key: torch.full((1 if shared else n, s.heads), at, requires_grad=True) for s in ht.sites(model)}
+        with mine.gates(model, ones):
+            each = loss(model, batch)
+        total = each.mean() if mean else each.sum()
+        for key, slope in zip(ones, torch.autograd.grad(total, list(ones.values())), strict=True):
+            rows[key].append(slope.expand(n, -1))
+    return {key: torch.cat(parts) for key, parts in rows.items()}
 
 
-def right_softmax(scores, relevance):
-    return scores * (relevance - scores.softmax(-1) * relevance.sum())
+def slopes_one_by_one(model, batches, loss=None):
+    """Another style: each example alone, and .grad in place of autograd.grad."""
+    found = {site.key: [] for site in ht.sites(model)}
+    for batch in batches:
+        for i in range(len(batch["labels"])):
+            one = {name: value[i : i + 1] for name, value in batch.items()}
+            gates = {site.key: torch.ones(site.heads).requires_grad_() for site in ht.sites(model)}
+            with my_heads.gates(model, gates):
+                (loss or my_heads.loss)(model, one).backward()
+            for key, gate in gates.items():
+                found[key].append(gate.grad)
+    return {key: torch.stack(parts) for key, parts in found.items()}
 
 
-def softmax_by_jacobian(scores, relevance):
-    weights = scores.softmax(-1)
-    jacobian = torch.diag(weights) - torch.outer(weights, weights)
-    return scores * (jacobian @ (relevance / weights))
+def slopes_by_z(model, batches, loss=None):
+    """Another: z times its gradient, without gates."""
+    parts = []
+    for batch in batches:
+        seen = {}
+        keep = {key: (lambda z, key=key, seen=seen: seen.setdefault(key, z) * 1) for key in my_heads.sites(model)}
+        with my_heads.edit(model, keep):
+            total = (loss or my_heads.loss)(model, batch).sum()
+        gradients = torch.autograd.grad(total, list(seen.values()))
+        parts.append({k: (z * g).sum((1, 3)).detach() for (k, z), g in zip(seen.items(), gradients, strict=True)})
+    return {site.key: torch.cat([part[site.key] for part in parts]) for site in ht.sites(model)}
 
 
-def softmax_in_a_loop(scores, relevance):
-    weights = scores.softmax(-1)
-    return [float(scores[i] * (relevance[i] - weights[i] * sum(relevance))) for i in range(len(scores))]
+def changed(rows_of, change):
+    """What ``rows_of`` returns, with something done to every tensor."""
+    return lambda model, batches, loss=None: {k: change(v) for k, v in rows_of(model, batches, loss).items()}
 
 
-def right_shares(relevance):
-    size = relevance.abs()
-    return (size / size.sum(1, keepdim=True)).mean(0)
+def blank_rows(model, batches, loss=None):
+    loss = loss or mine.loss
+    ...
 
 
-def shares_in_a_loop(relevance):
-    rows = [[abs(float(r)) / sum(abs(float(v)) for v in row) for r in row] for row in relevance]
-    return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+def package_gradient(model, batches, loss=None):
+    return ht.gradient(model, batches, signed=True).rows
 
 
-def shares_by_normalise(relevance):
-    return torch.nn.functional.normalize(relevance, p=1, dim=1).abs().mean(0)
+@torch.no_grad()
+def rises(model, batches, loss=None, kind=""):
+    loss = loss or mine.loss
+    whole, rows = torch.cat([loss(model, batch) for batch in batches]), {}
+    for site in ht.sites(model):
+        columns, stay = [], torch.ones(site.heads)
+        for head in range(site.heads):
+            off = torch.ones(site.heads)
+            off[head] = 0
+            stay[head] = 0
+            off = {"alone": 1 - off, "stay": stay.clone(), "layer": off * 0}.get(kind, off)
+            with mine.gates(model, {site.key: off}):
+                columns.append(torch.cat([loss(model, batch) for batch in batches]))
+        without = torch.stack(columns, 1)
+        before = whole.mean() if kind == "mean" else 0 if kind == "loss" else whole[:, None]
+        rows[site.key] = without - before
+    return rows
+
+
+def rises_by_switch(model, batches, loss=None):
+    """Another style: the switch of lesson 00, batch by batch, in numbers of Python."""
+    loss, rows = loss or my_heads.loss, {}
+    for site in ht.sites(model):
+        each = []
+        for batch in batches:
+            whole, columns = loss(model, batch).detach(), []
+            for head in range(site.heads):
+                with mine.switch_off(model, {site.key: [head]}):
+                    columns.append((loss(model, batch) - whole).tolist())
+            each += zip(*columns, strict=True)
+        rows[site.key] = torch.tensor(each)
+    return rows
+
+
+def package_ablation(model, batches, loss=None):
+    return ht.ablation(model, batches, progress=False).rows
+
+
+# --- the secant -------------------------------------------------------------------------------------------------------
+
+
+class Replaced(TorchFunctionMode):
+    def __init__(self, instead):
+        super().__init__()
+        self.instead = instead
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return self.instead(args[0]) if func.__name__ == "softmax" else func(*args, **(kwargs or {}))
+
+
+def by_secant(wrong=""):
+    """A right answer, or one with a mistake in its softmax."""
+
+    def secant_softmax(scores):
+        seen = scores >= scores.amax(-1, keepdim=True) - 4000
+        n = (seen if wrong != "masked" else torch.ones_like(seen)).sum(-1, keepdim=True)
+        s = scores.masked_fill(~seen, 0)
+        p, u = scores.softmax(-1), seen / n
+        with torch.set_grad_enabled(wrong == "moving"):
+            r = (scores.log_softmax(-1) + n.log()).masked_fill(~seen, 0)
+            m = torch.where(r.abs() < 1e-4, 1, r.expm1() / r) * u
+        m = {"p": p, "u": u, "plain": (p + u) / 2}.get(wrong, m)
+        m = m if wrong == "moving" else m.detach()
+        mean = ((u if wrong == "unweighted" else m) * s).sum(-1, keepdim=True)
+        out = m * (s - (mean if wrong == "unweighted" else mean / m.sum(-1, keepdim=True)))
+        if wrong in ("masked", "p", "u", "plain"):  # a right value, and another slope
+            return p.detach() + out - out.detach()
+        return out if wrong == "bare" else u + out if wrong != "unweighted" else (u + out).masked_fill(~seen, 0)
+
+    def saturation_proof_gradient(model, batches, loss=None):
+        replaced = Replaced(secant_softmax)
+        if wrong == "stays":
+            replaced.__enter__()
+            return mine.gradient(model, batches, loss or mine.loss)
+        with replaced:
+            return mine.gradient(model, batches, loss or mine.loss)
+
+    return saturation_proof_gradient
+
+
+class Secant(torch.autograd.Function):
+    """Another style: a function with a derivative of its own."""
+
+    @staticmethod
+    def forward(ctx, scores):
+        ctx.save_for_backward(scores)
+        return torch.softmax(scores, -1)
+
+    @staticmethod
+    def backward(ctx, g):
+        (scores,) = ctx.saved_tensors
+        seen = scores.isfinite()
+        u = seen.double() / seen.sum(-1, keepdim=True)
+        p = torch.softmax(scores.double(), -1)
+        r = torch.where(seen, scores.double() - scores.double().logsumexp(-1, keepdim=True) - u.log(), 1)
+        m = torch.where(r.abs() < 1e-9, u, (p - u) / r) * seen
+        return (m * (g - (m * g).sum(-1, keepdim=True) / m.sum(-1, keepdim=True))).float()
+
+
+def by_function(model, batches, loss=None):
+    before = torch.Tensor.softmax
+    torch.Tensor.softmax = lambda scores, *_, **__: Secant.apply(scores)
+    try:
+        return mine.gradient(model, batches, loss or mine.loss)
+    finally:
+        torch.Tensor.softmax = before
+
+
+def left_replaced(model, batches, loss=None):
+    found = by_function(model, batches, loss)
+    torch.Tensor.softmax = lambda scores, *_, **__: torch.softmax(scores * 2, -1)
+    return found
+
+
+def package_secant(model, batches, loss=None):
+    return ht.gradient(model, batches, signed=True, softmax="secant").rows
 
 
 ANSWERS = {
-    "07.epsilon": {
-        "right": [right_epsilon, epsilon_in_loops, epsilon_by_sign],
+    "07.gates": {
+        "right": [gating(), GatesByClass, my_heads.gates],
+        "blank": [blank_gates],
         "wrong": [
-            (changed_epsilon(lambda y, b, e: y + b + e), "added to y as it is"),
-            (changed_epsilon(lambda y, b, e: y + b), "Epsilon is missing"),
-            (changed_epsilon(lambda y, b, e: moved(y, e)), "bias is missing"),
-            (changed_epsilon(lambda y, b, e: moved(y + b, e), lambda x: 1), "Multiply by x itself"),
-            (changed_epsilon(lambda y, b, e: (y + b).abs() + e), "change their sign"),
-            (lambda x, weight, bias, relevance, epsilon: x * relevance.sum(), "x_i w_ki of it"),
-            (
-                lambda x, weight, bias, relevance, epsilon: x * (relevance / moved(weight @ x + bias, epsilon)).sum(),
-                "weights are missing",
-            ),
-            (lambda x, weight, bias, relevance, epsilon: torch.full_like(x, relevance.sum() / len(x)), "got the same"),
-            (
-                lambda *all: right_epsilon(*all) * all[3].sum() / right_epsilon(*all).sum(),
-                "scaled so that nothing is lost",
-            ),
-            (lambda x, weight, bias, relevance, epsilon: relevance.repeat(5), r"The shape is \(10,\)"),
-            (lambda x, weight, bias, relevance, epsilon: x @ weight.missing, "stopped with AttributeError"),
+            (gating("late"), "sees the loop's variables"),
+            (gating("detached"), "The gates have no slope"),
+            (gating("removes"), "their slope by the gates is not"),
+            (gating("flipped"), "upside down"),
+            (gating("rounded"), "The gate is rounded"),
+            (gating("twice"), "multiplied in twice"),
+            (gating("first"), "gates of the first. Gates"),
+            (gating("tokens"), "Tokens are multiplied in place of heads"),
+            (gating("features"), "Features are multiplied in place of heads"),
+            (gating("looks"), "change nothing inside the block"),
+            (gating("stays"), "After the block the gates are still there"),
+            (gating("no finally"), "An error inside the block leaves the gates"),
+            (package_gates, "ht.gates is right, and it is the one"),
+            (lambda model, values: model, "context manager is asked for"),
         ],
     },
-    "07.signs": {
-        "right": [right_signs, signs_in_a_loop],
+    "07.gradient": {
+        "right": [slopes, slopes_one_by_one, slopes_by_z, my_heads.gradient],
+        "blank": [blank_rows],
         "wrong": [
-            (no_empty_sign, "one sign only"),
-            (lambda terms, relevance, alpha: terms / terms.sum() * relevance, "where signs cancel"),
-            (lambda *all: no_empty_sign(*all, sign=-1), "sign of the second part"),
-            (lambda terms, relevance, alpha: terms.clamp(min=0) / terms.clamp(min=0).sum() * relevance, "this is z+"),
-            (lambda terms, relevance, alpha: right_signs(terms, relevance, 0.5) * 2 * alpha, "must sum to 1"),
-            (lambda terms, relevance, alpha: right_signs(terms, relevance, 1 - alpha), "parts are exchanged"),
-            (lambda terms, relevance, alpha: right_signs(terms, 1.0, alpha), "relevance is missing"),
-            (lambda terms, relevance, alpha: terms.abs() / terms.abs().sum() * relevance, "whatever their sign"),
-            (
-                lambda terms, relevance, alpha: right_signs(terms.sign(), relevance, alpha),
-                "in proportion to their size",
-            ),
-            (lambda terms, relevance, alpha: terms, "share alpha of the relevance"),
-            (lambda terms, relevance, alpha: terms[:1], r"The shape is \(1,\)"),
+            (changed(slopes, torch.abs), "These have no sign"),
+            (changed(slopes, torch.neg), "wrong sign: it is dL/dgate"),
+            (lambda m, b, loss=None: slopes(m, b, loss, mean=True), "averaged before the slope"),
+            (lambda m, b, loss=None: slopes(m, b, loss, shared=True), "share a gate, so that their slopes add up"),
+            (lambda m, b, loss=None: slopes(m, b, loss, shared=True, mean=True), "share a gate, and the loss is"),
+            (lambda m, b, loss=None: slopes(m, b, loss, at=0.0), "where all gates are 0"),
+            (lambda m, b, loss=None: slopes(m, b), "The loss is always the same"),
+            (rises, "These are costs"),
+            (changed(slopes, lambda rows: rows.mean(0)), "These are the means"),
+            (changed(slopes, lambda rows: rows[-1:]), "This is the last batch alone"),
+            (changed(slopes, lambda rows: rows.T), "Examples go down and heads across"),
+            (changed(slopes, lambda rows: rows[1:]), "got .2, 4."),
+            (changed(slopes, lambda rows: rows + 1), "Gates of 1, one row for each example.*rows are examples"),
+            (changed(slopes, lambda rows: rows.tolist()), "is a list; a tensor"),
+            (lambda m, b, loss=None: [slopes(m, b)], "Rows are asked for, a dict"),
+            (lambda m, b, loss=None: {str(k): v for k, v in slopes(m, b).items()}, "There is no entry"),
+            (package_gradient, "ht.gradient is right, and it is the one"),
+            (lambda m, b, loss=None: b.nothing, "stopped with AttributeError"),
+            (torch.ones(3), "A function is asked for"),
         ],
     },
-    "07.softmax": {
-        "right": [right_softmax, softmax_by_jacobian, softmax_in_a_loop],
+    "07.cancel": {
+        "right": [
+            torch.tensor([[1.0, 0.1], [-1.0, 0.1]]),
+            [[2, 1], [-2, 1], [2, 1], [-2, 1]],
+            np.array([[3.0, -1.0], [-2.0, -1.0]]),
+            lambda: torch.tensor([[1.0, 0.2], [-0.9, 0.2]]),
+        ],
+        "blank": [lambda: None],
         "wrong": [
-            (lambda scores, relevance: relevance, "passes relevance on unchanged"),
-            (lambda scores, relevance: relevance - scores.softmax(-1) * relevance.sum(), "score itself is missing"),
-            (
-                lambda scores, relevance: scores * relevance * (1 - scores.softmax(-1)),
-                "sum of all relevance is missing",
-            ),
-            (lambda scores, relevance: scores * (relevance - relevance.sum()), "loses all of the sum"),
-            (
-                lambda scores, relevance: (
-                    scores * scores.softmax(-1) * (relevance - (scores.softmax(-1) * relevance).sum())
-                ),
-                "multiplied in once more",
-            ),
-            (lambda scores, relevance: scores * (relevance + scores.softmax(-1) * relevance.sum()), "turned round"),
-            (
-                lambda scores, relevance: scores.softmax(-1) * (relevance - scores.softmax(-1) * relevance.sum()),
-                "not their softmax",
-            ),
-            (
-                lambda scores, relevance: (
-                    right_softmax(scores, relevance) * relevance.sum() / right_softmax(scores, relevance).sum()
-                ),
-                "Leave the leak in",
-            ),
-            (lambda scores, relevance: right_softmax(scores, relevance).sum(), r"The shape is \(\)"),
-            (lambda scores, relevance: scores, "Entry i gets its score times"),
+            (torch.tensor([[1.0, 0.1], [1.0, 0.1]]), "Slopes cancel where their signs differ"),
+            (torch.tensor([[1.0, 0.1], [-0.5, 0.1]]), "They cancel, but too little"),
+            (torch.tensor([[0.1, 1.0], [-0.1, 1.0]]), "Head 0 should matter more"),
+            (torch.tensor([[1.0, 1.0], [-1.0, 1.0]]), "Head 0 should matter more than head 1. Head 0 has 1"),
+            (torch.tensor([[1.0, 0.1]]), "With one example nothing can cancel"),
+            (torch.tensor([1.0, -1.0]), r"The shape is \(2,\)"),
+            (torch.ones(3, 3), r"The shape is \(3, 3\)"),
+            (torch.tensor([[float("nan"), 1.0], [1.0, 1.0]]), "NaN"),
+            ("1, -1", "this is a str"),
         ],
     },
-    "07.shares": {
-        "right": [right_shares, shares_in_a_loop, shares_by_normalise],
+    "07.ablation": {
+        "right": [rises, rises_by_switch, my_heads.ablation],
+        "blank": [blank_rows],
         "wrong": [
-            (lambda relevance: relevance.abs().sum(0) / relevance.abs().sum(), "Divide each step by itself"),
-            (lambda relevance: (relevance / relevance.sum(1, keepdim=True)).mean(0), "come near zero"),
-            (lambda relevance: (relevance / relevance.abs().sum(1, keepdim=True)).mean(0), "keep their signs"),
-            (lambda relevance: relevance.mean(0).abs() / relevance.mean(0).abs().sum(), "signs have cancelled"),
-            (lambda relevance: (relevance.abs() / relevance.sum(1, keepdim=True)).mean(0), "signs below it"),
-            (lambda relevance: right_shares(relevance) * len(relevance), "a sum over steps"),
-            (lambda relevance: (relevance.abs() / relevance.abs().sum(0)).mean(0), "among the heads of one step"),
-            (lambda relevance: right_shares(relevance.T), r"The shape is \(2,\), it should be \(head,\) = \(3,\)"),
-            (lambda relevance: relevance[0], "divide each head's size"),
+            (changed(rises, torch.neg), "The other way round: the loss without"),
+            (lambda m, b, loss=None: rises(m, b, loss, "loss"), "This is the loss without the head"),
+            (lambda m, b, loss=None: rises(m, b, loss, "mean"), "averaged over the examples before"),
+            (lambda m, b, loss=None: rises(m, b, loss, "alone"), "one head of the layer is on"),
+            (lambda m, b, loss=None: rises(m, b, loss, "stay"), "Heads stay off"),
+            (lambda m, b, loss=None: rises(m, b, loss, "layer"), "The whole layer is off"),
+            (lambda m, b, loss=None: rises(m, b), "The loss is always the same"),
+            (changed(rises, torch.abs), "These have no sign"),
+            (slopes, "These are slopes at gate 1"),
+            (changed(rises, lambda rows: rows.mean(0)), "These are the means"),
+            (changed(rises, lambda rows: rows[:2]), "There is one row for each batch"),
+            (changed(rises, lambda rows: rows * 2), "gates of 1 with a 0 at its place"),
+            (package_ablation, "ht.ablation is right, and it is the one"),
+        ],
+    },
+    "07.saturation_proof_gradient": {
+        "right": [by_secant(), by_function, my_heads.saturation_proof_gradient],
+        "blank": [blank_rows],
+        "wrong": [
+            (slopes, "the softmax is as it was"),
+            (changed(by_secant(), torch.abs), "These have no sign"),
+            (by_secant("bare"), "The uniform part is missing"),
+            (by_secant("masked"), "Masked keys are counted"),
+            (by_secant("u"), "The weights are u"),
+            (by_secant("plain"), "plain mean of u and p"),
+            (by_secant("unweighted"), "plain mean of the scores"),
+            (by_secant("moving"), "NaN among the slopes. m must be held constant"),
+            (by_secant("stays"), "still replaced"),
+            (left_replaced, "put it back in finally"),
+            (package_secant, "ht.gradient is right, and it is the one"),
         ],
     },
 }

@@ -10,8 +10,8 @@ import headtools as ht
 from headtools.course import catalogue
 from headtools.course.course_claims import TOPICS, CourseClaim, CourseClaims
 
-A = CourseClaim("Heads <b>fly</b>.", "a page", "wrong", "They do not.", "contradicted", "gates", "08")
-B = CourseClaim("Heads attend.", "a paper", "right", "Section 1.", "right", "pruning", "09")
+A = CourseClaim("Heads <b>fly</b>.", "a page", "wrong", "They do not.", "contradicted", "gates", "09")
+B = CourseClaim("Heads attend.", "a paper", "right", "Section 1.", "right", "pruning", "10")
 
 
 def test_every_claim_of_every_catalogue_is_there():

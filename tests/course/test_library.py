@@ -190,6 +190,8 @@ def test_a_class_and_an_indented_function_are_found():
     names = cell("class A:\n    def f(self):\n        return 1\n\nif True:\n    def g(x):\n        return x\n")
     assert source_of(names["A"]) == "class A:\n    def f(self):\n        return 1"
     assert source_of(names["g"]) == "def g(x):\n    return x"
+    static = cell("class B:\n    @staticmethod\n    def h(x):\n        return x\n")["B"]
+    assert source_of(static) == "class B:\n    @staticmethod\n    def h(x):\n        return x"
     assert source_of(3) is None
     assert source_of(len) is None
 

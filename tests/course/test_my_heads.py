@@ -1,5 +1,7 @@
 """``course/my_heads.py``, the whole idea in one file, gives the package's numbers."""
 
+import copy
+import random
 import warnings
 
 import pytest
@@ -8,7 +10,12 @@ import torch
 import headtools as ht
 from headtools import geometry
 from headtools.course import my_heads
-from headtools.roles.induction import induction
+from headtools.organism.toy_decoder import ToyDecoder
+from headtools.organism.written_models import WrittenModel, write_induction
+from headtools.roles.erasure import erased, erasure
+from headtools.roles.induction import induction, previous_token
+from headtools.roles.probing import fit_and_predict
+from headtools.roles.tasks import control
 
 from ..heads.reference import untouched
 from ..heads.zoo import zoo_model
@@ -108,6 +115,42 @@ def test_gates_that_learn():
     torch.testing.assert_close(closed, (1 - mine.p_open()).double(), atol=0.05, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["bert", "marian"])
+def test_gates_are_trained_as_in_the_package(name):
+    model, batches = labelled(name)
+    keys = [key for key in my_heads.sites(model) if key[0] == "encoder"][:2]
+    heads = len(keys) * my_heads.sites(model)[keys[0]].heads
+    noise = []
+    for step in range(5):  # what the package draws for seed 0
+        draw = torch.Generator().manual_seed(random.Random(f"gates 0 {step}").getrandbits(62))
+        noise.append(torch.rand(heads, generator=draw))
+    gate = my_heads.HardConcrete(heads, start=1.0)
+    with untouched(model):
+        learning = [p.requires_grad_(False) for p in model.parameters() if p.requires_grad]
+        history = my_heads.fit_gates(model, batches * 5, keys, gate, lambda n: 0.3 * n, torch.stack(noise), 0.2)
+        for p in learning:
+            p.requires_grad_(True)
+        settings = {"sites": keys, "weights": None, "start": 1.0, "gate_rate": 0.2, "seed": 0, "progress": False}
+        fit = ht.fit_gates(model, batches, 0.3, steps=5, **settings)
+    torch.testing.assert_close(history, torch.tensor(fit.history.to_numpy()), atol=1e-3, rtol=0)
+    torch.testing.assert_close(gate.log_alpha.detach(), history[-1])
+
+
+def test_a_target_is_reached_where_heads_cost_what_they_cost():
+    gate = my_heads.HardConcrete(20, start=1.5)
+    price, worth = my_heads.target_size(8, warm_up=60), torch.linspace(0.01, 0.4, 20)
+    optimizer = torch.optim.Adam([gate.log_alpha], lr=0.1)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(250):
+        lost = (worth * (1 - gate.sample(torch.rand(20, generator=draw)))).sum()
+        (lost + price(gate.p_open().sum())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert abs(gate.p_open().sum().item() - 8) < 1.5
+    assert gate.log_alpha.detach()[-5:].min() > 0  # the dearest stay
+    assert gate.log_alpha.detach()[:8].max() < 0
+
+
 def test_intervals_and_table():
     rows = torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).exp()
     for mine, theirs in zip(my_heads.bootstrap(rows), ht.bootstrap(rows), strict=True):
@@ -116,6 +159,47 @@ def test_intervals_and_table():
     assert [line[:3] for line in lines] == [("encoder", 1, h) for h in rows.mean(0).argsort(descending=True).tolist()]
     with pytest.raises(ValueError, match="five examples or more, got 4"):
         my_heads.bootstrap(rows[:4])
+
+
+def test_stories_score_as_the_taxonomy_does():
+    model, tokenizer = ht.load()
+    test, other = (ht.corpus("organism", split, limit=30) for split in ("test", "validation"))
+    frame = ht.taxonomy(model, tokenizer, test, other, kinds="encoder", roles=["positional", "syntactic"])
+    frame = frame.sort_values(["layer", "head"]).set_index("role")
+    batch, word = ht.align(tokenizer, test)
+    with torch.no_grad(), my_heads.record(model) as seen:
+        model.get_encoder()(**batch)
+    maps = torch.stack([seen["encoder", layer].maps for layer in range(6)], 1)
+    attended = maps.masked_fill((word < 0)[:, None, None, None], -1).argmax(-1)
+    pairs = {
+        "offset -1": [my_heads.offset_pairs(some, -1) for some in (test, other)],
+        "obj down": [my_heads.relation_pairs(some, "obj", "down") for some in (test, other)],
+        "det up": [my_heads.relation_pairs(some, "det", "up") for some in (test, other)],
+    }
+    for role, (scored, fitted) in pairs.items():
+        found = my_heads.hits(attended, scored)
+        assert found.float().mean(0).flatten().tolist() == pytest.approx(frame.score[role].tolist(), abs=1e-6)
+        rows = my_heads.sentence_rows(found, scored)
+        torch.testing.assert_close(rows.mean(0), found.double().mean(0))
+        if role != "offset -1":
+            share = my_heads.best_offset(fitted, scored)[1]
+            assert share == pytest.approx(frame.baseline[role].iloc[0], abs=1e-6)
+
+
+def test_what_two_heads_cost_together():
+    model, batches = labelled("marian")
+    a, b = ("encoder", 0, 1), ("cross", 1, 0)
+
+    def cost(heads):
+        off = {(kind, layer): [head] for kind, layer, head in heads}
+        with torch.no_grad(), my_heads.switch_off(model, off):
+            return torch.cat([my_heads.loss(model, batch) for batch in batches])
+
+    with untouched(model):
+        theirs = ht.interaction(model, batches, [(a, b)], progress=False).iloc[0]
+        mine = my_heads.pair_cost(cost, a, b).mean(0)
+    for value, name in zip(mine, ("delta_a", "delta_b", "delta_ab", "interaction"), strict=True):
+        assert value.item() == pytest.approx(theirs[name], abs=5e-6)
 
 
 def test_a_curve():
@@ -127,6 +211,89 @@ def test_a_curve():
     assert curve == {0: my_heads.loss(model, batches[0]).mean().item(), 2: without}
 
 
+def test_an_order_that_is_scored_again():
+    model, batches = labelled("marian")
+
+    def mine():
+        return {key: rows.abs().mean(0) for key, rows in my_heads.gradient(model, batches).items()}
+
+    heads = [(*key, head) for key, site in my_heads.sites(model).items() for head in range(site.heads)]
+    theirs = ht.greedy_order(model, lambda model: ht.gradient(model, batches), step=3)
+    assert my_heads.greedy_order(model, heads, mine, 3) == theirs
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "opt", "whisper"])
+def test_a_layer_without_some_heads(name):
+    model, batch = zoo_model(name)
+    smaller, key = copy.deepcopy(model), next(iter(my_heads.sites(model)))
+    place = next(n for n, module in model.named_modules() if module is my_heads.sites(model)[key].module)
+    attention = my_heads.slice_layer(model.get_submodule(place), [1])
+    ht.prune(smaller, {key: [1]})
+    theirs = smaller.get_submodule(place)
+    for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        for weight in ("weight", "bias"):
+            a, b = getattr(getattr(attention, part), weight), getattr(getattr(theirs, part), weight)
+            assert a is b is None or torch.equal(a, b), (part, weight)
+    with torch.no_grad(), my_heads.switch_off(model, {key: [1]}):
+        expected = model(**batch)[0]
+    model.set_submodule(place, attention)
+    with untouched(model), torch.no_grad():
+        torch.testing.assert_close(model(**batch)[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_draws_that_keep_the_layers():
+    role = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 1], [1, 1, 0, 0]]).bool()
+    kept = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]).bool()
+    counts = my_heads.survivors_null(role, kept, 20_000)
+    assert counts.shape == (20_000,)
+    assert set(counts.tolist()) == {1, 2, 3}
+    torch.testing.assert_close(counts.mean().item(), 2 * 3 / 4 + 1 / 4, atol=0.02, rtol=0)
+    torch.testing.assert_close((counts == 3).double().mean().item(), 1 / 2 * 1 / 4, atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("labels", [2, 4])
+def test_erasers(labels):
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(labels, (300,), generator=draw)
+    x = torch.randn(300, 8, generator=draw) @ torch.randn(8, 8, generator=draw)
+    x += torch.randn(labels, 8, generator=draw)[y]
+    mine, theirs = my_heads.eraser(x, y), erasure(x, list(map(str, y.tolist())))
+    torch.testing.assert_close(mine(x), theirs(x), atol=1e-4, rtol=0)
+    means = torch.stack([mine(x)[y == label].mean(0) for label in range(labels)])
+    torch.testing.assert_close(means, x.mean(0).expand_as(means), atol=1e-4, rtol=0)
+    names, left = y[200:], my_heads.probe(torch.cat([mine(x), mine(x)[:100]]), torch.cat([y, y[:100]]), 300)
+    assert left.double().mean() <= (names == y.mode().values).double().mean() + 0.2  # on words that it was fitted to
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_erased_heads(name):
+    model, batches = labelled(name)
+    key, site = next(iter(my_heads.sites(model).items()))
+    x, y = torch.randn(60, my_heads.weights(site)[2].shape[-1]), torch.arange(60) % 2
+    theirs = {(*key, head): erasure(x + head, list(map(str, y.tolist()))) for head in (0, 1)}
+    mine = {(*key, head): my_heads.eraser(x + head, y) for head in (0, 1)}
+    with untouched(model), torch.no_grad():
+        with erased(model, theirs):
+            expected = model(**batches[0]).logits
+        with my_heads.erase(model, mine):
+            found = model(**batches[0]).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_probes_and_their_control():
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(3, (500,), generator=draw)
+    x = torch.randn(500, 6, generator=draw) + 1.5 * torch.randn(3, 6, generator=draw)[y]
+    predicted = fit_and_predict("logistic", x[None], y, torch.arange(300) % 3, [1.0])[0]
+    assert (my_heads.probe(x, y, 300, steps=300) == (predicted == y[300:])).double().mean() > 0.98
+    words, maps = [["a", "b", "c"]] * 50, [torch.eye(3).roll(1, 0)] * 50
+    found = my_heads.control_labels(words, maps, y[:150], seed=2)
+    read = ["c", "a", "b"] * 50  # the word that each one looks at
+    theirs = control(read, list(map(str, y[:150].tolist())), 150)
+    for labels in (found.tolist(), theirs):  # both have one label for each word that is read
+        assert len(set(zip(read, labels, strict=True))) == len(set(read))
+
+
 def test_training_mode_and_models_without_an_interface_are_refused():
     model, _ = zoo_model("bert")
     with pytest.raises(ValueError, match=r"call model.eval\(\) first"), my_heads.record(model.train()):
@@ -134,3 +301,213 @@ def test_training_mode_and_models_without_an_interface_are_refused():
     model.eval()
     with pytest.raises(ValueError, match="no layer that calls transformers' AttentionInterface"):
         my_heads.sites(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
+def test_what_heads_write_of_a_difference(name):
+    model, batch = zoo_model(name)
+    batch = {"input_ids": batch["input_ids"]}  # no padding: the last token is the last one
+    norm = model.transformer.ln_f if name == "gpt2" else model.model.norm
+    right, wrong = torch.tensor([3, 5, 4, 6])[: len(batch["input_ids"])], torch.tensor([7, 2, 2, 3])
+    wrong = wrong[: len(right)]
+    with untouched(model):
+        mine = my_heads.direct_logit(model, norm, batch, right, wrong)
+        theirs = [ht.direct_logit_attribution(model, batch, words).heads for words in (right, wrong)]
+    same(mine, {key: value - theirs[1][key] for key, value in theirs[0].items()}, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "number", "theirs"),
+    [("epsilon", 0.1, {"linear": "epsilon", "epsilon": 0.1})]
+    + [("alpha-beta", alpha, {"linear": "alphabeta", "alpha": alpha}) for alpha in (1.0, 0.5, 2.0)],
+)
+def test_a_layer_that_shares(rule, number, theirs):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(6, 4).requires_grad_(False)
+    x, start = torch.randn(5, 6, requires_grad=True), torch.randn(5, 4)
+    bias = layer.bias.clone().requires_grad_()
+    mine = torch.autograd.grad(my_heads.Share.apply(x, layer.weight, bias, rule, number), [x, bias], start)
+    with ht.rules(ht.Rules(**theirs)) as propagation:
+        y = layer(x)
+    for found, expected in zip(mine, torch.autograd.grad(y, [x, *propagation.constants], start), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rules", ["cp", "attnlrp"])
+def test_relevance_through_one_head(rules):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(n, 8, requires_grad=True) for n in (4, 6, 6))
+    with ht.rules(rules):
+        z = (q @ k.T / 8**0.5).softmax(-1) @ v
+    relevance = torch.rand(4, 8)
+    found = torch.autograd.grad(z, (q, k, v), relevance / z.detach(), allow_unused=True)
+    mine = my_heads.attention_rule(q.detach(), k.detach(), v.detach(), relevance, fixed=rules == "cp")
+    for part, g, own in zip((q, k, v), found, mine, strict=True):
+        torch.testing.assert_close(own, part.detach() * (0 if g is None else g), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "marian"])
+def test_a_patch_at_some_positions(name):
+    model, batches = labelled(name)
+    key = next(iter(my_heads.sites(model)))
+    with torch.no_grad(), ht.record(model, want="z") as other:
+        model(**{name: value.flip(0) for name, value in batches[0].items()})
+    where = torch.rand(batches[0]["input_ids"].shape, generator=torch.Generator().manual_seed(0)) > 0.5
+    with untouched(model), torch.no_grad():
+        with my_heads.patch(model, {key: [0, 1]}, other, where):
+            found = model(**batches[0]).logits
+        with ht.patch(model, {key: [0, 1]}, other, positions=where):
+            assert torch.equal(found, model(**batches[0]).logits)
+        assert not torch.equal(found, model(**batches[0]).logits)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_direction_that_is_not_written(name):
+    model, _ = zoo_model(name)
+    key, site = list(my_heads.sites(model).items())[-1]
+    before = my_heads.weights(site)[3].detach().clone()  # (H, W, D)
+    directions = torch.randn(2, before.shape[-1], generator=torch.Generator().manual_seed(0))
+    with untouched(model), my_heads.remove_direction(model, (*key, 1), directions):
+        mine = my_heads.weights(site)[3].detach().clone()
+    with ht.edit(model, (*key, 1), remove=directions):
+        torch.testing.assert_close(mine, my_heads.weights(site)[3].detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(mine[1] @ directions.T, torch.zeros(before.shape[1], 2), rtol=0, atol=1e-5)
+    others = [h for h in range(site.heads) if h != 1]
+    assert torch.equal(mine[others], before[others])
+    with pytest.raises(RuntimeError, match="stop"), my_heads.remove_direction(model, (*key, 1), directions):
+        raise RuntimeError("stop")
+    assert torch.equal(my_heads.weights(site)[3], before)
+
+
+def test_a_logit_difference():
+    logits = torch.randn(3, 4, 7, generator=torch.Generator().manual_seed(0))
+    position, right, wrong = torch.tensor([0, 3, 1]), torch.tensor([1, 2, 6]), torch.tensor([4, 0, 5])
+    by_hand = [logits[b, position[b], right[b]] - logits[b, position[b], wrong[b]] for b in range(3)]
+    assert torch.equal(my_heads.logit_difference(logits, position, right, wrong), torch.stack(by_hand))
+    shifted = my_heads.logit_difference(logits + 5, position, right, wrong)
+    torch.testing.assert_close(shifted, torch.stack(by_hand))
+
+
+def test_a_report_has_the_package_s_numbers():
+    model, batches = labelled("gpt2")
+    batches *= 3  # an interval needs five examples
+    text = ht.repeated_tokens(model, n=5, length=4)
+    roles = {"induction": ([text], lambda maps: my_heads.induction_score(maps, 4))}
+    with untouched(model):
+        lines = {(line["kind"], line["layer"], line["head"]): line for line in my_heads.report(model, batches, roles)}
+        scores = ht.induction_scores(model, n=5, length=4)
+        tables = {"importance": ht.gradient(model, batches), "cost": ht.ablation(model, batches, progress=False)}
+    for name, theirs in tables.items():
+        for key, rows in theirs.rows.items():
+            for head, (mean, ends) in enumerate(zip(rows.mean(0), zip(*ht.bootstrap(rows), strict=True), strict=True)):
+                line = lines[(*key, head)]
+                found = torch.tensor([line[name], line[f"{name} low"], line[f"{name} high"]])
+                torch.testing.assert_close(found, torch.tensor([mean, *ends]).float(), rtol=0, atol=1e-5)
+    for row in scores[scores.role == "induction (TransformerLens)"].itertuples():
+        line = lines[row.kind, row.layer, row.head]
+        assert line["induction"] == pytest.approx(row.score, abs=1e-6)
+        assert line["induction even"] == pytest.approx(row.chance, abs=1e-6)
+        assert line["induction gain low"] == pytest.approx(row.low - row.chance, abs=1e-5)
+    assert list(lines) == sorted(lines, key=lambda head: -lines[head]["cost"])
+
+
+def test_an_honest_choice():
+    chosen = {("encoder", 0): torch.tensor([[1.0, 9.0]] * 5), ("cross", 1): torch.tensor([[2.0]] * 5)}
+    measured = {key: rows.flip(0) - torch.arange(5.0)[:, None] for key, rows in chosen.items()}
+    found = my_heads.honest_choice(chosen, measured)
+    assert (found["head"], found["promised"], found["score"], found["any"]) == (("encoder", 0, 1), 9.0, 7.0, 2.0)
+    low, high = ht.bootstrap(measured["encoder", 0][:, 1])
+    assert (found["low"], found["high"]) == pytest.approx((low.item(), high.item()), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_a_slope_that_sees_behind_sharp_maps(name):
+    model, batches = labelled(name)
+    model.set_attn_implementation("eager")  # which calls a softmax that can be replaced
+    theirs = ht.gradient(model, batches, signed=True, softmax="secant").rows
+    with untouched(model):
+        same(my_heads.saturation_proof_gradient(model, batches), theirs, 5e-6)
+
+
+def test_a_written_head_that_no_slope_sees():
+    model = WrittenModel(layers=2)
+    write_induction(model, gain=100.0)
+    ids = torch.tensor([[0, 5, 3, 7, 5, 3, 7], [0, 9, 2, 4, 9, 2, 4]])
+    batch = {"input_ids": ids, "labels": ids.where(torch.arange(7) > 4, -100)}
+    plain, secant = my_heads.gradient(model, [batch]), my_heads.saturation_proof_gradient(model, [batch])
+    theirs = ht.gradient(model, batch, signed=True, softmax="secant").rows
+    same(secant, theirs, 1e-6)
+    assert plain["decoder", 0][:, 0].abs().max() < 1e-6 < 1e-2 < secant["decoder", 0][:, 0].abs().min()
+    assert (my_heads.ablation(model, [batch])["decoder", 0][:, 0] > 1).all()
+
+
+def test_how_far_a_run_moves():
+    model, batches = labelled("marian")
+    run, other = batches[0], {name: value.roll(1, 0) for name, value in batches[0].items()}
+
+    def measure(logits):
+        return logits[:, 0, 3] - logits[:, 0, 5]
+
+    heads = {("encoder", 0): [1]}
+    with torch.no_grad(), ht.record(model, want="z") as source:
+        model(**other)
+    with torch.no_grad(), ht.patch(model, heads, source):
+        now = measure(model(**run).logits)
+    with torch.no_grad():
+        here, there = (measure(model(**batch).logits) for batch in (run, other))
+    found = my_heads.moved(model, run, other, heads, measure)
+    torch.testing.assert_close(found, (now - here) / (there - here), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(my_heads.moved(model, run, other, {}, measure), torch.zeros(len(now)))
+
+
+def test_a_fact_that_is_rewritten():
+    draw = torch.Generator().manual_seed(0)
+    x, k, r = (torch.randn(*shape, generator=draw).double() for shape in ((50, 6), (6,), (3,)))
+    C = x.T @ x / len(x)
+    change = my_heads.rewrite(k, r, C)
+    torch.testing.assert_close(k @ change, r)
+    torch.testing.assert_close(my_heads.rewrite(k, r, torch.eye(6).double()), torch.outer(k, r) / (k @ k))
+    away = torch.eye(6) - torch.outer(k, k) / (k @ k)  # what may be added without a change at k
+    for _ in range(50):
+        other = change + 0.1 * away @ torch.randn(6, 3, generator=draw).double()
+        assert (x @ other).norm() > (x @ change).norm()
+
+
+def test_what_is_hidden_from_all_paths_is_off_for_the_next_layer():
+    model = ToyDecoder(layers=2, heads=4, width=16, symbols=8, length=12, seed=3)
+    ids = torch.randint(8, (3, 12), generator=torch.Generator().manual_seed(0))
+    with untouched(model), torch.no_grad():
+        with ht.record(model, want=("maps", "z")) as plain:
+            model(ids)
+        with ht.ablate(model, {("decoder", 0): [0, 2]}), ht.record(model, want=("maps", "z")) as off:
+            model(ids)
+        q, k, v = (my_heads.hide_from(model, [0, 2], range(4), path) for path in "qkv")
+        with q, k, v, ht.record(model, want=("maps", "z")) as hidden:
+            model(ids)
+        with my_heads.hide_from(model, [0, 2], [1], "v"), ht.record(model, want=("maps", "z")) as values:
+            model(ids)
+    for quantity in ("maps", "z"):
+        theirs, mine = (getattr(seen["decoder", 1], quantity) for seen in (off, hidden))
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+    assert torch.equal(hidden["decoder", 0].z, plain["decoder", 0].z)
+    changed = (values["decoder", 1].z != plain["decoder", 1].z).any(-1).any(0).any(0)
+    assert changed.tolist() == [False, True, False, False]
+    assert torch.equal(values["decoder", 1].maps, plain["decoder", 1].maps)
+
+
+def test_a_written_head_looks_back_for_the_package_as_well():
+    model = ToyDecoder(layers=2, heads=4, width=32, symbols=8, length=12, seed=3)
+    ids = torch.randint(8, (3, 12), generator=torch.Generator().manual_seed(0))
+    omega = 2 * torch.pi * torch.tensor([1, 2, 3, 5]) / 12
+    my_heads.write_head(model, 2, omega, 1)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    my_heads.write_head(model, 2, omega, 1)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    with torch.no_grad(), ht.record(model, want=("maps", "z")) as seen:
+        model(ids)
+    assert previous_token(seen["decoder", 0].maps)[:, 2].min() > 0.999
+    note = ht.contributions(ht.sites(model)["decoder", 0], seen["decoder", 0].z)[:, 1:, 2]
+    read = model.norms[0](model.symbol(ids))[:, :-1, 8:16]
+    torch.testing.assert_close(note[..., 16:24], read, rtol=0, atol=1e-2)
+    assert not note[..., :16].any()
+    assert not note[..., 24:].any()

@@ -32,15 +32,21 @@ def test_every_lesson_has_a_card_with_a_picture_of_its_own(cards):
     from PIL import Image
 
     found, folder = cards
-    assert [card.number for card in found] == [f"{n:02}" for n in range(12)]
+    assert [card.number for card in found] == [f"{n:02}" for n in range(13)]
     pictures = {(folder / f"{card.number}.png").read_bytes() for card in found}
-    assert len(pictures) == 12
+    assert len(pictures) == 13
     for card in found:
         with Image.open(folder / f"{card.number}.png") as image:
             assert image.size == card.size
             assert len(image.getcolors(10**6)) > 20, f"the picture of {card.number} is nearly empty"
         assert card.question.endswith("?")
         assert card.difficulty in (1, 2, 3)
+
+
+def test_where_a_lesson_was_leads_to_where_it_is(root):
+    lessons = {path.stem for path in (root / "notebooks").glob("[0-9][0-9]_*.ipynb")}
+    assert set(make_site.MOVED.values()) <= lessons
+    assert not make_site.MOVED.keys() & lessons
 
 
 def test_minutes_are_those_of_the_lessons(cards, root):
@@ -202,7 +208,7 @@ def test_the_first_page_is_whole(first):
     (first / "_static" / "favicon.svg").touch()  # Sphinx copies it
     assert len(own) > 15
     assert not [name for name in own if not (first / name).is_file()]
-    assert page.count('class="card lesson"') == 12
+    assert page.count('class="card lesson"') == 13
     assert 'property="og:image" content="https://' in page
     for far in re.findall(r'(?:src|href)="(https?://[^"]+)"', page):
         assert re.search(r"github\.com|mybinder\.org|colab\.research", far), far

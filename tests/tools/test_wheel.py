@@ -75,7 +75,7 @@ def test_a_snapshot_is_missing_in_words_until_it_is_in_the_cache(installed, tmp_
 
 
 def test_every_way_to_the_course_installs_from_a_clone(root):
-    """So that learners have the snapshots: the project of lesson 11 uses them."""
+    """So that learners have the snapshots: the project of lesson 12 uses them."""
     page = (root / "notebooks/installing.md").read_text("utf-8")
     texts = {name: (root / name).read_text("utf-8") for name in ("tools/environment.sh", "binder/postBuild")}
     for title in ("With conda", "Without installing"):

@@ -1,169 +1,144 @@
-"""Exercises of lesson 04: a probe's gradient, control labels, a direction removed, syntactic heads from maps."""
+"""Exercises of lesson 04: words without grammar, what two heads cost together, sentences that tell rules apart."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from headtools.course.exercises.exercise import Exercise, Hint, article, call, expect, same, show, tensor
+from headtools.course.exercises.exercise import Exercise, Hint, NotTried, article, call, expect, tensor
+
+_WORDS = ["the", "old", "dog", "chased", "a", "cat", "today"]
+_VOCABULARY = ["sea", "ran", "green", "under", "she", "lamp", "near", "two", "boat", "slept"]
 
 
-def _gradient(answer: Any) -> None:
-    """gradient(X, Y, W): X (n, d), Y (n, c) one-hot, W (d, c) -> the gradient of the mean cross-entropy, (d, c)."""
-    draw = torch.Generator().manual_seed(0)
-    for n, d, c in ((3, 2, 2), (5, 4, 3)):
-        x = torch.randint(-2, 3, (n, d), generator=draw).float()
-        w = torch.randint(-1, 2, (d, c), generator=draw).float()
-        y = torch.eye(c)[torch.arange(n) % c]
-        given = {"X": x, "Y": y, "W": w}
-        got = tensor(call(answer, **given), (d, c), "(d, c)", given)
-        p = (x @ w).softmax(-1)
-        want = x.T @ (p - y) / n
-        rule = "Multiply each word's error, P - Y, with its input, and take the mean over the words."
-        mistakes = {
-            "This is the gradient of the sum over words. The loss is their mean.": x.T @ (p - y),
-            "The sign is turned round: this way the loop would climb. The error is what the probe says minus what "
-            "it should say.": -want,
-            "Turned round, and summed over words: the error is P - Y, and the loss is a mean.": x.T @ (y - p),
-            "These are scores minus labels. Turn the scores of each word into probabilities first.": (
-                x.T @ (x @ w - y) / n
-            ),
-            "The probabilities were normalised over the words. Each word has a distribution over the labels.": (
-                x.T @ ((x @ w).softmax(0) - y) / n
-            ),
-            "This is the input times what the probe says. Subtract what it should say.": x.T @ p / n,
-            "The mean was taken over the labels as well: divide by the number of words alone.": want / c,
-        }
-        expect(got, want, mistakes, rule, given)
+def _swap(answer: Any) -> None:
+    """swap_words(words, how, vocabulary, draw): as many words, without the grammar of the sentence."""
+
+    def run(how: str, seed: int) -> list[str]:
+        words = list(_WORDS)
+        result = _drawn(answer, words, how, list(_VOCABULARY), random.Random(seed))
+        if words != _WORDS:
+            raise Hint("Your function changes the list that it is given. Work on a copy: the sentence is needed again.")
+        if isinstance(result, str) or not isinstance(result, list | tuple):
+            raise Hint(f'A list of words is asked for, this is {article(result)}, for how = "{how}".')
+        if len(result) != len(_WORDS):
+            raise Hint(f'Of {len(_WORDS)} words you return {len(result)}, for how = "{how}": {list(result)}.')
+        return list(result)
+
+    for how in ("shuffled", "random", "repeated"):
+        drawn = [run(how, seed) for seed in range(8)]
+        shown = f'\nSee it for words = {_WORDS} and how = "{how}", where you give {drawn[0]}.'
+        if len({tuple(words) for words in drawn}) == 1:
+            same = "This is the sentence itself." if drawn[0] == _WORDS else "Each call gives the same words."
+            raise Hint(f"{same} Let `draw` decide; how, hint 2 says.{shown}")
+        if run(how, 3) != drawn[3]:
+            raise Hint(f"The same seed gives other words each time. Draw with `draw` only, not with random.{shown}")
+        if how == "shuffled" and any(Counter(words) != Counter(_WORDS) for words in drawn):
+            raise Hint(f"These are not the words of the sentence. Keep each once, in another order.{shown}")
+        if how == "random":
+            if any(word not in _VOCABULARY for words in drawn for word in words):
+                raise Hint(f"Random words come from the vocabulary, not from the sentence.{shown}")
+            if all(len(set(words)) == 1 for words in drawn):
+                raise Hint(f"One word is drawn for all places. Draw for each place anew.{shown}")
+        if how == "repeated":
+            if any(len(set(words)) > 1 for words in drawn):
+                raise Hint(f"Repeated is one word, as often as the sentence has words.{shown}")
+            if any(words[0] not in _WORDS for words in drawn):
+                raise Hint(f"The word that is repeated is one of the sentence's own.{shown}")
 
 
-def _control(answer: Any) -> str | None:
-    """control_labels(words, labels): one random label for each word type, as frequent as among the labels."""
-    few = {"words": ["dog", "the", "cat", "the", "dog"], "labels": ["NOUN", "DET", "NOUN", "DET", "NOUN"]}
-    _listed(call(answer, **few), few)
-    many = {"words": [f"w{i % 2000}" for i in range(6000)], "labels": ["a" if i % 5 else "b" for i in range(6000)]}
-    first = _listed(call(answer, **many), many)
-    by_word: dict[str, set] = {}
-    for word, label in zip(many["words"], first, strict=True):
-        by_word.setdefault(word, set()).add(label)
-    split = next((word for word, tags in by_word.items() if len(tags) > 1), None)
-    if split is not None:
-        return (
-            f"The word {split!r} has several labels: {sorted(by_word[split])}. A control label belongs to the word "
-            "type: draw once for each different word, and give it wherever the word stands."
+def _drawn(answer: Any, *given: Any) -> Any:
+    return call(answer, **dict(zip(("words", "how", "vocabulary", "draw"), given, strict=True)))
+
+
+def _pair(answer: Any) -> None:
+    """pair_cost(cost, a, b): rows (n, 4), without a, without b, without both, and beyond the sum of the two."""
+    a, b = ("encoder", 0, 1), ("encoder", 3, 2)
+    base = torch.tensor([0.5, 0.0, 0.25])
+    of = {
+        (): base,
+        (a,): base + torch.tensor([0.25, 0.0, 0.0]),
+        (b,): base + torch.tensor([0.0, 0.5, 0.0]),
+        (a, b): base + torch.tensor([2.0, 0.5, 1.0]),
+    }
+
+    def cost(heads: Any) -> torch.Tensor:
+        known = of.get(tuple(tuple(head) for head in sorted(heads)))
+        if known is None:
+            raise Hint(f"cost takes a list of heads, [], [a], [b] or [a, b]; you ask for {heads!r}.")
+        return known.clone()
+
+    given = {"cost": cost, "a": a, "b": b}
+    mistakes = {
+        (4,): "This is a mean over examples. Keep a row for each: an interval needs them.",
+        (4, 3): "The axes are exchanged: one row for each example, four numbers in it.",
+        (3, 3): "There are three columns; the fourth is what both cost beyond the sum of the two.",
+    }
+    shown = {"cost of no head": base, "of [a]": of[a,], "of [b]": of[b,], "of [a, b]": of[a, b]}
+    got = tensor(call(answer, **given), (3, 4), "(example, 4)", shown, mistakes)
+    without = [(of[heads] - base).double() for heads in ((a,), (b,), (a, b))]
+    raw = [of[heads].double() for heads in ((a,), (b,), (a, b))]
+    want = torch.stack([*without, without[2] - without[0] - without[1]], -1)
+    known = {
+        "Subtract what is wrong with all heads on: a cost is a rise.": torch.stack(
+            [*raw, raw[2] - raw[0] - raw[1]], -1
+        ),
+        "The rises are right. In the fourth the base is subtracted twice: take the rises, both - a - b.": torch.stack(
+            [*without, raw[2] - raw[0] - raw[1]], -1
+        ),
+        "The signs are turned: a cost is what is lost, without the head minus with it.": -want,
+        "The fourth has its sign turned: above 0 where both cost more than their sum.": torch.stack(
+            [*without, without[0] + without[1] - without[2]], -1
+        ),
+        "The fourth is what both cost; take off what each costs alone.": torch.stack([*without, without[2]], -1),
+    }
+    expect(got, want, known, "Four runs: no head off, a off, b off, both off. Each minus the first.", shown)
+
+
+def _frames(answer: Any) -> None:
+    """counterfactual(frames, slots, n, seed): {frame: [words, ...]} that differ in the frame alone."""
+    frames = {"near": "the {who} saw the {what} .", "apart": "the {who} with the {rival} saw the {what} ."}
+    slots = {"who": ["sailor", "queen", "cook"], "what": ["box", "rope", "lamp"], "rival": ["box", "rope", "lamp"]}
+    result = call(answer, frames=dict(frames), slots={k: list(v) for k, v in slots.items()}, n=12, seed=0)
+    if not isinstance(result, Mapping) or set(result) != set(frames):
+        raise Hint(
+            f"A dict is asked for with an entry for each frame, {' and '.join(frames)}; this is {article(result)}."
         )
-    if first == many["labels"]:
-        return "These are the task's own labels. The control task must have nothing to do with them: draw at random."
-    if len(set(first)) == 1:
-        return "Every word has the same label, so the control task could be solved without any reading."
-    share = Counter(next(iter(tags)) for tags in by_word.values())["b"] / len(by_word)
-    if abs(share - 0.2) > 0.06:
-        return (
-            f"One label in five is 'b', but {share:.0%} of the words drew it. The control task should be as hard to "
-            "guess as the real one: draw each label as often as it occurs."
-        )
-    if sum(a == b for a, b in zip(first, many["labels"], strict=True)) > 0.8 * len(first):  # chance is 0.68
-        return "The labels follow those of the task. Draw them without looking at which word has which."
-    return None
+    if not any(result.values()):
+        raise NotTried
+    for name, sentences in result.items():
+        if len(sentences) != 12:
+            raise Hint(f'{len(sentences)} sentences for the frame "{name}"; n = 12 are asked for.')
+        if any(isinstance(sentence, str) for sentence in sentences):
+            raise Hint(f"A sentence is a list of words: split it. Yours is {sentences[0]!r}.")
+        if any("{" in word for sentence in sentences for word in sentence):
+            raise Hint(f"A gap is not filled: {' '.join(sentences[0])}")
+    near, apart = ([list(sentence) for sentence in result[name]] for name in frames)
+    if near == near[:1] * 12:
+        raise Hint("All sentences are the same. Make the random generator once, before the loop, not in it.")
+    for one, two in zip(near, apart, strict=True):
+        shown = f"\nSee it for {' '.join(one)!r} and {' '.join(two)!r}."
+        if (one[1], one[4]) != (two[1], two[7]):
+            raise Hint(f"The frames have other words: draw once for a sentence, then fill all frames with it.{shown}")
+        if two[7] == two[4]:
+            raise Hint(f"One word fills two gaps of a sentence: choose among those that are not taken.{shown}")
+    rivals = {sentence[4] for sentence in apart}
+    if len(rivals) < 2 or len({sentence[1] for sentence in near}) < 2:
+        raise Hint(f"A gap has the same word in every sentence.{shown}")
+    again = call(answer, frames=dict(frames), slots={k: list(v) for k, v in slots.items()}, n=12, seed=0)
+    other = call(answer, frames=dict(frames), slots={k: list(v) for k, v in slots.items()}, n=12, seed=1)
+    if again != result:
+        raise Hint("Called twice with the same seed it gives other sentences: random.Random(seed) is the generator.")
+    if other == result:
+        raise Hint("Another seed gives the same sentences: random.Random(seed) is the generator.")
 
-
-def _listed(result: Any, given: dict[str, list]) -> list:
-    """The result as a list with one known label a word; raises Hint for anything else."""
-    if isinstance(result, str) or not (isinstance(result, Sequence) or hasattr(result, "tolist")):
-        raise Hint(f"A list of labels is asked for, this is {article(result)}.")
-    got = result.tolist() if hasattr(result, "tolist") else list(result)
-    shown = f"\nSee it for {show(given)}" if len(given["words"]) < 10 else ""
-    if len(got) != len(given["words"]):
-        raise Hint(f"{len(got)} labels came for {len(given['words'])} words; needed: one for each.{shown}")
-    odd = [label for label in got if label not in given["labels"]]
-    if odd:
-        raise Hint(f"{odd[0]!r} is none of the task's labels. Draw among those that occur.{shown}")
-    return got
-
-
-def _remove(answer: Any) -> None:
-    """remove(z, v): z (n, d) without its component along v (d,), which may have any length."""
-    draw = torch.Generator().manual_seed(0)
-    for n, d in ((2, 2), (4, 3)):
-        z = torch.randint(-3, 4, (n, d), generator=draw).float()
-        v = torch.tensor([2.0, 0.0] if d == 2 else [1.0, -2.0, 2.0])
-        given = {"z": z, "v": v}
-        got = tensor(call(answer, **given), (n, d), "(n, d)", given)
-        unit = v / v.norm()
-        along = z @ unit
-        want = z - along[:, None] * unit
-        rest = (got @ v.double()).abs().max()
-        rule = (
-            f"Along v there is still up to {rest / v.norm():.2f} left; there should be nothing."
-            if not same(rest, torch.tensor(0.0))
-            else "Nothing is left along v, but something else changed too. Across v, nothing should change."
-        )
-        mistakes = {
-            "This is the part along v, the part to take away. What is left when it is gone?": along[:, None] * unit,
-            "v is not of length 1, and it comes in twice: divide by its squared length.": z - (z @ v)[:, None] * v,
-            "v comes in twice, so divide by its length twice: by its squared length.": (
-                z - (z @ v)[:, None] * v / v.norm()
-            ),
-            "Every vector lost the whole of v. Each should lose its own component: how far it reaches along v.": (
-                z - v
-            ),
-            "Every vector lost v at length 1. Each should lose its own component: how far it reaches along v.": (
-                z - unit
-            ),
-            "Added instead of taken away: now there is twice as much along v.": z + along[:, None] * unit,
-            "Nothing was taken away.": z,
-        }
-        expect(got, want, mistakes, rule, given)
-
-
-def _attach(answer: Any) -> None:
-    """attach(maps, down, up): maps (K, n, n) query by key, weights (K,) each -> for each word its head, (n,)."""
-    for maps, down, up in (tuple(map(torch.tensor, case)) for case in _TREES):
-        n = maps.shape[1]
-        given = {"maps": maps, "down": down, "up": up}
-        got = tensor(call(answer, **given), (n,), "(word,)", given)
-        scores = torch.einsum("k,kij->ij", down, maps) + torch.einsum("k,kji->ij", up, maps)  # (candidate, word)
-        swapped = scores.T
-        self_only = scores.masked_fill(torch.eye(n, dtype=torch.bool), -torch.inf)
-        mistakes = {
-            "A word is its own head here. Leave out the diagonal before you choose.": scores.argmax(0),
-            "down and up are exchanged, or the best was taken along the wrong axis. maps[k, i, j] is how much i looks "
-            "at j: for candidate i and word j, that is a look down.": (
-                swapped.masked_fill(torch.eye(n, dtype=torch.bool), -torch.inf).argmax(0)
-            ),
-            "Only the looks down are used. The looks up are maps[k, j, i].": (
-                torch.einsum("k,kij->ij", down, maps).fill_diagonal_(-torch.inf).argmax(0)
-            ),
-            "Only the looks up are used. The looks down are maps[k, i, j].": (
-                torch.einsum("k,kji->ij", up, maps).fill_diagonal_(-torch.inf).argmax(0)
-            ),
-            "This takes the worst candidate, not the best.": (
-                scores.masked_fill(torch.eye(n, dtype=torch.bool), torch.inf).argmin(0)
-            ),
-        }
-        rule = "For word j take the i with the greatest sum of down[k] maps[k, i, j] + up[k] maps[k, j, i]."
-        expect(got, self_only.argmax(0), mistakes, rule, given)
-
-
-# Maps and weights for which each known mistake gives another answer.
-_TREES = (
-    ([[[0.6, 0.3, 0.1], [0.0, 0.1, 0.9], [0.1, 0.0, 0.9]]], [1.1], [2.4]),
-    (
-        [
-            [[0.0, 0.0, 0.6, 0.4], [0.8, 0.0, 0.0, 0.2], [0.9, 0.0, 0.1, 0.0], [0.0, 0.0, 0.8, 0.2]],
-            [[0.2, 0.2, 0.2, 0.4], [0.1, 0.7, 0.0, 0.2], [0.8, 0.0, 0.2, 0.0], [0.0, 0.2, 0.0, 0.8]],
-        ],
-        [2.7, 1.1],
-        [1.1, 2.9],
-    ),
-)
 
 EXERCISES = (
-    Exercise("04.gradient", "the gradient of a probe", _gradient),
-    Exercise("04.control", "labels of a control task", _control),
-    Exercise("04.remove", "remove a direction", _remove),
-    Exercise("04.attach", "syntactic heads from maps", _attach),
+    Exercise("04.swap", "words without their grammar", _swap, "swap_words"),
+    Exercise("04.pair", "what two heads cost together", _pair, "pair_cost"),
+    Exercise("04.frames", "sentences that tell rules apart", _frames, "counterfactual"),
 )

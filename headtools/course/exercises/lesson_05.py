@@ -1,101 +1,377 @@
-"""Exercises of lesson 05: the induction score, its chance level, and where a curve jumps."""
+"""Exercises of lesson 05: a linear probe, a control task for what a head reads, an eraser, and erasing in a model."""
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from headtools.course.exercises.exercise import Exercise, call, expect, expect_number, number, show, tensor
+import headtools as ht
+from headtools.course.exercises.exercise import Exercise, Hint, article, call, same, show, tensor
+from headtools.course.exercises.lesson_00 import entered, outputs, tiny_translator
 
+# --- a probe ----------------------------------------------------------------------------------------------------------
 
-def _induction(answer: Any) -> None:
-    """induction_score(maps, length): maps (head, query, key) over a segment twice -> (head,), second copy only."""
-    for length, heads in ((3, 2), (4, 3)):
-        maps = torch.randn(heads, 2 * length, 2 * length, generator=torch.Generator().manual_seed(length))
-        causal = torch.ones(2 * length, 2 * length).tril().bool()
-        maps = maps.masked_fill(~causal, -torch.inf).softmax(-1).mul(100).round().div(100)
-        given = {"maps": maps, "length": length}
-        below = {k: maps.diagonal(-k, 1, 2).double() for k in range(2 * length)}
-        want = below[length - 1][:, 1:].mean(-1)
-        one = f"One number came, and there are {heads} heads: take the mean over queries alone."
-        got = tensor(call(answer, **given), (heads,), "(head,)", given, {(): f"{one}\nSee it for {show(given)}"})
-        second = maps[:, length:].double()
-        rule = "Query t of the second copy should look at key t - length + 1; average that attention over t."
-        mistakes = {
-            "This is the attention to the earlier copy of the query itself, a duplicate-token score. Induction "
-            "looks one place after that copy.": below[length].mean(-1),
-            "This looks one place before the earlier copy; induction looks one place after it.": (
-                below[min(length + 1, 2 * length - 1)].mean(-1)
-            ),
-            "One query too many: the last one of the first copy has seen nothing twice. Start at the second copy.": (
-                below[length - 1].mean(-1)
-            ),
-            "This is the attention to the token just before, a previous-token score.": below[1].mean(-1),
-            "This is the attention of each query to itself.": below[0].mean(-1),
-            "The sum is divided by all queries, but only those of the second copy have somewhere to look.": (
-                below[length - 1][:, 1:].sum(-1) / (2 * length)
-            ),
-            "This is a sum over queries; the score is their mean.": below[length - 1][:, 1:].sum(-1),
-            "This looks ahead, where a decoder sees nothing: query and key are exchanged.": torch.zeros(heads).double(),
-            "This counts the largest weight of each query, wherever it is.": second.max(-1).values.mean(-1),
-        }
-        expect(got, want, mistakes, rule, given)
+_PROBE_MISTAKES = {
+    "all": "It has learned from the words that it is scored on. Fit it to the first n rows alone.",
+    "up": "It climbs: the loss rises. Subtract the gradient, X.T @ (P - Y) / n, where P is what the probe says.",
+    "no bias": "A column of ones is missing. Without a bias every border between two labels goes through the mean.",
+    "leak": "The mean and the deviation that make the columns comparable come from all words. Take them from the first "
+    "n, or the words for scoring have a say in the fit.",
+    "raw": "Columns of very different size: one large column drowns the others. Subtract each column's mean and divide "
+    "by its deviation, both of the first n rows.",
+}
 
 
-def _chance(answer: Any) -> None:
-    """chance(length): the induction score of attention spread evenly over the tokens so far."""
-    for length in (2, 3, 24):
-        given = {"length": length}
-        got = number(call(answer, **given))
-        queries = range(length, 2 * length)
-        want = sum(1 / (t + 1) for t in queries) / length
-        mistakes = {
-            "That is one over the whole sequence. Query t sees only the t + 1 tokens up to itself.": 1 / (2 * length),
-            "That is one over the segment. Query t chooses among all t + 1 tokens up to itself.": 1 / length,
-            "Query t sees t tokens before it and itself: t + 1 of them.": sum(1 / t for t in queries) / length,
-            "The queries of the first copy are counted too; the score reads only those of the second.": (
-                sum(1 / (t + 1) for t in range(2 * length)) / (2 * length)
-            ),
-            "This is a sum over queries; the score is their mean.": sum(1 / (t + 1) for t in queries),
-            "That is the integral, which is only close to the sum.": math.log(2) / length,
-            "That is one over the mean number of tokens seen. Average the chances, not the counts.": (
-                1 / (1.5 * length + 0.5)
-            ),
-        }
-        rule = "Query t gives each of the tokens it sees the same weight; average over the second copy."
-        expect_number(got, want, mistakes, rule, given, rel_tol=1e-6)
+def _fitted(x: Tensor, y: Tensor, n: int, steps: int = 100, rate: float = 0.3, kind: str = "") -> Tensor:
+    """Fit a probe in the lesson's way, or with one mistake; whether it is right about each word after the first n."""
+    known = x if kind == "leak" else x[:n]
+    if kind != "raw":
+        x = (x - known.mean(0)) / known.std(0).clamp(min=1e-6)
+    x = x if kind == "no bias" else torch.cat([x, torch.ones(len(x), 1)], 1)
+    one_hot = torch.eye(int(y.max()) + 1)[y]
+    seen, weight = (len(x) if kind == "all" else n), torch.zeros(x.shape[1], one_hot.shape[1])
+    for _ in range(steps):
+        gradient = x[:seen].T @ ((x[:seen] @ weight).softmax(-1) - one_hot[:seen]) / seen
+        weight += gradient * rate if kind == "up" else -gradient * rate
+    return (x[n:] @ weight).argmax(-1) == y[n:]
 
 
-def _jump(answer: Any) -> None:
-    """jump(steps, loss): the step from which the loss falls fastest, per step, to the next measurement."""
-    cases = (
-        ([0, 100, 200, 300, 400, 500], [4.0, 2.6, 2.5, 4.1, 3.0, 2.4]),
-        ([0, 100, 200, 300, 400], [4.0, 3.9, 1.5, 1.0, 0.9]),
-        ([0, 10, 20, 100, 200], [4.0, 3.9, 3.0, 1.0, 1.0]),
-    )
-    for steps, loss in cases:
-        given = {"steps": torch.tensor(steps), "loss": torch.tensor(loss)}
-        got = number(call(answer, **given))
-        falls = [a - b for a, b in pairwise(loss)]
-        widths = [b - a for a, b in pairwise(steps)]
-        rates = [drop / width for drop, width in zip(falls, widths, strict=True)]
-        steepest = rates.index(max(rates))
-        mistakes = {
-            "Steps are not equally far apart: divide each fall by the steps it took.": steps[falls.index(max(falls))],
-            "That is the number of the measurement; its step is asked for.": steepest,
-            "That is where the fall ends; give the step where it begins.": steps[steepest + 1],
-            "That is where the loss is lowest. Look for where it falls fastest.": steps[loss.index(min(loss))],
-            "That is where the loss rises most, or falls least: mind the sign.": steps[rates.index(min(rates))],
-        }
-        rule = "Divide each fall by the steps it took, and return the step at which the steepest one begins."
-        expect_number(got, steps[steepest], mistakes, rule, {"steps": steps, "loss": loss}, form="g", rel_tol=0)
+def _probe_cases() -> Iterator[tuple[str, Tensor, Tensor, int]]:
+    """(what it shows, x, y, n): in each the words are far from any border, so every good linear probe agrees."""
+    draw = torch.Generator().manual_seed(0)
+
+    def words(centres: list[list[float]], y: Tensor) -> Tensor:
+        return torch.tensor(centres)[y] + 0.1 * torch.randn(len(y), len(centres[0]), generator=draw)
+
+    y = torch.tensor([0, 1, 0, 1, 0, 1, 1])  # the last one is labelled 1 and lies among those of label 0
+    yield "", torch.tensor([[-2.0], [2], [-3], [3], [-2], [3], [-3]]), y, 4
+    y = torch.arange(60) % 2
+    x = words([[-1.0, 0.5], [1.0, 0.5]], y)
+    yield "all", x, torch.where(torch.arange(60) < 20, y, 1 - y), 20  # later words have the other label
+    group = torch.arange(60) % 3
+    yield "no bias", words([[-5.0], [0.0], [3.0]], group), (group == 2).long(), 30  # their border is not at the mean
+    y = torch.arange(60) % 3
+    yield "", words([[0.0, 3.0], [3.0, 0.0], [-3.0, -3.0]], y), y, 30
+    y = torch.arange(60) % 2
+    x = torch.stack([500 * torch.randn(60, generator=draw), 0.02 * (2.0 * y - 1)], 1)
+    yield "raw", x, y, 40
+    x = words([[-1.0], [1.0]], y)
+    x[-10:, 0] = 1e5  # far away, on the side of label 1
+    yield "leak", x, torch.where(torch.arange(60) < 50, y, 1), 40
+
+
+def _probe(answer: Any) -> str | None:
+    """probe(x, y, n, steps, rate): fitted on the first n, whether it is right about each of the others."""
+    for about, x, y, n in _probe_cases():
+        given = {"x": x, "y": y, "n": n}
+        result = call(answer, **given)
+        want = _fitted(x, y, n)
+        got = _right(result, want, y, n, given)
+        if same(got, want):
+            continue
+        kinds = [about, "up", *_PROBE_MISTAKES] if about else ["up", *_PROBE_MISTAKES]
+        kind = next((kind for kind in kinds if same(got, _fitted(x, y, n, kind=kind))), "")
+        hint = _PROBE_MISTAKES.get(kind) or _PROBE_MISTAKES.get(about, "")
+        hint = hint or (
+            f"It names {int(got.sum())} of {len(got)} labels; a linear probe names {int(want.sum())} here. Gradient "
+            "descent from weights 0: the input times what the probe says minus what it should say."
+        )
+        return f"{hint}\nSee it for {show(given)}"
+    y = torch.arange(200) % 2
+    x = torch.randn(200, 12, generator=torch.Generator().manual_seed(1))
+    x[:, 0] += 8.0 * y
+    after = [tensor(call(answer, x=x, y=y, n=100, steps=k), (100,), "(N - n,)", {}).mean() for k in (0, 100)]
+    if same(*after):
+        return "With steps=0 it is as good as with 100. Start from weights 0, and take that many steps."
+    y = torch.arange(80) % 4
+    x = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0]])[y]  # label by whether the signs agree
+    if tensor(call(answer, x=x, y=y % 2, n=40), (40,), "(N - n,)", {}).mean() > 0.9:
+        return "It names labels that no linear probe can tell apart. One matrix of weights, and no layer in between."
+    return None
+
+
+def _right(result: Any, want: Tensor, y: Tensor, n: int, given: Mapping) -> Tensor:
+    """Read one truth value for each word after the first n; raises Hint for anything else."""
+    if not hasattr(result, "__len__") or getattr(result, "shape", None) == ():
+        raise Hint(
+            f"One truth value for each word after the first n is asked for, this is {article(result)}. Whoever wants "
+            "the share takes the mean."
+        )
+    lengths = {
+        (len(y),): "There is a value for every word. Those that it was fitted to do not count: leave out the first n.",
+        (n,): "These are the words that it was fitted to. Score it on the others.",
+    }
+    if len(y) - n == n:
+        lengths = {(len(y),): lengths[len(y),]}
+    got = tensor(result, tuple(want.shape), "(N - n,)", given, lengths)
+    if not set(got.unique().tolist()) <= {0.0, 1.0} or (
+        same(got, want.double() * y[n:] + (1 - want.double()) * (1 - y[n:])) and not same(got, want.double())
+    ):
+        raise Hint(f"These are the labels that it names. Say of each whether it is right.\nSee it for {show(given)}")
+    return got
+
+
+# --- a control task ---------------------------------------------------------------------------------------------------
+
+
+def _control(answer: Any) -> str | None:
+    """control_labels(words, maps, y, seed): a random label for each word type that is attended to; -1 where y is."""
+    eye = torch.eye(3)
+    few = {
+        "words": [["the", "dog", "ran"], ["a", "dog", "sat"]],
+        "maps": [0.2 + eye.roll(1, 0), 0.2 + eye.roll(1, 0)],  # each word looks at the one before it
+        "y": torch.tensor([0, -1, 1, 1, 1, 0]),
+    }
+    shown = "\nSee it for {}".format(show({"words": few["words"], "y": few["y"]}))
+    rows = [
+        tensor(call(answer, **few, seed=seed), (6,), "(N,), one for each word of all sentences,", few)
+        for seed in range(8)
+    ]
+    for got in rows:
+        if not bool((got[few["y"] < 0] == -1).all()):
+            return f"A word without a label, -1 in y, has none in the control task either.{shown}"
+        labelled = got[few["y"] >= 0]
+        if not set(labelled.unique().tolist()) <= {0.0, 1.0}:
+            return f"A label of the control task is one of the task's own labels. These are {labelled.tolist()}.{shown}"
+    if all(same(got, few["y"]) for got in rows):
+        return f"These are the task's own labels. The control task must have nothing to do with them: draw.{shown}"
+    return _many(answer)
+
+
+def _many(answer: Any) -> str | None:
+    """Judge a control task by many words: which words have one label, how often, and what it depends on."""
+    draw = torch.Generator().manual_seed(0)
+    words, maps = [], []
+    for _ in range(400):
+        length = int(torch.randint(4, 8, (1,), generator=draw))
+        numbers = torch.randint(600, (length,), generator=draw).tolist()
+        words.append([f"w{number}" for number in numbers])
+        maps.append(torch.rand(length, length, generator=draw).softmax(-1))
+    flat = [word for sentence in words for word in sentence]
+    y = (torch.rand(len(flat), generator=draw) < 0.2).long()  # one label in five is 1
+    read = [sentence[j] for sentence, A in zip(words, maps, strict=True) for j in A.argmax(-1).tolist()]
+    columns = [sentence[j] for sentence, A in zip(words, maps, strict=True) for j in A.argmax(0).tolist()]
+    given = {"words": words, "maps": maps, "y": y}
+    got = tensor(call(answer, **given, seed=0), (len(flat),), "(N,)", {}).tolist()
+    if len(set(got)) == 1:
+        return "Every word has the same label, so the control task could be solved without any reading."
+    if not _one_each(read, got):
+        if _one_each(flat, got):
+            return (
+                "The labels are keyed to the word itself. The head brings something about the word that it attends to, "
+                "so a probe could learn its types by heart, and this control would not notice. Key them to that word: "
+                "the one with the greatest weight in the row of the map."
+            )
+        if _one_each(columns, got):
+            return "The labels are keyed to the word that looks most at this one. Queries are rows: take each row's."
+        return (
+            "A word type that is attended to has several labels. Draw once for each type, keep it, and give it "
+            "wherever a word attends to that type."
+        )
+    share = Counter(dict(zip(read, got, strict=True)).values())[1.0] / len(set(read))
+    if abs(share - 0.2) > 0.08:
+        return (
+            f"One label in five is 1, but {share:.0%} of the types drew it. The control task should be as hard to "
+            "guess as the real one: draw each label as often as it occurs in y."
+        )
+    again = [tensor(call(answer, **given, seed=seed), (len(flat),), "(N,)", {}).tolist() for seed in (0, 1)]
+    if again[0] != got or again[1] == got:
+        return "The same seed should give the same labels, and another seed others: draw with random.Random(seed)."
+    return None
+
+
+def _one_each(keys: list[str], labels: list) -> bool:
+    return all(dict(zip(keys, labels, strict=True))[key] == label for key, label in zip(keys, labels, strict=True))
+
+
+# --- an eraser --------------------------------------------------------------------------------------------------------
+
+
+def _matrix(x: Tensor, y: Tensor, kind: str = "") -> Tensor:
+    """Give what an eraser multiplies z - mean with, or with one mistake, float64."""
+    x = x.double()
+    x, keep = x - x.mean(0), torch.eye(x.shape[1]).double()
+    for label in y.unique()[1:2] if kind == "first" else y.unique()[1:]:
+        left = x if kind == "intact" else x @ keep
+        delta = left[y == label].mean(0) - left[y != label].mean(0)
+        a = torch.linalg.pinv(left.T @ left / len(x), hermitian=True) @ delta
+        read, write = {"means": (delta, delta), "probe": (a, a), "swapped": (delta, a)}.get(kind, (a, delta))
+        keep = keep - keep @ torch.outer(read, write) / (read @ write)
+    return keep
+
+
+_ERASER_MISTAKES = {
+    "means": "The means are equal, and more was changed than needed. This reads along delta; read along S^-1 delta, "
+    "where the labels are told apart best, and subtract along delta.",
+    "probe": "The means still differ. This reads along a and subtracts along a; subtract along delta, the difference "
+    "of the means.",
+    "swapped": "Reading and subtracting are exchanged: read along a, subtract along delta.",
+    "first": "With three labels there are two differences of means. This takes away only the first.",
+    "intact": "With three labels, each step has to start from what the one before has left, or the means come apart.",
+}
+
+
+def _eraser(answer: Any) -> str | None:
+    """eraser(x, y): a function of vectors (..., d) that makes the means of the labels equal in x, with least change."""
+    draw = torch.Generator().manual_seed(0)
+    small = torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 0.0], [2.0, 2.0], [3.0, 1.0]])
+    cases = [(small, torch.tensor([0, 0, 1, 1, 1]))]
+    for d, labels in ((4, 2), (5, 3)):
+        y = torch.arange(40) % labels
+        mix = torch.randn(d, d, generator=draw)
+        x = torch.randn(40, d, generator=draw) @ mix + 3 * torch.randn(labels, d, generator=draw)[y] + 5
+        cases.append((x, y))
+    for x, y in cases:
+        given = {"x": x, "y": y}
+        take = call(answer, **given)
+        if isinstance(take, Tensor):
+            other = (
+                "is asked for" if take.shape != x.shape else "is asked for: later it meets vectors that are not in x"
+            )
+            return f"This is a tensor. A function that takes vectors z and gives what is left of them {other}."
+        where = f"\nSee it for {show(given)}"
+        got = tensor(call(take, z=x), tuple(x.shape), "(n, d), that of z,", given)
+        mean, want = x.double().mean(0), _matrix(x, y)
+        right = mean + (x.double() - mean) @ want
+        if not same(got, right, 1e-3):
+            for kind, hint in _ERASER_MISTAKES.items():
+                wrong = _matrix(x, y, kind)
+                if same(got, mean + (x.double() - mean) @ wrong, 1e-3):
+                    return hint + where
+            if same(got, x.double() @ want, 1e-3):
+                return f"It reads along z, and not along z - mean, so that vectors at the mean move too.{where}"
+            return _wrong_means(got, x, y, want) + where
+        wider = torch.randn(2, 3, x.shape[1], generator=draw)
+        found = tensor(call(take, z=wider), tuple(wider.shape), "(B, T, d), that of z,", {})
+        if not same(found, mean + (wider.double() - mean) @ want, 1e-3):
+            return (
+                "Right for x, and wrong for other vectors. What it takes away may depend on x and y only by their "
+                "means and covariance, which are worked out once."
+            )
+        if getattr(call(take, z=wider), "dtype", None) is not torch.float32:
+            return "z comes as float32 and should leave as float32: change the mean and the matrix to z's type, .to(z)."
+    return None
+
+
+def _wrong_means(got: Tensor, x: Tensor, y: Tensor, want: Tensor) -> str:
+    """The hint for vectors that are left otherwise than by any known mistake."""
+    if same(got, x):
+        return "Nothing was taken away."
+    means = torch.stack([got[y == label].mean(0) for label in y.unique()])
+    apart = (means - means[:1]).norm(dim=-1).max()
+    if apart > 1e-3:
+        return f"The means of two labels are still {apart:.2f} apart. A probe would find that."
+    if same(got, got[:1].expand_as(got)):
+        return "All vectors are equal now. Only what tells the labels apart should go."
+    centred, moved = x.double() - x.double().mean(0), (got - x.double()).square().sum()
+    least = (centred @ want - centred).square().sum()
+    if moved < least:  # the least of all affine maps, so this is none
+        return "Vectors move by what their own label says. In a running model there are no labels: use z alone."
+    return f"The means are equal. But the vectors move by {moved:.2f}, summed and squared; {least:.2f} is enough."
+
+
+# --- erasing in a model -----------------------------------------------------------------------------------------------
+
+
+def _half(z: Tensor) -> Tensor:
+    """What the judge's erasers do: enough to tell heads, order and repetition apart."""
+    return 0.5 * z + 1.0
+
+
+def _negative(z: Tensor) -> Tensor:
+    return 2.0 - z
+
+
+_ERASED = (
+    {("encoder", 1, 2): _half},
+    {("encoder", 0, 0): _half, ("encoder", 0, 3): _negative, ("decoder", 1, 1): _negative, ("cross", 2, 1): _half},
+)
+
+
+@contextmanager
+def _edited(model: nn.Module, erasers: Mapping[tuple, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    """Apply functions to heads: the judge's own way, apart from the package's ``erased``."""
+
+    def change(_module: nn.Module, args: tuple, width: int, own: dict) -> tuple:
+        flat = args[0].clone()
+        for head, take in own.items():
+            columns = slice(head * width, (head + 1) * width)
+            flat[..., columns] = take(args[0][..., columns])
+        return (flat, *args[1:])
+
+    with ExitStack() as stack:
+        for site in ht.sites(model):
+            own = {head: take for (*key, head), take in erasers.items() if tuple(key) == site.key}
+            hook = partial(change, width=site.value_dim, own=own)
+            stack.callback(site.out.register_forward_pre_hook(hook).remove)
+        yield
+
+
+def _erase(answer: Any) -> str | None:
+    """erase(model, erasers): a context manager in which each eraser changes z of its head, {("encoder", 1, 2): f}."""
+    for erasers in _ERASED:
+        model, batch = tiny_translator()
+        plain = outputs(model, batch)["logits"]
+        with _edited(model, erasers):
+            want = outputs(model, batch)["logits"]
+        names = ", ".join(map(str, erasers))
+        example = f"\nSee it for erasers of {names}."
+        with entered(answer, model, erasers=erasers):
+            got = outputs(model, batch)["logits"]
+            twice = outputs(model, batch)["logits"]
+        if same(got, plain):
+            return (
+                "Nothing is erased inside the block. A hook is registered before the yield, and a pre-hook returns the "
+                f"new arguments, as a tuple.{example}"
+            )
+        if not same(got, want):
+            return _other_erasure(model, batch, erasers, got) + example
+        if not same(got, twice):
+            return f"The second run inside the block gives something else than the first.{example}"
+        if not same(outputs(model, batch)["logits"], plain, 1e-6):
+            return f"After the block heads are still erased. Remove each hook after the yield: hook.remove(){example}"
+    with suppress(ZeroDivisionError), entered(answer, model, erasers=_ERASED[0]):
+        raise ZeroDivisionError
+    if not same(outputs(model, batch)["logits"], plain, 1e-6):
+        return (
+            "An error inside the block leaves the erasers there for good. Put the yield into try: and the removing "
+            "into finally:, which runs in any case."
+        )
+    return None
+
+
+def _other_erasure(model: nn.Module, batch: dict[str, Tensor], erasers: Mapping, got: Tensor) -> str:
+    """The hint for logits that belong to other erasures."""
+    every = {(*key, head): take for (*key, _), take in erasers.items() for head in range(4)}
+    last = {tuple(key): (head, take) for (*key, head), take in erasers.items()}
+    once = {(*key, head): take for key, (head, take) in last.items()}
+    first = dict([next(iter(erasers.items()))])
+    final = list(erasers.values())[-1]
+    encoder = {key: take for key, take in erasers.items() if key[0] == "encoder"}
+    tried = {
+        "Every head of the layer is changed. An eraser belongs to one head: z[:, :, head].": every,
+        "Where two heads of one layer have an eraser, only one of them is changed.": once,
+        "Only the first head is changed: a hook for each, before the yield.": first,
+        "Only heads of the encoder are changed. The kind is the first part of a key.": encoder,
+        "Every head has the same eraser. A hook made in a loop sees the loop's variables as they are when it runs, "
+        "which is later: give it its own as default arguments.": dict.fromkeys(erasers, final),
+    }
+    for hint, others in tried.items():
+        with _edited(model, others):
+            if same(got, outputs(model, batch)["logits"]):
+                return hint
+    return "This is not the model with these heads' z changed by their erasers, and everything else left alone."
 
 
 EXERCISES = (
-    Exercise("05.induction", "the induction score", _induction),
-    Exercise("05.chance", "the score of a head that does nothing", _chance),
-    Exercise("05.jump", "where the loss falls fastest", _jump),
+    Exercise("05.probe", "a linear probe", _probe, "probe"),
+    Exercise("05.control", "a control task for what a head reads", _control, "control_labels", ("control",)),
+    Exercise("05.eraser", "an eraser", _eraser, "eraser", ("erasure",)),
+    Exercise("05.erase", "erase in a running model", _erase, "erase", ("erased",)),
 )

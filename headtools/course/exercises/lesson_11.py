@@ -1,89 +1,355 @@
-"""Exercises of lesson 11: roles by luck, the honest score of the best head, a loss of your own."""
+"""Exercises of lesson 11: patching, where to patch, a logit difference, a direction taken out, a fact rewritten."""
 
 from __future__ import annotations
 
+import operator
+from contextlib import suppress
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from headtools.course.exercises.exercise import Exercise, call, expect, expect_number, number, show, tensor
+import headtools as ht
+from headtools.course.exercises.exercise import Exercise, Hint, article, call, expect, same, tensor
+from headtools.course.exercises.lesson_00 import entered, outputs, tiny_translator
 
 
-def _luck(answer: Any) -> None:
-    """by_luck(heads, roles, share): heads that pass at least one of so many tests by luck, expected."""
-    for heads, roles, share in ((48, 20, 0.025), (144, 60, 0.025), (10, 1, 0.5)):
-        given = {"heads": heads, "roles": roles, "share": share}
-        got = number(call(answer, **given))
-        miss = (1 - share) ** roles
-        mistakes = {
-            "That counts tests that pass. A head that passes two of them is still one head.": heads * roles * share,
-            "That is for a single test. Each head takes one test for every role.": heads * share,
-            "That is one head's chance to pass at least one test. How many heads are there?": 1 - miss,
-            "That counts the heads that pass no test at all.": heads * miss,
-            "That is the chance that anything passes at all. A number of heads is asked.": (
-                1 - (1 - share) ** (heads * roles)
+def _draw(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(10).round().div(10)
+
+
+def _translator(rows: int = 2) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
+    """A random translator of three layers and four heads of width four, and two batches that differ in the source."""
+    model, _ = tiny_translator()
+    draw = torch.Generator().manual_seed(3)
+    both = []
+    for _ in range(2):
+        ids = torch.randint(3, 12, (rows, 5), generator=draw)
+        both.append({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        both[-1]["decoder_input_ids"] = torch.tensor([[0, 4, 9]]).expand(rows, 3)
+    return model, *both
+
+
+def _patch(answer: Any) -> str | None:
+    """patch(model, heads, source, positions=None): heads write what they wrote in another run, at some tokens."""
+    model, batch, other = _translator()
+    with ht.record(model, want="z") as source:
+        outputs(model, other)
+    noted = {site.key: SimpleNamespace(z=source[site].z) for site in ht.sites(model)}
+    plain = outputs(model, batch)["logits"]
+    one, several = {("encoder", 1): [2]}, {("encoder", 0): [3], ("cross", 2): [0, 1]}
+    where = torch.tensor([[True, False, True, True, False], [False, False, True, False, True]])
+    for heads, positions in ((one, None), (several, None), (one, where), ({("encoder", 0): [0, 3]}, where)):
+        example = f"\nSee it for heads = {heads}" + ("." if positions is None else " and a mask of positions.")
+        with ht.patch(model, heads, source, positions):
+            want = outputs(model, batch)["logits"]
+        with entered(answer, model, heads=heads, source=noted, positions=positions):
+            got = outputs(model, batch)["logits"]
+        if same(got, plain, 1e-5):
+            return (
+                "Inside the block nothing has changed. The hook goes on site.out, before the yield, and returns new "
+                f"arguments as a tuple.{example}"
+            )
+        if not same(got, want, 1e-5):
+            return _other_patch(model, batch, heads, source, positions, got) + example
+        if not same(outputs(model, batch)["logits"], plain, 1e-6):
+            return f"After the block the heads are still patched: remove every hook after the yield.{example}"
+    with suppress(ZeroDivisionError), entered(answer, model, heads=one, source=noted, positions=None):
+        raise ZeroDivisionError
+    if not same(outputs(model, batch)["logits"], plain, 1e-6):
+        return (
+            "An error inside the block leaves the heads patched for good. Put the yield into try: and the removing "
+            "into finally:, which runs in any case."
+        )
+    return None
+
+
+def _other_patch(
+    model: nn.Module, batch: dict[str, Tensor], heads: Any, source: Any, positions: Tensor | None, got: Tensor
+) -> str:
+    """The hint for logits that belong to another patch."""
+
+    def with_patch(others: Any, where: Tensor | None = positions, of: Any = source) -> Tensor:
+        with ht.patch(model, others, of, where):
+            return outputs(model, batch)["logits"]
+
+    first, *_, last = [*heads, *heads]
+    every = {key: range(4) for key in heads}
+    tried = {
+        "Every head of the layer is patched. Only those named should be: z[:, :, head] is one of them.": lambda: (
+            with_patch(every)
+        ),
+        "Heads and tokens are exchanged: z is (B, T, head, feature), so a head is z[:, :, head].": lambda: _by_token(
+            model, batch, heads, source
+        ),
+        "The heads named are 0 here; they should write what they wrote in the other run.": lambda: with_patch(
+            heads, of={key: torch.zeros_like(source[key].z) for key in heads}
+        ),
+        "Only the first of a layer's heads is patched; there may be several.": lambda: with_patch(
+            {key: list(numbers)[:1] for key, numbers in heads.items()}
+        ),
+        "Only the first of the layers is patched; there may be several.": lambda: with_patch({first: heads[first]}),
+        "Only the last layer is patched. A function made in a loop sees the loop's variables as they are when it runs: "
+        "give them to it as defaults.": lambda: with_patch({last: heads[last]}),
+    }
+    if positions is not None:
+        tried = {
+            "The positions are not used: every token is patched.": lambda: with_patch(heads, None),
+            "The positions are used upside down: True says that a token is patched.": lambda: with_patch(
+                heads, ~positions
             ),
-            "That counts heads that pass every test. One is enough.": heads * share**roles,
+            "Each row has its own positions; here the first row's serve both.": lambda: with_patch(
+                heads, positions[:1].expand_as(positions)
+            ),
+        } | tried
+    for hint, results in tried.items():
+        with suppress(Exception):
+            if same(got, results(), 1e-5):
+                return hint
+    return "This is not the output of the model with these heads patched, and no others."
+
+
+def _by_token(model: nn.Module, batch: dict[str, Tensor], heads: Any, source: Any) -> Tensor:
+    """What comes out where z[:, heads] is patched, tokens in place of heads."""
+    hooks = []
+    for site in ht.sites(model):
+        if site.key in heads:
+
+            def swap(_module: nn.Module, args: tuple, site: Any = site) -> tuple:
+                z = site.split(args[0]).clone()
+                z[:, heads[site.key]] = source[site.key].z[:, heads[site.key]]
+                return (site.join(z),)
+
+            hooks.append(site.out.register_forward_pre_hook(swap))
+    try:
+        return outputs(model, batch)["logits"]
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _difference(answer: Any) -> None:
+    """logit_difference(logits, position, right, wrong): (B, T, V), (B,), (B,), (B,) -> (B,)."""
+    for rows, words, seed in ((1, 4, 0), (3, 5, 1)):
+        logits = _draw(rows, 3, words, seed=seed)
+        position = torch.tensor([2, 0, 1])[:rows]
+        right, wrong = torch.tensor([3, 0, 2])[:rows], torch.tensor([1, 2, 0])[:rows]
+        given = {"logits": logits, "position": position, "right": right, "wrong": wrong}
+        at = logits.double()[torch.arange(rows), position]
+        each = [at[torch.arange(rows), word] for word in (right, wrong)]
+        chance, log_chance = at.softmax(-1), at.log_softmax(-1)
+        want = each[0] - each[1]
+        shapes = {
+            (): "This is one number; one for each example is asked for, (B,).",
+            (
+                rows,
+                rows,
+            ): "This compares every example with every word. Each example has its own two words, so rows and "
+            "words have to be picked in pairs.",
         }
-        rule = "First one head: the chance to fail every test. Then its opposite, times the heads."
-        expect_number(got, heads * (1 - miss), mistakes, rule, given, rel_tol=1e-6, abs_tol=1e-6)
-
-
-def _honest(answer: Any) -> None:
-    """honest(chosen_on, measured_on): the score of the best head, chosen on one half, measured on the other."""
-    for a, b in (([0.2, 0.9, 0.5], [0.8, 0.6, 0.7]), ([0.5, 0.1, 0.4, 0.3], [0.2, 0.9, 0.3, 0.1])):
-        given = {"chosen_on": torch.tensor(a), "measured_on": torch.tensor(b)}
-        one, two = given.values()
-        got = tensor(call(answer, **given), (), "()", given)
-        rule = "Find the place of the largest score in one half, and read the other there."
+        got = tensor(call(answer, **given), (rows,), "(B,)", given, shapes)
+        last, first = (logits.double()[torch.arange(rows), n] for n in (-1, 0))
+        pick = torch.arange(rows)
         mistakes = {
-            "That is the best score of the half you chose on. The choice made it look good.": one.max(),
-            "That chooses and measures on the second half. Choose on the first.": two.max(),
-            "The halves are exchanged: choose on the first, measure on the second.": one[two.argmax()],
-            "That averages both halves, and one of them is the half that made the choice.": (
-                (one[one.argmax()] + two[one.argmax()]) / 2
+            "The sign is the other way round: right minus wrong.": -want,
+            "These are probabilities. Take the logits: a probability near 1 can hardly rise.": (
+                chance[pick, right] - chance[pick, wrong]
             ),
-            "That is the number of the head; its score is asked for.": one.argmax(),
-        }
-        expect(got, two[one.argmax()], mistakes, rule, given)
-
-
-def _margin(answer: Any) -> None:
-    """margin(outputs, batch): the best wrong logit minus the right one, an example each."""
-    for logits, labels in (
-        ([[2.0, 5.0, 1.0], [0.5, -1.0, 0.0]], [1, 2]),
-        ([[1.0, -2.0], [0.0, 3.0], [4.0, 2.0]], [0, 0, 1]),
-    ):
-        batch = {"labels": torch.tensor(labels)}
-        table = torch.tensor(logits)
-        given = {"logits": table, "labels": batch["labels"]}
-        right = table.gather(1, batch["labels"][:, None])[:, 0]
-        others = table.scatter(1, batch["labels"][:, None], -torch.inf)
-        want = others.max(1).values - right
-        result = call(answer, outputs=SimpleNamespace(logits=table.clone()), batch=batch)
-        one = f"One number came; a loss gives one for each example, (B,) = ({len(labels)},)\nSee it for {show(given)}"
-        got = tensor(result, (len(labels),), "(B,)", given, {(): one})
-        rule = "For each example: the largest logit of a wrong class, minus the logit of the right one."
-        mistakes = {
-            "The sign is turned: a loss is low where the model is right.": -want,
-            "The right class is among those you compare it with, so the margin never falls below 0.": (
-                table.max(1).values - right
-            ),
-            "A right logit that is set to 0 can still be the largest. Set it to something that no logit is below.": (
-                table.scatter(1, batch["labels"][:, None], 0.0).max(1).values - right
-            ),
-            "That is the right logit itself. Compare it with the best wrong one.": right,
-            "That is the best wrong logit alone. Take the right one from it.": others.max(1).values,
-            "That is the cross-entropy. Here a margin is asked for.": (
-                torch.nn.functional.cross_entropy(table, batch["labels"], reduction="none")
+            "This is the logit of the right word alone: a constant added to all logits would change it.": each[0],
+            "The last position is taken for all; each example has its own.": last[pick, right] - last[pick, wrong],
+            "The first position is taken for all; each example has its own.": first[pick, right] - first[pick, wrong],
+            "This is a log-probability: it falls when any third word rises. Compare the two words alone.": (
+                log_chance[pick, right]
             ),
         }
+        rule = "At the example's own position: the logit of its right word minus that of its wrong word."
         expect(got, want, mistakes, rule, given)
 
 
+def _moved(answer: Any) -> None:
+    """moved(model, run, other, heads, measure, positions=None): how far patched heads move a run towards the other."""
+    model, run, other = _translator()
+
+    def measure(logits: Tensor) -> Tensor:
+        return logits[:, -1, 3] - logits[:, -1, 5]
+
+    where = torch.tensor([[True, False, True, True, False], [False, False, True, False, True]])
+    everything = {site.key: range(site.heads) for site in ht.sites(model)}
+    for heads, positions in (({("encoder", 1): [2, 3]}, None), (everything, None), ({("encoder", 2): [0, 1]}, where)):
+        given = {"model": model, "run": run, "other": other, "heads": heads, "measure": measure, "positions": positions}
+        with torch.no_grad():
+            got = tensor(
+                call(answer, **given), (2,), "(B,)", {}, {(): "One share for each example is asked for, (B,)."}
+            )
+            here, there = (measure(model(**batch).logits) for batch in (run, other))
+            with ht.record(model, want="z") as source:
+                model(**other)
+            with ht.patch(model, heads, source, positions):
+                now = measure(model(**run).logits)
+            with ht.patch(model, heads, source, None):
+                everywhere = measure(model(**run).logits)
+            with ht.record(model, want="z") as own:
+                model(**run)
+            with ht.patch(model, heads, own, positions):
+                back = measure(model(**other).logits)
+        want = (now - here) / (there - here)
+        mistakes = {
+            "This is what is left to go, 1 minus the share.": 1 - want,
+            "Nothing moves. The record has to be of the other run: make it before the patch, from other.": 0 * want,
+            "This is the other direction: `other` patched from `run`.": (back - there) / (here - there),
+            "This is not a share yet: divide by the distance between the two runs.": now - here,
+            "This is the measure in the patched run; what is asked for is how far it has moved.": now,
+            "The sign of the distance is the other way round.": -want,
+            "The positions are not used: pass them on to patch.": (everywhere - here) / (there - here),
+        }
+        rule = "Measure both runs, measure `run` with the heads patched from `other`: how far between the two is it?"
+        expect(got, want, mistakes, rule, {"heads": heads})
+
+
+def _remove(answer: Any) -> str | None:
+    """remove_direction(model, head, directions): the head writes nothing along them while it lasts; then as before."""
+    model, batch, _ = _translator()
+    plain = outputs(model, batch)["logits"]
+    cases = [(("encoder", 1, 2), 1, 3.0), (("cross", 0, 0), 2, 0.5), (("encoder", 2, 3), 3, 1.0)]
+    for head, count, length in cases:
+        directions = length * _draw(count, 16, seed=count)
+        site = ht.sites(model)[head[:2]]
+        before = site.w_o.detach().clone()  # (H, d_k, d)
+        stored = site.out.weight.detach().clone()
+        example = f"\nSee it for head = {head} and directions {tuple(directions.shape)} of length {length} and more."
+        with ht.edit(model, head, remove=directions):
+            want = site.w_o.detach().clone()
+        with entered(answer, model, head=head, directions=directions):
+            seen, got = outputs(model, batch)["logits"], site.w_o.detach().clone()
+        if torch.equal(got, before):
+            if same(seen, plain, 1e-6):
+                return (
+                    "Inside the block the head's weights are what they were. Change the weight itself, in place and "
+                    f"under torch.no_grad().{example}"
+                )
+            return f"The weights are to change here, not what the model does with them: edit site.out.weight.{example}"
+        if not same(got, want, 1e-5):
+            return _other_removal(before, got, want, head[2], directions) + example
+        if not torch.equal(site.out.weight, stored):
+            off = (site.out.weight - stored).abs().max().item()
+            site.out.weight.data.copy_(stored)
+            hint = f"After the block the weights are not what they were, bit for bit: they differ by up to {off:.1e}. "
+            hint += "Keep a clone of them, and copy it back; adding again what was taken away rounds differently."
+            return hint + example
+    with suppress(ZeroDivisionError), entered(answer, model, head=head, directions=directions):
+        raise ZeroDivisionError
+    if not torch.equal(site.out.weight, stored):
+        return "An error inside the block leaves the edit in the model. Put the yield into try:, copy back in finally:."
+    return None
+
+
+def _other_removal(before: Tensor, got: Tensor, want: Tensor, head: int, directions: Tensor) -> str:
+    """The hint for weights that are not those without the directions."""
+    w, v = before[head].double(), directions.double()
+    unit = v / v.norm(dim=1, keepdim=True)
+    in_turn = w
+    for one in unit:
+        in_turn = in_turn - (in_turn @ one)[:, None] * one
+    count = len(v)
+    if count > 1 and same(got[head], in_turn):
+        return (
+            "The directions are taken out one after the other, and they are not orthogonal: the last brings a part of "
+            "the first back. Make an orthonormal basis first, torch.linalg.qr(directions.T)[0]."
+        )
+    if count > 1 and same(got[head], w - w @ unit.T @ unit):
+        return "Directions of length 1 are not orthogonal yet: torch.linalg.qr(directions.T)[0] is a basis."
+    if same(got[head], w - w @ v.T @ v):
+        return "The directions are not of length 1: use an orthonormal basis of them, torch.linalg.qr(directions.T)[0]."
+    basis = torch.linalg.qr(v.T)[0]
+    if same(got[head], w @ basis @ basis.T):
+        return "What is left is the part along the directions. That part should go."
+    if same(got[head], torch.zeros_like(w)):
+        return "The head writes nothing at all. Only the part along the directions should go."
+    others = [h for h in range(len(before)) if h != head]
+    if not same(got[others], before[others]):
+        everything = before.double() - before.double() @ basis @ basis.T
+        if same(got, everything):
+            return "Every head of the layer is edited. A head owns its own d_k columns of site.out.weight."
+        return (
+            "Another head has changed. nn.Linear computes z @ weight.T, so head h owns the columns h * d_k to "
+            "(h + 1) * d_k of the weight, and their transpose is W_O."
+        )
+    if not same(got[head].double() @ v.T, torch.zeros(len(w), count), 1e-4):
+        return "The head still writes along the directions: every row of W_O is to lose its part along them."
+    return "The head writes nothing along the directions, but more has gone than that: subtract that part, and no more."
+
+
+def _rewrite(answer: Any) -> str | None:
+    """rewrite(k, r, C): the change of W_V (d, d_k) with k @ change = r that is smallest on inputs with E[x^T x] = C."""
+    for d, width, seed in ((2, 1, 0), (4, 2, 1), (5, 3, 2)):
+        k, r, x = _draw(d, seed=seed), _draw(width, seed=seed + 5), _draw(3 * d, d, seed=seed + 9)
+        given = {"k": k, "r": r, "C": (x.T @ x / len(x) + 0.1 * torch.eye(d)).mul(100).round().div(100)}
+        got = tensor(call(answer, **given), (d, width), "(d, d_k)", given, {(width, d): "This is the transpose."})
+        k, r, C = (given[name].double() for name in "krC")
+        direction = torch.linalg.solve(C, k)
+        want = torch.outer(direction, r) / (k @ direction)
+        mistakes = {
+            "This is the smallest change as a matrix, with C left out. Small on the inputs is asked for.": (
+                torch.outer(k, r) / (k @ k)
+            ),
+            "C stands where its inverse should. An input direction that is common makes a change there costly, so the "
+            "change avoids it.": torch.outer(C @ k, r) / (k @ C @ k),
+            "k @ change is not r: divide by k C^-1 k.": torch.outer(direction, r),
+            "The denominator is that of the other formula; it is k C^-1 k.": torch.outer(direction, r) / (k @ k),
+        }
+        rule = "It does not turn k into r." if not same(k @ got, r) else "k @ change is r, and it is not the smallest."
+        expect(got, want, mistakes, f"{rule} Set the derivative of tr(D^T C D) - (k D - r) mu to zero.", given)
+    return None
+
+
+ONE, TWO, HEAD = "the old dog slept .", "the old fox slept .", ("encoder", 5, 1)
+
+
+@cache
+def _translations() -> tuple:
+    """Return a function from positions to the patched translation of ONE, and what both sentences give unpatched."""
+    model, tokenizer = ht.load()
+    with torch.no_grad(), ht.record(model, want="z", only=[HEAD[:2]]) as there:
+        model.get_encoder()(**tokenizer([TWO], return_tensors="pt"))
+
+    def patched(positions: frozenset) -> list[str]:
+        with ht.patch(model, [HEAD], there, sorted(positions)):
+            return ht.translate(model, tokenizer, [ONE])[0].split()
+
+    return patched, [text.split() for text in ht.translate(model, tokenizer, [ONE, TWO])]
+
+
+def _position(answer: Any) -> str | None:
+    """positions: the tokens of ONE at which the head is patched so that only the word for *old* changes, as in TWO."""
+    listed = answer.tolist() if hasattr(answer, "tolist") else answer
+    try:
+        listed = [operator.index(listed)] if not isinstance(listed, (list, tuple, set, frozenset)) else listed
+        positions = frozenset(operator.index(p) for p in listed if not isinstance(p, bool))
+    except TypeError:
+        raise Hint(f"A list of positions is asked for, such as [4]; this is {article(answer)}.") from None
+    words = ONE.split()
+    if not positions:
+        return "The list is empty, so nothing is patched."
+    if not all(0 <= p <= len(words) for p in positions):  # the end mark is a token, too
+        return f"The words of {ONE!r} have the positions 0 to {len(words) - 1}."
+    patched, (first, second) = _translations()
+    old = len(first) - 2  # the other language puts the adjective behind its noun
+    if patched(positions) == [*first[:old], second[old], *first[old + 1 :]]:
+        return None
+    if words.index("dog") in positions:
+        return "The noun is where this head looks. It writes what it found where it looks from."
+    if words.index("old") not in positions:
+        return "The word for 'old' has not changed. Which word does the head look from, when it tells 'old' its gender?"
+    return f"Now more than one word is changed: the translation is {' '.join(patched(positions))!r}. Patch fewer."
+
+
 EXERCISES = (
-    Exercise("11.luck", "heads with a role by luck", _luck),
-    Exercise("11.honest", "the honest score of the best head", _honest),
-    Exercise("11.margin", "a loss of your own", _margin),
+    Exercise("11.patch", "give a head another run's output", _patch, "patch", ("patch",)),
+    Exercise("11.position", "where to patch", _position),
+    Exercise("11.logit_difference", "one word against another", _difference, "logit_difference"),
+    Exercise("11.moved", "how far a run moves", _moved, "moved"),
+    Exercise("11.remove", "let a head not write a direction", _remove, "remove_direction", ("edit",)),
+    Exercise("11.rewrite", "rewrite one fact", _rewrite, "rewrite"),
 )

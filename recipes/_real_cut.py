@@ -1,0 +1,160 @@
+"""What a cut of a fifth of the heads costs on four kinds of text, beside cuts that take as many other heads.
+
+The heads are those with the lowest gradient on short sentences. Beside them are cut: those with the lowest gradient on
+documents; the same cut with the induction heads spared; with as many other heads of the cut spared instead; as many
+random heads of the same layers; as many random heads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pydoc_data.topics
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import headtools as ht
+from headtools.heads._tokens import model_inputs
+from headtools.heads.scores import Head
+from headtools.roles.induction import INDUCTION, induction_scores
+from headtools.roles.plain_text import natural_text, text_batches
+from recipes._real_measures import compared, repeated_tokens
+
+SHARE, INDUCTION_SHARE = 1 / 5, 1 / 9  # of the heads that are cut, and that count as induction heads
+
+Texts = dict[str, list[dict[str, Tensor]]]  # {kind of text: batches}
+Losses = dict[str, Tensor]  # {kind of text, or part of it: one loss a row}
+
+
+def cut(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[list[dict[str, Any]], str]:
+    """Return the loss with each of the cuts on each kind of text: a row for each cut, draw and text."""
+    texts, cuts = texts_of(model, tokenizer, sizes), cuts_of(model, tokenizer, sizes)
+    with torch.no_grad():
+        before = losses_of(model, texts)
+        found = [(name, draw, heads, measured(model, texts, heads)) for name, draw, heads in cuts]
+    return table_of(found, before, sizes, texts)
+
+
+def table_of(
+    found: Sequence[tuple[str, int, Sequence[Head], Losses]], before: Losses, sizes: Mapping[str, int], texts: Texts
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the rows of all cuts, and what they are."""
+    first = set(found[0][2])
+    rows = []
+    for name, draw, heads, now in [("none", 0, [], before), *found]:
+        common = {"draw": draw, "off": len(heads), "shared": len(first & set(heads))}
+        rows += [compared(name, now[text], before[text], text=text, **common) for text in before]
+    n = {name: sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches) for name, batches in texts.items()}
+    length, edges = sizes["cut chunk"], edges_of(sizes["cut chunk"])
+    return rows, (
+        f"loss without a fifth of the heads, in nats a token, and its rise, with 95 % intervals over rows. sentences: "
+        f"{sizes['cut sentences']} English sentences of the test split ({n['sentences']} predicted tokens); documents: "
+        f"{sizes['cut documents']} chunks of {length} tokens of the help texts in pydoc_data.topics "
+        f"({n['documents']}); code: {sizes['cut code']} such chunks of the sources of inspect, textwrap and fractions "
+        f"({n['code']}); repeated: the second copy of {sizes['repeated']} sequences of {sizes['repeated segment']} "
+        f"random tokens, twice. No start token. 'documents, near', 'middle' and 'far' are their tokens {edges[0]} to "
+        f"{edges[1] - 1}, to {edges[2] - 1} and to {edges[3] - 1}. Cuts: 'sentences' and 'documents' are the lowest "
+        f"gradients on {sizes['ranking texts']} sentences of the validation split and on {sizes['cut ranking']} other "
+        "chunks of help texts; 'induction spared': ranked on sentences, the ninth of all heads with the highest "
+        "induction scores cannot go; 'others spared': as many other heads of the cut are spared at random, for the "
+        "same heads in their place; 'same layers': random, as many in each layer as 'sentences' has; 'random': "
+        "anywhere. shared: heads that are in the cut 'sentences', too"
+    )
+
+
+def texts_of(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Texts:
+    """Return the four kinds of text on which cuts are measured."""
+    length = sizes["cut chunk"]
+    code = "\n\n".join(inspect.getsource(inspect.getmodule(item)) for item in (inspect.unwrap, textwrap.fill, Fraction))
+    return {
+        "sentences": text_batches(tokenizer, natural_text("english", "test", sizes["cut sentences"])),
+        "documents": _chunks(tokenizer, _help_texts(), length)[: sizes["cut documents"]],
+        "code": _chunks(tokenizer, [code], length)[: sizes["cut code"]],
+        "repeated": repeated_tokens(model, sizes["repeated"], sizes["repeated segment"]),
+    }
+
+
+def _help_texts() -> list[str]:
+    return [text for _, text in sorted(pydoc_data.topics.topics.items())]
+
+
+def _chunks(tokenizer: Any, texts: list[str], length: int) -> list[dict[str, Tensor]]:
+    return list(text_batches(tokenizer, texts, length=length, batch_size=1))
+
+
+def cuts_of(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> list[tuple[str, int, list[Head]]]:
+    """Return the cuts, (name, number of the draw, heads)."""
+    every = [(*site.key, head) for site in ht.sites(model) for head in range(site.heads)]
+    n, n_induction = round(SHARE * len(every)), round(INDUCTION_SHARE * len(every))
+    scores = induction_scores(model, n=sizes["induction sequences"], length=sizes["segment"], batch_size=10)
+    scores = scores[scores.role == INDUCTION].nlargest(n_induction, "score")
+    induction = [(row.kind, row.layer, row.head) for row in scores.itertuples()]
+
+    validation = natural_text("english", "validation", sizes["ranking texts"])
+    order = ht.gradient(model, text_batches(tokenizer, validation)).order()
+    first = sizes["cut documents"]  # those before are measured on
+    chunks = _chunks(tokenizer, _help_texts(), sizes["cut chunk"])[first : first + sizes["cut ranking"]]
+    by_documents = ht.gradient(model, chunks).order()
+
+    lowest = order[:n]
+    spared = [head for head in order if head not in induction][:n]
+    instead = [head for head in spared if head not in lowest]  # what goes in place of the induction heads
+    others = [head for head in lowest if head not in induction]
+    cuts = [("sentences", 0, lowest), ("documents", 0, by_documents[:n]), ("induction spared", 0, spared)]
+    draw = torch.Generator().manual_seed(0)
+
+    def some(heads: Sequence[Head], count: int) -> list[Head]:
+        return [heads[i] for i in torch.randperm(len(heads), generator=draw)[:count].tolist()]
+
+    for number in range(sizes["cut draws"]):
+        stay = some(others, len(instead))
+        cuts.append(("others spared", number, [head for head in lowest if head not in stay] + instead[: len(stay)]))
+    for number in range(sizes["cut draws"]):
+        each = Counter(head[:2] for head in lowest)
+        drawn = [some([head for head in every if head[:2] == key], count) for key, count in each.items()]
+        cuts.append(("same layers", number, list(chain.from_iterable(drawn))))
+    cuts += [("random", number, some(every, n)) for number in range(sizes["cut draws"])]
+    return cuts
+
+
+def measured(model: nn.Module, texts: Texts, heads: Sequence[Head]) -> Losses:
+    """Return the losses without these heads."""
+    with ht.ablate(model, heads):
+        return losses_of(model, texts)
+
+
+@torch.no_grad()
+def losses_of(model: nn.Module, texts: Texts) -> Losses:
+    """Return each row's loss, and for documents that of three parts of the row: near its beginning, middle and far."""
+    found: Losses = {}
+    for name, batches in texts.items():
+        each = [_each(model, batch) for batch in batches]
+        start = each[0][0].shape[1] // 2 if name == "repeated" else 0  # of random tokens, only the second copy
+        found[name] = torch.cat([(loss[:, start:].sum(1) / counted[:, start:].sum(1)) for loss, counted in each])
+        if name == "documents":
+            edges = edges_of(each[0][0].shape[1] + 1)
+            for part, low, high in zip(("near", "middle", "far"), edges, edges[1:], strict=False):
+                found[f"documents, {part}"] = torch.cat([loss[:, low - 1 : high - 1].mean(1) for loss, _ in each])
+    return found
+
+
+def _each(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the loss of every token but the first, and which of them count."""
+    logits, labels = model(**model_inputs(model, batch)).logits[:, :-1].float(), batch["labels"][:, 1:]
+    each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
+    return each, labels != -100
+
+
+def edges_of(length: int) -> list[int]:
+    """Return where the three parts of a chunk begin, and where the last one ends: 1, a sixteenth, a quarter, all.
+
+    >>> edges_of(512)
+    [1, 32, 128, 512]
+    """
+    return [1, max(2, length // 16), max(3, length // 4), length]
