@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with files that take minutes, the browser's and lessons, so that two workers end at about the same time.
 
     Solutions are tried in the lessons' kernels. Tests of ``slow_tests.txt`` are marked ``slow``: ``make check`` runs
-    all others.
+    all others. Appendices, which no lesson needs, are compared weekly.
     """
     if any(item.path.suffix == ".ipynb" for item in items):
         from notebook_solutions import with_solutions  # here, as reading notebooks takes seconds to import
@@ -50,3 +50,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.split("[")[0] in slow:
             item.add_marker(pytest.mark.slow)
+        if item.path.parent.name == "more":
+            item.add_marker(pytest.mark.weekly)

@@ -18,7 +18,7 @@ from headtools.roles.probing import fit_and_predict
 from headtools.roles.tasks import control
 
 from ..heads.reference import untouched
-from ..heads.zoo import zoo_model
+from ..heads.zoo import fresh, zoo_model
 
 # Architectures of the zoo whose layout the one file understands. The others: layers that run several times (albert), z
 # that is not what W_O reads head by head, several stacks of one kind (clip), latent keys and values (deepseek).
@@ -224,7 +224,7 @@ def test_an_order_that_is_scored_again():
 
 @pytest.mark.parametrize("name", ["bart", "marian", "opt", "whisper"])
 def test_a_layer_without_some_heads(name):
-    model, batch = zoo_model(name)
+    model, batch = fresh(name)
     smaller, key = copy.deepcopy(model), next(iter(my_heads.sites(model)))
     place = next(n for n, module in model.named_modules() if module is my_heads.sites(model)[key].module)
     attention = my_heads.slice_layer(model.get_submodule(place), [1])
@@ -423,6 +423,7 @@ def test_an_honest_choice():
 @pytest.mark.parametrize("name", SCORED)
 def test_a_slope_that_sees_behind_sharp_maps(name):
     model, batches = labelled(name)
+    model = copy.deepcopy(model)  # the zoo's is shared
     model.set_attn_implementation("eager")  # which calls a softmax that can be replaced
     theirs = ht.gradient(model, batches, signed=True, softmax="secant").rows
     with untouched(model):
