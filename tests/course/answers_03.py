@@ -48,20 +48,23 @@ def one_key(attended, pairs):
     return torch.stack([attended[b, :, :, i] == min(keys) for b, i, keys in pairs])
 
 
-def bootstrap(rows, times=1500, kind="", seed=5):
-    """An interval with one mistake, in another style than the reference: one resample after the other."""
+def bootstrap(rows, times=1000, kind="", seed=5):
+    """An interval with one mistake, in another style than the reference: from how often each row is drawn."""
     n, mean = len(rows), rows.mean(0)
-    error, generator, found = rows.std(0) / math.sqrt(n), torch.Generator().manual_seed(seed), []
-    for _ in range(times):
-        places = torch.randint(n, (n,), generator=generator)
-        places = torch.randperm(n, generator=generator) if kind == "permuted" else places
-        some = rows[places]
-        its = some.std(0) / math.sqrt(n)
-        its = its if kind in ("no floor", "nan") else torch.maximum(its, error / 4)
-        its = error if kind == "sample's error" else its
-        t = (some.mean(0) - mean) / its
-        found.append(some.mean(0) if kind == "percentile" else t if kind == "nan" else t.nan_to_num(0, 99, -99))
-    ends = torch.stack(found).quantile(torch.tensor([0.025, 0.975], dtype=rows.dtype), dim=0)
+    error, generator = rows.std(0) / math.sqrt(n), torch.Generator().manual_seed(seed)
+    places = torch.randint(n, (times, n), generator=generator)
+    counts = torch.zeros(times, n).double().scatter_add_(1, places, torch.ones(times, n).double())
+    counts = torch.ones_like(counts) if kind == "permuted" else counts
+    means = counts @ rows / n
+    variances = torch.stack(
+        [(counts * (column - m[:, None]).square()).sum(1) for column, m in zip(rows.T, means.T, strict=True)], 1
+    )
+    its = (variances / (n - 1) / n).sqrt()
+    its = its if kind in ("no floor", "nan") else torch.maximum(its, error / 4)
+    its = error if kind == "sample's error" else its
+    t = (means - mean) / its
+    t = means if kind == "percentile" else t if kind == "nan" else t.nan_to_num(0, 99, -99)
+    ends = t.quantile(torch.tensor([0.025, 0.975], dtype=rows.dtype), dim=0)
     if kind == "percentile":
         return ends[0], ends[1]
     student = -9 if kind == "no guard" else stats.t.ppf(0.975, n - 1)
@@ -73,15 +76,15 @@ def bootstrap(rows, times=1500, kind="", seed=5):
 
 
 def wrong_interval(kind):
-    return lambda rows: bootstrap(rows, kind=kind)
+    return lambda rows, times: bootstrap(rows, times, kind=kind)
 
 
-def normal(rows):
+def normal(rows, times):
     half = 1.96 * rows.std(0) / math.sqrt(len(rows))
     return rows.mean(0) - half, rows.mean(0) + half
 
 
-def package_bootstrap(rows):
+def package_bootstrap(rows, times=1000):
     return ht.bootstrap(rows)
 
 
@@ -163,7 +166,7 @@ ANSWERS = {
         ],
     },
     "03.bootstrap": {
-        "right": [my_heads.bootstrap, bootstrap, lambda rows: torch.stack(bootstrap(rows, seed=6))],
+        "right": [my_heads.bootstrap, bootstrap, lambda rows, times: torch.stack(bootstrap(rows, times, seed=6))],
         "wrong": [
             (wrong_interval("percentile"), "middle of the resampled means, without t"),
             (wrong_interval("as they come"), "exchange the two"),
@@ -174,9 +177,9 @@ ANSWERS = {
             (wrong_interval("permuted"), "drawn with replacement"),
             (wrong_interval("spread"), "by the root of n|Draw n rows"),
             (normal, "1.96|Student"),
-            (lambda rows: rows.mean(0), "Two things are asked for|lower and the upper end"),
-            (lambda rows: bootstrap(rows)[::-1], "lower end lies above"),
-            (lambda rows: (rows.mean(), rows.mean()), r"\(H,\)"),
+            (lambda rows, times: rows.mean(0), "Two things are asked for|lower and the upper end"),
+            (lambda rows, times: bootstrap(rows, times)[::-1], "lower end lies above"),
+            (lambda rows, times: (rows.mean(), rows.mean()), r"\(H,\)"),
             (package_bootstrap, "ht.bootstrap is right, and it is the one that you are about to write"),
         ],
     },
