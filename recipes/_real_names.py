@@ -49,7 +49,7 @@ class Prompts:
 def prompts(tokenizer: Any, n_pairs: int) -> list[Prompts]:
     """Return the prompts of each template: each name of a pair acts once; which comes first changes by turns.
 
-    None where a name is not one token, so that the two prompts of a pair would not match token for token.
+    Empty where a name is not one token, so that the two prompts of a pair would not match token for token.
     """
     made = []
     for number, template in enumerate(TEMPLATES):
@@ -238,9 +238,11 @@ def _direct(clean: Run, corrupted: Run, heads: Sequence[Head], others: Tensor) -
     """Return each head's parts of the two logits (B, 2); the last norm is taken as it was in that run."""
     model, at_norm = clean.model, {}
     hook = model.model.norm.register_forward_pre_hook(lambda _module, args: at_norm.update(x=args[0][:, -1]))
-    with ht.record(model, want="z") as seen:
-        clean.difference(heads, corrupted)
-    hook.remove()
+    try:
+        with ht.record(model, want="z") as seen:
+            clean.difference(heads, corrupted)
+    finally:
+        hook.remove()
     root = (at_norm["x"].square().mean(-1, keepdim=True) + model.model.norm.variance_epsilon).sqrt()
     words = model.lm_head.weight
     towards = words[torch.stack([clean.task.right, clean.task.wrong], 1)] - words[others].mean(0)  # (B, 2, d)

@@ -46,7 +46,7 @@ PAGES = {
     "truth": "Which measure finds the circuit?",
     "bibliography": "Bibliography",
 }
-# Lessons were renumbered in the third edition, when the lesson on what heads look at became two.
+# Where lessons were before what heads look at became two lessons: links to them lead on.
 MOVED = {
     "04_does_a_head_know_or_use": "05_does_a_head_know_or_use",
     "05_how_do_heads_specialise": "06_how_do_heads_specialise",

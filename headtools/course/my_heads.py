@@ -8,19 +8,18 @@ wrong, and says what to do instead.
     1. where the heads are       sites
     2. what they do              record, contributions
     3. what they could do        weights, ov, qk, effective_rank, overlap, look_back
-    4. what happens without      edit, gates, switch_off
-       what does a head carry    patch, logit_difference, moved, remove_direction,
-                                 rewrite
+    4. what happens without      edit, gates, by_site, switch_off
+       what does a head carry    patch, logit_difference, moved, remove_direction, rewrite
        who reads its note        hide_from, write_head
-    5. what they look at         head_means, confidence, offset_score, induction_score
-       is a story about them true offset_pairs, relation_pairs, hits, best_offset, sentence_rows
+    5. what they look at         confidence, induction_score
+       is a story true           offset_pairs, relation_pairs, hits, best_offset, sentence_rows
        is the name right         swap_words, pair_cost, counterfactual
        what do they carry        probe, control_labels, eraser, erase
     6. what they are worth       loss, gradient, ablation, saturation_proof_gradient
        where an answer came from direct_logit, messages, Share, attention_rule
     7. how many can go           HardConcrete, fit_gates, target_size, pruning_curve, greedy_order, slice_layer
        who survives              survivors_null
-    8. how sure we are           bootstrap, table, honest_choice
+    8. how sure we are           bootstrap, honest_choice
     9. all of it, on any model   report
 
 Shapes: B examples, T tokens, H heads, W features of a head's value, D features of the residual stream. Every score is
@@ -279,6 +278,14 @@ def gates(model: nn.Module, values: Mapping[tuple, Tensor]):
     return edit(model, {key: gate(value) for key, value in values.items()})
 
 
+def by_site(heads: Iterable[tuple]) -> dict[tuple, list[int]]:
+    """Return heads, (kind, layer, head), as interventions take them: {(kind, layer): [head, ...]}."""
+    found: dict[tuple, list[int]] = {}
+    for *key, head in heads:
+        found.setdefault(tuple(key), []).append(head)
+    return found
+
+
 def switch_off(model: nn.Module, heads: Mapping[tuple, Iterable[int]]):
     """Switch heads off while the context lasts: {("encoder", 2): [0, 5]}."""
     found, values = sites(model), {}
@@ -327,6 +334,8 @@ def moved(model: nn.Module, run: Mapping, other: Mapping, heads: Mapping, measur
     with record(model) as source:
         there = measure(model(**other).logits)
     here = measure(model(**run).logits)
+    if torch.isclose(here, there, rtol=1e-4, atol=1e-6).any():
+        raise ValueError("in some examples both runs measure the same, so nothing can move: leave these out")
     with patch(model, heads, source, positions):
         now = measure(model(**run).logits)
     return (now - here) / (there - here)
@@ -342,7 +351,8 @@ def remove_direction(model: nn.Module, head: tuple, directions: Tensor):
     *key, h = head
     site = sites(model)[tuple(key)]
     w_o = _rows(site.out).detach().unflatten(0, (site.heads, -1))[h]  # (W, D), in the memory of the weight
-    basis = torch.linalg.qr(directions.to(w_o).T)[0]  # orthonormal columns, (D, n)
+    u, sizes, _ = torch.linalg.svd(directions.to(w_o).T, full_matrices=False)
+    basis = u[:, sizes > 1e-5 * sizes.max()]  # orthonormal columns, as many as there are independent directions
     before = w_o.clone()
     w_o -= w_o @ basis @ basis.T
     try:
@@ -418,17 +428,20 @@ def rewrite(k: Tensor, r: Tensor, C: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def head_means(model: nn.Module, batches: Iterable[Mapping], score: Callable[[Tensor], Tensor]) -> dict[tuple, Tensor]:
-    """Return the mean of ``score(maps)`` (B, H, query) over the queries that are no padding, as rows {key: (n, H)}."""
+def confidence(model: nn.Module, batches: Iterable[Mapping]) -> dict[tuple, Tensor]:
+    """Return each head's largest weight, averaged over the queries that are no padding, as rows {key: (n, H)}.
+
+    All keys count. Voita et al. (2019, section 4) leave out the EOS token, as ``ht.confidence`` does.
+    """
     parts = []
     for batch in batches:
         with record(model) as seen:
             model(**batch)
         part = {}
         for key, layer in seen.items():
-            value = score(layer.maps)
-            real = _real_queries(model, batch, key[0], value).to(value)[:, None]  # (B, 1, query)
-            part[key] = (value * real).sum(-1) / real.sum(-1)
+            largest = layer.maps.amax(-1)  # (B, H, query)
+            real = _real_queries(model, batch, key[0], largest).to(largest)[:, None]  # (B, 1, query)
+            part[key] = (largest * real).sum(-1) / real.sum(-1)
         parts.append(part)
     return _joined(parts)
 
@@ -438,21 +451,6 @@ def _real_queries(model: nn.Module, batch: Mapping, kind: str, value: Tensor) ->
     if model.config.is_encoder_decoder and kind != "encoder":  # the decoder's tokens are those of the labels
         return batch["labels"] != -100
     return batch.get("attention_mask", torch.ones(len(value), value.shape[-1]))
-
-
-def confidence(model: nn.Module, batches: Iterable[Mapping]) -> dict[tuple, Tensor]:
-    """Return each head's largest weight, averaged over queries, as rows (Voita et al. 2019, section 4)."""
-    return head_means(model, batches, lambda maps: maps.amax(-1))
-
-
-def offset_score(maps: Tensor, offset: int) -> Tensor:
-    """Return how often a head looks most at the token ``offset`` places away: maps (B, H, T, T) -> (B, H).
-
-    -1 is the previous token. Queries that have no such token do not count.
-    """
-    hits = (maps.argmax(-1) - torch.arange(maps.shape[-1])) == offset  # (B, H, query)
-    has_target = slice(max(0, -offset), maps.shape[-1] - max(0, offset))
-    return hits[..., has_target].double().mean(-1)
 
 
 def induction_score(maps: Tensor, period: int) -> Tensor:
@@ -604,7 +602,8 @@ def eraser(x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
         left = (x - mean) @ keep  # what earlier labels have left
         delta = left[y == label].mean(0) - left[y != label].mean(0)
         a = torch.linalg.pinv(left.T @ left / len(x), hermitian=True) @ delta
-        keep = keep - keep @ torch.outer(a, delta) / (a @ delta)
+        if a @ delta > 1e-12:  # where the means are the same, there is nothing to read, and nothing to erase
+            keep = keep - keep @ torch.outer(a, delta) / (a @ delta)
     return lambda z: mean.to(z) + (z - mean.to(z)) @ keep.to(z)
 
 
@@ -620,10 +619,8 @@ def erase(model: nn.Module, erasers: Mapping[tuple, Callable[[Tensor], Tensor]])
 
         return erased
 
-    by_site: dict[tuple, dict] = {}
-    for (*key, head), take in erasers.items():
-        by_site.setdefault(tuple(key), {})[head] = take
-    return edit(model, {key: change(own) for key, own in by_site.items()})
+    heads = by_site(erasers)
+    return edit(model, {key: change({h: erasers[*key, h] for h in some}) for key, some in heads.items()})
 
 
 # --- 6. What they are worth -------------------------------------------------------------------------------------------
@@ -681,10 +678,13 @@ class _Softmax(TorchFunctionMode):
 
     def __init__(self, instead: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.instead = instead
+        self.instead, self.called = instead, False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        return self.instead(args[0]) if func.__name__ == "softmax" else func(*args, **(kwargs or {}))
+        if func.__name__ != "softmax":
+            return func(*args, **(kwargs or {}))
+        self.called = True
+        return self.instead(args[0])
 
 
 def secant_softmax(scores: Tensor) -> Tensor:
@@ -697,8 +697,8 @@ def secant_softmax(scores: Tensor) -> Tensor:
     seen = scores >= scores.amax(-1, keepdim=True) - 4000  # what lies further below is masked
     n = seen.sum(-1, keepdim=True)
     with torch.no_grad():
-        ratio = (scores.log_softmax(-1) + n.log()).masked_fill(~seen, 0)  # log(p / u)
-        m = torch.where(ratio.abs() < 1e-4, 1, ratio.expm1() / ratio) * seen / n
+        r = (scores.log_softmax(-1) + n.log()).masked_fill(~seen, 0)  # log(p / u)
+        m = torch.where(r.abs() < 1e-4, 1, r.expm1() / r) * seen / n
     s = scores.masked_fill(~seen, 0)
     return seen / n + m * (s - (m * s).sum(-1, keepdim=True) / m.sum(-1, keepdim=True))
 
@@ -708,11 +708,13 @@ def saturation_proof_gradient(
 ) -> dict[tuple, Tensor]:
     """Return ``gradient`` with a softmax whose slope does not vanish where a head looks at one key only, as rows.
 
-    So heads that write the queries and keys of such a head are seen, too. The model must call its softmax itself, as
-    those with attn_implementation="eager" do.
+    So heads that write the queries and keys of such a head are seen, too.
     """
-    with _Softmax(secant_softmax):
-        return gradient(model, batches, loss)
+    with _Softmax(secant_softmax) as mode:
+        rows = gradient(model, batches, loss)
+    if not mode.called:
+        raise ValueError("attention is fused and calls no softmax: model.set_attn_implementation('eager')")
+    return rows
 
 
 # Where did an answer come from? Directly, as a sum of what heads write; and through everything else, by a rule.
@@ -732,10 +734,14 @@ def direct_logit(
     def keep(key):
         return lambda value: z.update({key: value[:, -1:]})  # None: nothing is changed
 
-    hook = norm.register_forward_pre_hook(lambda _module, args: read.append(args[0][:, -1]))
-    with torch.no_grad(), edit(model, {key: keep(key) for key in sites(model)}):
+    if "attention_mask" in batch and not batch["attention_mask"][:, -1].all():
+        raise ValueError("some texts end in padding, and the last token is read: pass texts of one length")
+    with ExitStack() as stack:
+        hook = norm.register_forward_pre_hook(lambda _module, args: read.append(args[0][:, -1]))
+        stack.callback(hook.remove)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(edit(model, {key: keep(key) for key in sites(model)}))
         model(**batch)
-    hook.remove()
     x, centres = read[0], isinstance(norm, nn.LayerNorm)  # an RMSNorm takes no mean off
     if centres:
         x = x - x.mean(-1, keepdim=True)
@@ -847,14 +853,14 @@ def fit_gates(
     The loss is the model's own plus ``penalty(n)``, nats for n gates that are expected to be open (Voita et al. 2019,
     section 6.1). The model is frozen, but for the parameters ``also``. Gives (steps + 1, heads), the start first.
     """
-    groups = [{"params": [gate.log_alpha], "lr": rate}, {"params": list(also), "lr": 3e-4}]
-    optimizer = torch.optim.Adam(groups)
+    also = list(also)
+    optimizer = torch.optim.Adam([{"params": [gate.log_alpha], "lr": rate}, {"params": also, "lr": 3e-4}])
     history = [gate.log_alpha.detach().clone()]
-    for batch, u in zip(batches, noise, strict=False):
+    for batch, u in zip(batches, noise, strict=False):  # batches may have no end
         drawn = gate.sample(u).view(len(keys), -1)  # (site, head)
         with gates(model, dict(zip(keys, drawn, strict=True))):
             total = model(**batch).loss + penalty(gate.p_open().sum())
-            total.backward()
+            total.backward(inputs=[gate.log_alpha, *also])  # no gradient is left in other weights
         optimizer.step()
         optimizer.zero_grad()
         history.append(gate.log_alpha.detach().clone())
@@ -892,10 +898,7 @@ def pruning_curve(
     """
     curve = {}
     for count in counts:
-        off: dict[tuple, list[int]] = {}
-        for *key, head in order[:count]:
-            off.setdefault(tuple(key), []).append(head)
-        with switch_off(model, off):
+        with switch_off(model, by_site(order[:count])):
             curve[count] = metric()
     return curve
 
@@ -910,10 +913,7 @@ def greedy_order(
     """
     order, rest = [], list(heads)
     while rest:
-        off: dict[tuple, list[int]] = {}
-        for *key, head in order:
-            off.setdefault(tuple(key), []).append(head)
-        with switch_off(model, off):
+        with switch_off(model, by_site(order)):
             values = score()
         rest.sort(key=lambda head: values[head[:-1]][head[-1]])
         order, rest = order + rest[:step], rest[step:]
@@ -978,16 +978,6 @@ def bootstrap(rows: Tensor, times: int = 1000) -> tuple[Tensor, Tensor]:
     below, above = t.quantile(torch.tensor([0.025, 0.975], dtype=t.dtype), dim=0)
     student = stats.t.ppf(0.975, n - 1)  # never narrower than Student's t
     return mean - above.clamp_min(student) * error, mean - below.clamp_max(-student) * error
-
-
-def table(rows: Mapping[tuple, Tensor]) -> list[tuple]:
-    """Return one line a head, the highest mean first: (kind, layer, head, mean, low, high)."""
-    lines = []
-    for key, site_rows in rows.items():
-        low, high = bootstrap(site_rows)
-        ends = zip(site_rows.mean(0).tolist(), low.tolist(), high.tolist(), strict=True)
-        lines += [(*key, head, *numbers) for head, numbers in enumerate(ends)]
-    return sorted(lines, key=lambda line: -line[-3])
 
 
 def honest_choice(choosing: Mapping[tuple, Tensor], measuring: Mapping[tuple, Tensor]) -> dict:

@@ -60,10 +60,11 @@ def bootstrap(rows, times=1000, kind="", seed=5):
         [(counts * (column - m[:, None]).square()).sum(1) for column, m in zip(rows.T, means.T, strict=True)], 1
     )
     its = (variances / (n - 1) / n).sqrt()
-    its = its if kind in ("no floor", "nan") else torch.maximum(its, error / 4)
+    its = its if kind in ("no floor", "no floor, zeros", "nan") else torch.maximum(its, error / 4)
     its = error if kind == "sample's error" else its
     t = (means - mean) / its
-    t = means if kind == "percentile" else t if kind == "nan" else t.nan_to_num(0, 99, -99)
+    big = 0 if kind == "no floor, zeros" else 99
+    t = means if kind == "percentile" else t if kind == "nan" else t.nan_to_num(0, big, -big)
     ends = t.quantile(torch.tensor([0.025, 0.975], dtype=rows.dtype), dim=0)
     if kind == "percentile":
         return ends[0], ends[1]
@@ -77,6 +78,11 @@ def bootstrap(rows, times=1000, kind="", seed=5):
 
 def wrong_interval(kind):
     return lambda rows, times: bootstrap(rows, times, kind=kind)
+
+
+def equal_rows_fail(rows, times):
+    low, high = bootstrap(rows, times)
+    return low * (rows.std(0) / rows.std(0)), high
 
 
 def normal(rows, times):
@@ -173,7 +179,9 @@ ANSWERS = {
             (wrong_interval("sample's error"), "error of its own resample"),
             (wrong_interval("no guard"), "narrower than Student"),
             (wrong_interval("no floor"), "quarter of the sample's"),
-            (wrong_interval("nan"), "There is a NaN"),
+            (wrong_interval("no floor, zeros"), "quarter of the sample's. .Your infinite t became 0"),
+            (wrong_interval("nan"), "An end is not finite.*quarter of the sample's"),
+            (equal_rows_fail, "There is a NaN. Where all rows are equal"),
             (wrong_interval("permuted"), "drawn with replacement"),
             (wrong_interval("spread"), "by the root of n|Draw n rows"),
             (normal, "1.96|Student"),

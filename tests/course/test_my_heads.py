@@ -99,10 +99,6 @@ def test_circuits_and_contributions(name):
 def test_roles():
     maps = torch.rand(3, 4, 12, 12, generator=torch.Generator().manual_seed(0)).tril().softmax(-1)
     torch.testing.assert_close(my_heads.induction_score(maps, 6), induction(maps, 6))
-    previous = torch.eye(5).roll(-1, 1).expand(2, 3, 5, 5)
-    assert my_heads.offset_score(previous, -1).tolist() == [[1.0] * 3] * 2
-    assert my_heads.offset_score(previous, 4).tolist() == [[1.0] * 3] * 2  # the first query looks at the last token
-    assert my_heads.offset_score(previous, 1).tolist() == [[0.0] * 3] * 2
 
 
 def test_gates_that_learn():
@@ -151,12 +147,10 @@ def test_a_target_is_reached_where_heads_cost_what_they_cost():
     assert gate.log_alpha.detach()[:8].max() < 0
 
 
-def test_intervals_and_table():
+def test_intervals():
     rows = torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).exp()
     for mine, theirs in zip(my_heads.bootstrap(rows), ht.bootstrap(rows), strict=True):
         torch.testing.assert_close(mine.float(), theirs)
-    lines = my_heads.table({("encoder", 1): rows})
-    assert [line[:3] for line in lines] == [("encoder", 1, h) for h in rows.mean(0).argsort(descending=True).tolist()]
     with pytest.raises(ValueError, match="five examples or more, got 4"):
         my_heads.bootstrap(rows[:4])
 
@@ -292,6 +286,40 @@ def test_probes_and_their_control():
     theirs = control(read, list(map(str, y[:150].tolist())), 150)
     for labels in (found.tolist(), theirs):  # both have one label for each word that is read
         assert len(set(zip(read, labels, strict=True))) == len(set(read))
+
+
+def test_what_would_be_silently_wrong():
+    model, batches = labelled("marian")
+    run, heads = batches[0], {("encoder", 0): [1]}
+    with pytest.raises(ValueError, match="both runs measure the same"):
+        my_heads.moved(model, run, run, heads, lambda logits: logits[:, 0, 3])
+    fused, batch = fresh("llama")
+    fused.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match=r"set_attn_implementation\('eager'\)"):
+        my_heads.saturation_proof_gradient(fused, [batch | {"labels": batch["input_ids"]}])
+    ended = batch | {"attention_mask": torch.ones_like(batch["input_ids"]).index_fill(1, torch.tensor(-1), 0)}
+    with pytest.raises(ValueError, match="pass texts of one length"):
+        my_heads.direct_logit(fused, fused.model.norm, ended, torch.tensor([1]), torch.tensor([2]))
+    assert not fused.model.norm._forward_pre_hooks
+
+    x, y = torch.ones(6, 3), torch.tensor([0, 1] * 3)  # the two labels have the same mean: nothing to read
+    assert torch.equal(my_heads.eraser(x, y)(x), x)
+    key, head = ("encoder", 0), 1
+    one = torch.randn(1, model.config.d_model)
+    before = my_heads.weights(my_heads.sites(model)[key])[3][head].clone()
+    written = []
+    for directions in (one, torch.cat([one, 2 * one])):  # twice the same direction is one direction
+        with my_heads.remove_direction(model, (*key, head), directions):
+            written.append(my_heads.weights(my_heads.sites(model)[key])[3][head].clone())
+    torch.testing.assert_close(*written, atol=1e-6, rtol=0)
+    assert torch.equal(my_heads.weights(my_heads.sites(model)[key])[3][head], before)
+
+
+def test_training_gates_leaves_no_gradient_behind():
+    model, batches = labelled("marian")
+    gate = my_heads.HardConcrete(4)
+    my_heads.fit_gates(model, batches, [("encoder", 0)], gate, lambda n: 0.1 * n, torch.full((1, 4), 0.4))
+    assert all(weight.grad is None for weight in model.parameters())
 
 
 def test_training_mode_and_models_without_an_interface_are_refused():

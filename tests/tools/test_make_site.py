@@ -72,10 +72,10 @@ def test_an_honest_minute_counts_text_code_predictions_and_exercises():
     ]
     notebook = new_notebook(cells=cells)
     assert 2.6 < honest_minutes.text_minutes(notebook) < 3  # 400 words and a few; neither code nor the solution
-    assert honest_minutes.exercise_minutes(notebook) == 40
+    assert honest_minutes.exercise_minutes(notebook) == 10
     assert honest_minutes.code_lines(notebook) == 4
     assert honest_minutes.predictions(notebook) == 1
-    assert honest_minutes.honest_minutes(notebook, seconds=120) == 45  # 2.8 + 40 + .4 + 1.5 + 2
+    assert honest_minutes.honest_minutes(notebook, seconds=120) == 15  # 2.8 + 10 + .4 + 1.5 + 2
 
 
 def test_a_lost_figure_is_told():

@@ -133,6 +133,12 @@ def _among(keys: Tensor, pairs: list[tuple]) -> Tensor:
     return torch.stack([torch.isin(k, torch.tensor(sorted(some))) for k, (_, _, some) in zip(keys, pairs, strict=True)])
 
 
+_FLOOR = (
+    "A resample of nearly equal rows has hardly any standard error, and its t runs away. Let the error be at least "
+    "a quarter of the sample's."
+)
+
+
 def _bootstrap(answer: Any) -> None:
     """bootstrap(rows): rows (n, H) -> the lower and upper end of a 95 % interval of their mean, (H,) each."""
     draw = torch.Generator().manual_seed(0)
@@ -148,19 +154,18 @@ def _bootstrap(answer: Any) -> None:
         if len(result) != 2:
             raise Hint(f"Two things are asked for, the lower and the upper end; there are {len(result)}.")
         low, high = (tensor(end, (2,), "(H,)", {"rows": rows}) for end in result)
-        if bool(low.isnan().any() | high.isnan().any()):
+        ends = torch.stack([low, high])
+        if bool(ends.isnan().any()) and what == "equal":
             raise Hint(
                 "There is a NaN. Where all rows are equal, the resamples' standard errors are 0 and t is 0 / 0: "
                 "make it 0 (nan_to_num), and the interval ends at the mean."
             )
-        if bool(low.isinf().any() | high.isinf().any()):
-            raise Hint(
-                "An end is infinite: a resample of nearly equal rows has a standard error of 0. Give it a floor."
-            )
+        if not bool(ends.isfinite().all()):
+            raise Hint(f"An end is not finite. {_FLOOR}")
         mean, error = rows.mean(0), rows.std(0) / math.sqrt(len(rows))
         if bool((low > high).any()):
             raise Hint("The lower end lies above the upper one. The upper quantile of t gives the lower end.")
-        ends = torch.stack([low - mean, high - mean])
+        ends = ends - mean
         wanted = _studentised(rows)
         if _near(ends, wanted, error):
             continue
@@ -174,15 +179,15 @@ def _bootstrap(answer: Any) -> None:
                 rows, exchanged=False
             ),
             "It is narrower than Student's t. Take whichever is wider, at both ends.": _studentised(rows, guard=False),
-            "A resample of nearly equal rows has hardly any standard error, and its t runs away. Let it be at least a "
-            "quarter of the sample's.": _studentised(rows, floor=0.0),
+            _FLOOR: _studentised(rows, floor=0.0),
+            f"{_FLOOR} (Your infinite t became 0.)": _studentised(rows, floor=0.0, instead=0.0),
             "This is 1.96 standard errors to each side: no resample is in it.": _student(rows, 1.96),
         }
         hint = next((h for h, wrong in known.items() if _near(ends, wrong, error)), "")
         if _near(ends / math.sqrt(len(rows)), wanted, error):
             hint = "This is the spread of the examples; the mean of n examples varies less, by the root of n."
         if not hint and bool((ends.abs() > 10 * error).any()):
-            hint = next(text for text in known if text.startswith("A resample of nearly equal rows"))
+            hint = _FLOOR
         hint = hint or "Draw n rows with replacement, many times; t of each; its quantiles times the standard error."
         listed = ", ".join(f"{float(end):.2f}" for end in [*low, *high])
         raise Hint(f"{hint}\nSee it for {len(rows)} rows that are {what}, where you give {listed}.")
@@ -199,12 +204,15 @@ def _draws(rows: Tensor, times: int = 20_000) -> Tensor:
     return rows[torch.randint(n, (times, n), generator=torch.Generator().manual_seed(1))]
 
 
-def _studentised(rows: Tensor, exchanged: bool = True, guard: bool = True, floor: float = 0.25) -> Tensor:
+def _studentised(
+    rows: Tensor, exchanged: bool = True, guard: bool = True, floor: float = 0.25, instead: float = 50.0
+) -> Tensor:
+    """Give the ends, from the mean, of the interval, or of one with a mistake; an infinite t is ``instead``."""
     n, mean = len(rows), rows.mean(0)
     error = rows.std(0) / math.sqrt(n)
     resampled = _draws(rows)
     its = (resampled.std(1) / math.sqrt(n)).maximum(floor * error)
-    t = ((resampled.mean(1) - mean) / its).nan_to_num(0, 50, -50)
+    t = ((resampled.mean(1) - mean) / its).nan_to_num(0, instead, -instead)
     below, above = t.quantile(torch.tensor([0.025, 0.975], dtype=t.dtype), dim=0)
     student = _quantile(n) if guard else -math.inf
     if not exchanged:
