@@ -19,6 +19,7 @@ from headtools.course.claims import Others, ledger_rows
 from headtools.course.course_claims import CourseClaim, CourseClaims
 from headtools.course.plain import plain
 
+from .course.test_report import assert_runs_one_script
 from .hostile import HOSTILE, Skeleton
 
 
@@ -161,7 +162,10 @@ def test_a_report_on_hostile_sentences():
     model = tf.BertForMaskedLM(tf.BertConfig(vocab_size=len(known), pad_token_id=0, **shape)).eval()
     found = ht.report(model, rows, tokenizer, orders=1, title=bad[0], progress=False)
     parts = Skeleton(found.html).parts
-    assert not {part[0] for part in parts} & {"script", "iframe"}
+    assert not {part[0] for part in parts} & {"iframe", "img"}
     assert not {name for part in parts for name in part[1:] if name.startswith("on")}
+    data = assert_runs_one_script(found.html)
+    shown = {token for text in data["texts"] for token in text["input_ids"]}
+    assert len(shown & set(map(plain, bad))) > len(bad) / 2, "the others are masked"
     assert not found.missing
     assert found.tables["pruning"].kept.tolist() == [2, 1, 0] * 2, "two heads: each number of them once an order"

@@ -1,31 +1,34 @@
 """What a report measures: each function takes the subject and what was measured before it, and returns numbers.
 
-Nothing here knows of a page: ``sections.py`` turns the results into one.
+Nothing here knows of a page: ``sections.py`` and ``heads.py`` turn the results into one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from headtools._report.subject import Subject, halves
 from headtools.geometry.circuits import ov, random_like
 from headtools.geometry.subspaces import effective_rank, overlap
 from headtools.heads._devices import on_device
 from headtools.heads.groups import cache_size
-from headtools.heads.record import record
 from headtools.heads.scores import Head, HeadScores, head_columns
 from headtools.heads.sites import sites
 from headtools.importance._inputs import each_batch
+from headtools.importance.ablation import loss_rises
 from headtools.importance.loss import labels_only_loss
+from headtools.importance.statistics import Block, entropy, largest, offset, statistics
 from headtools.roles._segments import ordinary_tokens
 from headtools.roles.attention_sinks import attention_sinks
-from headtools.roles.head_functions import function
 from headtools.roles.induction import induction_scores
 from headtools.roles.taxonomy import taxonomy
 from headtools.roles.token_labels import token_labels
@@ -34,8 +37,10 @@ from headtools.sparse.pruning_curve import curves, random_order
 
 Results = Mapping[str, Any]  # by the name of the measure
 
-N_MAPS = 8  # heads whose maps are drawn
-EXAMPLE_WORDS = (5, 14)  # fewest and most words of the sentence whose maps are drawn
+ALL_OFF = 160  # up to so many heads, each is switched off on its own; of more, those with the highest gradient
+N_OFF = 24
+N_REPLACED = 8  # heads whose output is replaced in other ways than by zero
+N_WORDS = 6  # words at either end of a direction
 RANDOM_POINTS = (0.75, 0.5, 0.25)  # shares of heads kept at which random orders are measured
 SINK_FROM = 0.5  # a share of weight on the first token from which on a head is counted
 N_SEQUENCES, LENGTH, REPEATS = 12, 25, 4  # random segments, their tokens, and how often each stands in a sequence
@@ -108,17 +113,18 @@ def pruning(subject: Subject, results: Results, orders: int) -> dict[str, pd.Dat
     """The loss against the number of heads kept, least important heads first, and in random orders."""
     loss = subject.loss_of(subject.test)  # now, before any head is off: it may compare with the full model's outputs
     measure = partial(losses, batches=subject.test, loss=loss)
-    frame = curves(subject.model, ranked := {"gradient": results["selection"]}, measure)
+    name, scores = ranking(results)
+    frame = curves(subject.model, ranked := {name: scores}, measure)
     random = {f"random {i}": random_order(sites(subject.model), subject.seed + i) for i in range(orders)}
     if random:  # their mean is smooth: half as many points will do, and all heads and none they share
-        ends = frame[frame.kept.isin([0, len(results["selection"])])]
+        ends = frame[frame.kept.isin([0, len(scores)])]
         between = curves(subject.model, random, measure, RANDOM_POINTS)
         frame = pd.concat([frame, *(ends.assign(order=name) for name in random), between])
     frame = frame.drop_duplicates(["order", "kept"])  # with few heads, two fractions are one count
     # With half of the heads: what other draws of the examples that heads are ranked on would have given.
     spread = curves(subject.model, ranked, measure, [0.5], draws=RANKING_DRAWS)
     frame = frame.merge(spread[["order", "kept", "draws_low", "draws_high"]], "left", ["order", "kept"])
-    # "gradient" comes before "random"
+    # "cost" and "gradient" come before "random"
     return {"table": frame.sort_values(["order", "kept"], ascending=[True, False], ignore_index=True)}
 
 
@@ -179,7 +185,7 @@ def check(subject: Subject, results: Results, second: tuple[str, Sequence, Seque
     ``second``: the name of another corpus and its sentences or batches. A causal language model also gets random tokens
     that repeat.
     """
-    scores = results["selection"]
+    _, scores = ranking(results)
     heads = scores.order()[: max(1, round(CUT * len(scores)))]
     corpora = {"the corpus of the ranking": subject.test}
     if second is not None:
@@ -224,54 +230,149 @@ def cache(subject: Subject, results: Results) -> dict[str, Any]:
     return {"table": frame, "resting": len(resting), "saved": saved, "bits": 8 * width}
 
 
-def maps(subject: Subject, results: Results) -> dict[str, Any]:
-    """The attention maps, on one example, of heads that have a role or are important, with the reason."""
-    reasons: dict[Head, str] = {}
-    if "roles" in results:
-        frame = results["roles"]["table"]
-        # Roles that are functions: a class of maps, a distance or an entropy names no head worth a look, and under a
-        # causal mask "map diagonal" says nothing at all.
-        frame = frame[frame.passes & frame.role.isin([role for role in frame.role.unique() if function(role)])]
-        best = frame.loc[frame.groupby("family").low.idxmax()] if len(frame) else frame
-        reasons = dict(zip(best[head_columns(best)].itertuples(index=False, name=None), best.role, strict=True))
-    if "selection" in results:
-        for head in results["selection"].top(min(N_MAPS, len(results["selection"]))):
-            reasons.setdefault(head, "important")
-    if not reasons:
-        raise ValueError("no head has a role and importance could not be measured, so there are no maps to show")
-    reasons = dict(list(reasons.items())[:N_MAPS])
-    batch, queries, keys = example(subject)
-    with torch.no_grad(), record(subject.model, want="maps", only=[*{head[:-1] for head in reasons}]) as captured:
-        subject.model(**batch)
-    found = {head: captured[head[:-1]].maps[0, head[-1]].float().cpu().numpy() for head in reasons}  # (query, key)
-    return {"maps": found, "reasons": reasons, "decoder tokens": queries, "input tokens": keys}
+def cost(subject: Subject, results: Results) -> dict[str, Any]:
+    """How much the loss rises without each head, with the head that costs most chosen on the other half.
+
+    Of a model with many heads only those that the gradient ranks first are switched off.
+    """
+    heads = [*results["selection"]]
+    if len(heads) > ALL_OFF:
+        heads = results["selection"].top(N_OFF)
+    chosen = _without(subject, subject.selection, heads)
+    measured = _without(subject, subject.test, heads)
+    # Of the dearest heads of one half, the other half tells what they cost. Dearest is what costs much for sure: a mean
+    # may be the work of one sentence.
+    sure = chosen.flat() if chosen.low is None else chosen.low["heads", 0]
+    order = sure.sort(descending=True, stable=True).indices.tolist()
+    dearest = [heads[i] for i in order[:N_REPLACED]]
+    others = {}
+    for replacement in ("mean", "resample", "uniform"):
+        try:
+            others[replacement] = _frame(dearest, _without(subject, subject.test, dearest, replacement))
+        except ValueError:  # uniform attention needs a model whose attention can be replaced
+            continue
+    frame, by_site = _frame(heads, measured), {}
+    if len(heads) == len(results["selection"]):
+        widths = {key: len(values) for key, values in results["selection"].values.items()}
+        rows = chosen.rows["heads", 0].split([*widths.values()], 1)
+        by_site = {"ranking": HeadScores.from_rows(dict(zip(widths, rows, strict=True)), "cost")}
+    return {"table": frame, "first": dearest[0], "replaced": others, "of": len(results["selection"]), **by_site}
 
 
-def example(subject: Subject) -> tuple[dict, Sequence[str] | None, Sequence[str] | None]:
-    """Return one example whose maps are drawn, the tokens of its decoder and those of its input, where it has any."""
-    if not subject.sentences:
-        batch = next(each_batch(subject.model, subject.batches[0]))
-        batch = {name: value[:1] if isinstance(value, Tensor) else value for name, value in batch.items()}
-    else:
-        fewest, most = EXAMPLE_WORDS
-        suitable = [sentence for sentence in subject.sentences if fewest <= len(sentence.words) <= most]
-        sentence = suitable[0] if suitable else min(subject.sentences, key=lambda sentence: len(sentence.words))
-        if subject.objective is not None:
-            batch = next(each_batch(subject.model, subject.objective.batches([sentence])))
-        else:
-            batch = dict(subject.tokenizer([" ".join(sentence.words)], return_tensors="pt"))
-    inputs = on_device(subject.model, {name: value for name, value in batch.items() if name != "labels"})
-    if not subject.sentences:
-        return inputs, None, None
-    names = [_names(subject.tokenizer, batch.get(part)) for part in ("decoder_input_ids", "input_ids")]
-    return inputs, *names
+def ranking(results: Results) -> tuple[str, HeadScores]:
+    """The order in which heads go, of one half: by their cost where each was switched off, else by the gradient."""
+    of_cost = results.get("cost", {}).get("ranking")
+    return ("gradient", results["selection"]) if of_cost is None else ("cost", of_cost)
 
 
-def _names(tokenizer: Any, ids: Tensor | None) -> list[str] | None:
+def _without(subject: Subject, batches: Sequence[Mapping], heads: Sequence[Head], replacement: str = "zero") -> Any:
+    """Return the rise of the loss without each of the heads, alone: scores of one "site" whose heads are these."""
+    loss, off = subject.loss_of(batches), [{sites(subject.model).one(head[:-1]): [head[-1]]} for head in heads]
+    options = {"seed": subject.seed, "progress": False}
+    rises = loss_rises(subject.model, batches, off, loss, replacement, subject.selection, **options)
+    return HeadScores.from_rows({("heads", 0): rises}, "cost")
+
+
+def _frame(heads: Sequence[Head], scores: HeadScores) -> pd.DataFrame:
+    """Return the scores of some heads as a table: ``cost`` and its interval, where it has one."""
+    columns = ["stack", "kind", "layer", "head"][-len(heads[0]) :]
+    frame = pd.DataFrame(heads, columns=columns).assign(cost=scores.flat().tolist())
+    for name, ends in (("low", scores.low), ("high", scores.high)):
+        frame[name] = math.nan if ends is None else ends["heads", 0].tolist()
+    return frame
+
+
+def chance(subject: Subject, _: Results) -> dict[str, float]:
+    """The loss of the model, and that of guessing by how often each label occurs in the other half."""
+    labels = [[batch.get("labels") for batch in half] for half in (subject.selection, subject.test)]
+    if subject.loss is not None or subject.by_output or not all(isinstance(x, Tensor) for half in labels for x in half):
+        raise ValueError("there are no labels to guess")
+    seen, given = (torch.cat([x[x >= 0].cpu() for x in half]) for half in labels)
+    if seen.is_floating_point() or not len(seen) or not len(given):
+        raise ValueError("the labels are no classes")
+    width = int(getattr(subject.model.config, "vocab_size" if subject.tokenizer else "num_labels", 0))
+    # Every label is counted once more than it occurs, so that none has probability zero.
+    counts = torch.bincount(seen, minlength=max(width, int(given.max()) + 1)).double() + 1
+    guessing = -(counts / counts.sum()).log()[given].mean().item()
+    return {"model": losses(subject.model, subject.test, None).mean().item(), "guessing": guessing}
+
+
+def attention(subject: Subject, _: Results) -> dict[str, Any]:
+    """Averages over rows of attention: the largest weight, the entropy and, within a text, distances and near keys."""
+    if not subject.test:
+        raise ValueError(subject.unlabelled)
+    found = statistics(subject.model, subject.test, {"largest weight": largest, "entropy (nats)": entropy})
+    own = [site.key for site in sites(subject.model) if site.kind != "cross"]
+    within = {"own position": offset(0), "previous token": offset(-1), "distance": distance, "distance²": distance_2}
+    with suppress(ValueError):  # keys that are no positions of the text, as in windows and under prefixes
+        found |= statistics(subject.model, subject.test, within, own)
+    return {"scores": found}
+
+
+def distance(block: Block) -> Tensor:
+    """Return how far each query looks, |query - key| by weight, in tokens."""
+    return _moment(block, 1)
+
+
+def distance_2(block: Block) -> Tensor:
+    """Return the square of how far each query looks."""
+    return _moment(block, 2)
+
+
+def _moment(block: Block, power: int) -> Tensor:
+    n_queries, n_keys = block.rows.shape[2:]
+    if n_keys != block.real.shape[1]:
+        raise ValueError(f"{block.site.label} has {n_keys} keys for {block.real.shape[1]} tokens")
+    query = torch.arange(block.first, block.first + n_queries, device=block.rows.device)
+    apart = (query[:, None] - torch.arange(n_keys, device=block.rows.device)).abs().float()
+    return (block.rows * apart**power).sum(-1)
+
+
+def words(subject: Subject, _: Results) -> dict[str, Any]:
+    """The words nearest to what each head reads and writes along the first direction of its W_OV.
+
+    Cosines of centred embeddings; ``chance`` is the mean of the largest for random directions. A decoder writes towards
+    its unembedding, an encoder towards the words that it reads.
+    """
+    model, tokenizer = subject.model, subject.tokenizer
+    if tokenizer is None:
+        raise ValueError("words need a tokenizer: pass tokenizer=")
+    reads = _unit(model.get_input_embeddings().weight)
+    head = model.get_output_embeddings()
+    writes = reads if head is None else _unit(head.weight)
+    draw = torch.Generator().manual_seed(subject.seed)
+    random = normalize(torch.randn(reads.shape[1], 64, generator=draw), dim=0)
+    ahead, names = float((reads @ random.to(reads.device)).amax(0).mean()), {}
+    found: dict[Head, dict[str, Any]] = {}
+    for key, circuit in ov(model).values.items():
+        u, s, v = circuit.svd()
+        share = (s[:, 0] ** 2 / (s**2).sum(1)).tolist()
+        towards = reads if key[-2] == "encoder" else writes
+        if u.shape[1] != reads.shape[1] or v.shape[1] != towards.shape[1]:
+            raise ValueError(
+                f"heads of width {u.shape[1]} and embeddings of width {reads.shape[1]}: no words to compare"
+            )
+        for name, table, directions in (("reads", reads, u[:, :, 0]), ("writes", towards, v[:, :, 0])):
+            cosines = normalize(directions.float(), dim=1) @ table.T
+            for sign in (1, -1):
+                best = (sign * cosines).topk(min(N_WORDS, len(table)), 1)
+                for h, (values, ids) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+                    of = found.setdefault((*key, h), {"share": share[h]})
+                    for i in ids:
+                        names.setdefault(i, tokens_of(tokenizer, [i])[0])
+                    of[f"{name} {'+' if sign > 0 else '-'}"] = [names[i] for i in ids], values[0]
+    return {"words": found, "chance": ahead}
+
+
+def _unit(weight: Tensor) -> Tensor:
+    """Return embeddings of length 1, with their mean taken off."""
+    weight = weight.detach().float()
+    return normalize(weight - weight.mean(0), dim=1)
+
+
+def tokens_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return tokens as people read them, or as the tokenizer has them where it cannot be asked for their text."""
-    if ids is None:
-        return None
     try:
-        return token_labels(tokenizer, ids[0])
+        return token_labels(tokenizer, ids)
     except (TypeError, ValueError, AttributeError, KeyError):
-        return tokenizer.convert_ids_to_tokens(ids[0].tolist())
+        return list(map(str, tokenizer.convert_ids_to_tokens(list(ids))))

@@ -1,16 +1,19 @@
-"""One self-contained HTML page: findings, then sections with figures, tables and notes, from ``page.html.jinja``.
+"""One self-contained HTML page: findings, the browser of heads, then sections, from ``page.html.jinja``.
 
-Everything that comes from data is escaped, since tokens may contain markup; and the page loads nothing, which its
-Content-Security-Policy enforces even for markup that escaping might miss.
+Everything that comes from data is escaped, since tokens may contain markup; and the page loads nothing and runs one
+script, which its Content-Security-Policy enforces even for markup that escaping might miss.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -22,8 +25,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # What templates print is escaped unless it is markup already.
+TEMPLATES = Path(__file__).parent / "templates"
 _TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    loader=FileSystemLoader(TEMPLATES),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
@@ -33,7 +37,7 @@ _TEMPLATES = Environment(
 )
 _PARTS = _TEMPLATES.get_template("parts.html.jinja").module
 # The template says what they take; each returns Markup.
-paragraph, figure, side_by_side, items = _PARTS.paragraph, _PARTS.figure, _PARTS.side_by_side, _PARTS.items
+paragraph, every_head, curve, items = _PARTS.paragraph, _PARTS.every_head, _PARTS.curve, _PARTS.items
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,27 @@ class Section:
     findings: Mapping[str, Finding] = field(default_factory=dict)
 
 
-def page(title: str, lead: str, sections: Sequence[Section], findings: Sequence[Finding] = ()) -> str:
+def page(
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    findings: Sequence[Finding] = (),
+    data: Mapping[str, Any] | None = None,
+) -> str:
     """Return the page as HTML; ``lead`` is plain text below the title. Sections that are missing come last, folded.
+
+    ``data`` is what the script draws (``heads.head_data``); without it the page has no script.
 
     >>> "<script" in page("<script>", "", [])
     False
     """
+    style, script = ((TEMPLATES / name).read_text("utf-8") for name in ("browser.css", "browser.js"))
     return _TEMPLATES.get_template("page.html.jinja").render(
+        style=Markup(style),
+        script=Markup(script),
+        # The page runs this script and no other, whatever the data hold.
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=None if data is None else as_script(data),
         title=title,
         lead=lead,
         findings=findings,
@@ -74,6 +92,15 @@ def page(title: str, lead: str, sections: Sequence[Section], findings: Sequence[
         sections=[(part, Markup(part.html)) for part in sections if not part.missing],
         missing=[part for part in sections if part.missing],
     )
+
+
+def as_script(data: Mapping[str, Any]) -> Markup:
+    """Return data as JSON for a script element: no text in it can end the element or begin another.
+
+    >>> as_script({"token": "</script><!--"})
+    Markup('{"token":"\\u003c/script>\\u003c!--"}')
+    """
+    return Markup(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def table(frame: pd.DataFrame, caption: str) -> Markup:

@@ -9,10 +9,12 @@ import pandas as pd
 import torch
 from markupsafe import Markup
 
-from headtools._report import figures
-from headtools._report.measures import CACHED, N_SEQUENCES, REPEATS, SINK_FROM, Results
+from headtools._report.measures import CACHED, N_SEQUENCES, REPEATS, SINK_FROM, Results, ranking
 from headtools._report.page import (
     Finding,
+    counted,
+    curve,
+    every_head,
     head_name,
     items,
     name_of,
@@ -20,7 +22,6 @@ from headtools._report.page import (
     of_heads,
     paragraph,
     percent,
-    side_by_side,
     table,
 )
 from headtools._report.subject import Subject
@@ -47,10 +48,10 @@ BY_OUTPUT = (
     "relative to its norm, estimated from the gradient of random projections of the output at gate 1."
 )
 LEGEND = (
-    "P positional, S syntactic, R rare word, C coreference, A alignment, O the query's own position, "
-    "E special token (such as EOS) or punctuation. Point at a head to see its roles: “offset -1” is the word before; "
-    "“nsubj up” leads from a subject to its verb, “nsubj down” back."
+    "“offset -1” is the word before; “nsubj up” leads from a subject to its verb, “nsubj down” back. A head whose "
+    "function is a mark attends to a special token (such as EOS) or to punctuation, self to the query's own position."
 )
+FREE = 0.05  # of what all heads are worth: a cut that costs less counts as small
 
 
 def interval(low: float, high: float, write: Any = number) -> str:
@@ -63,16 +64,17 @@ def interval(low: float, high: float, write: Any = number) -> str:
 
 
 def roles(subject: Subject, results: Results) -> Shown:
-    """The role map of each kind of attention, and the scores behind it."""
+    """How many heads of each kind of attention have a function, and the scores behind it."""
     frame, control = results["roles"]["table"], results["roles"]["control"]
     heads, by_chance = head_functions(frame), head_functions(control)
     columns = head_columns(heads)[:-2]  # stack and kind
-    drawings = []
+    claims = []
     for kind, of_kind in heads.groupby(columns, sort=False):
-        rows, rows_by_chance = ((some[columns] == list(kind)).all(axis=1) for some in (frame, by_chance))
-        n, n_by_chance = ((some.function != NONE).sum() for some in (of_kind, by_chance[rows_by_chance]))
-        claim = f"{n} of {len(of_kind)} {' '.join(kind)} heads have a function; with shuffled rows {n_by_chance} would."
-        drawings.append(figures.roles(frame[rows], kind[-1], claim))
+        shuffled = by_chance[(by_chance[columns] == list(kind)).all(axis=1)]
+        n, n_by_chance = ((some.function != NONE).sum() for some in (of_kind, shuffled))
+        claims.append(
+            f"{n} of {len(of_kind)} {' '.join(kind)} heads have a function; with shuffled rows {n_by_chance} would."
+        )
     passed = frame[frame.passes & frame.role.isin(", ".join(heads.roles).split(", "))]
     top = passed.sort_values("score", ascending=False).groupby("role", sort=False).head(2)
     caption = (
@@ -85,9 +87,7 @@ def roles(subject: Subject, results: Results) -> Shown:
         else paragraph("No head has a role by the lower end of its interval.")
     )
     findings = {"roles": _functions_found(subject, heads, by_chance)} | _best_role(frame, passed)
-    return side_by_side(drawings) + paragraph(
-        f"Measured on {subject.test_text}. {LEGEND}", note=True
-    ) + scores, findings
+    return items(claims) + scores + paragraph(f"Measured on {subject.test_text}. {LEGEND}", note=True), findings
 
 
 def _functions_found(subject: Subject, heads: pd.DataFrame, by_chance: pd.DataFrame) -> Finding:
@@ -133,10 +133,8 @@ def importance(subject: Subject, results: Results) -> Shown:
     row_of = {head: row for row, head in enumerate(scores)}
     top = frame.iloc[[row_of[head] for head in chosen]]
     if subject.by_output:
-        label = "change of the output"
         quantity = "change of the model's output without the head, relative to the output's norm, to first order"
     else:
-        label = "mean |gradient|"
         quantity = "mean absolute gradient of the loss with respect to the head's gate"
     few = scores.notes.get("interval")  # where few examples carry scores
     intervals = NO_INTERVAL if scores.low is None else ", ".join(filter(None, ["with 95 % intervals", few]))
@@ -144,18 +142,17 @@ def importance(subject: Subject, results: Results) -> Shown:
         f"The heads that one half chose, measured on {subject.test_text} of the other: {quantity}; "
         f"{subject.measure_text}, {intervals}"
     )
-    drawings, note = side_by_side(figures.grids(scores, label)), "Shades grow with the square root."
+    note = ""
     if rises is not None:
-        drawings += side_by_side(figures.grids(rises, "rise without it", signed=True))
         note = (
             "The absolute value says how much the loss of an example depends on a head; the sign, whether all examples "
-            f"together are better off with it: the rise of the loss without the head, to first order. {note}"
+            "together are better off with it: the rise of the loss without the head, to first order."
         )
         caption += (
             ". “Rise without”: how much the loss would rise without the head, to first order; below 0 it would fall"
         )
     columns = [name for name in frame if name not in head_columns(frame)]
-    html = drawings + paragraph(note, note=True) + of_heads(top, columns, caption)
+    html = every_head("importance") + of_heads(top, columns, caption) + paragraph(note, note=True)
     return html, {"importance": _most_important(subject, results), "spread": _spread(scores, rises)}
 
 
@@ -167,12 +164,51 @@ def _most_important(subject: Subject, results: Results) -> Finding:
     clear = median > 0 and (value if math.isnan(low) else low) > 2 * median
     times = f"{value / median:.0f} times" if clear else ""
     return Finding(
-        f"{head_name(best)} matters most, {times} the middle head."
-        if clear
-        else f"No head stands out in importance; first is {head_name(best)}.",
-        f"Importance {number(value)} ({interval(low, high)}), the median head's is {number(median)}. The head was "
-        f"chosen on the other half of the {subject.unit}s.",
+        f"{head_name(best)} matters most, {times} the middle head." if clear else "No head stands out in importance.",
+        f"{head_name(best)}, chosen on the other half of the {subject.unit}s: importance {number(value)} "
+        f"({interval(low, high)}), the median head's is {number(median)}.",
         "importance",
+    )
+
+
+def cost(subject: Subject, results: Results) -> Shown:
+    """What heads cost when they are switched off, and when something else takes the place of their output."""
+    frame, first, replaced, total = (results["cost"][name] for name in ("table", "first", "replaced", "of"))
+    frame = frame.sort_values("cost", ascending=False, kind="stable")
+    which = "all heads" if len(frame) == total else f"the {len(frame)} heads of highest gradient, chosen on one half"
+    unit = subject.metric.removesuffix(" (nats)")
+    caption = f"How much the {unit} rises without a head, on {subject.test_text}: the highest of {which}"
+    html = every_head("cost") + of_heads(frame.head(N_TABLE), ["cost", "low", "high"], caption)
+    if replaced:
+        one = next(iter(replaced.values()))
+        names = head_columns(one)
+        wide = one[names].merge(frame[[*names, "cost"]].rename(columns={"cost": "by zero"}), on=names)
+        for name, other in replaced.items():
+            wide[f"by {name}"] = other.cost.to_numpy()
+        caption = (
+            "The heads that cost most on the other half, when their output is replaced by zero, by its mean, by that "
+            "of a token drawn at random (resample) or by attention spread evenly (uniform)"
+        )
+        html += of_heads(wide, [name for name in wide if name not in names], caption)
+    return html, {"cost": _costs_most(subject, results, frame, first)}
+
+
+def _costs_most(subject: Subject, results: Results, frame: pd.DataFrame, first: tuple) -> Finding:
+    """Say what the head costs that the other half found to cost most, where that is clearly more than the others."""
+    row = frame[(frame[head_columns(frame)] == list(first)).all(axis=1)].iloc[0]
+    middle, unit = float(frame.cost.median()), subject.metric.removesuffix(" (nats)")
+    least = row.cost if math.isnan(row.low) else row.low
+    curve = results["pruning"]["table"] if "pruning" in results else None
+    whole = None if curve is None else float(curve[curve.kept == curve.kept.max()].metric.iloc[0])
+    rise = f"by {number(row.cost)}" if whole is None else f"from {number(whole)} to {number(whole + row.cost)}"
+    clear = least > max(0.0, 2 * middle)
+    return Finding(
+        f"{head_name(first)} costs most: without it the {unit} rises {rise}."
+        if clear
+        else f"No head stands out: switched off alone, none clearly raises the {unit}.",
+        f"Rise {number(row.cost)} ({interval(row.low, row.high)}) on {subject.test_text}; the middle of "
+        f"{counted(len(frame), 'head')} costs {number(middle)}. {head_name(first)} cost most on the other half.",
+        "cost",
     )
 
 
@@ -195,7 +231,7 @@ def _spread(scores: HeadScores, rises: HeadScores | None) -> Finding:
 
 def geometry(subject: Subject, results: Results) -> Shown:
     """The effective rank of W_OV and the overlap of what heads write, compared with random heads."""
-    frame, ranks, left_out = results["geometry"].values()
+    frame, _, left_out = results["geometry"].values()
     rows = list(frame.itertuples(index=False, name=None))
     kind, rank, chance, shared, expected = max(rows, key=lambda row: abs(row[1] / row[2] - 1) if row[2] else 0.0)
     differs = chance > 0 and abs(rank / chance - 1) > 0.05
@@ -208,7 +244,7 @@ def geometry(subject: Subject, results: Results) -> Shown:
         "geometry",
     )
     html = (
-        side_by_side(figures.grids(ranks, "rank of W_OV", from_zero=False))
+        every_head("rank of W_OV")
         + table(frame, "What the heads move, on average, and what random factors of the same shape would")
         + Markup().join(paragraph(f"Left out: {reason}", note=True) for reason in left_out)
     )
@@ -218,41 +254,64 @@ def geometry(subject: Subject, results: Results) -> Shown:
 def pruning(subject: Subject, results: Results) -> Shown:
     """The pruning curve, least important heads first, compared with random orders."""
     frame = results["pruning"]["table"]
-    curve = frame[frame.order == "gradient"].set_index("kept")
-    random = frame[frame.order != "gradient"].groupby("kept").metric.mean()
-    total = int(curve.index.max())
-    half = min(random.index if len(random) else curve.index, key=lambda n_kept: abs(n_kept - total / 2))
-    claim = f"Measured on {subject.test_text}: {subject.measure_text}."
+    name, _ = ranking(results)
+    ranked = frame[frame.order == name].set_index("kept")
+    random = frame[frame.order != name].groupby("kept").metric.mean()
+    by = "that cost least when switched off alone" if name == "cost" else "of least importance by the gradient"
     note = (
-        "Heads are switched off, those of least gradient importance first. Nothing is trained in between, so with "
-        "further training more heads could be removed."
+        f"Heads are switched off, first those {by}, on the other half. Nothing is trained in between, so with further "
+        "training more heads could be removed."
     )
-    html = figures.pruning(frame, claim, subject.metric) + paragraph(note, note=True)
-    return html, {"pruning": _heads_needed(subject, curve, random, half)}
+    numbers = table(frame[["order", "kept", "metric", "low", "high"]], f"The {subject.metric} by the number of heads")
+    html = curve(f"Measured on {subject.test_text}: {subject.measure_text}. {note}", numbers)
+    return html, {"pruning": _heads_needed(subject, ranked, random)}
 
 
-def _heads_needed(subject: Subject, curve: pd.DataFrame, random: pd.Series, half: int) -> Finding:
-    """Say how many heads the model needs, and whether the order in which they go matters."""
-    total = int(curve.index.max())
-    with_all, with_half, with_none = (float(curve.metric[n_kept]) for n_kept in (total, half, 0))
-    low, high = float(curve.low[half]), float(curve.high[half])
-    threshold = with_all * 1.05 if math.isnan(curve.high[total]) else float(curve.high[total])
-    # the longest piece of the curve, from all heads on, that stays below the threshold
-    free = total - min(n for n in curve.index if all(curve.metric[k] <= threshold for k in curve.index if k >= n))
-    unit = f" {subject.metric.removesuffix(' (nats)')}"
+def _heads_needed(subject: Subject, ranked: pd.DataFrame, random: pd.Series) -> Finding:
+    """Say how many heads can go for little, from which loss to which, and whether the order matters."""
+    total = int(ranked.index.max())
+    half = min(random.index if len(random) else ranked.index, key=lambda n_kept: abs(n_kept - total / 2))
+    with_all, with_half, with_none = (float(ranked.metric[n_kept]) for n_kept in (total, half, 0))
+    low, high = float(ranked.low[half]), float(ranked.high[half])
+    unit = subject.metric.removesuffix(" (nats)")
+    # The longest piece of the curve, from all heads on, on which a twentieth of their worth is not lost.
+    bar = with_all + FREE * max(0.0, with_none - with_all)
+    left = min(n for n in ranked.index if all(ranked.metric[k] <= bar for k in ranked.index if k >= n))
+    step = sorted(ranked.index)[-2]  # the least that a curve takes away
     detail = f"With {half} heads it is {number(with_half)} ({interval(low, high)}), with none {number(with_none)}"
-    if not math.isnan(least := float(curve.get("draws_low", {}).get(half, math.nan))):
-        detail += f"; ranked on other draws of the same examples, {number(least)} to {number(curve.draws_high[half])}"
+    if not math.isnan(least := float(ranked.get("draws_low", {}).get(half, math.nan))):
+        detail += f"; ranked on other draws of the same examples, {number(least)} to {number(ranked.draws_high[half])}"
     detail += f"; when heads go in random order, {number(float(random[half]))} with {half}." if len(random) else "."
-    if with_none <= threshold:
-        headline = f"Here the model does not need its heads: its{unit} is {number(with_none)} without any."
-    elif free:
-        headline = f"{free} of {total} heads can go before the{unit} of {number(with_all)} clearly rises."
+    if with_none <= (with_all * 1.05 if math.isnan(ranked.high[total]) else float(ranked.high[total])):
+        headline = f"Here the model does not need its heads: its {unit} is {number(with_none)} without any."
+    elif left < total:
+        headline = (
+            f"{total - left} of {total} heads can go, least important first: the {unit} rises from {number(with_all)} "
+            f"to {number(float(ranked.metric[left]))}."
+        )
     else:
-        headline = f"Not even the least important tenth of the heads can go: the{unit} rises from {number(with_all)}."
-    if len(random) and not math.isnan(low) and with_none > threshold and not high < float(random[half]):
+        headline = (
+            f"Even the {total - step} least important heads count: without them the {unit} rises from "
+            f"{number(with_all)} to {number(float(ranked.metric[step]))}."
+        )
+    if len(random) and not math.isnan(low) and with_none > bar and not high < float(random[half]):
         detail += " At that point the order is no better than a random one."
     return Finding(headline, detail, "pruning")
+
+
+def chance(subject: Subject, results: Results) -> dict[str, Finding]:
+    """Say so where the model does no better than guessing, so that what its heads are worth means nothing."""
+    of_model, guessing = results["chance"].values()
+    if of_model < guessing:
+        return {}
+    return {
+        "chance": Finding(
+            "This model does no better than guessing, so no head of it can matter.",
+            f"Its loss is {number(of_model)}; guessing by how often each label occurs in the other half gives "
+            f"{number(guessing)}. What follows about importance, cost and pruning describes noise.",
+            "conventions",
+        )
+    }
 
 
 def sinks(subject: Subject, results: Results) -> Shown:
@@ -272,17 +331,16 @@ def sinks(subject: Subject, results: Results) -> Shown:
         "sinks",
     )
     texts = "texts that begin with the start token" if started else "texts as they are, without a start token"
-    drawings, columns = figures.grids(_scores(frame, "score"), "weight on the first token"), ["score", "low", "high"]
+    columns = ["score", "low", "high"]
     if "with start token" in frame:
         with_start = number(float(frame["with start token"].mean()))
         texts += f"; with a start token before each, the first gets {with_start} on average instead of {number(mean)}"
-        drawings += figures.grids(_scores(frame, "with start token"), "on the start token")
         columns.append("with start token")
     caption = (
         "Heads with most weight on the first token, with 95 % intervals over texts; chance is weight spread evenly"
     )
     claim = paragraph(f"Measured on {subject.test_text}, {texts}.")
-    html = claim + side_by_side(drawings) + of_heads(top, [*columns, "chance"], caption)
+    html = claim + every_head("first token") + of_heads(top, [*columns, "chance"], caption)
     return html, {"sinks": finding}
 
 
@@ -309,9 +367,6 @@ def induction(_: Subject, results: Results) -> Shown:
         f"{number(previous['score'])} against {number(previous['chance'])}.",
         "induction",
     )
-    drawings = []
-    for role in (INDUCTION, "previous-token"):
-        drawings += figures.grids(_scores(by_role[role].sort_index(), "score"), role)
     top = pd.concat([rows.head(3) for rows in by_role.values()])
     top = top.rename(columns={"without_sink": "first token left out"})
     caption = (
@@ -324,7 +379,7 @@ def induction(_: Subject, results: Results) -> Shown:
         "from -1 to 1."
     )
     shown = of_heads(top, ["role", "score", "low", "high", "first token left out", "chance"], caption)
-    html = side_by_side(drawings) + shown + paragraph(note, note=True)
+    html = every_head("induction") + shown + paragraph(note, note=True)
     return html, {"induction": finding}
 
 
@@ -380,16 +435,6 @@ def cache(subject: Subject, results: Results) -> Shown:
     return html, {}
 
 
-def maps(subject: Subject, results: Results) -> Shown:
-    """The attention maps, on one example, of heads that have a role or are important."""
-    found, reasons, queries, keys = results["maps"].values()
-    note = (
-        f"Attention of {len(found)} heads on one {subject.unit}: queries down, keys across, each map on a scale of its "
-        "own. A map shows what a head attends to; how important the head is, only the other sections can tell."
-    )
-    return figures.maps(found, reasons, queries, keys) + paragraph(note, note=True), {}
-
-
 def conventions(subject: Subject, _: Results) -> Shown:
     """What was counted, and how."""
     import transformers
@@ -401,22 +446,14 @@ def conventions(subject: Subject, _: Results) -> Shown:
         f"the lower end of the 95 % interval must be {MARGIN:.2f} above the best fixed offset for a relation, "
         f"0.9 for a position, on {MIN_QUERIES} queries or more. Verdicts are not corrected for multiple testing: "
         "compare their number with that of shuffled maps.",
-        f"Measured on {subject.corpus_text}. Geometry is of the weights; the maps are of one {subject.unit}.",
+        f"Measured on {subject.corpus_text}. Geometry is of the weights.",
+        "Maps: of a long text, its first 48 tokens. A map shows what a head attends to, its cost what it is worth.",
         BY_OUTPUT if subject.by_output else f"{BY_LOSS} Loss: {subject.measure_text}.",
         "Effective rank: exp of the entropy of the singular values (Roy and Vetterli 2007).",
         f"Intervals: 95 %, bootstrap over examples. Seed {subject.seed}.",
         f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}.",
     ]
     return items(lines), {}
-
-
-def _scores(frame: pd.DataFrame, column: str) -> HeadScores:
-    """Return a column of a table of heads as scores."""
-    values = {
-        tuple(key): torch.tensor(rows.sort_values("head")[column].to_numpy())
-        for key, rows in frame.groupby(head_columns(frame)[:-1], sort=False)
-    }
-    return HeadScores(values, column)
 
 
 def _plus(value: float) -> str:

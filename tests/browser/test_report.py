@@ -1,5 +1,6 @@
 """The report's page, opened from disk in a real browser without a network: light, dark, narrow and on paper."""
 
+import json
 import re
 
 import pytest
@@ -49,20 +50,23 @@ def reports(tmp_path_factory):
     options = {"orders": 1, "progress": False}
     whole = ht.report(built("GPT-2"), ENGLISH[:8], TOKENIZER, path=folder / "whole.html", **options)
     part = ht.report(built("T5"), batches, path=folder / "part.html", **options)
-    assert (whole.missing, set(part.missing)) == ({}, {"roles"})
-    return {"whole": whole, "part": part}
+    ht.prune(smaller := built("GPT-2"), {("decoder", 1): [0]})
+    pruned = ht.report(smaller, ENGLISH[:8], TOKENIZER, path=folder / "pruned.html", title="Without a head", **options)
+    assert (whole.missing, set(part.missing), pruned.missing) == ({}, {"roles", "words"}, {})
+    return {"whole": whole, "part": part, "pruned": pruned}
 
 
 @pytest.fixture
 def at(reports, page):
     """Open one of the reports; what was noted of the page before is forgotten."""
 
-    def open_report(name, scheme="light", size=DESK):
+    def open_report(name, scheme="light", size=DESK, head=""):
         page.emulate_media(color_scheme=scheme, media="screen")
         page.set_viewport_size(size)
         for noted in (page.failed, page.errors, page.strangers):
             noted.clear()
-        page.goto(reports[name].path.as_uri())
+        page.goto("about:blank")  # else another head of the same page is no new page
+        page.goto(reports[name].path.as_uri() + head)
         return page
 
     return open_report
@@ -87,7 +91,9 @@ def faint(page):
 @pytest.mark.parametrize("name", ["whole", "part"])
 def test_light_and_dark_wide_and_narrow(at, reports, name):
     page = at(name)
-    assert page.strangers == [reports[name].path.as_uri()], "a request for something other than the page"
+    assert set(page.strangers) <= {"about:blank", reports[name].path.as_uri()}, (
+        "a request for something other than the page"
+    )
     wrong = page.errors + page.failed + shut_out(page) + faint(page)
     page = at(name, "dark", PHONE)
     wrong += shut_out(page, CHANGING)
@@ -106,9 +112,9 @@ def test_on_paper_nothing_is_lost(at):
     page = at("part")
     headings = page.locator("h1, h2, h3").all_text_contents()
     collapsed = page.locator("details:not([open]) h3").all_text_contents()
-    assert collapsed == ["What the heads attend to"]
+    assert collapsed == ["What the heads attend to", "Words that heads read and write"]
     names = page.locator("svg[role=img]").evaluate_all("drawings => drawings.map((d) => d.getAttribute('aria-label'))")
-    assert len(names) == page.locator("svg").count() > 10
+    assert len(names) == 5, "a map for each of four examples, and the curve"
     page.emulate_media(media="print")
     pdf = page.pdf(tagged=True, outline=True, prefer_css_page_size=True)
     outline = {bare(read_text(title)) for title in re.findall(rb"/Title\s*(\((?:\\.|[^\\)])*\)|<[0-9A-F]+>)", pdf)}
@@ -130,9 +136,103 @@ def test_a_collapsed_section_opens_by_key_and_by_link(at):
     page = at("part")
     section = page.locator("details section").first
     assert not section.is_visible()
-    page.focus("summary")
+    page.focus("summary >> nth=-1")
     page.keyboard.press("Enter")
     assert section.is_visible()
     page = at("part")
     page.click(".findings a >> nth=0")
     section.wait_for(state="visible")
+
+
+# --- the browser of heads ---------------------------------------------------------------------------------------------
+
+
+def opened(page):
+    return page.locator("#head-title").text_content()
+
+
+def test_a_head_opens_by_address_press_and_key(at, reports):
+    page = at("whole", head="#decoder-1.2")
+    assert opened(page) == "decoder 1.2"
+    code = page.locator("#head code").text_content()
+    assert code == 'ht.ablate(model, {("decoder", 1): [2]})'
+    page.locator('[data-head="decoder 0.3"] circle, [data-head="decoder 0.3"] rect').last.click()
+    assert opened(page) == "decoder 0.3"
+    assert page.url.endswith("#decoder-0.3")
+    page.focus("#plot")
+    page.keyboard.press("ArrowDown")
+    assert opened(page) == "decoder 1.3"
+    page.keyboard.press("ArrowLeft")
+    assert opened(page) == "decoder 1.2"
+    page.go_back()
+    assert opened(page) == "decoder 1.3"
+    page.locator("#table a", has_text="decoder 0.1").click()
+    assert opened(page) == "decoder 0.1"
+    assert page.locator("#maps figure").count() == 4, "as many as there are sentences"
+    assert not page.errors
+
+
+def test_a_head_s_page_shows_the_numbers_of_the_report(at, reports):
+    page = at("whole", head="#decoder-1.2")
+    head = next(head for head in reports["whole"].heads["heads"] if head["name"] == "decoder 1.2")
+    rows = page.locator("#head table").first.locator("tbody tr").all()
+    shown = {row.locator("th").text_content(): row.locator("td").first.text_content() for row in rows}
+    assert set(shown) == set(head["scores"])
+    for name, text in shown.items():
+        assert float(text) == pytest.approx(head["scores"][name][0], rel=0.02), name
+    token = page.locator("#maps svg").first.locator("text").first.text_content()
+    assert token == reports["whole"].heads["texts"][head["examples"][0]["example"]]["input_ids"][0]
+
+
+def test_axes_colours_and_the_table_s_order(at, reports):
+    page = at("whole")
+    before = page.locator("#plot").inner_html()
+    page.select_option("#up", "entropy (nats)")
+    assert page.locator("#plot").inner_html() != before
+    assert "entropy of the row" in page.locator("#plot-says").text_content()
+    page.select_option("#across", "induction")
+    page.select_option("#colour", "importance")
+    assert page.locator("#plot .point").count() == 8
+    page.click('[data-sort="entropy (nats)"]')
+    column = [name.text_content() for name in page.locator("#table thead th").all()].index("entropy (nats)")
+    values = [float(row.locator("th, td").nth(column).text_content()) for row in page.locator("#table tbody tr").all()]
+    assert values == sorted(values, reverse=True)
+    page.click('[data-sort="entropy (nats)"]')
+    assert page.locator('th[aria-sort="ascending"]').text_content() == "entropy (nats)"
+    page.click('[data-show="first token"]')
+    assert page.input_value("#up") == "first token"
+    assert not page.errors
+
+
+def test_another_report_beside_this_one(at, reports):
+    page = at("whole", head="#decoder-1.2")
+    page.set_input_files("#other", reports["pruned"].path)
+    page.locator("#which").wait_for(state="visible")
+    assert page.locator("#other-says").text_content() == "7 heads are in both reports."
+    assert page.locator("#plot .other").count() == 7
+    page.check('#which input[value="1"]')
+    assert opened(page) == "decoder 1.1", "the same head by the number that it has now"
+    assert "Before pruning it was decoder 1.2." in page.locator("#head").text_content()
+    assert page.locator("#table tbody tr").count() == 7
+    page.set_input_files("#other", {"name": "notes.html", "mimeType": "text/html", "buffer": b"<p>no report</p>"})
+    page.locator("#other-says", has_text="notes.html is no report").wait_for()
+    assert not page.errors
+
+
+def test_words_of_the_data_are_no_markup(page, tmp_path):
+    """A tokenizer's hostile words in a map, in the table of words and in another report's title."""
+    bad = "<img src=x onerror=window.broken=1>"
+    report = ht.report(built("GPT-2"), ENGLISH[:8], TOKENIZER, orders=1, progress=False, title=bad)
+    data = json.loads(json.dumps(report.heads))
+    data["texts"] = [{"input_ids": [bad] * len(text["input_ids"])} for text in data["texts"]]
+    for head in data["heads"]:
+        head["words"]["reads +"][0] = [bad]
+    path = report.save(tmp_path / "bad.html")
+    (tmp_path / "other.json").write_text(json.dumps(data))
+    page.goto(path.as_uri())
+    page.set_input_files("#other", tmp_path / "other.json")
+    page.locator("#which").wait_for(state="visible")
+    page.check('#which input[value="1"]')
+    assert bad in page.locator("#head").text_content()
+    assert page.locator("img").count() == 0
+    assert page.evaluate("window.broken") is None
