@@ -1,54 +1,108 @@
-/* Accuracy over the built-in sentences, measured beside the page: in a worker, or in idle moments where there is none. */
+/* What is measured beside the page: in a worker, or in idle moments where there is none. */
 
 import { accuracy, createModel } from "./organism.js";
 
-/* createMeter({ config, tensors, tasks, onProgress }): meter.want(gates) measures these gates, and forgets those wanted
-   before; onProgress({ gates, done, all, accuracy }) tells what is known so far. */
-export function createMeter({ config, tensors, tasks, onProgress, model }) {
-  const portion = 5, results = new Map(); // gates as text -> shares of words right, sentence by sentence
-  let wanted = null, busy = false;
-  const worker = startWorker({ config, tensors });
-  const key = (gates) => gates.join("");
+const MEASURES = {
+  accuracy: (model, { gates, tasks }) => tasks.map((task) => accuracy(model, task, gates)),
+  /* Translations without one head each; -1 is none. */
+  without: (model, { ids, heads, total }) => heads.map((off) =>
+    model.translate(ids, Float32Array.from({ length: total }, (_, head) => (head === off ? 0 : 1)), { maps: false }).words),
+};
 
-  function report() {
-    const shares = results.get(key(wanted));
-    const mean = shares.length ? shares.reduce((a, b) => a + b, 0) / shares.length : null;
-    onProgress({ gates: wanted, done: shares.length, all: tasks.length, accuracy: mean });
-  }
+/* One portion at a time is measured, of the first series that has one left. background.add({ portion, done }):
+   portion() gives { measure, ... } or null, done(portion, found) takes what MEASURES found; background.next() when a
+   series has something new to do. */
+export function createBackground({ config, tensors, model }) {
+  const all = [], worker = startWorker({ config, tensors });
+  let busy = false;
 
   function next() {
-    const shares = results.get(key(wanted));
-    if (busy || shares.length === tasks.length) return;
-    busy = true;
-    const gates = wanted, some = tasks.slice(shares.length, shares.length + portion);
-    const done = (found) => {
-      busy = false;
-      shares.push(...found);
-      if (gates === wanted) report();
-      next();
-    };
-    if (worker) {
-      worker.onmessage = ({ data }) => done(data);
-      worker.postMessage({ gates, tasks: some });
-    } else setTimeout(() => done(some.map((task) => accuracy(model, task, gates))), 20);
+    if (busy) return;
+    for (const { portion, done } of all) {
+      const asked = portion();
+      if (!asked) continue;
+      busy = true;
+      const settle = (found) => {
+        busy = false;
+        done(asked, found);
+        next();
+      };
+      if (worker) {
+        worker.onmessage = ({ data }) => settle(data);
+        worker.postMessage(asked);
+      } else setTimeout(() => settle(MEASURES[asked.measure](model, asked)), 20);
+      return;
+    }
   }
 
+  return { add: (series) => all.push(series), next };
+}
+
+/* Translations of a sentence without each head alone. want(ids) leaves the sentence before; onProgress(found): found[0]
+   is the translation by the whole model, found[1 + head] that without a head, as far as they are known. */
+export function createTrial(background, { total, onProgress, portion = 4 }) {
+  const results = new Map(); // numbers of words as text -> translations
+  let wanted = null;
+  background.add({
+    portion() {
+      const done = results.get(wanted?.join(" "))?.length ?? Infinity;
+      const heads = Array.from({ length: Math.max(0, Math.min(portion, total + 1 - done)) }, (_, i) => done + i - 1);
+      return heads.length ? { measure: "without", ids: wanted, heads, total } : null;
+    },
+    done({ ids }, found) {
+      results.get(ids.join(" ")).push(...found);
+      if (ids === wanted) onProgress(results.get(ids.join(" ")));
+    },
+  });
   return {
-    want(gates) {
-      wanted = Float32Array.from(gates);
-      if (!results.has(key(wanted))) results.set(key(wanted), []);
-      report();
-      next();
+    want(ids) {
+      if (ids === wanted) return;
+      wanted = ids;
+      if (!results.has(ids.join(" "))) results.set(ids.join(" "), []);
+      onProgress(results.get(ids.join(" ")));
+      background.next();
     },
   };
 }
 
-/* What runs in the worker: first the model, then portions of sentences. */
+/* Accuracy over the built-in sentences. want(gates) measures these gates, and leaves those wanted before;
+   onProgress({ gates, done, all, accuracy }) tells what is known so far. */
+export function createMeter(background, { tasks, onProgress, portion = 5 }) {
+  const results = new Map(); // gates as text -> shares of words right, sentence by sentence
+  let wanted = null;
+  const sharesOf = (gates) => results.get(gates.join(""));
+
+  function report() {
+    const shares = sharesOf(wanted), mean = shares.length ? shares.reduce((a, b) => a + b, 0) / shares.length : null;
+    onProgress({ gates: wanted, done: shares.length, all: tasks.length, accuracy: mean });
+  }
+
+  background.add({
+    portion() {
+      const some = wanted ? tasks.slice(sharesOf(wanted).length).slice(0, portion) : [];
+      return some.length ? { measure: "accuracy", gates: wanted, tasks: some } : null;
+    },
+    done({ gates }, found) {
+      sharesOf(gates).push(...found);
+      if (gates === wanted) report();
+    },
+  });
+  return {
+    want(gates) {
+      wanted = Float32Array.from(gates);
+      if (!sharesOf(wanted)) results.set(wanted.join(""), []);
+      report();
+      background.next();
+    },
+  };
+}
+
+/* What runs in the worker: first the model, then portions. */
 export function work() {
   let model;
   self.onmessage = ({ data }) => {
     if (data.config) model = createModel(data);
-    else self.postMessage(data.tasks.map((task) => accuracy(model, task, data.gates)));
+    else self.postMessage(MEASURES[data.measure](model, data));
   };
 }
 
