@@ -24,6 +24,20 @@ RULES = {
     "right accent": f"{RIGHT} at the end says that the word to its right is accented",
 }
 
+# The roles of heads that fetch what a phenomenon needs.
+READERS = {
+    "topic": ["topic", "name"],
+    "noun": ["det up", "amod up", "case up"],
+    "subject": ["nsubj down"],
+    "object": ["obj down"],
+    "antecedent": ["coreference"],
+    "role": ["nsubj up", "obj up", "case down"],
+    "verb family": ["obj up", "advmod up", "aux up"],
+    "verb object": ["obj down"],
+    "left accent": ["offset -1"],
+    "right accent": ["offset +1"],
+}
+
 # Which phenomena may ask for a category of the vocabulary's features, and its name where none is known to.
 NEEDS = {
     "gender": ["noun", "subject", "antecedent"],

@@ -159,6 +159,7 @@ def course(model: nn.Module, measured: dict[str, Any]) -> dict[str, Any]:
             }
             for s in sentences
         ],
+        "readers": live_words.READERS,
         "roles": {name: live_words.role(name) for of_head in measured["roles"] for name in of_head},
         "rolesOfHeads": measured["roles"],
         "accuracy": measured["accuracy"],

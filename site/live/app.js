@@ -164,9 +164,9 @@ function start({ course, weights }, begun) {
     showSource();
     showTranslation();
     showTiles();
-    trial.want(sentence.ids);
     showHead();
     meter.want(gates);
+    trial.want(sentence.ids);
     remember();
     tour?.changed();
   }
@@ -211,11 +211,10 @@ function start({ course, weights }, begun) {
     $(id).addEventListener("pointerout", light);
   }
 
-  /* The heads of the encoder that have a role and attend from one source word to another, two at most, as text. */
-  function readers(query, key) {
-    const found = course.rolesOfHeads.flatMap((_, head) =>
-      (kind(head) === "encoder" && rolesOf(head).some(({ quiet }) => !quiet) && strongest(maps[head][query - 1]) === key - 1 ? [[maps[head][query - 1][key - 1], head]] : []));
-    return found.sort((a, b) => b[0] - a[0]).slice(0, 2).map(([weight, head]) => `${nameOf(head)} (${percent(weight)})`).join(" and ");
+  /* The heads of the encoder that attend from one source word to another and have a role which fetches the phenomenon. */
+  function readers(phenomenon, query, key) {
+    const fitting = (head) => course.rolesOfHeads[head].some((role) => course.readers[phenomenon].includes(role)) && strongest(maps[head][query - 1]) === key - 1;
+    return tiles.flatMap((_, head) => (fitting(head) ? [`${nameOf(head)} (${percent(maps[head][query - 1][key - 1])})`] : [])).join(" and ");
   }
 
   const breakers = ({ right }) => changes.flatMap((places, head) => (places.includes(right) ? [nameOf(head)] : []));
@@ -511,13 +510,14 @@ function start({ course, weights }, begun) {
   $("start").addEventListener("click", startTour);
   document.addEventListener("keydown", (event) => { if (event.key === "Escape" && tour) $("tour-end").click(); });
   addEventListener("hashchange", recall);
-  new ResizeObserver(() => document.documentElement.style.setProperty("--result", `${$("result").offsetHeight}px`)).observe($("result"));
+  for (const id of ["result", "tour"]) // what sticks to the top: other things keep clear of it
+    new ResizeObserver(() => document.documentElement.style.setProperty(`--${id}`, `${$(id).offsetHeight}px`)).observe($(id));
   $("words").removeAttribute("tabindex"); // its words are buttons now
   recall();
   if (sentence.number === course.first.sentence && gates.every(Boolean)) {
     tiles[course.first.head].classList.add("begin");
     $("begin").hidden = false;
-    $("heads").addEventListener("click", () => {
+    for (const id of ["heads", "start"]) $(id).addEventListener("click", () => {
       tiles[course.first.head].classList.remove("begin");
       $("begin").hidden = true;
     }, { once: true });

@@ -9,12 +9,11 @@ const MEASURES = {
     model.translate(ids, Float32Array.from({ length: total }, (_, head) => (head === off ? 0 : 1)), { maps: false }).words),
 };
 
-/* One portion at a time is measured, of the first series that has one left. background.add({ portion, done }):
-   portion() gives { measure, ... } or null, done(portion, found) takes what MEASURES found; background.next() when a
-   series has something new to do. */
+/* One portion at a time is measured, of the series that was wanted last and has one left. background.want(series), with
+   series = { portion, done }: portion() gives { measure, ... } or null, done(portion, found) takes what MEASURES found. */
 export function createBackground({ config, tensors, model }) {
-  const all = [], worker = startWorker({ config, tensors });
-  let busy = false;
+  const worker = startWorker({ config, tensors });
+  let all = [], busy = false;
 
   function next() {
     if (busy) return;
@@ -35,7 +34,12 @@ export function createBackground({ config, tensors, model }) {
     }
   }
 
-  return { add: (series) => all.push(series), next };
+  return {
+    want(series) {
+      all = [series, ...all.filter((other) => other !== series)];
+      next();
+    },
+  };
 }
 
 /* Translations of a sentence without each head alone. want(ids) leaves the sentence before; onProgress(found): found[0]
@@ -43,24 +47,24 @@ export function createBackground({ config, tensors, model }) {
 export function createTrial(background, { total, onProgress, portion = 4 }) {
   const results = new Map(); // numbers of words as text -> translations
   let wanted = null;
-  background.add({
+  const series = {
     portion() {
-      const done = results.get(wanted?.join(" "))?.length ?? Infinity;
-      const heads = Array.from({ length: Math.max(0, Math.min(portion, total + 1 - done)) }, (_, i) => done + i - 1);
+      const done = results.get(wanted.join(" ")).length;
+      const heads = Array.from({ length: Math.min(portion, total + 1 - done) }, (_, i) => done + i - 1);
       return heads.length ? { measure: "without", ids: wanted, heads, total } : null;
     },
     done({ ids }, found) {
       results.get(ids.join(" ")).push(...found);
       if (ids === wanted) onProgress(results.get(ids.join(" ")));
     },
-  });
+  };
   return {
     want(ids) {
       if (ids === wanted) return;
       wanted = ids;
       if (!results.has(ids.join(" "))) results.set(ids.join(" "), []);
       onProgress(results.get(ids.join(" ")));
-      background.next();
+      background.want(series);
     },
   };
 }
@@ -77,22 +81,22 @@ export function createMeter(background, { tasks, onProgress, portion = 5 }) {
     onProgress({ gates: wanted, done: shares.length, all: tasks.length, accuracy: mean });
   }
 
-  background.add({
+  const series = {
     portion() {
-      const some = wanted ? tasks.slice(sharesOf(wanted).length).slice(0, portion) : [];
+      const done = sharesOf(wanted).length, some = tasks.slice(done, done + portion);
       return some.length ? { measure: "accuracy", gates: wanted, tasks: some } : null;
     },
     done({ gates }, found) {
       sharesOf(gates).push(...found);
       if (gates === wanted) report();
     },
-  });
+  };
   return {
     want(gates) {
       wanted = Float32Array.from(gates);
       if (!sharesOf(wanted)) results.set(wanted.join(""), []);
       report();
-      background.next();
+      background.want(series);
     },
   };
 }

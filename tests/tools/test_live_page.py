@@ -115,6 +115,7 @@ def test_every_phenomenon_has_a_word_that_tells_it():
             for name in phenomena:
                 told = live_words.sources(sentence, at, name)
                 assert name in live_words.RULES
+                assert name in live_words.READERS
                 assert all(1 <= number <= len(sentence.words) for number in told)
                 assert told or (name == "topic" and sentence.topic is None), (str(sentence), at, name)
 
