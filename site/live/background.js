@@ -47,23 +47,24 @@ export function createBackground({ config, tensors, model }) {
 export function createTrial(background, { total, onProgress, portion = 4 }) {
   const results = new Map(); // numbers of words as text -> translations
   let wanted = null;
+  const foundFor = (ids) => results.get(ids.join(" "));
   const series = {
     portion() {
-      const done = results.get(wanted.join(" ")).length;
+      const done = foundFor(wanted).length;
       const heads = Array.from({ length: Math.min(portion, total + 1 - done) }, (_, i) => done + i - 1);
       return heads.length ? { measure: "without", ids: wanted, heads, total } : null;
     },
     done({ ids }, found) {
-      results.get(ids.join(" ")).push(...found);
-      if (ids === wanted) onProgress(results.get(ids.join(" ")));
+      foundFor(ids).push(...found);
+      if (foundFor(ids) === foundFor(wanted)) onProgress(foundFor(wanted));
     },
   };
   return {
     want(ids) {
       if (ids === wanted) return;
       wanted = ids;
-      if (!results.has(ids.join(" "))) results.set(ids.join(" "), []);
-      onProgress(results.get(ids.join(" ")));
+      if (!foundFor(ids)) results.set(ids.join(" "), []);
+      onProgress(foundFor(ids));
       background.want(series);
     },
   };
@@ -88,7 +89,7 @@ export function createMeter(background, { tasks, onProgress, portion = 5 }) {
     },
     done({ gates }, found) {
       sharesOf(gates).push(...found);
-      if (gates === wanted) report();
+      if (sharesOf(gates) === sharesOf(wanted)) report();
     },
   };
   return {
