@@ -32,7 +32,8 @@ LEARNED = {"encoder": 0.05, "all": 0.1}  # penalty of the sweep's run whose log 
 POINTS = 16  # of a curve, besides its end
 HOLDS = 0.9  # as in the model card
 CLEAR = 0.5  # of a role's words; the page names no head after a role that is hit less often
-SHORT, LONG = 6, 13  # words of a sentence of the tour
+SHORT, LONG = 6, 13  # words of a sentence of the tour, and of those that the page offers first
+SEVERAL = 4  # heads that break words: more of them make a sentence no more telling
 
 # Roles in the order in which the tour prefers them, and the phenomena that need what they fetch.
 NEIGHBOUR = {"offset -1": ["left accent"], "offset +1": ["right accent"]}
@@ -85,6 +86,7 @@ def measure() -> dict[str, Any]:
         },
         "curves": {scope: _curves(model, sentences, orders) for scope, orders in rankings.items()},
         "tour": _tour(model, tokenizer, sentences, found, rankings["encoder"], number),
+        **_telling(model, tokenizer, sentences, number),
     }
 
 
@@ -208,6 +210,30 @@ def _spots(sentence: Sentence) -> dict[str, dict[str, Any]]:
             "even": None,
         },
     }
+
+
+# ---- what to press first ---------------------------------------------------------------------------------------------
+
+
+def _telling(
+    model: nn.Module, tokenizer: object, sentences: Sequence[Sentence], number: dict[Head, int]
+) -> dict[str, Any]:
+    """Return the sentences in the order in which single encoder heads break most, and the first head to press.
+
+    First come short ones that no head makes longer or shorter and several heads break, by the words that one breaks.
+    """
+    say = _Translations(model, tokenizer, sentences)
+    right = say.right([])
+    of_head = {head: [len(wrong) for wrong in say.wrong([head])] for head in number if head[0] == "encoder"}
+
+    def worth(i: int) -> tuple:
+        broken, n = sorted((counts[i] for counts in of_head.values()), reverse=True), len(sentences[i].words)
+        whole = right[i] and SHORT <= n <= LONG and broken[0] < n - 1
+        return whole, min(SEVERAL, sum(map(bool, broken))), broken
+
+    telling = sorted(range(len(sentences)), key=worth, reverse=True)
+    head = max(of_head, key=lambda one: of_head[one][telling[0]])
+    return {"telling": telling, "first": {"sentence": telling[0], "head": number[head]}}
 
 
 # ---- the tour --------------------------------------------------------------------------------------------------------

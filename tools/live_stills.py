@@ -15,15 +15,19 @@ from torch import nn
 
 import headtools as ht
 from headtools.organism.batches import batches
+from headtools.organism.lexicon import TOPIC_OF_NAME
+from headtools.organism.vocabulary import vocabulary
 
 KINDS = {"encoder": "Encoder", "cross": "Cross-attention", "decoder": "Decoder"}  # in the order of the page
+MANY = 24  # heads that one press switches off at random
 CELL = 24  # pixels of a map, margin included
 WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 720, 250, 46, 14, 12, 30  # of the chart; chart.js draws it with the same numbers
 
 
 def stills(model: nn.Module, tokenizer: object, data: dict[str, Any]) -> dict[str, str]:
     """Return pieces of HTML by the names that ``index.html`` gives them; ``data``: what ``course.js`` holds."""
-    first = data["sentences"][data["first"]]
+    number = data["first"]["sentence"]
+    first = data["sentences"][number]
     words = first["source"].split()
     translated = ht.translate(model, tokenizer, [words])[0].split()
     total = len(data["rolesOfHeads"])
@@ -33,14 +37,28 @@ def stills(model: nn.Module, tokenizer: object, data: dict[str, Any]) -> dict[st
         "sentences": str(len(data["sentences"])),
         "parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} million",
         "accuracy": f"{100 * data['accuracy']:.1f}",
+        "readable": str(sum(of[0] == "source" and "accented" not in of for of in vocabulary().values() if of)),
+        "names": str(len(TOPIC_OF_NAME)),
+        "example": next(iter(TOPIC_OF_NAME)),
         "source": " ".join(f"<span>{escape(word)}</span>" for word in words),
         "verdict": f"<b>{right}</b> with all {total} heads on",
         "words": "".join(_word(words[at - 1], word) for at, word in zip(first["from"], translated, strict=False)),
         "reading": "Small: the source word. Large: what the model writes for it.",
-        "grids": grids(model, data["first"]),
+        "grids": grids(model, number),
+        "presets": presets(data),
         "curve": curve(data["curves"]["encoder"]),
         "broken": broken(model, tokenizer, data),
     }
+
+
+def presets(data: dict[str, Any]) -> str:
+    """Return buttons for what one press switches off: heads of the tour that have a role, and some at random."""
+    named = {name: step for name, step in data["tour"].items() if "heads" in step and name != "referent"}
+    labels = {name: escape(data["roles"][step["role"]]["label"]) for name, step in named.items()}
+    buttons = [
+        f'<button type="button" data-do="without" data-step="{name}">{label}</button>' for name, label in labels.items()
+    ]
+    return "".join([*buttons, f'<button type="button" data-do="random" data-many="{MANY}">{MANY} at random</button>'])
 
 
 def _word(source: str, translated: str, right: str | None = None) -> str:
@@ -53,15 +71,15 @@ def _word(source: str, translated: str, right: str | None = None) -> str:
 
 @torch.no_grad()
 def maps(model: nn.Module, number: int) -> dict[str, list[torch.Tensor]]:
-    """Return the attention maps of all heads in one sentence: a list of layers for each kind, the last layer first."""
+    """Return the attention maps of all heads in one sentence: a list of layers for each kind."""
     sentence = ht.corpus("organism", "test", number + 1)[number]
     with ht.record(model, want="maps") as seen:
         model(**batches([sentence])[0])
-    return {kind: [seen[site.key].maps[0] for site in reversed(ht.sites(model)[kind].all)] for kind in KINDS}
+    return {kind: [seen[site.key].maps[0] for site in ht.sites(model)[kind]] for kind in KINDS}
 
 
 def grids(model: nn.Module, number: int) -> str:
-    """Return the maps of all heads in one sentence, a picture for each kind: last layer on top."""
+    """Return the maps of all heads in one sentence, a picture for each kind: first layer on top."""
     parts = []
     for kind, layers in maps(model, number).items():
         picture = np.vstack([np.hstack([_tile(head.numpy()) for head in heads]) for heads in layers])

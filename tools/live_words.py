@@ -4,10 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from headtools.organism.translation import PHENOMENA
+from headtools.organism.lexicon import GENDERS, SENSES
+from headtools.organism.translation import AGENT, ANIMATE_OBJECT, LEFT, OBLIQUE, PLURAL, RIGHT
 from headtools.organism.vocabulary import SPECIAL, vocabulary
+from headtools.roles.sentence import Sentence
 
-__all__ = ["PHENOMENA", "language", "role"]
+# What has to be known from elsewhere in the sentence, and how a word writes it.
+RULES = {
+    "topic": "the letter before the vowel of a small word, and the root of a word with several senses, say which topic "
+    "the name of the sentence has, or that there is no name",
+    "noun": f"the vowel is the gender, and {PLURAL} the plural, of its noun",
+    "subject": f"the vowel is the gender, and {PLURAL} the plural, of its subject",
+    "object": f"{ANIMATE_OBJECT} says that the object is a person or an animal",
+    "antecedent": "a pronoun stands for a noun: gender, number and kind are those of the noun",
+    "role": f"a subject can end in {AGENT}, an object in {OBLIQUE}; after a preposition a noun ends in {OBLIQUE}",
+    "verb family": f"beside a verb of the u-family an object ends in {OBLIQUE} and an adverb in u; else not, and in i",
+    "verb object": f"a subject ends in {AGENT} if its verb has an object",
+    "left accent": f"{LEFT} in front says that the word to its left is accented",
+    "right accent": f"{RIGHT} at the end says that the word to its right is accented",
+}
+
+# The roles of heads that fetch what a phenomenon needs.
+READERS = {
+    "topic": ["topic", "name"],
+    "noun": ["det up", "amod up", "case up"],
+    "subject": ["nsubj down"],
+    "object": ["obj down"],
+    "antecedent": ["coreference"],
+    "role": ["nsubj up", "obj up", "case down"],
+    "verb family": ["obj up", "advmod up", "aux up"],
+    "verb object": ["obj down"],
+    "left accent": ["offset -1"],
+    "right accent": ["offset +1"],
+}
 
 # Which phenomena may ask for a category of the vocabulary's features, and its name where none is known to.
 NEEDS = {
@@ -23,22 +52,19 @@ NEEDS = {
     "right": ["right accent"],
 }
 PLAINLY = {"sense": "topic", "left": "left accent", "right": "right accent", "family": "verb family"}
+# What headtools.gloss calls a feature; a feature without a name goes without saying.
 LABELS = {
+    **{f"gender {gender}": f"gender\u00a0{gender}" for gender in GENDERS},
+    **{f"topic {topic}": topic for topic in SENSES if topic},
     "number li": "plural",
-    "number ": "",
-    "case ": "",
-    "case k": "subject of a verb with an object",
+    "case k": "agent",
     "case t": "oblique",
-    "object ru": "object is a person or an animal",
-    "object ": "",
-    "topic None": "",
-    "left True": "accent to the left",
-    "left False": "",
-    "right True": "accent to the right",
-    "right False": "",
+    "family i": "i-verb",
+    "family u": "u-verb",
+    "object ru": "animate object",
+    "left True": "accent before",
+    "right True": "accent after",
 }
-SENSES = "sense "  # a feature that names its word as well, "sense sea of bright"; the topic is told beside it
-
 # Relation: the words that depend by it, the words that they depend on, and what these call them.
 RELATIONS = {
     "det": ("Determiners", "noun", "Nouns", "determiner"),
@@ -102,5 +128,44 @@ def language() -> dict[str, Any]:
         needed = [f for f in own if f.partition(" ")[0] in NEEDS and side in ("target", "name")]
         numbers = [str(features.setdefault(f, len(features))) for f in needed]
         lines.append(" ".join([word, lexeme, side, *numbers]))
-    labels = LABELS | {feature: "" for feature in features if feature.startswith(SENSES)}
-    return {"words": "\n".join(lines), "features": list(features), "labels": labels, "needs": NEEDS, "plainly": PLAINLY}
+    return {
+        "words": "\n".join(lines),
+        "features": list(features),
+        "labels": LABELS,
+        "needs": NEEDS,
+        "plainly": PLAINLY,
+        "accents": [LEFT, RIGHT],
+    }
+
+
+def sources(sentence: Sentence, word: int, phenomenon: str) -> list[int]:
+    """Return the numbers of the words that tell a phenomenon of the translation of a word.
+
+    >>> import headtools as ht
+    >>> one = ht.corpus("organism", "test", 1)[0]
+    >>> [one.words[n - 1] for n in (*sources(one, 3, "subject"), *sources(one, 11, "antecedent"))]
+    ['Belena', 'Belena']
+    """
+    head = sentence.heads[word - 1]
+
+    def below(relation: str, of: int) -> list[int]:
+        return [i for i in sentence.dependents(of) if sentence.relations[i - 1] == relation]
+
+    def antecedent(pronoun: int) -> list[int]:
+        if sentence.coreference[pronoun - 1]:
+            return [sentence.coreference[pronoun - 1]]
+        verb = sentence.heads[pronoun - 1]  # of the relative clause that "that" opens
+        return [sentence.heads[verb - 1]] if sentence.upos[pronoun - 1] == "PRON" else []
+
+    if phenomenon == "topic":
+        return [i for i, upos in enumerate(sentence.upos, 1) if upos == "PROPN"]
+    if phenomenon in ("left accent", "right accent"):
+        return [word - 1 if phenomenon == "left accent" else word + 1]
+    if phenomenon in ("subject", "object"):
+        return below("nsubj" if phenomenon == "subject" else "obj", word)
+    if phenomenon == "antecedent":
+        bearers = [word] if sentence.upos[word - 1] == "PRON" else below("nsubj", word) + below("obj", word)
+        return [noun for bearer in bearers for noun in antecedent(bearer)]
+    if phenomenon == "verb object":
+        return below("obj", head) or [head]
+    return below("case", word) or [head]  # noun, role, verb family

@@ -144,7 +144,7 @@ def course(model: nn.Module, measured: dict[str, Any]) -> dict[str, Any]:
     names = list(dict.fromkeys(name for s in sentences for of_word in s.phenomena for name in of_word))
     return {
         "language": live_words.language(),
-        "phenomena": {name: live_words.PHENOMENA.get(name, "") for name in names},
+        "phenomena": {name: live_words.RULES[name] for name in names},
         "sentences": [
             {
                 "source": " ".join(s.words),
@@ -152,17 +152,35 @@ def course(model: nn.Module, measured: dict[str, Any]) -> dict[str, Any]:
                 "from": list(s.alignment),
                 "group": group(s),
                 "needs": [[names.index(name) for name in of_word] for of_word in s.phenomena],
+                "told": [
+                    [live_words.sources(s, at, name) for name in of_word]
+                    for at, of_word in zip(s.alignment, s.phenomena, strict=True)
+                ],
             }
             for s in sentences
         ],
+        "readers": live_words.READERS,
         "roles": {name: live_words.role(name) for of_head in measured["roles"] for name in of_head},
         "rolesOfHeads": measured["roles"],
         "accuracy": measured["accuracy"],
         "rankings": measured["rankings"],
         "curves": measured["curves"],
         "tour": measured["tour"],
-        "first": measured["tour"]["neighbour"]["sentence"],
+        "telling": measured["telling"],
+        "first": measured["first"],
+        "alike": alike(measured["roles"], config(model)),
     }
+
+
+def alike(roles: list[list[str]], sizes: dict[str, Any]) -> str | None:
+    """Return why the maps of all cross-attention heads look alike, or None where they do not share one role."""
+    cross = roles[-sizes["heads"] * sizes["decoderLayers"] :]
+    if not cross[0] or any(names != cross[0] for names in cross):
+        return None
+    return (
+        f"All {len(cross)} look alike because training aligned them: guided alignment, a second loss, drew every head "
+        "of cross-attention to the source word to be translated next."
+    )
 
 
 def script(name: str, data: object) -> str:

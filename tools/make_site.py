@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -185,7 +184,7 @@ def landing(out: Path, live: make_live_page.Live) -> None:
     static = out / "_static"
     cards = site_lessons.lessons(NOTEBOOKS, ROOT / "README.md", static / "cards", "_static/cards")
     entries = site_claims.entries(NOTEBOOKS)
-    first = live.data["sentences"][live.data["first"]]
+    first = live.data["sentences"][live.data["first"]["sentence"]]
     page = (
         templates()
         .get_template("landing.html")
@@ -199,7 +198,6 @@ def landing(out: Path, live: make_live_page.Live) -> None:
             here="index.html",
             own_theme=True,
             lessons=cards,
-            steps=steps(live.data),
             stills={name: _Raw(text) for name, text in live.stills.items()},
             source=first["source"],
             claims=len(entries),
@@ -211,13 +209,7 @@ def landing(out: Path, live: make_live_page.Live) -> None:
     (out / "index.html").write_text(page, encoding="utf-8")
     (static / "landing.css").write_text(make_live_page.style(COURSE / "landing.css"), encoding="utf-8")
     (static / "hero.js").write_text(make_live_page.bundle(entry="hero.js"), encoding="utf-8")
-    site_card.write(live.model, live.data["first"], static / "card.png")
-
-
-def steps(data: dict[str, Any]) -> list[dict[str, str]]:
-    """Return what the first page offers to switch off: the heads of the tour that have a role."""
-    named = {name: step for name, step in data["tour"].items() if "heads" in step and name != "referent"}
-    return [{"name": name, "label": data["roles"][step["role"]]["label"]} for name, step in named.items()]
+    site_card.write(live.model, live.data["first"]["sentence"], static / "card.png")
 
 
 def starts() -> dict[str, str]:

@@ -3,12 +3,15 @@
 import { $, html, percent, plural, svg } from "./dom.js";
 import { tensorsOf } from "./half.js";
 import { createModel, listSites, countHeads } from "./organism.js";
-import { createLexicon } from "./lexicon.js";
+import { alignWords, createLexicon } from "./lexicon.js";
 import { createGrids, NAMES } from "./grids.js";
 import { translated } from "./words.js";
-import { createMeter } from "./background.js";
+import { createBackground, createMeter, createTrial } from "./background.js";
+import { createCards } from "./cards.js";
 import { arcs, curves, inWords, map } from "./charts.js";
+import { aboutSource, aboutWord } from "./explain.js";
 import { inside } from "./inside.js";
+import { createPresets } from "./presets.js";
 import { createSteps } from "./tour.js";
 import { theme } from "./theme.js";
 
@@ -43,8 +46,9 @@ function start({ course, weights }, begun) {
   const titled = (head) => nameOf(head)[0].toUpperCase() + nameOf(head).slice(1);
   const rolesOf = (head) => course.rolesOfHeads[head].map((name) => course.roles[name]);
 
-  let sentence, said, maps, mistakes = []; // what is translated, and how
-  let shown = course.tour.neighbour.heads[0], view = "arcs", picked = null, pressed = null; // the head that is open
+  let sentence, said, maps, pairs = [], mistakes = []; // what is translated, and how
+  let changes = []; // for each head, the places in the whole model's translation that change without it alone
+  let shown = course.first.head, view = "arcs", picked = null, pressed = null; // the head that is open
   let scope = "encoder", ranking = "gradient", kept = null; // kept: heads that stay by the ranking, null by hand
   let tour = null;
 
@@ -55,9 +59,16 @@ function start({ course, weights }, begun) {
 
   function choose(number) {
     const one = gold[number];
-    sentence = { ...one, number, gold: true };
+    sentence = { ...one, number, gold: true, told: (place) => one.needs[place].map((name, i) => [name, one.told[place][i]]) };
     $("pick").value = number;
     translate();
+  }
+
+  /* What can be told of a translation without a tree of the sentence: accents, and the topic. */
+  function heard(words, at) {
+    const plainly = (number) => lexicon.twin(words[number - 1] ?? ""), name = 1 + words.findIndex(lexicon.topic);
+    return [["left accent", at - 1], ["right accent", at + 1]].filter(([, number]) => plainly(number)).map(([what, number]) => [what, [number]])
+      .concat(name ? [["topic", [name]]] : []);
   }
 
   function chooseWords(words) {
@@ -66,20 +77,19 @@ function start({ course, weights }, begun) {
     const ids = lexicon.ids(words, config.end);
     const out = model.translate(ids, whole), right = out.words.filter((id) => id !== config.end);
     const from = right.map((_, i) => (aligner < 0 ? 0 : 1 + strongest(out.maps[aligner][i]))).map((at) => (at > words.length ? undefined : at));
-    sentence = { words, ids, right, from, needs: null, gold: false, number: sentence?.number ?? 0 };
+    sentence = { words, ids, right, from, needs: null, gold: false, number: sentence?.number ?? course.first.sentence, told: (place) => heard(words, from[place]) };
     $("pick").value = "own";
     translate();
   }
 
   function fillPicker() {
     const groups = new Map();
-    gold.forEach(({ group, source }, i) => {
-      if (!groups.has(group)) groups.set(group, []);
-      groups.get(group).push([source.split(" ").length, i, source]);
-    });
+    for (const i of course.telling) {
+      const { group, source } = gold[i];
+      groups.set(group, [...(groups.get(group) ?? []), html("option", { value: i }, source)]);
+    }
     $("pick").replaceChildren(html("option", { value: "own", hidden: true }, "Your own sentence"),
-      ...[...groups].sort().map(([name, list]) => html("optgroup", { label: name },
-        list.sort((a, b) => a[0] - b[0]).map(([, i, source]) => html("option", { value: i }, source)))));
+      ...[...groups].map(([name, options]) => html("optgroup", { label: name }, options)));
     const order = [...$("pick").querySelectorAll("optgroup option")].map((option) => +option.value);
     const step = (by) => choose(order[(order.indexOf(sentence.number) + by + order.length) % order.length]);
     $("pick").addEventListener("change", () => choose(+$("pick").value));
@@ -156,25 +166,25 @@ function start({ course, weights }, begun) {
     showTiles();
     showHead();
     meter.want(gates);
+    trial.want(sentence.ids);
     remember();
     tour?.changed();
   }
 
   function showSource() {
     $("source").replaceChildren(...sentence.words.flatMap((word, i) => {
-      const twin = lexicon.twin(word), accented = word !== plainForm(word);
+      const twin = lexicon.twin(word), accented = lexicon.accented(word), place = { "data-at": i + 1, "data-card": i + 1 };
       const node = twin
-        ? html("button", { type: "button", class: accented ? "accented" : null, "aria-pressed": String(accented), "aria-label": `${word}, accent`, "data-at": i + 1,
+        ? html("button", { ...place, type: "button", class: accented ? "accented" : null, "aria-pressed": String(accented), "aria-label": `${word}, accent`,
             onclick: () => { chooseWords(sentence.words.with(i, twin)); $("source").querySelector(`[data-at="${i + 1}"]`).focus(); } }, word)
-        : html("span", { "data-at": i + 1 }, word);
+        : lexicon.topic(word) ? html("button", { ...place, type: "button", class: "name" }, word) : html("span", { "data-at": i + 1 }, word);
       return [node, " "];
     }));
   }
-  const plainForm = (word) => word.normalize("NFD").replace(/\p{M}/gu, "");
 
   function showTranslation() {
-    const shownWords = translated({ said, sentence, lexicon });
-    mistakes = shownWords.mistakes;
+    const shownWords = translated({ said, sentence, lexicon, cards: true });
+    ({ pairs, mistakes } = shownWords);
     $("words").replaceChildren(...shownWords.items);
     const off = total - gates.reduce((a, b) => a + b), reasons = new Map();
     for (const { missed } of mistakes) for (const one of missed) reasons.set(one, (reasons.get(one) ?? 0) + 1);
@@ -183,9 +193,9 @@ function start({ course, weights }, begun) {
     $("verdict").replaceChildren(html("b", {}, verdict), ` with ${off ? `${plural(off, "head")} off` : `all ${total} heads on`}`);
     const sorted = [...reasons].sort((a, b) => b[1] - a[1]);
     $("reading").replaceChildren(...(mistakes.length
-      ? ["Missing: ", ...sorted.flatMap(([name, n], i) => [i ? ", " : "", html("b", {}, name), ` ${n}×`, course.phenomena[name] ? ` (${course.phenomena[name]})` : ""]),
+      ? ["Missing: ", ...sorted.flatMap(([name, n], i) => [i ? ", " : "", html("b", {}, name), ` ${n}×`]),
         sentence.gold ? ". Below a wrong word stands the grammar's." : ". Below a wrong word stands what the whole model writes."]
-      : [sentence.gold ? "Small: the source word. Large: what the model writes for it, equal to the grammar's translation." : "Your sentence, compared with what the whole model writes."]));
+      : [sentence.gold ? "Equal to the grammar's translation. Above each word stands its source word, below what else it says." : "Your sentence, compared with what the whole model writes."]));
     if (mistakes.length && $("words").scrollWidth > $("words").clientWidth) {
       const first = $("words").querySelector(".wrong");
       $("words").scrollLeft = first.offsetLeft - $("words").offsetLeft - 30;
@@ -201,10 +211,24 @@ function start({ course, weights }, begun) {
     $(id).addEventListener("pointerout", light);
   }
 
+  /* The heads of the encoder that attend from one source word to another and have a role which fetches the phenomenon. */
+  function readers(phenomenon, query, key) {
+    const fitting = (head) => course.rolesOfHeads[head].some((role) => course.readers[phenomenon].includes(role)) && strongest(maps[head][query - 1]) === key - 1;
+    return tiles.flatMap((_, head) => (fitting(head) ? [`${nameOf(head)} (${percent(maps[head][query - 1][key - 1])})`] : [])).join(" and ");
+  }
+
+  const breakers = ({ right }) => changes.flatMap((places, head) => (places.includes(right) ? [nameOf(head)] : []));
+  createCards({
+    card: $("card"), holders: [$("source"), $("words")],
+    fill: (word) => (word.closest("#source")
+      ? aboutSource(+word.dataset.card, { sentence, lexicon, readers })
+      : aboutWord(pairs[word.dataset.card], { sentence, said, lexicon, rules: course.phenomena, readers, breakers: breakers(pairs[word.dataset.card]) })),
+  });
+
   // ---- heads -----------------------------------------------------------------------------------------------------
 
-  const { nodes, tiles, draw } = createGrids({
-    sites, roles: rolesOf, name: titled, onpress: (head) => press(head),
+  const { nodes, tiles, draw, mark } = createGrids({
+    sites, roles: rolesOf, folded: course.alike ? { cross: course.alike } : {}, name: titled, onpress: (head) => press(head),
     onlook: (head, pointing) => { if (!pointing || !tour?.looking) look(head); },
   });
 
@@ -223,8 +247,25 @@ function start({ course, weights }, begun) {
     translate();
   }
 
+  const presets = createPresets({ course, total, off(heads, number) {
+    gates.fill(1);
+    heads.forEach((head) => (gates[head] = 0));
+    kept = null;
+    if (number === undefined) return translate();
+    shown = heads[0];
+    choose(number);
+  } });
   const switchOff = (heads) => change(() => heads.forEach((head) => (gates[head] = 0)));
   const allOn = () => change(() => gates.fill(1));
+
+  /* The trial of each head alone, as far as it has come. */
+  function showChanges([right, ...found]) {
+    changes = found.map((words) => alignWords(words, right, lexicon).flatMap(({ said: i, right: j }) => (i >= 0 && j >= 0 && words[i] === right[j] ? [] : [j])));
+    mark(changes.map((places) => places.length));
+    const many = changes.filter((places) => places.length).length;
+    $("changing").textContent = found.length < total ? `Trying each head alone: ${found.length} of ${total} …`
+      : `${many || "None"} of ${total} heads ${many === 1 ? "changes" : "change"} this sentence${many ? "; red: how many of its words" : ""}.`;
+  }
 
   const showTiles = () => draw(maps, gates);
   document.addEventListener("recolour", () => showTiles());
@@ -263,7 +304,8 @@ function start({ course, weights }, begun) {
     $("toggle").setAttribute("aria-label", `${titled(shown)} is ${gates[shown] ? "on" : "off"}`);
     $("toggle").textContent = gates[shown] ? "On" : "Off";
     const texts = rolesOf(shown).map(({ text }) => text), more = texts.length - 2;
-    $("look-role").textContent = texts.length ? `${texts.slice(0, 2).join(". ")}${more > 0 ? `, and ${plural(more, "more role")}` : ""}.` : "No role of its own is known.";
+    const role = texts.length ? `${texts.slice(0, 2).join(". ")}${more > 0 ? `, and ${plural(more, "more role")}` : ""}.` : "No role of its own is known.";
+    $("look-role").textContent = `${role}${changes[shown]?.length ? ` Alone, it changes ${plural(changes[shown].length, "word")} of this sentence.` : ""}`;
     const pick = (row) => { picked = picked === row && view !== "inside" ? null : row; showHead(); tour?.changed(); };
     const many = { rows, queries, keys };
     let drawing;
@@ -331,7 +373,15 @@ function start({ course, weights }, begun) {
   }
 
   const tasks = gold.map(({ ids, right }) => ({ ids, target: [...right, config.end] }));
-  const meter = createMeter({ config, tensors, tasks, model, onProgress: (found) => {
+  const background = createBackground({ config, tensors, model });
+  const trial = createTrial(background, { total, onProgress: (found) => {
+    showChanges(found);
+    if (found.length === total + 1) {
+      globalThis.headtoolsLive.times.trial = performance.now() - begun;
+      showHead();
+    }
+  } });
+  const meter = createMeter(background, { tasks, onProgress: (found) => {
     last = found;
     if (found.done === found.all) globalThis.headtoolsLive.times.accuracy = found.accuracy;
     showCurve();
@@ -412,18 +462,35 @@ function start({ course, weights }, begun) {
 
   // ---- an address that can be shared -----------------------------------------------------------------------------
 
+  const letters = (head) => `${kind(head)[0]}${siteOf(head).layer}.${head - siteOf(head).first}`; // e5.1
+
+  function address() {
+    const off = tiles.flatMap((_, head) => (gates[head] ? [] : [letters(head)]));
+    const what = sentence.gold ? sentence.number : encodeURIComponent(sentence.words.join(" "));
+    return `#s=${what}${off.length ? `&off=${off}` : ""}`;
+  }
+
   function remember() {
-    if (tour || !sentence.gold) return;
-    const off = tiles.map((_, head) => head).filter((head) => !gates[head]);
-    const hash = sentence.number === course.first && !off.length ? "" : `#s=${sentence.number}${off.length ? `&off=${off.join(".")}` : ""}`;
-    if (hash === location.hash) return;
-    try { history.replaceState(null, "", hash || location.pathname + location.search); } catch { /* not on disk, in some browsers */ }
+    const short = address() === `#s=${course.first.sentence}` ? location.pathname + location.search : address();
+    if (!tour) try { history.replaceState(null, "", short); } catch { /* not on disk, in some browsers */ }
   }
 
   function recall() {
-    const told = new URLSearchParams(location.hash.slice(1)), number = +(told.get("s") ?? course.first);
-    for (const head of (told.get("off") ?? "").split(".").filter(Boolean)) if (+head < total) gates[head] = 0;
-    choose(number in gold ? number : course.first);
+    const told = new URLSearchParams(location.hash.slice(1)), off = (told.get("off") ?? "").split(","), what = told.get("s") ?? "";
+    tiles.forEach((_, head) => (gates[head] = off.includes(letters(head)) ? 0 : 1));
+    kept = null;
+    const words = lexicon.split(what);
+    if (words.length && words.length <= LONGEST && !lexicon.unknown(words).length) chooseWords(words);
+    else choose(what in gold ? +what : course.first.sentence);
+  }
+
+  async function copyLink() {
+    try {
+      await navigator.clipboard.writeText(location.href.split("#")[0] + address());
+      $("copied").textContent = "Copied.";
+    } catch {
+      $("copied").textContent = "It stands in the address bar.";
+    }
   }
 
   // ---- begin -----------------------------------------------------------------------------------------------------
@@ -437,10 +504,24 @@ function start({ course, weights }, begun) {
   buildRankings();
   $("all-on").addEventListener("click", allOn);
   $("toggle").addEventListener("click", () => change(() => (gates[shown] = 1 - gates[shown])));
+  for (const button of document.querySelectorAll("[data-do]")) button.addEventListener("click", () => presets[button.dataset.do](button.dataset));
+  $("copy").addEventListener("click", copyLink);
   for (const input of document.querySelectorAll("[name=view]")) input.addEventListener("change", () => page.view(input.value, picked));
   $("start").addEventListener("click", startTour);
   document.addEventListener("keydown", (event) => { if (event.key === "Escape" && tour) $("tour-end").click(); });
+  addEventListener("hashchange", recall);
+  for (const id of ["result", "tour"]) // what sticks to the top: other things keep clear of it
+    new ResizeObserver(() => document.documentElement.style.setProperty(`--${id}`, `${$(id).offsetHeight}px`)).observe($(id));
+  $("words").removeAttribute("tabindex"); // its words are buttons now
   recall();
+  if (sentence.number === course.first.sentence && gates.every(Boolean)) {
+    tiles[course.first.head].classList.add("begin");
+    $("begin").hidden = false;
+    for (const id of ["heads", "start"]) $(id).addEventListener("click", () => {
+      tiles[course.first.head].classList.remove("begin");
+      $("begin").hidden = true;
+    }, { once: true });
+  }
   document.documentElement.classList.add("alive");
   globalThis.headtoolsLive.times.ready = performance.now();
   globalThis.headtoolsLive.times.loading = performance.now() - begun;

@@ -1,6 +1,6 @@
 /* The heads of a model as three grids of buttons, one for each kind of attention; each shows its map. */
 
-import { html } from "./dom.js";
+import { html, plural } from "./dom.js";
 
 export const NAMES = { encoder: "Encoder", cross: "Cross-attention", decoder: "Decoder" }; // in the order of the page
 const ABOUT = {
@@ -10,14 +10,17 @@ const ABOUT = {
 const DWELL = 90; // milliseconds that a pointer rests on a head before it opens: a way to the next panel opens nothing
 
 /* sites: what listSites gives; roles(head), name(head): what is known of it, and what it is called;
-   onpress(head); onlook(head, pointing): the head has the focus, or a pointer rests on it.
-   Gives { nodes, tiles, draw }: a node for each kind, a button for each head, and draw(maps, gates). */
-export function createGrids({ sites, roles, name, onpress, onlook = () => {} }) {
+   onpress(head); onlook(head, pointing): the head has the focus, or a pointer rests on it;
+   folded: { kind: why all maps of this kind look alike }: of these only the first layer is shown, until it is asked for.
+   Gives { nodes, tiles, draw, mark }: a node for each kind, a button for each head, draw(maps, gates), and
+   mark(changed): for each head the number of words that change without it. */
+export function createGrids({ sites, roles, name, onpress, onlook = () => {}, folded = {} }) {
   const tiles = [];
+  let changes = [];
   const headAt = (event) => { const node = event.target.closest("[data-head]"); return node ? +node.dataset.head : null; };
 
   const nodes = Object.keys(NAMES).map((kind) => {
-    const layers = sites.filter((site) => site.kind === kind).reverse(), wide = layers[0].heads; // the last layer on top
+    const layers = sites.filter((site) => site.kind === kind), wide = layers[0].heads;
     const lines = layers.map((site) => html("div", { class: "row", role: "row" },
       html("span", { class: "layer", role: "rowheader" }, html("span", { class: "hidden" }, "layer "), site.layer),
       Array.from({ length: site.heads }, (_, i) => {
@@ -27,7 +30,7 @@ export function createGrids({ sites, roles, name, onpress, onlook = () => {} }) 
         tiles[head] = button;
         return html("span", { role: "gridcell" }, button);
       })));
-    const grid = html("div", { class: "tiles", role: "grid", "aria-label": `${NAMES[kind]}: ${layers.length} layers of ${wide} heads, the last layer first`, style: `--heads:${wide}` }, lines);
+    const grid = html("div", { class: "tiles", role: "grid", "aria-label": `${NAMES[kind]}: ${layers.length} layers of ${wide} heads, the first layer on top`, style: `--heads:${wide}` }, lines);
     grid.addEventListener("click", (event) => { const head = headAt(event); if (head !== null) onpress(head); });
     grid.addEventListener("focusin", (event) => { const head = headAt(event); if (head !== null) onlook(head, false); });
     let resting;
@@ -37,9 +40,22 @@ export function createGrids({ sites, roles, name, onpress, onlook = () => {} }) 
       if (head !== null && event.pointerType === "mouse") resting = setTimeout(() => onlook(head, true), DWELL);
     });
     grid.addEventListener("pointerleave", () => clearTimeout(resting));
-    grid.addEventListener("keydown", (event) => move(event, layers));
-    return html("div", { class: `grid ${kind}` }, html("h3", {}, NAMES[kind], html("span", { class: "count" })), html("p", {}, ABOUT[kind]), grid);
+    grid.addEventListener("keydown", (event) => move(event, layers.filter((_, layer) => !lines[layer].hidden)));
+    return html("div", { class: `grid ${kind}` }, html("h3", {}, NAMES[kind], html("span", { class: "count" })), html("p", {}, ABOUT[kind]), grid,
+      folded[kind] && fold(lines.slice(1), folded[kind]));
   });
+
+  function fold(lines, why) {
+    const button = html("button", { type: "button" });
+    const set = (open) => {
+      for (const line of lines) line.hidden = !open;
+      button.setAttribute("aria-expanded", String(open));
+      button.textContent = open ? "Show one layer" : `Show all ${lines.length + 1} layers`;
+    };
+    button.addEventListener("click", () => set(lines[0].hidden));
+    set(false);
+    return html("div", { class: "fold" }, html("p", {}, why), button);
+  }
 
   function move(event, layers) {
     const head = headAt(event), row = layers.findIndex(({ first, heads }) => head >= first && head < first + heads);
@@ -77,8 +93,18 @@ export function createGrids({ sites, roles, name, onpress, onlook = () => {} }) 
     const role = roles(head)[0];
     tiles[head].classList.toggle("out", !on);
     tiles[head].setAttribute("aria-pressed", String(on));
-    tiles[head].setAttribute("aria-label", `${name(head)}, ${on ? "on" : "off"}${role ? `: ${role.text}` : ""}`);
+    const changed = changes[head] ? `; alone, it changes ${plural(changes[head], "word")} of this sentence` : "";
+    tiles[head].setAttribute("aria-label", `${name(head)}, ${on ? "on" : "off"}${role ? `: ${role.text}` : ""}${changed}`);
   }
 
-  return { nodes, tiles, draw };
+  function mark(changed) {
+    changes = changed;
+    tiles.forEach((tile, head) => {
+      if (changed[head]) tile.parentNode.dataset.changes = changed[head];
+      else delete tile.parentNode.dataset.changes;
+      label(head, tile.getAttribute("aria-pressed") === "true");
+    });
+  }
+
+  return { nodes, tiles, draw, mark };
 }

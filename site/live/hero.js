@@ -6,11 +6,11 @@ import { createGrids, NAMES } from "./grids.js";
 import { tensorsOf } from "./half.js";
 import { createLexicon } from "./lexicon.js";
 import { createModel, countHeads, listSites } from "./organism.js";
+import { createPresets } from "./presets.js";
 import { theme } from "./theme.js";
 import { translated } from "./words.js";
 
 const FOLDER = "live/"; // where the data of the live page are
-const MANY = 24; // heads that one press switches off at random
 
 export function main() {
   theme($("theme"));
@@ -99,26 +99,22 @@ function start({ course, weights }) {
     show(head);
   }
 
-  const switchOff = (heads) => change(() => { gates.fill(1); heads.forEach((head) => (gates[head] = 0)); }, heads.length === 1 ? heads[0] : undefined);
+  const off = (heads, number = sentence.number) => change(() => {
+    choose(number);
+    gates.fill(1);
+    heads.forEach((head) => (gates[head] = 0));
+  }, heads.length === 1 ? heads[0] : undefined);
   $("hero-grids").replaceChildren(...grids.nodes);
-  choose(course.first);
+  choose(course.first.sentence);
   show();
   document.addEventListener("recolour", () => show());
   $("hero").classList.add("alive");
   return {
-    without: ({ step }) => { choose(course.tour[step].sentence); switchOff(course.tour[step].heads); },
-    random() {
-      const heads = [...gates.keys()];
-      for (let i = 0; i < MANY; i++) { // the beginning of a shuffle
-        const j = i + Math.floor(Math.random() * (total - i));
-        [heads[i], heads[j]] = [heads[j], heads[i]];
-      }
-      switchOff(heads.slice(0, MANY));
-    },
+    ...createPresets({ course, total, off }),
     allOn: () => change(() => gates.fill(1)),
     another: () => change(() => choose((sentence.number + 1) % course.sentences.length)),
     pressAt(kind, [x, y]) {
-      const layers = sites.filter((site) => site.kind === kind).reverse(), { first, heads } = layers[Math.floor(y * layers.length)];
+      const layers = sites.filter((site) => site.kind === kind), { first, heads } = layers[Math.floor(y * layers.length)];
       grids.tiles[first + Math.floor(x * heads)].click();
     },
   };

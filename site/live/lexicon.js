@@ -1,6 +1,7 @@
 /* The words of both languages: numbers, completion, and what a wrong word gets wrong. */
 
-export const plain = (word) => word.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase();
+const unaccented = (word) => word.normalize("NFD").replace(/\p{M}/gu, "");
+const plain = (word) => unaccented(word).toLowerCase();
 
 /* data.words: a line for each token, "word lexeme side feature feature ..."; features are numbers into data.features,
    each "category value"; data.needs: { category: [phenomena that may ask for it] }. */
@@ -19,7 +20,7 @@ export function createLexicon(data) {
   const known = new Set(readable);
   const twins = new Map(); // a word and its other form, plain or accented
   for (const word of readable) {
-    const bare = word.normalize("NFD").replace(/\p{M}/gu, "");
+    const bare = unaccented(word);
     if (bare !== word && known.has(bare)) twins.set(word, bare).set(bare, word);
   }
 
@@ -33,12 +34,9 @@ export function createLexicon(data) {
     return readable.filter((word) => plain(word).startsWith(start)).sort((a, b) => a.length - b.length).slice(0, many);
   }
 
-  /* What a word says, in words. */
-  function gloss(number) {
-    const { lexeme, side, told } = entries[number];
-    const said = [...told].map(([category, value]) => data.labels[`${category} ${value}`] ?? `${category} ${value}`);
-    return side === "target" && said.length ? `${lexeme}: ${said.filter(Boolean).join(", ")}` : lexeme;
-  }
+  /* What a translated word says beside its meaning, in words, and both together: as headtools.gloss does. */
+  const features = (number) => [...entries[number].told].map(([category, value]) => data.labels[`${category} ${value}`]).filter(Boolean).join(", ");
+  const gloss = (number) => `${entries[number].lexeme}${features(number) && ": "}${features(number)}`;
 
   /* Why one word stands where another should: the phenomena it misses, of those its place needs. */
   function missed(said, right, needed) {
@@ -54,9 +52,12 @@ export function createLexicon(data) {
   }
 
   return {
-    entries, numbers, readable, split, complete, gloss, missed,
+    entries, numbers, readable, split, complete, features, gloss, missed,
+    accents: data.accents, // what a word takes in front and behind beside an accented word
     word: (number) => entries[number].word,
     twin: (word) => twins.get(word),
+    accented: (word) => word !== unaccented(word),
+    topic: (word) => (twins.has(word) ? undefined : entries[numbers.get(word)]?.told.get("topic")), // of a name
     unknown: (words) => words.filter((word) => !known.has(word)),
     ids: (words, end) => [...words.map((word) => numbers.get(word)), end],
   };
@@ -67,9 +68,9 @@ export function createLexicon(data) {
 export function alignWords(said, right, lexicon) {
   const cost = (i, j) => {
     if (said[i] === right[j]) return 0;
-    return lexicon.missed(said[i], right[j])[0] === "another word" ? 1.1 : 0.5;
+    return lexicon.missed(said[i], right[j])[0] === "another word" ? 11 : 5;
   };
-  const gap = 0.7, table = [];
+  const gap = 7, table = []; // whole numbers: the way back compares sums for equality
   for (let i = 0; i <= said.length; i++) {
     table.push(new Float64Array(right.length + 1));
     for (let j = 0; j <= right.length; j++) {

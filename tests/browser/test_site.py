@@ -189,9 +189,9 @@ def test_the_first_page_shows_a_still_and_wakes_when_touched(at):
 def test_a_press_on_the_still_is_not_lost(at):
     page = at("index.html")
     box = page.locator("#hero .grid.cross .still").bounding_box()
-    page.mouse.click(box["x"] + box["width"] * 1.5 / 8, box["y"] + box["height"] * 0.5 / 6)  # second head, last layer
+    page.mouse.click(box["x"] + box["width"] * 1.5 / 8, box["y"] + box["height"] * 0.5 / 6)  # second head, first layer
     page.wait_for_selector("#hero.alive")
-    assert page.get_attribute("#hero [aria-pressed=false]", "aria-label").startswith("Cross-attention 5.1, off")
+    assert page.get_attribute("#hero [aria-pressed=false]", "aria-label").startswith("Cross-attention 0.1, off")
 
 
 def test_the_first_page_by_keys(at):

@@ -20,6 +20,7 @@ import torch
 import headtools as ht
 from headtools.organism.batches import batches
 from headtools.organism.evaluate import token_accuracy
+from headtools.organism.gloss import gloss
 from recipes import orders
 
 NODE = shutil.which("node")
@@ -96,6 +97,38 @@ def test_every_role_has_words(name):
     words = live_words.role(name)
     assert words["text"][0].isupper()
     assert words["label"]
+
+
+def test_a_word_says_what_the_library_says():
+    language = live_words.language()
+    for line in language["words"].split("\n"):
+        word, _, side, *numbers = line.split(" ")
+        said = [language["labels"].get(language["features"][int(number)]) for number in numbers]
+        if side == "target":
+            expected = gloss(word).lines[0][2].replace("gender ", "gender\u00a0").split(", ")
+            assert sorted(filter(None, said)) == sorted(filter(None, expected)), word
+
+
+def test_every_phenomenon_has_a_word_that_tells_it():
+    for sentence in ht.corpus("organism", "test", 100):
+        for at, phenomena in zip(sentence.alignment, sentence.phenomena, strict=True):
+            for name in phenomena:
+                told = live_words.sources(sentence, at, name)
+                assert name in live_words.RULES
+                assert name in live_words.READERS
+                assert all(1 <= number <= len(sentence.words) for number in told)
+                assert told or (name == "topic" and sentence.topic is None), (str(sentence), at, name)
+
+
+def test_the_first_sentence_and_head_are_telling(root, model):
+    stored = json.loads((root / "site" / "live" / "measured.json").read_text("utf-8"))
+    first = stored["first"]
+    assert sorted(stored["telling"]) == list(range(stored["sentences"]))
+    assert first["sentence"] == stored["telling"][0]
+    sentence = ht.corpus("organism", "test", stored["sentences"])[first["sentence"]]
+    with ht.ablate(model, [live_measures.heads(model)[first["head"]]]):
+        said = ht.translate(model, ht.load()[1], [sentence.words])[0].split()
+    assert sum(word != right for word, right in zip(said, sentence.target, strict=True)) >= 6
 
 
 def test_png_is_read_by_others():
