@@ -1,4 +1,4 @@
-"""Real models: found in the cache folder or the Hub's, said which; never looked for on the network."""
+"""Real models: found in the cache folder or the Hub's, said which; how they get there is in test_fetch.py."""
 
 import pytest
 
@@ -21,8 +21,8 @@ def saved(folder):
 
 
 def test_the_copy_comes_first_and_is_named(cache, capsys, monkeypatch):
-    with pytest.raises(FileNotFoundError, match=r"python -m recipes\.real_models smollm2"):
-        ht.load("smollm2")
+    with pytest.raises(FileNotFoundError, match=r'with a network: headtools.load\("smollm2"\), or hf download'):
+        ht.load("smollm2", fetch=False)
     saved(cache / "smollm2")
     monkeypatch.setattr(real_models, "_cached", lambda *_: pytest.fail("not needed"))
     model, tokenizer = ht.load("smollm2")
