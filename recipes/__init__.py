@@ -15,6 +15,7 @@
     truth            every measure on models whose heads are known              -> truth.json
     families         every model family of transformers, built small and tried  -> families.json, notebooks/families.md
     measure_real     what the course says, on a real model (--model smollm2)    -> real/smollm2.json
+    whisper          where Whisper's cross-attention looks, at known times      -> real/whisper.json
     long_texts       which heads look back at a fact that is asked for          -> printed
     several_machines gradient importance, each process with its share           -> scores.safetensors
 

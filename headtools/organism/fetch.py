@@ -23,6 +23,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from re import fullmatch
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ from headtools.organism._whisper import whisper_from_pickle
 from headtools.organism.real_models import REAL, cache_folder
 
 MB = 1_000_000
-NEEDED = ("*.json", "*.txt", "*.jinja", "model.safetensors")  # of a model's files on the Hub
+NEEDED = r"[^/]+\.(json|txt|jinja)|model\.safetensors"  # of a model's files on the Hub
 
 
 class Wheel(NamedTuple):
@@ -133,11 +134,11 @@ def fetch_original(name: str) -> None:
     from huggingface_hub import HfApi, snapshot_download
 
     hub = REAL[name].hub
-    inner = "*/*"  # other formats of the same weights, in folders
     listed = HfApi(token=False).model_info(hub, files_metadata=True, timeout=5).siblings or []
-    size = sum(file.size or 0 for file in listed if any(Path(file.rfilename).match(p) for p in NEEDED))
-    _say(name, f"{hub}, the original, from the Hugging Face Hub", size)
-    snapshot_download(hub, allow_patterns=list(NEEDED), ignore_patterns=inner, token=False)
+    # In folders are other formats of the same weights.
+    needed = {file.rfilename: file.size or 0 for file in listed if fullmatch(NEEDED, file.rfilename)}
+    _say(name, f"{hub}, the original, from the Hugging Face Hub", sum(needed.values()))
+    snapshot_download(hub, allow_patterns=list(needed), token=False)
 
 
 def make_copy(name: str) -> Path:

@@ -140,12 +140,14 @@ def test_the_original_comes_first_where_the_hub_answers(tmp_path, monkeypatch, c
             self.siblings = [
                 File("model.safetensors", 269_000_000),
                 File("model.onnx", 10**9),
+                File("onnx/config.json", 700_000_000),
                 File("config.json", 700),
             ]
             return self
 
-    def snapshot(hub, allow_patterns, ignore_patterns, token):
+    def snapshot(hub, allow_patterns, token):
         assert token is False
+        assert allow_patterns == ["model.safetensors", "config.json"]
         folder = tmp_path / "snapshot"
         tiny_llama().save_pretrained(folder)
         byte_tokenizer().save_pretrained(folder)

@@ -47,7 +47,7 @@ def test_the_default_folder(monkeypatch):
     assert real_models.cache_folder().parts[-2:] == (".cache", "headtools")
 
 
-@pytest.mark.parametrize("model", ["smollm2", "minilm"])
+@pytest.mark.parametrize("model", ["smollm2", "minilm", "whisper"])
 def test_every_table_ships_with_what_it_is_about(model):
     for table in ht.shipped_real(model).attrs["tables"]:
         frame = ht.shipped_real(model, table)
