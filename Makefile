@@ -42,8 +42,7 @@ organism: environment ## train the shipped model again, from nothing   (SEED=2, 
 	$(LAB) -m recipes.train $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size $(SIZE)) $(ARGS)
 
 results: environment ## measure a table of the shipped model again, or a real model   (TABLE=sweep ARGS="--jobs 2"; MODEL=smollm2; the list)
-	$(if $(MODEL),$(LAB) -m pip install --quiet --constraint constraints.txt 'gguf>=0.17' && \
-		$(LAB) -m recipes.real_models $(MODEL) && $(ONE_THREAD) $(LAB) -m recipes.measure_real --model $(MODEL) $(ARGS))
+	$(if $(MODEL),$(ONE_THREAD) $(LAB) -m recipes.$(if $(filter whisper,$(MODEL)),whisper,measure_real --model $(MODEL)) $(ARGS))
 	$(if $(MODEL),,$(if $(TABLE),$(ONE_THREAD) $(LAB) -m recipes.$(TABLE) $(ARGS),@$(LAB) -c "import recipes; print(recipes.__doc__)"))
 
 notebooks: environment-test ## run all notebooks and keep their outputs

@@ -14,8 +14,8 @@
     sinks            what removes an attention sink from a model of one head    -> sinks.json
     truth            every measure on models whose heads are known              -> truth.json
     families         every model family of transformers, built small and tried  -> families.json, notebooks/families.md
-    real_models      a real model out of a package on PyPI                      -> ~/.cache/headtools
-    measure_real     what the course says, on that model (--model smollm2)      -> real/smollm2.json
+    measure_real     what the course says, on a real model (--model smollm2)    -> real/smollm2.json
+    whisper          where Whisper's cross-attention looks, at known times      -> real/whisper.json
     long_texts       which heads look back at a fact that is asked for          -> printed
     several_machines gradient importance, each process with its share           -> scores.safetensors
 

@@ -7,12 +7,8 @@ random heads of the same layers; as many random heads.
 
 from __future__ import annotations
 
-import inspect
-import pydoc_data.topics
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from itertools import chain
 from typing import Any
 
@@ -55,11 +51,12 @@ def table_of(
     return rows, (
         f"loss without a fifth of the heads, in nats a token, and its rise, with 95 % intervals over rows. sentences: "
         f"{sizes['cut sentences']} English sentences of the test split ({n['sentences']} predicted tokens); documents: "
-        f"{sizes['cut documents']} chunks of {length} tokens of the help texts in pydoc_data.topics "
-        f"({n['documents']}); code: {sizes['cut code']} such chunks of the sources of inspect, textwrap and fractions "
-        f"({n['code']}); repeated: the second copy of {sizes['repeated']} sequences of {sizes['repeated segment']} "
-        f"random tokens, twice. No start token. 'documents, near', 'middle' and 'far' are their tokens {edges[0]} to "
-        f"{edges[1] - 1}, to {edges[2] - 1} and to {edges[3] - 1}. Cuts: 'sentences' and 'documents' are the lowest "
+        f"{sizes['cut documents']} chunks of {length} tokens ({n['documents']}), the first of "
+        f"{natural_text('documents', 'all').about}; code: {sizes['cut code']} such chunks ({n['code']}) of "
+        f"{natural_text('code', 'all').about}; repeated: the second copy of {sizes['repeated']} sequences of "
+        f"{sizes['repeated segment']} random tokens, twice. No start token. 'documents, near', 'middle' and 'far' are "
+        f"their tokens {edges[0]} to {edges[1] - 1}, to {edges[2] - 1} and to {edges[3] - 1}. Cuts: 'sentences' and "
+        "'documents' are the lowest "
         f"gradients on {sizes['ranking texts']} sentences of the validation split and on {sizes['cut ranking']} other "
         "chunks of help texts; 'induction spared': ranked on sentences, the ninth of all heads with the highest "
         "induction scores cannot go; 'others spared': as many other heads of the cut are spared at random, for the "
@@ -71,21 +68,17 @@ def table_of(
 def texts_of(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Texts:
     """Return the four kinds of text on which cuts are measured."""
     length = sizes["cut chunk"]
-    code = "\n\n".join(inspect.getsource(inspect.getmodule(item)) for item in (inspect.unwrap, textwrap.fill, Fraction))
     return {
         "sentences": text_batches(tokenizer, natural_text("english", "test", sizes["cut sentences"])),
-        "documents": _chunks(tokenizer, _help_texts(), length)[: sizes["cut documents"]],
-        "code": _chunks(tokenizer, [code], length)[: sizes["cut code"]],
+        "documents": chunks(tokenizer, "documents", length)[: sizes["cut documents"]],
+        "code": chunks(tokenizer, "code", length)[: sizes["cut code"]],
         "repeated": repeated_tokens(model, sizes["repeated"], sizes["repeated segment"]),
     }
 
 
-def _help_texts() -> list[str]:
-    return [text for _, text in sorted(pydoc_data.topics.topics.items())]
-
-
-def _chunks(tokenizer: Any, texts: list[str], length: int) -> list[dict[str, Tensor]]:
-    return list(text_batches(tokenizer, texts, length=length, batch_size=1))
+def chunks(tokenizer: Any, name: str, length: int) -> list[dict[str, Tensor]]:
+    """Return the texts of a corpus, packed: batches of one chunk each."""
+    return list(text_batches(tokenizer, natural_text(name, "all"), length=length, batch_size=1))
 
 
 def cuts_of(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> list[tuple[str, int, list[Head]]]:
@@ -99,8 +92,8 @@ def cuts_of(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> list[
     validation = natural_text("english", "validation", sizes["ranking texts"])
     order = ht.gradient(model, text_batches(tokenizer, validation)).order()
     first = sizes["cut documents"]  # those before are measured on
-    chunks = _chunks(tokenizer, _help_texts(), sizes["cut chunk"])[first : first + sizes["cut ranking"]]
-    by_documents = ht.gradient(model, chunks).order()
+    unseen = chunks(tokenizer, "documents", sizes["cut chunk"])[first : first + sizes["cut ranking"]]
+    by_documents = ht.gradient(model, unseen).order()
 
     lowest = order[:n]
     spared = [head for head in order if head not in induction][:n]

@@ -47,6 +47,7 @@ from torch import Tensor, nn
 import headtools as ht
 from headtools.heads.scores import Head, HeadScores
 from headtools.importance.objective import objective
+from headtools.organism.fetch import make_copy
 from headtools.organism.real_models import REAL, RESULTS, locate
 from headtools.roles.attention_sinks import attention_sinks
 from headtools.roles.induction import COPYING, INDUCTION, PREFIX, induction_scores
@@ -239,6 +240,7 @@ def encoder_heads(model: nn.Module, tokenizer: Any, n: int) -> tuple[pd.DataFram
 
 def measure(name: str, sizes: dict[str, int], only: str | None = None, before: Mapping | None = None) -> dict[str, Any]:
     """Measure all tables of a model, or one of them, beside those measured before."""
+    make_copy(name)  # what ships is measured on the copy, which everybody can have
     folder, which = locate(name)
     model, tokenizer = ht.load(name)
     began, sites = time.process_time(), ht.sites(model)
@@ -371,13 +373,15 @@ def _rounded(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(
-    model: Annotated[str, typer.Option(help=" or ".join(REAL))] = "smollm2",
+    model: Annotated[str, typer.Option(help=" or ".join(TABLES))] = "smollm2",
     quick: Annotated[bool, typer.Option("--quick", help="everything small, to see that it runs")] = False,
     out: Annotated[Path | None, typer.Option(help="the file to write")] = None,
     only: Annotated[str | None, typer.Option(help="this table alone, into the file that is there")] = None,
 ) -> None:
     """Measure, keep, and print the main numbers."""
     torch.set_num_threads(1)
+    if model not in TABLES:
+        raise typer.BadParameter(f"got --model {model}; expected {' or '.join(TABLES)}")
     file = out or RESULTS / f"{model}.json"
     if only not in (allowed := [None, "roles", *TABLES[model]]):
         raise typer.BadParameter(f"got --only {only}; expected one of {', '.join(allowed[1:])}")

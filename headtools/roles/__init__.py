@@ -12,6 +12,7 @@
     word_states, erasure        vectors of words, and removing from a head what a probe can find
     attention_sinks             heads of language models that rest on the first token: attention_sinks()
     plain_text                  sentences as written, and batches of them for a language model
+    library_texts               long texts that every Python carries: corpus("documents"), corpus("code")
 
 Scores are given beside baselines, and accuracies of probes beside control tasks.
 """

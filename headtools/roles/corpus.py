@@ -11,6 +11,7 @@ import conllu
 from conllu.exceptions import ParseException
 
 import headtools
+from headtools.roles.library_texts import LIBRARY, Texts, library_texts
 from headtools.roles.sentence import Sentence, is_tree
 
 Item = TypeVar("Item")
@@ -24,13 +25,17 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
     """Sentences of a corpus, in order, always the same ones; of plain text, its paragraphs as strings.
 
     ``name`` is "organism", "organism2", "english" (320 sentences written for this project, in Universal Dependencies),
-    or the path of a ``.conllu``, ``.conllup``, ``.txt`` or ``.md`` file, which is one split. ``split`` is train,
-    validation, test, of the organisms also hard, of the English (160, 80 and 80 sentences) also all. ``limit`` None
-    means all, and of the organisms 1,000 (20,000 for train). Raises ValueError for an unknown name or split, a limit
-    below 1 or a broken file (with the sentence), FileNotFoundError for a path.
+    "documents" or "code" (long texts that come with Python; ``.about`` says which version's), or the path of a
+    ``.conllu``, ``.conllup``, ``.txt`` or ``.md`` file, which is one split. ``split`` is train, validation, test, of
+    the organisms also hard, of the others (one half, a quarter, a quarter) also all. ``limit`` None means all, and of
+    the organisms 1,000 (20,000 for train). Raises ValueError for an unknown name or split, a limit below 1 or a broken
+    file (with the sentence), FileNotFoundError for a path.
 
     >>> print(corpus("english", limit=1)[0])
     The last train to Leeds had already left when we arrived at the station .
+    >>> code = corpus("code")
+    >>> code.about.split(",")[0].rstrip(".0123456789")
+    '4 modules of the standard library of Python '
     """
     if limit is not None and limit < 1:
         raise ValueError(f"got limit={limit}; expected 1 or more: write limit=100, or None for all")
@@ -38,13 +43,13 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
     if registered is not None:
         return registered(split, limit)
     if name == "english":
-        return english_split(_read_treebank(ENGLISH), split)[:limit]
+        return in_split(_read_treebank(ENGLISH), split)[:limit]
+    if name in LIBRARY:
+        return Texts(in_split(library_texts(name), split, name, run=1)[:limit], name)
     path = Path(name)
     if path.suffix not in (".txt", ".md", ".conllu", ".conllup"):
-        raise ValueError(
-            f"no corpus {str(name)!r}: there is {', '.join([*headtools.CORPORA, 'english'])}, or the path of a .conllu "
-            "file or of a .txt file"
-        )
+        known = ", ".join([*headtools.CORPORA, "english", *LIBRARY])
+        raise ValueError(f"no corpus {str(name)!r}: there is {known}, or the path of a .conllu file or of a .txt file")
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there; corpus() needs the path of a .conllu or .txt file")
     if path.suffix in (".txt", ".md"):
@@ -65,11 +70,11 @@ def _registered(name: str | Path) -> Callable[[str, int | None], list[Sentence]]
         raise  # the guest is there, and lacks a library
 
 
-def english_split(sentences: Iterable[Item], split: str) -> list[Item]:
-    """One split of the shipped treebank; of every four documents, two are for train and one for each other split."""
+def in_split(items: Iterable[Item], split: str, name: str = "english", run: int = _DOCUMENT) -> list[Item]:
+    """The items of one split; of every four runs of items, two are for train and one for each other split."""
     if split not in (*_SPLITS, "all"):
-        raise ValueError(f"no split {split!r} of english: there is train, validation, test and all")
-    return [s for i, s in enumerate(sentences) if split in ("all", _SPLITS[i // _DOCUMENT % len(_SPLITS)])]
+        raise ValueError(f"no split {split!r} of {name}: there is train, validation, test and all")
+    return [item for i, item in enumerate(items) if split in ("all", _SPLITS[i // run % len(_SPLITS)])]
 
 
 def _read_paragraphs(path: Path) -> list[str]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from headtools.roles.corpus import ENGLISH, english_split
+from headtools.roles.corpus import ENGLISH, corpus, in_split
+from headtools.roles.library_texts import LIBRARY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,19 +23,23 @@ _COMMENT = "# text = "
 def natural_text(name: str | Path = "english", split: str = "test", limit: int | None = None) -> list[str]:
     """Return the sentences of ``corpus(name, split, limit)`` as they were written, from a treebank's ``# text`` lines.
 
+    "documents" and "code" are texts already.
+
     (A language model has not read ``the harbour .`` with a space before the full stop, and its loss says so.) Raises
     ValueError for a treebank without such lines, and for an unknown split.
 
     >>> natural_text("english", limit=1)
     ['The last train to Leeds had already left when we arrived at the station.']
     """
+    if name in LIBRARY:
+        return corpus(name, split, limit)
     path = ENGLISH if name == "english" else Path(name)
     lines = path.read_text(encoding="utf-8").split("\n")
     texts = [line.removeprefix(_COMMENT) for line in lines if line.startswith(_COMMENT)]
     if not texts:
         raise ValueError(f'{path} has no "{_COMMENT}" lines; got a file without its texts')
     if name == "english":
-        texts = english_split(texts, split)
+        texts = in_split(texts, split)
     return texts[:limit]
 
 
@@ -69,13 +74,15 @@ def text_batches(
     length: int | None = None,
     batch_size: int = 8,
     separator: str = "\n\n",
+    start: bool = False,
 ) -> TextBatches:
     """Return texts as batches for a causal language model: input_ids, attention_mask, labels (-100 at padding).
 
     Without ``length`` a row is a text, sorted by length and padded on the right; texts of fewer than two tokens are
     counted as skipped. With it the texts, joined by ``separator``, are cut into chunks of ``length`` tokens; what is
-    left at the end is skipped. Special tokens are never added. Raises TypeError for a single string and for texts that
-    are not strings, ValueError for no row.
+    left at the end is skipped. With ``start`` each row begins with the tokenizer's start token, which counts in
+    ``length``; no other special token is added. Raises TypeError for a single string and for texts that are not
+    strings, ValueError for no row and for a tokenizer without a start token.
 
     >>> from headtools.organism.load import load
     >>> text_batches(load()[1], ["the dog slept .", "it slept .", "it"])
@@ -94,14 +101,17 @@ def text_batches(
         raise ValueError('got no texts; write text_batches(tokenizer, corpus("file.txt"))')
     if length is not None and length < 2:
         raise ValueError(f"got length={length}; expected 2 tokens or more, of which one is predicted")
+    if start and tokenizer.bos_token_id is None:
+        raise ValueError("this tokenizer has no start token: leave start=True out, or set tokenizer.bos_token")
     options = {"add_special_tokens": False, "verbose": False}
+    first = [tokenizer.bos_token_id] if start else []
     if length is not None:
-        ids = tokenizer(separator.join(texts), **options).input_ids
+        ids, new = tokenizer(separator.join(texts), **options).input_ids, length - len(first)
         # The last chunk is left out if it is short: every row has the same length.
-        rows = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)]
-        skipped = len(ids) - length * len(rows)
+        rows = [first + ids[i : i + new] for i in range(0, len(ids) - new + 1, new)]
+        skipped = len(ids) - new * len(rows)
     else:
-        tokenized = tokenizer(texts, **options).input_ids
+        tokenized = [first + ids for ids in tokenizer(texts, **options).input_ids]
         rows = sorted((row for row in tokenized if len(row) >= 2), key=len)
         skipped = len(tokenized) - len(rows)
     if not rows:

@@ -1,4 +1,4 @@
-"""Real models: found in the cache folder or the Hub's, said which; never looked for on the network."""
+"""Real models: found in the cache folder or the Hub's, said which; how they get there is in test_fetch.py."""
 
 import pytest
 
@@ -21,8 +21,8 @@ def saved(folder):
 
 
 def test_the_copy_comes_first_and_is_named(cache, capsys, monkeypatch):
-    with pytest.raises(FileNotFoundError, match=r"python -m recipes\.real_models smollm2"):
-        ht.load("smollm2")
+    with pytest.raises(FileNotFoundError, match=r'with a network: headtools.load\("smollm2"\), or hf download'):
+        ht.load("smollm2", fetch=False)
     saved(cache / "smollm2")
     monkeypatch.setattr(real_models, "_cached", lambda *_: pytest.fail("not needed"))
     model, tokenizer = ht.load("smollm2")
@@ -47,7 +47,7 @@ def test_the_default_folder(monkeypatch):
     assert real_models.cache_folder().parts[-2:] == (".cache", "headtools")
 
 
-@pytest.mark.parametrize("model", ["smollm2", "minilm"])
+@pytest.mark.parametrize("model", ["smollm2", "minilm", "whisper"])
 def test_every_table_ships_with_what_it_is_about(model):
     for table in ht.shipped_real(model).attrs["tables"]:
         frame = ht.shipped_real(model, table)

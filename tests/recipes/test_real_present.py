@@ -1,6 +1,6 @@
 """The tables of real models that ship are those of the weights: measured again where the weights are.
 
-``python -m recipes.real_models smollm2`` and ``... minilm`` bring them; the weekly workflow does, too.
+``headtools.organism.fetch.make_copy("smollm2")`` and ``...("minilm")`` bring them; the weekly workflow does, too.
 """
 
 import pandas as pd
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.organism.real_models import locate
+from headtools.organism.real_models import cache_folder
 from recipes import _real_weights as weights
 from recipes.measure_real import SIZES, roles_table
 
@@ -16,10 +16,8 @@ pytestmark = pytest.mark.full  # tables that ship and weights that are pinned: t
 
 
 def loaded(name):
-    try:
-        locate(name)
-    except FileNotFoundError:
-        pytest.skip(f"{name} is not on this machine: python -m recipes.real_models {name}")
+    if not (cache_folder() / name / "config.json").is_file():
+        pytest.skip(f'the copy of {name} is not here: headtools.organism.fetch.make_copy("{name}") brings it')
     return ht.load(name)
 
 

@@ -1,9 +1,14 @@
 """Plain text: paragraphs, sentences as written, batches of texts and packed chunks."""
 
+import hashlib
+import platform
+import sys
+
 import pytest
 import torch
 
 import headtools as ht
+from headtools.roles.library_texts import Texts
 from headtools.roles.plain_text import natural_text, text_batches
 
 from .tiny_llama import byte_tokenizer
@@ -68,6 +73,44 @@ def test_chunks_are_the_text_in_order(tokenizer):
     joined = tokenizer(" ".join(texts)).input_ids
     assert ids.flatten().tolist() == joined[: ids.numel()]
     assert batches.skipped == len(joined) - ids.numel() < 16
+
+
+def test_chunks_with_a_start_token(tokenizer):
+    """The start token counts in the length, so that a position means the same in every row."""
+    texts = natural_text("english", "test", 10)
+    batches = text_batches(tokenizer, texts, length=16, batch_size=3, separator=" ", start=True)
+    ids = torch.cat([batch["input_ids"] for batch in batches])
+    assert ids.shape[1] == 16
+    assert (ids[:, 0] == tokenizer.bos_token_id).all()
+    joined = tokenizer(" ".join(texts)).input_ids
+    assert ids[:, 1:].flatten().tolist() == joined[: 15 * len(ids)]
+    assert batches.skipped == len(joined) - 15 * len(ids) < 15
+    rows = text_batches(tokenizer, ["a", "", "a fox"], batch_size=8, start=True)
+    assert rows.skipped == 1  # of the empty text nothing is predicted
+    assert rows[0]["input_ids"][0, :2].tolist() == [tokenizer.bos_token_id, tokenizer("a").input_ids[0]]
+
+
+@pytest.mark.parametrize("name", ["documents", "code"])
+def test_the_texts_that_come_with_python(name, monkeypatch, tmp_path):
+    everything = ht.corpus(name, "all")
+    splits = {split: ht.corpus(name, split) for split in ("train", "validation", "test")}
+    assert natural_text(name, "test", limit=2) == splits["test"][:2] == everything[3:8:4]
+    assert sorted(text for texts in splits.values() for text in texts) == sorted(everything)
+    assert len(set(everything)) == len(everything) >= 16, "no text in two splits"
+    assert sum(map(len, everything)) > 400_000
+    digests = {texts.about.split("SHA-256 ")[1] for texts in (everything, *splits.values())}
+    assert len(digests) == 4
+    assert f"Python {platform.python_version()}" in everything.about
+    if name == "code":
+        monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    else:
+        monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(FileNotFoundError, match="this Python came without"):
+        ht.corpus(name)
+
+
+def test_the_digest_is_that_of_the_text():
+    assert Texts(["a", "b"], "code").about.endswith(hashlib.sha256(b"a\0b").hexdigest()[:16])
 
 
 def test_a_causal_model_is_measured_on_them(tokenizer):

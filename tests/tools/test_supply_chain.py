@@ -64,9 +64,9 @@ def test_importing_and_using_headtools_opens_no_connection(tmp_path, root):
 
 
 def test_the_code_speaks_of_no_network(root):
-    """No module of headtools imports what connects; pages hold links for people and load nothing."""
+    """One function imports what connects, to get a real model that is asked for; pages load nothing."""
     speaking = re.compile(
         r"^\s*(?:import|from)\s+(?:requests|urllib\.request|http\.client|httpx|aiohttp|socket|huggingface_hub)\b", re.M
     )
     found = [path.name for path in (root / "headtools").rglob("*.py") if speaking.search(path.read_text("utf-8"))]
-    assert not found
+    assert found == ["fetch.py"]

@@ -1,0 +1,372 @@
+"""Where Whisper's cross-attention looks while it writes a word spoken at a known time, and what that is good for.
+
+    heads   each cross-attention head of Whisper tiny.en: how often its strongest key lies in the word being written,
+            and in the word just written; whether OpenAI's list of heads for word timing has it; what its absence costs
+    list    how well the scores find the heads of that list
+    off     what is written without the listed heads, the best one that is not listed, as many others, and so on
+
+espeak-ng speaks our own English sentences word by word, with pauses, so that the true times are known to the sample;
+it is the one thing to install (``apt install espeak-ng``, ``brew install espeak-ng``). Whisper reads the true words
+("teacher forcing") but for the transcripts, which it writes itself, greedily. Result: ``real/whisper.json`` among the
+organism's assets, which ``headtools.shipped_real("whisper")`` reads. With ``--quick`` everything is small, to see that
+it runs.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import time
+import wave
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from torch import Tensor, nn
+
+import headtools as ht
+from headtools.heads.scores import Head
+from headtools.organism._whisper import ALIGNMENT_HEADS
+from headtools.organism.fetch import make_copy
+from headtools.organism.real_models import RESULTS, locate
+from recipes._real_measures import compared
+from recipes._results import interval, write
+
+RATE, FRAME = 16_000, 320  # samples a second, and samples that one position of the encoder stands for
+PAUSE, TOLERANCE = 0.2, 0.1  # seconds between words; seconds beside a word that still count as in it
+VOICES = ("en-us", "en-us+f3", "en-us+m3", "en-gb")
+LISTED = [("cross", *head) for head in ALIGNMENT_HEADS]
+SIZES = {"sentences": 30, "draws": 3, "written tokens": 30}
+QUICK = {"sentences": 5, "draws": 1, "written tokens": 3}
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A sentence in several voices: its tokens, the word of each (None: punctuation), and when each word was spoken."""
+
+    words: Sequence[str]
+    ids: Tensor  # (1, T): start token, "no timestamps", the text, end
+    word_of: Sequence[int | None]  # of each token of the text
+    times: Tensor  # (voice, word, 2): the first and the last position of the encoder
+    states: Tensor  # (voice, position, width): what the encoder makes of the sound
+
+
+def espeak(word: str, voice: str) -> np.ndarray:
+    """Return a word spoken by espeak-ng at 16,000 samples a second, without the silence around it."""
+    try:
+        done = subprocess.run(
+            ["espeak-ng", "-v", voice, "-s", "140", "--stdout", word], capture_output=True, check=True
+        )
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            "espeak-ng is not on this machine: apt install espeak-ng, or brew install espeak-ng"
+        ) from error
+    with wave.open(io.BytesIO(done.stdout)) as file:
+        rate = file.getframerate()
+    sound = np.frombuffer(done.stdout[44:], dtype=np.int16).astype(np.float32) / 2**15
+    n = len(sound) * RATE // rate
+    sound = np.interp(np.arange(n) * rate / RATE, np.arange(len(sound)), sound).astype(np.float32)
+    loud = np.nonzero(np.abs(sound) > 0.01)[0]
+    return sound[loud[0] : loud[-1] + 1]
+
+
+def word_by_word(words: Sequence[str], speak: Callable[[str], np.ndarray]) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Return the sound of words with pauses, and the first and last sample of each."""
+    pause = np.zeros(int(PAUSE * RATE), np.float32)
+    pieces, times, at = [pause], [], len(pause)
+    for word in words:
+        sound = speak(word)
+        times.append((at, at + len(sound) - 1))
+        pieces += [sound, pause]
+        at += len(sound) + len(pause)
+    return np.concatenate(pieces), times
+
+
+@torch.no_grad()
+def spoken(model: nn.Module, tokenizer: Any, n: int, speak: Callable[[str, str], np.ndarray] = espeak) -> list[Spoken]:
+    """Return sentences of the test split without digits, spoken in every voice."""
+    from transformers import WhisperFeatureExtractor
+
+    features = WhisperFeatureExtractor(feature_size=model.config.num_mel_bins)
+    texts = [
+        text for text in ht.natural_text("english", "test") if not re.search(r"\d", text) and len(text.split()) <= 16
+    ]
+    start, plain, end = tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|notimestamps|>", "<|endoftext|>"])
+    found = []
+    for text in ht.progress(texts[:n], "speaking"):
+        words = text.split()
+        tokens = [tokenizer(f" {word}", add_special_tokens=False).input_ids for word in words]
+        read = [(i, token) for i, word in enumerate(tokens) for token in word]
+        in_voices = [
+            word_by_word([re.sub(r"\W+$|^\W+", "", w) for w in words], lambda w, v=v: speak(w, v)) for v in VOICES
+        ]
+        sounds = features([sound for sound, _ in in_voices], sampling_rate=RATE, return_tensors="pt").input_features
+        found.append(
+            Spoken(
+                words,
+                torch.tensor([[start, plain, *(token for _, token in read), end]]),
+                [i if re.search(r"\w", tokenizer.decode([token])) else None for i, token in read],
+                torch.tensor([times for _, times in in_voices]) // FRAME,
+                torch.cat([model.get_encoder()(sound[None]).last_hidden_state for sound in sounds]),
+            )
+        )
+    return found
+
+
+def looks(maps: Tensor, sentence: Spoken) -> tuple[Tensor, Tensor, float]:
+    """Return how often each head's strongest key lies in the word being written, (H,), and in the word just written.
+
+    ``maps`` (voice, H, T, position). The position that writes a token is the one before it. The word just written is
+    asked for where a new word begins, so that the two never are the same. The third number is what a head would reach
+    that looks anywhere in the sound.
+    """
+    strongest = maps.argmax(-1)
+    first, last = (sentence.times[..., i] for i in (0, 1))  # (voice, word)
+    near = round(TOLERANCE * RATE / FRAME)
+    length = sentence.times.max(1).values[:, 1]  # of the sound, nearly
+
+    def inside(token: int, word: int) -> Tensor:
+        at = strongest[:, :, token + 1]
+        return ((at >= first[:, word, None] - near) & (at <= last[:, word, None] + near)).float().mean(0)
+
+    words = list(sentence.word_of)
+    now = [inside(k, word) for k, word in enumerate(words) if word is not None]
+    opens = [k for k, word in enumerate(words) if word and word not in words[:k]]
+    chance = ((last - first + 1 + 2 * near) / length[:, None]).mean()
+    return torch.stack(now).mean(0), torch.stack([inside(k, words[k] - 1) for k in opens]).mean(0), chance.item()
+
+
+@torch.no_grad()
+def alignment(model: nn.Module, sentences: Sequence[Spoken]) -> tuple[dict[tuple, Tensor], dict[tuple, Tensor], float]:
+    """Return both shares of each cross-attention layer's heads, {site: (sentence, H)}, and their chance."""
+    now, before, chances = {}, {}, []
+    for sentence in ht.progress(sentences, "looking"):
+        with ht.record(model, want="maps", only="cross") as seen:
+            forced(model, sentence)
+        for key in seen:
+            in_word, just_written, chance = looks(seen[key].maps, sentence)
+            now.setdefault(key, []).append(in_word)
+            before.setdefault(key, []).append(just_written)
+        chances.append(chance)
+    stacked = [{key: torch.stack(rows) for key, rows in each.items()} for each in (now, before)]
+    return *stacked, float(np.mean(chances))
+
+
+def forced(model: nn.Module, sentence: Spoken) -> Tensor:
+    """Return the loss of the true text in nats a token, (voice,): the model reads what it should have written."""
+    ids = sentence.ids.expand(len(sentence.states), -1)
+    logits = model(encoder_outputs=(sentence.states,), decoder_input_ids=ids[:, :-1]).logits
+    return nn.functional.cross_entropy(logits[:, 1:].transpose(1, 2), ids[:, 2:], reduction="none").mean(1)
+
+
+@torch.no_grad()
+def losses(model: nn.Module, sentences: Sequence[Spoken], off: Sequence[Head]) -> Tensor:
+    """Return each sentence's loss without these heads, the mean of its voices."""
+    with ht.ablate(model, off):
+        return torch.stack([forced(model, sentence).mean() for sentence in sentences])
+
+
+@torch.no_grad()
+def transcripts(model: nn.Module, tokenizer: Any, sentence: Spoken, longest: int) -> list[str]:
+    """Return what the model writes, greedily, of each voice: plain steps, without the rules of ``generate``."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    ids, end = sentence.ids[:, :2].expand(len(sentence.states), -1), sentence.ids[0, -1]
+    written, cache = ids, EncoderDecoderCache(DynamicCache(), DynamicCache())
+    for _ in range(longest):
+        out = model(encoder_outputs=(sentence.states,), decoder_input_ids=ids, past_key_values=cache, use_cache=True)
+        best = out.logits[:, -1, : end + 1].argmax(-1)  # words, and the end
+        ids = torch.where((written == end).any(1), end, best)[:, None]
+        written = torch.cat([written, ids], 1)
+        if (ids == end).all():
+            break
+    return [tokenizer.decode(row, skip_special_tokens=True) for row in written]
+
+
+def word_errors(said: str, written: str) -> float:
+    """Return the word error rate: the fewest words to replace, insert or leave out, over the number of words said.
+
+    >>> word_errors("The cat sat.", "the bat sat down")
+    0.6666666666666666
+    """
+    a, b = (re.findall(r"[a-z']+", text.lower()) for text in (said, written))
+    row = list(range(len(b) + 1))
+    for i, word in enumerate(a, 1):
+        diagonal, row[0] = row[0], i
+        for j, other in enumerate(b, 1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (word != other))
+    return row[-1] / len(a)
+
+
+def error_rates(
+    model: nn.Module, tokenizer: Any, sentences: Sequence[Spoken], off: Sequence[Head], longest: int
+) -> Tensor:
+    """Return each sentence's word error rate without these heads, the mean of its voices."""
+    rates = []
+    with ht.ablate(model, off):
+        for sentence in sentences:
+            written = transcripts(model, tokenizer, sentence, longest)
+            rates.append(np.mean([word_errors(" ".join(sentence.words), text) for text in written]))
+    return torch.tensor(rates)
+
+
+def sets_off(
+    now: Mapping[tuple, Tensor], before: Mapping[tuple, Tensor], draws: int
+) -> list[tuple[str, int, list[Head]]]:
+    """Return which heads are switched off together, (name, number of the draw, heads)."""
+    every = [(*key, head) for key, rows in now.items() for head in range(rows.shape[1])]
+
+    def ranked(scores: Mapping[tuple, Tensor]) -> list[Head]:
+        return sorted(every, key=lambda head: -scores[head[:2]][:, head[2]].mean().item())
+
+    listed = [head for head in LISTED if head in every]
+    unlisted = [head for head in ranked(now) if head not in listed]
+    sets = [
+        ("listed", 0, listed),
+        ("highest scores", 0, ranked(now)[: len(listed)]),
+        ("best unlisted", 0, unlisted[:1]),
+        ("word just written", 0, ranked(before)[:3]),
+        ("all unlisted", 0, unlisted),
+    ]
+    generator = torch.Generator().manual_seed(0)
+
+    def some(heads: Sequence[Head], count: int) -> list[Head]:
+        return [heads[i] for i in torch.randperm(len(heads), generator=generator)[:count].tolist()]
+
+    for draw in range(draws):
+        of_layers = Counter(head[:2] for head in listed)
+        drawn = [some([head for head in every if head[:2] == key], count) for key, count in of_layers.items()]
+        sets.append(("same layers", draw, [head for heads in drawn for head in heads]))
+        sets.append(("others", draw, some(unlisted, len(listed))))
+        sets.append(("one other", draw, some(unlisted[1:], 1)))
+    return sets
+
+
+def auroc(scores: Tensor, listed: Tensor) -> Tensor:
+    """Return how often a listed head scores higher than another, ties counted half: (..., heads) -> (..., 1)."""
+    difference = scores[..., listed, None] - scores[..., None, ~listed]
+    return ((difference > 0).double() + (difference == 0).double() / 2).mean((-1, -2))[..., None]
+
+
+def heads_table(
+    model: nn.Module, sentences: Sequence[Spoken], shares: Mapping[str, Mapping[tuple, Tensor]]
+) -> list[dict[str, Any]]:
+    """Return a row for each cross-attention head: its shares, and what its absence costs."""
+    intact, rows = losses(model, sentences, []), []
+    for kind, layer in shares["in_word"]:
+        for head in range(shares["in_word"][kind, layer].shape[1]):
+            row: dict[str, Any] = {"kind": kind, "layer": layer, "head": head, "listed": (kind, layer, head) in LISTED}
+            measured = {name: each[kind, layer][:, head] for name, each in shares.items()}
+            measured["cost"] = losses(model, sentences, [(kind, layer, head)]) - intact
+            for name, values in measured.items():
+                row |= dict(zip((name, f"{name}_low", f"{name}_high"), interval(values), strict=True))
+            rows.append(row)
+        print(f"{kind} {layer}: each head off")
+    return rows
+
+
+def list_table(shares: Mapping[str, Mapping[tuple, Tensor]], listed: Tensor) -> list[dict[str, Any]]:
+    """Return a row for each score: how well it tells the listed heads from the others."""
+    rows = []
+    for name, each in shares.items():
+        scores = torch.cat(list(each.values()), 1).double()
+        low, high = ht.bootstrap(scores, statistic=lambda means: auroc(means, listed))
+        found = int(listed[scores.mean(0).topk(int(listed.sum())).indices].sum())
+        rows.append(
+            {"name": name, "auroc": auroc(scores.mean(0), listed).item(), "low": low.item(), "high": high.item()}
+        )
+        rows[-1] |= {"listed": int(listed.sum()), "found": found}
+    return rows
+
+
+def off_table(
+    model: nn.Module,
+    tokenizer: Any,
+    sentences: Sequence[Spoken],
+    sets: Sequence[tuple[str, int, list[Head]]],
+    longest: int,
+) -> list[dict[str, Any]]:
+    """Return a row for each set of heads: the loss of the true text without them, and the errors of the transcript."""
+    rows, intact = [], None
+    for name, draw, heads in [("none", 0, []), *sets]:
+        now = losses(model, sentences, heads), error_rates(model, tokenizer, sentences, heads, longest)
+        intact = intact or now
+        errors = compared("", now[1], intact[1])
+        row = compared(name, now[0], intact[0], draw=draw, heads=[f"{layer}.{head}" for _, layer, head in heads])
+        row |= {"listed": len(set(heads) & set(LISTED))}
+        rows.append(row | {f"error_{column}": value for column, value in errors.items() if column != "name"})
+        print(f"{name} {draw}: loss {row['rise']:+.2f}, word error rate {errors['loss']:.2f}")
+    return rows
+
+
+def measure(model: nn.Module, tokenizer: Any, sentences: Sequence[Spoken], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the three tables."""
+    now, before, chance = alignment(model, sentences)
+    shares = {"in_word": now, "word_before": before}
+    heads = heads_table(model, sentences, shares)
+    listed = torch.tensor([row["listed"] for row in heads])
+    off = off_table(model, tokenizer, sentences, sets_off(now, before, sizes["draws"]), sizes["written tokens"])
+    n_words = sum(len(sentence.words) for sentence in sentences)
+    texts = (
+        f"{len(sentences)} English sentences of the test split ({n_words} words), each in {len(VOICES)} voices of "
+        f"espeak-ng ({', '.join(VOICES)}), words {PAUSE} s apart; 95 % intervals over sentences, voices averaged"
+    )
+    about = {
+        "heads": "every cross-attention head. in_word: share of tokens, punctuation left out, whose strongest key lies "
+        "in the word being written; word_before: share of words, without the first, at whose beginning it lies in the "
+        f"word just written. {TOLERANCE} s beside a word count as in it. Chance, of a head that looks anywhere in the "
+        f"sound: {chance:.3f}. listed: in OpenAI's list of heads for word timing. cost: by how much the loss of the "
+        "true text rises without the head (zeros), in nats a token",
+        "list": "how well a score tells OpenAI's listed heads from the others: AUROC (chance 0.5), and how many of "
+        "them are found among as many heads with the highest scores",
+        "off": "heads off (zeros). loss, rise: of the true text, in nats a token; error_loss, error_rise: word error "
+        "rate of what the model writes greedily, and its rise. listed: how many listed heads are off. 'same layers': "
+        "random, as many in each layer as are listed; 'others': as many random ones that are not listed; 'one other': "
+        "one of these",
+    }
+    rows = {"heads": heads, "list": list_table(shares, listed), "off": off}
+    return {name: {"about": f"{what}. {texts}", "rows": rows[name]} for name, what in about.items()}
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="everything small, to see that it runs")] = False,
+    out: Annotated[Path, typer.Option(help="the file to write")] = RESULTS / "whisper.json",
+) -> None:
+    """Measure, and keep."""
+    torch.set_num_threads(1)
+    sizes, began = QUICK if quick else SIZES, time.process_time()
+    folder = make_copy("whisper")
+    model, tokenizer = ht.load("whisper")
+    sentences = spoken(model, tokenizer, sizes["sentences"])
+    print(f"{len(sentences)} sentences spoken, {time.process_time() - began:.0f} s of CPU time so far")
+    tables = measure(model, tokenizer, sentences, sizes)
+    for table in tables.values():
+        table["rows"] = [
+            {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()}
+            for row in table["rows"]
+        ]
+    version = subprocess.run(["espeak-ng", "--version"], capture_output=True, text=True, check=True).stdout
+    about = {
+        "model": locate("whisper")[1],
+        "source": json.loads((folder / "source.json").read_text("utf-8")),
+        "command": "make results MODEL=whisper",
+        "recipe": "whisper",
+        "speech": version.partition("  ")[0],
+        "dtype": str(model.dtype),
+        "threads": 1,
+        "torch": torch.__version__,
+        "cpu_seconds": round(time.process_time() - began),
+        "sizes": sizes,
+    }
+    write({"about": about, "tables": tables}, out, "name")
+
+
+if __name__ == "__main__":
+    typer.run(main)
