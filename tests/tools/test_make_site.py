@@ -65,6 +65,7 @@ def test_an_honest_minute_counts_text_code_predictions_and_exercises():
         new_markdown_cell(f"{text}\n\n```python\n{text}\n```\n<details><summary>Solution</summary>{text}</details>"),
         new_markdown_cell(exercise),
         new_markdown_cell(investigation),
+        new_code_cell("if not there:\n    install()\n\nimport torch"),
         new_code_cell("import torch\n\nx = 1\n\ny = (\n    2\n)", outputs=[figure]),
         new_code_cell("def f(x):\n    ..."),
         new_code_cell('ht.predict("00.a")'),
