@@ -37,13 +37,13 @@ LOCAL_PATH = re.compile(
 LOCAL_HOST = re.compile(r"\b(?:localhost|127\.0\.0\.1)\b(?::\d+)?")
 MASKS = {"head_mask", "decoder_head_mask", "cross_attn_head_mask", "encoder_head_mask"}
 
-INSTALL = '''from importlib.util import find_spec
+INSTALL = """from importlib.util import find_spec
 
 if not find_spec("headtools"):  # on Colab: installs the package, in a minute or two
     package = "headtools[colab] @ git+https://github.com/headtools/headtools"
     get_ipython().system(f"echo Installing headtools ...; pip install -q '{package}'")
 
-'''
+"""
 Rule = Callable[[Notebook], list[str]]
 RULES: dict[str, Rule] = {}
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from headtools.course.catalogue import entry
 from headtools.course.figure import figure_html, png
 from headtools.course.live import show_live
-from headtools.course.plain import escape, spoken
+from headtools.course.plain import escape
+from headtools.heads._pictures import spoken
 
 if TYPE_CHECKING:
     from ipywidgets import Widget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-__all__ = ["escape", "plain", "shortened", "spoken"]
+__all__ = ["escape", "plain", "shortened"]
 
 # Unicode has a picture for each control character; half a surrogate pair is no character and cannot be written.
 _SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | {0x7F: 0x2421}
@@ -27,15 +27,6 @@ def escape(text: object) -> str:
     '&lt;b&gt; &amp; &#x27;␀&#x27;'
     """
     return html.escape(plain(text))
-
-
-def spoken(head: tuple) -> str:
-    """Return a head as the lessons call it.
-
-    >>> spoken(("encoder", 5, 1))
-    'encoder 5.1'
-    """
-    return f"{' '.join(map(str, head[:-2]))} {head[-2]}.{head[-1]}"
 
 
 def shortened(text: object, max_letters: int = 14) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib import colormaps
 from PIL import Image
 
-from headtools.course.plain import spoken
+from headtools.heads._pictures import spoken
 
 SIDE, GAP = 24, 3  # pixels of a map, and between two
 _STEP = SIDE + GAP
@@ -27,16 +27,16 @@ _STYLE = f"""<style>.headtools-maps{{width:max-content;overflow:visible;margin:0
 class HeadMenu(widgets.Dropdown):
     """A menu whose values are heads, (kind, layer, head); ``.maps`` are the maps to press, which set it."""
 
-    def __init__(self, maps: Mapping[tuple, Any], at: tuple, **more: Any) -> None:
+    def __init__(self, maps: Mapping[tuple, Any], at: tuple) -> None:
         arrays = {key: np.asarray(getattr(maps[key], "maps", maps[key])) for key in maps}  # (1, H, q, k) or (H, q, k)
         arrays = {key: of_site.reshape(-1, *of_site.shape[-2:]) for key, of_site in arrays.items()}
-        self.maps, self._thumbs = None, {}  # before the first change of the value
+        self._thumbs: dict[tuple, widgets.Button] = {}
         kinds = dict.fromkeys(key[:-1] for key in arrays)
         heads = [(*key, head) for key, of_site in arrays.items() for head in range(len(of_site))]
         if tuple(at) not in heads:
             raise ValueError(f"there is no head {at!r} among these maps, which go from {heads[0]} to {heads[-1]}")
         names = {head: f"{head[-2]}.{head[-1]}" if len(kinds) == 1 else spoken(head) for head in heads}
-        super().__init__(options=[(name, head) for head, name in names.items()], value=tuple(at), **more)
+        super().__init__(options=[(name, head) for head, name in names.items()], value=tuple(at))
         self.layout.width = "max-content"
         blocks = [self._block(kind, {key: of for key, of in arrays.items() if key[:-1] == kind}) for kind in kinds]
         wrap = widgets.Layout(flex_flow="row wrap")
