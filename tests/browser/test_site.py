@@ -106,9 +106,8 @@ def test_a_lesson_has_its_doors_and_its_box(site, at):
     for name in ("01_what_does_a_head_compute", "more/03_cross_attention"):
         doors = at(f"{name}.html").locator(".doors a")
         assert doors.all_inner_texts() == ["Run it on Binder", "Open in Colab", "Download the notebook"]
-        with doors.page.expect_download() as saved:
-            doors.last.click()
-        assert saved.value.suggested_filename == f"{name.split('/')[-1]}.ipynb"
+        assert doors.last.evaluate("link => link.hasAttribute('download')")
+        assert (site / name).parent.joinpath(doors.last.get_attribute("href")).is_file()
     page = at("01_what_does_a_head_compute.html")
     assert page.locator("h1 + p + blockquote").evaluate("box => getComputedStyle(box).borderLeftWidth") == "6px"
     frame = "getComputedStyle(document.querySelector('.headtools-view iframe')).filter"
