@@ -37,6 +37,13 @@ LOCAL_PATH = re.compile(
 LOCAL_HOST = re.compile(r"\b(?:localhost|127\.0\.0\.1)\b(?::\d+)?")
 MASKS = {"head_mask", "decoder_head_mask", "cross_attn_head_mask", "encoder_head_mask"}
 
+INSTALL = """from importlib.util import find_spec
+
+if not find_spec("headtools"):  # on Colab: installs the package, in a minute or two
+    package = "headtools[colab] @ git+https://github.com/headtools/headtools"
+    get_ipython().system(f"echo Installing headtools ...; pip install -q '{package}'")
+
+"""
 Rule = Callable[[Notebook], list[str]]
 RULES: dict[str, Rule] = {}
 
@@ -105,14 +112,16 @@ def box_tells(notebook: Notebook) -> list[str]:
 
 @rule
 def setup_imports_only(notebook: Notebook) -> list[str]:
-    """The first code cell holds imports and nothing else."""
+    """The first code cell installs the package where there is none, as in all lessons, and holds imports."""
     if not notebook.code:
         return ["there is no code"]
-    tree = notebook.tree(notebook.code[0])
-    if tree is None or not tree.body:
+    source = text(notebook.code[0])
+    tree = ast.parse(source.removeprefix(INSTALL))
+    if not tree.body:
         return ["the first code cell must be imports"]
     other = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    return [f"the set-up cell holds more than imports: {ast.unparse(node)[:60]!r}" for node in other]
+    found = [f"the set-up cell holds more than imports: {ast.unparse(node)[:60]!r}" for node in other]
+    return found if source.startswith(INSTALL) else [*found, "the first code cell must begin as in all lessons"]
 
 
 @rule

@@ -135,6 +135,17 @@ def test_badges_and_links_open_a_file_that_exists(root: Path):
     assert "branch=main" in text
 
 
+def test_the_picture_and_the_lessons_lead_to_the_site(root: Path):
+    urls = tomllib.loads(read(root, "pyproject.toml"))["project"]["urls"]
+    site, text = urls["Homepage"], read(root, "README.md")
+    owner, name = home(root).split("/")[-2:]
+    assert site == f"https://{owner}.github.io/{name}/"  # where site.yml deploys to
+    assert yaml.safe_load(read(root, "CITATION.cff"))["url"] == site
+    assert re.search(rf"\[!\[[^\]]+\]\(\S+live\.gif\)\]\({site}live/\)", text)
+    pages = set(re.findall(rf"{site}(\w*)", text))
+    assert pages == {"", "live", *(path.stem for path in lessons(root / "notebooks"))}
+
+
 # --- bibliography -----------------------------------------------------------------------------------------------------
 
 NOT_A_SOURCE = {"Banino"}  # named in a claim of others whose source does not exist
@@ -293,7 +304,7 @@ def test_the_version_is_told_once(root: Path):
 
 def test_the_table_of_lessons_is_what_was_measured(root: Path):
     text = read(root, "README.md")
-    rows = re.findall(r"^\| (\d\d) \| (.*) \|$", text, re.M)
+    rows = re.findall(r"^\| \[(\d\d)\]\S+ \| (.*) \|$", text, re.M)
     assert [number for number, _ in rows] == [f"{n:02d}" for n in range(13)]
     measured = json.loads(read(root, "notebooks/measured.json"))["lessons"]
     assert set(measured) == {path.stem for path in lessons(root / "notebooks")}

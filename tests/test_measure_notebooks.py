@@ -49,7 +49,8 @@ def test_a_run_is_measured_saved_and_told(folder: Path):
     assert row["code"] == fingerprint(nb)
     assert nb.cells[1].source == f"{words(row)}, 7 minutes"
     assert nb.cells[2].outputs == [new_output("stream", name="stdout", text="1\n2\n")]
-    row_told = f"| 00 | [Where to begin?](notebooks/00_begin.ipynb) | the first | 1 | {told(row)[1]} |"
+    page = "https://headtools.github.io/headtools/00_begin.html"
+    row_told = f"| [00]({page}) | [Where to begin?](notebooks/00_begin.ipynb) | the first | 1 | {told(row)[1]} |"
     assert row_told in readme.read_text()
     assert README.splitlines()[-1] in readme.read_text()
     before = (path.read_bytes(), readme.read_text())

@@ -1,8 +1,12 @@
 """Every lesson keeps to the anatomy; and every rule of the anatomy catches a lesson that does not."""
 
 import json
+import re
+import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import anatomy
 import nbformat
@@ -22,6 +26,37 @@ FIGURE = (
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_lesson_keeps_to_the_anatomy(path: Path):
     assert anatomy.complaints(Notebook.read(path)) == []
+
+
+def run_set_up(folder: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> tuple[str, str]:
+    """Run the beginning of each lesson with or without the package; gives what pip was asked and what was printed."""
+    (folder / "pip").write_text('#!/bin/sh\nprintf "%s|" "$@" >> "$(dirname "$0")/asked"\n')
+    (folder / "pip").chmod(0o755)
+    printed = []
+
+    def system(command: str) -> None:
+        env = {"PATH": f"{folder}:/usr/bin:/bin"}
+        printed.append(subprocess.run(command, shell=True, env=env, capture_output=True, text=True, check=True).stdout)
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if there else None)
+    exec(anatomy.INSTALL, {"get_ipython": lambda: SimpleNamespace(system=system)})
+    return (folder / "asked").read_text() if (folder / "asked").exists() else "", "".join(printed)
+
+
+def test_where_the_package_is_missing_a_lesson_installs_it_and_says_so(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    asked, printed = run_set_up(tmp_path, monkeypatch, there=False)
+    assert asked == f"install|-q|headtools[colab] @ git+{project['urls']['Repository']}|"
+    assert printed == "Installing headtools ...\n"
+    extra = project["optional-dependencies"]
+    assert set(extra["colab"]) == {line for line in extra["course"] if not re.match("jupyterlab|ipykernel", line)}
+    assert "torch>=2.6" in project["dependencies"]  # Colab's own torch is left as it is
+
+
+def test_where_the_package_is_a_lesson_installs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert run_set_up(tmp_path, monkeypatch, there=True) == ("", "")
 
 
 # An appendix has no boxes, no minutes and no exercises of its own; what it shows was run, fits and can be read aloud.
@@ -75,7 +110,7 @@ def sound(folder: Path) -> Notebook:
             "> **You will be able to** count.\n>\n> **You need** nothing.\n>\n> **Difficulty** 1 of 3: none.\n>\n"
             "> 1 minute, 450 MB. Allow yourself about 10 minutes for reading, predictions and exercises."
         ),
-        new_code_cell("import torch\nfrom headtools import check"),
+        new_code_cell(f"{anatomy.INSTALL}import torch\nfrom headtools import check"),
         new_markdown_cell("## First\n\n" + "Look at this word. " * 260 + "[there](#references) and [data](data.json)"),
         new_code_cell('torch.manual_seed(0)\nx = torch.randn(3)\nmeasured("00.count", n=1)', outputs=[shown(FIGURE)]),
     ]
@@ -155,8 +190,9 @@ BROKEN = [
     ("box_tells", edit(1, "1 minute", "2 minutes"), "measured.json '1 minute, 450 MB'"),
     ("box_tells", edit(1, "1 minute, ", ""), "lacks 'N minutes, M MB'"),
     ("box_tells", source("torch.manual_seed(1)"), "changed since it was measured"),
-    ("setup_imports_only", source("import torch\nx = 1", 0), "more than imports: 'x = 1'"),
+    ("setup_imports_only", source(f"{anatomy.INSTALL}import torch\nx = 1", 0), "more than imports: 'x = 1'"),
     ("setup_imports_only", source("# nothing yet", 0), "must be imports"),
+    ("setup_imports_only", source("import torch", 0), "begin as in all lessons"),
     ("was_run", lambda nb: code(nb, 2).update(execution_count=None), "not run in order"),
     ("was_run", lambda nb: code(nb, 2).update(execution_count=9), "not run in order"),
     ("was_run", source(" \n", 1), "empty cell"),

@@ -1,6 +1,7 @@
 """The workflows run what the repository has: their commands are those of the README."""
 
 import re
+import subprocess
 
 import pytest
 import yaml
@@ -82,6 +83,18 @@ def test_known_holes_are_looked_for_each_week(root):
     job = yaml.safe_load((root / ".github/workflows/weekly.yml").read_text("utf-8"))["jobs"]["audit"]
     commands = " ".join(step.get("run", "") for step in job["steps"])
     assert "pip_audit --strict --requirement constraints.txt --no-deps --disable-pip" in commands
+
+
+def test_the_size_of_binders_image_is_printed(root, tmp_path):
+    job = yaml.safe_load((root / ".github/workflows/weekly.yml").read_text("utf-8"))["jobs"]["binder"]
+    build, size = (step["run"] for step in job["steps"] if "binder" in step.get("run", "") and "if" not in step)
+    assert "repo2docker --no-run --image-name headtools-binder ." in build
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\n[ "$*" = "image inspect headtools-binder --format {{.Size}}" ] && echo 3456789012\n')
+    docker.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", size], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == (tmp_path / "summary").read_text() == "Binder image: 3.46 GB\n"
 
 
 def test_measures_are_compared_with_their_definitions_each_week(root):

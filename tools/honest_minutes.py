@@ -56,11 +56,11 @@ def words(text: str) -> int:
 def code_lines(notebook: nbformat.NotebookNode) -> int:
     """Count the lines of code that are given to read: no blank lines, no imports, no folded cells, no stubs, no calls.
 
-    A cell that is one call (a prediction, a check) is read at a glance.
+    The first cell sets up; a cell that is one call (a prediction, a check) is read at a glance.
     """
     count = 0
-    for cell in notebook.cells:
-        if cell.cell_type != "code" or cell.metadata.get("jupyter", {}).get("source_hidden"):
+    for cell in [cell for cell in notebook.cells if cell.cell_type == "code"][1:]:
+        if cell.metadata.get("jupyter", {}).get("source_hidden"):
             continue
         body = ast.parse(cell.source).body
         rest = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom)]

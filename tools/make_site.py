@@ -17,8 +17,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from html import escape
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
+import nbformat
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +33,7 @@ import site_card  # noqa: E402
 import site_claims  # noqa: E402
 import site_lessons  # noqa: E402
 import site_reference  # noqa: E402
+from my_lessons import without_outputs  # noqa: E402
 
 COURSE = ROOT / "site" / "course"
 NOTEBOOKS = ROOT / "notebooks"
@@ -69,13 +74,8 @@ def repository() -> str:
 
 
 def home() -> str:
-    """Return where the repository's pages are published: what pictures of links need, an address in full.
-
-    >>> home().startswith("https://"), home().endswith("/headtools/")
-    (True, True)
-    """
-    owner, name = repository().split("/")[-2:]
-    return f"https://{owner}.github.io/{name}/"
+    """Return where the site is published, as pyproject.toml tells it: pictures of links need an address in full."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Homepage"]
 
 
 def templates() -> Environment:
@@ -93,9 +93,11 @@ def gather(source: Path) -> None:
     source.mkdir(parents=True)
     written = [NOTEBOOKS / f"{name}.md" for name in (*PAGES, TEACHING) if name != "whole_idea"]
     (source / "more").mkdir(parents=True)
-    for path in sorted((NOTEBOOKS / "more").glob("*.ipynb")):
-        shutil.copy(path, source / "more")
-    for path in [*site_lessons.paths(NOTEBOOKS), NOTEBOOKS / "conf.py", *written]:
+    for name in notebooks():
+        notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
+        notebook.cells[0].source += f"\n\n{doors(name)}"
+        nbformat.write(notebook, source / name)
+    for path in [NOTEBOOKS / "conf.py", *written]:
         shutil.copy(path, source / path.name)
     shutil.copytree(NOTEBOOKS / "_static", source / "_static")
     for name in ("favicon.svg", "claims.js"):
@@ -113,6 +115,32 @@ def gather(source: Path) -> None:
     (source / "reference").mkdir()
     for name, text in site_reference.pages().items():
         (source / "reference" / name).write_text(text, encoding="utf-8")
+
+
+def notebooks() -> list[str]:
+    """Return the lessons and appendices, by their paths in the folder of notebooks."""
+    appendices = sorted((NOTEBOOKS / "more").glob("*.ipynb"))
+    return [path.relative_to(NOTEBOOKS).as_posix() for path in [*site_lessons.paths(NOTEBOOKS), *appendices]]
+
+
+def doors(name: str) -> str:
+    """Return where a notebook can be opened, as a line of its page."""
+    first, run = "00_start_here.ipynb", starts()
+    links = {
+        "Run it on Binder": run["binder"].replace(first, quote(name, safe="")),
+        "Open in Colab": run["colab"].replace(first, name),
+        "Download the notebook": f"{'../' * name.count('/')}notebooks/{name}",
+    }
+    opened = (f'<a href="{escape(to)}"{"" if ":" in to else " download"}>{words}</a>' for words, to in links.items())
+    return f'<p class="doors">{" ".join(opened)}</p>'
+
+
+def downloads(folder: Path) -> None:
+    """Write the notebooks without outputs, as a learner begins them; their pictures are those of the site."""
+    for name in notebooks():
+        text = without_outputs((NOTEBOOKS / name).read_text("utf-8"))
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(re.sub(r"\]\((\.\./)?_static/", f"]({home()}_static/", text), encoding="utf-8")
 
 
 def contents() -> str:
@@ -249,6 +277,7 @@ def build(out: Path) -> int:
     for page in out.rglob("*.html"):
         page.write_text(mend(page.read_text("utf-8")), encoding="utf-8")
     landing(out, make_live_page.make(out / "live"))
+    downloads(out / "notebooks")
     for old, new in MOVED.items():
         (out / f"{old}.html").write_text(_moved(f"{new}.html"), encoding="utf-8")
     return status

@@ -18,6 +18,7 @@ import math
 import os
 import re
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -116,17 +117,20 @@ def tell(file: Path = FILE, readme: Path = README) -> None:
 def table(text: str, rows: dict, folder: Path) -> str:
     """The README's text with its table of lessons brought up to date.
 
-    A row is ``| 00 | title | what it is about | minutes | MB |``. The third column is written by hand and kept.
+    A row is ``| 00 | title | what it is about | minutes | MB |``; the number leads to the lesson's page on the site,
+    the title to the notebook. The third column is written by hand and kept.
     """
+    site = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Homepage"]
     lines = []
     for line in text.splitlines(keepends=True):
-        row = re.match(r"\| (\d\d) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", line.rstrip("\n"))
+        row = re.match(r"\| \[?(\d\d)\S* \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", line.rstrip("\n"))
         path = next((p for p in lessons(folder) if row and p.name.startswith(f"{row[1]}_")), None)
         if row and path and path.stem in rows:
             title = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0]
             title = re.sub(r"^# (\d\d · )?", "", title)
             minutes, megabytes = told(rows[path.stem])
-            line = f"| {row[1]} | [{title}](notebooks/{path.name}) | {row[3]} | {minutes} | {megabytes} |\n"
+            links = f"[{row[1]}]({site}{path.stem}.html) | [{title}](notebooks/{path.name})"
+            line = f"| {links} | {row[3]} | {minutes} | {megabytes} |\n"
         lines.append(line)
     return "".join(lines)
 

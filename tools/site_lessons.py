@@ -69,7 +69,7 @@ def paths(folder: Path) -> list[Path]:
 def lessons(folder: Path, readme: Path, pictures: Path, address: str) -> list[Lesson]:
     """Return all lessons; writes their pictures into the folder ``pictures``, which pages find at ``address``."""
     measured = json.loads((folder / "measured.json").read_text("utf-8"))["lessons"]
-    row = r"^\| \d\d \| \[.*?\]\(notebooks/(\w+)\.ipynb\) \| (.*?) \|"
+    row = r"^\| \[\d\d\]\S+ \| \[.*?\]\(notebooks/(\w+)\.ipynb\) \| (.*?) \|"
     abouts = dict(re.findall(row, readme.read_text("utf-8"), re.M))
     pictures.mkdir(parents=True, exist_ok=True)
     found = []

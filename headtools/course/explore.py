@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headtools.course.catalogue import entry
 from headtools.course.figure import figure_html, png
 from headtools.course.live import show_live
 from headtools.course.plain import escape
+from headtools.heads._pictures import spoken
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
+
+    from headtools.course.thumbnails import HeadMenu
+
+HIGHEST = 330  # pixels of a picture: with its caption and a row of controls it takes some 420 and fits a small screen
 
 
 class Explore:
@@ -29,8 +34,11 @@ class Explore:
         self.png, self.text, self.alt, self.error = b"", "", "", None
         self._draw()  # before there is anything to show, an error is the author's and goes through
         # An HTML widget, because ipywidgets' Image has no alt; not an Output widget, because nbval cannot compare that.
-        self.view = widgets.HTML(self._figure())
-        self.box = widgets.VBox([*self.controls.values(), self.view])
+        self.view = widgets.HTML(self._figure(), layout=widgets.Layout(flex="1 1 24em", min_width="0"))
+        wrap = widgets.Layout(flex_flow="row wrap")
+        above = widgets.HBox([*self.controls.values()], layout=wrap)
+        beside = [control.maps for control in self.controls.values() if hasattr(control, "maps")]
+        self.box = widgets.VBox([above, widgets.HBox([*beside, self.view], layout=wrap)])
         state = repr((getattr(fn, "__qualname__", ""), sorted(self.values.items(), key=str), alt))
         self.id = "headtools-" + hashlib.sha256(state.encode()).hexdigest()[:10]
         for control in self.controls.values():
@@ -46,7 +54,8 @@ class Explore:
         if not (isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], str) and output[1].strip()):
             raise TypeError(f"{self.fn!r} must return (matplotlib Figure, text), got {output!r}")
         self.png, self.text = png(output[0]), output[1]
-        at = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.values.items())
+        told = {n: spoken(c.value) if hasattr(c, "maps") else c.value for n, c in self.controls.items()}
+        at = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in told.items())
         self.alt = f"{self.about} Here: {at}."
 
     def _update(self, change: Any) -> None:
@@ -63,7 +72,8 @@ class Explore:
             )
 
     def _figure(self) -> str:
-        return figure_html(self.png, alt=self.alt, caption=f'<span aria-live="polite">{escape(self.text)}</span>')
+        caption = f'<span aria-live="polite">{escape(self.text)}</span>'
+        return figure_html(self.png, alt=self.alt, caption=caption, highest=HIGHEST)
 
     def __repr__(self) -> str:
         return self.text
@@ -80,7 +90,8 @@ def explore(fn: Callable[..., Any], key: str | None = None, /, *, alt: str | Non
     key: the entry of the catalogue whose ``alt`` says what there is to see whatever the setting; the present setting is
         added to it. Without an entry, pass ``alt``
     controls: an ipywidget, or (low, high) or (low, high, step) for a slider, a list (or a dict name -> value) for a
-        menu, True or False for a box to tick, a text for a line to type in (read when you press Enter)
+        menu, True or False for a box to tick, a text for a line to type in (read when you press Enter);
+        ``explore.heads`` makes a menu of heads with their maps to press
 
     Where no kernel answers (GitHub, a notebook just opened) the picture of the first setting is shown. An error in
     ``fn`` is raised at first and later shown in place of the picture. Raises ValueError for any other kind of control.
@@ -101,6 +112,25 @@ def explore(fn: Callable[..., Any], key: str | None = None, /, *, alt: str | Non
     if alt is None:
         alt = entry(key)["alt"] if key else "A picture drawn anew for each setting of its controls."
     return Explore(fn, controls, alt)
+
+
+def heads(maps: Mapping[tuple, Any], at: tuple) -> HeadMenu:
+    """Make a control for ``explore`` that picks a head: a map of each to press, and a menu; its value is the head.
+
+    maps: {(kind, layer): (head, query, key) or (1, head, query, key)}, or what ``record`` recorded of one sentence
+    at: the head to open on, such as ``("encoder", 5, 1)``
+
+    >>> import torch
+    >>> control = heads({("encoder", 0): torch.eye(3).expand(2, 3, 3)}, at=("encoder", 0, 1))
+    >>> control.value, len(control.options)
+    (('encoder', 0, 1), 2)
+    """
+    from headtools.course.thumbnails import HeadMenu  # ipywidgets is loaded only where there are controls
+
+    return HeadMenu(maps, at)
+
+
+explore.heads = heads
 
 
 def _control(name: str, given: Any) -> Widget:

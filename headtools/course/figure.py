@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 import warnings
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ __all__ = ["Picture", "figure", "ledger", "ledger_rows", "png", "style"]
 
 LIMIT = 150_000  # characters of one output: a notebook with thirty of them still opens quickly
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DPI = 110  # pixels of the page for each inch of a figure; its file has twice as many, for screens that show them
 IMG_STYLE = "background:#fff;max-width:100%;height:auto;border-radius:3px"
 
 
@@ -86,10 +88,11 @@ def figure(
     return picture
 
 
-def png(fig: Figure, dpi: int = 110) -> bytes:
+def png(fig: Figure, dpi: int = 2 * DPI) -> bytes:
     """Draw a matplotlib figure on white and close it.
 
-    fig: the matplotlib Figure; gives the PNG file's bytes. Raises TypeError for anything else.
+    fig: the matplotlib Figure; gives the PNG file's bytes, at half the resolution where it would be too heavy for an
+    output. Raises TypeError for anything else.
     """
     from matplotlib import pyplot as plt
     from matplotlib.figure import Figure
@@ -97,14 +100,19 @@ def png(fig: Figure, dpi: int = 110) -> bytes:
     if not isinstance(fig, Figure):
         hint = "pass ax.figure" if hasattr(fig, "figure") else "make one with fig, ax = plt.subplots()"
         raise TypeError(f"a matplotlib Figure is needed, got {type(fig).__name__}: {hint}")
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        # A script without a glyph in the font becomes a box; that is no reason to print a warning into the lesson.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
-        # Without "Software" the bytes do not change with matplotlib's version number.
-        fig.savefig(file, format="png", dpi=dpi, bbox_inches="tight", facecolor="white", metadata={"Software": None})
+    for resolution in (dpi, dpi // 2):
+        file = io.BytesIO()
+        with warnings.catch_warnings():
+            # A script without a glyph in the font becomes a box; that is no reason to print a warning into the lesson.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+            # Without "Software" the bytes do not change with matplotlib's version number.
+            meta = {"Software": None}
+            fig.savefig(file, format="png", dpi=resolution, bbox_inches="tight", facecolor="white", metadata=meta)
+        data = _with_palette(file.getvalue())
+        if len(data) < LIMIT // 2:
+            break
     plt.close(fig)
-    return _with_palette(file.getvalue())
+    return data
 
 
 def _with_palette(data: bytes) -> bytes:
@@ -115,13 +123,18 @@ def _with_palette(data: bytes) -> bytes:
     few = full.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     off = max(high for _, high in ImageChops.difference(full, few.convert("RGB")).getextrema())
     file = io.BytesIO()
-    few.save(file, format="png", optimize=True)
+    few.save(file, format="png", optimize=True, dpi=full.info["dpi"])
     return file.getvalue() if off <= 12 else data  # of 255
 
 
-def figure_html(data: bytes, *, alt: str, caption: str) -> str:
-    """Write the ``<figure>`` of a PNG; ``caption`` is HTML already, ``alt`` is text."""
-    width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))  # from the PNG header: no jump on update
+def figure_html(data: bytes, *, alt: str, caption: str, highest: float = math.inf) -> str:
+    """Write the ``<figure>`` of a PNG, at most ``highest`` pixels high; ``caption`` is HTML, ``alt`` is text."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(data))
+    scale = DPI / image.info.get("dpi", (DPI,))[0]
+    scale *= min(1, highest / (image.height * scale))
+    width, height = (round(scale * side) for side in image.size)  # told, so that the page does not jump
     return (
         f'<figure style="margin:.4em 0"><img alt="{escape(alt)}" src="data:image/png;base64,'
         f'{base64.b64encode(data).decode()}" width="{width}" height="{height}" decoding="sync" style="{IMG_STYLE}">'

@@ -33,7 +33,13 @@ svg.style.cssText = 'width:100%;max-width:970px;height:auto';
 """
 
 # While the frame is there its still picture hides. A page that drops frames drops this style too: the picture shows.
-_STYLE = "<style>.headtools-view:has(iframe) .headtools-still{display:none}</style>"
+# Where the page is dark (JupyterLab's theme, the site's), so is the frame, which knows nothing of what is around it.
+_DARK = ".headtools-view iframe{filter:invert(.93) hue-rotate(180deg)}"
+_STYLE = (
+    "<style>.headtools-view:has(iframe) .headtools-still{display:none}"
+    f"[data-jp-theme-light=false] {_DARK}[data-theme=dark] {_DARK}"
+    f"@media(prefers-color-scheme:dark){{[data-theme=auto] {_DARK}}}</style>"
+)
 
 
 @dataclass(frozen=True)
@@ -95,18 +101,18 @@ def view_html(view: View, script: str, *, still: bytes, caption: str) -> str:
     height, alt = _height(view), escape(view.alt)
     if view.kind == "head":
         pick = '<label>Layer: <select id="layer"></select></label>'
-        shape = f"height:{height}px"
         indent = 8 * max(0, min(40, max(map(len, view.queries))) - 12)  # pixels, for long words
+        shape = f"height:{height}px;max-width:{480 + 2 * indent}px"
         css = f"body{{min-width:{350 + indent}px}}svg{{overflow:visible;margin-left:{indent}px}}"
     else:
         pick, script = "", script + _FIT
         shape = f"height:auto;aspect-ratio:990/{height};max-width:990px"
         css = "body{min-width:500px}"
     page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_CSP}"><title>{alt}</title>'
         "<!-- Drawn by bertviz 1.4.1, Jesse Vig, Apache License 2.0 -->"
-        f"<style>body{{margin:6px;background:#fff;color:#000;font:14px sans-serif}}p{{margin:0 0 .4em}}{css}</style>"
+        f"<style>body{{margin:0;background:#fff;color:#000;font:14px sans-serif}}p{{margin:0 0 .4em}}{css}</style>"
         f"</head><body><p>{_HOW[view.kind].format(heads=', '.join(map(str, view.heads)))}</p>"
         f'<div id="view">{pick}<div id="vis"></div></div><script>{script}</script></body></html>'
     )
@@ -114,7 +120,7 @@ def view_html(view: View, script: str, *, still: bytes, caption: str) -> str:
         f'<figure class="headtools-view" style="margin:.4em 0"><img class="headtools-still" alt="{alt}" '
         f'src="data:image/png;base64,{base64.b64encode(still).decode()}" style="{IMG_STYLE}">'
         f'<iframe title="{alt}" sandbox="allow-scripts" '
-        f'style="box-sizing:border-box;width:100%;{shape};border:1px solid #999;background:#fff" '
+        f'style="box-sizing:border-box;width:100%;{shape};border:0" '
         f'srcdoc="{escape(page)}"></iframe>'
         f'<figcaption style="max-width:48em">{caption}</figcaption></figure>{_STYLE}'
     )

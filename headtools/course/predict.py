@@ -28,12 +28,23 @@ class Question:
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
-        html = f'<div style="{_STYLE}"><b>Predict.</b> {escape(self.text)}</div>'
-        if attended():
-            name = f"headtools-predict-{self.key.replace('.', '-')}"
-            show_live(html, plain(self), _line(self.key), name, "Run this cell to write down your prediction.", False)
-        else:
-            display({"text/html": html, "text/plain": plain(self)}, raw=True)
+        if not attended():
+            display({"text/html": self._html(), "text/plain": plain(self)}, raw=True)
+            return
+        line, name = _line(self.key), f"headtools-predict-{self.key.replace('.', '-')}"
+        advice = "Run this cell to write down your prediction."
+        replace = show_live(self._html(), plain(self), line, name, advice, hide=False)
+
+        def note(change: Any) -> None:
+            remember(self.key, change["new"], keep=True)  # this runs for the widget, not for a cell
+            replace(self._html())
+
+        line.observe(note, "value")
+
+    def _html(self) -> str:
+        answer = _answer(self.key)  # stays in the notebook once it is saved
+        noted = f'<div role="status">Noted: {escape(answer.rstrip("."))}. Run the next cell.</div>' if answer else ""
+        return f'<div style="{_STYLE}"><b>Predict.</b> {escape(self.text)}{noted}</div>'
 
 
 def predict(key: str, answer: Any = None, /) -> Question:
@@ -52,7 +63,7 @@ def predict(key: str, answer: Any = None, /) -> Question:
     if text is None:
         raise KeyError(f"{key} asks nothing; give its entry in the catalogue a line predict = ...")
     if answer is not None:
-        remember(key, str(answer))
+        remember(key, str(answer), keep=attended())
     return Question(key, text)
 
 
@@ -62,10 +73,10 @@ def predicted(key: str) -> str:
     return f"You predicted: {answer.rstrip('.')}." if answer else ""
 
 
-def remember(key: str, answer: str) -> None:
+def remember(key: str, answer: str, keep: bool = False) -> None:
     """Keep a prediction in this kernel and, in a reader's notebook, in ``my-predictions.json``."""
     _given[key] = answer.strip()
-    if attended() and keeping():
+    if keep and keeping():
         with suppress(OSError, ValueError):  # a prediction that cannot be kept must not stop a lesson
             update({key: _given[key]}, progress_path().with_name(FILE))
 
@@ -87,7 +98,7 @@ def _line(key: str) -> Any:
     import ipywidgets as widgets
 
     wide = widgets.Layout(width="32em", max_width="100%")
-    line = widgets.Text(
+    return widgets.Text(
         value=_answer(key),
         description="Your prediction",
         placeholder="then press Enter",
@@ -95,5 +106,3 @@ def _line(key: str) -> Any:
         layout=wide,
         style={"description_width": "initial"},
     )
-    line.observe(lambda change: remember(key, change["new"]), "value")
-    return line

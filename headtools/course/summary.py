@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,7 +15,10 @@ from headtools.course.answered import VARIABLE, forget, progress_path, read
 from headtools.course.exercises import all_exercises
 from headtools.course.plain import escape, plain
 
-_MARKS = {"passed": "✓", "tried": "✗", "not yet": "…"}  # as check's results
+_MARKS = {"passed": "✓", "tried": "✗", "not yet": "○"}
+_COLOURS = {"passed": "#009E73", "tried": "#D55E00", "not yet": "#999"}  # as check's results
+_CHIP = "display:inline-block;border:1px solid {};border-radius:1em;padding:0 .6em;margin:.1em 0;white-space:nowrap"
+_CHECKED = re.compile(r"""^ht\.check\(["']([\w.]+)""", re.M)
 _LEFT = "text-align:left;vertical-align:top;padding:.2em .8em"
 
 
@@ -22,12 +26,12 @@ _LEFT = "text-align:left;vertical-align:top;padding:.2em .8em"
 class Summary:
     """What the reader has answered: ``states`` has ``passed``, ``tried`` or ``not yet`` for each exercise by name.
 
-    ``lessons``: number -> (title, address of its notebook, "" where it is not beside this one); ``note``: where this
-    is kept, or why nothing is known.
+    ``lessons``: number -> (title, address of its notebook, "" where it is not beside this one, and where in it each
+    exercise is); ``note``: where this is kept, or why nothing is known.
     """
 
     states: Mapping[str, str]
-    lessons: Mapping[str, tuple[str, str]]
+    lessons: Mapping[str, tuple[str, str, Mapping[str, str]]]
     note: str
 
     @property
@@ -44,10 +48,10 @@ class Summary:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         rows = "".join(self._row(number, names) for number, names in self._by_lesson())
-        head = "".join(f'<th scope="col" style="{_LEFT}">{title}</th>' for title in ("Lesson", "Exercises"))
+        head = "".join(f'<th scope="col" style="{_LEFT}">{title}</th>' for title in ("Lesson", "Passed", "Exercises"))
         html = (
-            '<div style="max-width:60em;overflow-x:auto"><table style="border-collapse:collapse">'
-            f'<caption style="{_LEFT};padding-left:0"><b>{escape(self.headline)}</b></caption>'
+            '<div style="max-width:64em;overflow-x:auto"><table style="border-collapse:collapse">'
+            f'<caption style="{_LEFT};padding-left:0"><b>{escape(self.headline)}</b> {self._next()}</caption>'
             f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{escape(self.note)}</p></div>"
         )
         return {"text/html": html, "text/plain": plain(repr(self))}
@@ -55,15 +59,25 @@ class Summary:
     def _by_lesson(self) -> list[tuple[str, list[str]]]:
         return [(number, list(names)) for number, names in groupby(self.states, key=lambda name: name[:2])]
 
+    def _next(self) -> str:
+        """A link to the first exercise that is not passed."""
+        name = next((name for name, state in self.states.items() if state != "passed"), None)
+        if name is None:
+            return "That is all of them."
+        _, address, places = self.lessons[name[:2]]
+        return f"Next: {_link(f'{name}, {all_exercises()[name].title}', address, places.get(name, ''))}"
+
     def _row(self, number: str, names: list[str]) -> str:
-        title, address = self.lessons[number]
-        link = f'<a href="{escape(quote(address))}">{escape(title)}</a>' if address else escape(title)
-        exercises = ", ".join(
-            f'<span title="{escape(all_exercises()[name].title)}">{escape(self._mark(name))}</span>' for name in names
+        title, address, _ = self.lessons[number]
+        passed = sum(self.states[name] == "passed" for name in names)
+        chips = " ".join(
+            f'<span title="{escape(all_exercises()[name].title)}: {self.states[name]}" '
+            f'style="{_CHIP.format(_COLOURS[self.states[name]])}">{_MARKS[self.states[name]]} {escape(name[3:])}</span>'
+            for name in names
         )
         return (
-            f'<tr><th scope="row" style="{_LEFT};font-weight:normal">{link}</th>'
-            f'<td style="{_LEFT}">{exercises}</td></tr>'
+            f'<tr><th scope="row" style="{_LEFT};font-weight:normal">{_link(title, address)}</th>'
+            f'<td style="{_LEFT};white-space:nowrap">{passed} of {len(names)}</td><td style="{_LEFT}">{chips}</td></tr>'
         )
 
     def _mark(self, name: str) -> str:
@@ -125,21 +139,34 @@ def explained(error: Exception, file: Path) -> str:
     return f"{file.name}: {why}. Set {VARIABLE} to a file that can be read and written, or to off."
 
 
-def _lessons(numbers: set[str]) -> dict[str, tuple[str, str]]:
-    """Find the title and address of each lesson whose notebook lies here, or below in a folder of lessons."""
+def _link(text: str, address: str, place: str = "") -> str:
+    """Write a link to a place in a notebook, text alone where there is no notebook."""
+    to = f"{quote(address)}{'#' if place else ''}{quote(place)}"
+    return f'<a href="{escape(to)}">{escape(text)}</a>' if address else escape(text)
+
+
+def _lessons(numbers: set[str]) -> dict[str, tuple[str, str, dict[str, str]]]:
+    """Find title, address and exercises of each lesson whose notebook lies here, or below in a folder of lessons."""
     lessons, folders = {}, (".", "my-lessons", "notebooks")
     for number in sorted(numbers):
         candidates = [path for folder in folders for path in Path(folder).glob(f"{number}_*.ipynb")]
         path = min(candidates, key=lambda path: len(path.name), default=None)  # a copy has a longer name
-        lessons[number] = (f"Lesson {number}", "") if path is None else (_question(path), path.as_posix())
+        lessons[number] = (f"Lesson {number}", "", {}) if path is None else _contents(path)
     return lessons
 
 
-def _question(path: Path) -> str:
-    """Read the question that is a lesson's title; its file's name where there is none."""
+def _contents(path: Path) -> tuple[str, str, dict[str, str]]:
+    """Read a lesson's question, its file's name where there is none, and the heading above the check of each exercise.
+
+    JupyterLab addresses a heading by its words with hyphens between them.
+    """
+    places: dict[str, str] = {}
     try:
-        first = json.loads(path.read_text("utf-8"))["cells"][0]["source"]
-        title = ("".join(first) if isinstance(first, list) else first).splitlines()[0].removeprefix("# ")
+        sources = ["".join(cell["source"]) for cell in json.loads(path.read_text("utf-8"))["cells"]]
+        title, place = sources[0].splitlines()[0].removeprefix("# ").strip(), ""
+        for source in sources:
+            place = re.findall(r"^#+ (Exercise .*)", source, re.M)[-1:] or place
+            places |= {name: place[0].strip().replace(" ", "-") for name in _CHECKED.findall(source) if place}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         title = ""
-    return title.strip() or path.stem
+    return title or path.stem, path.as_posix(), places

@@ -13,6 +13,7 @@ from scipy.stats import rankdata, spearmanr
 from torch import Tensor
 
 from headtools._engine.store import read_tensors, write_tensors
+from headtools.heads._pictures import scores_html
 from headtools.heads.intervals import MIN_EXAMPLES, bounds, carriers, resample_counts
 
 Head = tuple  # (kind, layer, head), or (stack, kind, layer, head)
@@ -140,6 +141,9 @@ class HeadScores:
         best = ", ".join(f"{' '.join(map(str, key))}.{i} {self[(*key, i)]:.3g}" for *key, i in first)
         notes = "".join(f"; {k} {note if isinstance(note, str) else f'{note:.3g}'}" for k, note in self.notes.items())
         return f"<HeadScores {self.name!r}: {len(self)} heads, highest {best}{notes}>"
+
+    def _repr_html_(self) -> str | None:
+        return scores_html(self)
 
     def flat(self) -> Tensor:
         """Return all values in one float64 vector (n_heads,), in the order of iteration."""

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from headtools.heads import _layout as layout
 from headtools.heads._kinds import find_kind, names_in, resolve_kind
 from headtools.heads._layout import Projection
+from headtools.heads._pictures import sites_html
 
 if TYPE_CHECKING:
     from headtools.heads.verify import Verification
@@ -210,6 +211,9 @@ class Sites:
     def _names(self) -> str:
         count = Counter((site.stack, site.kind) for site in self)
         return ", ".join(f"{' '.join(filter(None, names))} 0..{n - 1}" for names, n in count.items()) or "none"
+
+    def _repr_html_(self) -> str | None:
+        return sites_html(self)
 
     def __repr__(self) -> str:
         rows = [("site", "heads", "kv", "head_dim", "module")]

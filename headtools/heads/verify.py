@@ -24,6 +24,7 @@ from headtools.heads._checks import check_batch, check_not_compiled
 from headtools.heads._devices import device_of
 from headtools.heads._hooks import hook_input, without_dropout
 from headtools.heads._layout import Projection, obstacle
+from headtools.heads._pictures import verified_html
 from headtools.heads._tokens import is_encoder_decoder, model_inputs
 from headtools.heads.gates import gates
 from headtools.heads.record import record
@@ -67,6 +68,9 @@ class Verification:
     def ok(self) -> bool:
         """Whether everything that was tried holds, and no attention is unseen."""
         return not self.failed and not self.unseen
+
+    def _repr_html_(self) -> str:
+        return verified_html(self)
 
     def __repr__(self) -> str:
         labels = list(dict.fromkeys(label for label, _ in self.found))

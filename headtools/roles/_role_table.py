@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headtools.heads._devices import without_autocast
+from headtools.heads._pictures import roles_html
 from headtools.heads.intervals import MIN_EXAMPLES, interval_around
 from headtools.heads.sites import Site
 from headtools.roles.role import Role
@@ -55,6 +56,13 @@ def add_up(parts: Iterable[Mapping[str, Tensor]], draws: Sequence[Tensor]) -> di
     return sums
 
 
+class RoleTable(pd.DataFrame):
+    """A table that shows its best heads in a notebook; what is taken from it is a plain ``DataFrame``."""
+
+    def _repr_html_(self) -> str:
+        return f"{roles_html(self)}<details><summary>Table</summary>{super()._repr_html_()}</details>"
+
+
 def make_table(
     sites: Sequence[Site],
     roles_of: Mapping[str, Sequence[Role]],
@@ -87,7 +95,7 @@ def make_table(
             frame["passes"] &= frame.n >= MIN_QUERIES
             frames[site.key] = frame
     names = [name for name in COLUMNS if name != "stack" or any(site.stack for site in sites)]
-    table = pd.concat([frames[site.key] for site in sites], ignore_index=True)[names]
+    table = RoleTable(pd.concat([frames[site.key] for site in sites], ignore_index=True)[names])
     if table.low.isna().any():
         table.attrs["interval"] = f"none for roles of which fewer than {MIN_EXAMPLES} sentences have a query"
     return table

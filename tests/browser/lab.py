@@ -28,11 +28,8 @@ PATIENCE = 240
 
 @contextmanager
 def jupyterlab(folder: Path, theme: str = "light") -> Iterator[str]:
-    """Serve ``folder`` in JupyterLab, news and updates off, its settings in a folder of their own; gives the URL."""
+    """Serve ``folder`` in JupyterLab as `make lab` does, with a reader's settings in a new folder; gives the URL."""
     home = Path(tempfile.mkdtemp(prefix="lab-"))
-    (home / "labconfig").mkdir()
-    disabled = {"@jupyterlab/apputils-extension:announcements": True}
-    (home / "labconfig" / "page_config.json").write_text(json.dumps({"disabledExtensions": disabled}))
     named = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}[theme]
     settings = home / "settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
@@ -40,6 +37,7 @@ def jupyterlab(folder: Path, theme: str = "light") -> Iterator[str]:
     repo = Path(__file__).resolve().parents[2]
     env = os.environ | {
         "JUPYTER_CONFIG_DIR": str(home),
+        "JUPYTER_CONFIG_PATH": str(repo / "tools" / "jupyter"),
         "JUPYTER_DATA_DIR": str(home / "data"),
         "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
         "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
@@ -50,7 +48,6 @@ def jupyterlab(folder: Path, theme: str = "light") -> Iterator[str]:
     # No token: only this test's own server on the loopback address, for as long as the test lasts.
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
     command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port_retries=0", "--IdentityProvider.token="]
-    command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     command += [f"--ServerApp.root_dir={folder}", "--expose-app-in-browser"]
     server, url = start(command, env, home / "log")
     try:

@@ -9,7 +9,7 @@ import lab
 import pytest
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-CONTROLS = "select, input[type=checkbox], input[type=text], button, .noUi-handle"  # of ipywidgets
+CONTROLS = "select, input[type=checkbox], input[type=text], button:not(.headtools-thumb), .noUi-handle"  # of ipywidgets
 FRAME = 20  # nodes that a drawn attention view has at least
 
 

@@ -35,13 +35,20 @@ ht.explore(look, alt="A curve.", power=(1, 5))""",
     "ht.attention_view(maps, tokens, alt='</iframe><script>window.PWN=1</script>')",
     "ht.attention_view(maps, tokens, kind='model', alt='Four thumbnails.')",
     "ht.check('01.cost', ...)",
+    """attended = {("encoder", layer): maps[layer] for layer in range(2)}
+def head_map(head):
+    _, layer, h = head
+    return ht.plot.maps(maps[layer][0, h], "abc"), f"Encoder {layer}.{h} is looked at."
+ht.explore(head_map, alt="A map.", head=ht.explore.heads(attended, at=("encoder", 1, 0)))""",
 ]
+DOT = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
+TOP = f"# Sample\n\n![A dot.]({DOT})\n\n> **You will be able to** look.\n\n{'A line of text is read. ' * 20}"
 
 
 @pytest.fixture(scope="module")
 def course(course):
     """With a sample, which was run elsewhere and so is not trusted here."""
-    nb = new_notebook(cells=[new_markdown_cell("# Sample"), *(new_code_cell(source) for source in SAMPLE)])
+    nb = new_notebook(cells=[new_markdown_cell(TOP), *(new_code_cell(source) for source in SAMPLE)])
     nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     NotebookClient(nb, timeout=600, startup_timeout=lab.PATIENCE, store_widget_state=False).execute()
     nbformat.write(nb, course / "sample.ipynb")
@@ -84,7 +91,7 @@ def test_controls_and_frames_live(page, server):
     page.wait_for_selector(".widget-vbox img")
     assert page.locator("img:visible[alt^='A curve.']").count() == 1  # the still picture hides behind the live one
     move_first_control(page)
-    assert "power 4" in page.locator(".widget-vbox img").get_attribute("alt")
+    assert "power 4" in page.locator(".widget-vbox img[alt^='A curve.']").get_attribute("alt")
     move_first_control(page)
     page.wait_for_selector(".widget-vbox [role=alert]")
     assert "five <b>is</b> too much" in page.locator(".widget-vbox [role=alert]").inner_text()
@@ -107,14 +114,86 @@ def test_controls_and_frames_live(page, server):
     assert page.errors == []
 
 
+def test_a_head_is_chosen_by_its_map(page, server):
+    opened(page, server, "sample.ipynb")
+    lab.run_all(page)
+    box = page.locator(".widget-vbox:has(> .widget-hbox):has(.headtools-thumb)").first
+    picture = box.locator("img[alt^='A map.']")
+    picture.wait_for()
+    assert box.bounding_box()["height"] <= 420
+    thumbs = box.locator(".headtools-thumb")
+    heads = [f"encoder {layer}.{head}" for layer in (0, 1) for head in (0, 1)]
+    assert [thumb.get_attribute("title") for thumb in thumbs.all()] == heads
+    thumbs.nth(1).click()
+    page.wait_for_selector("img[alt='A map. Here: head encoder 0.1.']:visible")
+    assert box.locator("select").evaluate("menu => menu.selectedOptions[0].text") == "0.1"
+    assert "headtools-chosen" in thumbs.nth(1).get_attribute("class")
+    assert (
+        thumbs.nth(1).evaluate("thumb => getComputedStyle(thumb.parentNode).backgroundImage").startswith('url("data:')
+    )
+    box.locator("select").select_option("1.0")
+    page.wait_for_selector("img[alt='A map. Here: head encoder 1.0.']:visible")
+    assert page.errors == []
+
+
+def test_a_prediction_is_noted_and_is_there_when_the_notebook_is_opened_again(page, server, course):
+    nb = new_notebook(cells=[new_code_cell("import headtools as ht"), new_code_cell("ht.predict('01.cost')")])
+    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nb, course / "asked.ipynb")
+    opened(page, server, "asked.ipynb")
+    lab.run_all(page)
+    line = page.get_by_placeholder("then press Enter")
+    line.fill("20 <i>%</i>")
+    line.press("Enter")
+    noted = page.get_by_text("Noted: 20 <i>%</i>. Run the next cell.")
+    noted.wait_for()
+    page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save') }")
+    page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll() }")
+    page.goto("about:blank")
+    opened(page, server, "asked.ipynb")
+    noted.wait_for()
+    lab.run_all(page)
+    page.wait_for_function("document.querySelector('[placeholder=\"then press Enter\"]')?.value === '20 <i>%</i>'")
+    (course / "my-predictions.json").unlink()
+
+
+def test_boxes_lines_and_names_of_files_look_as_they_should(page, server):
+    opened(page, server, "sample.ipynb")
+    box = page.locator(".jp-RenderedMarkdown blockquote")
+    assert box.evaluate("box => getComputedStyle(box).borderLeftWidth") == "6px"
+    line = page.locator(".jp-RenderedMarkdown p", has_text="A line of text is read.")
+    letter = "p => { const c = document.createElement('canvas').getContext('2d'); c.font = getComputedStyle(p).font; "
+    assert line.bounding_box()["width"] <= 73 * line.evaluate(f"{letter} return c.measureText('0').width; }}")
+    assert page.locator(".jp-DirListing-headerItem:visible").all_inner_texts() == ["Name"]
+    names = page.locator(".jp-DirListing-item[title*='.ipynb'] .jp-DirListing-itemText")
+    assert names.count() > 13
+    assert names.evaluate_all("all => all.filter(name => name.scrollWidth > name.clientWidth)") == []
+
+
+def test_an_attention_view_has_no_frame_and_is_dark_where_the_page_is(page, server):
+    opened(page, server, "sample.ipynb")
+    lab.run_all(page)
+    frames(page, 2)
+    look_of = "frame => [getComputedStyle(frame).borderTopWidth, getComputedStyle(frame).filter]"
+    shown = page.locator(".headtools-view iframe")
+    assert shown.first.evaluate(look_of) == ["0px", "none"]
+    dark = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
+    page.evaluate(dark, "JupyterLab Dark")
+    page.wait_for_selector("body[data-jp-theme-light=false]", state="attached")
+    assert {shown.nth(n).evaluate(look_of)[1].split("(")[0] for n in (0, 1)} == {"invert"}
+    page.evaluate(dark, "JupyterLab Light")
+    page.wait_for_selector("body[data-jp-theme-light=true]", state="attached")
+
+
 def test_without_trust_the_pictures_stay(page, server):
     opened(page, server, "sample.ipynb")
     page.wait_for_selector("img[alt^='A curve.']")
     # Cells are drawn one after the other.
-    page.wait_for_function("() => [...document.images].filter(i => i.checkVisibility()).length >= 3")
+    page.wait_for_function("() => [...document.images].filter(i => i.checkVisibility()).length >= 5")
     alts = page.locator("img:visible").evaluate_all("all => all.map(i => i.alt)")
-    assert len(alts) == 3
+    assert len(alts) == 5
     assert "Four thumbnails." in alts
+    assert "A map. Here: head encoder 1.0." in alts
     assert page.get_by_text("Run this cell to bring back the controls: power").is_visible()
     assert not page.evaluate("window.PWN")
     assert page.strangers == []
@@ -127,14 +206,13 @@ def test_a_saved_notebook_opened_with_a_new_kernel(page, server):
     page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll() }")
     page.goto("about:blank")
     opened(page, server, "sample.ipynb")
-    lost = page.locator(".jupyter-widgets", has_text="model not found")
+    lost = page.locator(".jupyter-widgets", has_text="model not found").first
     lost.wait_for()
     assert lost.evaluate("e => getComputedStyle(e).fontSize") == "0px"  # the error gives way to advice
     assert "Run this cell" in lost.evaluate("e => getComputedStyle(e, '::after').content")
     assert page.locator("img:visible[alt^='A curve.']").count() == 1
 
 
-DOT = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 BROKEN = [
     f"""from ipywidgets import IntSlider, VBox, HTML
 from IPython.display import HTML as Raw, display

@@ -102,6 +102,19 @@ def test_every_page(site, at):
     assert not wrong, "\n".join(wrong)
 
 
+def test_a_lesson_has_its_doors_and_its_box(site, at):
+    for name in ("01_what_does_a_head_compute", "more/03_cross_attention"):
+        doors = at(f"{name}.html").locator(".doors a")
+        assert doors.all_inner_texts() == ["Run it on Binder", "Open in Colab", "Download the notebook"]
+        assert doors.last.evaluate("link => link.hasAttribute('download')")
+        assert (site / name).parent.joinpath(doors.last.get_attribute("href")).is_file()
+    page = at("01_what_does_a_head_compute.html")
+    assert page.locator("h1 + p + blockquote").evaluate("box => getComputedStyle(box).borderLeftWidth") == "6px"
+    frame = "getComputedStyle(document.querySelector('.headtools-view iframe')).filter"
+    assert at("02_what_can_a_head_read_and_write.html").evaluate(frame) == "none"
+    assert at("02_what_can_a_head_read_and_write.html", "dark").evaluate(frame).startswith("invert")
+
+
 def test_mathematics_is_drawn(at):
     at("cheat_sheet.html").wait_for_selector("mjx-container svg, mjx-container mjx-math", state="attached")
 

@@ -48,6 +48,12 @@ def test_cross_attention_and_records():
         attention_view(cross, "ab", alt="Lines.")
 
 
+def test_the_frame_is_as_wide_as_its_drawing():
+    html = attention_view(maps(), TOKENS, alt="Lines.").html
+    assert "max-width:480px;border:0" in html
+    assert "max-width:990px;border:0" in attention_view(maps(), TOKENS, kind="model", alt="Lines.").html
+
+
 def test_hostile_tokens_stay_text():
     nasty = [
         "</script><script>window.PWN=1</script>",

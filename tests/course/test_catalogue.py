@@ -164,28 +164,46 @@ def test_only_the_expectation_is_rewritten(tmp_path):
 
 @pytest.mark.full  # a kernel of its own
 def test_a_reader_types_a_prediction_that_is_kept_and_shown_again(tmp_path, monkeypatch):
-    """JupyterLab names the cell that it runs: then there is a line to type in, and the caption repeats it."""
+    """JupyterLab names the cell that it runs: then there is a line to type in, and the caption repeats it.
+
+    What is typed comes in a message of the widget, which names no cell; it is kept all the same.
+    """
     from jupyter_client.manager import start_new_kernel
 
     monkeypatch.setenv("HEADTOOLS_PROGRESS", "")
     monkeypatch.delenv("HEADTOOLS_STRICT", raising=False)
     cells = [
-        "import headtools as ht; ht.predict('01.cost')",
-        "from headtools.course import predict as p; p.remember('01.cost', '16')",
+        "import headtools as ht; from headtools.course import predict as p; ht.predict('01.cost')",
         "p._given.clear()",
         "ht.measured('01.cost', one=2359296, sixteen=2359296)",
+        "p._given.clear(); ht.predict('01.cost')",
     ]
     manager, client = start_new_kernel(cwd=str(tmp_path))
     try:
-        outputs = [_run(client, cell, {"cellId": "a"}) for cell in cells]
+        outputs = [_run(client, cells[0], {"cellId": "a"})]
+        replaced = _type(client, outputs[0][1], "16 <b>%")
+        outputs += [_run(client, cell, {"cellId": "a"}) for cell in cells[1:]]
         unseen = _run(client, "p._given.clear(); ht.predict('01.cost')", {})
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     assert ["application/vnd.jupyter.widget-view+json" in data for data in outputs[0]] == [False, True]
-    assert json.loads((tmp_path / "my-predictions.json").read_text()) == {"01.cost": "16"}
-    assert "You predicted: 16." in outputs[3][0]["text/plain"]
+    assert "Noted: 16 &lt;b&gt;%. Run the next cell." in replaced["text/html"]
+    assert json.loads((tmp_path / "my-predictions.json").read_text()) == {"01.cost": "16 <b>%"}
+    assert "You predicted: 16 <b>%." in outputs[2][0]["text/plain"]
+    assert "Noted" not in outputs[0][0]["text/html"]
+    assert "Noted: 16 &lt;b&gt;%. Run the next cell." in outputs[3][0]["text/html"]  # opened another day
     assert [set(data) for data in unseen] == [{"text/html", "text/plain"}]
+
+
+def _type(client, shown, answer):
+    """Type an answer into a line as JupyterLab's widget does; gives what replaces the question."""
+    model = shown["application/vnd.jupyter.widget-view+json"]["model_id"]
+    data = {"method": "update", "state": {"value": answer}, "buffer_paths": []}
+    client.shell_channel.send(client.session.msg("comm_msg", {"comm_id": model, "data": data}))
+    while (reply := client.get_iopub_msg(timeout=120))["msg_type"] != "update_display_data":
+        pass
+    return reply["content"]["data"]
 
 
 def _run(client, code, metadata):

@@ -70,7 +70,7 @@ def test_another_lessons_catalogue_does_not_change_what_is_compared(monkeypatch)
     config.read(Path(__file__).parents[1] / "sanitize.cfg")
     section = config["course-claims"]
     shown = []
-    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    monkeypatch.setattr("IPython.display.display", lambda data, **how: shown.append(data))
     for claims in ([A, B], [A]):
         CourseClaims(claims)._ipython_display_()
     first, _, second, _ = shown

@@ -1,12 +1,16 @@
 """Controls redraw the picture; the same picture stands in the notebook without them."""
 
+import io
 import re
 
 import ipywidgets as widgets
+import numpy as np
 import pytest
+import torch
 from matplotlib import pyplot as plt
+from PIL import Image
 
-from headtools.course.explore import explore
+from headtools.course.explore import HIGHEST, explore
 
 
 def draw(**values):
@@ -23,7 +27,7 @@ def displayed(monkeypatch):
     def show(ui):
         shown = []
         with monkeypatch.context() as patch:
-            patch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
+            patch.setattr("IPython.display.display", lambda bundle, **how: shown.append(bundle))
             ui._ipython_display_()
         return shown
 
@@ -97,6 +101,57 @@ def test_an_error_is_raised_at_first_and_shown_later():
     assert "<img" not in ui.view.value
     ui.controls["x"].value = 1
     assert (ui.error, ui.text) == (None, "x=1")
+
+
+MAPS = {("encoder", layer): torch.rand(1, 3, 5, 5) for layer in range(2)}
+
+
+def pressed(control, head):
+    """Press the map of a head."""
+    control._thumbs[head].click()
+
+
+def test_a_map_pressed_chooses_its_head_and_so_does_the_menu():
+    ui = explore(lambda head: draw(head=head), alt="One bar.", head=explore.heads(MAPS, at=("encoder", 1, 2)))
+    control = ui.controls["head"]
+    assert ui.text == "head=('encoder', 1, 2)"
+    assert ui.alt == "One bar. Here: head encoder 1.2."
+    assert [name for name, _ in control.options] == ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2"]
+    pressed(control, ("encoder", 0, 1))
+    assert (control.value, ui.text) == (("encoder", 0, 1), "head=('encoder', 0, 1)")
+    control.value = ("encoder", 1, 0)
+    chosen = [head for head, thumb in control._thumbs.items() if "headtools-chosen" in thumb._dom_classes]
+    assert chosen == [("encoder", 1, 0)]
+
+
+def test_maps_of_several_kinds_with_fewer_heads_in_a_layer():
+    control = explore.heads(
+        {**MAPS, ("cross", 0): torch.rand(2, 4, 7), ("cross", 1): torch.rand(1, 4, 7)}, ("cross", 0, 1)
+    )
+    assert [name for name, _ in control.options][-3:] == ["cross 0.0", "cross 0.1", "cross 1.0"]
+    assert {thumb.tooltip for thumb in control._thumbs.values()} == {name for name, _ in control.options}
+    with pytest.raises(ValueError, match=r"no head .*2, 0.* go from .*0, 0.* to .*1, 2"):
+        explore.heads(MAPS, at=("encoder", 2, 0))
+
+
+def test_even_attention_is_no_black_square():
+    from headtools.course.thumbnails import GAP, SIDE, _sheet
+
+    image = np.asarray(Image.open(io.BytesIO(_sheet([np.full((1, 9, 9), 1 / 9)]))))
+    assert image.shape == (SIDE + GAP, SIDE + GAP, 4)
+    assert image[SIDE // 2, SIDE // 2, :2].min() > 200  # yellow, as the largest weight of any other map
+    assert image[0, 0, 3] == 0
+
+
+def test_a_picture_beside_maps_fits_a_small_screen():
+    def tall(head):
+        return plt.figure(figsize=(5, 9)), "tall"
+
+    ui = explore(tall, alt="Nothing.", head=explore.heads(MAPS, at=("encoder", 0, 0)))
+    assert int(re.search(r'height="(\d+)"', ui.view.value)[1]) <= HIGHEST <= 340
+    rows = ui.box.children
+    assert ui.view in rows[-1].children
+    assert ui.controls["head"].maps in rows[-1].children
 
 
 def test_two_outputs_the_picture_and_the_controls(displayed):

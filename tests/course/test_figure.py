@@ -9,7 +9,7 @@ import pytest
 from matplotlib import pyplot as plt
 from PIL import Image
 
-from headtools.course.figure import LIMIT, figure, png, style
+from headtools.course.figure import LIMIT, figure, figure_html, png, style
 
 
 def line():
@@ -31,7 +31,8 @@ def test_html_plain_text_and_closing():
     assert 'alt="A curve that bends upwards."' in bundle["text/html"]
     assert "It rises to 4.</figcaption>" in bundle["text/html"]
     image = picture_in(bundle["text/html"])
-    assert f'width="{image.width}" height="{image.height}"' in bundle["text/html"]
+    width, height = map(int, re.search(r'width="(\d+)" height="(\d+)"', bundle["text/html"]).groups())
+    assert (image.width, image.height) == pytest.approx((2 * width, 2 * height), abs=1)  # sharp on a sharp screen
     assert image.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
     assert "Software" not in image.info
 
@@ -59,6 +60,21 @@ def test_a_heavy_picture_is_refused():
         figure(fig, claim="Noise is heavy.", alt="Coloured noise.")
 
 
+def test_a_picture_too_heavy_at_twice_the_pixels_has_them_once():
+    fig, ax = plt.subplots(figsize=(3, 3))
+    ax.scatter(*np.random.default_rng(0).random((2, 1200)), s=2, c=range(1200))
+    html = figure(fig, claim="Noise is heavy.", alt="Grey noise.").html
+    image = picture_in(html)
+    assert f'width="{image.width}" height="{image.height}"' in html
+    assert image.width < 360
+
+
+def test_no_higher_than_asked():
+    data = png(plt.figure(figsize=(4, 4)))
+    assert 'width="220" height="220"' in figure_html(data, alt="a", caption="c", highest=220)
+    assert figure_html(data, alt="a", caption="c", highest=999) == figure_html(data, alt="a", caption="c")
+
+
 def test_axes_instead_of_a_figure():
     _, ax = plt.subplots()
     with pytest.raises(TypeError, match=r"got Axes: pass ax\.figure"):
@@ -74,7 +90,7 @@ def test_the_palette_keeps_colours():
         for i in range(7):
             right.bar(i, i + 1)
         raw = io.BytesIO()
-        fig.savefig(raw, format="png", dpi=110, bbox_inches="tight")
+        fig.savefig(raw, format="png", dpi=220, bbox_inches="tight")
         small = png(fig)
     was, now = (np.asarray(Image.open(f).convert("RGB")).astype(int) for f in (raw, io.BytesIO(small)))
     assert np.abs(was - now).max() <= 12

@@ -117,7 +117,7 @@ def test_stacked_parts_stand_on_one_another_and_the_rest_is_grey():
     ],
 )
 def test_a_figure_fits_a_page(fig):
-    assert Image.open(io.BytesIO(png(fig()))).width <= 860
+    assert Image.open(io.BytesIO(png(fig()))).width <= 2 * 860
 
 
 def labels(axis):

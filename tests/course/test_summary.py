@@ -152,7 +152,15 @@ class Table(HTMLParser):
 
 
 def lesson(title):
-    return json.dumps({"cells": [{"cell_type": "markdown", "source": [f"# {title}\n", "\n", "> Box"]}]})
+    sources = [[f"# {title}\n", "\n", "> Box"], "### Exercise 1 · Count # & sum", 'ht.check("00.count", count)']
+    return json.dumps({"cells": [{"source": source} for source in sources]})
+
+
+def test_when_all_is_passed_nothing_is_next(file):
+    assert "Next: 00.count, " in ht.check.summary()._repr_mimebundle_()["text/html"]
+    for name in all_exercises():
+        remember(name, "passed", file)
+    assert "That is all of them." in ht.check.summary()._repr_mimebundle_()["text/html"]
 
 
 def test_the_page_names_and_links_lessons_and_escapes(file):
@@ -163,12 +171,14 @@ def test_the_page_names_and_links_lessons_and_escapes(file):
     shown = ht.check.summary()
     table = Table(shown._repr_mimebundle_()["text/html"])
     assert "script" not in table.tags
-    assert table.links == ["00_start%20here%231.ipynb", "01_broken.ipynb"]
-    assert table.rows[1] == ["00 · Is <script>1</script> & a head?", "✗ 00.count tried, … 00.switch_off not yet"]
-    assert "✓ 01.cost passed" in table.rows[2][1]
+    exercise = "Exercise-1-%C2%B7-Count-%23-%26-sum"
+    assert table.links == [f"00_start%20here%231.ipynb#{exercise}", "00_start%20here%231.ipynb", "01_broken.ipynb"]
+    assert table.rows[1] == ["00 · Is <script>1</script> & a head?", "0 of 2", "✗ count ○ switch_off"]
+    assert table.rows[2][1] == f"1 of {sum(name.startswith('01') for name in all_exercises())}"
+    assert "✓ cost" in table.rows[2][2]
     assert [row[0] for row in table.rows[1:4]] == [table.rows[1][0], "01_broken", "Lesson 02"]
     assert len(table.rows) == 14  # a line for each lesson: it fits a screen
-    assert 'title="count the multiplications"' in shown._repr_mimebundle_()["text/html"]
+    assert 'title="count the multiplications: passed"' in shown._repr_mimebundle_()["text/html"]
     text = repr(shown)
     assert text.splitlines()[0] == f"1 of {len(all_exercises())} exercises passed, 1 tried."
     assert re.search(r"^    .*✓ 01\.cost passed$", text, re.M)

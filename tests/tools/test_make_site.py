@@ -5,6 +5,7 @@ import json
 import re
 from html import escape
 from pathlib import Path
+from urllib.parse import unquote
 
 import honest_minutes
 import make_live_page
@@ -49,6 +50,30 @@ def test_where_a_lesson_was_leads_to_where_it_is(root):
     assert not make_site.MOVED.keys() & lessons
 
 
+def test_each_notebook_has_its_doors(root, tmp_path):
+    """Binder opens the reader's copy, Colab the file of the repository, the download is the notebook to begin with."""
+    make_site.downloads(tmp_path / "notebooks")
+    assert len(make_site.notebooks()) >= 26
+    for name in make_site.notebooks():
+        binder, colab, download = re.findall(r'href="([^"]+)"', make_site.doors(name))
+        assert unquote(binder).endswith(f"?urlpath=lab/tree/my-lessons/{name}")
+        assert colab.endswith(f"/blob/main/notebooks/{name}")
+        file = (tmp_path / Path(name).parent / download).resolve()
+        cells = json.loads(file.read_text("utf-8"))["cells"]
+        assert not any(cell.get("outputs") for cell in cells)
+        text = "".join("".join(cell["source"]) for cell in cells)
+        assert f"]({make_site.home()}_static/" in text or name.startswith("more/")
+        assert "](_static" not in text
+        assert "](../_static" not in text
+
+
+def test_the_page_of_a_notebook_ends_its_first_cell_with_the_doors(tmp_path):
+    make_site.gather(tmp_path / "source")
+    for name in make_site.notebooks():
+        top = nbformat.read(tmp_path / "source" / name, as_version=4).cells[0].source
+        assert top.endswith(f"\n\n{make_site.doors(name)}")
+
+
 def test_minutes_are_those_of_the_lessons(cards, root):
     measured = json.loads((root / "notebooks" / "measured.json").read_text("utf-8"))["lessons"]
     for card in cards[0]:
@@ -65,6 +90,7 @@ def test_an_honest_minute_counts_text_code_predictions_and_exercises():
         new_markdown_cell(f"{text}\n\n```python\n{text}\n```\n<details><summary>Solution</summary>{text}</details>"),
         new_markdown_cell(exercise),
         new_markdown_cell(investigation),
+        new_code_cell("if not there:\n    install()\n\nimport torch"),
         new_code_cell("import torch\n\nx = 1\n\ny = (\n    2\n)", outputs=[figure]),
         new_code_cell("def f(x):\n    ..."),
         new_code_cell('ht.predict("00.a")'),
