@@ -19,7 +19,6 @@ import sys
 import tomllib
 from html import escape
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import nbformat

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from headtools._report.subject import Subject, halves
+from headtools._report.subject import Subject, halves, size_of
 from headtools.geometry.circuits import ov, random_like
 from headtools.geometry.subspaces import effective_rank, overlap
 from headtools.heads._devices import on_device
@@ -38,8 +38,8 @@ from headtools.sparse.pruning_curve import curves, random_order
 Results = Mapping[str, Any]  # by the name of the measure
 
 ALL_OFF = 160  # up to so many heads, each is switched off on its own; of more, those with the highest gradient
-N_OFF = 24
-N_REPLACED = 8  # heads whose output is replaced in other ways than by zero
+N_OFF, FEW = 12, 16  # so many of them, and on so many examples of each half, give or take a batch
+N_REPLACED = 4  # heads whose output is replaced in other ways than by zero
 N_WORDS = 6  # words at either end of a direction
 RANDOM_POINTS = (0.75, 0.5, 0.25)  # shares of heads kept at which random orders are measured
 SINK_FROM = 0.5  # a share of weight on the first token from which on a head is counted
@@ -235,11 +235,12 @@ def cost(subject: Subject, results: Results) -> dict[str, Any]:
 
     Of a model with many heads only those that the gradient ranks first are switched off.
     """
-    heads = [*results["selection"]]
+    heads, selection, test = [*results["selection"]], subject.selection, subject.test
     if len(heads) > ALL_OFF:
         heads = results["selection"].top(N_OFF)
-    chosen = _without(subject, subject.selection, heads)
-    measured = _without(subject, subject.test, heads)
+        selection, test = _some(selection), _some(test)
+    chosen = _without(subject, selection, heads)
+    measured = _without(subject, test, heads)
     # Of the dearest heads of one half, the other half tells what they cost. Dearest is what costs much for sure: a mean
     # may be the work of one sentence.
     sure = chosen.flat() if chosen.low is None else chosen.low["heads", 0]
@@ -248,7 +249,7 @@ def cost(subject: Subject, results: Results) -> dict[str, Any]:
     others = {}
     for replacement in ("mean", "resample", "uniform"):
         try:
-            others[replacement] = _frame(dearest, _without(subject, subject.test, dearest, replacement))
+            others[replacement] = _frame(dearest, _without(subject, test, dearest, replacement))
         except ValueError:  # uniform attention needs a model whose attention can be replaced
             continue
     frame, by_site = _frame(heads, measured), {}
@@ -256,7 +257,21 @@ def cost(subject: Subject, results: Results) -> dict[str, Any]:
         widths = {key: len(values) for key, values in results["selection"].values.items()}
         rows = chosen.rows["heads", 0].split([*widths.values()], 1)
         by_site = {"ranking": HeadScores.from_rows(dict(zip(widths, rows, strict=True)), "cost")}
-    return {"table": frame, "first": dearest[0], "replaced": others, "of": len(results["selection"]), **by_site}
+    on = sum(map(size_of, test))
+    return {
+        "table": frame,
+        "first": dearest[0],
+        "replaced": others,
+        "of": len(results["selection"]),
+        "on": on,
+        **by_site,
+    }
+
+
+def _some(batches: Sequence[Mapping]) -> Sequence[Mapping]:
+    """Return batches with some FEW examples, spread over all, which are sorted by length."""
+    n = min(len(batches), max(1, round(FEW / size_of(batches[0]))))
+    return [batches[round((i + 0.5) * len(batches) / n - 0.5)] for i in range(n)]
 
 
 def ranking(results: Results) -> tuple[str, HeadScores]:
@@ -269,7 +284,7 @@ def _without(subject: Subject, batches: Sequence[Mapping], heads: Sequence[Head]
     """Return the rise of the loss without each of the heads, alone: scores of one "site" whose heads are these."""
     loss, off = subject.loss_of(batches), [{sites(subject.model).one(head[:-1]): [head[-1]]} for head in heads]
     options = {"seed": subject.seed, "progress": False}
-    rises = loss_rises(subject.model, batches, off, loss, replacement, subject.selection, **options)
+    rises = loss_rises(subject.model, batches, off, loss, replacement, _some(subject.selection), **options)
     return HeadScores.from_rows({("heads", 0): rises}, "cost")
 
 
@@ -339,7 +354,8 @@ def words(subject: Subject, _: Results) -> dict[str, Any]:
         raise ValueError("words need a tokenizer: pass tokenizer=")
     reads = _unit(model.get_input_embeddings().weight)
     head = model.get_output_embeddings()
-    writes = reads if head is None else _unit(head.weight)
+    tied = head is None or head.weight is model.get_input_embeddings().weight
+    writes = reads if tied else _unit(head.weight)
     draw = torch.Generator().manual_seed(subject.seed)
     random = normalize(torch.randn(reads.shape[1], 64, generator=draw), dim=0)
     ahead, names = float((reads @ random.to(reads.device)).amax(0).mean()), {}

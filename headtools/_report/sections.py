@@ -173,11 +173,12 @@ def _most_important(subject: Subject, results: Results) -> Finding:
 
 def cost(subject: Subject, results: Results) -> Shown:
     """What heads cost when they are switched off, and when something else takes the place of their output."""
-    frame, first, replaced, total = (results["cost"][name] for name in ("table", "first", "replaced", "of"))
+    frame, first, replaced, total, on = (results["cost"][name] for name in ("table", "first", "replaced", "of", "on"))
+    measured_on = counted(on, subject.unit)
     frame = frame.sort_values("cost", ascending=False, kind="stable")
     which = "all heads" if len(frame) == total else f"the {len(frame)} heads of highest gradient, chosen on one half"
     unit = subject.metric.removesuffix(" (nats)")
-    caption = f"How much the {unit} rises without a head, on {subject.test_text}: the highest of {which}"
+    caption = f"How much the {unit} rises without a head, on {measured_on}: the highest of {which}"
     html = every_head("cost") + of_heads(frame.head(N_TABLE), ["cost", "low", "high"], caption)
     if replaced:
         one = next(iter(replaced.values()))
@@ -190,10 +191,10 @@ def cost(subject: Subject, results: Results) -> Shown:
             "of a token drawn at random (resample) or by attention spread evenly (uniform)"
         )
         html += of_heads(wide, [name for name in wide if name not in names], caption)
-    return html, {"cost": _costs_most(subject, results, frame, first)}
+    return html, {"cost": _costs_most(subject, results, frame, first, measured_on)}
 
 
-def _costs_most(subject: Subject, results: Results, frame: pd.DataFrame, first: tuple) -> Finding:
+def _costs_most(subject: Subject, results: Results, frame: pd.DataFrame, first: tuple, measured_on: str) -> Finding:
     """Say what the head costs that the other half found to cost most, where that is clearly more than the others."""
     row = frame[(frame[head_columns(frame)] == list(first)).all(axis=1)].iloc[0]
     middle, unit = float(frame.cost.median()), subject.metric.removesuffix(" (nats)")
@@ -206,7 +207,7 @@ def _costs_most(subject: Subject, results: Results, frame: pd.DataFrame, first: 
         f"{head_name(first)} costs most: without it the {unit} rises {rise}."
         if clear
         else f"No head stands out: switched off alone, none clearly raises the {unit}.",
-        f"Rise {number(row.cost)} ({interval(row.low, row.high)}) on {subject.test_text}; the middle of "
+        f"Rise {number(row.cost)} ({interval(row.low, row.high)}) on {measured_on}; the middle of "
         f"{counted(len(frame), 'head')} costs {number(middle)}. {head_name(first)} cost most on the other half.",
         "cost",
     )
