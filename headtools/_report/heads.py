@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from headtools._report.measures import Results
-from headtools._report.page import head_name
 from headtools._report.subject import Subject
 from headtools.course.plain import plain
 from headtools.course.role_map import COLOURS
+from headtools.heads._pictures import head_name
 from headtools.heads.prune import pruned
 from headtools.heads.scores import Head, HeadScores, head_columns
 from headtools.heads.sites import sites

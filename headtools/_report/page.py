@@ -19,7 +19,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from headtools.course.plain import escape
-from headtools.heads.scores import Head, head_columns
+from headtools.heads._pictures import head_name
+from headtools.heads.scores import head_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,15 +139,6 @@ def _column(values: Sequence[object]) -> list[str]:
         return f"{round(value, decimals) + 0.0:.{decimals}f}" if isinstance(value, float) else str(value)
 
     return [cell(value) for value in values]
-
-
-def head_name(head: Head) -> str:
-    """Write a head's name.
-
-    >>> head_name(("encoder", 2, 5))
-    'encoder 2.5'
-    """
-    return f"{' '.join(map(str, head[:-2]))} {head[-2]}.{head[-1]}"
 
 
 def name_of(row: Mapping) -> str:

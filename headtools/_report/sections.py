@@ -15,7 +15,6 @@ from headtools._report.page import (
     counted,
     curve,
     every_head,
-    head_name,
     items,
     name_of,
     number,
@@ -25,6 +24,7 @@ from headtools._report.page import (
     table,
 )
 from headtools._report.subject import Subject
+from headtools.heads._pictures import head_name
 from headtools.heads.intervals import MIN_EXAMPLES
 from headtools.heads.scores import HeadScores, head_columns
 from headtools.roles._role_table import MIN_QUERIES

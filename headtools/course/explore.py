@@ -10,7 +10,7 @@ from headtools.course.catalogue import entry
 from headtools.course.figure import figure_html, png
 from headtools.course.live import show_live
 from headtools.course.plain import escape
-from headtools.heads._pictures import spoken
+from headtools.heads._pictures import head_name
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
@@ -54,7 +54,7 @@ class Explore:
         if not (isinstance(output, tuple) and len(output) == 2 and isinstance(output[1], str) and output[1].strip()):
             raise TypeError(f"{self.fn!r} must return (matplotlib Figure, text), got {output!r}")
         self.png, self.text = png(output[0]), output[1]
-        told = {n: spoken(c.value) if hasattr(c, "maps") else c.value for n, c in self.controls.items()}
+        told = {n: head_name(c.value) if hasattr(c, "maps") else c.value for n, c in self.controls.items()}
         at = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in told.items())
         self.alt = f"{self.about} Here: {at}."
 

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib import colormaps
 from PIL import Image
 
-from headtools.heads._pictures import spoken
+from headtools.heads._pictures import head_name
 
 SIDE, GAP = 24, 3  # pixels of a map, and between two
 _STEP = SIDE + GAP
@@ -35,7 +35,7 @@ class HeadMenu(widgets.Dropdown):
         heads = [(*key, head) for key, of_site in arrays.items() for head in range(len(of_site))]
         if tuple(at) not in heads:
             raise ValueError(f"there is no head {at!r} among these maps, which go from {heads[0]} to {heads[-1]}")
-        names = {head: f"{head[-2]}.{head[-1]}" if len(kinds) == 1 else spoken(head) for head in heads}
+        names = {head: f"{head[-2]}.{head[-1]}" if len(kinds) == 1 else head_name(head) for head in heads}
         super().__init__(options=[(name, head) for head, name in names.items()], value=tuple(at))
         self.layout.width = "max-content"
         blocks = [self._block(kind, {key: of for key, of in arrays.items() if key[:-1] == kind}) for kind in kinds]
@@ -58,7 +58,7 @@ class HeadMenu(widgets.Dropdown):
         for key, of_site in arrays.items():
             for head in range(columns):
                 there = head < len(of_site)
-                button = widgets.Button(tooltip=spoken((*key, head)) if there else "", disabled=not there)
+                button = widgets.Button(tooltip=head_name((*key, head)) if there else "", disabled=not there)
                 button.add_class("headtools-thumb").tabbable = False  # the menu is the way by keys
                 if there:
                     button.on_click(lambda _, chosen=(*key, head): setattr(self, "value", chosen))

@@ -31,7 +31,7 @@ def scores_html(scores: HeadScores) -> str | None:
         says = f"scores[{_code(head)}]: {scores[head]:.3g}" + ("" if isnan(sum(ends)) else ", {:.3g} to {:.3g}")
         told[head] = (says.format(*ends), scores[head], *ends, nan)
         cells[head[:-1]].append((scores[head] / largest, told[head][0]))
-    bars = [(spoken(head), *told[head]) for head in scores.top(min(5, len(scores)))]
+    bars = [(head_name(head), *told[head]) for head in scores.top(min(5, len(scores)))]
     return f"<div>{escape(repr(scores))}<br>{_grid(cells)}<br>{_bars(bars)}</div>"
 
 
@@ -55,7 +55,7 @@ def roles_html(table: pd.DataFrame) -> str:
     for row in best.assign(margin=best.score - best.baseline).nlargest(20, "margin").itertuples():
         head = (*([row.stack] if "stack" in table else []), row.kind, row.layer, row.head)
         told = f"{_code(head)}: {row.score:.3g}, {row.baseline_rule} {row.baseline:.3g}"
-        bars.append((f"{row.role}: {spoken(head)}", told, row.score, row.low, row.high, row.baseline))
+        bars.append((f"{row.role}: {head_name(head)}", told, row.score, row.low, row.high, row.baseline))
     return (
         f"<div>The best head of each role, up to twenty by their margin over a baseline (line)<br>{_bars(bars)}</div>"
     )
@@ -72,10 +72,10 @@ def _code(key: Iterable) -> str:
     return ", ".join(json.dumps(part) if isinstance(part, str) else str(part) for part in key)
 
 
-def spoken(head: Sequence) -> str:
-    """Return a head as the lessons call it.
+def head_name(head: Sequence) -> str:
+    """Write a head's name.
 
-    >>> spoken(("encoder", 5, 1))
+    >>> head_name(("encoder", 5, 1))
     'encoder 5.1'
     """
     return f"{' '.join(map(str, head[:-2]))} {head[-2]}.{head[-1]}"
