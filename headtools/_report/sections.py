@@ -102,7 +102,7 @@ def _functions_found(subject: Subject, heads: pd.DataFrame, by_chance: pd.DataFr
         else f"No more heads have a function than by chance: {len(with_one)} of {len(heads)}."
     )
     kinds = f"By function: {kinds}. " if kinds else ""
-    detail = f"{kinds}With the rows of the maps shuffled {n_control} would. Measured on {subject.test_text}."
+    detail = f"{kinds}With the rows of the maps shuffled, {n_control} would. Measured on {subject.test_text}."
     return Finding(headline, detail, "roles")
 
 
@@ -164,8 +164,8 @@ def _most_important(subject: Subject, results: Results) -> Finding:
     clear = median > 0 and (value if math.isnan(low) else low) > 2 * median
     times = f"{value / median:.0f} times" if clear else ""
     return Finding(
-        f"{head_name(best)} matters most, {times} the middle head." if clear else "No head stands out in importance.",
-        f"{head_name(best)}, chosen on the other half of the {subject.unit}s: importance {number(value)} "
+        f"{_begin(best)} matters most, {times} the median head." if clear else "No head stands out in importance.",
+        f"The head with the highest gradient on the other half, {head_name(best)}, has importance {number(value)} "
         f"({interval(low, high)}), the median head's is {number(median)}.",
         "importance",
     )
@@ -204,11 +204,11 @@ def _costs_most(subject: Subject, results: Results, frame: pd.DataFrame, first: 
     rise = f"by {number(row.cost)}" if whole is None else f"from {number(whole)} to {number(whole + row.cost)}"
     clear = least > max(0.0, 2 * middle)
     return Finding(
-        f"{head_name(first)} costs most: without it the {unit} rises {rise}."
+        f"{_begin(first)} costs most: without it the {unit} rises {rise}."
         if clear
         else f"No head stands out: switched off alone, none clearly raises the {unit}.",
-        f"Rise {number(row.cost)} ({interval(row.low, row.high)}) on {measured_on}; the middle of "
-        f"{counted(len(frame), 'head')} costs {number(middle)}. {head_name(first)} cost most on the other half.",
+        f"Rise {number(row.cost)} ({interval(row.low, row.high)}) on {measured_on}; the median of "
+        f"{counted(len(frame), 'head')} is {number(middle)}. {_begin(first)} was chosen on the other half.",
         "cost",
     )
 
@@ -290,14 +290,21 @@ def _heads_needed(subject: Subject, ranked: pd.DataFrame, random: pd.Series) -> 
             f"{total - left} of {total} heads can go, least important first: the {unit} rises from {number(with_all)} "
             f"to {number(float(ranked.metric[left]))}."
         )
+        detail = f"Up to there, less than a twentieth of what all heads are worth is lost. {detail}"
     else:
         headline = (
             f"Even the {total - step} least important heads count: without them the {unit} rises from "
             f"{number(with_all)} to {number(float(ranked.metric[step]))}."
         )
     if len(random) and not math.isnan(low) and with_none > bar and not high < float(random[half]):
-        detail += " At that point the order is no better than a random one."
+        detail += f" With {half} the order is no better than a random one."
     return Finding(headline, detail, "pruning")
+
+
+def _begin(head: tuple) -> str:
+    """Write a head's name at the beginning of a sentence."""
+    name = head_name(head)
+    return name[0].upper() + name[1:]
 
 
 def chance(subject: Subject, results: Results) -> dict[str, Finding]:

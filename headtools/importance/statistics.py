@@ -142,6 +142,9 @@ def entropy(block: Block) -> Tensor:
     return torch.special.entr(block.rows).sum(-1)
 
 
+entropy.limits = (0.0, None)
+
+
 def offset(by: int) -> OfQueries:
     """Return a statistic: the weight on the key ``by`` tokens after the query (-1: before it), where there is one."""
 

@@ -5,7 +5,7 @@ import { tensorsOf } from "./half.js";
 import { createModel, listSites, countHeads } from "./organism.js";
 import { alignWords, createLexicon } from "./lexicon.js";
 import { createGrids, NAMES } from "./grids.js";
-import { translated } from "./words.js";
+import { translated, verdict } from "./words.js";
 import { createBackground, createMeter, createTrial } from "./background.js";
 import { createCards } from "./cards.js";
 import { arcs, curves, inWords, map } from "./charts.js";
@@ -188,12 +188,11 @@ function start({ course, weights }, begun) {
     $("words").replaceChildren(...shownWords.items);
     const off = total - gates.reduce((a, b) => a + b), reasons = new Map();
     for (const { missed } of mistakes) for (const one of missed) reasons.set(one, (reasons.get(one) ?? 0) + 1);
-    const verdict = mistakes.length ? `${mistakes.length} of ${sentence.right.length} wrong` : "All right";
     $("verdict").className = `verdict ${mistakes.length ? "bad" : "good"}`;
-    $("verdict").replaceChildren(html("b", {}, verdict), ` with ${off ? `${plural(off, "head")} off` : `all ${total} heads on`}`);
+    $("verdict").replaceChildren(html("b", {}, verdict(mistakes, sentence)), ` with ${off ? `${plural(off, "head")} off` : `all ${total} heads on`}`);
     const sorted = [...reasons].sort((a, b) => b[1] - a[1]);
     $("reading").replaceChildren(...(mistakes.length
-      ? ["Missing: ", ...sorted.flatMap(([name, n], i) => [i ? ", " : "", html("b", {}, name), ` ${n}×`]),
+      ? ["What is wrong: ", ...sorted.flatMap(([name, n], i) => [i ? ", " : "", html("b", {}, name), ` ${n}×`]),
         sentence.gold ? ". Below a wrong word stands the grammar's." : ". Below a wrong word stands what the whole model writes."]
       : [sentence.gold ? "Equal to the grammar's translation. Above each word stands its source word, below what else it says." : "Your sentence, compared with what the whole model writes."]));
     if (mistakes.length && $("words").scrollWidth > $("words").clientWidth) {
@@ -262,6 +261,7 @@ function start({ course, weights }, begun) {
   function showChanges([right, ...found]) {
     changes = found.map((words) => alignWords(words, right, lexicon).flatMap(({ said: i, right: j }) => (i >= 0 && j >= 0 && words[i] === right[j] ? [] : [j])));
     mark(changes.map((places) => places.length));
+    showAlone();
     const many = changes.filter((places) => places.length).length;
     $("changing").textContent = found.length < total ? `Trying each head alone: ${found.length} of ${total} …`
       : `${many || "None"} of ${total} heads ${many === 1 ? "changes" : "change"} this sentence${many ? "; red: how many of its words" : ""}.`;
@@ -294,6 +294,11 @@ function start({ course, weights }, begun) {
     showHead();
   }
 
+  function showAlone() {
+    const n = changes[shown]?.length;
+    $("look-alone").textContent = n ? `Switched off alone, it changes ${plural(n, "word")} of this sentence.` : "";
+  }
+
   function showHead() {
     const one = kind(shown), site = siteOf(shown), source = [...sentence.words, "end"], written = ["start", ...said.map(lexicon.word)];
     const rows = maps[shown], queries = one === "encoder" ? source : written.slice(0, rows.length), keys = one === "decoder" ? queries : source;
@@ -305,7 +310,8 @@ function start({ course, weights }, begun) {
     $("toggle").textContent = gates[shown] ? "On" : "Off";
     const texts = rolesOf(shown).map(({ text }) => text), more = texts.length - 2;
     const role = texts.length ? `${texts.slice(0, 2).join(". ")}${more > 0 ? `, and ${plural(more, "more role")}` : ""}.` : "No role of its own is known.";
-    $("look-role").textContent = `${role}${changes[shown]?.length ? ` Alone, it changes ${plural(changes[shown].length, "word")} of this sentence.` : ""}`;
+    $("look-role").textContent = role;
+    showAlone();
     const pick = (row) => { picked = picked === row && view !== "inside" ? null : row; showHead(); tour?.changed(); };
     const many = { rows, queries, keys };
     let drawing;

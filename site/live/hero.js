@@ -8,7 +8,7 @@ import { createLexicon } from "./lexicon.js";
 import { createModel, countHeads, listSites } from "./organism.js";
 import { createPresets } from "./presets.js";
 import { theme } from "./theme.js";
-import { translated } from "./words.js";
+import { translated, verdict } from "./words.js";
 
 const FOLDER = "live/"; // where the data of the live page are
 
@@ -86,11 +86,11 @@ function start({ course, weights }) {
     $("hero-source").textContent = sentence.source;
     $("hero-words").replaceChildren(...items);
     $("hero-verdict").className = `verdict ${mistakes.length ? "bad" : "good"}`;
-    $("hero-verdict").replaceChildren(html("b", {}, mistakes.length ? `${mistakes.length} of ${sentence.right.length} wrong` : "All right"),
+    $("hero-verdict").replaceChildren(html("b", {}, verdict(mistakes, sentence)),
       ` with ${off ? `${plural(off, "head")} off` : `all ${total} heads on`}`);
     const about = head === undefined ? null : roles(head)[0]?.text ?? "no role of its own is known";
     $("hero-state").textContent = [about && `${name(head)}: ${about[0].toLowerCase()}${about.slice(1)}.`,
-      mistakes.length ? `Missing: ${[...reasons].join(", ")}.` : about ? "" : "Press a square to switch a head off."].filter(Boolean).join(" ");
+      mistakes.length ? `What is wrong: ${[...reasons].join(", ")}.` : about ? "" : "Press a square to switch a head off."].filter(Boolean).join(" ");
     grids.draw(out.maps, gates);
   }
 

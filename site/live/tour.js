@@ -43,7 +43,7 @@ export function createSteps({ tour, roles, sentences, rolesOfHeads }, page) {
       begin: () => { start(neighbour, "switch"); page.look(neighbour.heads[0]); },
       check: () => {
         if (!page.isOff(neighbour.heads[0]) || !missing(neighbour)) return null;
-        return `${plural(missing(neighbour), "word is", "words are")} wrong, for want of the ${neighbour.needs[0]}.${page.mistakes().length === missing(neighbour) ? " All other words stay right: the head did one thing." : ""}`;
+        return `${plural(missing(neighbour), "word is", "words are")} wrong: the ${neighbour.needs[0]} is missing.${page.mistakes().length === missing(neighbour) ? " All other words stay right: the head did one thing." : ""}`;
       },
       show: () => page.switchOff([neighbour.heads[0]]),
     },

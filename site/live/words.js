@@ -3,6 +3,13 @@
 import { html } from "./dom.js";
 import { alignWords, spelling } from "./lexicon.js";
 
+/* How many words of the right translation are wrong, and how many there are beyond it. */
+export function verdict(mistakes, sentence) {
+  const extra = mistakes.filter(({ right }) => right < 0).length, wrong = mistakes.length - extra;
+  if (!mistakes.length) return "All right";
+  return `${wrong} of ${sentence.right.length} wrong${extra ? `, ${extra} too many` : ""}`;
+}
+
 /* said: numbers of the words written; sentence: { words, right, from, needs }, where `needs` is null for a sentence without
    a translation by the grammar; cards: whether each word is a button that has a card, with what it says below it.
    Gives { items, pairs, mistakes }: list items, { said, right, missed } for each item, and those of the wrong ones. */

@@ -1,5 +1,6 @@
 """The live page, opened from disk in a real browser: its tour, its sentences, its keys, and readers of all kinds."""
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -279,7 +280,7 @@ def test_heads_that_change_the_sentence_are_marked(live):
     head = changes.index(max(changes))
     assert f"it changes {max(changes)} words" in live.get_attribute(f"[data-head='{head}']", "aria-label")
     live.focus(f"[data-head='{head}']")
-    assert f"changes {max(changes)} words" in text(live, "look-role")
+    assert f"changes {max(changes)} words" in text(live, "look-alone")
 
 
 def test_the_trial_starts_again_with_another_sentence_and_lets_presses_through(live):
@@ -424,3 +425,13 @@ def test_all_heads_are_in_sight_on_a_small_laptop(live):
         live.keyboard.press("ArrowLeft")
     live.keyboard.press("Home")
     assert wrong(live) >= 1
+
+
+def test_never_more_words_wrong_than_there_are(live):
+    """Without heads the model writes words beyond the translation's: they are counted on their own."""
+    live.fill("#keep", "0")
+    live.locator("#verdict", has_text="heads off").wait_for(timeout=5000)
+    wrong, words = map(int, re.match(r"(\d+) of (\d+) wrong", text(live, "verdict")).groups())
+    assert wrong <= words
+    extra = live.locator("#words .missed", has_text="one too many").count()
+    assert (f", {extra} too many" in text(live, "verdict")) == (extra > 0)

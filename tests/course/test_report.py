@@ -257,7 +257,7 @@ def test_the_findings_are_the_numbers_of_the_tables(of_organism):
     assert torch.tensor(table.cost).tolist() == pytest.approx(measured.flat().tolist(), rel=1e-3, abs=1e-5)
     curve = found.tables["pruning"].set_index(["order", "kept"]).metric
     whole = curve["cost", 144]
-    headline = f"{first[0]} {first[1]}.{first[2]} costs most: without it the loss rises from {whole:.3g} to "
+    headline = f"Encoder {first[1]}.{first[2]} costs most: without it the loss rises from {whole:.3g} to "
     assert sentences[2][0] == f"{headline}{whole + measured[first]:.3g}."
     row = table[(table["kind"] == first[0]) & (table.layer == first[1]) & (table["head"] == first[2])].iloc[0]
     assert sentences[2][1].startswith(f"Rise {row.cost:.3g} (95 % interval {row.low:.3g} to {row.high:.3g})")

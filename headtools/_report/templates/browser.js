@@ -49,7 +49,10 @@
   const isMeasure = (name) => name in data().measures;
   const score = (head, name) => (head.scores[name] ? head.scores[name][0] : null);
   const ofMeasure = (name) => data().heads.map((head) => score(head, name)).filter((value) => value !== null);
-  const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
+  function median(values) {
+    const sorted = [...values].sort((a, b) => a - b);
+    return (sorted[Math.floor((sorted.length - 1) / 2)] + sorted[Math.ceil((sorted.length - 1) / 2)]) / 2;
+  }
 
   // ---- scales --------------------------------------------------------------------------------------------------------
 
@@ -60,7 +63,8 @@
   // Where a head stands on an axis; end 1 and 2 are those of its interval.
   function place(head, axis, end = 0) {
     const width = Math.max(...data().heads.map((one) => one.head)) + 1;
-    if (axis === "head") return head.head;
+    const groups = [...new Set(data().heads.map((one) => one.group))]; // side by side where both axes are numbers
+    if (axis === "head") return head.head + (state.up === "layer" ? 0.26 * groups.indexOf(head.group) : 0);
     if (axis === "layer") return head.layer + (head.head / width - 0.5) * spread;
     const value = head.scores[axis]?.[end] ?? null;
     return value === null ? null : root(value);
@@ -233,11 +237,12 @@
     const rows = Object.entries(head.scores).map(([name, [value, low, high]]) => {
       const values = ofMeasure(name);
       const rank = `${values.filter((one) => one > value).length + 1} of ${values.length}`;
-      const elsewhere = reports.length > 1 ? [twin ? say(score(twin, name)) : "–"] : [];
-      return [name, say(value), range(low, high), say(median(values)), rank, ...elsewhere];
+      const [there, from, to] = twin?.scores[name] ?? [null, null, null];
+      const elsewhere = reports.length > 1 ? [say(there), range(from, to)] : [];
+      return [name, say(value), range(low, high), ...elsewhere, say(median(values)), rank];
     });
-    const header = ["measure", "value", "95 % interval", "median head", "rank"];
-    return table("Its numbers", reports.length > 1 ? [...header, "other report"] : header, rows);
+    const elsewhere = reports.length > 1 ? ["other report", "95 % interval"] : [];
+    return table("Its numbers", ["measure", "value", "95 % interval", ...elsewhere, "median head", "rank"], rows);
   }
   function rolesOf(head) {
     const rows = head.roles.slice(0, 6).map((role) => [
@@ -245,7 +250,10 @@
       ...[say(role.score), range(role.low, role.high), say(role.baseline), say(role.chance), String(role.n)],
     ]);
     const header = ["role", "score", "95 % interval", "baseline", "chance", "queries"];
-    return table("What it attends to, beside the best fixed offset and chance", header, rows);
+    const caption =
+      "What it attends to, beside the best fixed offset and chance. “det up”: from a determiner to its noun, up in the " +
+      "tree; ✓: the role holds, on 50 queries or more.";
+    return table(caption, header, rows);
   }
   function replacementsOf(head) {
     const all = { zero: head.scores.cost, ...head.replaced };
@@ -298,7 +306,7 @@
     const queries = labels(own, example.queries);
     const keys = labels(head.kind === "cross" ? text.input_ids : own, example.keys);
     const short = (token) => (token.length > 14 ? token.slice(0, 13) + "…" : token);
-    const room = (tokens) => 8 + 6.2 * Math.max(...tokens.map((token) => short(token).length));
+    const room = (tokens) => 8 + 6.8 * Math.max(...tokens.map((token) => short(token).length));
     const [left, top, cell] = [room(queries), room(keys), 12];
     const [width, height] = [keys.length * cell, queries.length * cell];
     const pair = (at) => [Math.floor(at / keys.length), at % keys.length];
@@ -396,12 +404,13 @@
       found = JSON.parse(page.getElementById("data")?.textContent ?? text);
     } catch {} // no JSON: refused below
     if (found?.format !== FORMAT || !found.heads?.length) {
-      $("other-says").textContent = `${file.name} is no report of headtools: choose a page that report(…, path=…) wrote.`;
+      $("other-says").textContent = `${file.name} is not a headtools report: choose a page that report(…, path=…) wrote.`;
       return;
     }
     reports[1] = found;
     const shared = found.heads.filter((head) => reports[0].heads.some((one) => one.was === head.was)).length;
-    $("other-says").textContent = `${shared} heads are in both reports.`;
+    const sizes = reports.map((report) => report["measured on"]).join(" and ");
+    $("other-says").textContent = `${shared} heads are in both reports. They were measured on ${sizes}.`;
     $("which").hidden = false;
     for (const i of [0, 1]) $(`which-${i}`).textContent = reports[i].title;
     choose(state.report);
