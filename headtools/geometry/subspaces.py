@@ -15,7 +15,6 @@ from headtools.heads.scores import HeadScores
 
 SIDES = ("read", "write")
 _BLOCK_NUMBERS = 2**24  # held at once while overlaps are computed: some 64 MB
-_MOST_NUMBERS = 2**27  # of all projections
 
 
 def effective_rank(of: Circuits | FactoredMatrix | Tensor) -> HeadScores | Tensor:
@@ -115,9 +114,14 @@ def _bases(of: Circuits | FactoredMatrix, side: str) -> Tensor:
 def _squared_products(a: Tensor, b: Tensor) -> Tensor:
     """Return ‖a_iᵀ b_j‖² for all pairs, (n_a, n_b), of a (n_a, d, r_a) and b (n_b, d, r_b)."""
     d, per_pair = a.shape[1], a.shape[2] * b.shape[2]
-    if per_pair > d and max(len(a), len(b)) * d * d <= _MOST_NUMBERS:
+    if per_pair > d:
         # It is also the inner product of the projections a_i a_iᵀ and b_j b_jᵀ: for heads wider than √d, less work.
-        of_a = (a @ a.mT).flatten(1)
-        return of_a @ (of_a if a is b else (b @ b.mT).flatten(1)).mT
+        # Some of their columns at a time, since n d² numbers may be too many.
+        total, step = 0, max(1, _BLOCK_NUMBERS // (max(len(a), len(b)) * d))
+        for start in range(0, d, step):
+            of_a = (a @ a[:, start : start + step].mT).flatten(1)
+            of_b = of_a if a is b else (b @ b[:, start : start + step].mT).flatten(1)
+            total = total + of_a @ of_b.mT
+        return total
     blocks = a.split(max(1, _BLOCK_NUMBERS // (len(b) * per_pair)))
     return torch.cat([pairwise_products(block.mT, b).square().sum((-1, -2)) for block in blocks])

@@ -167,7 +167,6 @@ def test_the_overlap_of_heads_is_the_same_in_any_blocks(monkeypatch, rank):
     near(at_once, at_once.T)
     monkeypatch.setattr(subspaces, "_BLOCK_NUMBERS", 2 * 8 * 8)
     near(geometry.overlap(some, FactoredMatrix(some.left.clone(), some.right.clone())).values, at_once)
-    monkeypatch.setattr(subspaces, "_MOST_NUMBERS", 0)
     near(geometry.overlap(some).values, at_once)
 
 
