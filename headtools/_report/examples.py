@@ -36,7 +36,7 @@ def examples(subject: Subject, results: Results) -> dict[str, Any]:
         for each in of_head:
             wanted.setdefault((head[:-1], each["example"]), []).append(head)
     maps: dict[tuple[Head, int], Tensor] = {}
-    texts: dict[int, dict[str, list[str]]] = {}
+    texts: dict[int, dict[str, list[str]]] = {i: {} for i in range(sum(map(size_of, subject.test)))}
     overlaps: dict[tuple, list[Tensor]] = {}  # by kind, (head, head) of each batch
     start = 0
     for batch in each_batch(model, subject.test):
@@ -45,6 +45,8 @@ def examples(subject: Subject, results: Results) -> dict[str, Any]:
             for b in range(len(rows)):
                 for head in wanted.get((site.key, start + b), ()):
                     maps[head, start + b] = rows[b, head[-1]][queries[b]][:, keys[b]]
+            if site.empty:
+                continue
             roots.setdefault(site.key[:-1], []).append(
                 (rows.sqrt() * queries[:, None, :, None]).transpose(0, 1).flatten(1)
             )
@@ -61,9 +63,11 @@ def examples(subject: Subject, results: Results) -> dict[str, Any]:
 def _choose(subject: Subject, results: Results) -> dict[Head, list[dict[str, Any]]]:
     """Return which examples of each head are shown, with its importance there and the rank of the example."""
     scores: HeadScores | None = results["importance"]["scores"] if "importance" in results else None
-    n, shown = subject.counts[1], {}
+    n, shown = sum(map(size_of, subject.test)), {}
     places = sorted({round(k * (n - 1) / (SHOWN - 1)) for k in range(SHOWN)})
     for site in sites(subject.model):
+        if site.empty:  # what is left of a layer without heads
+            continue
         rows = scores.rows[site.key] if scores is not None and scores.rows else None
         for head in range(site.heads):
             order = range(n) if rows is None else rows[:, head].sort(descending=True, stable=True).indices.tolist()
@@ -117,7 +121,7 @@ def _nearest(subject: Subject, overlaps: Mapping[tuple, list[Tensor]]) -> dict[H
     """Return for each head those with the most similar maps, and how similar they are."""
     near = {}
     for kind, parts in overlaps.items():
-        of_kind = [site for site in sites(subject.model) if site.key[:-1] == kind]
+        of_kind = [site for site in sites(subject.model) if site.key[:-1] == kind and not site.empty]
         heads = [(*site.key, head) for site in of_kind for head in range(site.heads)]
         total = torch.stack(parts).sum(0)
         if len(total) != len(heads):  # some layers did not run

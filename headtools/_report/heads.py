@@ -32,6 +32,7 @@ ABOUT = {
     "own position": "mean weight of a query on its own position",
     "previous token": "mean weight of a query on the token before it",
     "distance": "mean distance from query to key, by weight, in tokens",
+    "variance of distance": "variance of the distance from query to key, by weight",
     "first token": "mean weight on the first token",
     "induction": "weight on the token after the earlier copy, on random tokens that repeat",
     "rank of W_OV": "effective rank of what the head moves: exp of the entropy of its singular values",
@@ -83,7 +84,7 @@ def head_data(subject: Subject, results: Results, title: str, about: str) -> dic
         "heads": heads,
         "texts": [
             {part: list(map(plain, tokens)) for part, tokens in shown["texts"].get(i, {}).items()}
-            for i in range(subject.counts[1] if shown else 0)
+            for i in range(len(shown["texts"]) if shown else 0)
         ],
         "curve": [] if curve is None else _curve(curve),
     }
@@ -109,8 +110,7 @@ def _scores(subject: Subject, results: Results) -> Iterator[tuple[str, dict[Head
     if "importance" in results and results["importance"]["rises"] is not None:
         yield "rise", _of_scores(results["importance"]["rises"])
     for name, scores in results.get("attention", {}).get("scores", {}).items():
-        if name in ABOUT:
-            yield name, _of_scores(scores)
+        yield name, _of_scores(scores)
     if "sinks" in results:
         yield "first token", _by_head(results["sinks"]["table"], "score")
     if "induction" in results:

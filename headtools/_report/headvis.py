@@ -23,6 +23,7 @@ METRICS = {  # HeadVis's names, what the report calls them, and what they are
     "prev_token_score": ("previous token", "Mean attention to the token before."),
     "pattern_entropy": ("entropy (nats)", "Mean entropy of a row of the map, in nats."),
     "qk_distance": ("distance", "Mean distance from query to key, weighted by attention."),
+    "qk_distance_variance": ("variance of distance", "Variance of the distance, weighted by attention."),
     "induction_score": ("induction", "Attention to the token after an earlier copy, on repeated random tokens."),
     "importance": ("importance", "Mean of |dL/dgate| over examples (headtools)."),
     "cost": ("cost", "Rise of the loss when the head is switched off (headtools)."),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,12 +19,14 @@ from headtools._report.subject import Subject, halves, size_of
 from headtools.geometry.circuits import ov, random_like
 from headtools.geometry.subspaces import effective_rank, overlap
 from headtools.heads._devices import on_device
+from headtools.heads.ablate import check_replacement
 from headtools.heads.groups import cache_size
+from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head, HeadScores, head_columns
 from headtools.heads.sites import sites
 from headtools.importance._inputs import each_batch
 from headtools.importance.ablation import loss_rises
-from headtools.importance.loss import labels_only_loss
+from headtools.importance.loss import labels_need_shift, labels_only_loss
 from headtools.importance.statistics import Block, entropy, largest, offset, statistics
 from headtools.roles._segments import ordinary_tokens
 from headtools.roles.attention_sinks import attention_sinks
@@ -249,11 +250,13 @@ def cost(subject: Subject, results: Results) -> dict[str, Any]:
     order = sure.sort(descending=True, stable=True).indices.tolist()
     dearest = [heads[i] for i in order[:N_REPLACED]]
     others = {}
-    for replacement in ("mean", "resample", "uniform"):
-        try:
-            others[replacement] = _frame(dearest, _without(subject, test, dearest, replacement))
-        except ValueError:  # uniform attention needs a model whose attention can be replaced
-            continue
+    replacements = ["mean", "resample", "uniform"]
+    try:
+        check_replacement("uniform", {sites(subject.model).one(head[:-1]) for head in dearest})
+    except ValueError:  # attention of a kind that cannot be made uniform
+        replacements.remove("uniform")
+    for replacement in replacements:
+        others[replacement] = _frame(dearest, _without(subject, test, dearest, replacement))
     frame, by_site = _frame(heads, measured), {}
     if len(heads) == len(results["selection"]):
         widths = {key: len(values) for key, values in results["selection"].values.items()}
@@ -286,7 +289,7 @@ def _without(subject: Subject, batches: Sequence[Mapping], heads: Sequence[Head]
     """Return the rise of the loss without each of the heads, alone: scores of one "site" whose heads are these."""
     loss, off = subject.loss_of(batches), [{sites(subject.model).one(head[:-1]): [head[-1]]} for head in heads]
     options = {"seed": subject.seed, "progress": False}
-    rises = loss_rises(subject.model, batches, off, loss, replacement, _some(subject.selection), **options)
+    rises = loss_rises(subject.model, batches, off, loss, replacement, subject.selection, **options)
     return HeadScores.from_rows({("heads", 0): rises}, "cost")
 
 
@@ -300,49 +303,75 @@ def _frame(heads: Sequence[Head], scores: HeadScores) -> pd.DataFrame:
 
 
 def chance(subject: Subject, _: Results) -> dict[str, float]:
-    """The loss of the model, and that of guessing by how often each label occurs in the other half."""
-    labels = [[batch.get("labels") for batch in half] for half in (subject.selection, subject.test)]
-    if subject.loss is not None or subject.by_output or not all(isinstance(x, Tensor) for half in labels for x in half):
+    """The loss of the model, and that of guessing by how often each label occurs in the other half.
+
+    ``low`` and ``high`` are the interval of how much better the model is, over examples.
+    """
+    if subject.loss is not None or subject.by_output or not subject.test:
         raise ValueError("there are no labels to guess")
-    seen, given = (torch.cat([x[x >= 0].cpu() for x in half]) for half in labels)
-    if seen.is_floating_point() or not len(seen) or not len(given):
-        raise ValueError("the labels are no classes")
-    width = int(getattr(subject.model.config, "vocab_size" if subject.tokenizer else "num_labels", 0))
+    seen, given = (_labels(subject, half) for half in (subject.selection, subject.test))
+    of_tokens = subject.test[0]["labels"].dim() == 2
+    known = int(getattr(subject.model.config, "vocab_size" if of_tokens else "num_labels", 0))
     # Every label is counted once more than it occurs, so that none has probability zero.
-    counts = torch.bincount(seen, minlength=max(width, int(given.max()) + 1)).double() + 1
-    guessing = -(counts / counts.sum()).log()[given].mean().item()
-    return {"model": losses(subject.model, subject.test, None).mean().item(), "guessing": guessing}
+    counts = torch.bincount(torch.cat(seen), minlength=max(known, int(torch.cat(given).max()) + 1)).double() + 1
+    surprise = -(counts / counts.sum()).log()
+    guessing = torch.stack([surprise[labels].mean() for labels in given])
+    of_model = losses(subject.model, subject.test, None).double()
+    low, high = bounds((guessing - of_model)[:, None])
+    return {"model": of_model.mean().item(), "guessing": guessing.mean().item(), "low": low.item(), "high": high.item()}
+
+
+def _labels(subject: Subject, batches: Sequence[Mapping]) -> list[Tensor]:
+    """Return the labels that the model has to predict, for each example."""
+    found = []
+    for batch in batches:
+        labels = batch.get("labels")
+        if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() not in (1, 2):
+            raise ValueError("the labels are no classes")
+        if labels.dim() == 2 and labels_need_shift(subject.model, batch):
+            labels = labels[:, 1:]  # nothing predicts the first
+        found += [row[row >= 0].cpu() for row in labels.reshape(len(labels), -1)]
+    return found
 
 
 def attention(subject: Subject, _: Results) -> dict[str, Any]:
-    """Averages over rows of attention: the largest weight, the entropy and, within a text, distances and near keys."""
+    """Averages over rows of attention: the largest weight, the entropy and, within a text, distances and near keys.
+
+    ``left out`` is why there are none within a text, if so.
+    """
     if not subject.test:
         raise ValueError(subject.unlabelled)
-    found = statistics(subject.model, subject.test, {"largest weight": largest, "entropy (nats)": entropy})
+    found, reason = statistics(subject.model, subject.test, {"largest weight": largest, "entropy (nats)": entropy}), ""
     own = [site.key for site in sites(subject.model) if site.kind != "cross"]
-    within = {"own position": offset(0), "previous token": offset(-1), "distance": distance, "distance²": distance_2}
-    with suppress(ValueError):  # keys that are no positions of the text, as in windows and under prefixes
+    within = {"own position": offset(0), "previous token": offset(-1), "distance": distance, "square": squared_distance}
+    try:
         found |= statistics(subject.model, subject.test, within, own)
-    return {"scores": found}
+    except ValueError as error:  # keys that are no positions of the text, as in windows and under prefixes
+        reason = str(error)
+    else:
+        mean, square = found["distance"], found.pop("square")
+        variance = {key: square.values[key] - of_site**2 for key, of_site in mean.values.items()}
+        found["variance of distance"] = HeadScores(variance, "variance of distance")
+    return {"scores": found, "left out": reason}
 
 
 def distance(block: Block) -> Tensor:
     """Return how far each query looks, |query - key| by weight, in tokens."""
-    return _moment(block, 1)
+    return (block.rows * _apart(block)).sum(-1)
 
 
-def distance_2(block: Block) -> Tensor:
+def squared_distance(block: Block) -> Tensor:
     """Return the square of how far each query looks."""
-    return _moment(block, 2)
+    return (block.rows * _apart(block) ** 2).sum(-1)
 
 
-def _moment(block: Block, power: int) -> Tensor:
+def _apart(block: Block) -> Tensor:
+    """Return |query - key|, (query, key), where keys are positions of the same text."""
     n_queries, n_keys = block.rows.shape[2:]
     if n_keys != block.real.shape[1]:
         raise ValueError(f"{block.site.label} has {n_keys} keys for {block.real.shape[1]} tokens")
     query = torch.arange(block.first, block.first + n_queries, device=block.rows.device)
-    apart = (query[:, None] - torch.arange(n_keys, device=block.rows.device)).abs().float()
-    return (block.rows * apart**power).sum(-1)
+    return (query[:, None] - torch.arange(n_keys, device=block.rows.device)).abs().float()
 
 
 def words(subject: Subject, _: Results) -> dict[str, Any]:

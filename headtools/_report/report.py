@@ -150,7 +150,8 @@ def report(
 
     Heads are chosen and measured on different halves of the sentences, the same halves in every section. Time: some
     fifty forward passes over half of the corpus and two backward passes, and half a forward pass for each head that is
-    switched off: all heads of a model with up to 160, of others the 24 with the highest gradient.
+    switched off: all heads of a model with up to 160; of others the twelve with the highest gradient, on some
+    sixteen sentences of each half.
 
     Raises ``ValueError`` for a model without heads and an empty corpus, and ``TypeError`` for a corpus of another kind.
 

@@ -309,14 +309,15 @@ def _begin(head: tuple) -> str:
 
 def chance(subject: Subject, results: Results) -> dict[str, Finding]:
     """Say so where the model does no better than guessing, so that what its heads are worth means nothing."""
-    of_model, guessing = results["chance"].values()
-    if of_model < guessing:
+    of_model, guessing, low, high = results["chance"].values()
+    if (guessing - of_model if math.isnan(low) else low) > 0:
         return {}
     return {
         "chance": Finding(
             "This model does no better than guessing, so no head of it can matter.",
             f"Its loss is {number(of_model)}; guessing by how often each label occurs in the other half gives "
-            f"{number(guessing)}. What follows about importance, cost and pruning describes noise.",
+            f"{number(guessing)}, so the model is better by {number(guessing - of_model)} ({interval(low, high)}). "
+            "What follows about importance, cost and pruning describes noise.",
             "conventions",
         )
     }
@@ -443,7 +444,11 @@ def cache(subject: Subject, results: Results) -> Shown:
     return html, {}
 
 
-def conventions(subject: Subject, _: Results) -> Shown:
+def _left_out(results: Results) -> str:
+    return results.get("attention", {}).get("left out", "")
+
+
+def conventions(subject: Subject, results: Results) -> Shown:
     """What was counted, and how."""
     import transformers
 
@@ -456,6 +461,7 @@ def conventions(subject: Subject, _: Results) -> Shown:
         "compare their number with that of shuffled maps.",
         f"Measured on {subject.corpus_text}. Geometry is of the weights.",
         "Maps: of a long text, its first 48 tokens. A map shows what a head attends to, its cost what it is worth.",
+        *([f"Not measured within a text: {reason}."] if (reason := _left_out(results)) else []),
         BY_OUTPUT if subject.by_output else f"{BY_LOSS} Loss: {subject.measure_text}.",
         "Effective rank: exp of the entropy of the singular values (Roy and Vetterli 2007).",
         f"Intervals: 95 %, bootstrap over examples. Seed {subject.seed}.",

@@ -50,7 +50,8 @@ def sites_html(sites: Sites) -> str | None:
 
 def roles_html(table: pd.DataFrame) -> str:
     """Draw the best head of each role that has a share as its score, with its interval and, as a line, the baseline."""
-    best = table.loc[table.groupby("role", sort=False).score.idxmax()].query("0 <= score <= 1")
+    shares = table[(table.score >= 0) & (table.score <= 1)]  # and not NaN
+    best = shares.loc[shares.groupby("role", sort=False).score.idxmax()]
     bars = []
     for row in best.assign(margin=best.score - best.baseline).nlargest(20, "margin").itertuples():
         head = (*([row.stack] if "stack" in table else []), row.kind, row.layer, row.head)

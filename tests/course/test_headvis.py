@@ -9,7 +9,8 @@ from course.test_report import ENGLISH, TOKENIZER, built
 
 import headtools as ht
 
-METRICS = ("self_attention_score", "prev_token_score", "pattern_entropy", "qk_distance", "induction_score")
+METRICS = ("self_attention_score", "prev_token_score", "pattern_entropy", "qk_distance", "qk_distance_variance")
+METRICS += ("induction_score",)
 REQUIRED = ("model_name", "dataset_name", "n_sequences", "seq_len", "dtype", "attn_implementation")
 
 

@@ -313,6 +313,48 @@ def test_a_head_s_page_holds_what_was_measured(of_organism):
     assert tokenizer.convert_ids_to_tokens(best) == head["words"]["writes +"][0][0]
 
 
+def test_of_a_model_with_many_heads_some_are_switched_off(monkeypatch):
+    monkeypatch.setattr("headtools._report.measures.ALL_OFF", 7)
+    monkeypatch.setattr("headtools._report.measures.N_OFF", 3)
+    model = built("Llama")
+    found = ht.report(model, ENGLISH, TOKENIZER, orders=1, progress=False)
+    selection, test = (ht.label(model, TOKENIZER, ENGLISH[start::2]) for start in (1, 0))
+    top, costs = ht.gradient(model, selection).top(3), ht.ablation(model, test, progress=False)
+    table = found.tables["cost"]
+    assert [*table[["kind", "layer", "head"]].itertuples(index=False, name=None)] == top
+    assert table.cost.tolist() == pytest.approx([costs[head] for head in top], abs=1e-5)
+    with_cost = [head["name"] for head in found.heads["heads"] if "cost" in head["scores"]]
+    assert sorted(with_cost) == sorted(f"{kind} {layer}.{head}" for kind, layer, head in top)
+    assert set(found.tables["pruning"].order) == {"gradient", "random 0"}
+    assert "the 3 heads of highest gradient, chosen on one half" in found.html
+
+
+def test_maps_and_words_under_padding_on_the_left():
+    model, tokenizer = built("Llama"), a_tokenizer()
+    tokenizer.padding_side = "left"
+    found = ht.report(model, ENGLISH, tokenizer, orders=1, progress=False)
+    alone = sorted(ENGLISH[::2], key=lambda sentence: len(sentence.words))
+    for head in found.heads["heads"]:
+        for example in head["examples"]:
+            batch = ht.label(model, tokenizer, [alone[example["example"]]])[0]
+            with torch.no_grad(), ht.record(model) as seen:
+                model(**batch)
+            weights = seen["decoder", head["layer"]].maps[0, head["head"]]
+            stored = torch.frombuffer(bytearray(b64decode(example["map"])), dtype=torch.uint8).view(weights.shape)
+            assert torch.allclose(stored / 255 * example["top"], weights, atol=0.003)
+            tokens = found.heads["texts"][example["example"]]["input_ids"]
+            assert tokens == tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
+
+
+def test_a_classifier_is_held_against_guessing_its_classes():
+    """Not against guessing one of a vocabulary: two classes in equal numbers are guessed at log 2."""
+    ids = torch.randint(5, 60, (40, 8), generator=torch.Generator().manual_seed(0))
+    model = built("a classifier")
+    found = ht.report(model, {"input_ids": ids, "labels": torch.arange(40) // 2 % 2}, orders=1, progress=False)
+    said = next(detail for headline, detail in findings(found.html) if headline.startswith("This model does no better"))
+    assert "the other half gives 0.693" in said
+
+
 def test_a_model_that_only_guesses_gets_no_finding_about_importance():
     found = about("GPT-2")
     sentences = findings(found.html)
