@@ -123,12 +123,21 @@ def llama_from_gguf(file: Path, folder: Path) -> None:
         if re.search(r"attn_[qk]\.", name):
             # llama.cpp rotates neighbouring numbers of a query or key, transformers the first half with the second.
             weight = weight.unflatten(0, (-1, config.head_dim // 2, 2)).transpose(1, 2).reshape(weight.shape)
-        for theirs, ours in _NAMES.items():
-            name = re.sub(theirs, ours, name)
-        weights[name] = weight.contiguous()
+        weights[renamed(name, _NAMES)] = weight.contiguous()
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     config.save_pretrained(folder)
     _tokenizer(about, config.max_position_embeddings).save_pretrained(folder)
+
+
+def renamed(name: str, names: Mapping[str, Any]) -> str:
+    """Return a weight's name in transformers; ``names`` are patterns of other names, and what stands in their place.
+
+    >>> renamed("blk.0.attn_q.weight", _NAMES)
+    'model.layers.0.self_attn.q_proj.weight'
+    """
+    for theirs, ours in names.items():
+        name = re.sub(theirs, ours, name)
+    return name
 
 
 def _tokenizer(about: Mapping[str, Any], length: int) -> Any:

@@ -7,12 +7,13 @@ plain containers alone, after its wheel's SHA-256 was compared, and once; from t
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+
+from headtools.organism._gguf import renamed
 
 # (layer, head) of the cross-attention heads that Whisper's word timing uses: openai-whisper, whisper/__init__.py.
 ALIGNMENT_HEADS = ((1, 0), (2, 0), (2, 5), (3, 0), (3, 1), (3, 2), (3, 3), (3, 4))
@@ -40,9 +41,7 @@ def whisper_from_pickle(unpacked: Path, folder: Path) -> None:
     stored = torch.load(unpacked / "tiny.en.pt", map_location="cpu", weights_only=True)
     weights = {}
     for name, weight in stored["model_state_dict"].items():
-        for theirs, ours in _NAMES.items():
-            name = re.sub(theirs, ours, name)
-        weights[f"model.{name}"] = weight.half().contiguous()
+        weights[f"model.{renamed(name, _NAMES)}"] = weight.half().contiguous()
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
     tokenizer = _tokenizer(unpacked / "gpt2.tiktoken")
