@@ -13,7 +13,7 @@ NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-star
         --nbval-sanitize-with tests/sanitize.cfg
 ALL = -n 2 --dist loadfile --no-loadscope-reorder $(NBVAL) tests headtools recipes notebooks tools
 
-.PHONY: help lab test test-all check lint bench organism results notebooks assignments site live picture measure sbom lock clean environment environment-test
+.PHONY: help lab test test-all check lint bench organism results notebooks assignments cards site live picture measure sbom lock clean environment environment-test
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -50,6 +50,9 @@ notebooks: environment-test ## run all notebooks and keep their outputs
 
 assignments: environment-test ## make a folder to hand out and grade problem sets   (ARGS="--out FOLDER --variant 7")
 	$(TEST) tools/hand_out.py $(ARGS)
+
+cards: environment-test ## make cards to learn by heart, for Anki, build/headtools.apkg
+	$(TEST) tools/make_cards.py $(ARGS)
 
 site: environment-test ## make the course's site, build/site/index.html
 	$(TEST) tools/make_site.py $(ARGS)

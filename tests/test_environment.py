@@ -140,7 +140,7 @@ def test_lab_opens_the_first_lesson_with_a_token_and_without_news(bench):
 def test_make_alone_lists_the_commands(bench):
     output, asked = bench("make")
     listed = re.findall(r"^make ([a-z-]+)", output, re.M)
-    pages = ["notebooks", "assignments", "site", "live", "picture", "measure", "sbom", "lock"]
+    pages = ["notebooks", "assignments", "cards", "site", "live", "picture", "measure", "sbom", "lock"]
     first = ["help", "lab", "test", "test-all", "check", "lint", "bench", "organism", "results"]
     assert listed == [*first, *pages, "clean"]
     assert asked == []

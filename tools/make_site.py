@@ -30,6 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import make_live_page  # noqa: E402
 import site_card  # noqa: E402
 import site_claims  # noqa: E402
+import site_handouts  # noqa: E402
 import site_lessons  # noqa: E402
 import site_reference  # noqa: E402
 from my_lessons import without_outputs  # noqa: E402
@@ -111,9 +112,10 @@ def gather(source: Path) -> None:
     (source / "claims.md").write_text(claims(), encoding="utf-8")
     (source / "whole_idea.md").write_text(whole_idea(), encoding="utf-8")
     (source / "_templates" / "claims_found.html").write_text(claims_found(), encoding="utf-8")
-    (source / "reference").mkdir()
-    for name, text in site_reference.pages().items():
-        (source / "reference" / name).write_text(text, encoding="utf-8")
+    for folder, made in (("reference", site_reference.pages()), (site_handouts.FOLDER, site_handouts.pages(NOTEBOOKS))):
+        (source / folder).mkdir()
+        for name, text in made.items():
+            (source / folder / name).write_text(text, encoding="utf-8")
 
 
 def notebooks() -> list[str]:
@@ -149,7 +151,7 @@ def contents() -> str:
         "Appendices": [f"more/{path.stem}" for path in sorted((NOTEBOOKS / "more").glob("*.ipynb"))],
         "Look up": ["claims", *PAGES],
         "API": [f"reference/{name}" for name in ("index", *site_reference.ROOMS)],
-        "For lecturers": [TEACHING],
+        "For lecturers": [TEACHING, f"{site_handouts.FOLDER}/index"],
     }
     block = "\n```{{toctree}}\n:hidden:\n:caption: {}\n\n{}\n```\n"
     return "".join(block.format(name, "\n".join(pages)) for name, pages in blocks.items())

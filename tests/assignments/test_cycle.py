@@ -1,5 +1,6 @@
 """The whole cycle of a problem set: handed out, solved well, badly or not at all, collected, graded, exported."""
 
+import contextlib
 import csv
 import json
 import os
@@ -15,24 +16,32 @@ import hand_out
 import nbformat
 import pytest
 import warm_kernel
+from lesson_parts import Notebook, lessons
 from nbgrader.apps import NbGraderAPI
 from wrong import WRONG
+
+from headtools.course.exercises import all_exercises
 
 pytestmark = pytest.mark.full
 
 SETS = ("ps1_mathematics", "ps2_roles", "ps3_importance", "ps4_pruning", "ps5_project")
-HIDDEN_CELLS = {"ps1_mathematics": 8, "ps2_roles": 8, "ps3_importance": 8, "ps4_pruning": 9, "ps5_project": 3}
+HIDDEN_CELLS = {"ps1_mathematics": 9, "ps2_roles": 9, "ps3_importance": 9, "ps4_pruning": 10, "ps5_project": 3}
+ROOT = Path(__file__).resolve().parents[2]
+GRADED = ("contributions", "ov", "effective_rank", "overlap", "offset_pairs", "relation_pairs", "best_offset", "hits")
+GRADED += ("induction_score", "gates", "gradient", "ablation", "HardConcrete", "pruning_curve", "slice_layer")
+LIBRARY = {"my_heads.py": (ROOT / "headtools" / "course" / "my_heads.py").read_text("utf-8")}  # what a good learner has
 SOLUTION = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.S)
 HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n(.*?)### END HIDDEN TESTS", re.S)
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kernels that start warm, where that can be done."""
-    if sys.platform != "linux":
-        yield
-        return
-    with warm_kernel.started(tmp_path_factory.mktemp("warm")) as names, pytest.MonkeyPatch.context() as patch:
+    """Kernels that start warm, where that can be done, and keep what is learned, as a lecturer's do."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as running:
+        patch.delenv("HEADTOOLS_PROGRESS")
+        names = {}
+        if sys.platform == "linux":
+            names = running.enter_context(warm_kernel.started(tmp_path_factory.mktemp("warm")))
         for name, value in names.items():
             patch.setenv(name, value)
         yield
@@ -137,7 +146,7 @@ def test_a_folder_with_grades_is_not_overwritten(course: NbGraderAPI):
 
 @pytest.mark.parametrize("name", SETS)
 def test_the_solution_gets_all_automatic_points(course: NbGraderAPI, name: str):
-    assert grade(course, name, "reference", notebook(course, "source", name)) == automatic(course, name)
+    assert grade(course, name, "reference", notebook(course, "source", name), LIBRARY) == automatic(course, name)
     with course.gradebook as gradebook:
         submission = gradebook.find_submission(name, "reference")
         assert (submission.score, submission.max_score) == (
@@ -161,7 +170,7 @@ def test_a_typical_wrong_submission_gets_its_marks(course: NbGraderAPI, name: st
     student = f"wrong{list(WRONG[name]).index(what)}"
     worth = automatic(course, name)
     assert set(one.lost) < set(worth)
-    assert grade(course, name, student, nb) == one.points(worth)
+    assert grade(course, name, student, nb, LIBRARY) == one.points(worth)
 
 
 def test_part_of_a_question_gives_part_of_its_points():
@@ -199,6 +208,9 @@ def test_a_project_is_graded_from_its_file_without_its_model(course: NbGraderAPI
     nb = notebook(course, "release", name)
     given = grade(course, name, "own-model", nb, {f"{name}.json": json.dumps(results)})
     assert given == worth | {"3b": 2}
+    results["scores"]["rule"] = [0.0] * 30  # no rule at all
+    given = grade(course, name, "zeros", nb, {f"{name}.json": json.dumps(results)})
+    assert given["2a"] == 2
 
 
 def test_what_raises_or_hangs_costs_its_own_points_only(course: NbGraderAPI):
@@ -215,8 +227,8 @@ def test_what_raises_or_hangs_costs_its_own_points_only(course: NbGraderAPI):
         },
     )
     worth = automatic(course, name)
-    kept = {"2a", "2b", "3a", "3b", "3c"}
-    assert grade(patient, name, "unlucky", nb) == {cell: n if cell in kept else 0 for cell, n in worth.items()}
+    kept = {"2a", "2b", "3a", "3b", "3c", "6a", "6b"}
+    assert grade(patient, name, "unlucky", nb, LIBRARY) == {cell: n if cell in kept else 0 for cell, n in worth.items()}
 
 
 def test_changed_tests_and_points_are_put_back(course: NbGraderAPI):
@@ -232,6 +244,50 @@ def test_changed_tests_and_points_are_put_back(course: NbGraderAPI):
     assert "VARIANT = 1" in path.read_text("utf-8")
 
 
+# --- the learner's library --------------------------------------------------------------------------------------------
+
+
+def folded() -> str:
+    """A library made of the folded solutions of all lessons, as a learner's is who wrote what they show."""
+    parts = ["import copy", "import math", "from contextlib import contextmanager", "from types import SimpleNamespace"]
+    parts += ["import torch", "from scipy import stats", "from torch import nn", "import headtools as ht"]
+    parts += ["mine = ht.my_heads()"]
+    for path in lessons(ROOT / "notebooks"):
+        lesson = Notebook.read(path)
+        for part in lesson.exercises():
+            named = re.match(r'ht\.check\("(.+?)"', lesson.nb.cells[part.check].source)
+            if named and all_exercises()[named[1]].builds in GRADED:
+                parts.append(lesson.solution_code(part))
+    return "\n\n".join(parts)
+
+
+@pytest.mark.parametrize("name", SETS[:4])
+def test_the_folded_solutions_get_all_points_of_the_library(course: NbGraderAPI, name: str):
+    points = grade(course, name, "folded", notebook(course, "release", name), {"my_heads.py": folded()})
+    assert {cell for cell, n in points.items() if n} == {"6a", "6b"}
+    assert (points["6a"], points["6b"]) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "expected"),
+    [
+        ("without the file", None, (0, 0)),
+        ("gates that scale by the root", ("* gate.view(-1", "* gate.sqrt().view(-1"), (1, 1)),
+        ("no sign", ("torch.cat(parts) for key, parts", "torch.cat(parts).abs() for key, parts"), (1, 2)),
+        ("the package's gradient", ("def gradient(", "from headtools import gradient\ndef other("), (1, 2)),
+        ("a call of the package", ("    whole = torch", "    ht.ablation\n    whole = torch"), (1, 2)),
+        ("no Python", ("def gates(", "def gates:"), (0, 0)),
+    ],
+)  # fmt: skip
+def test_a_library_loses_what_it_gets_wrong(course: NbGraderAPI, what: str, change: tuple | None, expected: tuple):
+    name, files = "ps3_importance", {}
+    if change is not None:
+        assert change[0] in folded()
+        files = {"my_heads.py": folded().replace(*change)}
+    points = grade(course, name, what.replace(" ", "-"), notebook(course, "release", name), files)
+    assert (points["6a"], points["6b"]) == expected
+
+
 # --- another variant --------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +295,7 @@ def test_another_variant_asks_for_other_numbers_and_the_solution_follows(course:
     made = hand_out.make(tmp_path / "autumn", variant=8)  # 8: no layer, head or word is that of variant 1
     other = hand_out.grading(folder_of(made), Execute={"timeout": 300})
     for name in SETS:
-        assert grade(other, name, "reference", notebook(other, "source", name)) == automatic(other, name)
+        assert grade(other, name, "reference", notebook(other, "source", name), LIBRARY) == automatic(other, name)
         printed = [printed_by(api, name) for api in (course, other)]
         assert printed[0]
         assert printed[0] != printed[1], "the variant changes nothing"
@@ -271,6 +327,7 @@ def test_the_three_commands_of_the_guide_collect_grade_and_export(course: NbGrad
     arrived = folder / "downloaded" / name / "archive" / f"ada-l_{name}.ipynb"
     arrived.parent.mkdir(parents=True)
     nbformat.write(nb, arrived)
+    arrived.with_name("ada-l_my_heads.py").write_text(LIBRARY["my_heads.py"], "utf-8")
     env = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     for command in commands:
         more = ["--student=ada-l"] if command[1] == "autograde" else []  # the others are graded already
@@ -279,8 +336,8 @@ def test_the_three_commands_of_the_guide_collect_grade_and_export(course: NbGrad
         assert done.returncode == 0, done.stderr
     with (folder / "grades.csv").open() as file:
         marks = {(row["assignment"], row["student_id"]): float(row["raw_score"]) for row in csv.DictReader(file)}
-    assert marks[name, "ada-l"] == 3
-    assert marks[name, "reference"] == 16
+    assert marks[name, "ada-l"] == 3 + 4  # task 3, and the library
+    assert marks[name, "reference"] == 20
     assert marks[name, "blank"] == 0
 
 
@@ -291,5 +348,5 @@ def test_points_given_by_a_person_are_added(course: NbGraderAPI):
         one.manual_score, one.needs_manual_grade = 3, False
         gradebook.db.commit()
         submission = gradebook.find_submission(name, "reference")
-        assert submission.score == 19
+        assert submission.score == 23
         assert not submission.needs_manual_grade

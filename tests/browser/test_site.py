@@ -115,6 +115,14 @@ def test_a_lesson_has_its_doors_and_its_box(site, at):
     assert at("02_what_can_a_head_read_and_write.html", "dark").evaluate(frame).startswith("invert")
 
 
+def test_a_handout_prints_on_one_page(site, at):
+    names = sorted(path.name for path in (site / "handouts").glob("[0-9]*.html"))
+    assert len(names) == 13
+    for name in names:
+        printed = at(f"handouts/{name}").pdf(prefer_css_page_size=True)
+        assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1, name
+
+
 def test_mathematics_is_drawn(at):
     at("cheat_sheet.html").wait_for_selector("mjx-container svg, mjx-container mjx-math", state="attached")
 

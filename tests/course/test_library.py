@@ -13,7 +13,7 @@ import torch
 import headtools as ht
 from headtools.course.exercises import all_exercises
 from headtools.course.exercises.exercise import Exercise
-from headtools.course.library import FILE, HEADER, builds, my_heads, peeks, source_of, store
+from headtools.course.library import FILE, HEADER, builds, my_heads, own, peeks, source_of, store
 
 RIGHT = """
 import torch
@@ -170,6 +170,45 @@ def test_nothing_is_kept_outside_a_notebook(tmp_path, monkeypatch):
     monkeypatch.delenv("HEADTOOLS_PROGRESS", raising=False)
     assert ht.check("00.switch_off", cell(RIGHT)["switch_off"]).note == ""
     assert list(tmp_path.iterdir()) == []
+
+
+# --- for graders ------------------------------------------------------------------------------------------------------
+
+
+def test_a_grader_gets_the_learners_own_function(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADTOOLS_PROGRESS", "elsewhere/my-progress.json")  # the grader's own, who is a learner too
+    Path(FILE).write_text(RIGHT)
+    assert own("switch_off").__wrapped__.__code__.co_filename == FILE
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no switch_off in my_heads.py beside this notebook: lesson 00 builds it"),
+        ("def pick(): ...", "there is no switch_off in my_heads.py"),
+        ("import torch\n1 / 0", "stops in line 2 with ZeroDivisionError"),
+        ("def switch_off(", "stops in line 1 with SyntaxError"),
+        ("from headtools import gates as switch_off", "imports switch_off, and it is to be written there"),
+        (RIGHT.replace("    hooks = []", "    hooks = [ht.gates(model)]"), "ht.gates is right, and it is the one"),
+    ],
+)
+def test_a_grader_is_told_why_there_is_none(tmp_path, monkeypatch, recwarn, text, said):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path(FILE).write_text(text)
+    with pytest.raises(LookupError, match=said):
+        own("switch_off")
+
+
+def test_a_library_may_hold_dataclasses(folder):
+    """They ask for their module by its name, which is the learner's while it runs and what it was before afterwards."""
+    (folder / FILE).write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
+        "@dataclass\nclass Sites:\n    width: int\n\n\ndef switch_off():\n    return Sites(8).width\n"
+    )
+    assert my_heads().switch_off() == 8
+    assert "my_heads" not in sys.modules
 
 
 def test_functions_come_in_the_order_of_the_course(folder, monkeypatch):
