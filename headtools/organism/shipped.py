@@ -81,6 +81,8 @@ _TABLES: dict[str, tuple[str, str | Callable[[dict], list[dict]]]] = {
     "truth": ("truth", "runs"),
     "families": ("families", "rows"),
     "written circuits": ("truth", "truth"),
+    "compiled truth": ("compiled_truth", "runs"),
+    "compiled circuits": ("compiled_truth", "circuits"),
     "gates": ("pruning", "gates"),
     "encoder curve": ("pruning", "curve"),
     "snapshots": ("growth", "snapshots"),

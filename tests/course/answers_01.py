@@ -232,6 +232,65 @@ def every_second_column(site, z):
     return torch.stack([z[:, :, h] @ weight(site)[:, h :: z.shape[2]].T for h in range(z.shape[2])], 2)
 
 
+def right_blocks(q, k, v, size):
+    largest = torch.full((len(q), 1), -torch.inf, dtype=q.dtype)
+    total, out = torch.zeros_like(largest), q.new_zeros(len(q), v.shape[1])
+    for keys, values in zip(k.split(size), v.split(size), strict=True):
+        found = scores(q, keys)
+        new = torch.maximum(largest, found.amax(1, keepdim=True))
+        weights, shrink = (found - new).exp(), (largest - new).exp()
+        total, out, largest = total * shrink + weights.sum(1, keepdim=True), out * shrink + weights @ values, new
+    return out / total, (largest + total.log())[:, 0]
+
+
+def blocks_in_two_passes(q, k, v, size):
+    log_sum = torch.stack([scores(q, keys).logsumexp(1) for keys in k.split(size)]).logsumexp(0)
+    out = sum(
+        (scores(q, keys) - log_sum[:, None]).exp() @ values
+        for keys, values in zip(k.split(size), v.split(size), strict=True)
+    )
+    return out, log_sum
+
+
+def blocks_by_logaddexp(q, k, v, size):
+    out, log_sum = 0, torch.full((len(q),), -torch.inf, dtype=q.dtype)
+    for start in range(0, len(k), size):
+        found = scores(q, k[start : start + size])
+        own = found.logsumexp(1)
+        after = torch.logaddexp(log_sum, own)
+        out = (
+            out * (log_sum - after).exp()[:, None]
+            + found.softmax(1) @ v[start : start + size] * (own - after).exp()[:, None]
+        )
+        log_sum = after
+    return [out, log_sum]
+
+
+def wrong_blocks(what, q, k, v, size):
+    pieces = [(scores(q, keys), values) for keys, values in zip(k.split(size), v.split(size), strict=True)]
+    if what == "softmax in each":
+        return sum(s.softmax(1) @ values for s, values in pieces) / len(pieces), right_blocks(q, k, v, size)[1]
+    if what == "last":
+        return pieces[-1][0].softmax(1) @ pieces[-1][1], right_blocks(q, k, v, size)[1]
+    if what == "no shrink":
+        own = [(s - s.amax(1, keepdim=True)).exp() for s, _ in pieces]
+        total = sum(w.sum(1, keepdim=True) for w in own)
+        return sum(w @ values for w, (_, values) in zip(own, pieces, strict=True)) / total, total.log()[:, 0]
+    if what == "no subtraction":
+        total = sum(s.exp().sum(1, keepdim=True) for s, _ in pieces)
+        return sum(s.exp() @ values for s, values in pieces) / total, total.log()[:, 0]
+    out, log_sum = right_blocks(q, k, v, size)
+    largest = torch.stack([s.amax(1) for s, _ in pieces]).amax(0)
+    if what == "not divided":
+        return out * (log_sum - largest).exp()[:, None], log_sum
+    return out, largest if what == "largest" else log_sum - largest
+
+
+def whole_map(q, k, v, size):
+    found = scores(q, k)
+    return found.softmax(1) @ v, found.logsumexp(1)
+
+
 ANSWERS = {
     "01.softmax": {
         "right": [right_softmax, softmax_by_hand, softmax_in_numpy, softmax_in_lists],
@@ -321,6 +380,22 @@ ANSWERS = {
             (lambda site, z: right_sum(site, z) * 2, "should be z.flatten"),
             (lambda site, z: right_sum(site, z).transpose(2, 3), "The shape is"),
             (package_sum, "ht.contributions is right"),
+        ],
+    },
+    "01.blocks": {
+        "right": [right_blocks, blocks_in_two_passes, blocks_by_logaddexp],
+        "wrong": [
+            (partial(wrong_blocks, "softmax in each"), "weights that sum to 1 by themselves"),
+            (partial(wrong_blocks, "last"), "Only the last block counts"),
+            (partial(wrong_blocks, "no shrink"), "what was summed so far shrinks"),
+            (partial(wrong_blocks, "no subtraction"), "is not finite"),
+            (lambda q, k, v, size: right_blocks(2 * q, k, v, size), "The root of d is missing"),
+            (partial(wrong_blocks, "not divided"), "divide by the sum of the weights"),
+            (lambda q, k, v, size: right_blocks(q, k, v, size)[0], "Two things are asked for"),
+            (partial(wrong_blocks, "log of the sum"), "add the largest"),
+            (partial(wrong_blocks, "largest"), "This is the largest score"),
+            (whole_map, "that is the map"),
+            (lambda q, k, v, size: (v, v), "The shape is"),
         ],
     },
     "01.cost": {

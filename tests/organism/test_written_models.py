@@ -86,6 +86,25 @@ def test_cells_of_the_shipped_table(measure):
     assert (row.auroc, row.cpr, row.cmd) == pytest.approx((again["auroc"], again["cpr"], again["cmd"]), abs=1e-3)
 
 
+def test_the_page_tells_what_was_measured_in_compiled_models(root):
+    """A compiler's circuit, whose truth is removal: the table of the page is that of the results."""
+    circuits, runs = shipped("compiled circuits").set_index("circuit"), shipped("compiled truth")
+    assert (circuits.without - circuits.full > 0.5).all()
+    assert ((circuits.without_others - circuits.full).abs() < 0.01).all()
+    assert (circuits.without_one - circuits.full > 0.1).all()
+    page = (root / "notebooks" / "truth.md").read_text("utf-8").split("## The same in a model")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    assert {row[0] for row in rows[2:]} == set(runs.measure)
+    mean = runs.groupby(["measure", "circuit"]).mean(numeric_only=True)
+    for measure, *told in rows[2:]:
+        soft, sharp, sharper = (mean.loc[(measure, f"induction{more}")] for more in (", soft", "", ", sharp"))
+        assert [float(x) for x in told[:2]] == pytest.approx([soft.auroc, sharp.auroc], abs=0.006)
+        assert [float(x) for x in told[2:]] == pytest.approx([sharp.lowest, sharp.highest_other], rel=0.05, abs=5e-5)
+        assert (sharp.auroc, sharp.lowest) == pytest.approx((sharper.auroc, sharper.lowest), rel=0.01)
+    gradient = runs.query("measure == 'gradient' and circuit == 'induction'")
+    assert (gradient.highest_other / gradient.lowest > 1e24).all()
+
+
 def test_an_unwritten_model_predicts_nothing():
     logits = WrittenModel(1)(torch.tensor([[0, 3, 4]])).logits
     assert not logits.any()

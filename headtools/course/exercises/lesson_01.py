@@ -1,4 +1,4 @@
-"""Exercises of lesson 01: one head's weights, a layer, its record, the sum of heads, what heads cost."""
+"""Exercises of lesson 01: one head's weights, a layer, its record, the sum of heads, what heads cost, no map at all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import headtools as ht
 from headtools.course.exercises.exercise import (
@@ -292,6 +293,74 @@ def _cost(answer: Any) -> None:
         expect_number(got, want, mistakes, rule, given, form="g")
 
 
+class _Largest(TorchDispatchMode):
+    """Sees how many numbers the largest tensor has that an answer makes."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Mapping | None = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            self.numbers = max(self.numbers, one.numel() if isinstance(one, torch.Tensor) else 0)
+        return made
+
+
+def _blocks(answer: Any) -> None:
+    """in_blocks(q, k, v, size): q (T, d), k (S, d), v (S, e) -> softmax(q k' / sqrt d) v, (T, e), and each row's
+    log-sum-exp, (T,), from blocks of ``size`` keys."""
+    draw = torch.Generator().manual_seed(0)
+    for T, S, size, scale in ((2, 4, 2, 1.0), (3, 7, 3, 2.0), (2, 6, 4, 4000.0)):
+        q, k, v = (torch.randn(n, 4, generator=draw, dtype=torch.double).mul(10).round().div(10) for n in (T, S, S))
+        given = {"q": q * scale, "k": k, "v": v[:, :3], "size": size}
+        result = call(answer, **given)
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise Hint(f"Two things are asked for, the output and each row's log-sum-exp; this is {article(result)}.")
+        got = tensor(result[0], (T, 3), "(T, e)", given)
+        log_sum = tensor(result[1].squeeze(-1) if hasattr(result[1], "squeeze") else result[1], (T,), "(T,)", given)
+        if not bool(got.isfinite().all() and log_sum.isfinite().all()):
+            raise Hint(
+                "A number is not finite: exp of a large score is more than a float holds. Subtract the row's "
+                "largest score so far, before exp."
+            )
+        scores, v = given["q"] @ k.T / 2, given["v"]
+        blocks = list(zip(scores.split(size, 1), v.split(size), strict=True))
+        largest = scores.amax(1, keepdim=True)
+        own = [(s - s.amax(1, keepdim=True)).exp() for s, _ in blocks]  # each block by its own largest score
+        unscaled = (
+            sum(w @ values for w, (_, values) in zip(own, blocks, strict=True)) / sum(w.sum(1) for w in own)[:, None]
+        )
+        mistakes = {
+            "Each block has weights that sum to 1 by themselves. A softmax has one denominator for all keys.": sum(
+                s.softmax(1) @ values for s, values in blocks
+            )
+            / len(blocks),
+            "Only the last block counts. What the blocks before it summed has to be kept.": blocks[-1][0].softmax(1)
+            @ blocks[-1][1],
+            "Blocks have different largest scores, and are added as if they had one. When a larger score comes, what "
+            "was summed so far shrinks: times exp(old - new).": unscaled,
+            "The root of d is missing: scores are q k' / sqrt d.": (2 * scores).softmax(1) @ v,
+            "This is the sum of the weighted values; divide by the sum of the weights at the end.": (
+                (scores - largest).exp() @ v
+            ),
+        }
+        expect(got, scores.softmax(1) @ v, mistakes, "It is not the softmax of the whole row, times v.", given)
+        known = {
+            "The log of the sum lacks the score that was subtracted: add the largest.": (
+                (scores - largest).exp().sum(1).log()
+            ),
+            "This is the sum itself; its logarithm is asked for.": (scores - largest).exp().sum(1),
+            "This is the largest score. Add the logarithm of the sum of exp(score - largest).": largest[:, 0],
+        }
+        expect(log_sum, scores.logsumexp(1), known, "The second is log(sum(exp(scores))) of each row.", given)
+    with _Largest() as seen:
+        call(answer, q=torch.ones(30, 2), k=torch.ones(40, 2), v=torch.ones(40, 2), size=5)
+    if seen.numbers >= 30 * 40:
+        raise Hint(
+            f"The numbers are right, and a tensor of {seen.numbers} numbers was made for 30 queries and 40 keys: "
+            "that is the map. Take the product with one block of keys at a time."
+        )
+
+
 def _list(values: torch.Tensor) -> str:
     return ", ".join(f"{v:.2f}" for v in values.tolist())
 
@@ -303,4 +372,5 @@ EXERCISES = (
     Exercise("01.record", "record every head", _record, "record"),
     Exercise("01.sum", "what each head adds", _sum, "contributions"),
     Exercise("01.cost", "count the multiplications", _cost),
+    Exercise("01.blocks", "attention without its map", _blocks),
 )
