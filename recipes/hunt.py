@@ -105,7 +105,8 @@ def compared(model: nn.Module, batch: dict[str, Tensor], sites: ht.Sites, dice: 
                 return f"the output while {want} are recorded: {apart / scale:.1e}"
     with ht.record(model, want="z") as seen:
         logits(model, batch)
-    for site in dice.sample(list(sites), min(3, len(sites))):
+    ran = [site for site in sites if site.key in seen]
+    for site in dice.sample(ran, min(3, len(ran))):
         head = dice.randrange(site.heads)
         read: list[Tensor] = []
         hook = site.out.register_forward_pre_hook(lambda module, args, read=read: read.append(args[0].detach()))

@@ -200,6 +200,8 @@ def by_secant(wrong=""):
         with torch.set_grad_enabled(wrong == "moving"):
             r = (scores.log_softmax(-1) + n.log()).masked_fill(~seen, 0)
             m = torch.where(r.abs() < 1e-4, 1, r.expm1() / r) * u
+            if wrong == "rounded":
+                m = torch.where(p == u, u, (p - u) / (p.log() - u.log())).masked_fill(~seen, 0)
         m = {"p": p, "u": u, "plain": (p + u) / 2}.get(wrong, m)
         m = m if wrong == "moving" else m.detach()
         mean = ((u if wrong == "unweighted" else m) * s).sum(-1, keepdim=True)
@@ -336,6 +338,7 @@ ANSWERS = {
             (lambda m, b, loss=None: rises(m, b), "The loss is always the same"),
             (changed(rises, torch.abs), "These have no sign"),
             (slopes, "These are slopes at gate 1"),
+            (changed(rises, lambda rows: rows.requires_grad_()), "work under torch.no_grad"),
             (changed(rises, lambda rows: rows.mean(0)), "These are the means"),
             (changed(rises, lambda rows: rows[:2]), "There is one row for each batch"),
             (changed(rises, lambda rows: rows * 2), "gates of 1 with a 0 at its place"),
@@ -353,6 +356,7 @@ ANSWERS = {
             (by_secant("u"), "The weights are u"),
             (by_secant("plain"), "plain mean of u and p"),
             (by_secant("unweighted"), "plain mean of the scores"),
+            (by_secant("rounded"), "Take log p from log_softmax"),
             (by_secant("moving"), "NaN among the slopes. m must be held constant"),
             (by_secant("stays"), "still replaced"),
             (left_replaced, "put it back in finally"),

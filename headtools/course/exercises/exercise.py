@@ -141,9 +141,13 @@ def article(value: Any) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
+SHOWN = 300  # characters of an input that a message writes out
+
+
 def _shown(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
-        return repr(value) if isinstance(value, (int, float, str, dict, list, tuple, set)) else article(value)
+        text = repr(value) if isinstance(value, (int, float, str, dict, list, tuple, set)) else article(value)
+        return text if len(text) <= SHOWN else f"{article(value)} of {len(value)}"
     if value.numel() > 24:
         return f"a tensor of shape {tuple(value.shape)}"
     rounded = value.tolist() if value.dtype is torch.bool else value.double().round(decimals=2).tolist()

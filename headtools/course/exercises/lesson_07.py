@@ -207,7 +207,12 @@ def _rows_of(answer: Any, model: nn.Module, batches: list[dict], loss: Callable 
         shape = tuple(value.shape)
         if shape != (n, site.heads):
             raise Hint(_shape_hint(shape, n, site.heads, len(batches)))
-        rows[site.key] = value.detach()
+        if value.requires_grad:
+            raise Hint(
+                "The rows keep their graph, and with it every run of the model: several times the memory. No "
+                "slope of them is asked for: work under torch.no_grad(), or return detached rows."
+            )
+        rows[site.key] = value
     return rows
 
 
@@ -409,7 +414,7 @@ def _saturation(answer: Any) -> str | None:
         want = my_heads.saturation_proof_gradient(model, batches)
         plain = my_heads.gradient(model, batches)
         mistakes = {
-            "These are the slopes of lesson 07's gradient: the softmax is as it was.": plain,
+            "These are the slopes of lesson 07's gradient: the softmax is as it was, or m is not held constant.": plain,
             "These have no sign. Rows keep it.": _each(want, torch.abs),
         } | {hint: _with_softmax(model, batches, instead) for hint, instead in _SOFTMAXES.items()}
         rule = (
@@ -470,6 +475,11 @@ def _unweighted(scores: Tensor) -> Tensor:
     return (u + m.detach() * (s - (u * s).sum(-1, keepdim=True))).masked_fill(scores.isinf(), 0)
 
 
+def _rounded(s: Tensor) -> Tensor:
+    p, u, m = _parts(s)
+    return _linear(s, m.masked_fill(p == 0, 0), u)
+
+
 _SOFTMAXES: dict[str, Callable[[Tensor], Tensor]] = {
     "The uniform part is missing: the new softmax is u + m (s - mean), so that its value is p.": lambda s: _linear(
         s, _parts(s)[2], torch.zeros_like(s)
@@ -484,6 +494,7 @@ _SOFTMAXES: dict[str, Callable[[Tensor], Tensor]] = {
         lambda s: _exact(s, (_parts(s)[0] + _parts(s)[1]) / 2)
     ),
     "The plain mean of the scores is taken off. It must be their mean weighted with m.": _unweighted,
+    "Where p rounds to 0, its logarithm is -inf and m vanishes. Take log p from log_softmax.": _rounded,
 }
 
 

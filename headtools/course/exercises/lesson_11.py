@@ -132,7 +132,7 @@ def _by_token(model: nn.Module, batch: dict[str, Tensor], heads: Any, source: An
 
 def _difference(answer: Any) -> None:
     """logit_difference(logits, position, right, wrong): (B, T, V), (B,), (B,), (B,) -> (B,)."""
-    for rows, words, seed in ((1, 4, 0), (3, 5, 1)):
+    for rows, words, seed in ((2, 4, 0), (3, 5, 1)):
         logits = _draw(rows, 3, words, seed=seed)
         position = torch.tensor([2, 0, 1])[:rows]
         right, wrong = torch.tensor([3, 0, 2])[:rows], torch.tensor([1, 2, 0])[:rows]
@@ -143,6 +143,7 @@ def _difference(answer: Any) -> None:
         want = each[0] - each[1]
         shapes = {
             (): "This is one number; one for each example is asked for, (B,).",
+            (rows, 1): "The numbers are there, with an axis too many: drop the last one, [:, 0].",
             (
                 rows,
                 rows,
