@@ -26,7 +26,7 @@ from headtools.importance.statistics import Received, entropy, largest, offset
 
 WANTED = {"confidence": largest, "entropy": entropy, "previous": offset(-1), "received": Received}
 BOUND, TOKENS = 1.6, 2048
-LENGTHS = (512, 1024, 2048, 4096, 8192)
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 SMOL = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536}
 WHY = "reading rows beside making them"
 
