@@ -5,9 +5,9 @@ numbers of heads, of key-value heads and of layers, widths that need not fit one
 default. The batch is padded, on the left or on the right. What headtools says is held against definitions that know
 nothing of it: a head's output is a slice of what its output projection reads, found with a plain hook.
 
-Every draw ends in one of five ways: ``equal``, ``refused`` (with the sentence), ``not built`` (transformers does not
-take the configuration), ``fails`` (``ht.verify`` names what does not hold), ``different``. Only the last is a defect
-of headtools that nobody is told of.
+Every draw ends in one of these ways: ``equal``, ``refused`` (with the sentence), ``not built`` (transformers does not
+take the configuration), ``fails`` (``ht.verify`` names what does not hold), ``nothing`` (no layer could be compared),
+``stops`` (an error that is no refusal), ``different``. The last two are defects of headtools.
 """
 
 import random
@@ -34,7 +34,7 @@ GROUPS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
 HEAD_WIDTHS = ("head_dim", "d_kv", "d_head")
 NEVER = ("use_cache", "output_", "return_dict", "is_decoder", "is_encoder_decoder", "torchscript", "tie_", "gradient_")
-KINDS = ("equal", "refused", "not built", "fails", "different")
+KINDS = ("equal", "refused", "not built", "fails", "nothing", "stops", "different")
 PRECISIONS = {torch.float64: 1e-6, torch.float32: 2e-4}  # and how far two ways may be apart, of the largest logit
 
 
@@ -96,48 +96,53 @@ def without(site: ht.Site, head: int, value: float) -> torch.utils.hooks.Removab
 
 
 def compared(model: nn.Module, batch: dict[str, Tensor], sites: ht.Sites, dice: random.Random, close: float) -> str:
-    """Return what differs between headtools and plain hooks, '' where nothing does."""
+    """Return what differs between headtools and plain hooks, '' where nothing does.
+
+    Raises ``LookupError`` where none of the layers ran in a way that a plain hook can follow.
+    """
     whole = logits(model, batch)
-    scale = whole.abs().max().clamp_min(1e-9)
-    for want in ("z", "maps"):
-        with ht.record(model, want=want) as seen:
-            if (apart := (logits(model, batch) - whole).abs().max()) > close * scale * (want == "maps"):
-                return f"the output while {want} are recorded: {apart / scale:.1e}"
+    close = close * whole.abs().max().clamp_min(1e-9)
+
+    def apart(ours: Tensor, plain: Tensor, by: float | Tensor) -> bool:
+        return not (ours - plain).abs().max() <= by  # NaN is apart as well
+
+    with ht.record(model, want="maps"):  # eager attention in the place of the model's own
+        if apart(logits(model, batch), whole, close):
+            return "the output while maps are recorded"
     with ht.record(model, want="z") as seen:
-        logits(model, batch)
-    ran = [site for site in sites if site.key in seen]
-    for site in dice.sample(ran, min(3, len(ran))):
-        head = dice.randrange(site.heads)
+        if apart(logits(model, batch), whole, 0):
+            return "the output while z is recorded"
+    tried = 0
+    for site in dice.sample(list(sites), len(sites)):
         read: list[Tensor] = []
         hook = site.out.register_forward_pre_hook(lambda module, args, read=read: read.append(args[0].detach()))
         logits(model, batch)
         hook.remove()
-        z = seen[site.key].z
-        there = read[0].transpose(0, 1) if site.tokens_first else read[0]
-        there, z = there.flatten(), z.flatten()
-        if len(read) == 1 and len(there) == len(z) and not torch.allclose(there, z, rtol=0, atol=0, equal_nan=True):
+        if site.key not in seen or len(read) != 1 or tried == 3:
+            continue
+        tried += 1
+        head, z = dice.randrange(site.heads), seen[site.key].z
+        there = (read[0].transpose(0, 1) if site.tokens_first else read[0]).flatten()
+        if len(there) != z.numel() or not torch.allclose(there, z.flatten(), rtol=0, atol=0, equal_nan=True):
             return f"z of {site.key}"
+        gate = torch.ones(site.heads, dtype=z.dtype)
+        gate[head] = 0.3
         for name, value, context in (
             ("ablate", 0.0, ht.ablate(model, {site.key: [head]})),
-            ("gates", 0.3, ht.gates(model, {site.key: gate_of(site, head, 0.3, seen[site.key].z)})),
+            ("gates", 0.3, ht.gates(model, {site.key: gate})),
         ):
             handle = without(site, head, value)
             plain = logits(model, batch)
             handle.remove()
             with context:
                 ours = logits(model, batch)
-            if (ours - plain).abs().max() > close * scale:
-                return f"{name} of {site.key}, head {head}: {(ours - plain).abs().max() / scale:.1e}"
+            if apart(ours, plain, close):
+                return f"{name} of {site.key}, head {head}: {(ours - plain).abs().max():.1e}"
         if not torch.equal(logits(model, batch), whole):
             return f"the model after {site.key}"
+    if not tried:
+        raise LookupError("no layer ran once")
     return ""
-
-
-def gate_of(site: ht.Site, head: int, value: float, like: Tensor) -> Tensor:
-    """Return gates of 1 with another number for one head."""
-    gate = torch.ones(site.heads, dtype=like.dtype)
-    gate[head] = value
-    return gate
 
 
 def drawn(family: str, name: str, seed: int) -> dict:
@@ -176,9 +181,18 @@ def drawn(family: str, name: str, seed: int) -> dict:
         if found.failed:
             said = dict.fromkeys(f"{check}: {why}" for (_, check), why in found.failed.items())
             return row | {"end": "fails", "why": "; ".join(said)}
+    except (ValueError, TypeError, NotImplementedError) as error:
+        return row | {"end": "refused", "why": families.sentence(error)}
+    except Exception as error:
+        return row | {"end": "stops", "why": f"{type(error).__name__}: {families.sentence(error)}"}
+    try:
         wrong = compared(model, batch, sites, dice, PRECISIONS[precision])
-    except (ValueError, TypeError, NotImplementedError, LookupError, RuntimeError) as error:
-        return row | {"end": "refused", "why": f"{type(error).__name__}: {families.sentence(error)}"}
+    except LookupError as error:
+        return row | {"end": "nothing", "why": families.sentence(error)}
+    except (ValueError, NotImplementedError) as error:
+        return row | {"end": "refused", "why": families.sentence(error)}
+    except Exception as error:
+        return row | {"end": "stops", "why": f"{type(error).__name__}: {families.sentence(error)}"}
     return row | {"end": "different" if wrong else "equal", "why": wrong}
 
 
@@ -196,17 +210,10 @@ def main(
     while time.monotonic() < end:
         family, name = dice.choice(named)
         number = dice.randrange(1_000_000)
-        row = families.limited(drawn, family, name, number)
-        row = row or {
-            "family": family,
-            "class": name,
-            "seed": number,
-            "set": "",
-            "end": "not built",
-            "why": "no answer",
-        }
+        silent = {"family": family, "class": name, "seed": number, "set": "", "end": "not built", "why": "no answer"}
+        row = families.limited(drawn, family, name, number) or silent
         rows.append(row)
-        if row["end"] in ("fails", "different"):
+        if row["end"] in ("fails", "stops", "different"):
             print(f"{row['end']}: {name}, seed {number} ({row['set']}): {row['why']}", flush=True)
     count = Counter(row["end"] for row in rows)
     built = {row["class"] for row in rows if row["end"] != "not built"}
