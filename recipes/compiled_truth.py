@@ -26,6 +26,7 @@ from headtools.heads.record import contributions
 from headtools.heads.scores import HeadScores
 from headtools.importance.loss import each_loss
 from recipes._results import ASSETS, write
+from recipes.truth import Circuit, auroc, gradient, leave_one_out, relevance
 
 FILE = ASSETS / "compiled_truth.json"
 LETTERS = "abcdefghijklmnop"
@@ -70,27 +71,7 @@ def batch_of(tokenizer: object, seed: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-def gradient(**options: object) -> Callable:
-    """``ht.gradient``."""
-    return lambda model, batch, _seed: ht.gradient(model, batch, "aligned", **options)
-
-
-def leave_one_out(replacement: str) -> Callable:
-    """``ht.ablation``."""
-    return lambda model, batch, seed: ht.ablation(model, batch, "aligned", replacement, seed=seed, progress=False)
-
-
-def relevance(rules: str) -> Callable:
-    """``ht.relevance`` of the right answers' logits."""
-
-    def answer(outputs: object, batch: dict) -> Tensor:
-        labels = batch["labels"]
-        return (outputs.logits.gather(2, labels.clamp(0)[..., None])[..., 0] * (labels >= 0)).sum(1)
-
-    return lambda model, batch, _seed: ht.relevance(model, batch, answer, rules)
-
-
-def norm_written(model: nn.Module, batch: dict, _seed: int) -> HeadScores:
+def norm_written(model: nn.Module, batch: dict, *_: object) -> HeadScores:
     """The mean length of what a head adds to the residual stream."""
     with torch.no_grad(), ht.record(model, want="z") as seen:
         model(**{key: value for key, value in batch.items() if key != "labels"})
@@ -104,7 +85,7 @@ MEASURES: dict[str, Callable] = {
     "leave one out, zero": leave_one_out("zero"),
     "leave one out, mean": leave_one_out("mean"),
     "leave one out, resample": leave_one_out("resample"),
-    "confidence": lambda model, batch, _seed: ht.confidence(model, batch),
+    "confidence": lambda model, batch, *_: ht.confidence(model, batch),
     "norm of what is written": norm_written,
     **{f"relevance, {rules}": relevance(rules) for rules in ("attnlrp", "cp", "epsilon")},
 }
@@ -125,13 +106,6 @@ def truth(model: nn.Module, batch: dict) -> tuple[list[tuple[str, int, int]], di
     others = [head for head in every if head not in own]
     told = {"full": full, "without_others": losses(model, batch, others), "without": losses(model, batch, own)}
     return own, told | {"without_one": min(losses(model, batch, [head]) for head in own)}
-
-
-def auroc(scores: HeadScores, own: list[tuple[str, int, int]]) -> float:
-    """Return how probably a head of the circuit has a higher score than another; equal scores count half."""
-    mine = torch.tensor([head in own for head in scores])
-    difference = scores.flat()[mine][:, None] - scores.flat()[~mine]
-    return ((difference > 0).double() + 0.5 * (difference == 0).double()).mean().item()
 
 
 def main(seeds: int = SEEDS, file: Annotated[Path, typer.Option(help="where results go")] = FILE) -> None:
@@ -159,12 +133,17 @@ def main(seeds: int = SEEDS, file: Annotated[Path, typer.Option(help="where resu
             for measure, of in tqdm(MEASURES.items(), desc=f"{name}, seed {seed}"):
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message="the softmax of")  # that it is saturated is what is tried
-                    scores = of(model, batch, seed)
+                    scores = of(model, batch, {}, seed)  # no measure here takes a counterfactual batch
                 lowest = min(scores.values[head[:2]][head[2]].item() for head in own)
                 highest = max(
                     float(value) for head, value in zip(scores, scores.flat(), strict=True) if head not in own
                 )
-                row = {"circuit": name, "measure": measure, "seed": seed, "auroc": round(auroc(scores, own), 4)}
+                row = {
+                    "circuit": name,
+                    "measure": measure,
+                    "seed": seed,
+                    "auroc": round(auroc(scores, Circuit(model, [head[1:] for head in own])), 4),
+                }
                 runs.append(row | {"lowest": float(f"{lowest:.3g}"), "highest_other": float(f"{highest:.3g}")})
     about = {"compiler": "torchwright 0.2.0", "examples": EXAMPLES, "seeds": seeds, "needed": NEEDED}
     write({"setting": about, "torch": torch.__version__, "circuits": circuits, "runs": runs}, file, row_key="circuit")

@@ -63,9 +63,10 @@ def filled(sheet: str, marks: Mapping[tuple[str, str], str]) -> tuple[str, list[
         raise ValueError(
             f"no column says who a learner is; it has {', '.join(titles)}, needed one of {sorted(LEARNER)}"
         )
+    rows = [row + [""] * (len(titles) - len(row)) for row in rows]  # spreadsheets leave empty ends out
     known: dict[str, int] = {}
     for number, row in enumerate(rows):
-        for name in {row[at].strip().lower() for at in who if at < len(row)} - {""}:
+        for name in {row[at].strip().lower() for at in who} - {""}:
             for spelled in {name, name.split("@")[0]}:
                 if known.setdefault(spelled, number) != number:
                     raise ValueError(f"two rows of the sheet are {spelled!r}")

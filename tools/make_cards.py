@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+import site_handouts  # noqa: E402
+
 from headtools.course.course_claims import course_claims  # noqa: E402
 
 NOTEBOOKS = ROOT / "notebooks"
@@ -64,12 +66,10 @@ def words(glossary: str) -> list[Card]:
 
 
 def formulas(sheet: str) -> list[Card]:
-    """Return a card for every row of the cheat sheet's table of formulas."""
-    section = re.search(r"^## Formulas$(.*?)^## ", sheet, re.M | re.S)[1]
-    rows = re.findall(r"^\| (.+) \| (.+) \| (\d\d) \|$", section, re.M)
+    """Return a card for every formula of the cheat sheet."""
     return [
         Card("Formulas", html(what), f"{html(formula)}<br><small>lesson {lesson}</small>")
-        for what, formula, lesson in rows
+        for what, formula, lesson in site_handouts.formulas(sheet)
     ]
 
 

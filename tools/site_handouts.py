@@ -64,9 +64,9 @@ def marked(text: str) -> str:
     return re.sub(r"([\\`*_<>\[\]$])", r"\\\1", text)
 
 
-def formulas(sheet: str, number: str) -> list[tuple[str, str]]:
-    """Return (what, formula) of a lesson's rows in the cheat sheet."""
-    return re.findall(rf"^\| (.+) \| (.+) \| {number} \|$", sheet, re.M)
+def formulas(sheet: str) -> list[tuple[str, str, str]]:
+    """Return (what, formula, lesson) of every row of the cheat sheet's table of formulas."""
+    return re.findall(r"^\| (.+) \| (.+) \| (\d\d) \|$", sheet, re.M)
 
 
 def built(number: str) -> list[tuple[str, str]]:
@@ -81,21 +81,17 @@ def page(path: Path, sheet: str) -> str:
     top = notebook.cells[0].source
     able = re.search(r"You will be able to\*\* (.+)", top)[1]
     question = re.search(r"^# (\d\d · .+)", top)[1]
+    claims = [one for one in course_claims() if one.lesson == number]
     parts = [f"# {question}", MARK.format(page=path.stem), f"**You will be able to** {able}"]
     for heading, lines in (
         ("Findings", [f"**{name}.** {text}" if name else text for name, text in findings(notebook)]),
-        ("Formulas", [f"{what}: {formula}" for what, formula in formulas(sheet, number)]),
+        ("Formulas", [f"{what}: {formula}" for what, formula, lesson in formulas(sheet) if lesson == number]),
         ("What you write", [f"`{name}`: {text}" for name, text in built(number)]),
-        ("What others write", [f"{one.claim} ({one.source}): *{one.cited}*. {one.why}" for one in weighed(number)]),
+        ("What others write", [f"{one.claim} ({one.source}): *{one.cited}*. {one.why}" for one in claims[:3]]),
     ):
         if lines:
             parts.append(f"## {heading}\n\n" + "\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
-
-
-def weighed(number: str) -> list:
-    """Return the claims of others that a lesson weighs, three at most."""
-    return [one for one in course_claims() if one.lesson == number][:3]
 
 
 def pages(notebooks: Path) -> dict[str, str]:

@@ -147,7 +147,7 @@ SHOWN = 300  # characters of an input that a message writes out
 def _shown(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         text = repr(value) if isinstance(value, (int, float, str, dict, list, tuple, set)) else article(value)
-        return text if len(text) <= SHOWN else f"{article(value)} of {len(value)}"
+        return text if len(text) <= SHOWN else f"{article(value)}, too long to show"
     if value.numel() > 24:
         return f"a tensor of shape {tuple(value.shape)}"
     rounded = value.tolist() if value.dtype is torch.bool else value.double().round(decimals=2).tolist()

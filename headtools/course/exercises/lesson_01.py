@@ -301,7 +301,8 @@ class _Largest(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Mapping | None = None) -> Any:
         made = function(*args, **(kwargs or {}))
         for one in made if isinstance(made, tuple | list) else (made,):
-            self.numbers = max(self.numbers, one.numel() if isinstance(one, torch.Tensor) else 0)
+            if isinstance(one, torch.Tensor):  # what it keeps, not what a view of it seems to have
+                self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
         return made
 
 
