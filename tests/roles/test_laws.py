@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -85,8 +85,8 @@ def test_words_look_at_words_as_their_pieces_do(tokenizer, said, heads, seed):
 @law(25)
 @given(drawn(TEXT, ("float32", "float64"), ("right",)), tokenizers(), sentences(3, 5), st.data())
 def test_roles_of_any_model(one, tokenizer, said, data):
-    # A norm over two features gives 1 and -1, or the other way round: rounding alone can turn a token's vector over.
-    assume(one.heads * one.width > 2 or one.dtype == "float64")
+    if one.heads * one.width == 2:  # a norm over two features gives a sign, which rounding in single precision can turn
+        one.model.double()
     size = data.draw(st.integers(1, 4), label="batch_size")
     with untouched(one.model):
         frame = ht.taxonomy(one.model, tokenizer, said, times=10)
