@@ -78,9 +78,12 @@ def passed() -> dict[tuple[str, str], set[str]]:
     for place, paths in places.items():
         for path in paths:
             for code in code_of(path):
-                for name, positional, keywords in calls(code):
-                    for parameter in [*public.get(name, [])[:positional], *keywords]:
-                        found[name, parameter].add(place)
+                for called, positional, keywords in calls(code):
+                    # cls(...) and dataclasses.replace(...) make whichever class has these fields
+                    names = public if called in ("cls", "replace") and place == "package" else [called]
+                    for name in names:
+                        for parameter in [*public.get(name, [])[:positional], *keywords]:
+                            found[name, parameter].add(place)
     return found
 
 

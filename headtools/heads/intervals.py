@@ -39,21 +39,22 @@ from torch import Tensor
 MIN_EXAMPLES = 5  # with fewer no interval has the coverage it promises
 _MIN_ERROR_RATIO = 0.25  # a resample's standard error is at least this fraction of the sample's, so that t is bounded
 _DRAWS_PER_CHUNK = 2**20  # indices drawn at once
+_DRAWS = 1000  # resamples of an interval
 _MAX_MEANS = 2**24  # resampled means held in memory at once
 
 
 def bootstrap(
-    values: Tensor, *, statistic: Callable[[Tensor], Tensor] | None = None, times: int = 1000, level: float = 0.95
+    values: Tensor, *, statistic: Callable[[Tensor], Tensor] | None = None, level: float = 0.95
 ) -> tuple[Tensor, Tensor]:
     """Return the bounds of a confidence interval of the mean of ``values``, at confidence level ``level``.
 
-    ``values``: (n, ...) with one row per example, of which ``times`` resamples are drawn; both bounds have the shape of
+    ``values``: (n, ...) with one row per example, of which 1,000 resamples are drawn; both bounds have the shape of
     a row, and may exceed the range of the mean. Each is the outer one of Student's t and of bootstrap-t (Efron and
     Tibshirani 1993, ch. 12), which allows for skewness. Differences of two systems on the same examples are paired.
     ``statistic`` maps resampled means (draws, ...) to a function of them (draws, ...), such as a rank correlation:
     :func:`interval_around`. It is about samples of *n examples*: a rank correlation of noisy means rises with n.
 
-    Raises ``ValueError`` for fewer than five rows, NaN, infinity, or a level or number of draws that is none.
+    Raises ``ValueError`` for fewer than five rows, NaN, infinity, or a level that is none.
 
     >>> low, high = bootstrap(torch.tensor([[1.0, 2.0], [3.0, 8.0]] * 5), statistic=lambda m: m[:, 0] / m[:, 1])
     >>> low < 0.4 < high
@@ -66,13 +67,13 @@ def bootstrap(
         )
     if not values.isfinite().all():
         raise ValueError("the values hold NaN or infinity: leave out the examples that have no value")
-    if not 0 < level < 1 or times < 1:
-        raise ValueError(f"level lies between 0 and 1, such as 0.95, and times from 1 on; got {level} and {times}")
+    if not 0 < level < 1:
+        raise ValueError(f"level lies between 0 and 1, such as 0.95; got {level}")
     rows = values.detach().cpu().double().reshape(len(values), -1)
     if statistic is not None:
-        return _of_statistic(rows, values.shape[1:], statistic, times, level)
-    blocks = rows.split(max(1, _MAX_MEANS // times), 1)  # of columns; all blocks have the same draws
-    bounds_by_block = zip(*(_studentised(block, times, level) for block in blocks), strict=True)
+        return _of_statistic(rows, values.shape[1:], statistic, level)
+    blocks = rows.split(max(1, _MAX_MEANS // _DRAWS), 1)  # of columns; all blocks have the same draws
+    bounds_by_block = zip(*(_studentised(block, level) for block in blocks), strict=True)
     low, high = (torch.cat(bound).view(values.shape[1:]).float() for bound in bounds_by_block)
     return low, high
 
@@ -140,13 +141,13 @@ def resample_counts(n_examples: int, times: int) -> Iterator[Tensor]:
         yield torch.zeros(shape, dtype=torch.double).scatter_add_(1, indices, torch.ones(shape, dtype=torch.double))
 
 
-def _studentised(rows: Tensor, times: int, level: float) -> tuple[Tensor, Tensor]:
+def _studentised(rows: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """Return the outer bounds of Student's t and bootstrap-t for the means of rows (n, columns)."""
     n, mean = len(rows), rows.mean(0)
     deviations = rows - mean
     error = (deviations.square().sum(0) / (n * (n - 1))).sqrt()  # standard error of the mean
     t_values = []  # t* = (mean* - mean) / error*, Efron and Tibshirani 1993, ch. 12; (draws, columns)
-    for counts in resample_counts(n, times):  # (draws, n)
+    for counts in resample_counts(n, _DRAWS):  # (draws, n)
         shift = counts @ deviations / n
         resample_error = ((counts @ deviations.square() / n - shift.square()).clamp_min(0) / (n - 1)).sqrt()
         t_values.append(shift / torch.maximum(resample_error, _MIN_ERROR_RATIO * error))
@@ -158,7 +159,7 @@ def _studentised(rows: Tensor, times: int, level: float) -> tuple[Tensor, Tensor
 
 
 def _of_statistic(
-    rows: Tensor, shape: torch.Size, statistic: Callable[[Tensor], Tensor], times: int, level: float
+    rows: Tensor, shape: torch.Size, statistic: Callable[[Tensor], Tensor], level: float
 ) -> tuple[Tensor, Tensor]:
     """Return the interval of a statistic of the mean of rows (n, columns); ``shape`` is that of one row."""
 
@@ -172,7 +173,7 @@ def _of_statistic(
         return result.detach().cpu().double()
 
     n, value = len(rows), evaluate(rows.mean(0, keepdim=True))[0]
-    replicas = torch.cat([evaluate(counts @ rows / n) for counts in resample_counts(n, times)])
+    replicas = torch.cat([evaluate(counts @ rows / n) for counts in resample_counts(n, _DRAWS)])
     low, high = interval_around(value, replicas.movedim(0, -1), n, level)
     return low.float(), high.float()
 

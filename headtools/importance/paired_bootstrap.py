@@ -26,14 +26,11 @@ class Difference(NamedTuple):
     second: float
 
 
-def paired_bootstrap(
-    with_: Sequence[str], without: Sequence[str], references: Sequence[str], metric: BLEU | None = None
-) -> Difference:
+def paired_bootstrap(with_: Sequence[str], without: Sequence[str], references: Sequence[str]) -> Difference:
     """Return how much the corpus BLEU of two systems differs, 0 to 100: second minus first, interval, and p.
 
     ``with_`` and ``without`` are translations of the same sentences, say of a model with a head and without it.
-    ``metric`` is a sacreBLEU object (Post 2018), by default one for tokenized words, ``tokenize="none"``. Sentences are
-    drawn with replacement 1,000 times, the same for both systems (Koehn 2004, aclanthology W04-3250); the interval is
+    BLEU is sacreBLEU's of tokenized words (Post 2018, ``tokenize="none"``). Sentences are drawn with replacement 1,000 times, the same for both systems (Koehn 2004, aclanthology W04-3250); the interval is
     that of ``interval_around``. ``p`` is two-sided: the larger one of twice the fraction of resamples beyond 0 and of
     Student's t with their deviation. It is for one comparison: of many heads, correct all p by
     ``scipy.stats.false_discovery_control`` (Benjamini and Hochberg 1995).
@@ -58,7 +55,7 @@ def paired_bootstrap(
             raise ValueError(
                 f"two systems need {MIN_EXAMPLES} or more sentences, the same: got {len(texts)} {name}, {n} references"
             )
-    metric = BLEU(tokenize="none", force=True) if metric is None else metric
+    metric = BLEU(tokenize="none", force=True)
     counts = [_ngram_counts(list(system), list(references), metric) for system in (with_, without)]
     # The first row stands for the sentences as they are; in each other row some came several times, and some never.
     draws = np.concatenate([np.ones((1, n)), *(some.numpy() for some in resample_counts(n, times=1000))])

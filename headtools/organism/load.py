@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PRUNED_HEADS = "pruned_heads.json"  # what save() adds to a folder: {"heads": [...], "ungrouped": [...]}
 _TOKENIZERS = ("tokenizer*.json", "vocab.txt", "vocab.json", "*.model", "*.spm")
+_BATCH_SIZE = 32  # sentences that translate() gives the model at once
 _PATH = re.compile(r"^[./~]|/.*/|\\|^[A-Za-z]:")  # more parts than the Hub's owner/model, or a path of Windows
 
 
@@ -237,13 +238,10 @@ def translate(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     sentences: Sequence[str | Sequence[str]],
-    batch_size: int = 32,
-    max_new_tokens: int = 64,
 ) -> list[str]:
     """Translate sentences greedily with a sequence-to-sequence model; works inside ``ablate`` and ``gates``.
 
-    ``sentences`` are strings, or sequences of words as in ``Sentence.words``; each translation has at most
-    ``max_new_tokens`` tokens. Returns one string per sentence, in order. Raises ValueError for a single string, an
+    ``sentences`` are strings, or sequences of words as in ``Sentence.words``; a translation has at most 64 tokens. Returns one string per sentence, in order. Raises ValueError for a single string, an
     empty list, an empty sentence or a word that the tokenizer does not know.
 
     >>> model, tokenizer = load()
@@ -264,10 +262,10 @@ def translate(
             )
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # by length: less padding
     translations = [""] * len(texts)
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
+    for start in range(0, len(order), _BATCH_SIZE):
+        indices = order[start : start + _BATCH_SIZE]
         batch = tokenizer([texts[i] for i in indices], return_tensors="pt", padding=True).to(model.device)
-        ids = model.generate(**batch, num_beams=1, do_sample=False, max_new_tokens=max_new_tokens)
+        ids = model.generate(**batch, num_beams=1, do_sample=False, max_new_tokens=64)
         for i, text in zip(indices, tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True):
             translations[i] = text
     return translations

@@ -1,4 +1,4 @@
-"""Edit the weights of one head: ``edit`` removes directions from what it writes, or from what it reads."""
+"""Edit the weights of one head: ``edit`` removes directions from what it writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from headtools.geometry.circuits import ov
-from headtools.geometry.subspaces import SIDES
 from headtools.heads._checks import check_not_offloaded, check_plain_weights
 from headtools.heads._devices import to_float64
 from headtools.heads._hooks import claimed, context, override
@@ -23,16 +22,13 @@ def edit(
     *,
     remove: Tensor | None = None,
     drop_top: int | None = None,
-    side: str = "write",
 ) -> Iterator[None]:
     """Edit the weights of one head while the context lasts; afterwards they are what they were, bit for bit.
 
     With ``remove``, directions (d,) or (n, d), the head ("encoder", 2, 0) no longer writes along them: W_O ← W_O (I −
     V Vᵀ), with V an orthonormal basis of their span (Bolukbasi et al. 2016, arXiv:1607.06520). With ``drop_top=k`` they
-    are the first k right singular vectors of its W_OV. With ``side="read"`` it no longer reads along them: W_V ← (I −
-    U Uᵀ) W_V. A value bias is written and not read, so only ``side="write"`` edits what it adds; the output
-    projection's bias stays. Edits nest and end in any order. To keep one, copy the model inside the context; do not
-    train there.
+    are the first k right singular vectors of its W_OV. The output projection's bias stays. Edits nest and end in any
+    order. To keep one, copy the model inside the context; do not train there.
 
     Raises ``KeyError`` or ``IndexError`` for a head that does not exist, ``ValueError`` or ``TypeError`` for directions
     of another width, zero or NaN, and for a head without plain weights of its own (shared, latent or tied ones).
@@ -49,18 +45,15 @@ def edit(
     """
     check_not_offloaded(model, "edit")
     ((site, (head_index,)),) = select(sites(model), [head]).items()
-    if side not in SIDES:
-        raise ValueError(f'side must be "read" or "write", got {side!r}')
     if (remove is None) == (drop_top is None):
         raise ValueError("pass one of the two: remove=direction, or drop_top=1 for the head's strongest direction")
-    module, weight, index, dim = _head_weight(model, site, head_index, side)
+    module, weight, index, dim = _head_weight(model, site, head_index)
     if remove is not None:
-        basis = _orthonormal_basis(remove, weight.shape[1 - dim], site, side)
+        basis = _orthonormal_basis(remove, weight.shape[1 - dim], site)
     elif isinstance(drop_top, bool) or not isinstance(drop_top, int) or not 1 <= drop_top <= site.value_dim:
         raise ValueError(f"drop_top is a number of directions, 1 to {site.value_dim}, got {drop_top!r}")
     else:
-        u, _, v = ov(site)[site.key][head_index].svd()
-        basis = (u if side == "read" else v)[:, :drop_top]  # (d, k)
+        basis = ov(site)[site.key][head_index].svd()[2][:, :drop_top]  # (d, k)
     # Edits of the same slot share one original and are applied in turn, so that they may end in any order.
     slot = f"{'rows' if dim == 0 else 'columns'} from {index[0]}"
 
@@ -81,41 +74,28 @@ def edit(
         yield
 
 
-def _head_weight(model: nn.Module, site: Site, head: int, side: str) -> tuple[nn.Module, nn.Parameter, Tensor, int]:
-    """Return the projection that a head writes (or reads) with, its weight, the head's indices in it and their ``dim``.
-
-    The other dimension of the weight is the residual stream's.
-    """
+def _head_weight(model: nn.Module, site: Site, head: int) -> tuple[nn.Module, nn.Parameter, Tensor, int]:
+    """Return a head's output projection, its weight, the head's indices in it and their ``dim``; the other is d."""
     who = f"{type(site.module).__name__} ({site.label}.{head})"
     if site.empty:
         raise ValueError(f"{who}: all heads of this layer are cut, and the silent head that is left writes nothing")
-    if side == "write":
-        module, index, dim = site.out, torch.arange(site.value_dim) + head * site.value_dim, 1
-    else:
-        if site.v is None:
-            raise ValueError(f'{who} has no values of its own, they are computed from a latent: use side="write"')
-        if site.kv_heads != site.heads:
-            raise ValueError(
-                f"{who} has no values of its own: {site.heads // site.kv_heads} heads share them, and an edit would "
-                'change all; use side="write", where each head has its own weights'
-            )
-        module, index, dim = site.v.module, site.v.rows[head], 0
+    module, index = site.out, torch.arange(site.value_dim) + head * site.value_dim
     check_plain_weights(model, [module], "edit")
     weight = module.weight
     names = [name for name, other in model.named_parameters(remove_duplicate=False) if other is weight]
     if len(names) > 1:
         raise ValueError(f"{who} has no weights of its own, they are tied: {' and '.join(names)}; untie them first")
-    return module, weight, index.to(weight.device), 1 - dim if is_transposed(module) else dim
+    return module, weight, index.to(weight.device), 0 if is_transposed(module) else 1
 
 
-def _orthonormal_basis(remove: Tensor, width: int, site: Site, side: str) -> Tensor:
+def _orthonormal_basis(remove: Tensor, width: int, site: Site) -> Tensor:
     """Return an orthonormal basis (d, n) of the span of some directions."""
     if not isinstance(remove, Tensor) or not remove.is_floating_point():
         got = remove.dtype if isinstance(remove, Tensor) else type(remove).__name__
         raise TypeError(f"a direction is a floating-point tensor ({width},) or (n, {width}), got {got}")
     if remove.dim() not in (1, 2) or remove.shape[-1] != width or not remove.numel():
         raise ValueError(
-            f"got directions of shape {tuple(remove.shape)}; {site.label} {side}s vectors of {width} numbers, so "
+            f"got directions of shape {tuple(remove.shape)}; {site.label} writes vectors of {width} numbers, so "
             f"expected ({width},) or (n, {width})"
         )
     directions = remove.detach().cpu().double().reshape(-1, width)
