@@ -292,7 +292,7 @@ def _scores(given: Namespace, subject: _Subject, method: str, options: dict[str,
 
 def _verify(given: Namespace, subject: _Subject) -> None:
     """Try what the model's heads are, and print what does not hold to stderr."""
-    if not given.no_verify and not (found := ht.verify(subject.model)).ok:
+    if not (found := ht.verify(subject.model, skip=given.no_verify)).ok:
         _announce(f"{given.model} is not in all what headtools takes it for:\n{found}")
 
 

@@ -159,6 +159,11 @@ def claimed(context: str, targets: Iterable[object], copyable: bool = False) -> 
         yield
 
 
+def is_held(target: object) -> bool:
+    """Whether a context holds this object now."""
+    return bool(entries(target, _HELD))
+
+
 def _set_copyable(target: object) -> None:
     """Let a module be copied where no open context forbids it."""
     if isinstance(target, nn.Module):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import datetime
 import inspect
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -22,7 +22,7 @@ from transformers import Cache
 
 from headtools.heads._checks import check_batch, check_not_compiled
 from headtools.heads._devices import device_of
-from headtools.heads._hooks import hook_input, without_dropout
+from headtools.heads._hooks import hook_input, is_held, without_dropout
 from headtools.heads._layout import Projection, obstacle
 from headtools.heads._pictures import verified_html
 from headtools.heads._tokens import is_encoder_decoder, model_inputs
@@ -51,13 +51,14 @@ class Verification:
 
     ``found`` has (site's label, check) -> '' where the check holds, a sentence where it does not; what could not be
     tried is not there. ``unseen`` names modules that compute attention and are no sites. ``when`` and ``versions`` say
-    with what.
+    with what; ``skipped``: nothing was tried, as was asked for.
     """
 
     found: Mapping[tuple[str, str], str]
     unseen: tuple[str, ...]
     when: str
     versions: Mapping[str, str]
+    skipped: bool = False
 
     @property
     def failed(self) -> dict[tuple[str, str], str]:
@@ -73,6 +74,8 @@ class Verification:
         return verified_html(self)
 
     def __repr__(self) -> str:
+        if self.skipped:
+            return "not tried, as skip=True asked for"
         labels = list(dict.fromkeys(label for label, _ in self.found))
         width = max(map(len, [*labels, "site"]))
         lines = ["  ".join(["site".ljust(width), *(name.ljust(8) for name in CHECKS)]).rstrip()]
@@ -112,7 +115,7 @@ class _Run:
         return {**dict(enumerate(self.args)), **self.kwargs}
 
 
-def verify(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Verification:
+def verify(model: nn.Module, batch: Mapping[str, Any] | None = None, *, skip: bool = False) -> Verification:
     """Try whether a model's sites are what ``sites`` says, on a short text; costs less than five passes over it.
 
     ``batch``: the model's arguments, of which the first row and eight tokens are taken; left out, random tokens for a
@@ -120,10 +123,11 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Verifica
     each projection changed (queries, keys, values), with one gate at 0; what it writes is compared with the sum of its
     heads; and the text runs once more, beside padding and while maps are recorded. Printed as a table: ``ok``,
     ``FAILS`` with a sentence and what depends on it, or ``-`` where there is nothing to try. ``sites(model).verified``
-    keeps the result: measures then refuse a kind, padding or maps that do not hold, and ``prune`` rows and gates. The
-    model is left bit for bit as it was.
+    keeps the result: measures then refuse a kind, padding or maps that do not hold, and ``prune`` rows and gates. Every
+    measure does this first to a model that was not tried before; with ``skip`` nothing is tried, now or by a measure.
+    The model is left bit for bit as it was.
 
-    Raises ``ValueError`` for a model that needs a batch and got none, and as ``sites`` does.
+    Raises ``ValueError`` for a model that needs a batch and got none, for outputs that are NaN, and as ``sites`` does.
 
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
@@ -134,6 +138,8 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Verifica
     check_not_compiled(model)
     found: dict[tuple[str, str], str] = {}
     every_site = sites(model)
+    if skip:
+        return _keep(every_site, {}, skipped=True)
     inputs = _short(model, batch)
     with without_dropout(model), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -141,6 +147,8 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Verifica
         with torch.enable_grad(), _watched(runs):
             model(**inputs)
         for site, run in runs.items():
+            if run.z is not None and not run.z.isfinite().all():
+                raise ValueError(f"{site.label} gives NaN or infinity on this batch, so that nothing can be compared")
             if run.calls and not site.empty:
                 results = _try_site(site, run)
                 lost = f"the model runs {run.without_gradient} of {run.calls} calls under torch.no_grad"
@@ -150,11 +158,34 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Verifica
         found |= _try_text(model, inputs, runs)
     unseen = [*every_site.skipped]
     unseen += [f"{n} (MultiheadAttention)" for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
+    found = {(site.label, n): found[site.label, n] for site in runs for n in CHECKS if (site.label, n) in found}
+    return _keep(every_site, found, tuple(unseen))
+
+
+def verify_once(model: nn.Module, batches: Any = None) -> None:
+    """Run ``verify`` on a model that nobody has tried yet, with the first of ``batches`` where it can be looked at.
+
+    Inside ``gates``, ``ablate`` or their like nothing is tried, as the model is not itself there. An error is left for
+    the measure to raise, which knows more of the batch, or does without what the trial needs.
+    """
+    every_site = sites(model)
+    if every_site.verified is not None or is_held(model) or torch.is_inference_mode_enabled():
+        return
+    first = batches[0] if isinstance(batches, Sequence) and batches else batches
+    batch = first if isinstance(first, Mapping) else None  # a generator keeps its batches for the measure
+    if batch is None and getattr(model, "main_input_name", "") != "input_ids":
+        return  # there is a batch next time, perhaps
+    with suppress(Exception):
+        verify(model, batch)
+
+
+def _keep(
+    every_site: Sites, found: dict[tuple[str, str], str], unseen: tuple[str, ...] = (), skipped: bool = False
+) -> Verification:
+    """Keep what was found of a model, with the date and the versions, and return it."""
     versions = {name: version(name) for name in ("headtools", "torch", "transformers")}
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    found = {(site.label, n): found[site.label, n] for site in runs for n in CHECKS if (site.label, n) in found}
-    result = Verification(found, tuple(unseen), now, versions)
-    _VERIFIED[every_site] = result
+    _VERIFIED[every_site] = result = Verification(found, unseen, now, versions, skipped)
     return result
 
 
@@ -206,11 +237,12 @@ def _short(model: nn.Module, batch: Mapping[str, Any] | None) -> dict[str, Any]:
     if len(rows) == 1:  # several pictures of one text are not its rows
         inputs = {n: value[:1] if isinstance(value, Tensor) and value.dim() else value for n, value in inputs.items()}
         mask = inputs.get("attention_mask")
-        text = {"input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask", "labels", "use_cache"}
+        source = ("input_ids", "attention_mask", "token_type_ids")
+        text = {*source, "decoder_input_ids", "decoder_attention_mask", "labels", "use_cache"}
         if inputs.keys() <= text and (mask is None or mask.dim() == 2):
             if mask is not None:  # without padding, on whichever side it is
                 real = mask[0].bool()
-                inputs |= {name: inputs[name][:, real] for name in ("input_ids", "attention_mask")}
+                inputs |= {name: inputs[name][:, real] for name in source if name in inputs}
             inputs = {n: value[:, :TOKENS] if isinstance(value, Tensor) else value for n, value in inputs.items()}
     if "use_cache" in inspect.signature(model.forward).parameters:
         inputs["use_cache"] = False  # a cache would grow with every call
@@ -320,17 +352,21 @@ def _moved(run: _Run, z: Tensor | None) -> Tensor | None:
     return moved if moved.any() else None
 
 
-def _changed(value: Tensor) -> Tensor:
-    """Return a stream (1, T, d), or (T, 1, d), with the vector of its last token changed."""
+def _changed(value: Tensor, place: int) -> Tensor:
+    """Return a stream (1, T, d), or (T, 1, d), with the vector of the token at ``place`` changed."""
     new = value.clone()
-    last = new[-1] if new.shape[1] == 1 else new[:, -1]
-    noise = torch.randn(last.shape, generator=torch.Generator().manual_seed(1)).to(value)
-    last += noise * value.float().std().clamp_min(1e-3).to(value)
+    token = new[place] if new.shape[1] == 1 else new[:, place]
+    noise = torch.randn(token.shape, generator=torch.Generator().manual_seed(1)).to(value)
+    token += noise * value.float().std().clamp_min(1e-3).to(value)
     return new
 
 
 def _try_kind(site: Site, run: _Run) -> str | None:
-    """Change the last token of the stream: whose z moves? None where that of the last token itself does not."""
+    """Change a late token of the stream: whose z moves? None where it cannot be told.
+
+    A token that moves itself alone is the last one of a text that is read from left to right, or padding, which nobody
+    sees: then the one before it is changed.
+    """
     streams = {
         key: value
         for key, value in run.given.items()
@@ -345,16 +381,24 @@ def _try_kind(site: Site, run: _Run) -> str | None:
         keys = [key for key in keys if streams[key].shape[-1] == width]
     else:
         keys = keys[:1]
-    moved = _moved(run, _again(site, run, {key: _changed(streams[key]) for key in keys})[0])
-    if moved is not None and moved.shape[1] == 1 < moved.shape[0] == streams[keys[0]].shape[1]:
-        return "its output projection reads (token, example), which is taken for (example, token)"
-    if moved is None or not moved[:, -1].any() or moved.shape[1] < 2:
-        return None
-    earlier = bool(moved[:, :-1].any())
+    n_tokens = max(streams[keys[0]].shape[:2])
+    for place in range(max(n_tokens - 2, min(1, n_tokens - 1)), -1, -1):
+        moved = _moved(run, _again(site, run, {key: _changed(streams[key], place) for key in keys})[0])
+        if moved is not None and moved.shape[1] == 1 < moved.shape[0] == streams[keys[0]].shape[1]:
+            return "its output projection reads (token, example), which is taken for (example, token)"
+        if moved is None or moved.shape[1] != n_tokens or n_tokens < 2:
+            return None
+        which = moved.any(0).any(-1)  # (T,)
+        if which.sum() > which[place].int() or site.kind == "cross":
+            break
+    else:
+        return None  # no token sees another
+    earlier = bool(which[:place].any())
     if site.kind == "encoder" and not earlier:
-        return "earlier tokens do not see the last one, so it is 'decoder' and not 'encoder' attention"
+        help_ = "; write model.is_causal = True" if site.guessed else ""
+        return f"earlier tokens do not see a later one, so it is 'decoder' and not 'encoder' attention{help_}"
     if site.kind != "encoder" and earlier:
-        return f"earlier tokens see the last one, so it is not '{site.kind}' attention"
+        return f"earlier tokens see a later one, so it is not '{site.kind}' attention"
     return ""
 
 
@@ -465,7 +509,8 @@ def _padded(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         return {}
     pad = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
     tail = torch.full((1, 3), pad if isinstance(pad, int) else 0, dtype=ids.dtype, device=ids.device)
-    return inputs | {"input_ids": torch.cat([ids, tail], 1), "attention_mask": torch.cat([mask, tail * 0], 1)}
+    added = {"input_ids": tail, "attention_mask": tail * 0, "token_type_ids": tail * 0}
+    return inputs | {n: torch.cat([inputs[n], more], 1) for n, more in added.items() if n in inputs}
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from headtools.heads._hooks import claimed, without_dropout
 from headtools.heads._kinds import names_in
 from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import Site, SiteSelection, sites
-from headtools.heads.verify import check_padding_verified, check_verified
+from headtools.heads.verify import check_padding_verified, check_verified, verify_once
 
 
 @contextmanager
@@ -40,15 +40,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 module._parameters[name].requires_grad_(True)
 
 
-def select_sites(model: nn.Module, only: SiteSelection) -> list[Site]:
+def select_sites(model: nn.Module, only: SiteSelection, batches: Any = None) -> list[Site]:
     """Return the sites to measure: all, or those of ``only``, a kind ("encoder"), a key (("cross", 3)) or a list.
 
-    Sites whose heads are all pruned are left out. Raises ``KeyError`` for an unknown site, ``ValueError`` where no head
+    Sites whose heads are all pruned are left out. A model that nobody has tried is tried first (``verify``), on the
+    first of ``batches``. Raises ``KeyError`` for an unknown site, ``ValueError`` where no head
     remains and for weights that are NaN, ``RuntimeError`` for a compiled model.
     """
     check_not_compiled(model)
     every_site = sites(model)
     check_weights(model, every_site)
+    verify_once(model, batches)
     selected = [site for site in every_site.pick(only) if not site.empty]
     check_verified(model, selected, "kind")
     if not selected:

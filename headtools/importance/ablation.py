@@ -62,7 +62,7 @@ def ablation(
     >>> scores.name, len(scores), scores.values["encoder", 1].shape, scores.rows["encoder", 1].shape
     ('ablation', 8, torch.Size([4]), torch.Size([2, 4]))
     """
-    selected = select_sites(model, sites)
+    selected = select_sites(model, sites, batches)
     single_heads = [{site: [head]} for site in selected for head in range(site.heads)]
     rises = loss_rises(
         model, batches, single_heads, loss, replacement, reference, seed, checkpoint, progress=progress, per=per

@@ -81,7 +81,7 @@ def gradient(
             "the signed slopes of positions add up to that of their example: write signed=True without per="
         )
     check_has_backward(model, "gradient()")
-    selected = select_sites(model, sites)
+    selected = select_sites(model, sites, batches)
     # The loss of labels couples no examples: one pass gives each of them its own, and their mean is the batch's.
     uncoupled = of_labels(loss) or per == "batch"
     one_number = per == "batch" and not of_labels(loss)

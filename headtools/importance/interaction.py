@@ -64,7 +64,7 @@ def interaction(
 
     check_weights(model)
     if pairs is None:
-        heads = [(*site.key, head) for site in select_sites(model, sites) for head in range(site.heads)]
+        heads = [(*site.key, head) for site in select_sites(model, sites, batches) for head in range(site.heads)]
         pairs = list(combinations(heads, 2))
         if not pairs:
             raise ValueError("one head makes no pair: pass sites=None, or sites with two heads or more")

@@ -27,6 +27,7 @@ from headtools.heads._layout import plain_weight
 from headtools.heads._tokens import model_inputs
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site
+from headtools.heads.verify import check_verified
 from headtools.importance._inputs import evaluating, select_sites
 from headtools.importance._lrp.operations import rules
 
@@ -74,7 +75,8 @@ def direct_logit_attribution(
     unembedding = getattr(model, "get_output_embeddings", lambda: None)()
     if unembedding is None:
         raise ValueError(f"{type(model).__name__} has no unembedding, so no logits: load it with AutoModelForCausalLM")
-    sites = select_sites(model, None)
+    sites = select_sites(model, None, batch)
+    check_verified(model, sites, "sum")
     if any(site.kind != "decoder" for site in sites):
         raise ValueError(
             f"{type(model).__name__} has {' and '.join(ht.sites(model).kinds)} attention; expected a model that reads "

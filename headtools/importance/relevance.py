@@ -68,7 +68,7 @@ def relevance(
     check_not_offloaded(model, "relevance")
     check_has_backward(model, "relevance()")
     check_loss(score, "score")
-    rule_set, measured = named(rules), select_sites(model, sites)
+    rule_set, measured = named(rules), select_sites(model, sites, batches)
     passes, dependent = [], set()
     for batch in each_batch(model, batches):
         passes.append(_propagate(model, batch, score, rule_set, measured))

@@ -69,7 +69,7 @@ def statistics(
     >>> len(found["key 0"]), bool(found["previous"].rows["encoder", 1].shape == (1, 4))
     (8, True)
     """
-    selected = select_sites(model, sites)
+    selected = select_sites(model, sites, batches)
     objects = {name: of() for name, of in wanted.items() if isinstance(of, type)}
     functions = {name: of for name, of in wanted.items() if name not in objects}
 

@@ -83,6 +83,7 @@ _TABLES: dict[str, tuple[str, str | Callable[[dict], list[dict]]]] = {
     "written circuits": ("truth", "truth"),
     "compiled truth": ("compiled_truth", "runs"),
     "compiled circuits": ("compiled_truth", "circuits"),
+    "truth of peers": ("truth_peers", "runs"),
     "gates": ("pruning", "gates"),
     "encoder curve": ("pruning", "curve"),
     "snapshots": ("growth", "snapshots"),

@@ -20,6 +20,7 @@ from headtools.heads._devices import device_of, without_autocast
 from headtools.heads.intervals import MIN_EXAMPLES
 from headtools.heads.record import Captured, backbone
 from headtools.heads.scores import head_columns
+from headtools.heads.verify import verify_once
 from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.attention_sinks import score_rows, without_sink
 
@@ -238,6 +239,7 @@ def _check_decoder(model: nn.Module, max_length: int, n: int) -> None:
     if n < MIN_EXAMPLES:
         raise ValueError(f"got n={n}; an interval needs {MIN_EXAMPLES} sequences or more: write n=50")
     check_weights(model)
+    verify_once(model)
     n_positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if n_positions is not None and max_length > n_positions:
         raise ValueError(

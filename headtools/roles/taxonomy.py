@@ -19,6 +19,7 @@ from headtools.heads._devices import on_device
 from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.record import Captured, backbone, record
 from headtools.heads.sites import Site, SiteKey, sites
+from headtools.heads.verify import verify_once
 from headtools.roles._role_table import add_up, make_table
 from headtools.roles._row_scores import Plan, make_plan, score, word_targets
 from headtools.roles._texts import make_texts, without_annotation
@@ -82,6 +83,7 @@ def taxonomy(
     sentences = [sentences] if isinstance(sentences, str) else list(sentences)
     reference = list(fitted or sentences)
     _check(sentences, reference, times)
+    verify_once(model)
     translated = is_encoder_decoder(model) and all(s.target for s in sentences)
     frequencies = Frequencies(Counter(w for s in reference for w in s.words) if frequency is None else frequency)
     roles_of = _roles_by_kind(model, [*sentences, *reference], roles, kinds, translated, frequencies)

@@ -16,6 +16,7 @@ from headtools.heads.prune import prune
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import SiteSelection, copied
 from headtools.heads.sites import sites as find_sites
+from headtools.heads.verify import verify_once
 from headtools.importance.loss import Loss
 from headtools.sparse._trainer import Batches, Trainer, trained_weights
 from headtools.sparse.hard_concrete import START, HardConcrete
@@ -129,6 +130,7 @@ def fit_gates(
         raise ValueError(f"a penalty is a number of at least 0, or a list of them, got {penalties}")
     if several and isinstance(batches, Iterator):
         raise ValueError("several penalties need batches that can be gone through again: a list, or batches(step)")
+    verify_once(model, batches)
     fits = []
     for price in penalties:
         # Without weights to train the model stays as it is, and no copy of it is needed.

@@ -149,7 +149,7 @@ def head_similarity(
     >>> len(frame), bool(frame.map_distance.between(0, 1).all()), frame.layer_error.is_monotonic_increasing
     (12, True, True)
     """
-    layers = [site for site in select_sites(model, sites) if site.heads > 1]
+    layers = [site for site in select_sites(model, sites, batches) if site.heads > 1]
     if not layers:
         raise ValueError("got layers of one head each; expected at least one with two heads to compare")
     moments_of = moments(model, batches, {site: range(site.heads) for site in layers})

@@ -74,7 +74,7 @@ def rolled(projection):
 
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
-    [("llama", "encoder", "'decoder' and not 'encoder'"), ("bert", "decoder", "earlier tokens see the last one")],
+    [("llama", "encoder", "'decoder' and not 'encoder'"), ("bert", "decoder", "earlier tokens see a later one")],
 )
 def test_a_kind_that_is_wrong_is_found_and_refused(name, kind, words):
     model, batch = fresh(name)
@@ -255,3 +255,92 @@ def test_training_mode_stays():
     model.train()
     with untouched(model):
         assert ht.verify(model, batch).ok
+
+
+# --- before the first measure -----------------------------------------------------------------------------------------
+
+
+def given(name):
+    model, batch = fresh(name)
+    labels = {} if name == "vit" else {"labels": batch["input_ids"]}
+    return model, batch | labels
+
+
+MEASURES = {
+    "gradient": lambda model, batch: ht.gradient(model, batch),
+    "ablation": lambda model, batch: ht.ablation(model, [batch], progress=False),
+    "confidence": lambda model, batch: ht.confidence(model, iter([batch]), exclude=[]),
+    "relevance": lambda model, batch: ht.relevance(model, batch),
+    "fit_gates": lambda model, batch: ht.fit_gates(model, [batch], 0.1, steps=2, progress=False),
+    "induction": lambda model, _: ht.induction_scores(model, n=5, length=4),
+    "sinks": lambda model, batch: ht.attention_sinks(model, batch),
+    "direct": lambda model, batch: ht.direct_logit_attribution(model, batch, [1] * len(batch["input_ids"])),
+}
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_measure_tries_a_model_first_and_once(measure):
+    model, batch = given("llama")
+    assert ht.sites(model).verified is None
+    MEASURES[measure](model, batch)
+    tried = ht.sites(model).verified
+    assert tried.ok
+    assert tried.found
+    MEASURES[measure](model, batch)
+    assert ht.sites(model).verified is tried
+
+
+@pytest.mark.parametrize("measure", ["gradient", "ablation", "confidence", "relevance"])
+def test_a_measure_refuses_what_does_not_hold_without_being_asked(measure):
+    model, batch = given("llama")
+    wrong(model, kind="encoder")
+    with pytest.raises(ValueError, match="do not see a later one, so it is 'decoder'"):
+        MEASURES[measure](model, batch)
+
+
+def test_whoever_wants_no_trial_says_so():
+    model, batch = given("llama")
+    assert repr(ht.verify(model, skip=True)) == "not tried, as skip=True asked for"
+    passes = []
+    handle = model.model.register_forward_hook(lambda *_: passes.append(1))
+    ht.gradient(model, batch)
+    handle.remove()
+    assert len(passes) == 1
+    assert ht.sites(model).verified.found == {}
+    assert ht.verify(model).ok
+
+
+def test_nothing_is_tried_inside_a_context_and_without_a_batch():
+    model, batch = given("llama")
+    with ht.ablate(model, {("decoder", 0): [1]}):
+        ht.gradient(model, batch)
+    assert ht.sites(model).verified is None
+    images, batch = given("vit")
+    assert ht.confidence(images, iter([batch]), exclude=[]).values
+    assert ht.sites(images).verified is None, "a generator keeps its batches"
+    ht.confidence(images, batch, exclude=[])
+    assert ht.sites(images).verified.ok
+
+
+def test_a_batch_that_cannot_be_tried_leaves_the_model_untried():
+    model, batch = given("llama")
+    nan = {"inputs_embeds": torch.full((1, 3, model.config.hidden_size), torch.nan)}
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        ht.verify(model, nan)
+    with pytest.raises(ValueError, match="NaN or infin"):
+        ht.confidence(model, nan, exclude=[])
+    assert ht.sites(model).verified is None
+    ht.gradient(model, batch)
+    assert ht.sites(model).verified.ok
+
+
+@pytest.mark.parametrize("padded", [3, 12])
+def test_padding_at_the_end_is_not_taken_for_a_direction(padded):
+    """A late token that nobody sees is padding where those before it see each other."""
+    model, _ = fresh("bert")
+    ids = torch.arange(5, 21)[None]
+    mask = torch.ones_like(ids)
+    mask[:, -padded:] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, "position_ids": torch.arange(16)[None]}  # taken whole
+    found = ht.verify(model, batch)
+    assert found.found["encoder 0", "kind"] == ""
