@@ -103,6 +103,7 @@ def for_gradient(make: type, layers: int, dtype: torch.dtype) -> float:
             seen[storage.data_ptr()] = (storage.nbytes(), tensor)  # held, so that no other takes its place
         return tensor
 
+    ht.verify(model, BATCH)  # which gradient() would do now, and its passes are not to be counted
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         ht.gradient(model, BATCH)
     return sum(size for size, _ in seen.values()) / BATCH["input_ids"].numel() / 128

@@ -222,7 +222,7 @@ def _unit(model: nn.Module, site: Site) -> nn.Module:
 
 
 def _short(model: nn.Module, batch: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the first row of a batch, eight tokens of it where it is text; random tokens without a batch."""
+    """Return the row of a batch with least padding, eight tokens of it where it is text; random tokens without a batch."""
     if batch is None:
         size = getattr(getattr(model, "config", None), "vocab_size", None)
         if size is None or getattr(model, "main_input_name", "") != "input_ids":
@@ -235,7 +235,12 @@ def _short(model: nn.Module, batch: Mapping[str, Any] | None) -> dict[str, Any]:
     inputs = model_inputs(model, batch)
     rows = {len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim()}
     if len(rows) == 1:  # several pictures of one text are not its rows
-        inputs = {n: value[:1] if isinstance(value, Tensor) and value.dim() else value for n, value in inputs.items()}
+        mask = inputs.get("attention_mask")
+        row = int(mask.sum(1).argmax()) if isinstance(mask, Tensor) and mask.dim() == 2 else 0
+        inputs = {
+            n: value[row : row + 1] if isinstance(value, Tensor) and value.dim() else value
+            for n, value in inputs.items()
+        }
         mask = inputs.get("attention_mask")
         source = ("input_ids", "attention_mask", "token_type_ids")
         text = {*source, "decoder_input_ids", "decoder_attention_mask", "labels", "use_cache"}
@@ -531,7 +536,7 @@ def _distances(
             model(**inputs)
     except Exception:  # of a text that is too long; record says what it refuses to whom asks for maps
         return {}
-    off = {}
+    off, mask = {}, inputs.get("attention_mask")
     for site, run in runs.items():
         other = others[site]
         if run.calls != other.calls or run.z is None or run.z.dim() != 4:
@@ -540,5 +545,7 @@ def _distances(
         tokens = n_tokens if run.z.shape == other.z.shape else run.z.shape[1]
         one, same = run.z[:, :tokens].float(), other.z[:, :tokens].float()
         if one.shape == same.shape:
+            if isinstance(mask, Tensor) and mask.shape == one.shape[:2] and mask.any():
+                one, same = one[mask.bool()], same[mask.bool()]  # a row of padding sees no key, and may hold anything
             off[site] = ((same - one).abs().amax() / one.abs().amax().clamp_min(1e-12)).item()
     return off

@@ -58,7 +58,8 @@ def direct_logit_attribution(
     """Return how much of the logit of some tokens each head writes directly, at the last real token of each text.
 
     ``tokens``: one id for each text, (B,); the difference of two calls splits that of two logits. The final norm's
-    scale is kept at what it is in this run, so that the parts add up to the logit, which is that before any cap.
+    scale is kept at what it is in this run, so that the parts add up to the logit: the model's own, multiplied where it
+    multiplies logits (Cohere, Granite), and before a cap (Gemma 2).
 
     Raises ``ValueError`` for models whose residual stream is no such sum (norms after adding, as in BERT, or before it,
     as in Gemma 2; multiplied residuals) or that have no unembedding, and for another number of tokens.
@@ -93,13 +94,14 @@ def direct_logit_attribution(
     with evaluating(model):
         seen = _Seen(parts={part for layer, own in _layers(model, sites).items() for part in _parts(layer, own)})
         with seen.hooks(model, unembedding), ht.record(model, want=("z",)) as captured:
-            model(**inputs)
+            outputs = model(**inputs)
         norm, stream, normed = _final_norm(model, sites, seen)
         _check_adds_up(model, sites, inputs, seen, norm, stream)
         rows, mask = torch.arange(len(ids), device=stream.device), batch.get("attention_mask")
         last = torch.tensor(stream.shape[1] - 1) if mask is None else mask.shape[1] - 1 - mask.flip(1).long().argmax(1)
         at = (rows, last.to(stream.device))
-        direction = plain_weight(unembedding)[tokens.to(stream.device)]  # (B, d_model), of what the norm gives
+        scale = _logit_scale(seen.given[unembedding], outputs)
+        direction = plain_weight(unembedding)[tokens.to(stream.device)] * scale  # (B, d_model), of what the norm gives
         # The same direction of what the norm takes: its product with any part of the stream is the part's share. Under
         # "cp" a norm divides by a constant, so its gradient is the linear map that it is at the scale of this run.
         with torch.enable_grad(), rules("cp"):
@@ -108,7 +110,7 @@ def direct_logit_attribution(
 
     bias = getattr(unembedding, "bias", None)
     logit = (normed[at].double() * direction.double()).sum(-1)
-    logit = (logit if bias is None else logit + bias[tokens.to(bias.device)].double()).float().cpu()
+    logit = (logit if bias is None else logit + bias[tokens.to(bias.device)].double() * scale).float().cpu()
     heads = {}
     for site in sites:
         written = ht.contributions(site, captured[site].z[at][:, None].double())[:, 0]  # (B, H, d_model)
@@ -157,7 +159,13 @@ def _final_norm(model: nn.Module, sites: list[Site], seen: _Seen) -> tuple[nn.Mo
         raise ValueError(f"{type(norm).__name__} is neither a LayerNorm nor an RMSNorm: logits do not split")
     written = [seen.given[part] for site in sites for part in (site.module, site.out) if part in seen.given]
     if any(_same(taken, part) for other, taken, _ in seen.norms if other is not norm for part in written):
-        raise ValueError(f"{name} norms what its attention writes before adding it, so no head writes directly")
+        inside = any(not _same(seen.given[s.module], seen.given[s.out]) for s in sites if s.module in seen.given)
+        how = (
+            "adds the stream inside its attention, where it cannot be told apart"
+            if inside
+            else "norms what its attention writes before adding it, so no head writes directly"
+        )
+        raise ValueError(f"{name} {how}; gradient(model, batches) and ablation(model, batches) hold")
     # The last layer gives what the final norm takes, or the model itself adds what the last attention gave.
     path = sites[-1].name.split(".")
     around = [model.get_submodule(".".join(path[:n])) for n in range(1, len(path))]  # the last layer is one of these
@@ -167,6 +175,17 @@ def _final_norm(model: nn.Module, sites: list[Site], seen: _Seen) -> tuple[nn.Mo
     if not given and not any(torch.equal(taken + last, stream) for taken in takes):
         raise ValueError(f"{name}: its final norm does not read the last layer's output, so logits do not split")
     return final[-1]
+
+
+def _logit_scale(unembedded: Tensor, outputs: Any) -> float:
+    """Return by which factor the model multiplies what its unembedding gives (Cohere, Granite); 1 under a cap."""
+    logits = getattr(outputs, "logits", None)
+    if not isinstance(logits, Tensor) or logits.shape != unembedded.shape:
+        return 1.0
+    before, after = unembedded.double(), logits.double()
+    factor = ((before * after).sum() / before.square().sum()).item()
+    error = (after - factor * before).norm() / after.norm()
+    return factor if error < 0.01 else 1.0  # rounding in half precision is less; a cap bends large logits
 
 
 def _layers(model: nn.Module, sites: list[Site]) -> dict[nn.Module, list[Site]]:

@@ -334,6 +334,14 @@ def test_a_batch_that_cannot_be_tried_leaves_the_model_untried():
     assert ht.sites(model).verified.ok
 
 
+def test_what_padding_holds_is_nobodys_output():
+    model, batch = fresh("gpt2", "left")
+    batch |= {"position_ids": (batch["attention_mask"].cumsum(1) - 1).clamp(0)}  # so that rows are taken whole
+    assert not batch["attention_mask"][0].all() or not batch["attention_mask"][-1].all()
+    for rows in (slice(0, 1), slice(-1, None), slice(None)):
+        assert ht.verify(model, {name: value[rows] for name, value in batch.items()}).ok
+
+
 @pytest.mark.parametrize("padded", [3, 12])
 def test_padding_at_the_end_is_not_taken_for_a_direction(padded):
     """A late token that nobody sees is padding where those before it see each other."""
