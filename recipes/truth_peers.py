@@ -22,7 +22,6 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-import headtools as ht
 from headtools.heads.scores import HeadScores
 from headtools.importance.loss import each_loss
 from headtools.organism.toy_decoder import eager_attention_forward
@@ -52,7 +51,7 @@ def by_head(of_features: list[Tensor]) -> Tensor:
 
 
 def captum_layers(method: str, **options: object) -> Callable:
-    """Score the input of every output projection, as captum's tutorial on BERT does; a head that lowers the loss is > 0."""
+    """Score what every output projection reads, as captum's tutorial on BERT does; above 0: it lowers the loss."""
 
     def measure(model: WrittenModel, batch: dict, other: dict, _seed: int) -> HeadScores:
         import captum.attr

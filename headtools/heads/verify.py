@@ -222,7 +222,7 @@ def _unit(model: nn.Module, site: Site) -> nn.Module:
 
 
 def _short(model: nn.Module, batch: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the row of a batch with least padding, eight tokens of it where it is text; random tokens without a batch."""
+    """Return the row with least padding, eight tokens of it where it is text; random tokens where there is no batch."""
     if batch is None:
         size = getattr(getattr(model, "config", None), "vocab_size", None)
         if size is None or getattr(model, "main_input_name", "") != "input_ids":

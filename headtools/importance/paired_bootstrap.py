@@ -30,9 +30,10 @@ def paired_bootstrap(with_: Sequence[str], without: Sequence[str], references: S
     """Return how much the corpus BLEU of two systems differs, 0 to 100: second minus first, interval, and p.
 
     ``with_`` and ``without`` are translations of the same sentences, say of a model with a head and without it.
-    BLEU is sacreBLEU's of tokenized words (Post 2018, ``tokenize="none"``). Sentences are drawn with replacement 1,000 times, the same for both systems (Koehn 2004, aclanthology W04-3250); the interval is
-    that of ``interval_around``. ``p`` is two-sided: the larger one of twice the fraction of resamples beyond 0 and of
-    Student's t with their deviation. It is for one comparison: of many heads, correct all p by
+    BLEU is sacreBLEU's of tokenized words (Post 2018, ``tokenize="none"``). Sentences are drawn with replacement 1,000
+    times, the same for both systems (Koehn 2004, aclanthology W04-3250); the interval is that of
+    ``interval_around``. ``p`` is two-sided: the larger one of twice the fraction of resamples beyond 0 and of Student's
+    t with their deviation. It is for one comparison: of many heads, correct all p by
     ``scipy.stats.false_discovery_control`` (Benjamini and Hochberg 1995).
 
     Raises ``ValueError`` for fewer than five sentences and lists of different lengths, ``TypeError`` for other types.

@@ -241,7 +241,8 @@ def translate(
 ) -> list[str]:
     """Translate sentences greedily with a sequence-to-sequence model; works inside ``ablate`` and ``gates``.
 
-    ``sentences`` are strings, or sequences of words as in ``Sentence.words``; a translation has at most 64 tokens. Returns one string per sentence, in order. Raises ValueError for a single string, an
+    ``sentences`` are strings, or sequences of words as in ``Sentence.words``; a translation has at most
+    64 tokens. Returns one string per sentence, in order. Raises ValueError for a single string, an
     empty list, an empty sentence or a word that the tokenizer does not know.
 
     >>> model, tokenizer = load()

@@ -9,7 +9,8 @@ from recipes.families import build
 IDS = torch.tensor([[11, 7, 23, 41, 5, 17], [3, 29, 31, 8, 53, 12]])
 TOKENS = torch.tensor([9, 14])
 # one key and value head for all queries (Falcon, GPT BigCode), keys from a latent (DeepSeek), attention beside
-# the feed-forward (Falcon, Cohere, GPT-NeoX), logits that are multiplied (Cohere, Granite), a norm without weights (OLMo)
+# the feed-forward (Falcon, Cohere, GPT-NeoX), logits that are multiplied (Cohere, Granite), a norm without
+# weights (OLMo)
 ADD_UP = {
     "cohere": "CohereForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
@@ -69,20 +70,20 @@ def test_what_heads_write_is_what_the_layer_writes(family, name):
 
 
 def final_norm(model):
-    """The module that gives what the unembedding reads, with what it is given: found by identity, not by name."""
+    """The module that gives what the unembedding reads, found by what it gives and not by its name; and the logits."""
     outputs, read, hooks = [], [], []
     for module in model.modules():
-        hooks.append(module.register_forward_hook(lambda m, given, out: outputs.append((m, given, out))))
+        hooks.append(module.register_forward_hook(lambda m, _, out: outputs.append((m, out))))
     unembedding = model.get_output_embeddings()
     hooks.append(unembedding.register_forward_pre_hook(lambda _, given: read.append(given[0])))
     with torch.no_grad():
         logits = model(IDS).logits
     for hook in hooks:
         hook.remove()
-    for module, given, output in outputs:
+    for module, output in outputs:
         same = isinstance(output, torch.Tensor) and output.shape == read[0].shape and torch.equal(output, read[0])
-        if same and not list(module.children()) and isinstance(given[0], torch.Tensor):
-            return module, given[0], logits
+        if same and not list(module.children()):
+            return module, logits
     raise AssertionError("no module gives what the unembedding reads")
 
 
@@ -91,7 +92,7 @@ def test_what_a_head_says_directly_is_what_the_logit_loses_when_it_is_taken_off_
     """The final norm keeps its scale, so it is a factor for each feature, which the run itself shows."""
     model = written_down(family, name)
     found = ht.direct_logit_attribution(model, {"input_ids": IDS}, TOKENS)
-    norm, x, logits = final_norm(model)
+    norm, logits = final_norm(model)
     rows = torch.arange(2)
     assert torch.allclose(found.logit, logits[rows, -1, TOKENS], atol=1e-4)
     with torch.no_grad(), ht.record(model, want="z") as seen:

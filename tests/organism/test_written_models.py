@@ -105,6 +105,27 @@ def test_the_page_tells_what_was_measured_in_compiled_models(root):
     assert (gradient.highest_other / gradient.lowest > 1e24).all()
 
 
+def test_the_page_tells_what_other_packages_found(root):
+    """And where a peer computes what we have, its numbers are ours."""
+    runs = shipped("truth of peers")
+    assert (runs.distance.dropna() < 1e-6).all()
+    assert runs.groupby("measure").distance.count().gt(0).sum() == 5
+    page = (
+        (root / "notebooks" / "truth.md").read_text("utf-8").split("## What other packages find")[1].split("\n## ")[0]
+    )
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    assert [row[0] for row in rows[2:]] == list(dict.fromkeys(runs.measure))
+    for measure, passes, found, mean, lowest, distance in rows[2:]:
+        own = runs[runs.measure == measure]
+        by_circuit = own.groupby("circuit", sort=False).auroc.mean()
+        by_seed = own.groupby("seed").auroc.mean()
+        assert passes == own.cost.iloc[0]
+        assert int(found) == (by_circuit > 0.99999).sum()
+        assert mean == f"{by_seed.mean():.3f} ({by_seed.min():.3f} to {by_seed.max():.3f})"
+        assert lowest == "-" or lowest == f"{by_circuit.idxmin()} {by_circuit.min():.2f}"
+        assert distance == ("-" if own.distance.isna().all() else f"{own.distance.max():.0e}")
+
+
 def test_an_unwritten_model_predicts_nothing():
     logits = WrittenModel(1)(torch.tensor([[0, 3, 4]])).logits
     assert not logits.any()
