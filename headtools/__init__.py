@@ -18,7 +18,7 @@ A map of the package, in the order of the course::
     organism/    the shipped model                  load, save, translate, model_card; organism.shipped: its tables;
                                                     shipped_real: tables of real models
     course/      what the notebooks show and ask    figure, measured, predict, ledger, plot (a module of drawings),
-                                                    explore, attention_view, check
+                                                    explore, attention_view, check, live
     _report/     one page on any model              report
 
 Each name is imported when it is first used, so that ``import headtools`` is fast.
@@ -102,6 +102,7 @@ _WHERE = {
     "explore": "course.explore",
     "attention_view": "course.attention_view",
     "check": "course.check",
+    "live": "course.real_model",
     "my_heads": "course.library",
     "report": "_report.report",
 }

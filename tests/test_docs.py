@@ -251,6 +251,23 @@ def not_there(folder: Path, row: dict[str, str]) -> list[str]:
     return off
 
 
+def test_timetables_add_up_the_minutes_of_the_lessons(root: Path):
+    """Six, ten and thirteen sessions: each has the minutes that the boxes of its lessons say, and no lesson is left."""
+    rows = {"lessons": [], "said": [], "added": []}
+    minutes = {}
+    for path in lessons(root / "notebooks"):
+        (told,) = re.findall(r"about (\d+) minutes for reading", path.read_text("utf-8"))
+        minutes[path.name[:2]] = int(told)
+    table = re.findall(r"^\| \d+ \| (\d\d(?:, \d\d)*) \| (\d+) \| ", read(root, "notebooks/teaching.md"), re.M)
+    for names, told in table:
+        rows["lessons"] += names.split(", ")
+        rows["said"].append(int(told))
+        rows["added"].append(sum(minutes[name] for name in names.split(", ")))
+    assert len(table) == 6 + 10 + 13
+    assert sorted(rows["lessons"]) == sorted([*minutes] * 3)
+    assert rows["said"] == rows["added"]
+
+
 def test_the_table_of_claims_leads_to_sections_that_keep_its_promise(root: Path):
     found = claims_table(read(root, "notebooks/teaching.md"))
     assert [line for row in found for line in not_there(root / "notebooks", row)] == []

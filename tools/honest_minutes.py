@@ -1,7 +1,7 @@
 """How long a lesson takes whoever works through it: text, code, predictions, exercises and the run, in minutes.
 
-A rule, the same for every lesson, in place of a guess: 150 words of text a minute (captions included, solutions left
-out), ten lines of given code a minute, a minute and a half for a prediction, what each exercise says, and the time of
+A rule, the same for every lesson, in place of a guess: 150 words of text a minute (captions included, solutions, fine
+print and the list of references left out), ten lines of given code a minute, a minute and a half for a prediction, what each exercise says, and the time of
 the run. The box at the top of each lesson, the site and a test take it from here.
 """
 
@@ -31,11 +31,13 @@ def text_minutes(notebook: nbformat.NotebookNode) -> float:
 
 
 def texts(notebook: nbformat.NotebookNode) -> list[str]:
-    """Return what a lesson gives to read: Markdown without solutions and code, and captions of figures."""
+    """Return what a lesson gives to read: Markdown without solutions, references and code, and captions of figures."""
     found = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            found.append(re.sub(r"<details>.*?</details>|```.*?```", "", cell.source, flags=re.S))
+            found.append(
+                re.sub(r"<details>.*?</details>|```.*?```|## References\n.*?(?=\n---|$)", "", cell.source, flags=re.S)
+            )
         for output in cell.get("outputs", []):
             html = output.get("data", {}).get("text/html", "")
             captions = re.findall(r"<figcaption.*?</figcaption>", html, re.S)

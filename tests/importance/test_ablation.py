@@ -123,6 +123,7 @@ def test_scores_are_means_with_paired_intervals():
 def test_what_comes_before_is_not_run_for_every_head(name, layer, its_own):
     """Also where the layers before hold no head that is asked for. Marian's projection runs inside its layer."""
     model, batch = zoo_model(name)
+    ht.verify(model, skip=True)  # its passes are not to be counted
     last = list(ht.sites(model))[-1]
     calls = {"before": 0, "its q": 0}
 
