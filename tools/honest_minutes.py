@@ -1,8 +1,8 @@
 """How long a lesson takes whoever works through it: text, code, predictions, exercises and the run, in minutes.
 
 A rule, the same for every lesson, in place of a guess: 150 words of text a minute (captions included, solutions, fine
-print and the list of references left out), ten lines of given code a minute, a minute and a half for a prediction, what each exercise says, and the time of
-the run. The box at the top of each lesson, the site and a test take it from here.
+print and the list of references left out), ten lines of given code a minute, a minute and a half for a prediction, what
+each exercise says, and the time of the run. The box at the top of each lesson, the site and a test take it from here.
 """
 
 from __future__ import annotations
