@@ -27,6 +27,8 @@ import transformers
 import verify
 from torch.utils.flop_counter import FlopCounterMode
 
+import headtools as ht
+
 SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
 SIZE = subjects.Size(3, 32, 4, 48, 2, 6)
 IDS = torch.arange(8).view(2, 4)
@@ -147,6 +149,7 @@ def counted(work) -> float:
 @pytest.mark.parametrize("kind", subjects.MAKERS)
 def test_operations_are_those_that_torch_counts(kind: str):
     subject = subjects.make(kind, SIZE)
+    ht.verify(subject.model)  # once for each model, and no part of what is counted
     subject.model.set_attn_implementation("eager")
     passed = counted(lambda: gradient.plain(subject))
     assert passed == pytest.approx(SIZE.rows * SIZE.tokens * counts.forward(kind, SIZE), rel=0.001)
@@ -165,6 +168,7 @@ def test_operations_are_those_that_torch_counts(kind: str):
 def test_exact_ablation_needs_what_is_counted_and_a_few_passes_that_check_it(kind: str):
     size = subjects.Size(6, 32, 4, 128, 1, 4)
     subject = subjects.make(kind, size)
+    ht.verify(subject.model)
     passed = counted(lambda: gradient.plain(subject))
     needed, bound = counted(lambda: scaling.ablation(subject)) / passed, counts.ablation(kind, size)
     assert 0.98 * bound < needed < bound + 6.5
