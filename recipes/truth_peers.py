@@ -184,7 +184,7 @@ def lens_attribution(model: WrittenModel, batch: dict, other: dict, _seed: int) 
     with twin.hooks([(lambda name: name.endswith("hook_z"), keep)]):
         logits = twin(batch["input_ids"])
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
-    rises = [((changed[name] - z) * z.grad).sum((0, 1, 3)) for name, z in clean.items() if z.grad is not None]
+    rises = [((changed[name] - z) * z.grad).sum((0, 1, 3)) for name, z in clean.items()]
     return _flat(model, torch.stack(rises), "attribution patching")
 
 

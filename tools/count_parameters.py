@@ -75,14 +75,16 @@ def passed() -> dict[tuple[str, str], set[str]]:
         "tests": ROOT.glob("tests/**/*.py"),
     }
     public, found = parameters(), defaultdict(set)
+    classes = [name for name in public if inspect.isclass(getattr(ht, name))]
     for place, paths in places.items():
         for path in paths:
             for code in code_of(path):
                 for called, positional, keywords in calls(code):
-                    # cls(...) and dataclasses.replace(...) make whichever class has these fields
-                    names = public if called in ("cls", "replace") and place == "package" else [called]
-                    for name in names:
-                        for parameter in [*public.get(name, [])[:positional], *keywords]:
+                    # dataclasses.replace(it, field=...) makes whichever class has this field
+                    changes = place == "package" and called == "replace" and positional == 1
+                    for name in classes if changes else [called]:
+                        given = [] if changes else public.get(name, [])[:positional]
+                        for parameter in [*given, *keywords]:
                             found[name, parameter].add(place)
     return found
 

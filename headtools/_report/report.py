@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from headtools.heads._devices import device_of
 from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import sites
 from headtools.heads.verify import verify as try_model
+from headtools.heads.verify import without_trial
 from headtools.importance._inputs import evaluating
 from headtools.roles.sentence import Sentence
 
@@ -174,8 +176,9 @@ def report(
     }
     if progress and subject.test:
         print(f"report: {_forecast(subject, names, orders)}", file=sys.stderr, flush=True)
-    tried = _tried(model, subject, skip=not verify)
-    results, missing = _measure(subject, progress_bar(names, "report" if progress else ""), options)
+    tried = _tried(model, subject) if verify else ""
+    with nullcontext() if verify else without_trial(model):
+        results, missing = _measure(subject, progress_bar(names, "report" if progress else ""), options)
     title = title or f"The heads of {type(model).__name__}"
     lead = (
         f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters; "
@@ -194,14 +197,12 @@ def report(
     return Report(html, missing, tables, written_to, data)
 
 
-def _tried(model: nn.Module, subject: Subject, skip: bool) -> str:
+def _tried(model: nn.Module, subject: Subject) -> str:
     """Try what the model's heads are, and return a sentence on what came of it."""
     try:
-        found = try_model(model, subject.selection[0] if subject.selection else None, skip=skip)
+        found = try_model(model, subject.selection[0] if subject.selection else None)
     except (ValueError, TypeError, RuntimeError) as error:
         return f" Its heads could not be tried: {error}."
-    if skip:
-        return ""
     if found.ok:
         return f" All {len(found.found)} checks of headtools.verify hold ({found.when})."
     wrong = [f"{site}, {check}: {reason}" for (site, check), reason in found.failed.items()]

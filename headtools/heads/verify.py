@@ -22,7 +22,7 @@ from transformers import Cache
 
 from headtools.heads._checks import check_batch, check_not_compiled
 from headtools.heads._devices import device_of
-from headtools.heads._hooks import hook_input, is_held, without_dropout
+from headtools.heads._hooks import hook_input, intervention, is_held, without_dropout
 from headtools.heads._layout import Projection, obstacle
 from headtools.heads._pictures import verified_html
 from headtools.heads._tokens import is_encoder_decoder, model_inputs
@@ -31,6 +31,7 @@ from headtools.heads.record import record
 from headtools.heads.sites import Site, Sites, sites
 
 TOKENS = 8  # of the text that is tried
+LONG = 512  # tokens of a text beyond which no measure tries all of it
 CHECKS = {
     "kind": "which keys a query sees; everything that uses labels, masks or padding",
     "queries": "which rows of the query projection are a head's; qk, edit, prune",
@@ -141,8 +142,11 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | None = None, *, skip: bo
     if skip:
         return _keep(every_site, {}, skipped=True)
     inputs = _short(model, batch)
-    with without_dropout(model), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    device = device_of(model)
+    accelerator = [device] if device.type == "cuda" else []
+    claim = intervention(model, "verify()", every_site)
+    with claim, without_dropout(model), torch.random.fork_rng(devices=accelerator):
+        _seed(device)
         runs = {site: _Run(_unit(model, site)) for site in every_site}
         with torch.enable_grad(), _watched(runs):
             model(**inputs)
@@ -173,10 +177,26 @@ def verify_once(model: nn.Module, batches: Any = None) -> None:
         return
     first = batches[0] if isinstance(batches, Sequence) and batches else batches
     batch = first if isinstance(first, Mapping) else None  # a generator keeps its batches for the measure
+    ids = batch.get("input_ids") if batch is not None else None
+    if isinstance(ids, Tensor) and ids.shape[-1] > LONG and not _is_text(model_inputs(model, batch)):
+        batch = None  # it could not be cut, and a measure that keeps no maps must not begin with all of them
     if batch is None and getattr(model, "main_input_name", "") != "input_ids":
         return  # there is a batch next time, perhaps
     with suppress(Exception):
         verify(model, batch)
+
+
+@contextmanager
+def without_trial(model: nn.Module) -> Iterator[None]:
+    """Let no measure try this model while the context lasts; what is known of it stays known."""
+    every_site = sites(model)
+    if untried := every_site.verified is None:
+        _keep(every_site, {}, skipped=True)
+    try:
+        yield
+    finally:
+        if untried:
+            _VERIFIED.pop(every_site, None)
 
 
 def _keep(
@@ -211,6 +231,14 @@ def check_padding_verified(model: nn.Module, batch: Mapping[str, Any]) -> None:
 # --- the text and the pass --------------------------------------------------------------------------------------------
 
 
+def _seed(device: torch.device) -> None:
+    """Seed the generators that this model draws from, and no other device's."""
+    torch.default_generator.manual_seed(0)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(0)
+
+
 def _unit(model: nn.Module, site: Site) -> nn.Module:
     """Return the smallest module that holds a site's attention and its output projection."""
     path = site.name.split(".")
@@ -233,6 +261,9 @@ def _short(model: nn.Module, batch: Mapping[str, Any] | None) -> dict[str, Any]:
             batch["decoder_input_ids"] = ids.flip(1)[:, : TOKENS - 1]
     check_batch(batch)
     inputs = model_inputs(model, batch)
+    places, ids = inputs.get("position_ids"), inputs.get("input_ids")
+    if isinstance(places, Tensor) and isinstance(ids, Tensor) and places.dim() == ids.dim() and len(places) == 1:
+        inputs["position_ids"] = places.expand(len(ids), -1)  # the same for all rows
     rows = {len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim()}
     if len(rows) == 1:  # several pictures of one text are not its rows
         mask = inputs.get("attention_mask")
@@ -242,17 +273,26 @@ def _short(model: nn.Module, batch: Mapping[str, Any] | None) -> dict[str, Any]:
             for n, value in inputs.items()
         }
         mask = inputs.get("attention_mask")
-        source = ("input_ids", "attention_mask", "token_type_ids")
-        text = {*source, "decoder_input_ids", "decoder_attention_mask", "labels", "use_cache"}
-        if inputs.keys() <= text and (mask is None or mask.dim() == 2):
+        if _is_text(inputs):
             if mask is not None:  # without padding, on whichever side it is
                 real = mask[0].bool()
-                inputs |= {name: inputs[name][:, real] for name in source if name in inputs}
+                inputs |= {name: inputs[name][:, real] for name in _SOURCE if name in inputs}
             inputs = {n: value[:, :TOKENS] if isinstance(value, Tensor) else value for n, value in inputs.items()}
     if "use_cache" in inspect.signature(model.forward).parameters:
         inputs["use_cache"] = False  # a cache would grow with every call
     device = device_of(model)
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+
+
+_SOURCE = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids", "position_ids")  # (B, T), (B, T, d)
+_TARGET = ("decoder_input_ids", "decoder_attention_mask", "labels", "use_cache")
+
+
+def _is_text(inputs: Mapping[str, Any]) -> bool:
+    """Whether all of a batch can be cut to its first tokens."""
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+    flat = all(value.dim() == (3 if name == "inputs_embeds" else 2) for name, value in tensors.items())
+    return inputs.keys() <= {*_SOURCE, *_TARGET} and flat
 
 
 @contextmanager
@@ -357,9 +397,25 @@ def _moved(run: _Run, z: Tensor | None) -> Tensor | None:
     return moved if moved.any() else None
 
 
+def _length(stream: Tensor) -> int:
+    return stream.shape[0] if stream.shape[1] == 1 else stream.shape[1]
+
+
+def _places(n_tokens: int) -> list[int]:
+    """Return late places first, ever further from the end, 1 and 0 at last.
+
+    >>> _places(8), _places(2), _places(1)
+    ([6, 5, 3, 1, 0], [1, 0], [0])
+    """
+    last = max(n_tokens - 2, min(1, n_tokens - 1))
+    far = [last - 2**step + 1 for step in range(n_tokens.bit_length())]
+    return sorted({place for place in [*far, 1, 0] if 0 <= place <= last}, reverse=True)
+
+
 def _changed(value: Tensor, place: int) -> Tensor:
-    """Return a stream (1, T, d), or (T, 1, d), with the vector of the token at ``place`` changed."""
+    """Return a stream (B, T, d), or (T, 1, d), with the vector of the token at ``place``, or of its last, changed."""
     new = value.clone()
+    place = min(place, _length(value) - 1)
     token = new[place] if new.shape[1] == 1 else new[:, place]
     noise = torch.randn(token.shape, generator=torch.Generator().manual_seed(1)).to(value)
     token += noise * value.float().std().clamp_min(1e-3).to(value)
@@ -386,18 +442,22 @@ def _try_kind(site: Site, run: _Run) -> str | None:
         keys = [key for key in keys if streams[key].shape[-1] == width]
     else:
         keys = keys[:1]
-    n_tokens = max(streams[keys[0]].shape[:2])
-    for place in range(max(n_tokens - 2, min(1, n_tokens - 1)), -1, -1):
+    n_tokens = _length(streams[keys[0]])
+    for place in _places(n_tokens):
         moved = _moved(run, _again(site, run, {key: _changed(streams[key], place) for key in keys})[0])
         if moved is not None and moved.shape[1] == 1 < moved.shape[0] == streams[keys[0]].shape[1]:
             return "its output projection reads (token, example), which is taken for (example, token)"
-        if moved is None or moved.shape[1] != n_tokens or n_tokens < 2:
+        if moved is None:
+            continue
+        if moved.shape[1] != n_tokens or n_tokens < 2:
             return None
         which = moved.any(0).any(-1)  # (T,)
         if which.sum() > which[place].int() or site.kind == "cross":
             break
     else:
         return None  # no token sees another
+    if place == 0 and site.kind == "encoder":
+        return None  # later tokens see the first one in either kind
     earlier = bool(which[:place].any())
     if site.kind == "encoder" and not earlier:
         help_ = "; write model.is_causal = True" if site.guessed else ""
@@ -531,8 +591,10 @@ def _distances(
     if maps and not with_maps:
         return {}
     try:
-        with record(model, "maps", only=with_maps) if maps else nullcontext(), _watched(others):
-            torch.manual_seed(0)  # as in the first pass: ViT-MAE hides other patches each time
+        # nothing of the maps is kept: those of a long sound take gigabytes
+        recorded = record(model, "maps", only=with_maps, accumulate=lambda *_: None) if maps else nullcontext()
+        with recorded, _watched(others):
+            _seed(device_of(model))  # as in the first pass: ViT-MAE hides other patches each time
             model(**inputs)
     except Exception:  # of a text that is too long; record says what it refuses to whom asks for maps
         return {}
@@ -545,7 +607,10 @@ def _distances(
         tokens = n_tokens if run.z.shape == other.z.shape else run.z.shape[1]
         one, same = run.z[:, :tokens].float(), other.z[:, :tokens].float()
         if one.shape == same.shape:
-            if isinstance(mask, Tensor) and mask.shape == one.shape[:2] and mask.any():
-                one, same = one[mask.bool()], same[mask.bool()]  # a row of padding sees no key, and may hold anything
+            own = site.kind == "encoder" or not is_encoder_decoder(model)  # the mask is that of the source
+            real = mask[:, : one.shape[1]].bool() if own and isinstance(mask, Tensor) and mask.dim() == 2 else None
+            if real is not None and real.shape == one.shape[:2] and real.any():
+                real = real.to(one.device)
+                one, same = one[real], same[real]  # a row of padding sees no key, and may hold anything
             off[site] = ((same - one).abs().amax() / one.abs().amax().clamp_min(1e-12)).item()
     return off

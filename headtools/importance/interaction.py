@@ -21,6 +21,7 @@ from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head
 from headtools.heads.sites import select
 from headtools.heads.sites import sites as find_sites
+from headtools.heads.verify import verify_once
 from headtools.importance._inputs import each_batch, evaluating, select_sites
 from headtools.importance.ablation import Batches, loss_rises
 from headtools.importance.loss import Loss, each_loss
@@ -63,8 +64,9 @@ def interaction(
     import pandas as pd
 
     check_weights(model)
+    verify_once(model, batches)
     if pairs is None:
-        heads = [(*site.key, head) for site in select_sites(model, sites, batches) for head in range(site.heads)]
+        heads = [(*site.key, head) for site in select_sites(model, sites) for head in range(site.heads)]
         pairs = list(combinations(heads, 2))
         if not pairs:
             raise ValueError("one head makes no pair: pass sites=None, or sites with two heads or more")

@@ -100,7 +100,7 @@ def direct_logit_attribution(
         rows, mask = torch.arange(len(ids), device=stream.device), batch.get("attention_mask")
         last = torch.tensor(stream.shape[1] - 1) if mask is None else mask.shape[1] - 1 - mask.flip(1).long().argmax(1)
         at = (rows, last.to(stream.device))
-        scale = _logit_scale(seen.given[unembedding], outputs)
+        scale = _logit_scale(seen.given[unembedding], outputs, at)
         direction = plain_weight(unembedding)[tokens.to(stream.device)] * scale  # (B, d_model), of what the norm gives
         # The same direction of what the norm takes: its product with any part of the stream is the part's share. Under
         # "cp" a norm divides by a constant, so its gradient is the linear map that it is at the scale of this run.
@@ -159,7 +159,8 @@ def _final_norm(model: nn.Module, sites: list[Site], seen: _Seen) -> tuple[nn.Mo
         raise ValueError(f"{type(norm).__name__} is neither a LayerNorm nor an RMSNorm: logits do not split")
     written = [seen.given[part] for site in sites for part in (site.module, site.out) if part in seen.given]
     if any(_same(taken, part) for other, taken, _ in seen.norms if other is not norm for part in written):
-        inside = any(not _same(seen.given[s.module], seen.given[s.out]) for s in sites if s.module in seen.given)
+        both = [site for site in sites if site.out in set(site.module.modules()) and site.out in seen.given]
+        inside = any(s.module in seen.given and not _same(seen.given[s.module], seen.given[s.out]) for s in both)
         how = (
             "adds the stream inside its attention, where it cannot be told apart"
             if inside
@@ -177,15 +178,17 @@ def _final_norm(model: nn.Module, sites: list[Site], seen: _Seen) -> tuple[nn.Mo
     return final[-1]
 
 
-def _logit_scale(unembedded: Tensor, outputs: Any) -> float:
+def _logit_scale(unembedded: Tensor, outputs: Any, at: tuple[Tensor, Tensor]) -> float:
     """Return by which factor the model multiplies what its unembedding gives (Cohere, Granite); 1 under a cap."""
-    logits = getattr(outputs, "logits", None)
+    logits = outputs[0] if isinstance(outputs, tuple) else getattr(outputs, "logits", None)
     if not isinstance(logits, Tensor) or logits.shape != unembedded.shape:
         return 1.0
-    before, after = unembedded.double(), logits.double()
+    before, after = unembedded[at].double(), logits[at].double()
     factor = ((before * after).sum() / before.square().sum()).item()
-    error = (after - factor * before).norm() / after.norm()
-    return factor if error < 0.01 else 1.0  # rounding in half precision is less; a cap bends large logits
+    error = ((after - factor * before).norm() / after.norm()).item()
+    # A cap bends large logits and shrinks all by a little: it is no factor, and the logit is the one before it.
+    rounding = max(1e-4, 4 * torch.finfo(unembedded.dtype).eps)
+    return factor if error < rounding and abs(factor - 1) > 0.1 else 1.0
 
 
 def _layers(model: nn.Module, sites: list[Site]) -> dict[nn.Module, list[Site]]:

@@ -1,6 +1,7 @@
 """What headtools takes a model's heads to be is tried: it holds for the zoo, and each check can fail."""
 
 import dataclasses
+import threading
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 import headtools as ht
 from headtools.heads import sites as sites_module
-from headtools.heads.verify import CHECKS, Verification
+from headtools.heads.verify import CHECKS, Verification, verify_once, without_trial
 from recipes.families import batch_of, build
 
 from .reference import untouched
@@ -352,3 +353,72 @@ def test_padding_at_the_end_is_not_taken_for_a_direction(padded):
     batch = {"input_ids": ids, "attention_mask": mask, "position_ids": torch.arange(16)[None]}  # taken whole
     found = ht.verify(model, batch)
     assert found.found["encoder 0", "kind"] == ""
+
+
+@pytest.mark.parametrize("examples", [1, 20])
+def test_more_examples_than_tokens(examples):
+    """Rows of another size leave the batch whole: pictures in windows, frames of a film."""
+    model, batch = fresh("bert")
+    batch = {name: value[:1, :3].expand(examples, -1) for name, value in batch.items()} | {"output_attentions": False}
+    batch["position_ids"] = torch.arange(3)[None]
+    found = ht.verify(model, batch)
+    assert found.ok, found
+    assert found.found["encoder 0", "kind"] == ""
+
+
+def test_a_long_text_that_cannot_be_cut_is_not_run_whole():
+    """Maps of 16,384 tokens would take more than the machine has."""
+    model, _ = fresh("bert")
+    lengths = []
+    handle = model.register_forward_pre_hook(
+        lambda _module, _args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    ids = torch.randint(5, 60, (1, 600))
+    whole = {"input_ids": ids, "attention_mask": torch.ones(1, 1, 600, 600)}
+    verify_once(model, whole)
+    handle.remove()
+    assert lengths
+    assert max(lengths) < 20
+    assert ht.sites(model).verified.ok
+
+
+def test_the_users_random_numbers_are_as_they_were():
+    model, batch = given("llama")
+    torch.manual_seed(3)
+    right = torch.rand(2)
+    torch.manual_seed(3)
+    ht.gradient(model, batch)
+    assert torch.equal(torch.rand(2), right)
+
+
+def test_no_other_thread_measures_a_model_that_is_tried(monkeypatch):
+    model, batch = given("llama")
+    said = []
+
+    def elsewhere(*_):
+        def measure():
+            try:
+                ht.gradient(model, batch)
+            except RuntimeError as error:
+                said.append(str(error))
+
+        thread = threading.Thread(target=measure)
+        thread.start()
+        thread.join()
+
+    handle = model.lm_head.register_forward_hook(elsewhere)
+    ht.verify(model)
+    handle.remove()
+    assert "verify()" in said[0]
+
+
+def test_a_report_without_a_trial_forgets_that_there_was_none():
+    model, batch = given("llama")
+    with without_trial(model):
+        assert ht.sites(model).verified.skipped
+        ht.gradient(model, batch)
+    assert ht.sites(model).verified is None
+    known = ht.verify(model)
+    with without_trial(model):
+        assert ht.sites(model).verified is known
+    assert ht.sites(model).verified is known

@@ -1,9 +1,12 @@
 """What heads write, and what they say directly, in families that other libraries got wrong: against plain hooks."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import headtools as ht
+from headtools.importance.logit_attribution import _logit_scale
 from recipes.families import build
 
 IDS = torch.tensor([[11, 7, 23, 41, 5, 17], [3, 29, 31, 8, 53, 12]])
@@ -126,3 +129,14 @@ def test_a_stream_that_is_no_sum_of_what_heads_write_is_refused(family):
     name, words = REFUSED[family]
     with pytest.raises(ValueError, match=words):
         ht.direct_logit_attribution(written_down(family, name), {"input_ids": IDS}, TOKENS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("size", "capped"), [(0.3, True), (1.0, True), (3.0, True), (1.0, False)])
+def test_a_cap_is_no_factor(size, capped, dtype):
+    raw = (torch.randn(2, 5, 400, generator=torch.Generator().manual_seed(0)) * size).to(dtype)
+    raw[0, 0] = torch.nan  # a padded row, which nobody reads
+    logits = torch.tanh(raw / 15) * 15 if capped else raw / 16
+    found = _logit_scale(raw, SimpleNamespace(logits=logits), (torch.arange(2), torch.tensor([4, 3])))
+    assert found == (1.0 if capped else pytest.approx(1 / 16, rel=0.01))
+    assert _logit_scale(raw, (logits, None), (torch.arange(2), torch.tensor([4, 3]))) == found

@@ -60,12 +60,14 @@ def test_the_tokenizer_knows_all_words_and_reads_what_people_type(organism):
     assert tokenizer("the dog, the cat.").tokens() == ["the", "dog", ",", "the", "cat", ".", "</s>"]
 
 
-def test_translate_keeps_order_and_does_not_depend_on_the_batch(organism):
+def test_translate_keeps_order_and_does_not_depend_on_the_batch(organism, monkeypatch):
     model, tokenizer = organism
     sentences = [s.words for s in corpus("organism", limit=12)]
     together = translate(model, tokenizer, sentences)
     assert together == [translate(model, tokenizer, [s])[0] for s in sentences]
     assert together == translate(model, tokenizer, [" ".join(s) for s in sentences])
+    monkeypatch.setattr("headtools.organism.load._BATCH_SIZE", 5)
+    assert together[3:8] == translate(model, tokenizer, sentences)[3:8]
     assert together[3:8] == translate(model, tokenizer, sentences[3:8])
 
 

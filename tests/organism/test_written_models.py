@@ -122,7 +122,7 @@ def test_the_page_tells_what_other_packages_found(root):
         assert passes == own.cost.iloc[0]
         assert int(found) == (by_circuit > 0.99999).sum()
         assert mean == f"{by_seed.mean():.3f} ({by_seed.min():.3f} to {by_seed.max():.3f})"
-        assert lowest == "-" or lowest == f"{by_circuit.idxmin()} {by_circuit.min():.2f}"
+        assert lowest == "-" if int(found) == 12 else lowest == f"{by_circuit.idxmin()} {by_circuit.min():.2f}"
         assert distance == ("-" if own.distance.isna().all() else f"{own.distance.max():.0e}")
 
 
