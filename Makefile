@@ -9,7 +9,7 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 # For the benchmark: glibc gives freed memory back to the system and fetches it anew, and a pass that keeps something
 # alive spares it that; without these settings recording looks faster than not recording.
 KEEP_MEMORY = MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=2000000000
-NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
+NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=240 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
 ALL = -n 2 --dist loadfile --no-loadscope-reorder $(NBVAL) tests headtools recipes notebooks tools
 

@@ -366,6 +366,22 @@ def test_more_examples_than_tokens(examples):
     assert found.found["encoder 0", "kind"] == ""
 
 
+@pytest.mark.parametrize("tokens", [2, 3, 5, 8])
+def test_a_sharp_softmax_is_no_direction(tokens):
+    """Where each query sees one key, a late token may be seen by later ones alone."""
+    config = tf.BertConfig(
+        vocab_size=60, hidden_size=16, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2
+    )
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = tf.BertModel(config).eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.normal_(0, 2)
+        found = ht.verify(model, {"input_ids": torch.randint(5, 60, (1, tokens))})
+        assert not any(check == "kind" for _, check in found.failed), (seed, found)
+
+
 def test_a_long_text_that_cannot_be_cut_is_not_run_whole():
     """Maps of 16,384 tokens would take more than the machine has."""
     model, _ = fresh("bert")
