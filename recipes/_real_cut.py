@@ -28,17 +28,26 @@ Texts = dict[str, list[dict[str, Tensor]]]  # {kind of text: batches}
 Losses = dict[str, Tensor]  # {kind of text, or part of it: one loss a row}
 
 
-def cut(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[list[dict[str, Any]], str]:
-    """Return the loss with each of the cuts on each kind of text: a row for each cut, draw and text."""
-    texts, cuts = texts_of(model, tokenizer, sizes), cuts_of(model, tokenizer, sizes)
+def cut(
+    model: nn.Module, tokenizer: Any, sizes: Mapping[str, int], start: bool = False
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the loss with each of the cuts on each kind of text: a row for each cut, draw and text.
+
+    ``start``: every text begins with the tokenizer's start token, without which some models are not themselves.
+    """
+    texts, cuts = texts_of(model, tokenizer, sizes, start), cuts_of(model, tokenizer, sizes, start)
     with torch.no_grad():
         before = losses_of(model, texts)
         found = [(name, draw, heads, measured(model, texts, heads)) for name, draw, heads in cuts]
-    return table_of(found, before, sizes, texts)
+    return table_of(found, before, sizes, texts, start)
 
 
 def table_of(
-    found: Sequence[tuple[str, int, Sequence[Head], Losses]], before: Losses, sizes: Mapping[str, int], texts: Texts
+    found: Sequence[tuple[str, int, Sequence[Head], Losses]],
+    before: Losses,
+    sizes: Mapping[str, int],
+    texts: Texts,
+    start: bool,
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the rows of all cuts, and what they are."""
     first = set(found[0][2])
@@ -54,10 +63,10 @@ def table_of(
         f"{sizes['cut documents']} chunks of {length} tokens ({n['documents']}), the first of "
         f"{natural_text('documents', 'all').about}; code: {sizes['cut code']} such chunks ({n['code']}) of "
         f"{natural_text('code', 'all').about}; repeated: the second copy of {sizes['repeated']} sequences of "
-        f"{sizes['repeated segment']} random tokens, twice. No start token. 'documents, near', 'middle' and 'far' are "
-        f"their tokens {edges[0]} to {edges[1] - 1}, to {edges[2] - 1} and to {edges[3] - 1}. Cuts: 'sentences' and "
-        "'documents' are the lowest "
-        f"gradients on {sizes['ranking texts']} sentences of the validation split and on {sizes['cut ranking']} other "
+        f"{sizes['repeated segment']} random tokens, twice. {'A' if start else 'No'} start token. "
+        f"'documents, near', 'middle' and 'far' are their tokens {edges[0]} to {edges[1] - 1}, to {edges[2] - 1} "
+        f"and to {edges[3] - 1}. Cuts: 'sentences' and 'documents' are the lowest gradients on "
+        f"{sizes['ranking texts']} sentences of the validation split and on {sizes['cut ranking']} other "
         "chunks of help texts; 'induction spared': ranked on sentences, the ninth of all heads with the highest "
         "induction scores cannot go; 'others spared': as many other heads of the cut are spared at random, for the "
         "same heads in their place; 'same layers': random, as many in each layer as 'sentences' has; 'random': "
@@ -65,34 +74,47 @@ def table_of(
     )
 
 
-def texts_of(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> Texts:
+def texts_of(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int], start: bool) -> Texts:
     """Return the four kinds of text on which cuts are measured."""
     length = sizes["cut chunk"]
+    repeated = repeated_tokens(model, sizes["repeated"], sizes["repeated segment"])
     return {
-        "sentences": text_batches(tokenizer, natural_text("english", "test", sizes["cut sentences"])),
-        "documents": chunks(tokenizer, "documents", length)[: sizes["cut documents"]],
-        "code": chunks(tokenizer, "code", length)[: sizes["cut code"]],
-        "repeated": repeated_tokens(model, sizes["repeated"], sizes["repeated segment"]),
+        "sentences": text_batches(tokenizer, natural_text("english", "test", sizes["cut sentences"]), start=start),
+        "documents": chunks(tokenizer, "documents", length, start)[: sizes["cut documents"]],
+        "code": chunks(tokenizer, "code", length, start)[: sizes["cut code"]],
+        "repeated": [_after(tokenizer.bos_token_id, batch) for batch in repeated] if start else repeated,
     }
 
 
-def chunks(tokenizer: Any, name: str, length: int) -> list[dict[str, Tensor]]:
+def _after(token: int, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a batch of random tokens in which each row begins with this token."""
+    ids = nn.functional.pad(batch["input_ids"], (1, 0), value=token)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+def chunks(tokenizer: Any, name: str, length: int, start: bool) -> list[dict[str, Tensor]]:
     """Return the texts of a corpus, packed: batches of one chunk each."""
-    return list(text_batches(tokenizer, natural_text(name, "all"), length=length, batch_size=1))
+    return list(text_batches(tokenizer, natural_text(name, "all"), length=length, batch_size=1, start=start))
 
 
-def cuts_of(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> list[tuple[str, int, list[Head]]]:
+def induction_heads(model: nn.Module, sizes: Mapping[str, int]) -> list[Head]:
+    """Return the ninth of all heads with the highest induction scores, the highest first."""
+    n = round(INDUCTION_SHARE * ht.sites(model).n_heads)
+    scores = induction_scores(model, n=sizes["induction sequences"], length=sizes["segment"], batch_size=10)
+    scores = scores[scores.role == INDUCTION].nlargest(n, "score")
+    return [(row.kind, row.layer, row.head) for row in scores.itertuples()]
+
+
+def cuts_of(
+    model: nn.Module, tokenizer: Any, sizes: Mapping[str, int], start: bool
+) -> list[tuple[str, int, list[Head]]]:
     """Return the cuts, (name, number of the draw, heads)."""
     every = [(*site.key, head) for site in ht.sites(model) for head in range(site.heads)]
-    n, n_induction = round(SHARE * len(every)), round(INDUCTION_SHARE * len(every))
-    scores = induction_scores(model, n=sizes["induction sequences"], length=sizes["segment"], batch_size=10)
-    scores = scores[scores.role == INDUCTION].nlargest(n_induction, "score")
-    induction = [(row.kind, row.layer, row.head) for row in scores.itertuples()]
-
+    n, induction = round(SHARE * len(every)), induction_heads(model, sizes)
     validation = natural_text("english", "validation", sizes["ranking texts"])
-    order = ht.gradient(model, text_batches(tokenizer, validation)).order()
+    order = ht.gradient(model, text_batches(tokenizer, validation, start=start)).order()
     first = sizes["cut documents"]  # those before are measured on
-    unseen = chunks(tokenizer, "documents", sizes["cut chunk"])[first : first + sizes["cut ranking"]]
+    unseen = chunks(tokenizer, "documents", sizes["cut chunk"], start)[first : first + sizes["cut ranking"]]
     by_documents = ht.gradient(model, unseen).order()
 
     lowest = order[:n]

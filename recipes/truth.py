@@ -221,15 +221,15 @@ def patching(model: WrittenModel, batch: dict, other: dict, _seed: int) -> HeadS
     return _flat(model, torch.stack(rises), "patching")
 
 
+def right_answers(outputs: object, batch: dict) -> Tensor:
+    """The right answers' logits, summed, (B,): what relevance explains."""
+    labels = batch["labels"]
+    return (outputs.logits.gather(2, labels.clamp(0)[..., None])[..., 0] * (labels >= 0)).sum(1)
+
+
 def relevance(rules: str) -> Callable:
     """``ht.relevance`` of the right answers."""
-
-    def answer(outputs: object, batch: dict) -> Tensor:
-        """The right answers' logits, summed: what is explained, (B,)."""
-        labels = batch["labels"]
-        return (outputs.logits.gather(2, labels.clamp(0)[..., None])[..., 0] * (labels >= 0)).sum(1)
-
-    return lambda model, batch, *_: ht.relevance(model, batch, answer, rules)
+    return lambda model, batch, *_: ht.relevance(model, batch, right_answers, rules)
 
 
 def direct_logits(model: WrittenModel, batch: dict, *_: object) -> HeadScores:

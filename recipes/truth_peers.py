@@ -1,8 +1,8 @@
 """What other packages find on the bench of written circuits. ``python -m recipes.truth_peers``
 
-captum, TransformerLens and lxt score the heads of the models of ``recipes.truth`` by their own code, and by what their
-pages tell users to write: captum on the input of each output projection, TransformerLens on a ``HookedTransformer``
-with the same weights, lxt with its rules around the model's attention. Results: ``truth_peers.json``.
+captum, TransformerLens and lxt score the heads of the models of ``recipes.truth``, with their own functions or with a
+few lines on their hooks: captum on the input of each output projection, TransformerLens on a ``HookedTransformer`` with
+the same weights, lxt with its rules around the model's attention. Results: ``truth_peers.json``.
 
     pip install --no-deps --target peers captum==0.9.0 lxt==2.1 transformer-lens==3.9.0 better-abc
     PYTHONPATH=peers python -m recipes.truth_peers
@@ -27,16 +27,22 @@ from headtools.importance.loss import each_loss
 from headtools.organism.toy_decoder import eager_attention_forward
 from headtools.organism.written_models import HEAD_DIM, HEADS, LENGTH, SYMBOLS, WrittenModel
 from recipes._results import ASSETS, write
-from recipes.truth import CIRCUITS, _flat, _gated_loss, auroc, batch_of, gradient, leave_one_out, patching, relevance
+from recipes.truth import (
+    CIRCUITS,
+    _flat,
+    _gated_loss,
+    auroc,
+    batch_of,
+    gradient,
+    leave_one_out,
+    patching,
+    relevance,
+    right_answers,
+)
 
 FILE = ASSETS / "truth_peers.json"
 SEEDS = 3
 PERMUTATIONS = 25  # captum's own default for ShapleyValueSampling
-
-
-def right_logits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the right answers' logits, summed: (B, T, V), (B, T) -> (B,)."""
-    return (logits.gather(2, labels.clamp(0)[..., None])[..., 0] * (labels >= 0)).sum(1)
 
 
 def by_head(of_features: list[Tensor]) -> Tensor:
@@ -100,8 +106,11 @@ def captum_gates(method: str, **options: object) -> Callable:
 # --- TransformerLens --------------------------------------------------------------------------------------------------
 
 
-def hooked(model: WrittenModel) -> ModuleType:
-    """Return TransformerLens' model with the same weights; its positions are of the kind that it calls shortformer."""
+def hooked(model: WrittenModel, ids: Tensor) -> ModuleType:
+    """Return TransformerLens' model with the same weights; its positions are of the kind that it calls shortformer.
+
+    Raises ``ValueError`` where the two do not give the same logits for these symbols.
+    """
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
     kv_heads = model.layers[0].k_proj.out_features // HEAD_DIM
@@ -133,13 +142,8 @@ def hooked(model: WrittenModel) -> ModuleType:
             state[f"blocks.{i}.attn.{name}"] = of.weight.unflatten(0, (-1, HEAD_DIM)).transpose(1, 2)
         state[f"blocks.{i}.attn.W_O"] = layer.out_proj.weight.T.unflatten(0, (HEADS, HEAD_DIM))
     twin.load_state_dict(state)
-    return twin.eval().requires_grad_(False)
-
-
-def checked(model: WrittenModel, batch: dict) -> ModuleType:
-    """Return the twin, after a look at whether it says what the model says."""
-    twin = hooked(model)
-    off = (twin(batch["input_ids"]) - model(batch["input_ids"]).logits).abs().max().item()
+    twin = twin.eval().requires_grad_(False)
+    off = (twin(ids) - model(ids).logits).abs().max().item()
     if off > 1e-3:
         raise ValueError(f"the logits of TransformerLens' model differ by {off:.2g}")
     return twin
@@ -147,7 +151,7 @@ def checked(model: WrittenModel, batch: dict) -> ModuleType:
 
 def lens_direct(model: WrittenModel, batch: dict, *_: object) -> HeadScores:
     """Direct logit attribution from the cache: the right answer's logit above the mean of all."""
-    twin, labels = checked(model, batch), batch["labels"]
+    twin, labels = hooked(model, batch["input_ids"]), batch["labels"]
     _logits, cache = twin.run_with_cache(batch["input_ids"])
     logits = cache.stack_head_results() @ twin.W_U  # (layers * heads, B, T, V)
     right = logits.gather(3, labels.clamp(0)[None, ..., None].expand(*logits.shape[:3], 1))[..., 0] - logits.mean(-1)
@@ -158,7 +162,7 @@ def lens_patching(model: WrittenModel, batch: dict, other: dict, _seed: int) -> 
     """Activation patching of each head's output at all positions, by the function of ``transformer_lens.patching``."""
     from transformer_lens.patching import get_act_patch_attn_head_out_all_pos
 
-    twin, labels = checked(model, batch), batch["labels"]
+    twin, labels = hooked(model, batch["input_ids"]), batch["labels"]
 
     def loss(logits: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
@@ -172,7 +176,7 @@ def lens_patching(model: WrittenModel, batch: dict, other: dict, _seed: int) -> 
 
 def lens_attribution(model: WrittenModel, batch: dict, other: dict, _seed: int) -> HeadScores:
     """Attribution patching: the change of each head's z, times the slope of the loss, as in Nanda's demonstration."""
-    twin, labels, clean = checked(model, batch), batch["labels"], {}
+    twin, labels, clean = hooked(model, batch["input_ids"]), batch["labels"], {}
     twin.embed.W_E.requires_grad_(True)  # so that there is a graph
 
     def keep(z: Tensor, hook: ModuleType) -> None:
@@ -208,7 +212,7 @@ def lxt_rules(name: str) -> Callable:
         hooks = [layer.out_proj.register_forward_pre_hook(keep) for layer in model.layers]
         model.symbol.weight.requires_grad_(True)
         try:
-            right_logits(model(batch["input_ids"]).logits, batch["labels"]).sum().backward()
+            right_answers(model(batch["input_ids"]), batch).sum().backward()
         finally:
             model.symbol.weight.requires_grad_(False)
             model.symbol.weight.grad = None

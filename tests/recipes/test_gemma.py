@@ -36,23 +36,6 @@ def test_a_window_of_the_design_is_one_of_the_measurement(monkeypatch):
     assert parts[8:, 3].min() > 0.2  # most of 20 tokens
 
 
-def test_cuts_take_what_they_say():
-    model = tiny()
-    every = [(*site.key, head) for site in ht.sites(model) for head in range(site.heads)]
-    induction = [every[1], every[7]]
-    cuts = gemma.cuts_of(model, every, induction)
-    n = round(gemma.SHARE * 12)
-    lowest, spared = cuts[0][2], cuts[1][2]
-    assert (lowest, spared) == (every[:n], [every[0], every[2]])
-    for name, _draw, heads in cuts[2:-1]:
-        assert len(set(heads)) == n, name
-        if name == "others spared":
-            assert every[1] in heads, "the induction head of the cut goes"
-        if name == "same layers":
-            assert [head[:2] for head in heads] == [head[:2] for head in lowest]
-    assert cuts[-1] == ("induction off", 0, induction[:1])
-
-
 def test_the_tables_hold_what_their_windows_must():
     table = ht.shipped_real("gemma3", "windows")
     assert table[["first", "near", "middle", "beyond"]].sum(axis=1).to_numpy() == pytest.approx(1.0, abs=2e-3)
