@@ -1,8 +1,9 @@
 """How long a lesson takes whoever works through it: text, code, predictions, exercises and the run, in minutes.
 
-A rule, the same for every lesson, in place of a guess: 150 words of text a minute (captions included, solutions, fine
-print and the list of references left out), ten lines of given code a minute, a minute and a half for a prediction, what
-each exercise says, and the time of the run. The box at the top of each lesson, the site and a test take it from here.
+A rule, the same for every lesson, in place of a guess: 150 words of text a minute (captions included; solutions, fine
+print, the list of references and the words that stand for a picture left out), ten lines of given code a minute, a
+minute and a half for a prediction, what each exercise says, and the time of the run. The box at the top of each lesson,
+the site and a test take it from here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import nbformat
 SPEED = 150  # words a minute, for text that is thought about
 CODE_LINES = 10  # a minute
 PREDICTION = 1.5  # minutes
+
+NOT_READ = re.compile(r"<details>.*?</details>|```.*?```|!\[.*?\]|## References\n.*?(?=\n---|$)", re.S)
 
 
 def honest_minutes(notebook: nbformat.NotebookNode, seconds: float) -> int:
@@ -31,13 +34,11 @@ def text_minutes(notebook: nbformat.NotebookNode) -> float:
 
 
 def texts(notebook: nbformat.NotebookNode) -> list[str]:
-    """Return what a lesson gives to read: Markdown without solutions, references and code, and captions of figures."""
+    """Return what a lesson gives to read: Markdown without solutions, references, code and alt texts, and captions."""
     found = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            found.append(
-                re.sub(r"<details>.*?</details>|```.*?```|## References\n.*?(?=\n---|$)", "", cell.source, flags=re.S)
-            )
+            found.append(NOT_READ.sub("", cell.source))
         for output in cell.get("outputs", []):
             html = output.get("data", {}).get("text/html", "")
             captions = re.findall(r"<figcaption.*?</figcaption>", html, re.S)
