@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from headtools.heads._devices import without_autocast
 from headtools.heads.intervals import bounds, linearised_ratio
 from headtools.heads.sites import Heads
+from headtools.heads.verify import verify_once
 from headtools.roles.controls import untrained as untrained_twin
 from headtools.roles.sentence import Sentence
 from headtools.roles.tasks import Task, control, labels, lookup, name_of
@@ -64,6 +65,7 @@ def probe(
         raise ValueError(f"got tasks={names}; expected one or more, each with a name of its own")
     if solver not in SOLVERS:
         raise ValueError(f"got solver={solver!r}; expected {' or '.join(SOLVERS)}")
+    verify_once(model)
     sentences = [*train, *test]
     labelled = [_LabelledWords(task, sentences, len(train)) for task in tasks]
     models = {"trained": model} | ({"untrained": untrained_twin(model)} if untrained else {})

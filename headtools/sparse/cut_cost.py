@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from headtools.heads.ablate import ablate
 from headtools.heads.intervals import bounds
 from headtools.heads.sites import Heads
+from headtools.heads.verify import verify_once
 from headtools.importance._inputs import each_batch, evaluating
 from headtools.importance.loss import Loss, check_losses, each_loss, labels_only_loss
 from headtools.roles._segments import ordinary_tokens, segments
@@ -45,6 +46,7 @@ def cut_cost(
     """
     if not corpora:
         raise ValueError('got no corpora; expected {name: batches}: {"repeated": repeated_tokens(model)}')
+    verify_once(model, next(iter(corpora.values())))
     rows = []
     for name, batches in corpora.items():
         batches, its_loss = list(each_batch(model, batches)), (loss or {}).get(name)

@@ -17,6 +17,7 @@ from headtools.heads.ablate import ablate
 from headtools.heads.intervals import bounds
 from headtools.heads.scores import Head, HeadScores
 from headtools.heads.sites import Sites, select, sites
+from headtools.heads.verify import verify_once
 from headtools.importance._inputs import evaluating
 
 Order = HeadScores | Sequence[Head]  # a ranking: the head that is removed first, second, ...
@@ -62,6 +63,7 @@ def curves(
     ['by hand']
     """
     check_weights(model)
+    verify_once(model)
     with_rows = {name for name, order in orders.items() if draws and getattr(order, "rows", None)}
     if draws and not with_rows:
         raise ValueError("draws need scores with rows, one number per example: order=ht.gradient(model, batches)")

@@ -293,6 +293,8 @@ MEASURES = {
     "induction": lambda model, _: ht.induction_scores(model, n=5, length=4),
     "sinks": lambda model, batch: ht.attention_sinks(model, batch),
     "direct": lambda model, batch: ht.direct_logit_attribution(model, batch, [1] * len(batch["input_ids"])),
+    "curve": lambda model, _: ht.curve(model, [("decoder", 0, 0)], lambda model: 0.5, keep=[0]),
+    "cut_cost": lambda model, batch: ht.cut_cost(model, [("decoder", 0, 0)], {"own": [batch]}),
 }
 
 

@@ -170,6 +170,13 @@ def test_no_test_sentence_has_a_say_in_the_fit():
     assert right + b.accuracy[0] * b.n[0] == pytest.approx(both.accuracy[0] * both.n[0])
 
 
+def test_a_probed_model_is_tried_first():
+    model, tokenizer = ht.load()
+    assert ht.sites(model).verified is None
+    probe(model, tokenizer, TRAIN[:20], TEST[:10], "target left", heads=[("encoder", 4, 2)], solver="discriminant")
+    assert ht.sites(model).verified.ok
+
+
 def test_random_labels_are_not_found():
     rng = np.random.default_rng(0)
 
