@@ -268,6 +268,17 @@ def test_timetables_add_up_the_minutes_of_the_lessons(root: Path):
     assert rows["said"] == rows["added"]
 
 
+def test_each_story_has_one_place_and_each_lesson_tells_one(root: Path):
+    part = read(root, "notebooks/teaching.md").split("## Where each story is told")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| \[(\d\d) (.+)\]\(([^)#]*)#(.*)\) \|$", part, re.M)
+    assert len(rows) == part.count("\n| ") - 1  # the head of the table is no story
+    assert len({(name, address) for *_, name, address in rows}) == len({story for story, *_ in rows}) == len(rows)
+    for _, number, title, name, address in rows:
+        assert name.startswith(number)
+        assert sections(root / "notebooks" / name)[address][0] == title
+    assert {number for _, number, *_ in rows} == {f"{n:02}" for n in range(13)}
+
+
 def test_the_table_of_claims_leads_to_sections_that_keep_its_promise(root: Path):
     found = claims_table(read(root, "notebooks/teaching.md"))
     assert [line for row in found for line in not_there(root / "notebooks", row)] == []
