@@ -638,13 +638,16 @@ def loss(model: nn.Module, batch: Mapping) -> Tensor:
     return each.sum(-1) / (labels != -100).sum(-1)
 
 
-def gradient(model: nn.Module, batches: Iterable[Mapping], loss: Callable = loss) -> dict[tuple, Tensor]:
+_LOSS = loss  # measures below have a parameter of that name
+
+
+def gradient(model: nn.Module, batches: Iterable[Mapping], loss: Callable | None = None) -> dict[tuple, Tensor]:
     """Return the slope of each example's loss by each head's gate, at gate 1, as rows with their sign.
 
     The mean of its absolute value is a head's importance (Michel et al. 2019, equation 2). One forward and one backward
     pass give all heads: examples do not see each other, so the gradient of the summed loss holds each one's own.
     """
-    parts = []
+    loss, parts = loss or _LOSS, []
     for batch in batches:
         n = len(batch["labels"])
         ones = {key: torch.ones(n, site.heads, requires_grad=True) for key, site in sites(model).items()}
@@ -655,12 +658,12 @@ def gradient(model: nn.Module, batches: Iterable[Mapping], loss: Callable = loss
 
 
 @torch.no_grad()
-def ablation(model: nn.Module, batches: Iterable[Mapping], loss: Callable = loss) -> dict[tuple, Tensor]:
+def ablation(model: nn.Module, batches: Iterable[Mapping], loss: Callable | None = None) -> dict[tuple, Tensor]:
     """Return how much each example's loss rises without each head, one head off at a time, as rows.
 
     All heads of a layer share one pass: copy h of the batch runs without head h.
     """
-    parts = []
+    loss, parts = loss or _LOSS, []
     for batch in batches:
         n, full, part = len(batch["labels"]), loss(model, batch), {}
         for key, site in sites(model).items():
@@ -704,7 +707,7 @@ def secant_softmax(scores: Tensor) -> Tensor:
 
 
 def saturation_proof_gradient(
-    model: nn.Module, batches: Iterable[Mapping], loss: Callable = loss
+    model: nn.Module, batches: Iterable[Mapping], loss: Callable | None = None
 ) -> dict[tuple, Tensor]:
     """Return ``gradient`` with a softmax whose slope does not vanish where a head looks at one key only, as rows.
 

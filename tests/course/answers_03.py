@@ -59,7 +59,8 @@ def bootstrap(rows, times=1000, kind="", seed=5):
     variances = torch.stack(
         [(counts * (column - m[:, None]).square()).sum(1) for column, m in zip(rows.T, means.T, strict=True)], 1
     )
-    its = (variances / (n - 1) / n).sqrt()
+    error = error * math.sqrt(n) if kind in ("no root", "sample without root") else error
+    its = (variances / (n - 1) / (1 if kind == "no root" else n)).sqrt()
     its = its if kind in ("no floor", "no floor, zeros", "nan") else torch.maximum(its, error / 4)
     its = error if kind == "sample's error" else its
     t = (means - mean) / its
@@ -70,6 +71,11 @@ def bootstrap(rows, times=1000, kind="", seed=5):
         return ends[0], ends[1]
     student = -9 if kind == "no guard" else stats.t.ppf(0.975, n - 1)
     below, above = torch.clamp(ends[0], max=-student), torch.clamp(ends[1], min=student)
+    below = torch.full_like(below, -student) if kind == "upper end Student's" else below
+    above = torch.full_like(above, student) if kind == "lower end Student's" else above
+    below = torch.clamp(ends[0], min=student) if kind == "ends the same" else below
+    above = torch.clamp(ends[1], min=student).clamp(max=student) if kind == "ends the same" else above
+    below = above if kind == "ends the same" else below
     if kind == "as they come":
         return mean + below * error, mean + above * error
     scale = error * math.sqrt(n) if kind == "spread" else error
@@ -183,6 +189,11 @@ ANSWERS = {
             (wrong_interval("nan"), "An end is not finite.*quarter of the sample's"),
             (equal_rows_fail, "There is a NaN. Where all rows are equal"),
             (wrong_interval("permuted"), "drawn with replacement"),
+            (wrong_interval("ends the same"), "The two ends are the same"),
+            (wrong_interval("upper end Student's"), "Student's interval alone"),
+            (wrong_interval("lower end Student's"), "Student's interval alone"),
+            (wrong_interval("no root"), "the root is missing"),
+            (wrong_interval("sample without root"), "the root is missing"),
             (wrong_interval("spread"), "by the root of n|Draw n rows"),
             (normal, "1.96|Student"),
             (lambda rows, times: rows.mean(0), "Two things are asked for|lower and the upper end"),

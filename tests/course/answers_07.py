@@ -205,6 +205,9 @@ def by_secant(wrong=""):
         m = {"p": p, "u": u, "plain": (p + u) / 2}.get(wrong, m)
         m = m if wrong == "moving" else m.detach()
         mean = ((u if wrong == "unweighted" else m) * s).sum(-1, keepdim=True)
+        mean = mean.detach() if wrong == "fixed mean" else mean
+        if wrong == "m r":
+            return u + m * r
         out = m * (s - (mean if wrong == "unweighted" else mean / m.sum(-1, keepdim=True)))
         if wrong in ("masked", "p", "u", "plain"):  # a right value, and another slope
             return p.detach() + out - out.detach()
@@ -357,8 +360,10 @@ ANSWERS = {
             (by_secant("plain"), "plain mean of u and p"),
             (by_secant("unweighted"), "plain mean of the scores"),
             (by_secant("rounded"), "Take log p from log_softmax"),
-            (by_secant("moving"), "NaN among the slopes. m must be held constant"),
+            (by_secant("moving"), "NaN among the slopes.*m must be held constant"),
             (by_secant("stays"), "still replaced"),
+            (by_secant("fixed mean"), "the mean of the scores has a slope"),
+            (by_secant("m r"), "not m times r"),
             (left_replaced, "put it back in finally"),
             (package_secant, "ht.gradient is right, and it is the one"),
         ],

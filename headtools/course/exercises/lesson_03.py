@@ -137,6 +137,7 @@ _FLOOR = (
     "A resample of nearly equal rows has hardly any standard error, and its t runs away. Let the error be at least "
     "a quarter of the sample's."
 )
+_ROOT = "A standard error is the standard deviation divided by the root of n. Somewhere the root is missing."
 
 
 def _bootstrap(answer: Any) -> None:
@@ -147,7 +148,8 @@ def _bootstrap(answer: Any) -> None:
     rare[:3, 0] = torch.tensor([1.0, 1.3, 0.8])
     rare[:6, 1] = torch.linspace(0.5, 1.5, 6).double()
     equal = torch.ones(8, 1, dtype=torch.double) * torch.tensor([[0.25, 1.0]])
-    for rows, what in ((skewed, "skewed"), (rare, "rare"), (equal, "equal")):
+    kinds = ((skewed, "skewed"), (-skewed, "skewed the other way"), (rare, "rare"), (equal, "equal"))
+    for rows, what in kinds:
         result = call(answer, rows=rows, times=10_000)  # so many that a right answer passes whatever it draws
         if not isinstance(result, tuple | list) and getattr(result, "ndim", 0) < 2:
             raise Hint(f"Two things are asked for, the lower and the upper end; this is {article(result)}.")
@@ -165,13 +167,19 @@ def _bootstrap(answer: Any) -> None:
         mean, error = rows.mean(0), rows.std(0) / math.sqrt(len(rows))
         if bool((low > high).any()):
             raise Hint("The lower end lies above the upper one. The upper quantile of t gives the lower end.")
+        if what != "equal" and _near(high - low, torch.zeros(2), error / 10):
+            raise Hint(
+                "The two ends are the same. t's lower quantile is negative: at that end take the smaller one of it and "
+                "minus Student's."
+            )
         ends = ends - mean
         wanted = _studentised(rows)
         if _near(ends, wanted, error):
             continue
         known: dict[str, Tensor] = {
-            "This is Student's interval alone. Are the rows drawn with replacement? And is each t divided by the "
-            "standard error of its own resample?": _student(rows),
+            "This is Student's interval alone; at one end t is wider. Are the rows drawn with replacement? Is each t "
+            "divided by the standard error of its own resample, with the root of n?": _student(rows),
+            _ROOT: _studentised(rows, rooted=False),
             "This is the middle of the resampled means, without t. Divide each resample's distance from the mean by "
             "its own standard error; few or skewed examples are why.": _percentile(rows),
             "The ends are those of t as they come. A sample whose mean is too high has a t above 0, so the upper "
@@ -189,8 +197,17 @@ def _bootstrap(answer: Any) -> None:
         if not hint and bool((ends.abs() > 10 * error).any()):
             hint = _FLOOR
         hint = hint or "Draw n rows with replacement, many times; t of each; its quantiles times the standard error."
-        listed = ", ".join(f"{float(end):.2f}" for end in [*low, *high])
-        raise Hint(f"{hint}\nSee it for {len(rows)} rows that are {what}, where you give {listed}.")
+        given, right = (_listed(some + mean) for some in (ends, wanted))
+        raise Hint(f"{hint}\nSee it for {len(rows)} rows that are {what}, where you give {given} and right is {right}.")
+
+
+def _listed(ends: Tensor) -> str:
+    """Give the ends of the first column in words.
+
+    >>> _listed(torch.tensor([[0.5, 1.0], [0.75, 2.0]]))
+    '0.50 to 0.75'
+    """
+    return f"{float(ends[0, 0]):.2f} to {float(ends[1, 0]):.2f}"
 
 
 def _near(ends: Tensor, wanted: Tensor, error: Tensor) -> bool:
@@ -205,13 +222,21 @@ def _draws(rows: Tensor, times: int = 20_000) -> Tensor:
 
 
 def _studentised(
-    rows: Tensor, exchanged: bool = True, guard: bool = True, floor: float = 0.25, instead: float = 50.0
+    rows: Tensor,
+    exchanged: bool = True,
+    guard: bool = True,
+    floor: float = 0.25,
+    instead: float = 50.0,
+    rooted: bool = True,
 ) -> Tensor:
-    """Give the ends, from the mean, of the interval, or of one with a mistake; an infinite t is ``instead``."""
+    """Give the ends, from the mean, of the interval, or of one with a mistake; an infinite t is ``instead``.
+
+    The root of n is missing in both standard errors where ``rooted`` is False.
+    """
     n, mean = len(rows), rows.mean(0)
-    error = rows.std(0) / math.sqrt(n)
+    error = rows.std(0) / (math.sqrt(n) if rooted else 1)
     resampled = _draws(rows)
-    its = (resampled.std(1) / math.sqrt(n)).maximum(floor * error)
+    its = (resampled.std(1) / (math.sqrt(n) if rooted else 1)).maximum(floor * error)
     t = ((resampled.mean(1) - mean) / its).nan_to_num(0, instead, -instead)
     below, above = t.quantile(torch.tensor([0.025, 0.975], dtype=t.dtype), dim=0)
     student = _quantile(n) if guard else -math.inf

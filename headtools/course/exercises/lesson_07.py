@@ -408,8 +408,8 @@ def _saturation(answer: Any) -> str | None:
             return "After the call softmax is still replaced. Use a with block, or put it back in finally:"
         if any(rows.isnan().any() for rows in got.values()):
             return (
-                "There is NaN among the slopes. m must be held constant: compute it under torch.no_grad(). And where a "
-                "masked score is minus infinity, 0 times it is NaN: put 0 in its place."
+                "There is NaN among the slopes. Where a masked score is minus infinity, 0 times it is NaN: put 0 in "
+                "its place. And m must be held constant: compute it under torch.no_grad()."
             )
         want = my_heads.saturation_proof_gradient(model, batches)
         plain = my_heads.gradient(model, batches)
@@ -475,6 +475,13 @@ def _unweighted(scores: Tensor) -> Tensor:
     return (u + m.detach() * (s - (u * s).sum(-1, keepdim=True))).masked_fill(scores.isinf(), 0)
 
 
+def _fixed_mean(scores: Tensor) -> Tensor:
+    """What turns the secant into one whose mean of the scores is held constant: 0, with a slope."""
+    m, s = _parts(scores)[2].detach(), scores.masked_fill(scores.isinf(), 0)
+    mean = (m * s).sum(-1, keepdim=True) / m.sum(-1, keepdim=True)
+    return m * (mean - mean.detach())
+
+
 def _rounded(s: Tensor) -> Tensor:
     p, u, m = _parts(s)
     return _linear(s, m.masked_fill(p == 0, 0), u)
@@ -494,6 +501,12 @@ _SOFTMAXES: dict[str, Callable[[Tensor], Tensor]] = {
         lambda s: _exact(s, (_parts(s)[0] + _parts(s)[1]) / 2)
     ),
     "The plain mean of the scores is taken off. It must be their mean weighted with m.": _unweighted,
+    "The value is right, the slope is not: the mean of the scores has a slope, too. Only m is constant.": lambda s: (
+        _linear(s, _parts(s)[2], _parts(s)[1]) + _fixed_mean(s)
+    ),
+    "The value is right, but nothing has a slope: it is m times the scores less their mean, not m times r.": (
+        lambda s: s.softmax(-1).detach() + 0 * s.masked_fill(s.isinf(), 0)
+    ),
     "Where p rounds to 0, its logarithm is -inf and m vanishes. Take log p from log_softmax.": _rounded,
 }
 
