@@ -88,7 +88,7 @@ def measured(key: str, /, **numbers: Any) -> Measured:
     run's numbers where ``HEADTOOLS_STRICT`` is set.
 
     >>> measured("01.mask", before=1.0, after=0.2521)
-    Masked before the softmax, the first row sums to 1. Masked after it, the row sums to 0.25.
+    With the causal mask the first row still sums to 1. Set to 0 after the softmax (not drawn), it would sum to 0.25.
     """
     about = entry(key)
     expect, given = about.get("expect", {}), about.get("tolerance", {})

@@ -47,7 +47,7 @@ def test_not_yet_tried_passed(file):
 def test_in_the_order_of_the_lessons(file, root):
     """A lesson's own exercises, then those of its appendices."""
     found = [*(root / "notebooks").glob("[0-9]*.ipynb"), *(root / "notebooks" / "more").glob("[0-9]*.ipynb")]
-    found.sort(key=lambda path: (path.name[:2], path.parent.name == "more"))
+    found.sort(key=lambda path: (path.name[:2], path.parent.name == "more", path.name))
     code = "".join(path.read_text("utf-8") for path in found)
     assert list(ht.check.summary().states) == list(dict.fromkeys(re.findall(r'"ht\.check\(\\"(.*?)\\"', code)))
 

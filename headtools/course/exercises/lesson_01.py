@@ -372,6 +372,6 @@ EXERCISES = (
     Exercise("01.attention", "assemble the layer", _attention, "Attention"),
     Exercise("01.record", "record every head", _record, "record"),
     Exercise("01.sum", "what each head adds", _sum, "contributions"),
-    Exercise("01.cost", "count the multiplications", _cost),
     Exercise("01.blocks", "attention without its map", _blocks),
+    Exercise("01.cost", "count the multiplications", _cost),
 )

@@ -514,7 +514,6 @@ _SOFTMAXES: dict[str, Callable[[Tensor], Tensor]] = {
 EXERCISES = (
     Exercise("07.gates", "a gate on every head", _gates, "gates", ("ablate",)),
     Exercise("07.gradient", "all slopes from one pass", _gradient, "gradient"),
-    Exercise("07.cancel", "an input that shows the bug", _cancel),
     Exercise("07.ablation", "what each head costs", _ablation, "ablation"),
     Exercise(
         "07.saturation_proof_gradient",
@@ -523,4 +522,5 @@ EXERCISES = (
         "saturation_proof_gradient",
         ("gradient",),
     ),
+    Exercise("07.cancel", "an input that shows the bug", _cancel),
 )

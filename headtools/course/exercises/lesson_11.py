@@ -348,9 +348,9 @@ def _position(answer: Any) -> str | None:
 
 EXERCISES = (
     Exercise("11.patch", "give a head another run's output", _patch, "patch", ("patch",)),
-    Exercise("11.position", "where to patch", _position),
     Exercise("11.logit_difference", "one word against another", _difference, "logit_difference"),
     Exercise("11.moved", "how far a run moves", _moved, "moved"),
     Exercise("11.remove", "let a head not write a direction", _remove, "remove_direction", ("edit",)),
+    Exercise("11.position", "where to patch", _position),
     Exercise("11.rewrite", "rewrite one fact", _rewrite, "rewrite"),
 )
