@@ -18,7 +18,7 @@ SPEED = 150  # words a minute, for text that is thought about
 CODE_LINES = 10  # a minute
 PREDICTION = 1.5  # minutes
 
-NOT_READ = re.compile(r"<details>.*?</details>|```.*?```|!\[.*?\]|## References\n.*?(?=\n---|$)", re.S)
+NOT_READ = re.compile(r"<details>.*?</details>|```.*?```|!\[.*?\]\(.*?\)|## References\n.*?(?=\n---|$)", re.S)
 
 
 def honest_minutes(notebook: nbformat.NotebookNode, seconds: float) -> int:
@@ -34,7 +34,12 @@ def text_minutes(notebook: nbformat.NotebookNode) -> float:
 
 
 def texts(notebook: nbformat.NotebookNode) -> list[str]:
-    """Return what a lesson gives to read: Markdown without solutions, references, code and alt texts, and captions."""
+    """Return what a lesson gives to read: Markdown without solutions, references, code and alt texts, and captions.
+
+    >>> cell = nbformat.v4.new_markdown_cell("![A map.](map.svg)Read this.<details>Or this, or not.</details>")
+    >>> texts(nbformat.v4.new_notebook(cells=[cell]))
+    ['Read this.']
+    """
     found = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":

@@ -73,9 +73,7 @@ def bootstrap(rows, times=1000, kind="", seed=5):
     below, above = torch.clamp(ends[0], max=-student), torch.clamp(ends[1], min=student)
     below = torch.full_like(below, -student) if kind == "upper end Student's" else below
     above = torch.full_like(above, student) if kind == "lower end Student's" else above
-    below = torch.clamp(ends[0], min=student) if kind == "ends the same" else below
-    above = torch.clamp(ends[1], min=student).clamp(max=student) if kind == "ends the same" else above
-    below = above if kind == "ends the same" else below
+    below = above if kind == "ends the same" else below  # "the larger", at the lower quantile too
     if kind == "as they come":
         return mean + below * error, mean + above * error
     scale = error * math.sqrt(n) if kind == "spread" else error

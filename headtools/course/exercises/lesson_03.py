@@ -197,17 +197,9 @@ def _bootstrap(answer: Any) -> None:
         if not hint and bool((ends.abs() > 10 * error).any()):
             hint = _FLOOR
         hint = hint or "Draw n rows with replacement, many times; t of each; its quantiles times the standard error."
-        given, right = (_listed(some + mean) for some in (ends, wanted))
+        worst = (ends - wanted).abs().amax(0).argmax()
+        given, right = (" to ".join(f"{end:.2f}" for end in (some + mean)[:, worst]) for some in (ends, wanted))
         raise Hint(f"{hint}\nSee it for {len(rows)} rows that are {what}, where you give {given} and right is {right}.")
-
-
-def _listed(ends: Tensor) -> str:
-    """Give the ends of the first column in words.
-
-    >>> _listed(torch.tensor([[0.5, 1.0], [0.75, 2.0]]))
-    '0.50 to 0.75'
-    """
-    return f"{float(ends[0, 0]):.2f} to {float(ends[1, 0]):.2f}"
 
 
 def _near(ends: Tensor, wanted: Tensor, error: Tensor) -> bool:
