@@ -23,6 +23,7 @@ from headtools.roles.word_alignment import align, to_words
 from recipes._real_cut import cut
 from recipes._real_measures import losses, rank_correlation, repeated_tokens
 from recipes._real_names import names
+from recipes._real_paths import paths
 from recipes._real_weights import circuits, own_layers, three_heads
 from recipes._results import interval
 
@@ -249,6 +250,7 @@ TABLES: dict[str, dict[str, Callable[..., Table]]] = {
         "relevance": relevance,
         "restored": restored,
         "names": names,
+        "paths": paths,
         "cut": cut,
     },
     "minilm": {"parts_of_speech": parts_of_speech, "gates": trained_gates},

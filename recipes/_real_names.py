@@ -180,13 +180,13 @@ def names(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[l
 
 def _shares(up: Tensor, down: Tensor, high: Tensor, low: Tensor) -> dict[str, float]:
     """Return the shares restored and lost, with the ends of their 95 % intervals over prompts."""
-    found = {}
-    for name, gain in (("restored", up - low), ("lost", high - down)):
-        both = torch.stack([gain, high - low], 1).double()
-        ends = ht.bootstrap(both, statistic=lambda means: means[..., :1] / means[..., 1:])
-        found[name] = (gain.mean() / (high - low).mean()).item()
-        found |= {f"{name}_low": float(ends[0]), f"{name}_high": float(ends[1])}
-    return found
+    return share("restored", up - low, high - low) | share("lost", high - down, high - low)
+
+
+def share(name: str, gain: Tensor, span: Tensor) -> dict[str, float]:
+    """Return the mean gain (B,) as a share of the mean span (B,), with the ends of its 95 % interval over prompts."""
+    ends = ht.bootstrap(torch.stack([gain, span], 1).double(), statistic=lambda means: means[..., :1] / means[..., 1:])
+    return {name: (gain.mean() / span.mean()).item(), f"{name}_low": float(ends[0]), f"{name}_high": float(ends[1])}
 
 
 def _of_same_layers(heads: Sequence[Head], sites: Any, seed: int) -> list[Head]:

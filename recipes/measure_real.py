@@ -19,6 +19,7 @@ Tables, of a causal language model with every size in its "about":
     relevance   relevance by three rules, and gradients, beside leave-one-out
     restored    single heads given back what they put out while the text repeated
     names       which heads put the right one of two names into the answer: patched at the last token, both ways
+    paths       which earlier head tells the three strongest of these what, through query, keys or values
     cut         a fifth of the heads off on sentences, documents, code and repeated tokens, beside as many others
 
 An encoder (``minilm``) has model, roles, its heads by output change (gradient and leave-one-out), parts_of_speech

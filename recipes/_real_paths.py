@@ -1,0 +1,158 @@
+"""Who tells a head where to look: path patching on the task with names.
+
+Noising one head shows what the answer loses without what it says, by whatever way. Here the way is part of the
+question: one earlier head, the **sender**, says what it says in the corrupted prompt, and only one later head, the
+**receiver**, hears it, through its query, its keys or its values. All other heads put out what they put out in the
+clean prompt; the layers between them, which have no heads, are computed (Wang et al. 2023, section 3.1).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import headtools as ht
+from headtools.heads.scores import Head
+from recipes._real_names import Prompts, Run, prompts, share
+
+WAYS = ("query", "key", "value")
+RECEIVERS = 3
+
+
+class Pair:
+    """A clean and a corrupted run of the same prompts, with all that each head puts out at every token before the last.
+
+    The last token reads the cache of those before it, so what reaches a receiver's query is a matter of the last token
+    alone, and what reaches its keys and values a matter of all others.
+    """
+
+    def __init__(self, model: nn.Module, task: Prompts) -> None:
+        self.model, self.task = model, task
+        self.clean, self.corrupted = Run(model, task.clean, task), Run(model, task.corrupted, task)
+        self.before = {}  # {run: {site: z (B, T - 1, H, W)}}
+        for run, ids in ((self.clean, task.clean), (self.corrupted, task.corrupted)):
+            with ht.record(model, want="z") as seen:
+                model.model(ids[:, :-1])
+            self.before[run] = {site.key: seen[site.key].z for site in ht.sites(model)}
+
+    def queries(self, senders: Iterable[Head], receivers: Iterable[Head]) -> dict[Head, Tensor]:
+        """Return each receiver's query at the last token when it hears the senders' corrupted output."""
+        sites, queries, hooks = ht.sites(self.model), {}, []
+        for receiver in receivers:
+            part = sites.one(receiver[:-1]).q
+
+            def keep(_module: nn.Module, _args: tuple, output: Tensor, head: Head = receiver, part: Any = part) -> None:
+                queries[head] = output[..., part.rows[head[-1]]].clone()
+
+            hooks.append(part.module.register_forward_hook(keep))
+        try:
+            self._frozen(self.clean.z, self.corrupted.z, senders, self.clean.logits)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return queries
+
+    def cache(self, senders: Iterable[Head]) -> Any:
+        """Return the keys and values of all tokens before the last, had they heard the senders' corrupted output."""
+        ids = self.task.clean[:, :-1]
+        return self._frozen(
+            self.before[self.clean],
+            self.before[self.corrupted],
+            senders,
+            lambda: self.model.model(ids, use_cache=True).past_key_values,
+        )
+
+    def _frozen(self, clean: Mapping, corrupted: Mapping, senders: Iterable[Head], run: Any) -> Any:
+        """Run with every head's clean output, but for the senders', which is the corrupted run's."""
+        given = {key: z.clone() for key, z in clean.items()}
+        for *key, head in senders:
+            given[tuple(key)][:, :, head] = corrupted[tuple(key)][:, :, head]
+        with ht.patch(self.model, {key: range(z.shape[2]) for key, z in given.items()}, given):
+            return run()
+
+    def heard(self, receiver: Head, way: str, query: Tensor | None = None, cache: Any = None) -> Tensor:
+        """Return the difference of the logits (B,) when a receiver, and it alone, has this query, or these keys.
+
+        Keys and values are shared by several heads: the others of the layer keep their clean output.
+        """
+        site = ht.sites(self.model).one(receiver[:-1])
+        others = {site.key: [head for head in range(site.heads) if head != receiver[-1]]}
+        own, hook = self.clean.cache, None
+        if way == "query":
+            rows = site.q.rows[receiver[-1]]
+
+            def give(_module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
+                output = output.clone()
+                output[..., rows] = query
+                return output
+
+            hook = site.q.module.register_forward_hook(give)
+        else:
+            self.clean.cache = copy.deepcopy(own)
+            mixed, heard = self.clean.cache.layers[site.layer], cache.layers[site.layer]
+            setattr(mixed, f"{way}s", getattr(heard, f"{way}s").clone())
+        try:
+            with ht.patch(self.model, others, self.clean.z):
+                return self.clean.difference()
+        finally:
+            self.clean.cache = own
+            if hook is not None:
+                hook.remove()
+
+
+@torch.no_grad()
+def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[list[dict[str, Any]], str]:
+    """Noise every path from an earlier head to one of the three heads without which most is lost."""
+    tasks = prompts(tokenizer, sizes["name pairs"])
+    if not tasks:
+        return [], "not measured: for this tokenizer a name is not one token"
+    pairs = [Pair(model, task) for task in tasks]
+    sites = ht.sites(model)
+    all_heads = [(*site.key, head) for site in sites for head in range(site.heads)]
+    high = torch.cat([pair.clean.difference() for pair in pairs])
+    span = high - torch.cat([pair.corrupted.difference() for pair in pairs])
+
+    def lost(parts: Iterable[Tensor]) -> dict[str, float]:
+        return share("lost", high - torch.cat(list(parts)), span)
+
+    alone = {head: lost(pair.clean.difference([head], pair.corrupted) for pair in pairs) for head in all_heads}
+    receivers = sorted(all_heads, key=lambda head: -alone[head]["lost"])[:RECEIVERS]
+    rows = []
+
+    def heard(senders: list[Head], some: list[Head], name: str, **more: Any) -> None:
+        queries = [pair.queries(senders, some) for pair in pairs]
+        caches = [pair.cache(senders) for pair in pairs]
+        for receiver in some:
+            for way in WAYS:
+                parts = (
+                    pair.heard(receiver, way, query[receiver], cache)
+                    for pair, query, cache in zip(pairs, queries, caches, strict=True)
+                )
+                to = {"to": f"{receiver[1]}.{receiver[2]}", "way": way}
+                rows.append({"name": name, **more, **to, **lost(parts)})
+
+    for receiver in receivers:
+        label = f"{receiver[1]}.{receiver[2]}"
+        rows.append({"name": "all it says", "to": label, "way": "output", **alone[receiver]})
+        heard([head for head in all_heads if head[1] < receiver[1]], [receiver], "all earlier heads")
+        for way in WAYS[1:]:  # the query of the last token, which both prompts share, hears earlier heads alone
+            parts = (pair.heard(receiver, way, cache=pair.corrupted.cache) for pair in pairs)
+            rows.append({"name": "corrupted prompt", "to": label, "way": way, **lost(parts)})
+    for sender in all_heads:
+        later = [receiver for receiver in receivers if receiver[1] > sender[1]]
+        if later:
+            heard([sender], later, "path", layer=sender[1], head=sender[2])
+        if sender[2] == 0:
+            print(f"paths: layer {sender[1]}", flush=True)
+    return rows, (
+        f"{len(high)} prompts of {len(tasks)} templates, as in the table names. path: the share of the difference that "
+        "goes when one receiver (to) hears one earlier head's (layer, head) output of the corrupted prompt, through "
+        "its query, keys or values (way), while all other heads put out what they do in the clean prompt. all earlier "
+        "heads: when it hears that of all of them; corrupted prompt: when its keys or values are that prompt's, whose "
+        "second mention is another word; all it says: when its own output is the corrupted one. 95 % intervals over "
+        "prompts. Receivers: the three heads of highest lost, on these prompts"
+    )

@@ -1,0 +1,114 @@
+"""Path patching on the task with names, on a tiny model, beside hooks that patch every token of whole runs."""
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from recipes import _real_names, _real_paths
+
+WIDTH, GROUP = 8, 2
+SENDER, RECEIVER = ("decoder", 0, 1), ("decoder", 2, 3)
+
+
+@pytest.fixture(scope="module")
+def model(names_tokenizer):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        sizes = {"vocab_size": len(names_tokenizer), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3}
+        config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.4)
+        return LlamaForCausalLM(config).eval()
+
+
+def run(model, ids, outputs=None, projections=None):
+    """Run a text; return its logits, and what each layer's output projection read and the others gave.
+
+    outputs: {layer: z}, put in place of what the output projection would read; projections: {(layer, name): function}.
+    """
+    seen = {}
+    with ExitStack() as stack:
+        for number, layer in enumerate(model.model.layers):
+
+            def read(_module, args, number=number):
+                z = args[0] if outputs is None or number not in outputs else outputs[number](args[0])
+                seen[number, "z"] = z
+                return (z,)
+
+            stack.callback(layer.self_attn.o_proj.register_forward_pre_hook(read).remove)
+            for name in ("q", "k", "v"):
+
+                def gave(_module, _args, output, key=(number, name)):
+                    seen[key] = output if projections is None or key not in projections else projections[key](output)
+                    return seen[key]
+
+                stack.callback(getattr(layer.self_attn, f"{name}_proj").register_forward_hook(gave).remove)
+        return model(ids).logits, seen
+
+
+def with_rows(whole, part, rows, places):
+    whole = whole.clone()
+    whole[:, places, rows] = part[:, places, rows]
+    return whole
+
+
+def slice_of(head):
+    return slice(head * WIDTH, (head + 1) * WIDTH)
+
+
+@pytest.mark.parametrize("way", _real_paths.WAYS)
+@torch.no_grad()
+def test_a_path_is_what_hooks_on_whole_runs_patch(model, names_tokenizer, way):
+    task = _real_names.prompts(names_tokenizer, 3)[1]
+    pair = _real_paths.Pair(model, task)
+    query = pair.queries([SENDER], [RECEIVER])[RECEIVER]
+    found = pair.heard(RECEIVER, way, query, pair.cache([SENDER]))
+
+    clean, corrupted = (run(model, ids)[1] for ids in (task.clean, task.corrupted))
+    everywhere = slice(None)
+    sent = with_rows(clean[0, "z"], corrupted[0, "z"], slice_of(SENDER[2]), everywhere)
+    frozen = {0: sent, 1: clean[1, "z"], 2: clean[2, "z"]}
+    _, hears = run(model, task.clean, {layer: lambda _z, given=given: given for layer, given in frozen.items()})
+    head = RECEIVER[2] if way == "query" else RECEIVER[2] // GROUP
+    places = slice(-1, None) if way == "query" else slice(0, -1)
+    key = (2, way[0])
+    change = {key: lambda output: with_rows(output, hears[key], slice_of(head), places)}
+    alone = {2: lambda z: with_rows(clean[2, "z"], z, slice_of(RECEIVER[2]), slice(-1, None))}
+    logits, _ = run(model, task.clean, alone, change)
+    rows = torch.arange(len(logits))
+    want = logits[rows, -1, task.right] - logits[rows, -1, task.wrong]
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(found, pair.clean.difference(), atol=1e-3)
+    torch.testing.assert_close(
+        pair.clean.difference(),
+        run(model, task.clean)[0][rows, -1, task.right] - run(model, task.clean)[0][rows, -1, task.wrong],
+        rtol=1e-4,
+        atol=1e-4,
+    )  # nothing stays
+
+
+@torch.no_grad()
+def test_all_earlier_heads_give_the_corrupted_prompts_query(model, names_tokenizer):
+    task = _real_names.prompts(names_tokenizer, 3)[0]
+    pair = _real_paths.Pair(model, task)
+    senders = [("decoder", layer, head) for layer in range(2) for head in range(4)]
+    _, corrupted = run(model, task.corrupted)
+    query = pair.queries(senders, [RECEIVER])[RECEIVER]
+    torch.testing.assert_close(query, corrupted[2, "q"][:, -1:, slice_of(RECEIVER[2])], rtol=1e-4, atol=1e-4)
+
+
+def test_a_table_of_paths(model, names_tokenizer):
+    rows, about = _real_paths.paths(model, names_tokenizer, {"name pairs": 2})
+    assert "32 prompts of 8 templates" in about
+    receivers = {row["to"] for row in rows}
+    assert len(receivers) == 3
+    for receiver in receivers:
+        layer = int(receiver.split(".")[0])
+        own = [row for row in rows if row["to"] == receiver]
+        assert sum(row["name"] == "path" for row in own) == 4 * layer * 3  # from each earlier head, three ways
+        assert all(row["lost_low"] <= row["lost"] + 1e-6 and row["lost"] <= row["lost_high"] + 1e-6 for row in own)
+
+
+def test_a_tokenizer_that_cuts_names_up_gives_no_table(model, names_tokenizer, monkeypatch):
+    monkeypatch.setattr(_real_names, "PAIRS", (("Mary Jane", "John"), *_real_names.PAIRS[1:]))
+    assert _real_paths.paths(model, names_tokenizer, {"name pairs": 4})[0] == []
