@@ -8,8 +8,8 @@ clean prompt; the layers between them, which have no heads, are computed (Wang e
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,7 +81,6 @@ class Pair:
         """
         site = ht.sites(self.model).one(receiver[:-1])
         others = {site.key: [head for head in range(site.heads) if head != receiver[-1]]}
-        own, hook = self.clean.cache, None
         if way == "query":
             rows = site.q.rows[receiver[-1]]
 
@@ -90,24 +89,22 @@ class Pair:
                 output[..., rows] = query
                 return output
 
-            hook = site.q.module.register_forward_hook(give)
+            undo = site.q.module.register_forward_hook(give).remove
         else:
-            self.clean.cache = copy.deepcopy(own)
-            mixed, heard = self.clean.cache.layers[site.layer], cache.layers[site.layer]
-            setattr(mixed, f"{way}s", getattr(heard, f"{way}s").clone())
+            own, name = self.clean.cache.layers[site.layer], f"{way}s"
+            undo = partial(setattr, own, name, getattr(own, name))
+            setattr(own, name, getattr(cache.layers[site.layer], name))
         try:
             with ht.patch(self.model, others, self.clean.z):
                 return self.clean.difference()
         finally:
-            self.clean.cache = own
-            if hook is not None:
-                hook.remove()
+            undo()
 
 
 @torch.no_grad()
 def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[list[dict[str, Any]], str]:
     """Noise every path from an earlier head to one of the three heads without which most is lost."""
-    tasks = prompts(tokenizer, sizes["name pairs"])
+    tasks = prompts(tokenizer, sizes["path pairs"])
     if not tasks:
         return [], "not measured: for this tokenizer a name is not one token"
     pairs = [Pair(model, task) for task in tasks]

@@ -79,6 +79,7 @@ SIZES = {
     "restored segment": 20,
     "circuit words": 200,
     "name pairs": 6,
+    "path pairs": 3,
     "cut sentences": 80,
     "cut chunk": 512,
     "cut documents": 8,

@@ -98,7 +98,7 @@ def test_all_earlier_heads_give_the_corrupted_prompts_query(model, names_tokeniz
 
 
 def test_a_table_of_paths(model, names_tokenizer):
-    rows, about = _real_paths.paths(model, names_tokenizer, {"name pairs": 2})
+    rows, about = _real_paths.paths(model, names_tokenizer, {"path pairs": 2})
     assert "32 prompts of 8 templates" in about
     receivers = {row["to"] for row in rows}
     assert len(receivers) == 3
@@ -111,4 +111,4 @@ def test_a_table_of_paths(model, names_tokenizer):
 
 def test_a_tokenizer_that_cuts_names_up_gives_no_table(model, names_tokenizer, monkeypatch):
     monkeypatch.setattr(_real_names, "PAIRS", (("Mary Jane", "John"), *_real_names.PAIRS[1:]))
-    assert _real_paths.paths(model, names_tokenizer, {"name pairs": 4})[0] == []
+    assert _real_paths.paths(model, names_tokenizer, {"path pairs": 4})[0] == []
