@@ -163,7 +163,14 @@ def test_a_blank_submission_gets_none(course: NbGraderAPI, name: str):
         assert not gradebook.find_submission(name, "blank").needs_manual_grade, "a blank text needs no reader"
 
 
-@pytest.mark.parametrize(("name", "what"), [(name, what) for name in SETS for what in WRONG[name]])
+@pytest.mark.parametrize(  # every set's first each time, all others once a week
+    ("name", "what"),
+    [
+        pytest.param(name, what, marks=[pytest.mark.weekly] if number else [])
+        for name in SETS
+        for number, what in enumerate(WRONG[name])
+    ],
+)
 def test_a_typical_wrong_submission_gets_its_marks(course: NbGraderAPI, name: str, what: str):
     one = WRONG[name][what]
     nb = answered(notebook(course, "source", name), name, one.answers)
@@ -215,7 +222,7 @@ def test_a_project_is_graded_from_its_file_without_its_model(course: NbGraderAPI
 
 def test_what_raises_or_hangs_costs_its_own_points_only(course: NbGraderAPI):
     name = "ps4_pruning"
-    patient = hand_out.grading(folder_of(course), Execute={"timeout": 60})
+    patient = hand_out.grading(folder_of(course), Execute={"timeout": 25})
     nb = answered(
         notebook(course, "source", name),
         name,
@@ -273,10 +280,20 @@ def test_the_folded_solutions_get_all_points_of_the_library(course: NbGraderAPI,
     [
         ("without the file", None, (0, 0)),
         ("gates that scale by the root", ("* gate.view(-1", "* gate.sqrt().view(-1"), (1, 1)),
-        ("no sign", ("torch.cat(parts) for key, parts", "torch.cat(parts).abs() for key, parts"), (1, 2)),
+        pytest.param(
+            "no sign",
+            ("torch.cat(parts) for key, parts", "torch.cat(parts).abs() for key, parts"),
+            (1, 2),
+            marks=pytest.mark.weekly,
+        ),
         ("the package's gradient", ("def gradient(", "from headtools import gradient\ndef other("), (1, 2)),
-        ("a call of the package", ("    whole = torch", "    ht.ablation\n    whole = torch"), (1, 2)),
-        ("no Python", ("def gates(", "def gates:"), (0, 0)),
+        pytest.param(
+            "a call of the package",
+            ("    whole = torch", "    ht.ablation\n    whole = torch"),
+            (1, 2),
+            marks=pytest.mark.weekly,
+        ),
+        pytest.param("no Python", ("def gates(", "def gates:"), (0, 0), marks=pytest.mark.weekly),
     ],
 )  # fmt: skip
 def test_a_library_loses_what_it_gets_wrong(course: NbGraderAPI, what: str, change: tuple | None, expected: tuple):
@@ -291,14 +308,21 @@ def test_a_library_loses_what_it_gets_wrong(course: NbGraderAPI, what: str, chan
 # --- another variant --------------------------------------------------------------------------------------------------
 
 
-def test_another_variant_asks_for_other_numbers_and_the_solution_follows(course: NbGraderAPI, tmp_path: Path):
-    made = hand_out.make(tmp_path / "autumn", variant=8)  # 8: no layer, head or word is that of variant 1
-    other = hand_out.grading(folder_of(made), Execute={"timeout": 300})
-    for name in SETS:
-        assert grade(other, name, "reference", notebook(other, "source", name), LIBRARY) == automatic(other, name)
-        printed = [printed_by(api, name) for api in (course, other)]
-        assert printed[0]
-        assert printed[0] != printed[1], "the variant changes nothing"
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory, kernels: None) -> NbGraderAPI:
+    """A course folder of another variant."""
+    made = hand_out.make(tmp_path_factory.mktemp("course") / "autumn", variant=8)  # no layer, head or word of variant 1
+    return hand_out.grading(folder_of(made), Execute={"timeout": 300})
+
+
+@pytest.mark.parametrize("name", [SETS[0], *(pytest.param(name, marks=pytest.mark.weekly) for name in SETS[1:])])
+def test_another_variant_asks_for_other_numbers_and_the_solution_follows(
+    course: NbGraderAPI, other: NbGraderAPI, name: str
+):
+    assert grade(other, name, "reference", notebook(other, "source", name), LIBRARY) == automatic(other, name)
+    printed = [printed_by(api, name) for api in (course, other)]
+    assert printed[0]
+    assert printed[0] != printed[1], "the variant changes nothing"
 
 
 def printed_by(api: NbGraderAPI, name: str) -> str:

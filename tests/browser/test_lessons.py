@@ -1,4 +1,4 @@
-"""The first two lessons in a real JupyterLab; the others are in test_lessons_weekly.py."""
+"""A lesson in a real JupyterLab; the others are in test_lessons_weekly.py."""
 
 import sys
 from pathlib import Path
@@ -9,4 +9,4 @@ sys.path.insert(0, str(Path(__file__).parent))
 from lesson_in_lab import lesson_test
 
 pytestmark = pytest.mark.full
-test_lesson = lesson_test("00", "01")
+test_lesson = lesson_test("01")

@@ -94,12 +94,35 @@ def test_every_page(site, at):
     wrong = []
     for name in pages(site):
         page = at(name)
-        found = faults(page) + wide(page) + shut_out(page, code=name == WITH_CODE)
-        page.emulate_media(color_scheme="dark", reduced_motion="reduce")
+        found = faults(page) + wide(page)
         page.set_viewport_size(PHONE)
-        found += wide(page) + shut_out(page, code=name == WITH_CODE, rules=CHANGING)
+        found += wide(page)
         wrong += [f"{name}: {what}" for what in found]
     assert not wrong, "\n".join(wrong)
+
+
+def shuts_out(names, at):
+    """What axe-core finds on these pages, light on a desk and dark on a phone."""
+    wrong = []
+    for name in names:
+        page, code = at(name), name == WITH_CODE
+        found = shut_out(page, code)
+        page.emulate_media(color_scheme="dark", reduced_motion="reduce")
+        page.set_viewport_size(PHONE)
+        wrong += [f"{name}: {what}" for what in found + shut_out(page, code, rules=CHANGING)]
+    return wrong
+
+
+def test_a_page_of_each_kind_shuts_no_reader_out(site, at):
+    lessons = ["01_what_does_a_head_compute.html", "more/03_cross_attention.html", "handouts/05.html"]
+    others = ["index.html", "teaching.html", "claims.html", "cheat_sheet.html", WITH_CODE, SOME_MODULE]
+    assert set(lessons + others) <= set(pages(site))
+    assert not shuts_out(lessons + others, at)
+
+
+@pytest.mark.weekly  # minutes
+def test_every_page_shuts_no_reader_out(site, at):
+    assert not shuts_out(pages(site), at)
 
 
 def test_a_lesson_has_its_doors_and_its_box(site, at):

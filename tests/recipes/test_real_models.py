@@ -15,6 +15,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.mark.weekly  # a minute, and run by whoever changes the recipe
 def test_a_model_is_measured(cache, tmp_path, monkeypatch):
     tiny_llama().save_pretrained(cache / "smollm2")
     byte_tokenizer().save_pretrained(cache / "smollm2")

@@ -42,6 +42,7 @@ def test_coverage_is_what_the_docstring_says():
         assert cells == [stated[name][0], stated[name][2]], name
 
 
+@pytest.mark.weekly  # long, and run by whoever changes the recipe
 def test_gates(assets, capsys):
     gates.main(penalty=[0.0, 0.02], seed=[1], steps=1, limit=4, file=assets / "pruning.json", run=assets / "runs")
     frame = tables.shipped("gates")
@@ -68,6 +69,7 @@ def test_a_run_of_the_sweep_is_what_cutting_gives(organism):
     assert json.loads(json.dumps(row)) == row
 
 
+@pytest.mark.weekly  # long, and run by whoever changes the recipe
 def test_the_sweep_makes_only_what_is_missing(assets, monkeypatch):
     made, rows, real = [], {}, sweep.one_run
 
@@ -100,6 +102,7 @@ def test_the_sweep_makes_only_what_is_missing(assets, monkeypatch):
         sweep.main(over=["encoder"], penalty=[0.05], **(settings | {"limit": 2}))
 
 
+@pytest.mark.weekly  # long, and run by whoever changes the recipe
 def test_scratch(assets, monkeypatch, capsys):
     real = scratch.train_gates
     monkeypatch.setattr(scratch, "train_gates", lambda *args, **options: real(*args, **options, steps=1))
@@ -119,6 +122,7 @@ def test_scratch(assets, monkeypatch, capsys):
     assert all(not site.out.weight.any() for site in sites if site.empty), "a silent head stays silent"
 
 
+@pytest.mark.weekly  # long, and run by whoever changes the recipe
 def test_orders(assets, organism, monkeypatch):
     model, tokenizer = organism
     file = assets / "orders.json"
@@ -149,6 +153,7 @@ def test_a_ranking_scored_anew_starts_as_the_plain_one(organism):
     assert set(again) == set(plain)
 
 
+@pytest.mark.weekly  # long, and run by whoever changes the recipe
 def test_head_importance(assets, monkeypatch, capsys):
     """With translations that fall apart with the number of heads that are off, and with one pair."""
 
@@ -194,6 +199,7 @@ def test_scorecard(assets, organism, monkeypatch):
     assert len(tables.shipped("roles")) > 20
 
 
+@pytest.mark.weekly  # long, and run by whoever changes the recipe
 def test_merging(assets, monkeypatch):
     monkeypatch.setattr(merging, "FIT_ON", 4)
     monkeypatch.setattr(merging, "MEASURED_ON", 5)
@@ -285,6 +291,7 @@ def test_nobody_undercuts_the_best_loss_and_the_language_reaches_it():
 # --- what they share --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.weekly  # long, and run by whoever changes the recipe
 def test_two_commands_that_add_to_one_file_lose_nothing(tmp_path):
     code = "import sys; from pathlib import Path; from recipes._results import update\n" + (
         "for i in range(20): update(Path(sys.argv[1]), lambda old: {**old, f'{sys.argv[2]}{i}': i})"

@@ -44,6 +44,7 @@ def equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.weekly  # long, and run by whoever changes the recipe
 @pytest.mark.full
 def test_stopped_and_resumed_ends_at_the_same_weights(which, straight, tmp_path):
     which.module.train(which.tiny, tmp_path, stop=2, progress=False)
@@ -142,6 +143,7 @@ def test_the_cut_model_starts_as_the_uncut_one_without_these_heads():
     assert torch.allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.weekly  # long, and run by whoever changes the recipe
 @pytest.mark.full  # trains three times
 def test_what_was_cut_stays_away_and_training_resumes(tmp_path):
     recipe = replace(TINY, steps=3, without=WITHOUT)

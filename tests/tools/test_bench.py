@@ -186,6 +186,7 @@ def works(kind, size):
 '''
 
 
+@pytest.mark.weekly  # starts two processes
 @pytest.mark.full
 def test_a_peer_that_is_the_same_agrees_and_one_that_cannot_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
