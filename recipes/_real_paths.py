@@ -9,7 +9,7 @@ clean prompt; the layers between them, which have no heads, are computed (Wang e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ RECEIVERS = 3
 class Pair:
     """A clean and a corrupted run of the same prompts, with all that each head puts out at every token before the last.
 
-    The last token reads the cache of those before it, so what reaches a receiver's query is a matter of the last token
-    alone, and what reaches its keys and values a matter of all others.
+    The last token reads the cache of those before it, so what reaches a receiver there is a matter of two runs: one of
+    the last token, with its query, its own key and its own value, and one of all others, with their keys and values.
     """
 
     def __init__(self, model: nn.Module, task: Prompts) -> None:
@@ -39,22 +39,25 @@ class Pair:
                 model.model(ids[:, :-1])
             self.before[run] = {site.key: seen[site.key].z for site in ht.sites(model)}
 
-    def queries(self, senders: Iterable[Head], receivers: Iterable[Head]) -> dict[Head, Tensor]:
-        """Return each receiver's query at the last token when it hears the senders' corrupted output."""
-        sites, queries, hooks = ht.sites(self.model), {}, []
+    def last(self, senders: Iterable[Head], receivers: Iterable[Head]) -> dict[tuple[Head, str], Tensor]:
+        """Return each receiver's query, key and value of the last token, had it heard the senders' corrupted output."""
+        sites, heard, hooks = ht.sites(self.model), {}, []
         for receiver in receivers:
-            part = sites.one(receiver[:-1]).q
+            for way in WAYS:
+                module, rows = _projection(sites.one(receiver[:-1]), way, receiver[-1])
 
-            def keep(_module: nn.Module, _args: tuple, output: Tensor, head: Head = receiver, part: Any = part) -> None:
-                queries[head] = output[..., part.rows[head[-1]]].clone()
+                def keep(
+                    _module: nn.Module, _args: tuple, output: Tensor, key: Any = (receiver, way), rows: Any = rows
+                ):
+                    heard[key] = output[..., rows].clone()
 
-            hooks.append(part.module.register_forward_hook(keep))
+                hooks.append(module.register_forward_hook(keep))
         try:
             self._frozen(self.clean.z, self.corrupted.z, senders, self.clean.logits)
         finally:
             for hook in hooks:
                 hook.remove()
-        return queries
+        return heard
 
     def cache(self, senders: Iterable[Head]) -> Any:
         """Return the keys and values of all tokens before the last, had they heard the senders' corrupted output."""
@@ -74,37 +77,42 @@ class Pair:
         with ht.patch(self.model, {key: range(z.shape[2]) for key, z in given.items()}, given):
             return run()
 
-    def heard(self, receiver: Head, way: str, query: Tensor | None = None, cache: Any = None) -> Tensor:
+    def heard(self, receiver: Head, way: str, last: Tensor | None = None, cache: Any = None) -> Tensor:
         """Return the difference of the logits (B,) when a receiver, and it alone, has this query, or these keys.
 
-        Keys and values are shared by several heads: the others of the layer keep their clean output.
+        ``last``: those of the last token, ``cache``: those of the tokens before it, which a query is not concerned
+        with. Keys and values are shared by several heads: the others of the layer keep their clean output.
         """
         site = ht.sites(self.model).one(receiver[:-1])
         others = {site.key: [head for head in range(site.heads) if head != receiver[-1]]}
-        if way == "query":
-            rows = site.q.rows[receiver[-1]]
+        module, rows = _projection(site, way, receiver[-1])
 
-            def give(_module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
-                output = output.clone()
-                output[..., rows] = query
-                return output
+        def give(_module: nn.Module, _args: tuple, output: Tensor) -> Tensor:
+            output = output.clone()
+            output[..., rows] = last
+            return output
 
-            undo = site.q.module.register_forward_hook(give).remove
-        else:
-            own, name = self.clean.cache.layers[site.layer], f"{way}s"
-            undo = partial(setattr, own, name, getattr(own, name))
-            setattr(own, name, getattr(cache.layers[site.layer], name))
-        try:
-            with ht.patch(self.model, others, self.clean.z):
-                return self.clean.difference()
-        finally:
-            undo()
+        with ExitStack() as undo:
+            if last is not None:
+                undo.callback(module.register_forward_hook(give).remove)
+            if way != "query":
+                own, name = self.clean.cache.layers[site.layer], f"{way}s"
+                undo.callback(setattr, own, name, getattr(own, name))
+                setattr(own, name, getattr(cache.layers[site.layer], name))
+            undo.enter_context(ht.patch(self.model, others, self.clean.z))
+            return self.clean.difference()
+
+
+def _projection(site: Any, way: str, head: int) -> tuple[nn.Module, Tensor]:
+    """Return the module that makes a head's query, key or value, and its rows there."""
+    part = {"query": site.q, "key": site.k, "value": site.v}[way]
+    return part.module, part.rows[head if way == "query" else head // (site.heads // site.kv_heads)]
 
 
 @torch.no_grad()
 def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[list[dict[str, Any]], str]:
     """Noise every path from an earlier head to one of the three heads without which most is lost."""
-    tasks = prompts(tokenizer, sizes["path pairs"])
+    tasks = prompts(tokenizer, sizes["path pairs"])[: sizes["path templates"]]
     if not tasks:
         return [], "not measured: for this tokenizer a name is not one token"
     pairs = [Pair(model, task) for task in tasks]
@@ -121,13 +129,13 @@ def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[l
     rows = []
 
     def heard(senders: list[Head], some: list[Head], name: str, **more: Any) -> None:
-        queries = [pair.queries(senders, some) for pair in pairs]
+        at_last = [pair.last(senders, some) for pair in pairs]
         caches = [pair.cache(senders) for pair in pairs]
         for receiver in some:
             for way in WAYS:
                 parts = (
-                    pair.heard(receiver, way, query[receiver], cache)
-                    for pair, query, cache in zip(pairs, queries, caches, strict=True)
+                    pair.heard(receiver, way, last[receiver, way], cache)
+                    for pair, last, cache in zip(pairs, at_last, caches, strict=True)
                 )
                 to = {"to": f"{receiver[1]}.{receiver[2]}", "way": way}
                 rows.append({"name": name, **more, **to, **lost(parts)})
@@ -136,7 +144,7 @@ def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[l
         label = f"{receiver[1]}.{receiver[2]}"
         rows.append({"name": "all it says", "to": label, "way": "output", **alone[receiver]})
         heard([head for head in all_heads if head[1] < receiver[1]], [receiver], "all earlier heads")
-        for way in WAYS[1:]:  # the query of the last token, which both prompts share, hears earlier heads alone
+        for way in WAYS[1:]:  # the last token is the same in both prompts, and hears of the difference from heads alone
             parts = (pair.heard(receiver, way, cache=pair.corrupted.cache) for pair in pairs)
             rows.append({"name": "corrupted prompt", "to": label, "way": way, **lost(parts)})
     for sender in all_heads:
@@ -149,7 +157,7 @@ def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[l
         f"{len(high)} prompts of {len(tasks)} templates, as in the table names. path: the share of the difference that "
         "goes when one receiver (to) hears one earlier head's (layer, head) output of the corrupted prompt, through "
         "its query, keys or values (way), while all other heads put out what they do in the clean prompt. all earlier "
-        "heads: when it hears that of all of them; corrupted prompt: when its keys or values are that prompt's, whose "
+        "heads: when it hears that of all of them; corrupted prompt: when its keys or values before the last token are that prompt's, whose "
         "second mention is another word; all it says: when its own output is the corrupted one. 95 % intervals over "
         "prompts. Receivers: the three heads of highest lost, on these prompts"
     )

@@ -61,8 +61,8 @@ def slice_of(head):
 def test_a_path_is_what_hooks_on_whole_runs_patch(model, names_tokenizer, way):
     task = _real_names.prompts(names_tokenizer, 3)[1]
     pair = _real_paths.Pair(model, task)
-    query = pair.queries([SENDER], [RECEIVER])[RECEIVER]
-    found = pair.heard(RECEIVER, way, query, pair.cache([SENDER]))
+    last = pair.last([SENDER], [RECEIVER])[RECEIVER, way]
+    found = pair.heard(RECEIVER, way, last, pair.cache([SENDER]))
 
     clean, corrupted = (run(model, ids)[1] for ids in (task.clean, task.corrupted))
     everywhere = slice(None)
@@ -70,7 +70,7 @@ def test_a_path_is_what_hooks_on_whole_runs_patch(model, names_tokenizer, way):
     frozen = {0: sent, 1: clean[1, "z"], 2: clean[2, "z"]}
     _, hears = run(model, task.clean, {layer: lambda _z, given=given: given for layer, given in frozen.items()})
     head = RECEIVER[2] if way == "query" else RECEIVER[2] // GROUP
-    places = slice(-1, None) if way == "query" else slice(0, -1)
+    places = slice(-1, None) if way == "query" else everywhere
     key = (2, way[0])
     change = {key: lambda output: with_rows(output, hears[key], slice_of(head), places)}
     alone = {2: lambda z: with_rows(clean[2, "z"], z, slice_of(RECEIVER[2]), slice(-1, None))}
@@ -93,12 +93,12 @@ def test_all_earlier_heads_give_the_corrupted_prompts_query(model, names_tokeniz
     pair = _real_paths.Pair(model, task)
     senders = [("decoder", layer, head) for layer in range(2) for head in range(4)]
     _, corrupted = run(model, task.corrupted)
-    query = pair.queries(senders, [RECEIVER])[RECEIVER]
+    query = pair.last(senders, [RECEIVER])[RECEIVER, "query"]
     torch.testing.assert_close(query, corrupted[2, "q"][:, -1:, slice_of(RECEIVER[2])], rtol=1e-4, atol=1e-4)
 
 
 def test_a_table_of_paths(model, names_tokenizer):
-    rows, about = _real_paths.paths(model, names_tokenizer, {"path pairs": 2})
+    rows, about = _real_paths.paths(model, names_tokenizer, {"path pairs": 2, "path templates": 8})
     assert "32 prompts of 8 templates" in about
     receivers = {row["to"] for row in rows}
     assert len(receivers) == 3
@@ -111,4 +111,4 @@ def test_a_table_of_paths(model, names_tokenizer):
 
 def test_a_tokenizer_that_cuts_names_up_gives_no_table(model, names_tokenizer, monkeypatch):
     monkeypatch.setattr(_real_names, "PAIRS", (("Mary Jane", "John"), *_real_names.PAIRS[1:]))
-    assert _real_paths.paths(model, names_tokenizer, {"path pairs": 4})[0] == []
+    assert _real_paths.paths(model, names_tokenizer, {"path pairs": 4, "path templates": 8})[0] == []
