@@ -157,7 +157,7 @@ def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[l
         f"{len(high)} prompts of {len(tasks)} templates, as in the table names. path: the share of the difference that "
         "goes when one receiver (to) hears one earlier head's (layer, head) output of the corrupted prompt, through "
         "its query, keys or values (way), while all other heads put out what they do in the clean prompt. all earlier "
-        "heads: when it hears that of all of them; corrupted prompt: when its keys or values before the last token are that prompt's, whose "
-        "second mention is another word; all it says: when its own output is the corrupted one. 95 % intervals over "
-        "prompts. Receivers: the three heads of highest lost, on these prompts"
+        "heads: when it hears that of all of them; corrupted prompt: when its keys or values before the last token are "
+        "that prompt's, whose second mention is another word; all it says: when its own output is the corrupted one. 95 % "
+        "intervals over prompts. Receivers: the three heads of highest lost, on these prompts"
     )
