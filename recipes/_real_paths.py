@@ -158,6 +158,6 @@ def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[l
         "goes when one receiver (to) hears one earlier head's (layer, head) output of the corrupted prompt, through "
         "its query, keys or values (way), while all other heads put out what they do in the clean prompt. all earlier "
         "heads: when it hears that of all of them; corrupted prompt: when its keys or values before the last token are "
-        "that prompt's, whose second mention is another word; all it says: when its own output is the corrupted one. 95 "
-        "% intervals over prompts. Receivers: the three heads of highest lost, on these prompts"
+        "that prompt's, whose second mention is another word; all it says: when its own output is the corrupted one. "
+        "Intervals of 95 % over prompts. Receivers: the three heads of highest lost, on these prompts"
     )
