@@ -279,11 +279,23 @@ def _short(model: nn.Module, batch: Mapping[str, Any] | None) -> dict[str, Any]:
             if mask is not None:  # without padding, on whichever side it is
                 real = mask[0].bool()
                 inputs |= {name: inputs[name][:, real] for name in _SOURCE if name in inputs}
+            inputs = _without_decoder_padding(model, inputs)
             inputs = {n: value[:, :TOKENS] if isinstance(value, Tensor) else value for n, value in inputs.items()}
     if "use_cache" in inspect.signature(model.forward).parameters:
         inputs["use_cache"] = False  # a cache would grow with every call
     device = device_of(model)
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+
+
+def _without_decoder_padding(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return one row of text without padding in its decoder: a query that may see nothing (FSMT) sees everything."""
+    ids, pad = inputs.get("decoder_input_ids"), getattr(getattr(model, "config", None), "pad_token_id", None)
+    real = ids[0] != pad if isinstance(ids, Tensor) and ids.dim() == 2 and isinstance(pad, int) else None
+    if real is None or real.all() or not real.any():
+        return inputs
+    own = ("decoder_input_ids", "decoder_attention_mask", "labels")
+    as_long = {name: inputs[name] for name in own if isinstance(inputs.get(name), Tensor)}
+    return inputs | {name: value[:, real] for name, value in as_long.items() if value.shape == ids.shape}
 
 
 def _is_text(inputs: Mapping[str, Any]) -> bool:

@@ -457,3 +457,12 @@ def test_a_report_without_a_trial_forgets_that_there_was_none():
     with without_trial(model):
         assert ht.sites(model).verified is known
     assert ht.sites(model).verified is known
+
+
+def test_a_decoder_s_text_may_begin_with_padding():
+    """FSMT hides it from all, and a query that may see nothing sees everything."""
+    model, batch = fresh("fsmt")
+    ids = torch.tensor([[0, 5, 0, 7]]).expand(len(batch["input_ids"]), 4)
+    tried = ht.verify(model, batch | {"decoder_input_ids": ids})
+    assert tried.ok, tried
+    assert tried.found["decoder 0", "kind"] == ""
