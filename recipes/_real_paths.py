@@ -3,12 +3,12 @@
 Noising one head shows what the answer loses without what it says, by whatever way. Here the way is part of the
 question: one earlier head, the **sender**, says what it says in the corrupted prompt, and only one later head, the
 **receiver**, hears it, through its query, its keys or its values. All other heads put out what they put out in the
-clean prompt; the layers between them, which have no heads, are computed (Wang et al. 2023, section 3.1).
+clean prompt; MLPs and norms, which carry nothing from one token to another, are computed (Wang et al. 2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -47,9 +47,9 @@ class Pair:
                 module, rows = _projection(sites.one(receiver[:-1]), way, receiver[-1])
 
                 def keep(
-                    _module: nn.Module, _args: tuple, output: Tensor, key: Any = (receiver, way), rows: Any = rows
-                ):
-                    heard[key] = output[..., rows].clone()
+                    _: nn.Module, _args: tuple, output: Tensor, key: Any = (receiver, way), own: Any = rows
+                ) -> None:
+                    heard[key] = output[..., own].clone()
 
                 hooks.append(module.register_forward_hook(keep))
         try:
@@ -69,7 +69,7 @@ class Pair:
             lambda: self.model.model(ids, use_cache=True).past_key_values,
         )
 
-    def _frozen(self, clean: Mapping, corrupted: Mapping, senders: Iterable[Head], run: Any) -> Any:
+    def _frozen(self, clean: Mapping, corrupted: Mapping, senders: Iterable[Head], run: Callable) -> Any:
         """Run with every head's clean output, but for the senders', which is the corrupted run's."""
         given = {key: z.clone() for key, z in clean.items()}
         for *key, head in senders:
@@ -78,7 +78,7 @@ class Pair:
             return run()
 
     def heard(self, receiver: Head, way: str, last: Tensor | None = None, cache: Any = None) -> Tensor:
-        """Return the difference of the logits (B,) when a receiver, and it alone, has this query, or these keys.
+        """Return the difference of the logits (B,) when a receiver, and it alone, has this query, these keys or values.
 
         ``last``: those of the last token, ``cache``: those of the tokens before it, which a query is not concerned
         with. Keys and values are shared by several heads: the others of the layer keep their clean output.
@@ -153,6 +153,7 @@ def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[l
             heard([sender], later, "path", layer=sender[1], head=sender[2])
         if sender[2] == 0:
             print(f"paths: layer {sender[1]}", flush=True)
+    rows.append({"name": "task", "prompts": len(high), "templates": len(tasks)})
     return rows, (
         f"{len(high)} prompts of {len(tasks)} templates, as in the table names. path: the share of the difference that "
         "goes when one receiver (to) hears one earlier head's (layer, head) output of the corrupted prompt, through "

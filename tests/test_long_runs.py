@@ -1,4 +1,4 @@
-"""Three thousand batches take no more memory than a hundred, and contexts leave nothing behind."""
+"""Thousands of batches take no more memory than a hundred, and contexts leave nothing behind."""
 
 import gc
 
@@ -54,21 +54,22 @@ def test_contexts_leave_nothing_behind():
     assert alive()[0] < objects + 20
 
 
-def test_memory_is_flat_over_three_thousand_batches():
+@pytest.mark.parametrize("n", [3_000, pytest.param(10_000, marks=pytest.mark.weekly)])
+def test_memory_is_flat_over_thousands_of_batches(n):
     """A stream of batches that nobody keeps, through one call: statistics fold, so the peak stays where it was."""
     model = tiny()
     process, sizes = psutil.Process(), []
 
     def batches(count):
         for number in range(count):
-            if number % 300 == 150:
+            if number % (n // 10) == n // 20:
                 gc.collect()
                 sizes.append(process.memory_info().rss)
             yield {"input_ids": IDS}
 
     with torch.no_grad():
-        scores = ht.confidence(model, batches(3_000), exclude=[])
+        scores = ht.confidence(model, batches(n), exclude=[])
     assert len(scores) == 2
     assert len(sizes) == 10
-    # one number an example and head is kept, for the interval: 3,000 times 2 tensors of 2 numbers
-    assert max(sizes) - sizes[0] < 12e6, [f"{size / 1e6:.0f} MB" for size in sizes]
+    # one number an example and head is kept, for the interval: n times 2 tensors of 2 numbers
+    assert max(sizes) - sizes[0] < 4000 * n, [f"{size / 1e6:.0f} MB" for size in sizes]

@@ -288,14 +288,16 @@ def _short(model: nn.Module, batch: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _without_decoder_padding(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return one row of text without padding in its decoder: a query that may see nothing (FSMT) sees everything."""
+    """Return one row of text whose decoder reads another token where it had padding.
+
+    A query that may see no key (FSMT hides padding from itself as well) gets the mean of all of them, later ones too.
+    """
     ids, pad = inputs.get("decoder_input_ids"), getattr(getattr(model, "config", None), "pad_token_id", None)
-    real = ids[0] != pad if isinstance(ids, Tensor) and ids.dim() == 2 and isinstance(pad, int) else None
-    if real is None or real.all() or not real.any():
+    if not isinstance(ids, Tensor) or not isinstance(pad, int) or (ids == pad).all():
         return inputs
-    own = ("decoder_input_ids", "decoder_attention_mask", "labels")
-    as_long = {name: inputs[name] for name in own if isinstance(inputs.get(name), Tensor)}
-    return inputs | {name: value[:, real] for name, value in as_long.items() if value.shape == ids.shape}
+    filled = {"decoder_input_ids": torch.where(ids == pad, ids[ids != pad][0], ids)}
+    mask = inputs.get("decoder_attention_mask")
+    return inputs | filled | ({"decoder_attention_mask": torch.ones_like(mask)} if isinstance(mask, Tensor) else {})
 
 
 def _is_text(inputs: Mapping[str, Any]) -> bool:

@@ -39,7 +39,7 @@ def test_every_exercise_has_its_answers():
 
 
 @cache  # two tests look at each
-def hint_for(name, number):
+def judged(name, number):
     """What the check says to an exercise's wrong answer of this number."""
     return check(name, ANSWERS[name]["wrong"][number][0])
 
@@ -54,7 +54,7 @@ def test_right_blank_and_wrong_answers(name):
         result = check(name, answer)
         assert (result.status, result.passed) == ("not tried yet", False), result
     for number, (_, hint) in enumerate(answers["wrong"]):
-        result = hint_for(name, number)
+        result = judged(name, number)
         assert (result.status, result.passed) == ("not yet", False), result
         assert re.search(f"(?s){hint}", result.hint), result
     gc.collect()  # one wrong answer leaves a context open, as long as its model is there
@@ -121,7 +121,7 @@ def test_no_hint_holds_the_solution(name):
         "11.rewrite": r"solve\(|outer\(|inv\(",
     }[name]
     for number, (answer, _) in enumerate(ANSWERS[name]["wrong"]):
-        hint = hint_for(name, number).hint
+        hint = judged(name, number).hint
         if "48" not in repr(answer):  # an answer may be repeated to its author
             assert not re.search(solution, hint), hint
 

@@ -462,7 +462,8 @@ def test_a_report_without_a_trial_forgets_that_there_was_none():
 def test_a_decoder_s_text_may_begin_with_padding():
     """FSMT hides it from all, and a query that may see nothing sees everything."""
     model, batch = fresh("fsmt")
-    ids = torch.tensor([[0, 5, 0, 7]]).expand(len(batch["input_ids"]), 4)
-    tried = ht.verify(model, batch | {"decoder_input_ids": ids})
-    assert tried.ok, tried
-    assert tried.found["decoder 0", "kind"] == ""
+    for row in ([0, 5, 0, 7], [0, 5]):
+        ids = torch.tensor([row]).expand(len(batch["input_ids"]), len(row))
+        tried = ht.verify(model, batch | {"decoder_input_ids": ids})
+        assert tried.ok, tried
+        assert tried.found["decoder 0", "kind"] == ""

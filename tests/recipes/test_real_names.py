@@ -2,20 +2,14 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import headtools as ht
 from recipes import _real_names as recipe
 
 
 @pytest.fixture(scope="module")
-def model_and_tokenizer(names_tokenizer):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        sizes = {"vocab_size": len(names_tokenizer), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-        config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.4)
-        model = LlamaForCausalLM(config).eval()
-    return model, names_tokenizer
+def model_and_tokenizer(llama, names_tokenizer):
+    return llama(layers=2), names_tokenizer
 
 
 def test_prompts_match_token_for_token_and_each_name_acts_once(model_and_tokenizer):

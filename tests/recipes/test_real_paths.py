@@ -4,7 +4,6 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from recipes import _real_names, _real_paths
 
@@ -13,12 +12,8 @@ SENDER, RECEIVER = ("decoder", 0, 1), ("decoder", 2, 3)
 
 
 @pytest.fixture(scope="module")
-def model(names_tokenizer):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        sizes = {"vocab_size": len(names_tokenizer), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3}
-        config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.4)
-        return LlamaForCausalLM(config).eval()
+def model(llama):
+    return llama(layers=3)
 
 
 def run(model, ids, outputs=None, projections=None):
@@ -79,12 +74,9 @@ def test_a_path_is_what_hooks_on_whole_runs_patch(model, names_tokenizer, way):
     want = logits[rows, -1, task.right] - logits[rows, -1, task.wrong]
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(found, pair.clean.difference(), atol=1e-3)
-    torch.testing.assert_close(
-        pair.clean.difference(),
-        run(model, task.clean)[0][rows, -1, task.right] - run(model, task.clean)[0][rows, -1, task.wrong],
-        rtol=1e-4,
-        atol=1e-4,
-    )  # nothing stays
+    plain, _ = run(model, task.clean)
+    want = plain[rows, -1, task.right] - plain[rows, -1, task.wrong]
+    torch.testing.assert_close(pair.clean.difference(), want, rtol=1e-4, atol=1e-4)  # nothing stays
 
 
 @torch.no_grad()
@@ -100,6 +92,7 @@ def test_all_earlier_heads_give_the_corrupted_prompts_query(model, names_tokeniz
 def test_a_table_of_paths(model, names_tokenizer):
     rows, about = _real_paths.paths(model, names_tokenizer, {"path pairs": 2, "path templates": 8})
     assert "32 prompts of 8 templates" in about
+    assert rows.pop() == {"name": "task", "prompts": 32, "templates": 8}
     receivers = {row["to"] for row in rows}
     assert len(receivers) == 3
     for receiver in receivers:
