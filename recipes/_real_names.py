@@ -147,10 +147,10 @@ def names(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[l
             for seed, share in enumerate(draws):
                 rows.append({"name": "random", "by": by, "count": count, "draw": seed, **share})
     best = [head for *_, head in sorted(choice["lost"], key=lambda one: -one[0])[: BEST[0]]]
-    others = torch.tensor([tokenizer(f" {name}")["input_ids"][0] for name in (*sum(PAIRS, ()), *THIRDS)])
-    direct = _direct_parts(runs, best, others)
+    others = all_names(tokenizer)
+    parts = _direct_parts(runs, best, others)
     for row, head in zip(rows, all_heads, strict=False):  # the heads come first
-        row |= direct[head]
+        row |= parts[head]
     top = torch.cat([(clean.logits().argmax(-1) == task.right) for (clean, _), task in zip(runs, tasks, strict=True)])
     rows.append(
         {
@@ -225,7 +225,7 @@ def _direct_parts(
     """
     parts = []
     for heads in ((), best):
-        each = [_direct(clean, corrupted, heads, others) for clean, corrupted in runs]
+        each = [direct(clean, corrupted, heads, others) for clean, corrupted in runs]
         parts.append({head: torch.cat([one[head] for one in each]).mean(0) for head in each[0]})
     found = {}
     for head, (right, wrong) in parts[0].items():
@@ -234,7 +234,12 @@ def _direct_parts(
     return found
 
 
-def _direct(clean: Run, corrupted: Run, heads: Sequence[Head], others: Tensor) -> dict[Head, Tensor]:
+def all_names(tokenizer: Any) -> Tensor:
+    """Return the ids of all names that prompts may have."""
+    return torch.tensor([tokenizer(f" {name}")["input_ids"][0] for name in (*sum(PAIRS, ()), *THIRDS)])
+
+
+def direct(clean: Run, corrupted: Run, heads: Sequence[Head], others: Tensor) -> dict[Head, Tensor]:
     """Return each head's parts of the two logits (B, 2); the last norm is taken as it was in that run."""
     model, at_norm = clean.model, {}
     hook = model.model.norm.register_forward_pre_hook(lambda _module, args: at_norm.update(x=args[0][:, -1]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 import headtools as ht
 from headtools.heads.scores import Head
-from recipes._real_names import Prompts, Run, prompts, share
+from recipes._real_names import Prompts, Run, all_names, direct, prompts, share
 
 WAYS = ("query", "key", "value")
 RECEIVERS = 3
@@ -110,6 +111,38 @@ def _projection(site: Any, way: str, head: int) -> tuple[nn.Module, Tensor]:
 
 
 @torch.no_grad()
+def second_mention(
+    model: nn.Module, tasks: Iterable[Prompts], receivers: Iterable[Head], others: Tensor
+) -> list[dict[str, Any]]:
+    """Return how much heads look, from the last token, at the name that acts, and what they add to its logit.
+
+    That name is another one in the corrupted prompts. Its logit is taken against the mean of ``others``.
+    """
+    found: dict[tuple[str, Head], list[Tensor]] = {}
+    for task in tasks:
+        each = torch.arange(len(task.right))
+        place = (task.clean != task.corrupted).int().argmax(1)  # the prompts differ there alone
+        for prompt, ids in (("clean", task.clean), ("corrupted", task.corrupted)):
+            run = Run(model, ids, replace(task, wrong=ids[each, place]))
+            with ht.record(model, want="maps") as seen:
+                run.logits()
+            parts = direct(run, run, (), others)
+            for head in receivers:
+                weight = seen[head[:-1]].maps[each, head[-1], -1, place]
+                found.setdefault((prompt, head), []).append(torch.stack([weight, parts[head][:, 1]], 1))
+    rows = []
+    for (prompt, head), values in found.items():
+        both = torch.cat(values).double()  # (prompts, 2)
+        low, high = ht.bootstrap(both)
+        row = {"name": "second mention", "to": f"{head[1]}.{head[2]}", "prompt": prompt}
+        for column, name in enumerate(("weight", "adds")):
+            row |= {name: both[:, column].mean().item()}
+            row |= {f"{name}_low": low[column].item(), f"{name}_high": high[column].item()}
+        rows.append(row)
+    return rows
+
+
+@torch.no_grad()
 def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[list[dict[str, Any]], str]:
     """Noise every path from an earlier head to one of the three heads without which most is lost."""
     tasks = prompts(tokenizer, sizes["path pairs"])[: sizes["path templates"]]
@@ -147,6 +180,7 @@ def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[l
         for way in WAYS[1:]:  # the last token is the same in both prompts, and hears of the difference from heads alone
             parts = (pair.heard(receiver, way, cache=pair.corrupted.cache) for pair in pairs)
             rows.append({"name": "corrupted prompt", "to": label, "way": way, **lost(parts)})
+    rows += second_mention(model, tasks, receivers, all_names(tokenizer))
     for sender in all_heads:
         later = [receiver for receiver in receivers if receiver[1] > sender[1]]
         if later:
@@ -160,5 +194,7 @@ def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[l
         "its query, keys or values (way), while all other heads put out what they do in the clean prompt. all earlier "
         "heads: when it hears that of all of them; corrupted prompt: when its keys or values before the last token are "
         "that prompt's, whose second mention is another word; all it says: when its own output is the corrupted one. "
-        "Intervals of 95 % over prompts. Receivers: the three heads of highest lost, on these prompts"
+        "second mention: a receiver's weight on the name that acts, and what it adds to the logit of that name, "
+        "against the mean of all names used. Intervals of 95 % over prompts. Receivers: the three heads of highest lost, on "
+        "these prompts"
     )

@@ -1,5 +1,6 @@
 """Path patching on the task with names, on a tiny model, beside hooks that patch every token of whole runs."""
 
+import copy
 from contextlib import ExitStack
 
 import pytest
@@ -89,6 +90,29 @@ def test_all_earlier_heads_give_the_corrupted_prompts_query(model, names_tokeniz
     torch.testing.assert_close(query, corrupted[2, "q"][:, -1:, slice_of(RECEIVER[2])], rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+def test_what_a_head_finds_at_the_second_mention(model, names_tokenizer):
+    tasks, others = _real_names.prompts(names_tokenizer, 3)[:2], _real_names.all_names(names_tokenizer)
+    rows = _real_paths.second_mention(model, tasks, [RECEIVER], others)
+    assert [row["prompt"] for row in rows] == ["clean", "corrupted"]
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    layer, norm, own = model.model.layers[2].self_attn, model.model.norm, slice_of(RECEIVER[2])
+    weights, parts, at_norm = [], [], []
+    hook = norm.register_forward_pre_hook(lambda _module, args: at_norm.append(args[0]))
+    for task in tasks:
+        for clean, ids in zip(task.clean, task.corrupted, strict=True):
+            (place,) = (clean != ids).nonzero().flatten().tolist()
+            weights.append(eager(ids[None], output_attentions=True).attentions[2][0, RECEIVER[2], -1, place].item())
+            written = run(model, ids[None])[1][2, "z"][0, -1, own] @ layer.o_proj.weight[:, own].T
+            root = (at_norm[-1][0, -1].square().mean() + norm.variance_epsilon).sqrt()
+            logits = model.lm_head.weight @ (written * norm.weight / root)
+            parts.append((logits[ids[place]] - logits[others].mean()).item())
+    hook.remove()
+    assert rows[1]["weight"] == pytest.approx(sum(weights) / len(weights), abs=1e-4)
+    assert rows[1]["adds"] == pytest.approx(sum(parts) / len(parts), abs=1e-4)
+
+
 def test_a_table_of_paths(model, names_tokenizer):
     rows, about = _real_paths.paths(model, names_tokenizer, {"path pairs": 2, "path templates": 8})
     assert "32 prompts of 8 templates" in about
@@ -97,7 +121,7 @@ def test_a_table_of_paths(model, names_tokenizer):
     assert len(receivers) == 3
     for receiver in receivers:
         layer = int(receiver.split(".")[0])
-        own = [row for row in rows if row["to"] == receiver]
+        own = [row for row in rows if row["to"] == receiver and "lost" in row]
         assert sum(row["name"] == "path" for row in own) == 4 * layer * 3  # from each earlier head, three ways
         assert all(row["lost_low"] <= row["lost"] + 1e-6 and row["lost"] <= row["lost_high"] + 1e-6 for row in own)
 
