@@ -195,6 +195,6 @@ def paths(model: nn.Module, tokenizer: Any, sizes: Mapping[str, int]) -> tuple[l
         "heads: when it hears that of all of them; corrupted prompt: when its keys or values before the last token are "
         "that prompt's, whose second mention is another word; all it says: when its own output is the corrupted one. "
         "second mention: a receiver's weight on the name that acts, and what it adds to the logit of that name, "
-        "against the mean of all names used. Intervals of 95 % over prompts. Receivers: the three heads of highest lost, on "
-        "these prompts"
+        "against the mean of all names used. Intervals of 95 % over prompts. Receivers: the three heads of highest "
+        "lost, on these prompts"
     )
