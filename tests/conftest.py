@@ -14,6 +14,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ["TQDM_DISABLE"] = "1"  # bars are no outputs of a lesson
 os.environ["HEADTOOLS_PROGRESS"] = "off"  # solutions are tried in kernels; that is nobody's progress
+# No real model is found unless a test asks for the one that is here: lessons print another line where they find one.
+os.environ.setdefault("HEADTOOLS_REAL_MODELS", os.environ.get("HEADTOOLS_CACHE", ""))
+os.environ["HEADTOOLS_CACHE"] = os.environ["HF_HUB_CACHE"] = str(Path(__file__).parent / "no_real_models")
 os.environ["HEADTOOLS_STRICT"] = "1"  # a number of a lesson that is not as its catalogue expects is a failure
 
 # What tests/differential draws from: another seed in each run, the same one in all its processes.

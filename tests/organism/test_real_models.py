@@ -54,7 +54,7 @@ def test_every_table_ships_with_what_it_is_about(model):
         assert len(frame)
         assert frame.attrs["about"]
         assert frame.attrs["command"] == f"make results MODEL={model}"
-    assert (real_models.RESULTS / f"{model}.json").stat().st_size < 600_000
+    assert (real_models.RESULTS / f"{model}.json").stat().st_size < 800_000  # a third of it is SmolLM2's 1,944 paths
 
 
 def test_what_the_tables_of_smollm2_say():

@@ -3,16 +3,23 @@
 ``headtools.organism.fetch.make_copy("smollm2")`` and ``...("minilm")`` bring them; the weekly workflow does, too.
 """
 
+import os
+
 import pandas as pd
 import pytest
 import torch
 
 import headtools as ht
-from headtools.organism.real_models import cache_folder
+from headtools.organism.real_models import CACHE, cache_folder
 from recipes import _real_weights as weights
 from recipes.measure_real import SIZES, roles_table
 
 pytestmark = pytest.mark.full  # tables that ship and weights that are pinned: they change when someone changes them
+
+
+@pytest.fixture(autouse=True)
+def models_of_this_machine(monkeypatch):
+    monkeypatch.setenv(CACHE, os.environ["HEADTOOLS_REAL_MODELS"])
 
 
 def loaded(name):
