@@ -7,7 +7,8 @@ wrong, and says what to do instead.
     0. what a head computes      split_heads, Attention
     1. where the heads are       sites
     2. what they do              record, contributions
-    3. what they could do        weights, ov, qk, effective_rank, overlap, look_back
+    3. what they could do        weights, ov, qk, attention_map, thin_svd, told_apart, effective_rank, overlap,
+                                 look_back
     4. what happens without      edit, gates, by_site, switch_off
        what does a head carry    patch, logit_difference, moved, remove_direction, rewrite
        who reads its note        hide_from, write_head
@@ -207,6 +208,26 @@ def qk(site: Site) -> Tensor:
     """Return W_QK = W_Q W_K^T of each head, (H, D, D): x W_QK y is the score of query x and key y, up to a scale."""
     w_q, w_k, _, _ = weights(site)
     return w_q @ w_k.mT
+
+
+def attention_map(x: Tensor, W_Q: Tensor, b_Q: Tensor, W_K: Tensor, b_K: Tensor) -> Tensor:
+    """The map of one head, (T, T), from what it reads, (T, d): biases are one more row, met by a 1 behind each x."""
+    W_QK = torch.cat([W_Q, b_Q[None]]) @ torch.cat([W_K, b_K[None]]).T  # (d + 1, d + 1)
+    x1 = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+    return (x1 @ W_QK @ x1.T / W_Q.shape[1] ** 0.5).softmax(-1)
+
+
+def thin_svd(W_V: Tensor, W_O: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U (d, r), s (r,), V (d, r) with ``U * s @ V.T`` = ``W_V @ W_O``, from the factors: no d x d matrix is needed."""
+    (Q1, R1), (Q2, R2) = torch.linalg.qr(W_V), torch.linalg.qr(W_O.T)
+    u, s, vt = torch.linalg.svd(R1 @ R2.T)
+    return Q1 @ u, s, Q2 @ vt.T
+
+
+def told_apart(value: Tensor, yes: Tensor) -> Tensor:
+    """The probability that one with ``yes`` lies above one without; ties count half (the area under the ROC curve)."""
+    a, b = value[yes][:, None], value[~yes]
+    return ((a > b).double() + (a == b).double() / 2).mean()
 
 
 def effective_rank(matrices: Tensor) -> Tensor:

@@ -9,27 +9,6 @@ from headtools import geometry
 from headtools.course import my_heads
 
 
-def right_swap(W, a, b):
-    return not torch.allclose(a @ a.T @ W, W, atol=1e-4)
-
-
-def swap_by_svd(W, a, b):
-    u, s, _ = torch.linalg.svd(W)
-    read = u[:, s > 1e-4]
-    return torch.linalg.matrix_norm(read.T @ a) < torch.linalg.matrix_norm(read.T @ b)
-
-
-def swap_in_numpy(W, a, b):
-    x = np.random.default_rng(0).standard_normal((3, len(W)))
-    return np.abs(x @ W.numpy() @ b.numpy() @ b.numpy().T - x @ W.numpy()).max() > 1e-3
-
-
-def first_column(W, a, b):
-    """Compares columns, which may be turned, instead of spaces."""
-    u = torch.linalg.svd(W)[0]
-    return (u[:, 0] * a[:, 0]).sum().abs() < 0.999
-
-
 def shares(W):
     s = torch.linalg.svdvals(W)
     return s[s > 1e-6] / s.sum()
@@ -143,7 +122,142 @@ def normed(A):
     return A / A.norm(dim=0)
 
 
+def map_from_factors(x, W_Q, b_Q, W_K, b_K):
+    scores = torch.einsum("id,jd->ij", x @ W_Q + b_Q, x @ W_K + b_K)
+    return (scores / W_Q.shape[1] ** 0.5).softmax(-1)
+
+
+def scaled(by, axis=-1, q=1, k=1):
+    """Maps with another scale, another axis, or without one of the biases."""
+
+    def answer(x, W_Q, b_Q, W_K, b_K):
+        scores = (x @ W_Q + q * b_Q) @ (x @ W_K + k * b_K).T
+        return (scores / by(W_Q)).softmax(axis)
+
+    return answer
+
+
+def root(W):
+    return W.shape[1] ** 0.5
+
+
+def svd_of_product(W_V, W_O):
+    u, s, vt = torch.linalg.svd(W_V @ W_O)
+    r = len(W_O)
+    return u[:, :r], s[:r], vt[:r].T
+
+
+def svd_in_numpy(W_V, W_O):
+    u, s, vt = np.linalg.svd((W_V @ W_O).numpy(), full_matrices=False)
+    return -u[:, : len(W_O)], s[: len(W_O)], -vt[: len(W_O)].T
+
+
+def not_turned_back(W_V, W_O):
+    (Q1, R1), (Q2, R2) = torch.linalg.qr(W_V), torch.linalg.qr(W_O.T)
+    u, s, vt = torch.linalg.svd(R1 @ R2.T)
+    return Q1 @ u, s, Q2 @ vt
+
+
+def middle_turned(W_V, W_O):
+    (Q1, R1), (Q2, R2) = torch.linalg.qr(W_V), torch.linalg.qr(W_O.T)
+    u, s, vt = torch.linalg.svd(R1 @ R2)
+    return Q1 @ u, s, Q2 @ vt.T
+
+
+def without_q(W_V, W_O):
+    (_, R1), (_, R2) = torch.linalg.qr(W_V), torch.linalg.qr(W_O.T)
+    u, s, vt = torch.linalg.svd(R1 @ R2.T)
+    return u, s, vt.T
+
+
+def apart_in_a_loop(value, yes):
+    pairs = [(a, b) for a in value[yes].tolist() for b in value[~yes].tolist()]
+    return sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs) / len(pairs)
+
+
+def apart_by_ranks(value, yes):
+    ranks = torch.tensor([((value < v).sum() + ((value == v).sum() + 1) / 2).item() for v in value])
+    n = yes.sum()
+    return (ranks[yes].sum() - n * (n + 1) / 2) / (n * (~yes).sum())
+
+
+def higher(value, yes, ties=0.0):
+    gap = value[yes][:, None] - value[~yes]
+    return (gap > 0).float() + ties * (gap == 0).float()
+
+
+def right_composition(W_OV, W_QK):
+    return (W_QK @ W_OV.T).norm() / (W_QK.norm() * W_OV.norm())
+
+
+def composition_by_einsum(W_OV, W_QK):
+    product = torch.einsum("ab,cb->ac", W_QK, W_OV)
+    return (product**2).sum() ** 0.5 / ((W_QK**2).sum() * (W_OV**2).sum()) ** 0.5
+
+
 ANSWERS = {
+    "02.map": {
+        "right": [map_from_factors, scaled(root, k=0), my_heads.attention_map],  # the key's bias shifts a whole row
+        "wrong": [
+            (scaled(root, q=0, k=0), "query's bias is left out"),
+            (scaled(root, q=0), "query's bias is left out"),
+            (scaled(lambda W: 1), "not divided by the root"),
+            (scaled(lambda W: W.shape[1]), "not by its root"),
+            (scaled(lambda W: len(W) ** 0.5), "the root of d. The width"),
+            (scaled(lambda W: (W.shape[1] + 1) ** 0.5), r"root of d_k \+ 1"),
+            (scaled(root, axis=0), "weights of a key sum to 1"),
+            (lambda x, W_Q, b_Q, W_K, b_K: (x @ W_Q + b_Q) @ (x @ W_K + b_K).T / root(W_Q), "These are the scores"),
+            (lambda x, W_Q, b_Q, W_K, b_K: map_from_factors(x, W_K, b_K, W_Q, b_Q), "Query and key are exchanged"),
+            (lambda x, W_Q, b_Q, W_K, b_K: x, r"\(query, key\)"),
+        ],
+    },
+    "02.svd": {
+        "right": [svd_of_product, svd_in_numpy, my_heads.thin_svd],
+        "wrong": [
+            (lambda W_V, W_O: torch.linalg.svd(W_V @ W_O), "All d columns are there"),
+            (lambda W_V, W_O: (*svd_of_product(W_V, W_O)[:2], svd_of_product(W_V, W_O)[2].T), "rows are the vectors"),
+            (without_q, "Multiply it by its Q"),
+            (not_turned_back, "returns V transposed"),
+            (middle_turned, "The middle matrix is"),
+            (lambda W_V, W_O: svd_of_product(W_V, W_O)[::-1], "U and V are exchanged"),
+            (lambda W_V, W_O: svd_of_product(W_V, W_O)[1], "Three things are asked for"),
+            (lambda W_V, W_O: (W_V, svd_of_product(W_V, W_O)[1], W_O.T), "not orthonormal"),
+            (
+                lambda W_V, W_O: (lambda u, s, v: (u, s.square(), v))(*svd_of_product(W_V, W_O)),
+                "squares of the singular values",
+            ),
+        ],
+    },
+    "02.apart": {
+        "right": [apart_in_a_loop, apart_by_ranks, my_heads.told_apart],
+        "wrong": [
+            (lambda value, yes: 1 - apart_in_a_loop(value, yes), "share of the others that lie higher"),
+            (lambda value, yes: higher(value, yes).mean(), "count half"),
+            (lambda value, yes: higher(value, yes, 1.0).mean(), "count half, not whole"),
+            (lambda value, yes: higher(value, yes, 0.5).sum(), "a number of pairs"),
+            (lambda value, yes: higher(value, yes, 0.5).sum() / len(value) ** 2, "as many pairs as"),
+            (lambda value, yes: value[yes].mean() - value[~yes].mean(), "difference of two means"),
+            (lambda value, yes: ((value > value.mean()) == yes).float().mean(), "one bar, the mean"),
+            (lambda value, yes: value, "One number is asked for"),
+        ],
+    },
+    "02.composition": {
+        "right": [right_composition, composition_by_einsum],
+        "wrong": [
+            (lambda W_OV, W_QK: (W_QK @ W_OV.T).norm(), "size of the product alone"),
+            (lambda W_OV, W_QK: (W_OV @ W_QK).norm() / (W_QK.norm() * W_OV.norm()), "composition into the query"),
+            (lambda W_OV, W_QK: (W_QK @ W_OV).norm() / (W_QK.norm() * W_OV.norm()), "not transposed"),
+            (lambda W_OV, W_QK: right_composition(W_OV, W_QK) ** 2, "Norms are squared"),
+            (
+                lambda W_OV, W_QK: (
+                    torch.linalg.matrix_norm(W_QK @ W_OV.T, 2)
+                    / (torch.linalg.matrix_norm(W_QK, 2) * torch.linalg.matrix_norm(W_OV, 2))
+                ),
+                "largest singular value",
+            ),
+            (lambda W_OV, W_QK: W_QK @ W_OV.T, "One number is asked for"),
+        ],
+    },
     "02.ov": {
         "right": [right_ov, ov_by_einsum, my_heads.ov],
         "wrong": [
@@ -176,21 +290,6 @@ ANSWERS = {
             (lambda A, B: (torch.linalg.qr(A)[0].T @ torch.linalg.qr(B)[0]).square().mean(), "mean over all entries"),
             (lambda A, B: cosines(A, B), "One number is asked for"),
             (lambda A, B: 0.5, "Orthonormal bases of both"),
-        ],
-    },
-    "02.swap": {
-        "right": [right_swap, swap_by_svd, swap_in_numpy, lambda W, a, b: (a.T @ W @ b).norm() < 0.999 * W.norm()],
-        "wrong": [
-            (lambda W, a, b: not right_swap(W, a, b), "other way round, each time"),
-            (lambda W, a, b: right_swap(W.T, a, b), "other way round.*tokens taken as columns"),
-            (lambda W, a, b: not torch.allclose(a @ a.T @ W, W, atol=0, rtol=0), "Right for some.*tolerance"),
-            (lambda W, a, b: right_swap(W, b, a), "other way round"),
-            (lambda W, a, b: True, "You say True whatever comes"),
-            (lambda W, a, b: False, "You say False whatever comes.*keeps only one set"),
-            (first_column, "only the space counts"),
-            (lambda W, a, b: a @ b.T, "True or False is asked for, this is a Tensor"),
-            (lambda W, a, b: W @ torch.ones(99), "stopped with RuntimeError"),
-            (torch.eye(3), "A function is asked for"),
         ],
     },
     "02.rank": {

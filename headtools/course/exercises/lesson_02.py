@@ -1,4 +1,4 @@
-"""Exercises of lesson 02: circuits, which side is read, effective rank, overlap, a head that looks back."""
+"""Exercises of lesson 02: circuits, channels, directions, rank, overlap, a head that looks back, composition."""
 
 from __future__ import annotations
 
@@ -21,47 +21,6 @@ from headtools.course.exercises.exercise import (
     tensor,
 )
 from headtools.course.exercises.lesson_00 import tiny_translator
-
-
-def _swaps() -> list[tuple[Tensor, Tensor, Tensor, bool]]:
-    """(W, a, b, whether a is written and b is read): a small case, then wider ones, with bases turned and signs."""
-    one, two = torch.eye(2)[:, :1], torch.eye(2)[:, 1:]
-    cases = [(2 * one @ two.T, one, two, False), (2 * one @ two.T, two, one, True)]
-    draw = torch.Generator().manual_seed(0)
-    for d_model, rank, swap in ((4, 2, True), (5, 2, False), (6, 3, False), (6, 3, True)):
-        sides = [torch.linalg.qr(torch.randn(d_model, rank, generator=draw))[0] for _ in range(2)]
-        w = sides[0] @ torch.randn(rank, rank, generator=draw) @ sides[1].T
-        cases.append((w, *(sides[::-1] if swap else sides), swap))
-    return cases
-
-
-def _swap(answer: Any) -> str | None:
-    """swapped(W, a, b): W (d, d) for tokens as rows, a and b (d, r) orthonormal -> whether a is written, b read."""
-    cases, replies = _swaps(), []
-    for w, a, b, _ in cases:
-        result = call(answer, W=w, a=a, b=b)
-        try:
-            replies.append(bool(result))
-        except (TypeError, ValueError, RuntimeError):
-            raise Hint(f"True or False is asked for, this is {article(result)} with more than one answer.") from None
-    truth = [swap for *_, swap in cases]
-    if replies == truth:
-        return None
-    first = next(i for i, (got, want) in enumerate(zip(replies, truth, strict=True)) if got != want)
-    if replies == [not swap for swap in truth]:
-        hint = (
-            "The other way round, each time. Are True and False exchanged? Or are tokens taken as columns? "
-            "Here x stands on the left of W."
-        )
-    elif len(set(replies)) == 1:
-        hint = f"You say {replies[0]} whatever comes. Test it: does the head give the same when x keeps only one set?"
-    else:
-        hint = (
-            "Right for some. The columns of a and b may be turned and have other signs: only the space counts. And the "
-            "last digits are rounded: compare with a tolerance."
-        )
-    w, a, b, _ = cases[first]
-    return f"{hint}\nSee it for {show({'W': w, 'a': a, 'b': b})}\nwhere you say {replies[first]}."
 
 
 def _number(answer: Any, given: dict[str, Any]) -> float:
@@ -233,6 +192,137 @@ def _qk(answer: Any) -> str | None:
     return _circuit(answer, "qk")
 
 
+def _map(answer: Any) -> str | None:
+    """attention_map(x, W_Q, b_Q, W_K, b_K): softmax of the scores, biases included, (T, T)."""
+    draw = torch.Generator().manual_seed(0)
+    for tokens, d_model, width in ((2, 3, 4), (4, 5, 3)):
+        x, w_q, b_q, w_k, b_k = (
+            torch.randn(size, generator=draw)
+            for size in ((tokens, d_model), (d_model, width), (width,), (d_model, width), (width,))
+        )
+        given = {"x": x, "W_Q": w_q, "b_Q": b_q, "W_K": w_k, "b_K": b_k}
+        got = tensor(call(answer, **given), (tokens, tokens), "(query, key)", given)
+        q, k, root = x @ w_q + b_q, x @ w_k + b_k, math.sqrt(width)
+        scores = q @ k.T / root
+        mistakes = {
+            "The query's bias is left out: how much each key gets on every account.": (x @ w_q @ k.T / root).softmax(
+                -1
+            ),
+            "The scores are not divided by the root of d_k.": (q @ k.T).softmax(-1),
+            "The scores are divided by d_k, not by its root.": (q @ k.T / width).softmax(-1),
+            "Divided by the root of d. The width of the head counts, d_k.": (q @ k.T / math.sqrt(d_model)).softmax(-1),
+            "Divided by the root of d_k + 1. The row of biases is no feature of the head.": (
+                q @ k.T / math.sqrt(width + 1)
+            ).softmax(-1),
+            "The weights of a key sum to 1 here. Those of a query should: softmax over the last axis.": scores.softmax(
+                0
+            ),
+            "These are the scores. The map is their softmax.": scores,
+            "Query and key are exchanged: this is the map of what looks at each token.": scores.T.softmax(-1),
+        }
+        expect(got, scores.softmax(-1), mistakes, "Rows of 1 and of biases, scores, root of d_k, softmax.", given)
+    return None
+
+
+def _svd(answer: Any) -> str | None:
+    """thin_svd(W_V, W_O): U (d, r), s (r,), V (d, r), so that U * s @ V.T is W_V @ W_O."""
+    draw = torch.Generator().manual_seed(0)
+    for d_model, rank in ((3, 2), (6, 3)):
+        w_v, w_o = torch.randn(d_model, rank, generator=draw), torch.randn(rank, d_model, generator=draw)
+        given = {"W_V": w_v, "W_O": w_o}
+        result = call(answer, **given)
+        if not isinstance(result, (tuple, list)) or len(result) != 3:
+            raise Hint(f"Three things are asked for, U, s and V; this is {article(result)}\nfor {show(given)}")
+        whole = {(d_model, d_model): f"All d columns are there. The product has rank r = {rank}: r columns do."}
+        turned = {(rank, d_model): "Its rows are the vectors. Here they are columns, (d, r): transpose."}
+        square = {(rank, rank): "This belongs to the small matrix in the middle. Multiply it by its Q."}
+        u = tensor(result[0], (d_model, rank), "U, (d, r)", given, whole | turned | square)
+        s = tensor(
+            result[1],
+            (rank,),
+            "s, (r,)",
+            given,
+            {(d_model,): f"All d values are there. The product has rank r = {rank}: the others are 0."} | square,
+        )
+        v = tensor(result[2], (d_model, rank), "V, (d, r)", given, whole | turned | square)
+        want = torch.linalg.svdvals(w_v.double() @ w_o.double())[:rank]
+        product, eye = w_v.double() @ w_o.double(), torch.eye(rank, dtype=torch.float64)
+        hint = None
+        if not (same(u.T @ u, eye) and same(v.T @ v, eye)):
+            hint = "The columns of U or of V are not orthonormal. Is each a Q times an orthonormal matrix?"
+        elif same(s, want.square()):
+            hint = "These are the squares of the singular values."
+        elif not same(s, want):
+            hint = "These are not the singular values of W_V @ W_O. The middle matrix is R1 @ R2.T."
+        elif same(v * s @ u.T, product):
+            hint = "U and V are exchanged: a token comes from the left, so what is read belongs to W_V."
+        elif not same(u * s @ v.T, product):
+            hint = "U * s @ V.T is not W_V @ W_O. torch.linalg.svd returns V transposed: is it used as V?"
+        if hint:
+            return f"{hint}\nSee it for {show(given)}"
+    return None
+
+
+def _apart(answer: Any) -> str | None:
+    """told_apart(value, yes): the probability that one with yes lies higher than one without; ties count half."""
+    cases = [([1.0, 2.0, 3.0], [0, 0, 1]), ([1.0, 2.0, 3.0, 4.0], [0, 1, 0, 1]), ([5.0, 1.0, 2.0, 3.0], [1, 0, 1, 0])]
+    cases += [([2.0, 1.0, 2.0, 2.0, 9.0], [1, 0, 0, 1, 0])]  # last: ties
+    for numbers, labels in cases:
+        value, yes = torch.tensor(numbers), torch.tensor(labels).bool()
+        given = {"value": value, "yes": yes}
+        got = _number(answer, given)
+        gap = value[yes][:, None] - value[~yes]
+        higher, even = (gap > 0).double(), (gap == 0).double()
+        want = (higher + even / 2).mean().item()
+        mistakes = {
+            "This is the share of the others that lie higher. Is yes the first of the pair?": 1 - want,
+            "Pairs with the same value on both sides count half.": higher.mean(),
+            "Pairs with the same value on both sides count half, not whole.": (higher + even).mean(),
+            "This is a number of pairs. Divide it by how many there are.": (higher + even / 2).sum(),
+            "Divided by all pairs of values. There are as many pairs as yes times no.": (
+                (higher + even / 2).sum() / len(value) ** 2
+            ),
+            "This is the difference of two means, which has a scale. Compare pairs, and count.": (
+                value[yes].mean() - value[~yes].mean()
+            ),
+            "This is the share on the right side of one bar, the mean. Compare every yes with every no.": (
+                ((value > value.mean()) == yes).double().mean()
+            ),
+        }
+        # By one small case several mistakes look right: a case settles only what differs from the answer in it.
+        told = {h: float(v) for h, v in mistakes.items() if not math.isclose(float(v), want, abs_tol=1e-6)}
+        expect_number(got, want, told, "Compare each value with yes with each one without.", given, abs_tol=1e-6)
+    return None
+
+
+def _composition(answer: Any) -> str | None:
+    """composition(W_OV, W_QK): the size of what of the earlier head's output reaches the later head's keys."""
+    draw = torch.Generator().manual_seed(0)
+    cases = [(torch.randn(n, n, generator=draw), torch.randn(n, n, generator=draw)) for n in (2, 4)]
+    for w_ov, w_qk in cases:
+        given = {"W_OV": w_ov, "W_QK": w_qk}
+        got = _number(answer, given)
+        a, b = w_ov.double(), w_qk.double()
+        product, sizes = (b @ a.T).norm(), a.norm() * b.norm()
+        mistakes = {
+            "This is the size of the product alone. Relative to the sizes of the two factors, please.": product,
+            "This is composition into the query: W_OV stands on the left of W_QK. Keys come from the right.": (
+                (a @ b).norm() / sizes
+            ),
+            "W_OV is not transposed: a key is what the earlier head wrote, and stands on the right as a column.": (
+                (b @ a).norm() / sizes
+            ),
+            "Norms are squared here. They are not in the formula.": (product / sizes) ** 2,
+            "This is the largest singular value of the product; the formula has Frobenius norms.": (
+                torch.linalg.matrix_norm(b @ a.T, 2) / (torch.linalg.matrix_norm(a, 2) * torch.linalg.matrix_norm(b, 2))
+            ),
+        }
+        want = (product / sizes).item()
+        told = {h: float(v) for h, v in mistakes.items() if not math.isclose(float(v), want, abs_tol=1e-6)}
+        expect_number(got, want, told, "The norm of W_QK W_OV^T, over the product of the norms.", given, abs_tol=1e-6)
+    return None
+
+
 def _overlap(answer: Any) -> str | None:
     """overlap(A, B): the mean squared cosine of the principal angles of two spaces of columns."""
     draw = torch.Generator().manual_seed(0)
@@ -268,8 +358,11 @@ def _overlap(answer: Any) -> str | None:
 EXERCISES = (
     Exercise("02.ov", "what a head moves", _ov, "ov"),
     Exercise("02.qk", "what a head compares", _qk, "qk"),
-    Exercise("02.swap", "what is read, what is written", _swap),
+    Exercise("02.map", "the map, from two matrices", _map, "attention_map"),
+    Exercise("02.svd", "the channels of a head", _svd, "thin_svd"),
+    Exercise("02.apart", "how well two kinds are told apart", _apart, "told_apart"),
     Exercise("02.rank", "effective rank", _rank, "effective_rank"),
     Exercise("02.overlap", "how much two spaces share", _overlap, "overlap"),
     Exercise("02.offset", "look back by an offset", _offset, "look_back"),
+    Exercise("02.composition", "who writes into whose keys", _composition),
 )
