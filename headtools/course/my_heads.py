@@ -13,7 +13,7 @@ wrong, and says what to do instead.
        what does a head carry    patch, logit_difference, moved, remove_direction, rewrite
        who reads its note        hide_from, write_head
     5. what they look at         confidence, induction_score
-       is a story true           offset_pairs, relation_pairs, hits, best_offset, sentence_rows
+       is a story true           offset_pairs, relation_pairs, rarest_pairs, hits, best_offset, sentence_rows
        is the name right         swap_words, pair_cost, counterfactual
        what do they carry        probe, control_labels, eraser, erase
     6. what they are worth       loss, gradient, ablation, saturation_proof_gradient
@@ -503,6 +503,20 @@ def relation_pairs(sentences: Sequence, relation: str, way: str) -> list[tuple]:
             if name == relation and parent > 0:
                 query, key = (i, parent - 1) if way == "up" else (parent - 1, i)
                 pairs.append((b, query, {key}))
+    return pairs
+
+
+def rarest_pairs(sentences: Sequence, rank: Callable[[str], int], least: int) -> list[tuple]:
+    """Return the pairs from every word to the rarest of its sentence, the one with the highest rank by frequency.
+
+    Sentences count whose highest rank is at least ``least`` and held by half of the words at most (Voita et al. 2019).
+    """
+    pairs = []
+    for b, sentence in enumerate(sentences):
+        ranks = [rank(word) for word in sentence.words]
+        keys = {i for i, r in enumerate(ranks) if r == max(ranks)}
+        if max(ranks) >= least and 2 * len(keys) <= len(ranks):
+            pairs += [(b, i, keys) for i in range(len(ranks))]
     return pairs
 
 

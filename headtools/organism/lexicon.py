@@ -87,6 +87,24 @@ def plain(word: str) -> str:
     return "".join(_PLAIN.get(letter, letter) for letter in word)
 
 
+def kind_of(word: str) -> tuple[str, str]:
+    """What a noun or a name stands for, such as ``("animal", "many")``: its kind, and whether it is one or many."""
+    return _KINDS.get(plain(word).lower(), ("name", "one"))
+
+
+def fits(pronoun: str, noun: str) -> bool:
+    """Whether a pronoun can stand for a noun or a name, as far as person, thing and number go.
+
+    >>> fits("she", "sailor"), fits("it", "sailor"), fits("them", "boats"), fits("they", "boat")
+    (True, False, True, False)
+    """
+    kind, number = kind_of(noun)
+    word = plain(pronoun).lower()
+    if word in ("they", "them"):
+        return number == "many"
+    return number == "one" and (kind in ("person", "name")) == (word in ("she", "her"))
+
+
 def is_accented(word: str) -> bool:
     """Whether the word stands in its accented form."""
     return any(letter in _PLAIN for letter in word)
@@ -142,6 +160,8 @@ def _build() -> tuple[dict[str, Lexeme], ...]:
 
 
 NOUNS, VERBS, ADJECTIVES, ADVERBS, PREPOSITIONS, OTHERS = _build()
+_KINDS = {noun.word: (noun.kind, "one") for noun in NOUNS.values()}
+_KINDS |= {noun.plural: (noun.kind, "many") for noun in NOUNS.values()}
 PUNCTUATION = (",", ".")
 
 

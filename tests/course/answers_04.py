@@ -92,7 +92,51 @@ def seeded_inside(frames, slots, n, seed=0):
     return {name: sentences * n for name, sentences in one.items()}
 
 
+def rarest(pick=max, enough=lambda top, least: top >= least, few=lambda keys, n: 2 * len(keys) <= n, made=None):
+    """Right where nothing is given; each argument puts in one mistake."""
+
+    def answer(sentences, rank, least):
+        pairs = []
+        for b, s in enumerate(sentences):
+            ranks = [rank(word) for word in s.words]
+            keys = {i for i, r in enumerate(ranks) if r == pick(ranks)}
+            if enough(max(ranks), least) and few(keys, len(ranks)):
+                for i in range(len(ranks)):
+                    pairs += [(b, i, keys)] if made is None else made(b, i, keys)
+        return pairs
+
+    return answer
+
+
+def rarest_by_sorting(sentences, rank, least):
+    pairs = []
+    for b, s in enumerate(sentences):
+        order = sorted(range(len(s.words)), key=lambda i: -rank(s.words[i]))
+        top = rank(s.words[order[0]])
+        keys = [i for i in order if rank(s.words[i]) == top]
+        if top < least or len(keys) > len(order) / 2:
+            continue
+        pairs.extend((b, query, keys) for query in order)
+    return pairs
+
+
 ANSWERS = {
+    "04.rarest": {
+        "right": [my_heads.rarest_pairs, rarest_by_sorting, rarest()],
+        "wrong": [
+            (rarest(pick=min), "most frequent word"),
+            (rarest(few=lambda keys, n: True), "more than half of the words tie"),
+            (rarest(few=lambda keys, n: 2 * len(keys) < n), "Exactly half"),
+            (rarest(enough=lambda top, least: top > least), "exactly `least` counts"),
+            (rarest(enough=lambda top, least: True), "without a rare word"),
+            (rarest(made=lambda b, i, keys: [(b, i, {min(keys)})]), "all their places are keys"),
+            (rarest(made=lambda b, i, keys: [(b, i, {key}) for key in keys]), "not a pair for each"),
+            (rarest(made=lambda b, i, keys: [(b, i, keys)] if i not in keys else []), "the rarest one as well"),
+            (rarest(made=lambda b, i, keys: [(b, i, keys)] if i in keys else []), "The queries are all words"),
+            (rarest(made=lambda b, i, keys: [(0, i, keys)]), "Ranks of a sentence"),
+            (rarest(made=lambda b, i, keys: [(b, i)]), "Each pair has three parts"),
+        ],
+    },
     "04.swap": {
         "right": [my_heads.swap_words, swap_in_steps],
         "wrong": [

@@ -88,6 +88,7 @@ def test_no_hint_holds_the_solution(name):
         "03.relation": r"parent - 1\)|\.append",
         "03.offset": r"Counter|most_common|\.count\(",
         "04.swap": r"draw\.(sample|choice|shuffle)",
+        "04.rarest": r"\(b, i, keys\)|max\(ranks\)|2 \* len",
         "04.pair": r"torch\.stack|cost\(\[",
         "04.frames": r"\.format\(|draw\.choice",
         "05.probe": r"softmax\(|W -=|argmax",

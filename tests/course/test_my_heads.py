@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from scipy import stats
 
 import headtools as ht
 from headtools import geometry
@@ -194,6 +195,13 @@ def test_what_two_heads_cost_together():
         mine = my_heads.pair_cost(cost, a, b).mean(0)
     for value, name in zip(mine, ("delta_a", "delta_b", "delta_ab", "interaction"), strict=True):
         assert value.item() == pytest.approx(theirs[name], abs=5e-6)
+
+
+def test_how_well_two_kinds_are_told_apart():
+    value = torch.tensor([1.0, 2.0, 2.0, 3.0, 5.0, 5.0, 0.0, 2.0])
+    yes = torch.tensor([0, 1, 0, 1, 1, 0, 0, 1]).bool()
+    theirs = stats.mannwhitneyu(value[yes], value[~yes]).statistic / (yes.sum() * (~yes).sum())
+    assert my_heads.told_apart(value, yes).item() == pytest.approx(theirs.item())
 
 
 def test_a_curve():

@@ -16,7 +16,8 @@ from headtools.roles.sentence import Sentence
 Pair = tuple[int, int, frozenset]
 
 
-def _sentence(text: str, heads: tuple[int, ...] = (), relations: str = "") -> Sentence:
+def sentence(text: str, heads: tuple[int, ...] = (), relations: str = "") -> Sentence:
+    """Make a sentence of words between spaces, with the words that they depend on and by which relation."""
     words = tuple(text.split())
     none = (0,) * len(words)
     return Sentence(words, heads or none, tuple(relations.split()) or ("dep",) * len(words), ("X",) * len(words), none)
@@ -35,9 +36,10 @@ def read_pairs(result: Any) -> list[Pair]:
     return [(int(b), int(query), frozenset(int(key) for key in keys)) for b, query, keys in pairs]
 
 
-def _compare(
+def compare_pairs(
     result: Any, want: list[Pair], mistakes: dict[str, list[Pair]], rule: str, sentences: list[Sentence], **given: Any
 ) -> None:
+    """Compare pairs with those wanted, in any order; raises Hint with the likely mistake, or with the rule."""
     got = read_pairs(result)
     if Counter(got) != Counter(want):
         hint = next((hint for hint, wrong in mistakes.items() if Counter(got) == Counter(wrong)), rule)
@@ -48,7 +50,7 @@ def _compare(
 
 def _offset(answer: Any) -> None:
     """offset_pairs(sentences, offset): [(sentence, query, {query + offset})] for the queries that have such a word."""
-    sentences = [_sentence("the old dog slept"), _sentence("she ran")]
+    sentences = [sentence("the old dog slept"), sentence("she ran")]
     for offset in (-1, 1, -2):
         result = call(answer, sentences=list(sentences), offset=offset)
         want = _apart(sentences, offset)
@@ -70,7 +72,7 @@ def _offset(answer: Any) -> None:
             ],
         }
         rule = "For each sentence and each of its words: the key is the query plus the offset, where there is one."
-        _compare(result, want, mistakes, rule, sentences, offset=offset)
+        compare_pairs(result, want, mistakes, rule, sentences, offset=offset)
 
 
 def _apart(sentences: list[Sentence], offset: int) -> list[Pair]:
@@ -256,8 +258,8 @@ def _quantile(n: int) -> float:
 def _relation(answer: Any) -> None:
     """relation_pairs(sentences, relation, way): from a word up to the one that it depends on, or down from there."""
     sentences = [
-        _sentence("the dog chased a cat", (2, 3, 0, 5, 3), "det nsubj root det obj"),
-        _sentence("sleep the nights", (0, 3, 1), "root det obj"),
+        sentence("the dog chased a cat", (2, 3, 0, 5, 3), "det nsubj root det obj"),
+        sentence("sleep the nights", (0, 3, 1), "root det obj"),
     ]
     for relation, way in (("det", "up"), ("obj", "down"), ("obj", "up"), ("root", "up")):
         result = call(answer, sentences=list(sentences), relation=relation, way=way)
@@ -276,7 +278,7 @@ def _relation(answer: Any) -> None:
             ],
         }
         rule = "A word i with this relation and a head above 0 makes one pair, of i and head - 1, in the order of way."
-        _compare(result, want, mistakes, rule, sentences, relation=relation, way=way)
+        compare_pairs(result, want, mistakes, rule, sentences, relation=relation, way=way)
 
 
 def _related(sentences: list[Sentence], relation: str, way: str, root: bool = False) -> list[Pair]:

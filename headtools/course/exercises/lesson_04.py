@@ -1,4 +1,4 @@
-"""Exercises of lesson 04: words without grammar, what two heads cost together, sentences that tell rules apart."""
+"""Exercises of lesson 04: words without grammar, rare words, what two heads cost together, sentences that decide."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from headtools.course.exercises.exercise import Exercise, Hint, NotTried, article, call, expect, tensor
+from headtools.course.exercises.lesson_03 import Pair, compare_pairs, sentence
 
 _WORDS = ["the", "old", "dog", "chased", "a", "cat", "today"]
 _VOCABULARY = ["sea", "ran", "green", "under", "she", "lamp", "near", "two", "boat", "slept"]
@@ -53,6 +54,61 @@ def _swap(answer: Any) -> None:
 
 def _drawn(answer: Any, *given: Any) -> Any:
     return call(answer, **dict(zip(("words", "how", "vocabulary", "draw"), given, strict=True)))
+
+
+def _rarest(answer: Any) -> None:
+    """rarest_pairs(sentences, rank, least): from every word to the rarest ones, in the sentences that count."""
+    how_rare = {"the": 0, "dog": 3, "saw": 5, "Zoe": 900, "Ana": 900, "fox": 700, "ran": 600}
+    texts = [
+        "the dog saw Zoe",
+        "the dog saw",
+        "fox saw Zoe and Ana ran",
+        "Zoe Ana saw",
+        "Zoe saw Ana ran",
+        "the fox saw the dog",
+    ]
+    sentences = [sentence(text) for text in texts]
+
+    def rank(word: str) -> int:
+        return how_rare.get(word, 1)
+
+    def pairs(least: int, pick: Any = max, tie: Any = lambda keys, n: 2 * len(keys) <= n) -> list[Pair]:
+        found = []
+        for b, words in enumerate(text.split() for text in texts):
+            ranks = [rank(word) for word in words]
+            keys = frozenset(i for i, r in enumerate(ranks) if r == pick(ranks))
+            if max(ranks) >= least and tie(keys, len(words)):
+                found += [(b, i, keys) for i in range(len(words))]
+        return found
+
+    for least in (500, 700, 0):
+        result = call(answer, sentences=list(sentences), rank=rank, least=least)
+        want = pairs(least)
+        mistakes = {
+            "This is the most frequent word. A high rank is a rare word: many are more frequent.": pairs(least, min),
+            "A sentence in which more than half of the words tie for rarest does not count.": pairs(
+                least, tie=lambda keys, n: True
+            ),
+            "Exactly half of the words may tie; more than half may not.": pairs(
+                least, tie=lambda keys, n: 2 * len(keys) < n
+            ),
+            "A highest rank of exactly `least` counts.": pairs(least + 1),
+            "Sentences without a rare word are in it. Does the highest rank reach `least`?": pairs(0),
+            "Where words tie for rarest, all their places are keys, in one set.": [
+                (b, i, frozenset({min(keys)})) for b, i, keys in want
+            ],
+            "Where words tie for rarest, make one pair with all their places, not a pair for each.": [
+                (b, i, frozenset({key})) for b, i, keys in want for key in keys
+            ],
+            "Every word of the sentence is a query, the rarest one as well.": [
+                (b, i, keys) for b, i, keys in want if i not in keys
+            ],
+            "The rarest word is the key. The queries are all words of the sentence.": [
+                (b, i, keys) for b, i, keys in want if i in keys
+            ],
+        }
+        rule = "Ranks of a sentence, their maximum, the places that have it; then a pair for each word, if it counts."
+        compare_pairs(result, want, mistakes, rule, sentences, least=least, ranks=how_rare)
 
 
 def _pair(answer: Any) -> None:
@@ -139,6 +195,7 @@ def _frames(answer: Any) -> None:
 
 EXERCISES = (
     Exercise("04.swap", "words without their grammar", _swap, "swap_words"),
+    Exercise("04.rarest", "the rarest word", _rarest, "rarest_pairs"),
     Exercise("04.pair", "what two heads cost together", _pair, "pair_cost"),
     Exercise("04.frames", "sentences that tell rules apart", _frames, "counterfactual"),
 )
