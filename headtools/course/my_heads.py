@@ -16,7 +16,7 @@ wrong, and says what to do instead.
        is a story true           offset_pairs, relation_pairs, rarest_pairs, hits, best_offset, sentence_rows
        is the name right         swap_words, pair_cost, counterfactual
        what do they carry        probe, control_labels, eraser, erase
-    6. what they are worth       loss, gradient, ablation, saturation_proof_gradient
+    6. what they are worth       accuracy, loss, gradient, ablation, saturation_proof_gradient
        where an answer came from direct_logit, messages, Share, attention_rule
     7. how many can go           HardConcrete, fit_gates, target_size, pruning_curve, greedy_order, slice_layer
        who survives              survivors_null
@@ -659,6 +659,13 @@ def erase(model: nn.Module, erasers: Mapping[tuple, Callable[[Tensor], Tensor]])
 
 
 # --- 6. What they are worth -------------------------------------------------------------------------------------------
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the share of right words of each example, (B,): logits (B, T, V), labels (B, T), -100 where none is."""
+    real = labels != -100
+    hit = (logits.argmax(-1) == labels) & real
+    return hit.sum(1) / real.sum(1)
 
 
 def loss(model: nn.Module, batch: Mapping) -> Tensor:

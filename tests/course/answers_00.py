@@ -172,7 +172,37 @@ def too_narrow(model, heads):
 
 COUNT = {"encoder": 48, "decoder": 48, "cross": 48}
 
+
+def accuracy_in_a_loop(logits, labels):
+    shares = []
+    for scores, right in zip(logits, labels, strict=True):
+        words = [(s.argmax().item(), r.item()) for s, r in zip(scores, right, strict=True) if r != -100]
+        shares.append(sum(said == r for said, r in words) / len(words))
+    return shares
+
+
+def hits(logits, labels):
+    return (logits.argmax(-1) == labels).float()
+
+
 ANSWERS = {
+    "00.accuracy": {
+        "right": [my_heads.accuracy, accuracy_in_a_loop],
+        "wrong": [
+            (lambda logits, labels: hits(logits, labels).mean(1), "those of no word among them"),
+            (lambda logits, labels: (hits(logits, labels) + (labels == -100)).mean(1), "count as right"),
+            (
+                lambda logits, labels: hits(logits, labels).sum() / (labels != -100).sum(),
+                "one number for all sentences",
+            ),
+            (lambda logits, labels: hits(logits, labels).sum(0) / (labels != -100).sum(0), "for each place"),
+            (hits, "for each word whether it is right"),
+            (lambda logits, labels: hits(logits, labels).sum(1), "number of right words"),
+            (lambda logits, labels: 1 - my_heads.accuracy(logits, labels), "share of wrong words"),
+            (lambda logits, labels: my_heads.accuracy(-logits, labels), "Right words of each sentence"),
+            (lambda logits, labels: logits @ labels, "stopped with RuntimeError"),
+        ],
+    },
     "00.switch_off": {
         "right": [right, ByColumns, by_weights, my_heads.switch_off],
         "blank": [*BLANKS, blank],

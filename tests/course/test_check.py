@@ -65,6 +65,7 @@ def test_no_hint_holds_the_solution(name):
     """Hints name the idea; the lines that would pass are nowhere in them."""
     solution = {
         "00.switch_off": r"register_forward_pre_hook\(|\.clone\(\)",
+        "00.accuracy": r"& real|\.sum\(1\) /",
         "00.count": r"\b48\b",
         "01.softmax": r"masked_fill|softmax\(-1\)|softmax\(dim",
         "01.attention": r"@ K|softmax\(-1\)|masked_fill",

@@ -1,4 +1,4 @@
-"""Exercises of lesson 00: switch heads off for real, count the heads of the shipped model."""
+"""Exercises of lesson 00: count the heads of the shipped model, switch heads off for real, count right words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.course.exercises.exercise import Exercise, Hint, NotTried, article, call, same, show
+from headtools.course.exercises.exercise import Exercise, Hint, NotTried, article, call, expect, same, show, tensor
 
 LAYERS, HEADS, WIDTH = 6, 8, 128  # of the shipped model
 KINDS = ("encoder", "decoder", "cross")
@@ -204,7 +204,41 @@ def outputs(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"logits": model(**batch).logits}
 
 
+def _accuracy(answer: Any) -> str | None:
+    """accuracy(logits, labels): the share of right words of each sentence, (B,); -100 is no word."""
+    draw = torch.Generator().manual_seed(0)
+    for sentences, words, vocabulary in ((3, 4, 5), (4, 6, 7)):
+        logits = torch.randn(sentences, words, vocabulary, generator=draw)
+        labels = logits.argmax(-1)
+        labels[::2, 1] = (labels[::2, 1] + 1) % vocabulary  # some words are wrong,
+        labels[0, 0] = (labels[0, 0] + 1) % vocabulary
+        labels[1:, -1], labels[0, -2:] = -100, -100  # and sentences differ in length
+        given = {"logits": logits, "labels": labels}
+        real, hit = labels != -100, logits.argmax(-1) == labels
+        want = hit.sum(1) / real.sum(1)
+        alone = "This is one number for all sentences. Give one for each: sum over the words, the last axis of labels."
+        shapes = {
+            (): alone,
+            (words,): "This is a number for each place in the sentence. Sum over the words, not over the sentences.",
+            (sentences, words): "This says for each word whether it is right. Give the share of each sentence.",
+        }
+        got = tensor(call(answer, **given), (sentences,), "one number per sentence", given, shapes)
+        mistakes = {
+            "Divided by all places, those of no word among them. -100 is no word: leave it out of the count.": (
+                hit.float().mean(1)
+            ),
+            "Places of no word count as right. -100 is no word: leave it out of both counts.": (
+                (hit | ~real).float().mean(1)
+            ),
+            "This is the number of right words. Divide by the number of words of the sentence.": hit.sum(1),
+            "This is the share of wrong words.": 1 - want,
+        }
+        expect(got, want, mistakes, "Right words of each sentence, over its words that are not -100.", given)
+    return None
+
+
 EXERCISES = (
     Exercise("00.count", "count the heads", _count),
     Exercise("00.switch_off", "write the switch", _switch_off, "switch_off", ("ablate", "gates")),
+    Exercise("00.accuracy", "right words", _accuracy, "accuracy"),
 )
