@@ -264,14 +264,22 @@ def _by_blocks(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor 
             stacklevel=2,
         )
         return ask(0, n_queries)
-    outputs = []
+    outputs, whole = [], None
     for first in range(0, n_queries, N_QUERIES):
         output, rows = ask(first, min(first + N_QUERIES, n_queries))
         for see in entries(module, ROWS):
             see(rows=rows, first=first, n_queries=n_queries)
-        outputs.append(output)
         del rows  # before the next block is computed
-    return torch.cat(outputs, 1), None
+        if output.requires_grad:
+            outputs.append(output)
+            continue
+        # Into one tensor: a small one kept from each block would stand in the place where the rows of the last block
+        # were, the next block's would not fit there any more, and memory would grow as if all maps were kept.
+        if whole is None:
+            whole = output.new_empty(output.shape[0], n_queries, *output.shape[2:])
+        whole[:, first : first + N_QUERIES] = output
+        del output
+    return (torch.cat(outputs, 1) if outputs else whole), None
 
 
 @torch.no_grad()

@@ -11,10 +11,12 @@ off its maps. Peaks are by how much the largest memory of a process grew during 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import timing
 import torch
@@ -73,16 +75,35 @@ def peak(work: str, shape: str, tokens: int) -> float:
 
 def memory(lengths: tuple = LENGTHS) -> None:
     """Print the table of peaks; what would need more than 6 GB of maps is left out."""
-    print("| shape | tokens | without maps, MB | ht.statistics, MB | output_attentions, MB |\n|---|---|---|---|---|")
+    columns = [
+        "shape",
+        "tokens",
+        "without maps, MB",
+        "ht.statistics, MB",
+        "output_attentions, MB",
+        "TransformerLens, MB",
+    ]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    here = Path(__file__).parent
+    peer = here.parents[1] / ".venv-peers" / "transformer_lens" / "bin" / "python"  # made by tools/peers.sh
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (here, here / "peers", here.parents[1])))}
     for shape, heads in (("BERT-base", 12), ("SmolLM2", 9)):
         for tokens in lengths:
             cells = []
-            for work in ("plain forward", "ht.statistics", "eager maps"):
-                if work == "eager maps" and 4 * heads * 4 * tokens**2 > 6e9:
+            for work in ("plain forward", "ht.statistics", "eager maps", "TransformerLens"):
+                keeps_maps = work in ("eager maps", "TransformerLens")
+                if (keeps_maps and 4 * heads * 4 * tokens**2 > 6e9) or (
+                    work == "TransformerLens" and not peer.exists()
+                ):
                     cells.append("-")
                     continue
                 command = [sys.executable, __file__, "--point", json.dumps([work, shape, tokens])]
-                cells.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+                if work == "TransformerLens":
+                    command = [str(peer), str(here / "peers" / "long_with_transformer_lens.py")]
+                    command.append(json.dumps([shape, tokens]))
+                cells.append(
+                    subprocess.run(command, check=True, capture_output=True, text=True, env=paths).stdout.strip()
+                )
             print(f"| {shape} | {tokens:,} | {' | '.join(cells)} |", flush=True)
 
 
