@@ -134,8 +134,8 @@ def test_a_lesson_has_its_doors_and_its_box(site, at):
     page = at("01_what_does_a_head_compute.html")
     assert page.locator("h1 + p + blockquote").evaluate("box => getComputedStyle(box).borderLeftWidth") == "6px"
     frame = "getComputedStyle(document.querySelector('.headtools-view iframe')).filter"
-    assert at("02_what_can_a_head_read_and_write.html").evaluate(frame) == "none"
-    assert at("02_what_can_a_head_read_and_write.html", "dark").evaluate(frame).startswith("invert")
+    assert at("more/02_who_reads_what_another_head_wrote.html").evaluate(frame) == "none"
+    assert at("more/02_who_reads_what_another_head_wrote.html", "dark").evaluate(frame).startswith("invert")
 
 
 def test_a_handout_prints_on_one_page(site, at):

@@ -205,6 +205,7 @@ ANSWERS = {
             (scaled(lambda W: W.shape[1]), "not by its root"),
             (scaled(lambda W: len(W) ** 0.5), "the root of d. The width"),
             (scaled(lambda W: (W.shape[1] + 1) ** 0.5), r"root of d_k \+ 1"),
+            (scaled(lambda W: (len(W) + 1) ** 0.5), r"root of d \+ 1"),
             (scaled(root, axis=0), "weights of a key sum to 1"),
             (lambda x, W_Q, b_Q, W_K, b_K: (x @ W_Q + b_Q) @ (x @ W_K + b_K).T / root(W_Q), "These are the scores"),
             (lambda x, W_Q, b_Q, W_K, b_K: map_from_factors(x, W_K, b_K, W_Q, b_Q), "Query and key are exchanged"),
@@ -215,8 +216,8 @@ ANSWERS = {
         "right": [svd_of_product, svd_in_numpy, my_heads.thin_svd],
         "wrong": [
             (lambda W_V, W_O: torch.linalg.svd(W_V @ W_O), "All d columns are there"),
-            (lambda W_V, W_O: (*svd_of_product(W_V, W_O)[:2], svd_of_product(W_V, W_O)[2].T), "rows are the vectors"),
-            (without_q, "Multiply it by its Q"),
+            (lambda W_V, W_O: (*svd_of_product(W_V, W_O)[:2], svd_of_product(W_V, W_O)[2].T), "vectors are rows here"),
+            (without_q, "the Q on their side"),
             (not_turned_back, "returns V transposed"),
             (middle_turned, "The middle matrix is"),
             (lambda W_V, W_O: svd_of_product(W_V, W_O)[::-1], "U and V are exchanged"),

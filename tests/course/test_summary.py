@@ -176,7 +176,7 @@ def test_the_page_names_and_links_lessons_and_escapes(file):
     assert "script" not in table.tags
     exercise = "Exercise-1-%C2%B7-Count-%23-%26-sum"
     assert table.links == [f"00_start%20here%231.ipynb#{exercise}", "00_start%20here%231.ipynb", "01_broken.ipynb"]
-    assert table.rows[1] == ["00 · Is <script>1</script> & a head?", "0 of 2", "✗ count ○ switch_off"]
+    assert table.rows[1] == ["00 · Is <script>1</script> & a head?", "0 of 3", "✗ count ○ switch_off ○ accuracy"]
     assert table.rows[2][1] == f"1 of {sum(name.startswith('01') for name in all_exercises())}"
     assert "✓ cost" in table.rows[2][2]
     assert [row[0] for row in table.rows[1:4]] == [table.rows[1][0], "01_broken", "Lesson 02"]

@@ -205,12 +205,13 @@ def _map(answer: Any) -> str | None:
         q, k, root = x @ w_q + b_q, x @ w_k + b_k, math.sqrt(width)
         scores = q @ k.T / root
         mistakes = {
-            "The query's bias is left out: how much each key gets on every account.": (x @ w_q @ k.T / root).softmax(
-                -1
-            ),
+            "The query's bias is left out: how much each key gets, whoever asks.": (x @ w_q @ k.T / root).softmax(-1),
             "The scores are not divided by the root of d_k.": (q @ k.T).softmax(-1),
             "The scores are divided by d_k, not by its root.": (q @ k.T / width).softmax(-1),
             "Divided by the root of d. The width of the head counts, d_k.": (q @ k.T / math.sqrt(d_model)).softmax(-1),
+            "Divided by the root of d + 1. The width of the head counts, d_k.": (
+                q @ k.T / math.sqrt(d_model + 1)
+            ).softmax(-1),
             "Divided by the root of d_k + 1. The row of biases is no feature of the head.": (
                 q @ k.T / math.sqrt(width + 1)
             ).softmax(-1),
@@ -234,8 +235,13 @@ def _svd(answer: Any) -> str | None:
         if not isinstance(result, (tuple, list)) or len(result) != 3:
             raise Hint(f"Three things are asked for, U, s and V; this is {article(result)}\nfor {show(given)}")
         whole = {(d_model, d_model): f"All d columns are there. The product has rank r = {rank}: r columns do."}
-        turned = {(rank, d_model): "Its rows are the vectors. Here they are columns, (d, r): transpose."}
-        square = {(rank, rank): "This belongs to the small matrix in the middle. Multiply it by its Q."}
+        turned = {(rank, d_model): "The vectors are rows here. They should be columns, (d, r): transpose."}
+        square = {
+            (
+                rank,
+                rank,
+            ): "These are vectors of the small matrix in the middle. Multiply them by the Q on their side, Q1 or Q2."
+        }
         u = tensor(result[0], (d_model, rank), "U, (d, r)", given, whole | turned | square)
         s = tensor(
             result[1],
@@ -358,7 +364,7 @@ def _overlap(answer: Any) -> str | None:
 EXERCISES = (
     Exercise("02.ov", "what a head moves", _ov, "ov"),
     Exercise("02.qk", "what a head compares", _qk, "qk"),
-    Exercise("02.map", "the map, from two matrices", _map, "attention_map"),
+    Exercise("02.map", "the map, from one matrix", _map, "attention_map"),
     Exercise("02.svd", "the channels of a head", _svd, "thin_svd"),
     Exercise("02.apart", "how well two kinds are told apart", _apart, "told_apart"),
     Exercise("02.rank", "effective rank", _rank, "effective_rank"),
