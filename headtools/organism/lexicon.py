@@ -88,8 +88,18 @@ def plain(word: str) -> str:
 
 
 def kind_of(word: str) -> tuple[str, str]:
-    """What a noun or a name stands for, such as ``("animal", "many")``: its kind, and whether it is one or many."""
-    return _KINDS.get(plain(word).lower(), ("name", "one"))
+    """What a noun or a name stands for, its kind, and whether it is one or many.
+
+    Raises ``ValueError`` for another word.
+
+    >>> kind_of("Foxes"), kind_of(NAMES["sea"][0])
+    (('animal', 'many'), ('name', 'one'))
+    """
+    if word in TOPIC_OF_NAME:
+        return "name", "one"
+    if (found := _KINDS.get(plain(word).lower())) is None:
+        raise ValueError(f"got {word!r}; expected a noun or a name of the organism's language, see NOUNS and NAMES")
+    return found
 
 
 def fits(pronoun: str, noun: str) -> bool:

@@ -1,8 +1,11 @@
 """Rows of maps, block by block: the same as the whole map, and nothing larger than a block of rows lives."""
 
+import weakref
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
+from transformers.models.llama import modeling_llama
 
 import headtools as ht
 from headtools.heads import _attention
@@ -26,6 +29,33 @@ def rows_of(model, batch):
     ):
         output = run(model, batch)
     return blocks, output
+
+
+def test_blocks_give_one_output_with_gradients_and_without_and_keep_none_of_their_own(small_blocks, monkeypatch):
+    model = LlamaModel(
+        LlamaConfig(vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4)
+    )
+    file, kept, alive = modeling_llama, [], []
+    own = file.eager_attention_forward
+
+    def watched(*args, **kwargs):
+        alive.append(sum(output() is not None for output in kept))
+        output, rows = own(*args, **kwargs)
+        kept.append(weakref.ref(output))
+        return output, rows
+
+    monkeypatch.setattr(file, "eager_attention_forward", watched)
+    batch = {"input_ids": torch.arange(9)[None]}
+    expected = model.eval()(**batch).last_hidden_state
+    with ht.record(model, "rows", lambda *_: None):
+        torch.testing.assert_close(model(**batch).last_hidden_state, expected)
+        with torch.no_grad():
+            kept.clear()
+            alive.clear()
+            torch.testing.assert_close(model(**batch).last_hidden_state, expected)
+    assert len(alive) == 2 + 5  # whether it can be asked for some queries, then blocks of two
+    # An output that stays lies where the rows of its block were: memory then grows as if those were kept.
+    assert max(alive) <= 1, alive
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -30,6 +30,9 @@ WANTED = {"confidence": largest, "entropy": entropy, "previous": offset(-1), "re
 BOUND, TOKENS = 1.6, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 SMOL = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536}
+WORKS = ("plain forward", "ht.statistics", "eager maps", "TransformerLens")  # whose peaks are compared
+HERE = Path(__file__).parent
+PEER = HERE.parents[1] / ".venv-peers" / "transformer_lens" / "bin" / "python"  # made by tools/peers.sh
 WHY = "reading rows beside making them"
 
 
@@ -73,37 +76,25 @@ def peak(work: str, shape: str, tokens: int) -> float:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
+def in_a_process(work: str, shape: str, tokens: int) -> str:
+    """Return a peak, measured in a process of its own; that of TransformerLens in its own environment."""
+    if work == "TransformerLens":
+        command = [str(PEER), str(HERE / "peers" / "long_with_transformer_lens.py"), json.dumps([shape, tokens])]
+    else:
+        command = [sys.executable, __file__, "--point", json.dumps([work, shape, tokens])]
+    paths = os.pathsep.join(map(str, (HERE, HERE / "peers", HERE.parents[1])))
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths})
+    return done.stdout.strip()
+
+
 def memory(lengths: tuple = LENGTHS) -> None:
     """Print the table of peaks; what would need more than 6 GB of maps is left out."""
-    columns = [
-        "shape",
-        "tokens",
-        "without maps, MB",
-        "ht.statistics, MB",
-        "output_attentions, MB",
-        "TransformerLens, MB",
-    ]
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    here = Path(__file__).parent
-    peer = here.parents[1] / ".venv-peers" / "transformer_lens" / "bin" / "python"  # made by tools/peers.sh
-    paths = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (here, here / "peers", here.parents[1])))}
+    print(f"| shape | tokens | {' | '.join(f'{work}, MB' for work in WORKS)} |\n|{'---|' * (2 + len(WORKS))}")
     for shape, heads in (("BERT-base", 12), ("SmolLM2", 9)):
         for tokens in lengths:
-            cells = []
-            for work in ("plain forward", "ht.statistics", "eager maps", "TransformerLens"):
-                keeps_maps = work in ("eager maps", "TransformerLens")
-                if (keeps_maps and 4 * heads * 4 * tokens**2 > 6e9) or (
-                    work == "TransformerLens" and not peer.exists()
-                ):
-                    cells.append("-")
-                    continue
-                command = [sys.executable, __file__, "--point", json.dumps([work, shape, tokens])]
-                if work == "TransformerLens":
-                    command = [str(peer), str(here / "peers" / "long_with_transformer_lens.py")]
-                    command.append(json.dumps([shape, tokens]))
-                cells.append(
-                    subprocess.run(command, check=True, capture_output=True, text=True, env=paths).stdout.strip()
-                )
+            left_out = ["eager maps", "TransformerLens"] if 4 * heads * 4 * tokens**2 > 6e9 else []
+            left_out += [] if PEER.exists() else ["TransformerLens"]
+            cells = ["-" if work in left_out else in_a_process(work, shape, tokens) for work in WORKS]
             print(f"| {shape} | {tokens:,} | {' | '.join(cells)} |", flush=True)
 
 

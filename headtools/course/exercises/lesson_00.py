@@ -216,9 +216,8 @@ def _accuracy(answer: Any) -> str | None:
         given = {"logits": logits, "labels": labels}
         real, hit = labels != -100, logits.argmax(-1) == labels
         want = hit.sum(1) / real.sum(1)
-        alone = "This is one number for all sentences. Give one for each: sum over the words, the last axis of labels."
         shapes = {
-            (): alone,
+            (): "This is one number for all sentences. Give one for each: sum over the words, the last axis of labels.",
             (words,): "This is a number for each place in the sentence. Sum over the words, not over the sentences.",
             (sentences, words): "This says for each word whether it is right. Give the share of each sentence.",
         }

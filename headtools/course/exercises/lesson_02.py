@@ -234,23 +234,18 @@ def _svd(answer: Any) -> str | None:
         result = call(answer, **given)
         if not isinstance(result, (tuple, list)) or len(result) != 3:
             raise Hint(f"Three things are asked for, U, s and V; this is {article(result)}\nfor {show(given)}")
-        whole = {(d_model, d_model): f"All d columns are there. The product has rank r = {rank}: r columns do."}
-        turned = {(rank, d_model): "The vectors are rows here. They should be columns, (d, r): transpose."}
-        square = {
+        vectors = {
+            (d_model, d_model): f"All d columns are there. The product has rank r = {rank}: r columns do.",
+            (rank, d_model): "The vectors are rows here. They should be columns, (d, r): transpose.",
             (
                 rank,
                 rank,
-            ): "These are vectors of the small matrix in the middle. Multiply them by the Q on their side, Q1 or Q2."
+            ): "These are of the small matrix in the middle. Multiply them by the Q on their side, Q1 or Q2.",
         }
-        u = tensor(result[0], (d_model, rank), "U, (d, r)", given, whole | turned | square)
-        s = tensor(
-            result[1],
-            (rank,),
-            "s, (r,)",
-            given,
-            {(d_model,): f"All d values are there. The product has rank r = {rank}: the others are 0."} | square,
-        )
-        v = tensor(result[2], (d_model, rank), "V, (d, r)", given, whole | turned | square)
+        values = {(d_model,): f"All d values are there. The product has rank r = {rank}: the others are 0."}
+        u = tensor(result[0], (d_model, rank), "U, (d, r)", given, vectors)
+        s = tensor(result[1], (rank,), "s, (r,)", given, values)
+        v = tensor(result[2], (d_model, rank), "V, (d, r)", given, vectors)
         want = torch.linalg.svdvals(w_v.double() @ w_o.double())[:rank]
         product, eye = w_v.double() @ w_o.double(), torch.eye(rank, dtype=torch.float64)
         hint = None
@@ -295,8 +290,7 @@ def _apart(answer: Any) -> str | None:
                 ((value > value.mean()) == yes).double().mean()
             ),
         }
-        # By one small case several mistakes look right: a case settles only what differs from the answer in it.
-        told = {h: float(v) for h, v in mistakes.items() if not math.isclose(float(v), want, abs_tol=1e-6)}
+        told = {hint: float(wrong) for hint, wrong in mistakes.items()}
         expect_number(got, want, told, "Compare each value with yes with each one without.", given, abs_tol=1e-6)
     return None
 
@@ -324,7 +318,7 @@ def _composition(answer: Any) -> str | None:
             ),
         }
         want = (product / sizes).item()
-        told = {h: float(v) for h, v in mistakes.items() if not math.isclose(float(v), want, abs_tol=1e-6)}
+        told = {hint: float(wrong) for hint, wrong in mistakes.items()}
         expect_number(got, want, told, "The norm of W_QK W_OV^T, over the product of the norms.", given, abs_tol=1e-6)
     return None
 

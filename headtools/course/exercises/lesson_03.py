@@ -16,7 +16,7 @@ from headtools.roles.sentence import Sentence
 Pair = tuple[int, int, frozenset]
 
 
-def sentence(text: str, heads: tuple[int, ...] = (), relations: str = "") -> Sentence:
+def make_sentence(text: str, heads: tuple[int, ...] = (), relations: str = "") -> Sentence:
     """Make a sentence of words between spaces, with the words that they depend on and by which relation."""
     words = tuple(text.split())
     none = (0,) * len(words)
@@ -50,7 +50,7 @@ def compare_pairs(
 
 def _offset(answer: Any) -> None:
     """offset_pairs(sentences, offset): [(sentence, query, {query + offset})] for the queries that have such a word."""
-    sentences = [sentence("the old dog slept"), sentence("she ran")]
+    sentences = [make_sentence("the old dog slept"), make_sentence("she ran")]
     for offset in (-1, 1, -2):
         result = call(answer, sentences=list(sentences), offset=offset)
         want = _apart(sentences, offset)
@@ -258,8 +258,8 @@ def _quantile(n: int) -> float:
 def _relation(answer: Any) -> None:
     """relation_pairs(sentences, relation, way): from a word up to the one that it depends on, or down from there."""
     sentences = [
-        sentence("the dog chased a cat", (2, 3, 0, 5, 3), "det nsubj root det obj"),
-        sentence("sleep the nights", (0, 3, 1), "root det obj"),
+        make_sentence("the dog chased a cat", (2, 3, 0, 5, 3), "det nsubj root det obj"),
+        make_sentence("sleep the nights", (0, 3, 1), "root det obj"),
     ]
     for relation, way in (("det", "up"), ("obj", "down"), ("obj", "up"), ("root", "up")):
         result = call(answer, sentences=list(sentences), relation=relation, way=way)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from headtools.course.exercises.exercise import Exercise, Hint, NotTried, article, call, expect, tensor
-from headtools.course.exercises.lesson_03 import Pair, compare_pairs, sentence
+from headtools.course.exercises.lesson_03 import Pair, compare_pairs, make_sentence
 
 _WORDS = ["the", "old", "dog", "chased", "a", "cat", "today"]
 _VOCABULARY = ["sea", "ran", "green", "under", "she", "lamp", "near", "two", "boat", "slept"]
@@ -67,7 +67,7 @@ def _rarest(answer: Any) -> None:
         "Zoe saw Ana ran",
         "the fox saw the dog",
     ]
-    sentences = [sentence(text) for text in texts]
+    sentences = [make_sentence(text) for text in texts]
 
     def rank(word: str) -> int:
         return how_rare.get(word, 1)
