@@ -222,7 +222,7 @@ def test_a_project_is_graded_from_its_file_without_its_model(course: NbGraderAPI
 
 def test_what_raises_or_hangs_costs_its_own_points_only(course: NbGraderAPI):
     name = "ps4_pruning"
-    patient = hand_out.grading(folder_of(course), Execute={"timeout": 40})
+    patient = hand_out.grading(folder_of(course), Execute={"timeout": 25})
     nb = answered(
         notebook(course, "source", name),
         name,

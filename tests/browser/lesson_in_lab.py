@@ -1,6 +1,6 @@
 """A lesson in JupyterLab: everything runs, everything is drawn, every control is moved, nothing leaves the machine.
 
-The first two lessons are in ``test_lessons.py``, the others, which run once a week, in ``test_lessons_weekly.py``.
+One lesson is in ``test_lessons.py``, the others, which run once a week, in ``test_lessons_weekly.py``.
 """
 
 import shutil

@@ -9,4 +9,4 @@ sys.path.insert(0, str(Path(__file__).parent))
 from lesson_in_lab import lesson_test
 
 pytestmark = pytest.mark.full
-test_lesson = lesson_test("01")
+test_lesson = lesson_test("03")
