@@ -17,13 +17,15 @@ from headtools.roles.tasks import control
 def descent(x, y, n, steps=100, rate=0.3, wrong=""):
     known = x if wrong == "leak" else x[:n]
     if wrong != "raw":
-        x = (x - known.mean(0)) / (known.std(0) + 1e-9)
+        x = (x - (0 if wrong == "uncentred" else known.mean(0))) / (known.std(0) + 1e-9)
     X = x if wrong == "no bias" else torch.cat([x, torch.ones(len(x), 1)], 1)
     Y = torch.eye(int(y.max()) + 1)[y]
     W, m = torch.zeros(X.shape[1], Y.shape[1]), len(X) if wrong == "all" else n
     for _ in range(100 if wrong == "steps" else steps):
         error = (X[:m] @ W).softmax(-1) - Y[:m]
-        W = W - (-rate if wrong == "up" else rate) * torch.einsum("nd,nc->dc", X[:m], error) / m
+        W = W - (-rate if wrong == "up" else rate) * torch.einsum("nd,nc->dc", X[:m], error) / (
+            1 if wrong == "sum" else m
+        )
     named = (X @ W).argmax(-1)
     if wrong == "named":
         return named[n:]
@@ -164,6 +166,17 @@ def each_from_intact(x, y):
     return lambda z: mean.to(z) + (z - mean.to(z)) @ M.to(z)
 
 
+def for_every_label(x, y):
+    x, keep = x.double(), torch.eye(x.shape[1], dtype=torch.float64)
+    mean = x.mean(0)
+    for label in y.unique():
+        left = (x - mean) @ keep
+        delta = left[y == label].mean(0) - left[y != label].mean(0)
+        a = torch.linalg.pinv(left.T @ left / len(x), hermitian=True) @ delta
+        keep = keep - keep @ torch.outer(a, delta) / (a @ delta)
+    return lambda z: mean.to(z) + (z - mean.to(z)) @ keep.to(z)
+
+
 def by_label(x, y):
     """Subtracts each label's own mean, which it must know."""
     means = torch.stack([x[y == label].mean(0) for label in y.unique()])
@@ -197,9 +210,13 @@ def erasing(wrong=""):
             *where, head = key
             site, last["take"] = ht.sites(model)[tuple(where)], f
 
+            last["head"], last["site"] = head, site
+
             def change(module, args, head=head, take=f, site=site):
                 z = site.split(args[0]).clone()
-                take = last["take"] if wrong == "late" else take
+                take = last["take"] if wrong in ("late", "all late") else take
+                if wrong == "all late":
+                    head, site = last["head"], last["site"]
                 if wrong == "all heads":
                     z = take(z)
                 else:
@@ -264,6 +281,8 @@ ANSWERS = {
             (wrong_probe("no bias"), "column of ones is missing"),
             (wrong_probe("raw"), "one large column drowns the others"),
             (wrong_probe("leak"), "come from all words"),
+            (wrong_probe("sum"), "its steps overshoot. The gradient is a mean"),
+            (wrong_probe("uncentred"), "scaled and not centred"),
             (wrong_probe("steps"), "With steps=0 it is as good as with 100"),
             (wrong_probe("named"), "labels that it names"),
             (wrong_probe("every"), "a value for every word"),
@@ -298,6 +317,8 @@ ANSWERS = {
             (along("a", "a"), "reads along a and subtracts along a"),
             (along("delta", "a"), "Reading and subtracting are exchanged"),
             (along("a", "delta", base=False), "not along z - mean"),
+            (for_every_label, "the last one needs no step"),
+            (lambda x, y: lambda z: my_heads.eraser(x, y)(z) - x.mean(0), "The mean is missing"),
             (two_labels, "two differences of means. This takes away only the first"),
             (each_from_intact, "start from what the one before has left"),
             (by_label, "there are no labels: use z alone"),
@@ -320,6 +341,7 @@ ANSWERS = {
             (erasing("first"), "Only the first head"),
             (erasing("encoder"), "Only heads of the encoder"),
             (erasing("late"), "sees the loop's variables as they are when it runs"),
+            (erasing("all late"), "Each projection has the last eraser, on the last head"),
             (one_a_layer, "only one of them is changed"),
             (erasing("stays"), "still erased. Remove each hook"),
             (erasing("no finally"), "An error inside the block leaves the erasers"),

@@ -25,6 +25,8 @@ _PROBE_MISTAKES = {
     "n, or the words for scoring have a say in the fit.",
     "raw": "Columns of very different size: one large column drowns the others. Subtract each column's mean and divide "
     "by its deviation, both of the first n rows.",
+    "uncentred": "The columns are scaled and not centred: one whose mean is large, beside its deviation, makes every step "
+    "overshoot. Subtract the mean of the first n rows before dividing.",
 }
 
 
@@ -32,7 +34,8 @@ def _fitted(x: Tensor, y: Tensor, n: int, steps: int = 100, rate: float = 0.3, k
     """Fit a probe in the lesson's way, or with one mistake; whether it is right about each word after the first n."""
     known = x if kind == "leak" else x[:n]
     if kind != "raw":
-        x = (x - known.mean(0)) / known.std(0).clamp(min=1e-6)
+        mean = torch.zeros(x.shape[1]) if kind == "uncentred" else known.mean(0)
+        x = (x - mean) / known.std(0).clamp(min=1e-6)
     x = x if kind == "no bias" else torch.cat([x, torch.ones(len(x), 1)], 1)
     one_hot = torch.eye(int(y.max()) + 1)[y]
     seen, weight = (len(x) if kind == "all" else n), torch.zeros(x.shape[1], one_hot.shape[1])
@@ -61,6 +64,7 @@ def _probe_cases() -> Iterator[tuple[str, Tensor, Tensor, int]]:
     y = torch.arange(60) % 2
     x = torch.stack([500 * torch.randn(60, generator=draw), 0.02 * (2.0 * y - 1)], 1)
     yield "raw", x, y, 40
+    yield "uncentred", words([[49.0], [51.0]], y), y, 40
     x = words([[-1.0], [1.0]], y)
     x[-10:, 0] = 1e5  # far away, on the side of label 1
     yield "leak", x, torch.where(torch.arange(60) < 50, y, 1), 40
@@ -93,6 +97,16 @@ def _probe(answer: Any) -> str | None:
     x = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0]])[y]  # label by whether the signs agree
     if tensor(call(answer, x=x, y=y % 2, n=40), (40,), "(N - n,)", {}).mean() > 0.9:
         return "It names labels that no linear probe can tell apart. One matrix of weights, and no layer in between."
+    draw = torch.Generator().manual_seed(4)
+    x = torch.randn(400, 6, generator=draw) + 2 * torch.randn(400, 1, generator=draw)  # columns that go together
+    y = (torch.rand(400, generator=draw) < 0.25).long()  # and say nothing about the labels
+    right = tensor(call(answer, x=x, y=y, n=200), (200,), "(N - n,)", {}).mean()
+    if right < 0.7:
+        return (
+            f"Where the columns say nothing about labels of which three in four are 0, it is right about {right:.2f} of "
+            "the words: its steps overshoot. The gradient is a mean, X.T @ (P - Y) / n, so that a step is no longer "
+            "where there are more words."
+        )
     return None
 
 
@@ -217,6 +231,12 @@ _ERASER_MISTAKES = {
 }
 
 
+_ONE_NEEDS_NO_STEP = (
+    "If a loop runs over all labels: the last one needs no step. When all others have the overall mean, so has it, and "
+    "its step divides by a difference of 0."
+)
+
+
 def _eraser(answer: Any) -> str | None:
     """eraser(x, y): a function of vectors (..., d) that makes the means of the labels equal in x, with least change."""
     draw = torch.Generator().manual_seed(0)
@@ -246,6 +266,8 @@ def _eraser(answer: Any) -> str | None:
                     return hint + where
             if same(got, x.double() @ want, 1e-3):
                 return f"It reads along z, and not along z - mean, so that vectors at the mean move too.{where}"
+            if same(got, right - mean, 1e-3):
+                return f"The mean is missing: z - mean loses its direction, and then the mean is added again.{where}"
             return _wrong_means(got, x, y, want) + where
         wider = torch.randn(2, 3, x.shape[1], generator=draw)
         found = tensor(call(take, z=wider), tuple(wider.shape), "(B, T, d), that of z,", {})
@@ -268,12 +290,15 @@ def _wrong_means(got: Tensor, x: Tensor, y: Tensor, want: Tensor) -> str:
     if apart > 1e-3:
         return f"The means of two labels are still {apart:.2f} apart. A probe would find that."
     if same(got, got[:1].expand_as(got)):
-        return "All vectors are equal now. Only what tells the labels apart should go."
+        return f"All vectors are equal now. Only what tells the labels apart should go. {_ONE_NEEDS_NO_STEP}"
     centred, moved = x.double() - x.double().mean(0), (got - x.double()).square().sum()
     least = (centred @ want - centred).square().sum()
     if moved < least:  # the least of all affine maps, so this is none
         return "Vectors move by what their own label says. In a running model there are no labels: use z alone."
-    return f"The means are equal. But the vectors move by {moved:.2f}, summed and squared; {least:.2f} is enough."
+    return (
+        f"The means are equal. But the vectors move by {moved:.2f}, summed and squared; {least:.2f} is enough. "
+        f"{_ONE_NEEDS_NO_STEP}"
+    )
 
 
 # --- erasing in a model -----------------------------------------------------------------------------------------------
@@ -346,13 +371,19 @@ def _erase(answer: Any) -> str | None:
     return None
 
 
+def _repeated(take: Callable[[Tensor], Tensor], times: int, z: Tensor) -> Tensor:
+    for _ in range(times):
+        z = take(z)
+    return z
+
+
 def _other_erasure(model: nn.Module, batch: dict[str, Tensor], erasers: Mapping, got: Tensor) -> str:
     """The hint for logits that belong to other erasures."""
     every = {(*key, head): take for (*key, _), take in erasers.items() for head in range(4)}
     last = {tuple(key): (head, take) for (*key, head), take in erasers.items()}
     once = {(*key, head): take for key, (head, take) in last.items()}
     first = dict([next(iter(erasers.items()))])
-    final = list(erasers.values())[-1]
+    (*_, final_head), final = list(erasers.items())[-1]
     encoder = {key: take for key, take in erasers.items() if key[0] == "encoder"}
     tried = {
         "Every head of the layer is changed. An eraser belongs to one head: z[:, :, head].": every,
@@ -366,6 +397,13 @@ def _other_erasure(model: nn.Module, batch: dict[str, Tensor], erasers: Mapping,
         with _edited(model, others):
             if same(got, outputs(model, batch)["logits"]):
                 return hint
+    late = Counter((*key, final_head) for *key, _ in erasers)
+    with _edited(model, {place: partial(_repeated, final, times) for place, times in late.items()}):
+        if same(got, outputs(model, batch)["logits"]):
+            return (
+                "Each projection has the last eraser, on the last head. A hook made in a loop sees the loop's variables "
+                "as they are when it runs, which is later: give it its own as default arguments."
+            )
     return "This is not the model with these heads' z changed by their erasers, and everything else left alone."
 
 
