@@ -114,7 +114,8 @@ def hide(model, writers, readers, path, wrong=""):
         if wrong in ("nothing", "stream"):
             return None
         given = seen["placeless"] if wrong == "placeless" else args[0] + seen["change"]
-        output, other = (x.unflatten(-1, (4, -1)) for x in (output.clone(), module.forward(given)))
+        changed = module(given) if wrong == "endless" else module.forward(given)
+        output, other = (x.unflatten(-1, (4, -1)) for x in (output.clone(), changed))
         output[:, :, readers] = other[:, :, readers]
         return output.flatten(2) if wrong != "half" else output.flatten(2) / 2
 
@@ -194,7 +195,9 @@ def write(model, head, omega, delta, gain=30.0, wrong=""):
     if wrong == "positions":
         model.position.weight[:, w:] = 0
     if wrong != "symbols":
-        model.norms[0].weight[place] = model.norms[0].bias[place] = 0
+        model.norms[0].weight[place] = 0
+        if wrong != "bias":
+            model.norms[0].bias[place] = 0
     if wrong == "norm":
         model.norms[0].weight[:] = 0
     if wrong != "rest":
@@ -275,6 +278,7 @@ ANSWERS = {
             (hiding("everywhere"), "from queries, keys and values"),
             (hiding("stream"), "as if the head were off"),
             (hiding("rows"), "each head owns columns"),
+            (hiding("endless"), "called inside its own hook calls the hook again"),
             (hiding("nothing"), "what it always does"),
             (hiding("all writers"), "All of layer 0"),
             (hiding("all readers"), "Every head of layer 1"),
@@ -297,6 +301,7 @@ ANSWERS = {
             (writing("cosines first"), "the sines of omega i, then their cosines"),
             (writing("positions"), "Positions keep"),
             (writing("symbols"), "Symbols still disturb"),
+            (writing("bias"), "give 0 in the first 4 features, weight and bias"),
             (writing("norm"), "in the first 4 features alone"),
             (writing("rest"), "must be 0"),
             (writing("weak"), "must be 0, and the gain"),

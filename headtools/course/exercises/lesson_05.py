@@ -25,8 +25,8 @@ _PROBE_MISTAKES = {
     "n, or the words for scoring have a say in the fit.",
     "raw": "Columns of very different size: one large column drowns the others. Subtract each column's mean and divide "
     "by its deviation, both of the first n rows.",
-    "uncentred": "The columns are scaled and not centred: one whose mean is large, beside its deviation, makes every step "
-    "overshoot. Subtract the mean of the first n rows before dividing.",
+    "uncentred": "The columns are scaled and not centred: one whose mean is large, beside its deviation, makes every "
+    "step overshoot. Subtract the mean of the first n rows before dividing.",
 }
 
 
@@ -103,8 +103,8 @@ def _probe(answer: Any) -> str | None:
     right = tensor(call(answer, x=x, y=y, n=200), (200,), "(N - n,)", {}).mean()
     if right < 0.7:
         return (
-            f"Where the columns say nothing about labels of which three in four are 0, it is right about {right:.2f} of "
-            "the words: its steps overshoot. The gradient is a mean, X.T @ (P - Y) / n, so that a step is no longer "
+            f"Where the columns say nothing about labels of which three in four are 0, it is right about {right:.2f} "
+            "of the words: its steps overshoot. The gradient is a mean, X.T @ (P - Y) / n, so that a step is no longer "
             "where there are more words."
         )
     return None
@@ -401,8 +401,8 @@ def _other_erasure(model: nn.Module, batch: dict[str, Tensor], erasers: Mapping,
     with _edited(model, {place: partial(_repeated, final, times) for place, times in late.items()}):
         if same(got, outputs(model, batch)["logits"]):
             return (
-                "Each projection has the last eraser, on the last head. A hook made in a loop sees the loop's variables "
-                "as they are when it runs, which is later: give it its own as default arguments."
+                "Each projection has the last eraser, on the last head. A hook made in a loop sees the loop's "
+                "variables as they are when it runs, which is later: give it its own as default arguments."
             )
     return "This is not the model with these heads' z changed by their erasers, and everything else left alone."
 
