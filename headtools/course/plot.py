@@ -457,7 +457,7 @@ def lines(
 
     curves: {name: (x, y)} or {name: (x, y, low, high)}, each a sequence of the same length
     xlabel, ylabel: what the axes are, with the unit; axes: more settings, such as ``xscale="log"``
-    band: names whose interval is a grey band, for a baseline, instead of bars
+    band: names whose interval is a band instead of bars, the first, for a baseline, in grey
     baseline: the value that chance or a simple rule reaches, drawn as a dashed line
     legend: write the names into the axes; without, ``ax.legend`` can place them
 
@@ -475,13 +475,15 @@ def lines(
             shapes = [part.shape for part in table]
             raise ValueError(f"{name!r} needs (x, y) or (x, y, low, high) of one length, got the shapes {shapes}")
         x, y = table[:2]
-        look = {"color": "0.45" if name in band else OKABE_ITO[i % len(OKABE_ITO)], "label": name}
+        plain = name in band[:1]
+        look = {"color": "0.45" if plain else OKABE_ITO[i % len(OKABE_ITO)], "label": name}
         look |= {"marker": MARKERS[i % len(MARKERS)], "linestyle": DASHES[i // 2 % len(DASHES)]}
         look |= {"markersize": 5, "linewidth": 1.4}
         if name in band:
             if len(table) == 2:
                 raise ValueError(f"{name!r} has no interval to draw as a band: pass (x, y, low, high)")
-            ax.fill_between(x, *table[2:], color="0.85", linewidth=0)
+            shade = {"color": "0.85"} if plain else {"color": look["color"], "alpha": 0.25}
+            ax.fill_between(x, *table[2:], linewidth=0, **shade)
         if name in band or len(table) == 2:
             ax.plot(x, y, **look)
         else:

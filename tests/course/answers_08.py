@@ -23,8 +23,13 @@ def epsilon_in_loops(x, weight, bias, relevance, epsilon):
 
 def epsilon_by_sign(x, weight, bias, relevance, epsilon):
     y = torch.nn.functional.linear(x, weight, bias)
-    parts = weight * x / (y + epsilon * y.sign())[:, None]
+    parts = weight * x / (y + epsilon * torch.sign(y + 1e-30))[:, None]
     return (parts * relevance[:, None]).sum(0).double().numpy()
+
+
+def stuck_at_zero(x, weight, bias, relevance, epsilon):
+    y = weight @ x + bias
+    return x * (weight.T @ (relevance / (y + epsilon * y.sign())))
 
 
 def changed_epsilon(below, times=lambda x: x):
@@ -80,9 +85,9 @@ def direct(mistake=""):
                 y = o[:, at, head]
                 y = y if mistake == "mean" else y - y.mean(-1, keepdim=True)
                 y = y if mistake == "gain" else y * norm.weight
-                s = o[:, at, head].std(-1, unbiased=False) if mistake == "alone" else deviation
+                s = o[:, at, head].std(-1, unbiased=False) if mistake in ("alone", "through") else deviation
                 y = y if mistake == "scale" else y / s[:, None]
-                heads.append(((y + norm.bias if mistake == "bias" else y) * u).sum(-1))
+                heads.append(((y + norm.bias if mistake in ("bias", "through") else y) * u).sum(-1))
             parts[site.key] = torch.stack(heads, 1)
             parts[site.key] = o[:, -1] if mistake == "vectors" else parts[site.key]
         if mistake == "one":
@@ -150,9 +155,11 @@ def sharing(wrong):
         x, W, b = ctx.saved_tensors
         if wrong == "gradient":
             return g @ W, None, g.sum(0), None, None
-        bias = b * 0 if wrong == "bare" else b
+        bias = b * 0 if wrong in ("bare", "left out") else b
         terms = torch.cat([x[:, None] * W, bias.expand(len(x), -1)[..., None]], -1)
-        M = my_heads.messages(terms, g if wrong == "given" else terms.sum(-1) * g, ctx.rule, ctx.number)
+        M = my_heads.messages(
+            terms, {"given": g, "left out": (x @ W.T + b) * g}.get(wrong, terms.sum(-1) * g), ctx.rule, ctx.number
+        )
         first, last = (M[..., 1:], M[..., 0]) if wrong == "swapped" else (M[..., :-1], M[..., -1])
         R_x, R_b = first.sum(1), last.sum(0)
         if wrong == "relevance":
@@ -233,6 +240,7 @@ ANSWERS = {
             (direct("first"), "first token"),
             (direct("sample"), "over n - 1"),
             (direct("bias"), "bias is added to every head"),
+            (direct("through"), "put through the norm by itself"),
             (direct("hook"), "leaves a hook"),
             (direct("vectors"), "These are vectors"),
             (direct("keys"), "one for each site is asked for"),
@@ -244,6 +252,7 @@ ANSWERS = {
         "right": [right_epsilon, epsilon_in_loops, epsilon_by_sign],
         "wrong": [
             (changed_epsilon(lambda y, b, e: y + b + e), "added to y as it is"),
+            (stuck_at_zero, "y is 0 here, and so is its torch.sign"),
             (changed_epsilon(lambda y, b, e: y + b), "Epsilon is missing"),
             (changed_epsilon(lambda y, b, e: moved(y, e)), "bias is missing"),
             (changed_epsilon(lambda y, b, e: moved(y + b, e), lambda x: 1), "Multiply by x itself"),
@@ -289,6 +298,7 @@ ANSWERS = {
             (sharing("relevance"), "This is the relevance. What goes back is g"),
             (sharing("given"), "Make it relevance first"),
             (sharing("bare"), "bias is no term here"),
+            (sharing("left out"), "is in y and no term of it"),
             (sharing("swapped"), "are exchanged"),
             (sharing("two"), "one thing for each argument of forward"),
             (sharing("nothing"), "Nothing goes back to b"),

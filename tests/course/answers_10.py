@@ -109,6 +109,28 @@ def never_off(model, heads, score, step):
     return order
 
 
+def last_cut_off(model, heads, score, step):
+    order, rest, last = [], list(heads), []
+    while rest:
+        with ht.ablate(model, last):
+            values = score()
+        rest.sort(key=lambda head: values[head[:2]][head[2]])
+        last, rest = rest[:step], rest[step:]
+        order += last
+    return order
+
+
+def empties(model, heads, score, step):
+    order = []
+    while heads:
+        with ht.ablate(model, order):
+            values = score()
+        heads.sort(key=lambda head: values[head[:2]][head[2]])
+        order += heads[:step]
+        del heads[:step]
+    return order
+
+
 def twice(model, heads, score, step):
     order = []
     for _ in range(8 // step):
@@ -237,6 +259,11 @@ def right_null(has_role, kept, times=2000):
     return counts
 
 
+def one_order(has_role, kept, times=2000):
+    order = torch.rand(times, has_role.shape[1]).argsort(-1)
+    return sum(role[order[:, : stays.sum()]].sum(-1) for role, stays in zip(has_role, kept, strict=True))
+
+
 def null_by_loop(has_role, kept, times=2000):
     draw, counts = random.Random(1), []
     sizes = kept.sum(-1).tolist()
@@ -304,11 +331,13 @@ ANSWERS = {
         "right": [right_greedy, greedy_by_table, my_heads.greedy_order],
         "wrong": [
             (sorted_once, "All heads are scored once"),
-            (never_off, "All heads are scored once"),
+            (never_off, "always with all heads on"),
+            (last_cut_off, "Only the heads of the last cut are off"),
+            (empties, "changes the list that it is given"),
             (highest_first, "The highest go first"),
             (one_at_a_time, "One head goes after each scoring"),
             (twice, "Some head goes twice"),
-            (lambda *given: right_greedy(*given)[:-1], "there are 7 in your list"),
+            (lambda *given: right_greedy(*given)[:-1], "there are 7 in your list; every head goes"),
             (lambda *given: right_greedy(*given)[::-1], "The lowest of the rest go next"),
             (lambda model, heads, score, step: score(), "A list of heads.*this is a dict"),
             (lambda model, heads, score, step: score().missing, "stopped with AttributeError"),
@@ -342,6 +371,8 @@ ANSWERS = {
             (lambda r, k, times: right_null(~r, k, times), "heads without a role"),
             (lambda r, k, times: right_null(r, ~k, times), "You draw the heads that go"),
             (even, "the same number in each layer"),
+            (one_order, "One order of heads serves all layers"),
+            (lambda r, k, times: right_null(r, k, 1).expand(times), "One set, drawn 3000 times over"),
             (observed, "Every set is the one that survived"),
             (p_value, "One number for each random set"),
             (lambda r, k, times: r & k, "One number for each random set is asked for.*not a set"),

@@ -63,6 +63,8 @@ _DIRECT_MISTAKES = {
     "first": "This is the first token. The answer is written at the last one, [:, -1].",
     "sample": "The standard deviation is over n - 1. A LayerNorm divides by n: unbiased=False.",
     "bias": "The norm's bias is added to every head. It is written by none of them.",
+    "through": "Each head is put through the norm by itself, which divides it by a scale of its own and adds the bias. "
+    "s belongs to the whole stream, and the bias to no head: work out mean, gain and s by hand.",
 }
 
 
@@ -96,8 +98,8 @@ def _written(model: ToyDecoder, ids: Tensor, right: Tensor, wrong: Tensor, mista
         y = o if mistake == "mean" else o - o.mean(-1, keepdim=True)
         y = y if mistake == "gain" else y * norm.weight
         if mistake != "scale":
-            y = y / (scale(o) if mistake == "alone" else scale(read[0])[:, None])
-        rows[site.key] = ((y + norm.bias if mistake == "bias" else y) * u).sum(-1)
+            y = y / (scale(o) if mistake in ("alone", "through") else scale(read[0])[:, None])
+        rows[site.key] = ((y + norm.bias if mistake in ("bias", "through") else y) * u).sum(-1)
     return rows
 
 
@@ -106,6 +108,7 @@ def _epsilon(answer: Any) -> None:
     cases = (
         ([2.0, 1.0], [[3.0, -1.0], [1.0, -4.0]], [2.0, -2.0], [6.0, 3.0], 1.0),
         ([1.0, -2.0, 3.0], [[1.0, 1.0, 2.0], [-2.0, 0.5, -1.0]], [0.5, -0.5], [2.0, 4.0], 0.5),
+        ([1.0, 2.0], [[2.0, -1.0], [1.0, 1.0]], [0.0, 1.0], [3.0, 2.0], 0.5),  # the first y is 0
     )
     for case in cases:
         x, weight, bias, relevance = (torch.tensor(part) for part in case[:4])
@@ -113,6 +116,11 @@ def _epsilon(answer: Any) -> None:
         apart = "These are the messages from each output to each input. Add them up over the outputs."
         got = tensor(call(answer, **given), tuple(x.shape), "(in,)", given, {tuple(weight.shape): apart})
         y = weight @ x + bias
+        if not got.isfinite().all():
+            raise Hint(
+                "There is a division by 0. y is 0 here, and so is its torch.sign: epsilon has to move it all the same, "
+                f"upwards.\nSee it for {show(given)}"
+            )
         sign = torch.where(y < 0, -1.0, 1.0)
 
         def shared(below: torch.Tensor, x: torch.Tensor = x, w: torch.Tensor = weight, r: torch.Tensor = relevance):
@@ -238,6 +246,7 @@ _SHARE_MISTAKES = {
     "gradient": "This is the gradient, and so LRP-0, whatever the rule says. Call messages with the rule.",
     "relevance": "This is the relevance. What goes back is g, with R = x g: divide by x.",
     "given": "g is taken for the relevance of y. Make it relevance first: R = y g.",
+    "left out": "The bias is in y and no term of it. It is one more term of each unit, beside the x_i w_i.",
     "bare": "The bias is no term here. It is one more term of each unit, beside the x_i w_i.",
     "swapped": "The parts of x and of the bias are exchanged: which column of the terms is the bias?",
 }
@@ -249,10 +258,10 @@ def _shared(
     """What goes back to x and to b, or with one mistake."""
     if mistake == "gradient":
         return g @ W, g.sum(0)
-    bias = torch.zeros_like(b) if mistake == "bare" else b
+    bias = torch.zeros_like(b) if mistake in ("bare", "left out") else b
     z = torch.cat([x[:, None] * W, bias.expand(len(x), -1)[..., None]], -1).double()
     y = z.sum(-1, keepdim=True)
-    R = (g if mistake == "given" else y[..., 0] * g)[..., None]
+    R = {"given": g, "left out": (x @ W.T + b) * g}.get(mistake, y[..., 0] * g)[..., None]
     if rule == "epsilon":
         parts = z / (y + number * torch.where(y < 0, -1.0, 1.0)) * R
     else:

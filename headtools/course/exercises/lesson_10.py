@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -90,7 +92,12 @@ def _greedy(answer: Any) -> str | None:
         score, seen = _backups(model, batch)
         want = _greedily(step)
         heads = sorted(want)
-        got = call(answer, model=model, heads=list(heads), score=score, step=step)
+        mine = list(heads)
+        got = call(answer, model=model, heads=mine, score=score, step=step)
+        if mine != heads:
+            return (
+                "Your function changes the list that it is given, which the caller still needs. Copy it: list(heads)."
+            )
         if not isinstance(got, Sequence) or isinstance(got, str):
             raise Hint(f"A list of heads, (kind, layer, head), is asked for, this is {article(got)}.")
         found = [tuple(head) if isinstance(head, (tuple, list)) else head for head in got]
@@ -108,9 +115,12 @@ def _greedy(answer: Any) -> str | None:
         if len(set(found)) < len(found):
             return f"Some head goes twice. A head that has gone is no candidate any more.{shown}"
         if set(found) != set(want):
-            return f"Of {len(want)} heads there are {len(found)} in your list; all go, some time.{shown}"
+            return f"Of {len(want)} heads there are {len(found)} in your list; every head goes in the end.{shown}"
         if not any(seen):
-            return f"{next(iter(hints))}{shown}"
+            on = f"Scored {len(seen)} times, always with all heads on. Score with those off that have gone."
+            return (next(iter(hints)) if len(seen) == 1 else on) + shown
+        if len(seen) > 2 and max(map(len, seen)) <= step:
+            return f"Only the heads of the last cut are off when you score. All that have gone should be.{shown}"
         return (
             next((hint for hint, other in hints.items() if found == other), "The lowest of the rest go next.") + shown
         )
@@ -237,6 +247,7 @@ SURVIVORS = (
     ([[1, 1, 1, 0], [0, 0, 1, 0]], [[1, 1, 0, 1], [0, 0, 0, 0]]),
     ([[1, 1, 1, 1, 0], [0, 0, 0, 1, 0], [1, 0, 0, 0, 0]], [[1, 1, 1, 0, 0], [0, 0, 0, 1, 0], [1, 1, 0, 0, 0]]),
     ([[1, 1, 1, 1], [0, 0, 0, 0]], [[0, 1, 1, 0], [1, 0, 0, 0]]),
+    ([[1, 1, 0, 0], [1, 1, 0, 0]], [[1, 0, 1, 0], [0, 1, 1, 0]]),
 )
 TIMES = 3000
 
@@ -273,6 +284,11 @@ def _null(answer: Any) -> str | None:
             "You draw the heads that go. The set holds as many as survive.": _drawn([(r, n, n - k) for r, n, k in own]),
             "Every set is the one that survived. Draw other heads, as many in each layer.": {observed: 1.0},
         }
+        if len({len(r) for r in role}) == 1:
+            one_order = "One order of heads serves all layers, so that they go together. Draw anew in each layer."
+            mistakes[one_order] = _drawn_together(role, stays)
+        if len(set(got.tolist())) == 1 and got[0] != observed:
+            return f"One set, drawn {TIMES} times over. Draw another one each time."
         want = _drawn(own)
         if _distance(got, want) > 0.08:
             close = min(mistakes, key=lambda hint: _distance(got, mistakes[hint]))
@@ -293,6 +309,15 @@ def _drawn(layers: Iterable[tuple[int, int, int]]) -> Shares:
         {i: math.comb(r, i) * math.comb(n - r, k - i) / math.comb(n, k) for i in range(min(r, k) + 1)}
         for r, n, k in layers
     )
+
+
+def _drawn_together(role: Sequence[Sequence[int]], stays: Sequence[Sequence[int]]) -> Shares:
+    """The same where one random order of the heads serves all layers."""
+    orders = list(itertools.permutations(range(len(role[0]))))
+    found = Counter(
+        sum(sum(r[i] for i in order[: sum(s)]) for r, s in zip(role, stays, strict=True)) for order in orders
+    )
+    return {x: n / len(orders) for x, n in found.items()}
 
 
 def _binomial(p: float, k: int) -> Shares:
