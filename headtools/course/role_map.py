@@ -80,11 +80,14 @@ def role_map(ax: Axes, frame: pd.DataFrame, *, kind: str = "encoder", legend: bo
     return ax
 
 
-def beside_baselines(rows: pd.DataFrame, rivals: Sequence[float], labels: Sequence[str]) -> tuple[Figure, Axes]:
-    """Draw one score a row with its interval, a tick at what it has to beat, and another marker where it does not pass.
+def beside_baselines(
+    rows: pd.DataFrame, baselines: Sequence[float], needed: Sequence[float], labels: Sequence[str]
+) -> tuple[Figure, Axes]:
+    """Draw one score a row with its interval, beside its baseline, with another marker where it does not pass.
 
     rows: rows of a taxonomy's frame: score, low, high, passes
-    rivals: what each has to beat, such as ``rows.baseline``
+    baselines: a tick each, such as ``rows.baseline``
+    needed: where the lower end has to lie for the row to pass, the end of a grey bar from the tick
     labels: names of the rows
 
     Raises ValueError where they are not equally many.
@@ -92,25 +95,30 @@ def beside_baselines(rows: pd.DataFrame, rivals: Sequence[float], labels: Sequen
     >>> import matplotlib; matplotlib.use("agg")
     >>> import pandas as pd
     >>> rows = pd.DataFrame({"score": [0.9, 0.4], "low": [0.8, 0.3], "high": [1.0, 0.5], "passes": [True, False]})
-    >>> fig, ax = beside_baselines(rows, [0.5, 0.4], ["obj up", "obj down"])
+    >>> fig, ax = beside_baselines(rows, [0.5, 0.4], [0.6, 0.5], ["obj up", "obj down"])
     >>> [t.get_text() for t in ax.get_yticklabels()]
     ['obj up', 'obj down']
     """
-    if not len(rows) == len(rivals) == len(labels):
-        raise ValueError(f"{len(rows)} rows, {len(rivals)} rivals and {len(labels)} labels; needed: one of each a row")
+    if len({len(rows), len(baselines), len(needed), len(labels)}) > 1:
+        raise ValueError(
+            f"{len(rows)} rows, {len(baselines)} baselines, {len(needed)} needed values and {len(labels)} labels came; "
+            "one of each a row is needed"
+        )
     position = np.arange(len(rows))
     fig, ax = subplots(figsize=(6.4, 1.2 + 0.27 * len(rows)))
+    baselines, needed = np.asarray(baselines), np.asarray(needed)
+    ax.barh(position, needed - baselines, left=baselines, height=0.6, color="0.85", label="needed above it")
     reach = np.clip([rows.score - rows.low, rows.high - rows.score], 0, None)
     ax.errorbar(rows.score, position, xerr=reach, fmt="none", ecolor="black", capsize=3)
     for passes, marker, text in ((True, "o", "passes"), (False, "X", "does not pass")):
         selected = rows.passes.to_numpy() == passes
         colour = OKABE_ITO[0 if passes else 1]
         ax.plot(rows.score[selected], position[selected], marker, markersize=8, color=colour, label=text)
-    ax.plot(np.asarray(rivals), position, "|", color="black", markersize=15, label="to beat")
+    ax.plot(baselines, position, "|", color="black", markersize=15, label="baseline")
     ax.set(
         yticks=position, yticklabels=labels, ylim=(len(rows) - 0.5, -0.5), xlim=(-0.02, 1.04), xlabel="share of queries"
     )
-    ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=3)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.35, 1), ncols=4, columnspacing=1, handletextpad=0.4)
     return fig, ax
 
 

@@ -111,6 +111,13 @@ def from_one(sentences, relation, way):
     ]
 
 
+def grouped(sentences, relation, way):
+    keys = {}
+    for b, query, some in relations_by_list(sentences, relation, way):
+        keys.setdefault((b, query), set()).update(some)
+    return [(*where, some) for where, some in keys.items()]
+
+
 def with_root(sentences, relation, way):
     pairs = []
     for b, s in enumerate(sentences):
@@ -209,6 +216,7 @@ ANSWERS = {
                 "ways are exchanged",
             ),
             (with_root, "The root depends on nothing"),
+            (grouped, "Each word with the relation makes a pair of its own"),
             (every_relation, "All relations are there"),
             (lambda s, relation, way: [], "makes one pair"),
             (lambda s, relation, way: s[0].nothing, "stopped with AttributeError"),

@@ -56,11 +56,12 @@ def test_scores_that_do_not_hold_have_another_marker():
     rows = pd.DataFrame(
         {"score": [0.9, 0.4, 0.7], "low": [0.8, 0.3, 0.6], "high": [1.0, 0.5, 0.8], "passes": [True, False, True]}
     )
-    fig, ax = beside_baselines(rows, [0.5, 0.4, 0.2], ["a", "b", "c"])
+    fig, ax = beside_baselines(rows, [0.5, 0.4, 0.2], [0.6, 0.5, 0.9], ["a", "b", "c"])
     drawn = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines}
     assert drawn["passes"] == ([0.9, 0.7], [0, 2])
     assert drawn["does not pass"] == ([0.4], [1])
-    assert drawn["to beat"] == ([0.5, 0.4, 0.2], [0, 1, 2])
+    assert drawn["baseline"] == ([0.5, 0.4, 0.2], [0, 1, 2])
+    assert [round(bar.get_x() + bar.get_width(), 6) for bar in ax.patches] == [0.6, 0.5, 0.9]
     plt.close(fig)
-    with pytest.raises(ValueError, match="3 rows, 1 rivals"):
-        beside_baselines(rows, [0.5], ["a", "b", "c"])
+    with pytest.raises(ValueError, match="3 rows, 1 baselines"):
+        beside_baselines(rows, [0.5], [0.6, 0.5, 0.9], ["a", "b", "c"])

@@ -260,8 +260,9 @@ def _relation(answer: Any) -> None:
     sentences = [
         make_sentence("the dog chased a cat", (2, 3, 0, 5, 3), "det nsubj root det obj"),
         make_sentence("sleep the nights", (0, 3, 1), "root det obj"),
+        make_sentence("big old dogs", (3, 3, 0), "amod amod root"),
     ]
-    for relation, way in (("det", "up"), ("obj", "down"), ("obj", "up"), ("root", "up")):
+    for relation, way in (("det", "up"), ("obj", "down"), ("obj", "up"), ("root", "up"), ("amod", "down")):
         result = call(answer, sentences=list(sentences), relation=relation, way=way)
         want = _related(sentences, relation, way)
         raw = [(b, q, _moved(k, 1)) for b, q, k in want] if way == "up" else [(b, q + 1, k) for b, q, k in want]
@@ -270,6 +271,8 @@ def _relation(answer: Any) -> None:
             'The ways are exchanged. "up" is from a word to the one that it depends on.': _related(
                 sentences, relation, "up" if way == "down" else "down"
             ),
+            "Two words that share a query make one pair here. Each word with the relation makes a pair of its own, or "
+            "a query with two of them counts once.": _grouped(want),
             "The root depends on nothing: its head is 0, which is no word. Leave it out.": _related(
                 sentences, relation, way, root=True
             ),
@@ -279,6 +282,13 @@ def _relation(answer: Any) -> None:
         }
         rule = "A word i with this relation and a head above 0 makes one pair, of i and head - 1, in the order of way."
         compare_pairs(result, want, mistakes, rule, sentences, relation=relation, way=way)
+
+
+def _grouped(pairs: list[Pair]) -> list[Pair]:
+    keys: dict[tuple, frozenset] = {}
+    for b, query, some in pairs:
+        keys[b, query] = keys.get((b, query), frozenset()) | some
+    return [(*where, some) for where, some in keys.items()]
 
 
 def _related(sentences: list[Sentence], relation: str, way: str, root: bool = False) -> list[Pair]:
