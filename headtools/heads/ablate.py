@@ -15,6 +15,7 @@ from headtools.heads._hooks import Edit, context, edit_outputs, intervention, on
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Heads, Site, select, sites
+from headtools.heads.verify import check_padding_verified
 
 REPLACEMENTS = ("zero", "mean", "resample", "uniform")
 
@@ -118,6 +119,7 @@ def replacement_values(
     with torch.no_grad(), without_dropout(model), record(model, "z", only=list(parts), accumulate=collect):
         for batch in batches:
             check_batch(batch)
+            check_padding_verified(model, batch)
             model(**model_inputs(model, batch))
     not_run = [site.label for site in sites if not n_tokens[site.key]]
     if not_run:

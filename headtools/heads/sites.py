@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import re
 import warnings
@@ -322,22 +321,6 @@ def sites(model: nn.Module) -> Sites:
     if found.all[0].name:  # a model that is itself attention would be kept alive by its own site
         _KNOWN[model] = state, found
     return found
-
-
-def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy of a model whose sites are known, those of the model: it need not be searched.
-
-    >>> from transformers import BertConfig, BertModel
-    >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
-    >>> model = copied(BertModel(tiny))
-    >>> sites(model)["encoder", 0].out is model.encoder.layer[0].attention.output.dense
-    True
-    """
-    memo: dict = {}  # of what was copied: the copied sites name the copied modules
-    found, copy_of_model = sites(model), copy.deepcopy(model, memo)
-    if model in _KNOWN:
-        _KNOWN[copy_of_model] = _state(copy_of_model), copy.deepcopy(found, memo)
-    return copy_of_model
 
 
 def _state(model: nn.Module) -> list:

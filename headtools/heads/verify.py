@@ -10,8 +10,8 @@ from __future__ import annotations
 import datetime
 import inspect
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -46,6 +46,8 @@ CHECKS = {
     "padding": "a text gives the same beside a longer one; every measure on a padded batch",
 }
 _VERIFIED: weakref.WeakKeyDictionary[Sites, Verification] = weakref.WeakKeyDictionary()
+_IN_VAIN: weakref.WeakKeyDictionary[Sites, int] = weakref.WeakKeyDictionary()  # trials that ended in an error
+ATTEMPTS = 3  # of measures to try a model: a batch at fault says nothing of the next one, a model that fails does
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,14 +170,20 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | None = None, *, skip: bo
     return _keep(every_site, found, tuple(unseen))
 
 
-def verify_once(model: nn.Module, batches: Any = None) -> None:
+def verify_once(model: nn.Module, batches: Any = None, chosen: Iterable[Site] = ()) -> None:
     """Run ``verify`` on a model that nobody has tried yet, with the first of ``batches`` where it can be looked at.
 
     Inside ``gates``, ``ablate`` or their like nothing is tried, as the model is not itself there. An error is left for
-    the measure to raise, which knows more of the batch, or does without what the trial needs.
+    the measure to raise, which knows more of the batch, or does without what the trial needs. Raises ``ValueError``
+    where one of the ``chosen`` sites is known not to be of its kind.
     """
-    every_site = sites(model)
-    if every_site.verified is not None or is_held(model) or torch.is_inference_mode_enabled():
+    _try_once(model, sites(model), batches)
+    check_verified(model, chosen, "kind")
+
+
+def _try_once(model: nn.Module, every_site: Sites, batches: Any) -> None:
+    tried = every_site.verified is not None or _IN_VAIN.get(every_site, 0) >= ATTEMPTS
+    if tried or is_held(model) or torch.is_inference_mode_enabled():
         return
     first = batches[0] if isinstance(batches, Sequence) and batches else batches
     batch = first if isinstance(first, Mapping) else None  # a generator keeps its batches for the measure
@@ -184,8 +192,10 @@ def verify_once(model: nn.Module, batches: Any = None) -> None:
         batch = None  # it could not be cut, and a measure that keeps no maps must not begin with all of them
     if batch is None and getattr(model, "main_input_name", "") != "input_ids":
         return  # there is a batch next time, perhaps
-    with suppress(Exception):
+    try:
         verify(model, batch)
+    except Exception:  # the measure says what is wrong, or does without
+        _IN_VAIN[every_site] = _IN_VAIN.get(every_site, 0) + 1
 
 
 @contextmanager
@@ -211,7 +221,7 @@ def _keep(
     return result
 
 
-def check_verified(model: nn.Module, chosen: list[Site], *names: str) -> None:
+def check_verified(model: nn.Module, chosen: Iterable[Site], *names: str) -> None:
     """Raise ``ValueError`` where ``verify`` has found that one of these checks does not hold for one of these sites."""
     known = _VERIFIED.get(sites(model))
     for site in chosen if known is not None else ():

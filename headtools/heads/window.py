@@ -16,6 +16,7 @@ from headtools.heads._attention import WINDOW, attention_function
 from headtools.heads._checks import check_interface, check_not_compiled
 from headtools.heads._hooks import append_entry, context, intervention
 from headtools.heads.sites import Heads, select, sites
+from headtools.heads.verify import check_verified
 
 
 @context
@@ -56,6 +57,7 @@ def window(model: nn.Module, heads: Heads, first: int = 4, recent: int = 64) -> 
                 f"{site.label} does not read from left to right, so no token is more recent than another: pass heads "
                 'of ("decoder", layer), or ablate(model, heads, replacement="uniform")'
             )
+        check_verified(model, [site], "kind")
         check_interface(site, "what its heads see cannot be limited: use ablate(model, heads)")
     with intervention(model, "window()", selected), attention_function(model, None), ExitStack() as stack:
         for site, indices in selected.items():

@@ -20,7 +20,7 @@ from headtools.heads._hooks import claimed, without_dropout
 from headtools.heads._kinds import names_in
 from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import Site, SiteSelection, sites
-from headtools.heads.verify import check_padding_verified, check_verified, verify_once
+from headtools.heads.verify import check_padding_verified, verify_once
 
 
 @contextmanager
@@ -50,9 +50,8 @@ def select_sites(model: nn.Module, only: SiteSelection, batches: Any = None) -> 
     check_not_compiled(model)
     every_site = sites(model)
     check_weights(model, every_site)
-    verify_once(model, batches)
     selected = [site for site in every_site.pick(only) if not site.empty]
-    check_verified(model, selected, "kind")
+    verify_once(model, batches, selected)
     if not selected:
         raise ValueError(f'sites={only!r} leaves no heads to measure: pass sites=["encoder"], or None for all')
     return selected

@@ -8,9 +8,9 @@ that are all equal, and is the linear map which is exact over that whole distanc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
 from headtools.heads.sites import Site
+from headtools.importance._lrp.rules import attention_in_steps
 
 MASKED_BELOW = 4_000.0  # a score this far below the largest of its row is a mask; sharp heads have differences of 100s
 SATURATED = 1e-12  # a softmax whose second weight is this small lets about this part of the gradient pass
@@ -93,32 +94,10 @@ class _Attention(TorchFunctionMode):
             self.saturated = ((second < SATURATED) & several).float().mean((0, 2))
         return maps.to(scores.dtype)
 
-    def in_steps(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """Compute torch's fused attention, whose parameters these are, with a softmax that is seen."""
-        if enable_gqa:
-            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-        scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-        if is_causal:
-            scores = scores.masked_fill(scores.new_ones(scores.shape[-2:]).tril() == 0, -torch.inf)
-        if attn_mask is not None:
-            is_bool = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, torch.finfo(scores.dtype).min) if is_bool else scores + attn_mask
-        return self.softmax(scores) @ value
-
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs, name, instead = kwargs or {}, getattr(func, "__name__", ""), None
         if name == "scaled_dot_product_attention":
-            instead = self.in_steps
+            instead = partial(attention_in_steps, matmul=torch.matmul, softmax=self.softmax)
         elif name in ("softmax", "special_softmax"):
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
             instead = self.softmax if dim in (-1, args[0].dim() - 1) else None

@@ -71,7 +71,7 @@ def label_loss(model: nn.Module, outputs: Any, batch: Mapping, form: str | None 
         raise ValueError(f"{shapes} are neither a text nor a classification: {_FIX}")
     counted = labels != IGNORE_INDEX
     if causal:
-        counted = counted & _can_predict(batch.get("attention_mask"), shape).to(counted)[:, :-1]
+        counted = counted & can_predict(batch.get("attention_mask"), shape).to(counted)[:, :-1]
     n_labels = counted.sum(1)
     if not n_labels.all():
         raise ValueError(f"examples {(n_labels == 0).nonzero().flatten().tolist()} of a batch have no label: drop them")
@@ -112,7 +112,7 @@ def labels_only_loss(model: nn.Module, batch: Mapping) -> Tensor:
             return label_loss(model, model(**inputs), batch)
     labelled = labels != IGNORE_INDEX
     if labels_need_shift(model, batch):  # states and labels of one index belong together from here on
-        real = _can_predict(batch.get("attention_mask"), labels.shape).to(labels.device)
+        real = can_predict(batch.get("attention_mask"), labels.shape).to(labels.device)
         labelled = torch.cat([labelled[:, 1:] & real[:, :-1], torch.zeros_like(labelled[:, :1])], 1)
         labels = labels.roll(-1, 1)
     seen = []
@@ -143,7 +143,7 @@ def _means_by_example(token_losses: Tensor, counted: Tensor) -> Tensor:
     return token_losses.new_zeros(len(counted)).index_add(0, counted.nonzero()[:, 0], token_losses) / counted.sum(1)
 
 
-def _can_predict(mask: Any, shape: tuple[int, int]) -> Tensor:
+def can_predict(mask: Any, shape: tuple[int, int]) -> Tensor:
     """Return which tokens may predict the next: not padding, whose prediction depends on the length of the batch."""
     if isinstance(mask, Tensor) and mask.dim() == 4:
         real = real_from_mask(mask, shape)

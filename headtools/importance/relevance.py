@@ -25,7 +25,7 @@ from headtools.heads.sites import Site, SiteSelection
 from headtools.importance._inputs import collect_products, each_batch, evaluating, select_sites
 from headtools.importance._lrp.operations import rules as follow_rules
 from headtools.importance._lrp.rules import Rules, active, named
-from headtools.importance.loss import check_loss, labels_need_shift
+from headtools.importance.loss import can_predict, check_loss, labels_need_shift
 
 Score = Callable[[Any, Mapping], Tensor]  # (outputs, batch) -> (B,) or (B, steps)
 
@@ -266,9 +266,8 @@ def _counted(model: nn.Module, batch: Mapping, values: Tensor) -> Tensor:
         counted = labels != IGNORE_INDEX
         if labels_need_shift(model, batch):
             counted = torch.cat([counted[:, 1:], counted.new_zeros(len(counted), 1)], 1)
-            mask = batch.get("attention_mask")
-            if isinstance(mask, Tensor) and mask.shape == counted.shape:  # left padding comes before a labelled token
-                counted = counted & mask.bool().to(counted.device)
+            # left padding comes before a labelled token
+            counted = counted & can_predict(batch.get("attention_mask"), tuple(counted.shape)).to(counted.device)
         return counted.to(values.device)
     mask = batch.get("decoder_attention_mask" if is_encoder_decoder(model) else "attention_mask")
     if isinstance(mask, Tensor) and mask.shape == values.shape:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from headtools.heads._devices import device_of, without_autocast
 from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.record import record
+from headtools.heads.verify import check_padding_verified, verify_once
 from headtools.roles.controls import untrained
 from headtools.roles.probing import FOLDS, check_splits, share
 from headtools.roles.sentence import Sentence
@@ -66,6 +67,7 @@ def attention_probe(
     True
     """
     check_splits(train, test)
+    verify_once(model)
     train_pairs, test_pairs = _Pairs(train, "train"), _Pairs(test, "test")
     n_test = len(test_pairs.word)
     features = {"distance": (_distance_features(train_pairs), _distance_features(test_pairs))}
@@ -198,6 +200,7 @@ def _attention_features(
 
     for start in range(0, len(sentences), BATCH_SIZE):
         batch, words = align(tokenizer, sentences[start : start + BATCH_SIZE], device=device_of(model))
+        check_padding_verified(model, batch)
         with record(model, want="maps", accumulate=maps_of_words) as recorded:
             reader(**batch)
         maps = torch.cat([recorded[key] for key in recorded], 1).permute(0, 2, 3, 1).cpu()  # (B, query, key, head)

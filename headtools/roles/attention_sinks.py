@@ -18,7 +18,7 @@ from headtools.heads._checks import check_batch
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.intervals import bounds
 from headtools.heads.record import Captured, backbone
-from headtools.heads.verify import verify_once
+from headtools.heads.verify import check_padding_verified, verify_once
 
 SINK = "attention sink"
 
@@ -58,9 +58,10 @@ def attention_sinks(
             f"{type(model).__name__} has {' and '.join(ht.sites(model).kinds)} attention; an attention sink is the "
             "first token that a causal model reads: pass one of AutoModelForCausalLM"
         )
-    verify_once(model, batches)
+    verify_once(model, batches, sites)
     for batch in [batches] if isinstance(batches, Mapping) else batches:
         check_batch(batch)
+        check_padding_verified(model, batch)
         given = {name: value for name, value in batch.items() if name != "labels"}
         given = _started(given, start) if start is not None else given
 

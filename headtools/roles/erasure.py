@@ -1,22 +1,17 @@
-"""Remove from a head's output what a linear probe could find, and nothing more: ``erasure`` and ``erased``.
+"""Remove from a head's output what a linear probe could find, and nothing more: ``erasure``.
 
 Compare the model then with that after removing as many random directions (amnesic probing, Elazar et al. 2021,
 arXiv:2006.00995). The map is LEACE, the smallest change after which no linear probe beats the majority on the words it
 was made from (Belrose et al. 2023, arXiv:2306.03819).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from headtools.heads._checks import check_not_compiled
 from headtools.heads._devices import without_autocast
-from headtools.heads._hooks import hook_input, intervention
-from headtools.heads.sites import Site, select, sites
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,43 +65,3 @@ def erasure(x: Tensor, labels: Sequence[str], *, random: bool = False, seed: int
         generator = torch.Generator().manual_seed(seed)
         directions = torch.linalg.qr(torch.randn(len(deviation), rank, generator=generator, dtype=torch.double)).Q
     return Erasure(mean, whiten @ directions @ directions.T @ unwhiten, rank)
-
-
-@contextmanager
-def erased(model: nn.Module, maps: Mapping[tuple, Erasure]) -> Iterator[None]:
-    """Apply an erasure to every token's z while the context lasts.
-
-    ``maps``: {("encoder", 5, 1): erasure of one head, of (value_dim,) vectors}, or {("encoder", 5): erasure of the
-    concatenated heads of a layer}. The model is left as it was, bit for bit. Raises KeyError or IndexError for a head
-    or layer that does not exist, ValueError for an erasure of another width, RuntimeError for a compiled model.
-
-    >>> import headtools as ht
-    >>> model, _ = ht.load()
-    >>> with erased(model, {("encoder", 5, 1): erasure(torch.randn(50, 16), ["a", "b"] * 25)}):
-    ...     pass
-    """
-    check_not_compiled(model)
-    model_sites = sites(model)
-    keys = {site.key for site in model_sites}
-    with ExitStack() as stack:
-        stack.enter_context(intervention(model, "erased()", model_sites))
-        for key, erase in maps.items():
-            if key in keys:
-                site, head, width = model_sites[key], None, model_sites[key].heads * model_sites[key].value_dim
-            else:
-                ((site, (head,)),) = select(model_sites, [key]).items()
-                width = site.value_dim
-            if len(erase.mean) != width:
-                raise ValueError(f"got an erasure of {len(erase.mean)} features for {key}; expected {width}")
-            stack.callback(hook_input(site.out, partial(_erase, site, head, erase)).remove)
-        yield
-
-
-def _erase(site: Site, head: int | None, erase: Erasure, x: Tensor) -> Tensor:
-    """The output projection's input x, with a head erased, or with None the whole layer."""
-    z = site.split(x).clone()  # (B, T, head, value_dim)
-    if head is None:
-        z = erase(z.flatten(-2)).view_as(z)
-    else:
-        z[..., head, :] = erase(z[..., head, :])
-    return site.join(z)

@@ -239,7 +239,7 @@ def _check_decoder(model: nn.Module, max_length: int, n: int) -> None:
     if n < MIN_EXAMPLES:
         raise ValueError(f"got n={n}; an interval needs {MIN_EXAMPLES} sequences or more: write n=50")
     check_weights(model)
-    verify_once(model)
+    verify_once(model, chosen=ht.sites(model))
     n_positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if n_positions is not None and max_length > n_positions:
         raise ValueError(

@@ -19,7 +19,7 @@ from headtools.heads._devices import on_device
 from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.record import Captured, backbone, record
 from headtools.heads.sites import Site, SiteKey, sites
-from headtools.heads.verify import verify_once
+from headtools.heads.verify import check_padding_verified, verify_once
 from headtools.roles._role_table import add_up, make_table
 from headtools.roles._row_scores import Plan, make_plan, score, word_targets
 from headtools.roles._texts import make_texts, without_annotation
@@ -83,11 +83,11 @@ def taxonomy(
     sentences = [sentences] if isinstance(sentences, str) else list(sentences)
     reference = list(fitted or sentences)
     _check(sentences, reference, times)
-    verify_once(model)
     translated = is_encoder_decoder(model) and all(s.target for s in sentences)
     frequencies = Frequencies(Counter(w for s in reference for w in s.words) if frequency is None else frequency)
     roles_of = _roles_by_kind(model, [*sentences, *reference], roles, kinds, translated, frequencies)
     scored_sites = [site for site in sites(model) if not site.empty and site.kind in roles_of]
+    verify_once(model, chosen=scored_sites)
     # Without ``fitted``, sentence i is compared with offsets that are fitted on the other half.
     halves = [reference] if fitted else [sentences[1::2], sentences[::2]]
     offsets = [  # sentence i has those at i modulo their number
@@ -196,6 +196,7 @@ def _score_batch(
     with record(model, want="rows", accumulate=add_scores, only=[*n_runs]):
         # the model without its logits, or the encoder alone of a model that has a decoder too
         (model.get_encoder() if encoder_only else backbone(model, inputs))(**on_device(model, inputs))
+    check_padding_verified(model, inputs)
     not_run = [site.label for site in scored_sites if not n_runs[site.key]]
     if not_run:
         raise RuntimeError(f"{', '.join(not_run)} did not run; leave out that kind, e.g. write kinds=['encoder']")

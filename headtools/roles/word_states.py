@@ -11,6 +11,7 @@ from headtools.heads._devices import device_of
 from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.record import record
 from headtools.heads.sites import Heads, select, sites
+from headtools.heads.verify import check_padding_verified
 from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import align, numbered
 
@@ -69,6 +70,7 @@ def word_states(
             indices = order[start : start + BATCH_SIZE]
             with numbered(indices):
                 batch, words = align(tokenizer, [sentences[i] for i in indices], device=device_of(model))
+            check_padding_verified(model, batch)
             tokens = _last_tokens(words)
             out = reader(**batch, output_hidden_states="residual" in components)
             if "residual" in components:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headtools.heads.prune import prune
 from headtools.heads.scores import HeadScores
-from headtools.heads.sites import SiteSelection, copied
+from headtools.heads.sites import SiteSelection
 from headtools.heads.sites import sites as find_sites
 from headtools.heads.verify import verify_once
 from headtools.importance.loss import Loss
@@ -134,7 +134,7 @@ def fit_gates(
     fits = []
     for price in penalties:
         # Without weights to train the model stays as it is, and no copy of it is needed.
-        student = model if weights is None else copied(model)
+        student = model if weights is None else copy.deepcopy(model)
         gates = HardConcrete(find_sites(student).pick(sites), start=start).to(next(student.parameters()).device)
         trainer = Trainer(
             student,

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 import headtools as ht
 from headtools.course import my_heads
-from headtools.roles.erasure import erased, erasure
+from headtools.roles.erasure import erasure
 from headtools.roles.tasks import control
 
 
@@ -262,10 +262,6 @@ def erase_by_columns(model, erasers):
         yield
 
 
-def package_erase(model, erasers):
-    return erased(model, erasers)
-
-
 @contextmanager
 def blank_erase(model, erasers):
     ...
@@ -345,7 +341,6 @@ ANSWERS = {
             (one_a_layer, "only one of them is changed"),
             (erasing("stays"), "still erased. Remove each hook"),
             (erasing("no finally"), "An error inside the block leaves the erasers"),
-            (package_erase, "erased is right, and it is the one that you are about to write"),
             (lambda model, erasers: model, "context manager is asked for"),
         ],
     },

@@ -43,11 +43,8 @@ def crossed(*contexts):
 
 
 def contexts_of(model, batch):
-    from headtools.roles.erasure import erased, erasure
-
     with ht.record(model, want="z") as source:
         run(model, batch)
-    erase = erasure(torch.randn(20, 8, generator=torch.Generator().manual_seed(0)), ["a", "b"] * 10)
     return {
         "gates()": ht.gates(model, {("encoder", 0): torch.zeros(4)}),
         "ablate()": ht.ablate(model, HEADS),
@@ -55,12 +52,11 @@ def contexts_of(model, batch):
         "record()": ht.record(model),
         "record() ": ht.record(model, want="q"),
         "patch()": ht.patch(model, HEADS, source),
-        "erased()": erased(model, {("encoder", 0, 1): erase}),
         "a measurement": evaluating(model),
     }
 
 
-NAMES = ("gates()", "ablate()", "ablate() ", "record()", "record() ", "patch()", "erased()", "a measurement")
+NAMES = ("gates()", "ablate()", "ablate() ", "record()", "record() ", "patch()", "a measurement")
 
 
 def test_two_models_that_share_a_configuration():

@@ -10,7 +10,9 @@ from torch import nn
 
 import headtools as ht
 from headtools.heads import sites as sites_module
-from headtools.heads.verify import CHECKS, Verification, verify_once, without_trial
+from headtools.heads import verify as verify_module
+from headtools.heads.verify import CHECKS, Verification, _keep, verify_once, without_trial
+from headtools.roles.attention_probe import attention_probe
 from recipes.families import batch_of, build
 
 from .reference import untouched
@@ -316,6 +318,48 @@ def test_a_measure_refuses_what_does_not_hold_without_being_asked(measure):
     wrong(model, kind="encoder")
     with pytest.raises(ValueError, match="do not see a later one, so it is 'decoder'"):
         MEASURES[measure](model, batch)
+
+
+def few(split):
+    return ht.corpus("organism", split, limit=10)
+
+
+@pytest.mark.parametrize(
+    ("check", "measure"),
+    [
+        ("kind", lambda model, tokenizer, batch: ht.taxonomy(model, tokenizer, few("test"), few("validation"))),
+        ("padding", lambda model, tokenizer, batch: ht.taxonomy(model, tokenizer, few("test"), few("validation"))),
+        ("padding", lambda model, tokenizer, batch: ht.probe(model, tokenizer, few("test"), few("validation"), "upos")),
+        ("padding", lambda model, tokenizer, batch: attention_probe(model, tokenizer, few("test"), few("validation"))),
+        ("padding", lambda model, tokenizer, batch: ht.ablate(model, {}, "mean", reference=batch).__enter__()),
+    ],
+)
+def test_measures_with_batches_of_their_own_refuse_what_does_not_hold(check, measure):
+    model, tokenizer = ht.load()
+    batch = tokenizer([str(s) for s in few("test")], return_tensors="pt", padding=True)
+    every_site = ht.sites(model)
+    _keep(every_site, {(site.label, check): "it does not hold" for site in every_site})
+    with pytest.raises(ValueError, match=r"verify\(model\) found: it does not hold"):
+        measure(model, tokenizer, batch)
+
+
+@pytest.mark.parametrize("measure", ["induction", "sinks", "window"])
+def test_measures_of_decoders_refuse_what_is_none(measure):
+    model, batch = given("llama")
+    every_site = ht.sites(model)
+    _keep(every_site, {(site.label, "kind"): "it does not hold" for site in every_site})
+    run = MEASURES.get(measure, lambda model, _: ht.window(model, {("decoder", 0): [0]}).__enter__())
+    with pytest.raises(ValueError, match="it does not hold"):
+        run(model, batch)
+
+
+def test_a_model_that_cannot_be_tried_is_not_tried_for_ever(monkeypatch):
+    model, batch = given("llama")
+    attempts = []
+    monkeypatch.setattr(verify_module, "verify", lambda *_: attempts.append(1) or 1 / 0)
+    for _ in range(5):
+        ht.gradient(model, batch)
+    assert len(attempts) == 3
 
 
 def test_whoever_wants_no_trial_says_so():

@@ -12,7 +12,7 @@ import headtools as ht
 from headtools.importance._inputs import evaluating
 from headtools.importance._lrp.operations import rules
 from headtools.importance._lrp.rules import NAMED, Rules
-from headtools.importance.relevance import relevance
+from headtools.importance.relevance import _counted, relevance
 
 from ..heads.zoo import ALL, fresh, logits, zoo_model
 from .test_gradient import labelled, singles
@@ -425,3 +425,17 @@ def test_a_layer_through_which_nothing_goes_has_no_shares():
         ht.sites(model)["decoder", 1].out.weight.zero_()
     with pytest.raises(ValueError, match=r"went through decoder 1, .*leave the layer out with sites"):
         relevance(model, batch, picked, normalise="layer")
+
+
+def test_the_step_after_padding_counts_in_no_form_of_the_mask():
+    model, _ = fresh("llama")
+    ids = torch.tensor([[1, 4, 2, 3], [5, 4, 2, 3]])
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    labels = torch.tensor([[-100, 4, 2, 3], [5, 4, 2, 3]])
+    pairs = mask[:, None, None].bool() & torch.ones(4, 4).tril().bool()
+    plain, in_pairs = (
+        _counted(model, {"input_ids": ids, "attention_mask": one, "labels": labels}, torch.zeros(2, 4))
+        for one in (mask, pairs)
+    )
+    assert plain.int().tolist() == [[0, 1, 1, 0], [1, 1, 1, 0]]
+    assert torch.equal(in_pairs, plain)

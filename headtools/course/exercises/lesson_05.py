@@ -321,7 +321,7 @@ _ERASED = (
 
 @contextmanager
 def _edited(model: nn.Module, erasers: Mapping[tuple, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-    """Apply functions to heads: the judge's own way, apart from the package's ``erased``."""
+    """Apply functions to heads: the judge's own way, another than the lesson's."""
 
     def change(_module: nn.Module, args: tuple, width: int, own: dict) -> tuple:
         flat = args[0].clone()
@@ -411,5 +411,5 @@ EXERCISES = (
     Exercise("05.probe", "a linear probe", _probe, "probe"),
     Exercise("05.control", "a control task for what a head reads", _control, "control_labels", ("control",)),
     Exercise("05.eraser", "an eraser", _eraser, "eraser", ("erasure",)),
-    Exercise("05.erase", "erase in a running model", _erase, "erase", ("erased",)),
+    Exercise("05.erase", "erase in a running model", _erase, "erase"),
 )

@@ -28,13 +28,13 @@ from headtools.importance._lrp.rules import (
     alpha_beta,
     alpha_beta_by_rows,
     alpha_beta_sum,
+    attention_in_steps,
     by_degree_or_tangent,
     epsilon_rule,
     identity,
     layer_norm,
     layer_norm_unchanged,
     named,
-    ratio_attention,
     ratio_matmul,
     ratio_product,
     scaled,
@@ -244,7 +244,8 @@ def _attention(
     if run.rules.attention == "ratio":
         with torch.no_grad():
             out = func(query, key, value, *args, **kwargs)
-        return identity(ratio_attention(query, key, value, *args, **kwargs), out)
+        steps = {"matmul": ratio_matmul, "softmax": lambda scores: identity(scores, scores.detach().softmax(-1))}
+        return identity(attention_in_steps(query, key, value, *args, **kwargs, **steps), out)
     if run.rules.attention == "through":
         # Two products, each of which halves: 1/2 for the values, 1/4 for the queries and for the keys.
         fractions = ((query, 0.25), (key, 0.25), (value, 0.5))

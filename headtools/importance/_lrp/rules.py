@@ -294,7 +294,7 @@ def ratio_matmul(b: Tensor, c: Tensor) -> Tensor:
     return with_value((b @ c).detach(), products.sum(-2))
 
 
-def ratio_attention(
+def attention_in_steps(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -303,18 +303,20 @@ def ratio_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    matmul: Callable,
+    softmax: Callable,
 ) -> Tensor:
-    """Return scaled dot-product attention, in steps: two products by the printed rule, R(x) = R(y) for softmax."""
+    """Compute torch's fused attention, whose parameters these are, by two products and a softmax that are given."""
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-    scores = ratio_matmul(query, key.transpose(-2, -1)) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = matmul(query, key.transpose(-2, -1)) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
-        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~visible, -torch.inf)
+        scores = scores.masked_fill(scores.new_ones(scores.shape[-2:]).tril() == 0, -torch.inf)
     if attn_mask is not None:
         boolean = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(~attn_mask, -torch.inf) if boolean else scores + attn_mask.detach()
-    return ratio_matmul(identity(scores, scores.detach().softmax(-1)), value)
+        scores = scores.masked_fill(~attn_mask, torch.finfo(scores.dtype).min) if boolean else scores + attn_mask
+    return matmul(softmax(scores), value)
 
 
 # --- operations that have no rule of their own, in a model or in a score ----------------------------------------------
