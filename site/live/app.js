@@ -192,9 +192,9 @@ function start({ course, weights }, begun) {
     $("verdict").replaceChildren(html("b", {}, verdict(mistakes, sentence)), ` with ${off ? `${plural(off, "head")} off` : `all ${total} heads on`}`);
     const sorted = [...reasons].sort((a, b) => b[1] - a[1]);
     $("reading").replaceChildren(...(mistakes.length
-      ? ["What is wrong: ", ...sorted.flatMap(([name, n], i) => [i ? ", " : "", html("b", {}, name), ` ${n}×`]),
-        sentence.gold ? ". Below a wrong word stands the grammar's." : ". Below a wrong word stands what the whole model writes."]
-      : [sentence.gold ? "Equal to the grammar's translation. Above each word stands its source word, below what else it says." : "Your sentence, compared with what the whole model writes."]));
+      ? [sentence.gold ? "What is wrong: " : "What changed: ", ...sorted.flatMap(([name, n], i) => [i ? ", " : "", html("b", {}, name), ` ${n}×`]),
+        sentence.gold ? ". Below a wrong word stands the grammar's." : ". Below such a word stands what the whole model writes, which need not be right."]
+      : [sentence.gold ? "Equal to the grammar's translation. Above each word stands its source word, below what else it says." : "Your sentence: what the whole model writes, which need not be right. Press heads and see what changes."]));
     if (mistakes.length && $("words").scrollWidth > $("words").clientWidth) {
       const first = $("words").querySelector(".wrong");
       $("words").scrollLeft = first.offsetLeft - $("words").offsetLeft - 30;
@@ -250,6 +250,8 @@ function start({ course, weights }, begun) {
     gates.fill(1);
     heads.forEach((head) => (gates[head] = 0));
     kept = null;
+    $("own").hidden = true; // another sentence may come
+    $("write").setAttribute("aria-expanded", "false");
     if (number === undefined) return translate();
     shown = heads[0];
     choose(number);
@@ -407,9 +409,12 @@ function start({ course, weights }, begun) {
   };
 
   function startTour() {
-    const steps = createSteps(course, page);
+    const steps = createSteps(course, page), pressingBefore = pressing();
     let at = 0, done = false;
+    $("role").value = ""; // heads of a role would stay marked, and the choice is hidden
+    $("role").dispatchEvent(new Event("change"));
     const finish = () => {
+      document.querySelector(`[name=press][value=${pressingBefore}]`).checked = true;
       tour = null;
       $("tour").hidden = true;
       document.body.classList.remove("touring", "hide-roles");
@@ -434,6 +439,7 @@ function start({ course, weights }, begun) {
       $("tour-next").textContent = at === steps.length - 1 ? "Finish" : "Next";
       $("tour-dots").replaceChildren(...steps.map((_, i) => html("li", { class: i < at ? "done" : i === at ? "here" : null })));
       settle();
+      document.documentElement.style.setProperty("--tour", `${$("tour").offsetHeight}px`); // now: what follows scrolls by it
       const narrow = innerWidth <= 1080, first = narrow ? step.target : { heads: "text", look: "text" }[step.target] ?? step.target;
       $(first).scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
       $("tour-title").focus({ preventScroll: true });

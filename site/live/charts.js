@@ -71,7 +71,9 @@ export function arcs({ rows, queries, keys, own, picked, onpick }) {
 
 /* A square for each pair of words: a row for each query, a column for each key. */
 export function map({ rows, queries, keys }) {
-  const wide = 400, left = 92, top = 84, step = Math.min(26, (wide - left - 4) / Math.max(keys.length, 6)), size = Math.min(14, step * 0.78);
+  const wide = 400, longest = (words) => Math.max(...words.map((word) => word.length)) * 9.4; // of letters in the widest of fonts
+  const left = Math.max(60, 14 + longest(queries)), top = Math.max(50, 16 + 0.85 * longest(keys));
+  const step = Math.min(26, (wide - left - 4) / Math.max(keys.length, 6)), size = Math.min(14, step * 0.78);
   const drawing = svg("svg", { viewBox: `0 0 ${wide} ${top + step * rows.length + 6}`, class: "map", role: "img", "aria-label": `Attention: ${label(rows, queries, keys)}` });
   keys.forEach((word, j) => drawing.append(svg("text", { transform: `translate(${left + step * (j + 0.62)} ${top - 6}) rotate(-58)`, style: `font-size:${size}px` }, word)));
   rows.forEach((row, i) => {

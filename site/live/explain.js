@@ -32,7 +32,8 @@ export function aboutWord({ said: i, right: j, missed = [] }, { sentence, said, 
   const at = sentence.from[j], right = sentence.right[j], source = sentence.words[at - 1];
   const nodes = [title(i < 0 ? "–" : lexicon.word(said[i]), i < 0 ? "a word is missing" : quoted(lexicon.gloss(said[i])))];
   if (i < 0 || said[i] !== right) nodes.push(html("p", {}, "Should be ", html("b", { class: "right" }, lexicon.word(right)), ` ${quoted(lexicon.gloss(right))}`));
-  if (at && !lexicon.twin(source)) return [...nodes, html("p", {}, "Names and punctuation are the same in both languages.")];
+  if (at && lexicon.topic(source)) return [...nodes, html("p", {}, `A name: it stays as it is, and its topic is ${lexicon.topic(source)}.`)];
+  if (at && !lexicon.twin(source)) return [...nodes, html("p", {}, "Punctuation is the same in both languages.")];
   const told = at ? sentence.told(j) : [];
   nodes.push(html("ul", {}, told.map(([name, numbers]) => {
     const words = numbers.map((number) => quoted(sentence.words[number - 1])), heads = numbers.map((number) => readers(name, at, number)).filter(Boolean);

@@ -24,8 +24,13 @@ export function createLexicon(data) {
     if (bare !== word && known.has(bare)) twins.set(word, bare).set(bare, word);
   }
 
-  /* "the dog, slept." -> ["the", "dog", ",", "slept", "."] */
-  const split = (text) => text.normalize("NFC").replace(/([.,])/g, " $1 ").trim().split(/\s+/).filter(Boolean);
+  /* "The dog, slept" -> ["the", "dog", ",", "slept", "."]: with a full stop, as the model has seen no sentence without
+     one and goes on writing; and in the spelling that the language has, where only the case differs. */
+  const spelled = (word) => [word, word.toLowerCase(), word[0].toUpperCase() + word.slice(1).toLowerCase()].find((one) => known.has(one)) ?? word;
+  function split(text) {
+    const words = text.normalize("NFC").replace(/([.,])/g, " $1 ").trim().split(/\s+/).filter(Boolean).map(spelled);
+    return words.length && words.at(-1) !== "." ? [...words, "."] : words;
+  }
 
   /* Words that begin with the letters given, accents ignored: exact, then short, then long. */
   function complete(letters, many = 8) {

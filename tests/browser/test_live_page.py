@@ -155,6 +155,28 @@ def test_typing_with_completion_and_accents(live):
     assert text(live, "words") != before
 
 
+def test_a_sentence_of_ones_own_needs_no_full_stop_and_is_never_called_right(live):
+    live.click("#write")
+    live.fill("#typed", "The dóg slept")
+    assert live.locator("#source [data-at]").all_inner_texts() == ["the", "dóg", "slept", "."]
+    assert live.locator("#words li").count() == 4
+    assert text(live, "verdict").startswith("Nothing changed with all")
+    live.fill("#keep", "0")
+    live.locator("#verdict", has_text="heads off").wait_for(timeout=5000)
+    assert re.match(r"\d+ of 4 changed", text(live, "verdict"))
+    live.locator("#presets button").first.click()  # another sentence comes, and the box for one's own closes
+    assert live.locator("#own").is_hidden()
+
+
+def test_the_tour_leaves_no_role_marked_and_no_press_changed(live):
+    live.locator("#role").select_option(index=1)
+    assert live.locator(".found").count() > 0
+    live.click("#start")
+    assert live.locator(".found").count() == 0
+    live.keyboard.press("Escape")
+    assert live.is_checked("[name=press][value=switch]")
+
+
 def test_accuracy_is_the_library_s(live):
     live.wait_for_function("headtoolsLive.times.accuracy !== undefined")
     assert live.evaluate("headtoolsLive.times.accuracy") == pytest.approx(course(live, "accuracy"), abs=2e-4)
