@@ -164,7 +164,9 @@ def _most_important(subject: Subject, results: Results) -> Finding:
     clear = median > 0 and (value if math.isnan(low) else low) > 2 * median
     times = f"{value / median:.0f} times" if clear else ""
     return Finding(
-        f"{_begin(best)} matters most, {times} the median head." if clear else "No head stands out in importance.",
+        f"By the gradient {head_name(best)} matters most, {times} the median head."
+        if clear
+        else "By the gradient no head stands out.",
         f"The head with the highest gradient on the other half, {head_name(best)}, has importance {number(value)} "
         f"({interval(low, high)}), the median head's is {number(median)}.",
         "importance",
@@ -288,7 +290,7 @@ def _heads_needed(subject: Subject, ranked: pd.DataFrame, random: pd.Series) -> 
     elif left < total:
         headline = (
             f"{total - left} of {total} heads can go, least important first: the {unit} rises from {number(with_all)} "
-            f"to {number(float(ranked.metric[left]))}."
+            f"to {number(float(ranked.metric[left]))}{_times(with_all, float(ranked.metric[left]))}."
         )
         detail = f"Up to there, less than a twentieth of what all heads are worth is lost. {detail}"
     else:
@@ -299,6 +301,11 @@ def _heads_needed(subject: Subject, ranked: pd.DataFrame, random: pd.Series) -> 
     if len(random) and not math.isnan(low) and with_none > bar and not high < float(random[half]):
         detail += f" With {half} the order is no better than a random one."
     return Finding(headline, detail, "pruning")
+
+
+def _times(before: float, after: float) -> str:
+    """Write by what factor a small loss has grown, which is large even where the rise is small."""
+    return f", {after / before:.1f} times as high" if after > 1.5 * before > 0 else ""
 
 
 def _begin(head: tuple) -> str:

@@ -165,12 +165,14 @@ def test_a_head_opens_by_address_press_and_key(at, reports):
     opens(page, "decoder 0.3")
     assert page.url.endswith("#decoder-0.3")
     page.focus("#plot")
-    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")  # layers go across
     opens(page, "decoder 1.3")
-    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowUp")
     opens(page, "decoder 1.2")
-    page.go_back()
-    opens(page, "decoder 1.3")
+    page.keyboard.press("ArrowUp")
+    opens(page, "decoder 1.1")
+    page.go_back()  # to the page before the plot was entered, and not head by head
+    opens(page, "decoder 1.2")
     page.locator("#table a", has_text="decoder 0.1").click()
     opens(page, "decoder 0.1")
     assert page.locator("#maps figure").count() == 4, "as many as there are sentences"

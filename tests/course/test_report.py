@@ -261,14 +261,13 @@ def test_the_findings_are_the_numbers_of_the_tables(of_organism):
     assert sentences[2][0] == f"{headline}{whole + measured[first]:.3g}."
     row = table[(table["kind"] == first[0]) & (table.layer == first[1]) & (table["head"] == first[2])].iloc[0]
     assert sentences[2][1].startswith(f"Rise {row.cost:.3g} (95 % interval {row.low:.3g} to {row.high:.3g})")
-    gone, total, before, after = re.match(
-        r"(\d+) of (\d+) heads can go, least important first: the loss rises from (\S+) to (\S+)\.$", sentences[3][0]
-    ).groups()
+    said = r"(\d+) of (\d+) heads can go, least important first: the loss rises from (\S+) to ([\d.]+)"
+    gone, total, before, after = re.match(rf"{said}(?:, [\d.]+ times as high)?\.$", sentences[3][0]).groups()
     assert (total, before, after) == ("144", f"{whole:.3g}", f"{curve['cost', 144 - int(gone)]:.3g}")
     assert curve["cost", 144 - int(gone)] - whole <= 0.05 * (curve["cost", 0] - whole)
     assert f"with none {curve['cost', 0]:.3g}" in sentences[3][1]
     assert f"random order, {curve['random 0', 72]:.3g} with 72" in sentences[3][1]
-    assert "No head stands out" in sentences[4][0] or "matters most" in sentences[4][0]
+    assert sentences[4][0].startswith("By the gradient ")
 
 
 def test_a_head_s_page_holds_what_was_measured(of_organism):

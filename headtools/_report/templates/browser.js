@@ -56,7 +56,8 @@
 
   // ---- scales --------------------------------------------------------------------------------------------------------
 
-  const [W, H, LEFT, RIGHT, TOP, BOTTOM] = [640, 420, 62, 14, 14, 44];
+  // On a phone the drawing is as wide as the screen, so that its letters keep their size.
+  const [W, H, LEFT, RIGHT, TOP, BOTTOM] = innerWidth < 600 ? [Math.max(320, innerWidth - 30), 400, 62, 14, 14, 44] : [640, 420, 62, 14, 14, 44];
   let spread = 0; // how much of a layer's place its heads share, side by side
   const root = (value) => ($("root").checked ? Math.sign(value) * Math.sqrt(Math.abs(value)) : value);
 
@@ -117,6 +118,7 @@
   // ---- the plot ------------------------------------------------------------------------------------------------------
 
   function drawPlot() {
+    $("plot").setAttribute("viewBox", `0 0 ${W} ${H}`);
     spread = [state.across, state.up].includes("head") ? 0 : 0.7;
     const [xs, ys] = [ends(state.across), ends(state.up)];
     const x = (value) => LEFT + ((value - xs[0]) / (xs[1] - xs[0])) * (W - LEFT - RIGHT);
@@ -440,13 +442,16 @@
     if (point) location.hash = address(point.dataset.head);
   });
   $("plot").addEventListener("keydown", (event) => {
-    const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
+    // Layers are passed in the direction in which they are drawn.
+    const keys = state.across === "layer" ? ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"] : ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight"];
+    const step = [[-1, 0], [1, 0], [0, -1], [0, 1]][keys.indexOf(event.key)];
     if (!step) return;
-    event.preventDefault();
     const { group, layer, head } = state.head;
     const at = (one) => one.group === group && one.layer === layer + step[0] && one.head === head;
     const next = step[0] ? data().heads.find(at) : data().heads[data().heads.indexOf(state.head) + step[1]];
-    if (next) location.hash = address(next.name);
+    if (!next) return; // the page may scroll
+    event.preventDefault();
+    location.replace(address(next.name)); // a step back leaves the plot, not one head
   });
   document.addEventListener("click", (event) => {
     const name = event.target.dataset?.show; // a link of a section: “Every head in the plot”
