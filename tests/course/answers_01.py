@@ -144,7 +144,7 @@ def recording(wrong=""):
                         each.maps = output[1].detach()
 
             def z(module, args, site=site):
-                flat = args[0] if wrong == "graph" else args[0].detach()
+                flat = args[0] if wrong == "graph" else args[0].detach() * (2 if wrong == "doubled" else 1)
                 seen[site.key].z = flat if wrong == "flat" else site.split(flat)
                 return (args[0] * 0,) if wrong == "changes" else None
 
@@ -302,7 +302,8 @@ ANSWERS = {
             (lambda q, k, mask: scores(q, k).masked_fill(~mask, -torch.inf).softmax(0), "Each column sums to 1"),
             (lambda q, k, mask: scores(q, k).softmax(-1) * mask, "mask comes too late"),
             (lambda q, k, mask: scores(q, k).softmax(-1), "mask is not used"),
-            (lambda q, k, mask: right_softmax(q, k, ~mask), "NaN|upside down"),
+            (lambda q, k, mask: right_softmax(q, k, ~mask), "NaN.*upside down"),
+            (lambda q, k, mask: (scores(q, k) * mask).softmax(-1), "The mask multiplies the scores"),
             (lambda q, k, mask: right_softmax(q, k, mask if mask.all() else ~mask), "upside down"),
             (lambda q, k, mask: scores(q, k).masked_fill(~mask, -torch.inf), "softmax is missing"),
             (lambda q, k, mask: q @ k.T, "products of queries and keys"),
@@ -356,6 +357,7 @@ ANSWERS = {
             (recording("output"), r"maps has the shape .*\(B, H, T, S\)"),
             (recording("flat"), "heads side by side"),
             (recording("no z"), r"z is not there, or None"),
+            (recording("doubled"), "is not what this site computed. z is what enters site.out"),
             (recording("changes"), "computes something else"),
             (recording("stays"), "still recorded. Remove each hook"),
             (recording("no finally"), "An error inside the block leaves hooks behind"),

@@ -43,7 +43,8 @@ def _softmax(answer: Any) -> str | None:
         if bool(mask.all()) and same(got, torch.full((2, 3), 1 / 3)):
             rule = "All keys get the same weight. Is the mask used upside down? True says that the query may attend."
         elif bool(got.isnan().any()):
-            rule = "There is a NaN in the weights."
+            upside_down = " Is the mask used upside down? True says that the query may attend." if mask.all() else ""
+            rule = f"There is a NaN in the weights: all keys of a query are masked.{upside_down}"
         elif not same(got.sum(-1), torch.ones(2)):
             rule = f"Each row must sum to 1; yours sum to {_list(got.sum(-1))}."
         mistakes = {
@@ -57,6 +58,8 @@ def _softmax(answer: Any) -> str | None:
             "Each column sums to 1; each row should: a query shares out its attention over the keys.": (
                 blocked.softmax(0).nan_to_num()
             ),
+            "The mask multiplies the scores, and a score of 0 is no small one. A blocked key needs "
+            "a score of minus infinity.": (scores * mask).softmax(-1),
             "The softmax is missing: these are scores, not weights.": blocked,
             "These are products of queries and keys. Still to come: the square root of d, the mask, the softmax.": (
                 blocked * 2
@@ -214,7 +217,8 @@ def _record(answer: Any) -> str | None:
             if name == "z" and same(got.flatten(2), written.detach(), 1e-4):
                 return f"{where} is what the layer writes, after W_O. z is what enters site.out: a pre-hook sees it."
             if not same(got, want):
-                return f"{where} is not what this site computed."
+                enters = " z is what enters site.out: args[0] of a pre-hook there." if name == "z" else ""
+                return f"{where} is not what this site computed.{enters}"
             if got.requires_grad:
                 return f"{where} keeps the whole graph that computed it alive: store a detached tensor."
     before = {key: (seen[key].maps, seen[key].z) for key in seen}

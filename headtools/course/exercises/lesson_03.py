@@ -119,8 +119,8 @@ def _hits(answer: Any) -> None:
                 keys.double(),
             ),
             "It is the other way round: True is a hit.": (~want,),
-            "There is no hit at all. A tensor is never `in` a set of numbers: compare numbers, int(key), or use "
-            "torch.isin.": (torch.zeros_like(want),),
+            "There is no hit at all. A tensor is never `in` a set of numbers: compare numbers with numbers, or tensors "
+            "with tensors.": (torch.zeros_like(want),),
             "Queries and keys are exchanged: look where the *query* attends.": (
                 torch.stack([torch.isin(t, torch.tensor(i)) for t, (_, i, _) in zip(turned, pairs, strict=True)]),
             ),
