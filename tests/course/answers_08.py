@@ -311,6 +311,7 @@ ANSWERS = {
     "08.attention": {
         "right": [attention(), attention_by_autograd, my_heads.attention_rule],
         "wrong": [
+            (lambda q, k, v, relevance, fixed: (None, None, v), "A tensor like q is asked for, this is None"),
             (attention("free"), "queries and keys get nothing"),
             (attention("half"), "Values get half"),
             (attention("fixed"), "held fixed all the same"),

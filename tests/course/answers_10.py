@@ -170,6 +170,12 @@ def right_slice(attention, heads):
     return small
 
 
+def new_biases(attention, heads):
+    small = right_slice(attention, heads)
+    small.out_proj.bias = nn.Parameter(torch.zeros_like(small.out_proj.bias))
+    return small
+
+
 def slice_by_views(attention, heads):
     """New linear layers, filled from a view with one axis for the head."""
     small, n = copy.deepcopy(attention), attention.num_heads
@@ -353,6 +359,7 @@ ANSWERS = {
             (slice_that(rows_of_out), "a head owns columns of out_proj"),
             (slice_that(no_biases), "bias of v_proj loses the same rows"),
             (slice_that(no_out_bias), "bias of out_proj stays"),
+            (new_biases, "and its bias is another one than before"),
             (slice_that(old_count), "3 heads are left, and num_heads says 4"),
             (slice_that(shuffled_columns), "the same ones in all four matrices"),
             (in_turns, "next to each other"),

@@ -80,7 +80,8 @@ def tensor(
     try:
         values = torch.as_tensor(result).detach().to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise Hint(f"A tensor of shape {meaning} is asked for, this is {article(result)}.") from None
+        shaped = meaning if meaning.startswith("like") else f"of shape {meaning}"
+        raise Hint(f"A tensor {shaped} is asked for, this is {article(result)}.") from None
     if tuple(values.shape) != shape:
         raise Hint(f"The shape is {tuple(values.shape)}, it should be {meaning} = {shape}\nfor {show(given)}")
     return values
@@ -136,7 +137,9 @@ def show(values: Mapping[str, Any]) -> str:
 
 
 def article(value: Any) -> str:
-    """Name a value's type with its article."""
+    """Name a value's type with its article, or None."""
+    if value is None:
+        return "None"
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 

@@ -233,7 +233,7 @@ def _share(answer: Any) -> str | None:
             for i, (name, leaf) in enumerate({"x": x, "b": b}.items()):
                 if result[i] is None:
                     return f"Nothing goes back to {name}: it stands at its own place among what backward returns."
-                got = tensor(result[i], tuple(leaf.shape), f"that of {name}", given)
+                got = tensor(result[i], tuple(leaf.shape), f"like {name}", given)
                 if got.isnan().any():
                     return f"There is a NaN in what goes back to {name}. An input of 0 carries no relevance: use ratio."
                 mistakes = {hint: values[i] for hint, values in wrong.items() if not same(values[i], want[i])}
@@ -299,7 +299,7 @@ def _attention(answer: Any) -> str | None:
             wrong = {hint: _through(q, k, v, relevance, fixed, name) for name, hint in _ATTENTION_MISTAKES.items()}
             for i, name in enumerate("qkv"):
                 shape = tuple(given[name].shape)
-                value = tensor(got[i], shape, f"that of {name}", given)
+                value = tensor(got[i], shape, f"like {name}", given)
                 if value.isnan().any():
                     return f"There is a NaN in the relevance of {name}.\nSee it for {show(given)}"
                 mistakes = {hint: parts[i] for hint, parts in wrong.items() if not same(parts[i], want[i])}

@@ -219,6 +219,14 @@ def _slice(answer: Any) -> str | None:
         if same(got, _gated(attention, x, heads)):
             continue
         rest = [h for h in range(4) if h not in heads]
+        own = torch.tensor([4 * h + i for h in rest for i in range(4)])
+        for name in shapes:
+            linear, rows = getattr(small, name), slice(None) if name == "out_proj" else own
+            kept = before[f"{name}.weight"][:, own] if name == "out_proj" else before[f"{name}.weight"][own]
+            if torch.equal(linear.weight, kept) and not torch.equal(linear.bias, before[f"{name}.bias"][rows]):
+                return (
+                    f"The weight of {name} is right, and its bias is another one than before: take the old one.{shown}"
+                )
         if same(got, _gated(attention, x, rest)):
             return f"The wrong way round: the heads named are left, and the others are cut.{shown}"
         if len(heads) == 3 or same(got, full):
