@@ -65,7 +65,7 @@ def figure(
     >>> fig, ax = plt.subplots()
     >>> _ = ax.plot([0, 1])
     >>> figure(fig, "01.weights", it_fox=0.938, the=0.25, row=1)
-    "it" gives 0.94 of its attention to "fox". Each row sums to 1, and "the", which matches no key, gives 0.25 ...
+    "it" gives 0.94 of its attention to "fox". Each row sums to 1, and "the", whose query is zero, gives 0.25 ...
     >>> figure(plt.figure(), claim="The line rises by 1.", alt="One straight line from bottom left to top right.")
     The line rises by 1.
     """
