@@ -120,8 +120,9 @@ def main(
             for row in found.itertuples()
         ],
     }
-    rows, about = cut(model, tokenizer, SIZES, start=True)
-    off, kinds = induction_heads(model, SIZES), texts_of(model, tokenizer, SIZES, start=True)
+    sizes = SIZES | {"cut documents": 8, "cut code": 6}  # a vocabulary of 262,144 makes each chunk dear
+    rows, about = cut(model, tokenizer, sizes, start=True)
+    off, kinds = induction_heads(model, sizes), texts_of(model, tokenizer, sizes, start=True)
     before, now = losses_of(model, kinds), measured(model, kinds, off)
     common = {"draw": 0, "off": len(off), "shared": len(set(off) & set(gradient.order()[: rows[-1]["off"]]))}
     rows += [compared("induction off", now[text], before[text], text=text, **common) for text in before]

@@ -83,8 +83,8 @@ SIZES = {
     "path templates": 4,
     "cut sentences": 80,
     "cut chunk": 512,
-    "cut documents": 8,
-    "cut code": 6,
+    "cut documents": 32,
+    "cut code": 12,
     "cut ranking": 4,
     "cut draws": 3,
 }
