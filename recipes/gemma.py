@@ -120,7 +120,7 @@ def main(
             for row in found.itertuples()
         ],
     }
-    sizes = SIZES | {"cut documents": 8, "cut code": 6}  # a vocabulary of 262,144 makes each chunk dear
+    sizes = SIZES | {"cut documents": 8, "cut code": 6}  # as many as the shipped table has
     rows, about = cut(model, tokenizer, sizes, start=True)
     off, kinds = induction_heads(model, sizes), texts_of(model, tokenizer, sizes, start=True)
     before, now = losses_of(model, kinds), measured(model, kinds, off)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from headtools.heads._devices import device_of, without_autocast
 from headtools.heads._tokens import is_encoder_decoder
 from headtools.heads.record import record
+from headtools.heads.sites import sites
 from headtools.heads.verify import check_padding_verified, verify_once
 from headtools.roles.controls import untrained
 from headtools.roles.probing import FOLDS, check_splits, share
@@ -67,7 +68,7 @@ def attention_probe(
     True
     """
     check_splits(train, test)
-    verify_once(model)
+    verify_once(model, chosen=sites(model))
     train_pairs, test_pairs = _Pairs(train, "train"), _Pairs(test, "test")
     n_test = len(test_pairs.word)
     features = {"distance": (_distance_features(train_pairs), _distance_features(test_pairs))}

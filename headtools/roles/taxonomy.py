@@ -196,7 +196,7 @@ def _score_batch(
     with record(model, want="rows", accumulate=add_scores, only=[*n_runs]):
         # the model without its logits, or the encoder alone of a model that has a decoder too
         (model.get_encoder() if encoder_only else backbone(model, inputs))(**on_device(model, inputs))
-    check_padding_verified(model, inputs)
+    check_padding_verified(model, inputs)  # only now: record knows better what else is wrong with a model
     not_run = [site.label for site in scored_sites if not n_runs[site.key]]
     if not_run:
         raise RuntimeError(f"{', '.join(not_run)} did not run; leave out that kind, e.g. write kinds=['encoder']")

@@ -330,6 +330,7 @@ def few(split):
         ("kind", lambda model, tokenizer, batch: ht.taxonomy(model, tokenizer, few("test"), few("validation"))),
         ("padding", lambda model, tokenizer, batch: ht.taxonomy(model, tokenizer, few("test"), few("validation"))),
         ("padding", lambda model, tokenizer, batch: ht.probe(model, tokenizer, few("test"), few("validation"), "upos")),
+        ("kind", lambda model, tokenizer, batch: attention_probe(model, tokenizer, few("test"), few("validation"))),
         ("padding", lambda model, tokenizer, batch: attention_probe(model, tokenizer, few("test"), few("validation"))),
         ("padding", lambda model, tokenizer, batch: ht.ablate(model, {}, "mean", reference=batch).__enter__()),
     ],

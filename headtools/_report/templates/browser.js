@@ -57,7 +57,8 @@
   // ---- scales --------------------------------------------------------------------------------------------------------
 
   // On a phone the drawing is as wide as the screen, so that its letters keep their size.
-  const [W, H, LEFT, RIGHT, TOP, BOTTOM] = innerWidth < 600 ? [Math.max(320, innerWidth - 30), 400, 62, 14, 14, 44] : [640, 420, 62, 14, 14, 44];
+  const [W, H] = innerWidth < 600 ? [Math.max(320, innerWidth - 30), 400] : [640, 420];
+  const [LEFT, RIGHT, TOP, BOTTOM] = [62, 14, 14, 44];
   let spread = 0; // how much of a layer's place its heads share, side by side
   const root = (value) => ($("root").checked ? Math.sign(value) * Math.sqrt(Math.abs(value)) : value);
 
@@ -443,8 +444,8 @@
   });
   $("plot").addEventListener("keydown", (event) => {
     // Layers are passed in the direction in which they are drawn.
-    const keys = state.across === "layer" ? ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"] : ["ArrowUp", "ArrowDown", "ArrowLeft", "ArrowRight"];
-    const step = [[-1, 0], [1, 0], [0, -1], [0, 1]][keys.indexOf(event.key)];
+    const along = { ArrowRight: 1, ArrowLeft: -1 }[event.key], down = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const step = !along && !down ? null : (along !== undefined) === (state.across === "layer") ? [along ?? down, 0] : [0, along ?? down];
     if (!step) return;
     const { group, layer, head } = state.head;
     const at = (one) => one.group === group && one.layer === layer + step[0] && one.head === head;

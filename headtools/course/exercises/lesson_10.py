@@ -92,9 +92,9 @@ def _greedy(answer: Any) -> str | None:
         score, seen = _backups(model, batch)
         want = _greedily(step)
         heads = sorted(want)
-        mine = list(heads)
-        got = call(answer, model=model, heads=mine, score=score, step=step)
-        if mine != heads:
+        handed = list(heads)
+        got = call(answer, model=model, heads=handed, score=score, step=step)
+        if handed != heads:
             return (
                 "Your function changes the list that it is given, which the caller still needs. Copy it: list(heads)."
             )

@@ -314,7 +314,7 @@ def attention_in_steps(
     if is_causal:
         scores = scores.masked_fill(scores.new_ones(scores.shape[-2:]).tril() == 0, -torch.inf)
     if attn_mask is not None:
-        boolean = attn_mask.dtype == torch.bool
+        boolean = attn_mask.dtype == torch.bool  # not to -inf: a query without any key would give NaN
         scores = scores.masked_fill(~attn_mask, torch.finfo(scores.dtype).min) if boolean else scores + attn_mask
     return matmul(softmax(scores), value)
 
