@@ -27,67 +27,6 @@ from headtools.roles.attention_sinks import score_rows, without_sink
 INDUCTION, PREFIX, COPYING = "induction (TransformerLens)", "prefix matching (Olsson)", "copying (Olsson)"
 
 
-def previous_token(maps: Tensor) -> Tensor:
-    """Return the mean attention to the previous token: maps (B, head, query, key) -> (B, head).
-
-    The first query has none and is left out. Raises ``ValueError`` for maps of a single token.
-
-    >>> previous_token(torch.eye(3).roll(-1, 1)[None, None])
-    tensor([[1.]])
-    """
-    if maps.shape[-2] < 2:
-        raise ValueError("got maps of one token; expected sequences of two tokens or more")
-    return maps.diagonal(-1, -2, -1).mean(-1)
-
-
-def duplicate_token(maps: Tensor, ids: Tensor) -> Tensor:
-    """Return the mean attention to all earlier copies of the query's own token, summed over copies: (B, head).
-
-    ``maps`` (B, head, T, T), ``ids`` (B, T). Queries without an earlier copy are left out.
-
-    Raises ``ValueError`` where a sequence repeats nothing.
-    """
-    return _weight_on_targets(maps, (ids[:, :, None] == ids[:, None, :]).tril(-1))
-
-
-def induction(maps: Tensor, length: int) -> Tensor:
-    """Return TransformerLens' induction score: the mean of the diagonal ``length - 1`` below the middle, (B, head).
-
-    ``maps`` (B, head, T, T) of a segment of ``length`` tokens that repeats. The mean is over queries from the second
-    copy on: for query t the weight on key t - length + 1, the token after the earlier copy of t.
-
-    Raises ``ValueError`` for maps that do not reach the second copy.
-    """
-    if not 2 <= length < maps.shape[-2]:
-        raise ValueError(
-            f"got length={length} and maps of {maps.shape[-2]} queries; expected a length of 2 or more, and maps that "
-            "are longer. Write the length of one segment, not of the whole sequence"
-        )
-    # Query length + i, key i + 1: without the rows of the first copy, the diagonal above the main one.
-    return maps[..., length:, :].diagonal(1, -2, -1).mean(-1)
-
-
-def prefix_matching(maps: Tensor, ids: Tensor) -> Tensor:
-    """Return Olsson's prefix matching: mean attention to all tokens that followed earlier copies, summed: (B, head).
-
-    ``maps`` (B, head, T, T), ``ids`` (B, T). With k earlier copies there are k tokens to attend to; the sum over them
-    is in [0, 1], where a mean would give a perfect head 1 / k. Queries without an earlier copy are left out.
-
-    Raises ``ValueError`` where a sequence repeats nothing.
-    """
-    copies = (ids[:, :, None] == ids[:, None, :]).tril(-1)  # (B, query, key)
-    return _weight_on_targets(maps, copies.roll(1, -1))  # one key later; no copy is last, so that nothing wraps around
-
-
-def _weight_on_targets(maps: Tensor, targets: Tensor) -> Tensor:
-    """Return the weight on targets (B, T, T), summed over keys, mean over the queries that have one: (B, head)."""
-    has_target = targets.any(-1)
-    if not bool(has_target.any(-1).all()):
-        raise ValueError("got a sequence that has no token twice; expected segments that repeat")
-    weight = (maps * targets[:, None].to(maps.dtype)).sum(-1)  # (B, head, query); 0 for queries without a target
-    return weight.sum(-1) / has_target.sum(-1)[:, None]
-
-
 def induction_scores(
     model: nn.Module,
     *,

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from headtools.geometry.circuits import ov
 from headtools.heads._checks import check_not_offloaded, check_plain_weights
 from headtools.heads._devices import to_float64
 from headtools.heads._hooks import claimed, context, override
@@ -20,40 +19,33 @@ def edit(
     model: nn.Module,
     head: tuple,
     *,
-    remove: Tensor | None = None,
-    drop_top: int | None = None,
+    remove: Tensor,
 ) -> Iterator[None]:
     """Edit the weights of one head while the context lasts; afterwards they are what they were, bit for bit.
 
-    With ``remove``, directions (d,) or (n, d), the head ("encoder", 2, 0) no longer writes along them: W_O ← W_O (I −
-    V Vᵀ), with V an orthonormal basis of their span (Bolukbasi et al. 2016, arXiv:1607.06520). With ``drop_top=k`` they
-    are the first k right singular vectors of its W_OV. The output projection's bias stays. Edits nest and end in any
-    order. To keep one, copy the model inside the context; do not train there.
+    The head ("encoder", 2, 0) no longer writes along ``remove``, directions (d,) or (n, d): W_O ← W_O (I − V Vᵀ), with
+    V an orthonormal basis of their span (Bolukbasi et al. 2016, arXiv:1607.06520). The output projection's bias stays.
+    Edits nest. To keep one, copy the model inside the context; do not train there.
 
     Raises ``KeyError`` or ``IndexError`` for a head that does not exist, ``ValueError`` or ``TypeError`` for directions
     of another width, zero or NaN, and for a head without plain weights of its own (shared, latent or tied ones).
 
     >>> import torch, headtools as ht
+    >>> from headtools.geometry import ov
     >>> from transformers import BertConfig, BertModel
     >>> tiny = BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=8, vocab_size=9)
     >>> model = BertModel(tiny)
-    >>> before = ov(model)["encoder", 1, 3].singular_values()
-    >>> with ht.edit(model, ("encoder", 1, 3), drop_top=1):
+    >>> before = ov(model)["encoder", 1, 3]
+    >>> top = before.svd()[2][:, 0]  # the direction that the head writes most along
+    >>> with ht.edit(model, ("encoder", 1, 3), remove=top):
     ...     after = ov(model)["encoder", 1, 3].singular_values()
-    >>> torch.allclose(after[:3], before[1:], atol=1e-6), after[3].item() < 1e-6
+    >>> torch.allclose(after[:3], before.singular_values()[1:], atol=1e-6), after[3].item() < 1e-6
     (True, True)
     """
     check_not_offloaded(model, "edit")
     ((site, (head_index,)),) = select(sites(model), [head]).items()
-    if (remove is None) == (drop_top is None):
-        raise ValueError("pass one of the two: remove=direction, or drop_top=1 for the head's strongest direction")
     module, weight, index, dim = _head_weight(model, site, head_index)
-    if remove is not None:
-        basis = _orthonormal_basis(remove, weight.shape[1 - dim], site)
-    elif isinstance(drop_top, bool) or not isinstance(drop_top, int) or not 1 <= drop_top <= site.value_dim:
-        raise ValueError(f"drop_top is a number of directions, 1 to {site.value_dim}, got {drop_top!r}")
-    else:
-        basis = ov(site)[site.key][head_index].svd()[2][:, :drop_top]  # (d, k)
+    basis = _orthonormal_basis(remove, weight.shape[1 - dim], site)
     # Edits of the same slot share one original and are applied in turn, so that they may end in any order.
     slot = f"{'rows' if dim == 0 else 'columns'} from {index[0]}"
 

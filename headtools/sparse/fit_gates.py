@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -54,9 +54,9 @@ class Fit:
         """Return log alpha as the score of each head; ``scores.order()`` is a ranking to prune by."""
         return self.gates.scores()
 
-    def values(self, rule: str = "voita") -> dict[tuple, Tensor]:
+    def values(self) -> dict[tuple, Tensor]:
         """Return the fixed gates, {site: (H,)}, for ``headtools.gates(fit.model, fit.values())``."""
-        return self.gates.split(self.gates.test_gates(rule))
+        return self.gates.split(self.gates.test_gates())
 
     def cut(self) -> nn.Module:
         """Return a copy of the model from which the closed heads are cut; equal to the model under ``values()``."""
@@ -75,7 +75,7 @@ class Fit:
 def fit_gates(
     model: nn.Module,
     batches: Batches,
-    penalty: float | Sequence[float],
+    penalty: float,
     *,
     steps: int = 400,
     sites: SiteSelection = None,
@@ -89,12 +89,11 @@ def fit_gates(
     seed: int = 0,
     checkpoint: str | Path | None = None,
     progress: bool = True,
-) -> Fit | list[Fit]:
+) -> Fit:
     """Train a model further with a gate on each head and a penalty on open gates, and return which heads stay open.
 
     The objective is the task's loss plus ``penalty`` times the expected number of open gates (Voita et al. 2019, eq. 9
-    and section 6.1); start from a trained model. For a sequence of penalties there is a run for each, and a list of
-    results comes back.
+    and section 6.1); start from a trained model.
 
     - ``batches``: a dict of the model's arguments, or several, which are repeated as needed, or ``batches(step)``.
     - ``loss``: ``loss(outputs, batch) -> (B,)``, or one number that is a mean; "causal" or "aligned", as in
@@ -124,34 +123,26 @@ def fit_gates(
     >>> fit
     <Fit: 0 of 8 heads open after 60 steps at penalty 5>
     """
-    several = not isinstance(penalty, Real)
-    penalties = list(map(float, penalty if several else [penalty]))
-    if not penalties or any(not 0 <= x < float("inf") for x in penalties):
-        raise ValueError(f"a penalty is a number of at least 0, or a list of them, got {penalties}")
-    if several and isinstance(batches, Iterator):
-        raise ValueError("several penalties need batches that can be gone through again: a list, or batches(step)")
+    if not isinstance(penalty, Real) or not 0 <= penalty < float("inf"):
+        raise ValueError(f"a penalty is a number of at least 0, got {penalty!r}; for several, call this once for each")
     verify_once(model, batches)
-    fits = []
-    for price in penalties:
-        # Without weights to train the model stays as it is, and no copy of it is needed.
-        student = model if weights is None else copy.deepcopy(model)
-        gates = HardConcrete(find_sites(student).pick(sites), start=start).to(next(student.parameters()).device)
-        trainer = Trainer(
-            student,
-            trained_weights(student, weights),
-            loss,
-            steps,
-            weight_rate,
-            decay=decay,
-            seed=seed,
-            gates=gates,
-            penalty=price,
-            gate_rate=gate_rate,
-            per=per,
-        )
-        folder = Path(checkpoint) / f"penalty {price:g}" if several and checkpoint is not None else checkpoint
-        fits.append(_fit(trainer, trainer.run(batches, folder, progress)))
-    return fits if several else fits[0]
+    # Without weights to train the model stays as it is, and no copy of it is needed.
+    student = model if weights is None else copy.deepcopy(model)
+    gates = HardConcrete(find_sites(student).pick(sites), start=start).to(next(student.parameters()).device)
+    trainer = Trainer(
+        student,
+        trained_weights(student, weights),
+        loss,
+        steps,
+        weight_rate,
+        decay=decay,
+        seed=seed,
+        gates=gates,
+        penalty=float(penalty),
+        gate_rate=gate_rate,
+        per=per,
+    )
+    return _fit(trainer, trainer.run(batches, checkpoint, progress))
 
 
 def _fit(trainer: Trainer, history: Mapping[str, Tensor]) -> Fit:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._devices import without_autocast
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, Sites
 
@@ -95,15 +93,6 @@ class HardConcrete(nn.Module):
         """Return the expected number of gates that are not 0: the term that the penalty multiplies."""
         return self.p_open(log_alpha).sum(-1)
 
-    @without_autocast
-    def mean(self) -> Tensor:
-        """Return the expected gate, the integral of P(gate > x) over [0, 1] (by 40-point Gauss-Legendre quadrature)."""
-        # Smooth on [0, 1], since the stretch keeps logit(s) finite: a quadrature of few points will do.
-        points, weights = np.polynomial.legendre.leggauss(40)
-        x = torch.as_tensor((points + 1) / 2).to(self.log_alpha)
-        survival = torch.sigmoid(self.log_alpha.unsqueeze(-1) - self.temperature * torch.logit(self._unstretched(x)))
-        return survival @ torch.as_tensor(weights / 2).to(self.log_alpha)
-
     def density(self, x: Tensor) -> Tensor:
         """Return the density at 0 < x < 1, shape (*x, *log_alpha), and 0 elsewhere, also at the point masses.
 
@@ -151,20 +140,15 @@ class HardConcrete(nn.Module):
         s = torch.sigmoid((torch.logit(u) + self._alpha(log_alpha)) / self.temperature)  # logit: log u - log(1 - u)
         return (s * (high - low) + low).clamp(0, 1)  # stretched (eq. 10) and clipped (eq. 11)
 
-    def test_gates(self, rule: str = "voita", log_alpha: Tensor | None = None) -> Tensor:
-        """Return the deterministic gates that are used after training, in the shape of log alpha.
+    def test_gates(self, log_alpha: Tensor | None = None) -> Tensor:
+        """Return the gates that are used after training, in the shape of log alpha: 1 where P(1) > P(0), else 0.
 
-        ``rule="voita"``: 1 where P(1) > P(0), else 0 (Voita et al. 2019, footnote 7), as pruning leaves the model;
-        ``rule="louizos"``: clip(sigmoid(log alpha) * (high - low) + low) to [0, 1] (Louizos et al. 2018, eq. 13).
+        So does pruning leave the model (Voita et al. 2019, footnote 7).
         """
         alpha, (low, high) = self._alpha(log_alpha).detach(), self.stretch
-        if rule == "voita":
-            # P(1) > P(0), solved for log alpha; rounded, so that a symmetric stretch has its threshold at exactly 0
-            threshold = round(self.temperature / 2 * math.log((1 - low) / (high - 1) * -low / high), 9)
-            return (alpha > threshold).to(alpha)
-        if rule == "louizos":
-            return (torch.sigmoid(alpha) * (high - low) + low).clamp(0, 1)  # eq. 13
-        raise ValueError(f'rule must be "voita" (0 or 1) or "louizos" (clipped), got {rule!r}')
+        # P(1) > P(0), solved for log alpha; rounded, so that a symmetric stretch has its threshold at exactly 0
+        threshold = round(self.temperature / 2 * math.log((1 - low) / (high - 1) * -low / high), 9)
+        return (alpha > threshold).to(alpha)
 
     def split(self, flat: Tensor) -> dict[tuple, Tensor]:
         """Divide a tensor (..., n_heads) by site: {("encoder", 2): (..., H)}.

@@ -9,7 +9,6 @@ from torch.nn.functional import layer_norm
 
 from headtools.course import my_heads
 from headtools.organism import written_models
-from headtools.roles.induction import induction
 
 
 def right_induction(maps, period):
@@ -30,10 +29,6 @@ def induction_by_einsum(maps, period):
 
 def induction_by_slice(maps, period):
     return np.diagonal(maps.numpy(), 1 - period, -2, -1)[..., 1:].mean(-1)
-
-
-def induction_peeks(maps, period):
-    return induction(maps, period)
 
 
 def below(k):
@@ -250,7 +245,6 @@ ANSWERS = {
             my_heads.induction_score,
         ],
         "wrong": [
-            (induction_peeks, "the one that you are about to write"),
             (lambda maps, period: maps.diagonal(-period, -2, -1).mean(-1), "duplicate-token score"),
             (lambda maps, period: maps.diagonal(-period - 1, -2, -1).mean(-1), "one place before the earlier copy"),
             (lambda maps, period: maps.diagonal(1 - period, -2, -1).mean(-1), "One query too many"),

@@ -14,7 +14,6 @@ from headtools.course import my_heads
 from headtools.organism.toy_decoder import ToyDecoder
 from headtools.organism.written_models import WrittenModel, write_induction
 from headtools.roles.erasure import erasure
-from headtools.roles.induction import induction, previous_token
 from headtools.roles.probing import fit_and_predict
 from headtools.roles.tasks import control
 
@@ -95,11 +94,6 @@ def test_circuits_and_contributions(name):
             theirs = circuits[which][key]
             same({key: mine}, {key: theirs.left @ theirs.right}, 1e-5)
             same({key: my_heads.effective_rank(mine)}, {key: geometry.effective_rank(theirs)}, 1e-3)
-
-
-def test_roles():
-    maps = torch.rand(3, 4, 12, 12, generator=torch.Generator().manual_seed(0)).tril().softmax(-1)
-    torch.testing.assert_close(my_heads.induction_score(maps, 6), induction(maps, 6))
 
 
 def test_gates_that_learn():
@@ -551,7 +545,7 @@ def test_a_written_head_looks_back_for_the_package_as_well():
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     with torch.no_grad(), ht.record(model, want=("maps", "z")) as seen:
         model(ids)
-    assert previous_token(seen["decoder", 0].maps)[:, 2].min() > 0.999
+    assert seen["decoder", 0].maps[:, 2].diagonal(-1, -2, -1).min() > 0.999
     note = ht.contributions(ht.sites(model)["decoder", 0], seen["decoder", 0].z)[:, 1:, 2]
     read = model.norms[0](model.symbol(ids))[:, :-1, 8:16]
     torch.testing.assert_close(note[..., 16:24], read, rtol=0, atol=1e-2)

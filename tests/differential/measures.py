@@ -650,32 +650,22 @@ def induction(case: Case) -> Pair:
     """Scores of looking back, of the model's own maps over a segment that repeats."""
     if case.kind != "causal":
         raise NotRunnable("only decoders look back")
-    luck, length, repeats = case.luck("segment"), 5, 3
-    segment = luck.sample(range(3, VOCAB), length)
-    ids = torch.tensor([segment * repeats])
+    n, length, repeats, seed = 5, 5, 3, case.combination.seed
 
     def ours() -> Numbers:
-        with torch.no_grad(), case.setting(), ht.record(case.model, "maps") as seen:
-            case.call({"input_ids": ids})
-        found = {}
-        for key in seen:
-            maps = seen[key].maps
-            found |= {
-                f"previous {key}": back.previous_token(maps)[0],
-                f"duplicate {key}": back.duplicate_token(maps, ids)[0],
-                f"induction {key}": back.induction(maps, length)[0],
-                f"prefix {key}": back.prefix_matching(maps, ids)[0],
-            }
-        return found
+        frame = ht.induction_scores(case.prepared, n=n, length=length, repeats=repeats, seed=seed)
+        frame = frame[frame.role != back.COPYING]
+        return {name: torch.tensor(group.score.to_numpy()) for name, group in frame.groupby(["layer", "role"])}
 
     def slow() -> Numbers:
         case.model = naive.quiet(case)
         found: dict = {}
-        for number, maps in enumerate(_attentions(case, case.model, {"input_ids": ids})):
-            for weights in maps[0].float():
-                for name, score in naive.looking_back(weights, segment * repeats, length).items():
-                    found.setdefault(f"{name} {('decoder', number)}", []).append(score)
-        return {name: torch.stack(some) for name, some in found.items()}
+        for ids in back.segments(n, length, repeats, back.ordinary_tokens(case.model), seed=seed):
+            for number, maps in enumerate(_attentions(case, case.model, {"input_ids": ids[None]})):
+                scores = [naive.looking_back(weights, ids.tolist(), length) for weights in maps[0].float()]
+                for name in scores[0]:
+                    found.setdefault((number, name), []).append(torch.stack([score[name] for score in scores]))
+        return {name: torch.stack(some).mean(0) for name, some in found.items()}
 
     return ours, slow
 
@@ -684,20 +674,20 @@ def induction(case: Case) -> Pair:
 
 
 def hard_concrete(case: Case) -> Pair:
-    """Expected number of open gates, shares of 0 and 1 and mean gate, against 200,000 draws."""
+    """Expected number of open gates, shares of 0 and 1, against 200,000 draws."""
     sizes = {key: layer.heads for key, layer in case.layers.items()}
     alpha = {key: 6 * case.noise(size, purpose=f"alpha {key}") - 3 for key, size in sizes.items()}
     gates = ht.HardConcrete(ht.sites(case.model), start=alpha)
 
     def ours() -> Numbers:
         with torch.no_grad():
-            return {"l0": gates.expected_l0(), "zero": gates.p_zero(), "one": gates.p_one(), "mean": gates.mean()}
+            return {"l0": gates.expected_l0(), "zero": gates.p_zero(), "one": gates.p_one()}
 
     def slow() -> Numbers:
         flat = torch.cat([alpha[key] for key in gates.sizes])
         noise = case.noise(200_000, len(flat), purpose="draws").clamp(1e-7, 1 - 1e-7)
         drawn = naive.hard_concrete(flat, 0.33, (-0.1, 1.1), noise)
-        shares = {"zero": drawn == 0, "one": drawn == 1, "mean": drawn}
+        shares = {"zero": drawn == 0, "one": drawn == 1}
         return {"l0": (drawn > 0).sum(1).float().mean()} | {n: part.float().mean(0) for n, part in shares.items()}
 
     return ours, slow

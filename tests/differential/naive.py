@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 NAN, WORD = float("nan"), 3
+INDUCTION, PREFIX = "induction (TransformerLens)", "prefix matching (Olsson)"
 
 
 class NotRunnable(Exception):
@@ -628,17 +629,23 @@ def roles(weights: Tensor, first_word: int, words: int) -> dict:
 
 
 def looking_back(weights: Tensor, ids: list, length: int) -> dict:
-    """Scores of one map (tokens, tokens) over a segment of ``length`` tokens that is repeated: {name: number}."""
-    size, found = len(ids), {"previous": [], "duplicate": [], "induction": [], "prefix": []}
+    """Scores of one map (tokens, tokens) over a segment of ``length`` tokens that is repeated: {role: number}.
+
+    The duplicate and the induction score are of the first two copies alone.
+    """
+    size, roles = len(ids), ("previous-token", "duplicate-token", INDUCTION, PREFIX)
+    found: dict[str, list] = {role: [] for role in roles}
     for q in range(size):
         copies = [k for k in range(q) if ids[k] == ids[q]]
-        if q:
-            found["previous"].append(weights[q, q - 1])
         if copies:
-            found["duplicate"].append(sum(weights[q, k] for k in copies))
-            found["prefix"].append(sum(weights[q, k + 1] for k in copies))
-        if q >= length:
-            found["induction"].append(weights[q, q - length + 1])
+            found[PREFIX].append(sum(weights[q, k + 1] for k in copies))
+        if q >= 2 * length:
+            continue
+        if q:
+            found["previous-token"].append(weights[q, q - 1])
+        if copies:
+            found["duplicate-token"].append(weights[q, q - length])
+            found[INDUCTION].append(weights[q, q - length + 1])
     return {name: torch.stack(some).mean() for name, some in found.items()}
 
 

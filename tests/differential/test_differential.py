@@ -39,7 +39,6 @@ def test_equals_its_definition(measure):
 # Measures whose slow definition stands in a test of their own, and tables of other things than scores.
 ELSEWHERE = {
     "attention_sinks": "roles/test_attention_sinks.py",
-    "induction_scores": "roles/test_induction.py",  # of the functions that "induction" compares
     "probe": "roles/test_probe.py",
     "group_scores": "heads/test_groups.py",
     "direct_logit_attribution": "importance/test_logit_attribution.py",

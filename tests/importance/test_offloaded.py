@@ -90,7 +90,7 @@ def test_what_reads_weights_refuses_those_that_are_not_there(placement, tmp_path
         lambda: ov(model),
         lambda: qk(model),
         lambda: ht.merge(model, [heads], labelled(batch)),
-        lambda: ht.edit(model, heads[0], drop_top=1).__enter__(),
+        lambda: ht.edit(model, heads[0], remove=torch.ones(1)).__enter__(),
     ):
         with pytest.raises(ValueError, match=r"offloaded.*device_map=None"):
             work()

@@ -99,7 +99,7 @@ def test_saved_inside_a_context(tmp_path):
     with ht.record(model), ht.ablate(model, {("decoder", 1): [0]}, replacement="uniform"):
         folder = ht.save(model, tmp_path / "recorded")
     assert torch.equal(run(ht.load(folder)[0], batch), run(eager(model), batch))
-    with ht.edit(model, ("decoder", 1, 2), drop_top=1):
+    with ht.edit(model, ("decoder", 1, 2), remove=torch.eye(ht.sites(model)["decoder", 1].w_o.shape[-1])[0]):
         folder = ht.save(model, tmp_path / "edited")
         expected = run(model, batch)
     assert torch.equal(run(ht.load(folder)[0], batch), expected)
