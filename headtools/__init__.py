@@ -11,12 +11,12 @@ A map of the package, in the order of the course::
     geometry/    what weights can read and write    from headtools import geometry: ov, qk, effective_rank, overlap,
                                                     composition
     importance/  how much a head matters            gradient, confidence, statistics, label, ablation,
-                                                    interaction, paired_bootstrap, relevance, rules, Rules,
+                                                    interaction, relevance, rules, Rules,
                                                     direct_logit_attribution
     sparse/      how many heads can be pruned       HardConcrete, fit_gates, recover, curve, curves, random_order,
                                                     greedy_order, cut_cost, repeated_tokens, merge, refit, edit
-    organism/    the shipped model                  load, save, translate, model_card; organism.shipped: its tables;
-                                                    shipped_real: tables of real models
+    organism/    the shipped model                  load, save, translate, model_card, paired_bootstrap (of BLEU);
+                                                    organism.shipped: its tables; shipped_real: of real models
     course/      what the notebooks show and ask    figure, measured, predict, ledger, plot (a module of drawings),
                                                     explore, attention_view, check, live
     _report/     one page on any model              report
@@ -72,7 +72,7 @@ _WHERE = {
     "label": "importance.labels",
     "ablation": "importance.ablation",
     "interaction": "importance.interaction",
-    "paired_bootstrap": "importance.paired_bootstrap",
+    "paired_bootstrap": "organism.paired_bootstrap",
     "relevance": "importance.relevance",
     "direct_logit_attribution": "importance.logit_attribution",
     "rules": "importance._lrp.operations",

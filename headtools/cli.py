@@ -248,7 +248,7 @@ class _Subject:
 
     def objective(self, given: Namespace) -> Any:
         """Return the loss, and the batches it needs."""
-        from headtools.importance.objective import objective
+        from headtools._report.objective import objective
 
         return objective(self.model, self.tokenizer, self.sentences, given.loss, given.seed)
 
@@ -270,7 +270,7 @@ def _sentences(name: str, limit: int) -> list:
 
 def _scores(given: Namespace, subject: _Subject, method: str, options: dict[str, Any]) -> HeadScores:
     """Announce what is measured, and measure it."""
-    from headtools.importance.objective import unlabelled, writes
+    from headtools._report.objective import unlabelled, writes
 
     command = given.command.__name__
     if method == "confidence" and not writes(subject.model):  # an encoder-decoder needs labels: its decoder reads them

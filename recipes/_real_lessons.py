@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
+from headtools._report.objective import output_projection
 from headtools.heads.scores import Head
-from headtools.importance.objective import output_projection
 from headtools.roles._segments import ordinary_tokens, segments
 from headtools.roles.plain_text import natural_text, text_batches
 from headtools.roles.probing import probe

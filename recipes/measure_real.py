@@ -46,8 +46,8 @@ import typer
 from torch import Tensor, nn
 
 import headtools as ht
+from headtools._report.objective import objective
 from headtools.heads.scores import Head, HeadScores
-from headtools.importance.objective import objective
 from headtools.organism.fetch import make_copy
 from headtools.organism.real_models import REAL, RESULTS, locate
 from headtools.roles.attention_sinks import attention_sinks

@@ -3,7 +3,7 @@
 Twelve circuits are written by hand into models of two or three layers of four heads, beside decoys that write a little,
 busy heads that write much where nobody reads, and idle ones. That the circuits are what they are said to be is checked
 by removal. Then every measure ranks the heads: ``auroc`` is the probability that it puts a head of the circuit above
-another one (.5 is chance), CPR and CMD are those of ``faithfulness``. Results: ``truth.json``.
+another one (.5 is chance), CPR and CMD are those of ``_faithfulness``. Results: ``truth.json``.
 """
 
 import math
@@ -22,9 +22,9 @@ from tqdm import tqdm
 import headtools as ht
 from headtools.heads.record import contributions
 from headtools.heads.scores import HeadScores
-from headtools.importance.faithfulness import faithfulness
 from headtools.importance.loss import each_loss
 from headtools.organism.written_models import STARTS, SYMBOLS, WrittenModel, write_head, write_induction
+from recipes._faithfulness import faithfulness
 from recipes._results import ASSETS, write
 
 FILE = ASSETS / "truth.json"

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import headtools as ht
 from headtools import cli
+from headtools._report.objective import unlabelled
 from headtools.cli import main
-from headtools.importance.objective import unlabelled
 
 FEW = ["--limit", "8"]
 ENGLISH = ht.corpus("english", limit=8)

@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headtools._report.objective import Objective, objective
 from headtools._report.page import counted
 from headtools.heads._devices import on_device
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
 from headtools.importance.gradient import gradient
-from headtools.importance.objective import Objective, objective
 from headtools.roles.corpus import corpus as read_corpus
 from headtools.roles.sentence import Sentence
 

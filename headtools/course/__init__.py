@@ -12,6 +12,7 @@
     explore.py          explore()                   controls over a picture that can be read without a kernel
     attention_view.py   attention_view()            bertviz without a network; frame.py is its page
     check.py            check()                     exercises that explain; the exercises stand in exercises/
+    attention_probe.py  attention_probe()           syntactic heads of words, predicted from all maps together
     real_model.py       live()                      a step once more on a real model, where it is on this machine
     summary.py          check.summary()             which of them you have passed; answered.py is the file that knows it
 """

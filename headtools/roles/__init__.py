@@ -8,7 +8,6 @@
     map_classes                 Kovaleva's five classes of maps, by rule
     induction                   heads that find earlier copies, on random tokens that repeat: induction_scores()
     probing, tasks              linear probes, and the labels they are fitted to: probe()
-    attention_probe             syntactic heads of words from all maps together
     word_states, erasure        vectors of words, and removing from a head what a probe can find
     attention_sinks             heads of language models that rest on the first token: attention_sinks()
     plain_text                  sentences as written, and batches of them for a language model

@@ -12,7 +12,6 @@ import headtools as ht
 from headtools.heads import sites as sites_module
 from headtools.heads import verify as verify_module
 from headtools.heads.verify import CHECKS, Verification, _keep, verify_once, without_trial
-from headtools.roles.attention_probe import attention_probe
 from recipes.families import batch_of, build
 
 from .reference import untouched
@@ -330,8 +329,6 @@ def few(split):
         ("kind", lambda model, tokenizer, batch: ht.taxonomy(model, tokenizer, few("test"), few("validation"))),
         ("padding", lambda model, tokenizer, batch: ht.taxonomy(model, tokenizer, few("test"), few("validation"))),
         ("padding", lambda model, tokenizer, batch: ht.probe(model, tokenizer, few("test"), few("validation"), "upos")),
-        ("kind", lambda model, tokenizer, batch: attention_probe(model, tokenizer, few("test"), few("validation"))),
-        ("padding", lambda model, tokenizer, batch: attention_probe(model, tokenizer, few("test"), few("validation"))),
         ("padding", lambda model, tokenizer, batch: ht.ablate(model, {}, "mean", reference=batch).__enter__()),
     ],
 )

@@ -6,10 +6,8 @@ import torch
 from transformers import BertConfig, BertModel, ByT5Tokenizer, GPT2Config, GPT2LMHeadModel
 
 import headtools as ht
-from headtools.roles import attention_probe as ap
 from headtools.roles import induction, map_classes, word_states
 from headtools.roles._segments import segments
-from headtools.roles.attention_probe import attention_probe
 from headtools.roles.attention_sinks import attention_sinks
 from headtools.roles.baselines import offset_baselines
 from headtools.roles.controls import untrained
@@ -183,16 +181,6 @@ TABLE = {
         IndexError,
         r"heads 0\.\.7",
     ),
-    "parsed sentence twice": (
-        lambda: attention_probe(MODEL, TOKENIZER, VALIDATION, VALIDATION[:2]),
-        ValueError,
-        "in train and in test",
-    ),
-    "one word to parse": (
-        lambda: attention_probe(MODEL, TOKENIZER, [ALONE, BARE], TEST),
-        ValueError,
-        "train has 1 words",
-    ),
     "labels of no number": (lambda: erasure(torch.rand(4, 2), ["a", "b"]), ValueError, "with 2 labels"),
     "nothing to erase": (lambda: erasure(torch.rand(4, 2), ["a"] * 4), ValueError, "1 of them different"),
     "no variation": (lambda: erasure(torch.ones(4, 2), ["a", "b"] * 2), ValueError, "all vectors are equal"),
@@ -216,9 +204,6 @@ def test_too_many_vectors_are_refused(monkeypatch):
     monkeypatch.setattr(word_states, "MAX_BYTES", 1000)
     with pytest.raises(ValueError, match=r"give about [0-9]+ words"):
         word_states.word_states(MODEL, TOKENIZER, TEST[:2])
-    monkeypatch.setattr(ap, "MAX_BYTES", 1000)
-    with pytest.raises(ValueError, match="give fewer sentences"):
-        attention_probe(MODEL, TOKENIZER, VALIDATION, TEST)
 
 
 def test_a_layer_that_does_not_run_is_told(monkeypatch):

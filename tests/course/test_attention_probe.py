@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import headtools as ht
-from headtools.roles import attention_probe as ap
-from headtools.roles.attention_probe import METHODS, attention_probe
+from headtools.course import attention_probe as ap
+from headtools.course.attention_probe import METHODS, attention_probe
+from headtools.heads.verify import _keep
 from headtools.roles.sentence import Sentence
 
 MODEL, TOKENIZER = ht.load()
@@ -92,3 +93,34 @@ def test_scores_stand_beside_the_rules():
     assert scores.uas["attention"] > scores.uas["offset by upos"] > scores.uas["best offset"]
     assert scores.uas["attention"] > scores.uas["untrained"] + 0.2
     assert len(found.weights) == 48
+
+
+@pytest.mark.parametrize("check", ["kind", "padding"])
+def test_what_does_not_hold_is_refused(check):
+    model, tokenizer = ht.load()
+    every_site = ht.sites(model)
+    _keep(every_site, {(site.label, check): "it does not hold" for site in every_site})
+    with pytest.raises(ValueError, match=r"verify\(model\) found: it does not hold"):
+        attention_probe(model, tokenizer, TEST[:10], TRAIN[:10])
+
+
+def test_a_word_of_train_in_test_too_few_and_too_much_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match="in train and in test"):
+        attention_probe(MODEL, TOKENIZER, TRAIN, TRAIN[:2])
+    bare = Sentence(("it",), (0,), ("root",), ("PRON",), (0,))
+    with pytest.raises(ValueError, match="train has 1 words"):
+        attention_probe(MODEL, TOKENIZER, [PAIR, bare], TEST)
+    monkeypatch.setattr(ap, "MAX_BYTES", 1000)
+    with pytest.raises(ValueError, match="give fewer sentences"):
+        attention_probe(MODEL, TOKENIZER, TRAIN, TEST)
+
+
+def test_precision_is_its_own_under_autocast():
+    def solve():
+        pairs = ap._Pairs.__new__(ap._Pairs)
+        pairs.word, pairs.loss = [0, 1, 2], lambda logits, words: ((logits**2 - logits).sum(), 2 * logits - 1)
+        return pairs.fit(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), 0.1)
+
+    plain = solve()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(solve(), plain)

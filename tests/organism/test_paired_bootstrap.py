@@ -55,3 +55,17 @@ def test_p_is_small_where_the_difference_is_sure_and_one_where_there_is_none():
     assert ht.paired_bootstrap(texts(1, 0.5), right, right).difference > 0
     same = ht.paired_bootstrap(texts(1, 0.3), texts(1, 0.3), right)
     assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "right", "error", "words"),
+    [
+        (torch.ones(9), torch.ones(9), ["a"] * 9, TypeError, "bootstrap"),
+        ("a b", ["a"], ["a"], TypeError, "with_ must be a list of"),
+        (["a"] * 4, ["a"] * 4, ["a"] * 4, ValueError, "5 or more"),
+        (["a"] * 9, ["a"] * 8, ["a"] * 9, ValueError, "got 8 without"),
+    ],
+)
+def test_what_is_no_text_or_too_little_is_refused(one, two, right, error, words):
+    with pytest.raises(error, match=words):
+        ht.paired_bootstrap(one, two, right)

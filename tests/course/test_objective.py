@@ -5,7 +5,7 @@ import torch
 import transformers as tf
 
 import headtools as ht
-from headtools.importance.objective import objective, output_change, output_projection
+from headtools._report.objective import objective, output_change, output_projection
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16, "vocab_size": 50}
 
