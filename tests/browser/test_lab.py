@@ -1,5 +1,6 @@
 """What lessons show, in a real JupyterLab: live, not trusted, saved and opened again, and with hostile words."""
 
+import os
 import re
 import socket
 import sys
@@ -78,16 +79,57 @@ def move_first_control(page):
     page.wait_for_function(f"before => ({picture})() !== before", arg=before)
 
 
+@pytest.fixture(scope="module")
+def untrusted(page, server, course):
+    """The sample as somebody gets it who did not run it."""
+    opened(page, server, "sample.ipynb")
+    return page
+
+
+@pytest.fixture(scope="module")
+def ran(page, server, course):
+    """The sample, opened and run once for all tests that look at it."""
+    opened(page, server, "sample.ipynb")
+    lab.run_all(page)
+    assert lab.failed_cells(page) == []
+    return page
+
+
 def test_every_lesson_is_in_a_file_of_tests(root):
     files = (root / "tests" / "browser").glob("test_lessons*.py")
     numbers = sorted(n for file in files for n in re.findall(r'"(\d\d)"', file.read_text("utf-8")))
     assert numbers == sorted(path.name[:2] for path in (root / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
 
-def test_controls_and_frames_live(page, server):
-    opened(page, server, "sample.ipynb")
-    lab.run_all(page)
-    assert lab.failed_cells(page) == []
+def test_without_trust_the_pictures_stay(untrusted):
+    page = untrusted
+    page.wait_for_selector("img[alt^='A curve.']")
+    # Cells are drawn one after the other.
+    page.wait_for_function("() => [...document.images].filter(i => i.checkVisibility()).length >= 5")
+    alts = page.locator("img:visible").evaluate_all("all => all.map(i => i.alt)")
+    assert len(alts) == 5
+    assert "Four thumbnails." in alts
+    assert "A map. Here: head encoder 1.0." in alts
+    assert page.get_by_text("Run this cell to bring back the controls: power").is_visible()
+    assert not page.evaluate("window.PWN")
+    assert page.strangers == []
+
+
+def test_boxes_lines_and_names_of_files_look_as_they_should(untrusted):
+    page = untrusted
+    box = page.locator(".jp-RenderedMarkdown blockquote")
+    assert box.evaluate("box => getComputedStyle(box).borderLeftWidth") == "6px"
+    line = page.locator(".jp-RenderedMarkdown p", has_text="A line of text is read.")
+    letter = "p => { const c = document.createElement('canvas').getContext('2d'); c.font = getComputedStyle(p).font; "
+    assert line.bounding_box()["width"] <= 73 * line.evaluate(f"{letter} return c.measureText('0').width; }}")
+    assert page.locator(".jp-DirListing-headerItem:visible").all_inner_texts() == ["Name"]
+    names = page.locator(".jp-DirListing-item[title*='.ipynb'] .jp-DirListing-itemText")
+    assert names.count() > 13
+    assert names.evaluate_all("all => all.filter(name => name.scrollWidth > name.clientWidth)") == []
+
+
+def test_controls_and_frames_live(ran):
+    page = ran
     page.wait_for_selector(".widget-vbox img")
     assert page.locator("img:visible[alt^='A curve.']").count() == 1  # the still picture hides behind the live one
     move_first_control(page)
@@ -114,9 +156,8 @@ def test_controls_and_frames_live(page, server):
     assert page.errors == []
 
 
-def test_a_head_is_chosen_by_its_map(page, server):
-    opened(page, server, "sample.ipynb")
-    lab.run_all(page)
+def test_a_head_is_chosen_by_its_map(ran):
+    page = ran
     box = page.locator(".widget-vbox:has(> .widget-hbox):has(.headtools-thumb)").first
     picture = box.locator("img[alt^='A map.']")
     picture.wait_for()
@@ -134,6 +175,33 @@ def test_a_head_is_chosen_by_its_map(page, server):
     box.locator("select").select_option("1.0")
     page.wait_for_selector("img[alt='A map. Here: head encoder 1.0.']:visible")
     assert page.errors == []
+
+
+def test_an_attention_view_has_no_frame_and_is_dark_where_the_page_is(ran):
+    page = ran
+    frames(page, 2)
+    look_of = "frame => [getComputedStyle(frame).borderTopWidth, getComputedStyle(frame).filter]"
+    shown = page.locator(".headtools-view iframe")
+    assert shown.first.evaluate(look_of) == ["0px", "none"]
+    dark = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
+    page.evaluate(dark, "JupyterLab Dark")
+    page.wait_for_selector("body[data-jp-theme-light=false]", state="attached")
+    assert {shown.nth(n).evaluate(look_of)[1].split("(")[0] for n in (0, 1)} == {"invert"}
+    page.evaluate(dark, "JupyterLab Light")
+    page.wait_for_selector("body[data-jp-theme-light=true]", state="attached")
+
+
+def test_a_saved_notebook_opened_with_a_new_kernel(ran, server):
+    page = ran
+    page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save') }")
+    page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll() }")
+    page.goto("about:blank")
+    opened(page, server, "sample.ipynb")
+    lost = page.locator(".jupyter-widgets", has_text="model not found").first
+    lost.wait_for()
+    assert lost.evaluate("e => getComputedStyle(e).fontSize") == "0px"  # the error gives way to advice
+    assert "Run this cell" in lost.evaluate("e => getComputedStyle(e, '::after').content")
+    assert page.locator("img:visible[alt^='A curve.']").count() == 1
 
 
 def test_a_prediction_is_noted_and_is_there_when_the_notebook_is_opened_again(page, server, course):
@@ -155,62 +223,6 @@ def test_a_prediction_is_noted_and_is_there_when_the_notebook_is_opened_again(pa
     lab.run_all(page)
     page.wait_for_function("document.querySelector('[placeholder=\"then press Enter\"]')?.value === '20 <i>%</i>'")
     (course / "my-predictions.json").unlink()
-
-
-def test_boxes_lines_and_names_of_files_look_as_they_should(page, server):
-    opened(page, server, "sample.ipynb")
-    box = page.locator(".jp-RenderedMarkdown blockquote")
-    assert box.evaluate("box => getComputedStyle(box).borderLeftWidth") == "6px"
-    line = page.locator(".jp-RenderedMarkdown p", has_text="A line of text is read.")
-    letter = "p => { const c = document.createElement('canvas').getContext('2d'); c.font = getComputedStyle(p).font; "
-    assert line.bounding_box()["width"] <= 73 * line.evaluate(f"{letter} return c.measureText('0').width; }}")
-    assert page.locator(".jp-DirListing-headerItem:visible").all_inner_texts() == ["Name"]
-    names = page.locator(".jp-DirListing-item[title*='.ipynb'] .jp-DirListing-itemText")
-    assert names.count() > 13
-    assert names.evaluate_all("all => all.filter(name => name.scrollWidth > name.clientWidth)") == []
-
-
-def test_an_attention_view_has_no_frame_and_is_dark_where_the_page_is(page, server):
-    opened(page, server, "sample.ipynb")
-    lab.run_all(page)
-    frames(page, 2)
-    look_of = "frame => [getComputedStyle(frame).borderTopWidth, getComputedStyle(frame).filter]"
-    shown = page.locator(".headtools-view iframe")
-    assert shown.first.evaluate(look_of) == ["0px", "none"]
-    dark = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
-    page.evaluate(dark, "JupyterLab Dark")
-    page.wait_for_selector("body[data-jp-theme-light=false]", state="attached")
-    assert {shown.nth(n).evaluate(look_of)[1].split("(")[0] for n in (0, 1)} == {"invert"}
-    page.evaluate(dark, "JupyterLab Light")
-    page.wait_for_selector("body[data-jp-theme-light=true]", state="attached")
-
-
-def test_without_trust_the_pictures_stay(page, server):
-    opened(page, server, "sample.ipynb")
-    page.wait_for_selector("img[alt^='A curve.']")
-    # Cells are drawn one after the other.
-    page.wait_for_function("() => [...document.images].filter(i => i.checkVisibility()).length >= 5")
-    alts = page.locator("img:visible").evaluate_all("all => all.map(i => i.alt)")
-    assert len(alts) == 5
-    assert "Four thumbnails." in alts
-    assert "A map. Here: head encoder 1.0." in alts
-    assert page.get_by_text("Run this cell to bring back the controls: power").is_visible()
-    assert not page.evaluate("window.PWN")
-    assert page.strangers == []
-
-
-def test_a_saved_notebook_opened_with_a_new_kernel(page, server):
-    opened(page, server, "sample.ipynb")
-    lab.run_all(page)
-    page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save') }")
-    page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll() }")
-    page.goto("about:blank")
-    opened(page, server, "sample.ipynb")
-    lost = page.locator(".jupyter-widgets", has_text="model not found").first
-    lost.wait_for()
-    assert lost.evaluate("e => getComputedStyle(e).fontSize") == "0px"  # the error gives way to advice
-    assert "Run this cell" in lost.evaluate("e => getComputedStyle(e, '::after').content")
-    assert page.locator("img:visible[alt^='A curve.']").count() == 1
 
 
 BROKEN = [
@@ -256,12 +268,25 @@ def test_the_driver_sees_what_leaves_the_machine(page):
 
 def test_a_port_that_is_taken_is_left_to_who_has_it(tmp_path, monkeypatch):
     """Between the search for a free port and the server's start another program may take it."""
+    serve = (
+        "import http.server, sys; port = int(sys.argv[1].partition('=')[2]); (here := sys.argv[2].partition('=')[2])"
+    )
+    serve += """
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == here + "api" else 404)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", port), Answer).serve_forever()"""
     with socket.socket() as other, socket.socket() as free:
         other.bind(("127.0.0.1", 0)), other.listen()
         free.bind(("127.0.0.1", 0))
         ports = [other.getsockname()[1], free.getsockname()[1]]
         free.close()
         monkeypatch.setattr(lab, "free_port", lambda: ports.pop(0))
-        with lab.jupyterlab(tmp_path) as url:
+        server, url = lab.start([sys.executable, "-c", serve], dict(os.environ), tmp_path / "log")
+        try:
             assert ports == []
             assert urlopen(f"{url}/api").status == 200
+        finally:
+            server.kill()
+            server.wait()
