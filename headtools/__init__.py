@@ -96,7 +96,7 @@ _WHERE = {
     "translate": "organism.load",
     "gloss": "organism.gloss",
     "figure": "course.figure",
-    "ledger": "course.figure",
+    "ledger": "course.claims",
     "measured": "course.measured",
     "predict": "course.predict",
     "explore": "course.explore",

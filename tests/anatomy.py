@@ -23,8 +23,6 @@ from headtools.course import catalogue
 MEGABYTES = 1000
 COLUMNS = 90  # what fits a cell 800 pixels wide
 OUTPUT_BYTES = 150_000
-# An attention view of many heads or words: its author allows it more than an output's 150 kB by attention_view(limit=).
-FRAME_BYTES = 300_000
 FILE_BYTES = 700_000
 BANNED_WORDS = ("simply", "obviously", "as you can see")
 RANDOM = re.compile(
@@ -138,13 +136,12 @@ def was_run(notebook: Notebook) -> list[str]:
 
 @rule
 def sizes(notebook: Notebook) -> list[str]:
-    """Each output under 150 kB (an attention frame under 300 kB), the file under 700 kB."""
+    """Each output under 150 kB, the file under 700 kB."""
     found = []
     for out in notebook.outputs:
-        framed = any(page.frames for page in notebook.pages(out))
-        size, most = len(json.dumps(out)), FRAME_BYTES if framed else OUTPUT_BYTES
-        if size > most:
-            found.append(f"an output of {size / 1000:.0f} kB, at most {most / 1000:.0f}")
+        size = len(json.dumps(out))
+        if size > OUTPUT_BYTES:
+            found.append(f"an output of {size / 1000:.0f} kB, at most {OUTPUT_BYTES / 1000:.0f}")
     size = notebook.path.stat().st_size
     if size > FILE_BYTES:
         found.append(f"the file has {size / 1000:.0f} kB, at most {FILE_BYTES / 1000:.0f}")

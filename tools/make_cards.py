@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import site_handouts  # noqa: E402
 
-from headtools.course.course_claims import course_claims  # noqa: E402
+from headtools.course.claims import ledger  # noqa: E402
 
 NOTEBOOKS = ROOT / "notebooks"
 # Numbers that Anki knows a deck and a kind of card by: any, but the same for ever.
@@ -76,10 +76,11 @@ def formulas(sheet: str) -> list[Card]:
 def claims() -> list[Card]:
     """Return a card for every claim of others that a lesson weighs: is it so?"""
     cards = {}
-    for one in course_claims():
-        back = f"<b>{one.cited}</b>: {html(one.why)}<br>In our models: <b>{one.here}</b>"
-        front = f"{html(one.claim)}<br><small>{html(one.source)}</small>"
-        cards.setdefault(front, Card("Claims", front, f"{back}<br><small>lesson {one.lesson}</small>"))
+    for one in ledger().rows:
+        verdict, why = one["cited"]
+        back = f"<b>{verdict}</b>: {html(why)}<br>In our models: <b>{one['here'][0]}</b>"
+        front = f"{html(one['claim'])}<br><small>{html(one['source'])}</small>"
+        cards.setdefault(front, Card("Claims", front, f"{back}<br><small>lesson {one['lesson']}</small>"))
     return list(cards.values())
 
 

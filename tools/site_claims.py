@@ -10,8 +10,7 @@ from typing import Any
 
 from site_lessons import paths
 
-from headtools.course import catalogue
-from headtools.course.claims import VERDICTS, ledger_rows
+from headtools.course.claims import VERDICTS, ledger
 
 READ = "ledger.json"  # rows of the ledger that only reading can settle, and the list of all rows
 SOURCES = {
@@ -53,15 +52,6 @@ def order(row: str) -> tuple:
     return row.startswith("E"), [int(n) for n in re.findall(r"\d+", row)]
 
 
-def _cited(number: str) -> dict[str, list[str]]:
-    """Return the verdict on each source and its reason, by row, of a lesson's closing table."""
-    try:
-        others = catalogue.lesson(number).get("others", [])
-    except KeyError:
-        return {}
-    return {row["row"]: row["cited"] for row in others}
-
-
 def entries(folder: Path) -> dict[str, dict[str, Any]]:
     """Return every row of the ledger: its claim, source, verdict, topic; found: [(what was found, notebook or None)].
 
@@ -71,17 +61,15 @@ def entries(folder: Path) -> dict[str, dict[str, Any]]:
     readings = json.loads((folder / READ).read_text("utf-8"))
     rows: dict[str, dict[str, Any]] = {}
     for path in paths(folder):
-        cited = _cited(path.name[:2])
-        for box in ledger_rows(path):
-            if box["row"] in cited:  # a table with two verdicts: the ledger's is the one on the source
-                verdict, why = cited[box["row"]]
-                box |= {"verdict": verdict, "measured": f"{why} {box['measured']}"}
-            before = rows.setdefault(box["row"], box | {"found": [], "topic": TOPICS[path.name[:2]]})
-            if before["verdict"] != box["verdict"]:
-                raise ValueError(
-                    f"row {box['row']} is {before['verdict']} in one lesson, {box['verdict']} in {path.name}"
-                )
-            before["found"].append((box["measured"], path.stem))
+        number = path.name[:2]
+        for claim in ledger(number).rows:
+            verdict, why = claim["cited"]  # of the two verdicts, the one on the source
+            new = {name: claim[name] for name in ("row", "claim", "source")}
+            new |= {"verdict": verdict, "found": [], "topic": TOPICS.get(number)}
+            entry = rows.setdefault(claim["row"], new)
+            if entry["verdict"] != verdict:
+                raise ValueError(f"row {claim['row']} is {entry['verdict']} in one lesson, {verdict} in {path.name}")
+            entry["found"].append((f"{why} {claim['here'][1]}", path.stem))
     both = rows.keys() & readings["read"].keys()
     for row, entry in readings["read"].items():
         rows.setdefault(row, entry | {"row": row, "found": [(entry["measured"], None)]})

@@ -15,7 +15,7 @@ import nbformat
 from site_lessons import paths
 
 from headtools.course import my_heads
-from headtools.course.course_claims import course_claims
+from headtools.course.claims import ledger
 from headtools.course.library import builds
 
 FOLDER = "handouts"
@@ -81,13 +81,13 @@ def page(path: Path, sheet: str) -> str:
     top = notebook.cells[0].source
     able = re.search(r"You will be able to\*\* (.+)", top)[1]
     question = re.search(r"^# (\d\d · .+)", top)[1]
-    claims = [one for one in course_claims() if one.lesson == number]
+    claims = ledger(number).rows
     parts = [f"# {question}", MARK.format(page=path.stem), f"**You will be able to** {able}"]
     for heading, lines in (
         ("Findings", [f"**{name}.** {text}" if name else text for name, text in findings(notebook)]),
         ("Formulas", [f"{what}: {formula}" for what, formula, lesson in formulas(sheet) if lesson == number]),
         ("What you write", [f"`{name}`: {text}" for name, text in built(number)]),
-        ("What others write", [f"{one.claim} ({one.source}): *{one.cited}*. {one.why}" for one in claims[:3]]),
+        ("What others write", ["{claim} ({source}): *{cited[0]}*. {cited[1]}".format(**one) for one in claims[:3]]),
     ):
         if lines:
             parts.append(f"## {heading}\n\n" + "\n".join(f"- {line}" for line in lines))

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headtools.course.catalogue import entry
-from headtools.course.claims import ledger, ledger_rows
 from headtools.course.measured import Measured, measured
 from headtools.course.plain import escape, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Picture", "figure", "ledger", "ledger_rows", "png", "style"]
+__all__ = ["Picture", "figure", "png", "style"]
 
 LIMIT = 150_000  # characters of one output: a notebook with thirty of them still opens quickly
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -15,22 +15,14 @@ from headtools.course.figure import IMG_STYLE
 from headtools.course.plain import escape
 
 _CSP = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
-_HOW = {
-    "head": "Point at a word to see its lines. The colours are heads {heads}, from the left: click one to switch it "
-    "off or on, double-click to see it alone.",
-    "model": "Click a head to see it large; click it again to close it.",
-}
+_HOW = (
+    "Point at a word to see its lines. The colours are heads {heads}, from the left: click one to switch it off or on, "
+    "double-click to see it alone."
+)
 
 # What bertviz 1.4.1 calls of require.js, jQuery and d3. No package that learners install has these as files: JupyterLab
 # bundles d3 into its own chunks. And d3 alone would take more than an output may, 240 kB of 150.
 _STAND_IN = files("headtools.course") / "bertviz_stand_in.js"
-
-# The model view has 970 pixels across; in a narrower column it shrinks rather than scrolls.
-_FIT = """
-const svg = document.querySelector('#vis svg');
-svg.setAttribute('viewBox', `0 0 970 ${svg.getAttribute('height')}`);
-svg.style.cssText = 'width:100%;max-width:970px;height:auto';
-"""
 
 # While the frame is there its still picture hides. A page that drops frames drops this style too: the picture shows.
 # Where the page is dark (JupyterLab's theme, the site's), so is the frame, which knows nothing of what is around it.
@@ -44,14 +36,12 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class View:
-    """What a view shows: weights (layer, head, query, key), the names of both sides, which layers and heads."""
+    """What a view shows: weights (layer, head, query, key), the names of both sides, and which layers."""
 
-    kind: str
     weights: np.ndarray
     queries: Sequence[str]
     keys: Sequence[str]
     layers: Sequence[int]
-    heads: Sequence[int]
     alt: str
 
 
@@ -60,7 +50,7 @@ def view_script(view: View) -> str:
 
     Raises ValueError for another version of bertviz.
     """
-    drawing = files("bertviz").joinpath(f"{view.kind}_view.js").read_text("utf-8")
+    drawing = files("bertviz").joinpath("head_view.js").read_text("utf-8")
     drawing, without = re.subn(r"^require\.config\(\{.*?\}\);\n", "", drawing, flags=re.M | re.S)  # addresses of CDNs
     if not without or drawing.count("const params = PYTHON_PARAMS;") != 1:
         raise ValueError("the attention view is made for bertviz 1.4.1: pip install bertviz==1.4.1")
@@ -76,8 +66,8 @@ def view_script(view: View) -> str:
         "layer": None,
         "heads": None,
         "include_layers": list(view.layers),
-        "include_heads": list(view.heads),
-        "total_heads": len(view.heads),
+        "include_heads": list(range(view.weights.shape[1])),
+        "total_heads": view.weights.shape[1],
     }
     packed = base64.b64encode((view.weights * 100).round().astype(np.uint8).tobytes()).decode()
     data = json.dumps(params, separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
@@ -87,40 +77,26 @@ def view_script(view: View) -> str:
     return f"\n{stand_in}" + drawing.replace("PYTHON_PARAMS", data, 1)
 
 
-def _height(view: View) -> int:
-    """Give the pixels that a view needs, by the constants of bertviz 1.4.1."""
-    n_tokens = max(len(view.queries), len(view.keys))
-    if view.kind == "head":
-        return round(n_tokens * 22.5 + 30 + 100)
-    thumbnail = n_tokens * 7 * 12 / len(view.heads) + 10
-    return round(max(len(view.layers) * thumbnail + 41, n_tokens * 18 + 55) + 70)
-
-
 def view_html(view: View, script: str, *, still: bytes, caption: str) -> str:
     """Write the ``<figure>``: the still picture (PNG), the frame around ``script`` and the caption, which is HTML."""
-    height, alt = _height(view), escape(view.alt)
-    if view.kind == "head":
-        pick = '<label>Layer: <select id="layer"></select></label>'
-        indent = 8 * max(0, min(40, max(map(len, view.queries))) - 12)  # pixels, for long words
-        shape = f"height:{height}px;max-width:{480 + 2 * indent}px"
-        css = f"body{{min-width:{350 + indent}px}}svg{{overflow:visible;margin-left:{indent}px}}"
-    else:
-        pick, script = "", script + _FIT
-        shape = f"height:auto;aspect-ratio:990/{height};max-width:990px"
-        css = "body{min-width:500px}"
+    height = round(max(len(view.queries), len(view.keys)) * 22.5 + 130)  # pixels, by the constants of bertviz 1.4.1
+    indent = 8 * max(0, min(40, max(map(len, view.queries))) - 12)  # pixels, for long words
+    css = f"body{{min-width:{350 + indent}px}}svg{{overflow:visible;margin-left:{indent}px}}"
+    alt, how = escape(view.alt), _HOW.format(heads=", ".join(map(str, range(view.weights.shape[1]))))
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_CSP}"><title>{alt}</title>'
         "<!-- Drawn by bertviz 1.4.1, Jesse Vig, Apache License 2.0 -->"
         f"<style>body{{margin:0;background:#fff;color:#000;font:14px sans-serif}}p{{margin:0 0 .4em}}{css}</style>"
-        f"</head><body><p>{_HOW[view.kind].format(heads=', '.join(map(str, view.heads)))}</p>"
-        f'<div id="view">{pick}<div id="vis"></div></div><script>{script}</script></body></html>'
+        f"</head><body><p>{how}</p>"
+        '<div id="view"><label>Layer: <select id="layer"></select></label><div id="vis"></div></div>'
+        f"<script>{script}</script></body></html>"
     )
     return (
         f'<figure class="headtools-view" style="margin:.4em 0"><img class="headtools-still" alt="{alt}" '
         f'src="data:image/png;base64,{base64.b64encode(still).decode()}" style="{IMG_STYLE}">'
         f'<iframe title="{alt}" sandbox="allow-scripts" '
-        f'style="box-sizing:border-box;width:100%;{shape};border:0" '
+        f'style="box-sizing:border-box;width:100%;height:{height}px;max-width:{480 + 2 * indent}px;border:0" '
         f'srcdoc="{escape(page)}"></iframe>'
         f'<figcaption style="max-width:48em">{caption}</figcaption></figure>{_STYLE}'
     )

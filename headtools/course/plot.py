@@ -14,24 +14,19 @@ grey. Each takes ``title``, which says what there is to find, and most take ``ax
     spectrum   singular values
     words      sentences under one another, changes marked
     roles      the role map
-
-``svg(fig, "map.svg", alt="...")`` writes any of them as a drawing for a paper or a slide.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headtools._engine.store import write_bytes
 from headtools.course.figure import OKABE_ITO, style
-from headtools.course.plain import escape, plain, shortened
+from headtools.course.plain import plain, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +46,6 @@ __all__ = [
     "spectrum",
     "stacked",
     "subplots",
-    "svg",
     "words",
 ]
 
@@ -253,33 +247,6 @@ def maps(
     return fig
 
 
-def svg(fig: Figure, path: str | Path, *, alt: str, title: str = "") -> Path:
-    """Write a figure to an SVG file, whole or not at all, with ``alt`` as its description, and return the path.
-
-    fig: any figure of this module, or of matplotlib; it stays open
-    alt: what there is to see, for a reader who cannot see it; title: its name, left out: that of the file
-
-    Text stays text, and the same figure gives the same bytes. Raises ``ValueError`` for an empty ``alt`` or a name that
-    does not end in .svg.
-    """
-    from matplotlib import pyplot as plt
-
-    path = Path(path)
-    if not alt.strip():
-        raise ValueError("got an empty alt; expected what there is to see: svg(fig, path, alt='Two maps, ...')")
-    if path.suffix != ".svg":
-        raise ValueError(f"got {path.name!r}; expected a name that ends in .svg: write {path.stem + '.svg'!r}")
-    file = io.StringIO()
-    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "headtools"}):
-        fig.savefig(file, format="svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
-    # Title and description come first; two code points that a token may hold are none of XML.
-    labels = f' role="img"><title>{escape(title or path.stem)}</title><desc>{escape(alt)}</desc>'
-    text = file.getvalue()
-    end = text.index(">", text.index("<svg"))
-    text = f"{text[:end]}{labels}{text[end + 1 :]}".translate({0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD})
-    return write_bytes(path, text.encode())
-
-
 def arcs(weights: Any, tokens: Sequence[str], *, title: str = "", least: float = 0.2, ax: Axes | None = None) -> Figure:
     """Draw one attention map as arcs over the words: solid above to earlier words, dashed below to later ones.
 
@@ -321,33 +288,6 @@ def arcs(weights: Any, tokens: Sequence[str], *, title: str = "", least: float =
         _write(ax, x[i], 0, word, bbox=_box(0.2) if table[i, i] >= least else None)
     ax.set(xlim=(0, width.sum()), ylim=(-below, above))
     ax.set_axis_off()
-    return fig
-
-
-def layer_grid(maps: Any, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> Figure:
-    """Draw every head of every layer as a thumbnail, layers down and heads across.
-
-    maps: (layer, head, query, key), values 0 to 1
-    layers, heads: the numbers to write at the edges; left out, counted from 0
-    """
-    from matplotlib import pyplot as plt
-
-    table = _array(maps, 4)
-    n_rows, n_columns = table.shape[:2]
-    layers, heads = range(n_rows) if layers is None else layers, range(n_columns) if heads is None else heads
-    with plt.rc_context(style()):
-        size = (0.75 * n_columns + 1.6, 0.75 * n_rows + 0.6)
-        fig, grid = plt.subplots(n_rows, n_columns, figsize=size, squeeze=False, sharex=True, sharey=True)
-        for (i, j), ax in np.ndenumerate(grid):
-            ax.imshow(table[i, j], vmin=0, vmax=1, cmap="cividis", aspect="auto")
-            ax.set(xticks=[], yticks=[])
-            if i == 0:
-                ax.set_title(str(heads[j]), pad=2)
-            if j == 0:
-                ax.set_ylabel(str(layers[i]), rotation=0, ha="right", va="center")
-        fig.supylabel("layer", fontsize=10)
-        fig.suptitle("head", fontsize=10)
-        fig.colorbar(grid[0, 0].images[0], ax=list(grid.flat), label="attention", pad=0.01)
     return fig
 
 

@@ -34,7 +34,6 @@ maps = [torch.rand(1, 2, 3, 3).softmax(-1) for _ in range(2)]""",
     return fig, f"x to the power of {power} <script>window.PWN=1</script>"
 ht.explore(look, alt="A curve.", power=(1, 5))""",
     "ht.attention_view(maps, tokens, alt='</iframe><script>window.PWN=1</script>')",
-    "ht.attention_view(maps, tokens, kind='model', alt='Four thumbnails.')",
     "ht.check('01.cost', ...)",
     """attended = {("encoder", layer): maps[layer] for layer in range(2)}
 def head_map(head):
@@ -105,10 +104,9 @@ def test_without_trust_the_pictures_stay(untrusted):
     page = untrusted
     page.wait_for_selector("img[alt^='A curve.']")
     # Cells are drawn one after the other.
-    page.wait_for_function("() => [...document.images].filter(i => i.checkVisibility()).length >= 5")
+    page.wait_for_function("() => [...document.images].filter(i => i.checkVisibility()).length >= 4")
     alts = page.locator("img:visible").evaluate_all("all => all.map(i => i.alt)")
-    assert len(alts) == 5
-    assert "Four thumbnails." in alts
+    assert len(alts) == 4
     assert "A map. Here: head encoder 1.0." in alts
     assert page.get_by_text("Run this cell to bring back the controls: power").is_visible()
     assert not page.evaluate("window.PWN")
@@ -138,9 +136,8 @@ def test_controls_and_frames_live(ran):
     page.wait_for_selector(".widget-vbox [role=alert]")
     assert "five <b>is</b> too much" in page.locator(".widget-vbox [role=alert]").inner_text()
 
-    head, model = frames(page, 2)
+    (head,) = frames(page, 1)
     assert head.evaluate("document.querySelectorAll('#attention line').length") == 2 * 3 * 3
-    assert model.evaluate("document.querySelectorAll('svg line').length") == 2 * 2 * 3 * 3
     words = head.evaluate("[...document.querySelectorAll('#left text')].map(t => t.textContent)")
     assert words[1] == "<img src=x onerror=parent.PWN=1>"  # hostile tokens are words
     strongest = (
@@ -179,14 +176,14 @@ def test_a_head_is_chosen_by_its_map(ran):
 
 def test_an_attention_view_has_no_frame_and_is_dark_where_the_page_is(ran):
     page = ran
-    frames(page, 2)
+    frames(page, 1)
     look_of = "frame => [getComputedStyle(frame).borderTopWidth, getComputedStyle(frame).filter]"
     shown = page.locator(".headtools-view iframe")
     assert shown.first.evaluate(look_of) == ["0px", "none"]
     dark = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
     page.evaluate(dark, "JupyterLab Dark")
     page.wait_for_selector("body[data-jp-theme-light=false]", state="attached")
-    assert {shown.nth(n).evaluate(look_of)[1].split("(")[0] for n in (0, 1)} == {"invert"}
+    assert shown.first.evaluate(look_of)[1].startswith("invert")
     page.evaluate(dark, "JupyterLab Light")
     page.wait_for_selector("body[data-jp-theme-light=true]", state="attached")
 

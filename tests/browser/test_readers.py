@@ -26,7 +26,6 @@ ht.figure(fig, claim="The line rises by 1.", alt="A line from 1 to 2.")""",
     return fig, f"{kind} to the power of {power}"
 ht.explore(look, alt="A curve.", power=(1, 5), kind=["x", "y"], grid=True, words="a")""",
     "ht.attention_view(maps, tokens, alt='Five words and lines between them.')",
-    "ht.attention_view(maps, tokens, kind='model', alt='Four thumbnails.')",
     """display(ht.ledger("01"), ht.ledger("03"))
 ht.ledger()""",
     """display(ht.measured("01.mask", before=1.0, after=0.25), ht.check("01.cost", ...),

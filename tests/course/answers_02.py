@@ -239,7 +239,7 @@ ANSWERS = {
             (lambda value, yes: higher(value, yes, 0.5).sum() / len(value) ** 2, "as many pairs as"),
             (lambda value, yes: value[yes].mean() - value[~yes].mean(), "difference of two means"),
             (lambda value, yes: ((value > value.mean()) == yes).float().mean(), "one bar, the mean"),
-            (lambda value, yes: value, "One number is asked for"),
+            (lambda value, yes: value, "A number is asked for"),
         ],
     },
     "02.composition": {
@@ -256,7 +256,7 @@ ANSWERS = {
                 ),
                 "largest singular value",
             ),
-            (lambda W_OV, W_QK: W_QK @ W_OV.T, "One number is asked for"),
+            (lambda W_OV, W_QK: W_QK @ W_OV.T, "A number is asked for"),
         ],
     },
     "02.ov": {
@@ -289,7 +289,7 @@ ANSWERS = {
             (lambda A, B: torch.linalg.svdvals(A.T @ B).square().mean(), "not orthonormal"),
             (lambda A, B: torch.linalg.svdvals(normed(A).T @ normed(B)).square().mean(), "not orthogonal yet"),
             (lambda A, B: (torch.linalg.qr(A)[0].T @ torch.linalg.qr(B)[0]).square().mean(), "mean over all entries"),
-            (lambda A, B: cosines(A, B), "One number is asked for"),
+            (lambda A, B: cosines(A, B), "A number is asked for"),
             (lambda A, B: 0.5, "Orthonormal bases of both"),
         ],
     },
@@ -312,8 +312,8 @@ ANSWERS = {
             (lambda W: torch.special.entr(W.abs().flatten() / W.abs().sum()).sum().exp(), "entries of W"),
             (lambda W: torch.linalg.matrix_norm(W, "nuc"), "the sum of the singular values"),
             (lambda W: right_rank(W) + 1, "minus the sum of p ln p"),
-            (lambda W: torch.linalg.svdvals(W), "One number is asked for, this is a Tensor"),
-            (lambda W: "high", "One number"),
+            (lambda W: torch.linalg.svdvals(W), "A number is asked for, this is a Tensor"),
+            (lambda W: "high", "A number"),
         ],
     },
     "02.offset": {

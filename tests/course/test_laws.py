@@ -71,7 +71,6 @@ def test_a_view_of_any_maps(data):
     maps = [torch.rand(heads, queries, keys, generator=draw).softmax(-1) for _ in range(layers)]
     words = st.text(st.characters(codec="utf-8"), max_size=6)
     tokens, others = (data.draw(st.lists(words, min_size=n, max_size=n), label="tokens") for n in (queries, keys))
-    kind = data.draw(st.sampled_from(["head", "model"]), label="kind")
-    view = ht.attention_view(maps, tokens, key_tokens=others, alt="Drawn at random.", kind=kind)
+    view = ht.attention_view(maps, tokens, key_tokens=others, alt="Drawn at random.")
     assert f"{layers} layer" in repr(view)
     Balanced(view.html)

@@ -25,7 +25,6 @@ ui = ht.explore(look, layer=(0, 1), head=[0, 1])
 ui""",
     'ui.controls["layer"].value = 1\nui.text',
     'ht.attention_view(maps, tokens, alt="Grey lines of equal weight.")',
-    'ht.attention_view(maps, tokens, kind="model", alt="Four thumbnails of grey lines.")',
     'ht.ledger("01")',
     "ht.ledger()",
     'ht.check("01.cost", ...)',
@@ -70,7 +69,7 @@ def test_strict_nbval_passes_and_sees_a_stale_word(notebook, root):
 def test_sizes_and_plain_texts(notebook):
     nb = nbformat.read(notebook, as_version=4)
     outputs = [output for cell in nb.cells for output in cell.outputs]
-    assert len(outputs) == len(CELLS) + 1  # the first cell shows nothing, explore and all claims show two
+    assert len(outputs) == len(CELLS)  # the first cell shows nothing, explore shows two
     assert all(len(str(output)) < 150_000 for output in outputs)
     assert all(output.data["text/plain"].strip() for output in outputs)
     assert not any(output.output_type in ("error", "stream") for output in outputs)

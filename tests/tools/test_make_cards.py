@@ -6,7 +6,7 @@ import zipfile
 
 import make_cards
 
-from headtools.course.course_claims import course_claims
+from headtools.course.claims import ledger
 
 
 def notes(package, folder):
@@ -23,7 +23,7 @@ def test_every_word_formula_and_claim_has_its_card(root):
     count = {deck: sum(card.deck == deck for card in made) for deck in make_cards.DECKS}
     assert count["Words"] == len(re.findall(r"^: ", glossary, re.M))
     assert count["Formulas"] == sheet.split("\n## ")[1].count("\n|") - 2
-    assert count["Claims"] == len({(one.claim, one.source) for one in course_claims()})
+    assert count["Claims"] == len({(one["claim"], one["source"]) for one in ledger().rows})
 
 
 def test_no_markdown_is_left_and_formulas_are_for_anki():

@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-from html import escape
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -21,6 +20,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 import headtools as ht
 from headtools import geometry
+from headtools.course.claims import Others
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +139,13 @@ def test_claims_are_escaped(monkeypatch):
         assert "a &amp; b" in page
 
 
-def test_a_row_with_two_verdicts_is_refused(tmp_path, root):
+def test_a_row_with_two_verdicts_is_refused(tmp_path, monkeypatch):
     (tmp_path / "ledger.json").write_text(json.dumps({"rows": ["3.99"], "read": {}}))
-    for name, verdict in (("01_a.ipynb", "right"), ("02_b.ipynb", "wrong")):
-        row = {"row": "3.99", "claim": "c.", "source": "s", "measured": "m.", "verdict": verdict}
-        html = f'<table><tr data-ledger="{escape(json.dumps(row))}"></tr></table>'
-        cell = new_code_cell("", outputs=[new_output("execute_result", {"text/html": html}, execution_count=1)])
-        nbformat.write(new_notebook(cells=[cell]), tmp_path / name)
+    for name in ("01_a.ipynb", "02_b.ipynb"):
+        (tmp_path / name).touch()
+    cited = {"01": ["right", "why."], "02": ["wrong", "why."]}
+    row = {"row": "3.99", "claim": "c.", "source": "s", "here": ["right", "m."]}
+    monkeypatch.setattr(site_claims, "ledger", lambda number: Others((row | {"cited": cited[number]},)))
     with pytest.raises(ValueError, match=r"row 3\.99 is right in one lesson, wrong in 02_b"):
         site_claims.entries(tmp_path)
 

@@ -40,9 +40,13 @@ def lesson(number: str) -> dict[str, Any]:
     """Return the catalogue of one lesson, such as ``lesson("01")``. Raises KeyError where there is none."""
     file = files(__name__) / f"{number}.toml"
     if not file.is_file():
-        have = sorted(f.name[:2] for f in files(__name__).iterdir() if f.name.endswith(".toml"))
-        raise KeyError(f"lesson {number!r} has no catalogue; there are {', '.join(have)}")
+        raise KeyError(f"lesson {number!r} has no catalogue; there are {', '.join(lessons())}")
     return tomllib.loads(file.read_text("utf-8"))
+
+
+def lessons() -> list[str]:
+    """Return the numbers of all lessons that have a catalogue."""
+    return sorted(f.name[:2] for f in files(__name__).iterdir() if f.name.endswith(".toml"))
 
 
 def entry(key: str) -> dict[str, Any]:

@@ -87,6 +87,14 @@ def tensor(
     return values
 
 
+def several(result: Any, n: int, what: str) -> list:
+    """Read n results; raises Hint, which says ``what`` is asked for, for anything else."""
+    if not isinstance(result, tuple | list) or len(result) != n:
+        counted = {2: "Two", 3: "Three"}[n]
+        raise Hint(f"{counted} things are asked for, {what}; this is {article(result)}.")
+    return list(result)
+
+
 def number(result: Any) -> float:
     """Read a result as one number; raises Hint for anything else, a number in quotes included."""
     if isinstance(result, str):
@@ -114,7 +122,7 @@ def expect(
 
 
 def expect_number(
-    got: float,
+    result: Any,
     want: float,
     mistakes: Mapping[str, float],
     rule: str,
@@ -123,6 +131,7 @@ def expect_number(
     **tolerance: float,
 ) -> None:
     """Raise as ``expect`` does, for one number; ``tolerance`` goes to ``math.isclose``."""
+    got, tolerance = number(result), {"rel_tol": 1e-4, "abs_tol": 1e-6, **tolerance}
     if not math.isclose(got, want, **tolerance):
         hint = next((hint for hint, wrong in mistakes.items() if math.isclose(got, wrong, **tolerance)), rule)
         raise Hint(f"{hint}\nSee it for {show(given)}, where you say {got:{form}}.")

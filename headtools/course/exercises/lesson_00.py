@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import headtools as ht
+from headtools.course import my_heads
 from headtools.course.exercises.exercise import Exercise, Hint, NotTried, article, call, expect, same, show, tensor
 
 LAYERS, HEADS, WIDTH = 6, 8, 128  # of the shipped model
@@ -58,23 +58,17 @@ def _switch_off(answer: Any) -> str | None:
         on, off = outputs(model, batch), outputs(_without(model, heads), batch)
         example = f"\nSee it for heads = {heads}."
         with entered(answer, model, heads=heads):
-            got = outputs(model, batch)["logits"]
-        if same(got, on["logits"]):
+            got = outputs(model, batch)
+        if same(got, on):
             return (
                 "Every head is on inside the block. A hook is registered before the yield, and a pre-hook returns the "
                 f"new arguments, as a tuple.{example}"
             )
-        if not same(got, off["logits"]):
+        if not same(got, off):
             return _other_heads(model, batch, heads, got) + example
-        if not same(outputs(model, batch)["logits"], on["logits"], 1e-6):
-            return f"After the block the heads are still off. Remove each hook after the yield: hook.remove(){example}"
-    with suppress(ZeroDivisionError), entered(answer, model, heads=heads):
-        raise ZeroDivisionError
-    if not same(outputs(model, batch)["logits"], on["logits"], 1e-6):
-        return (
-            "An error inside the block leaves the heads off for good. Put the yield into try: and the removing into "
-            "finally:, which runs in any case."
-        )
+        run = partial(outputs, model, batch)
+        restored(run, on, "the heads are off")
+    restored_after_error(answer, model, run, on, "the heads are off", heads=heads)
     model.set_attn_implementation("sdpa")
     with entered(answer, model, heads={("encoder", 0): [3]}):
         try:
@@ -86,8 +80,8 @@ def _switch_off(answer: Any) -> str | None:
             )
     first, last = {("encoder", 0): [3]}, {("encoder", 0): [1]}
     with entered(answer, model, heads=first), entered(answer, model, heads=last):
-        got = outputs(model, batch)["logits"]
-    if not same(got, outputs(_without(model, {("encoder", 0): [1, 3]}), batch)["logits"]):
+        got = outputs(model, batch)
+    if not same(got, outputs(_without(model, {("encoder", 0): [1, 3]}), batch)):
         return "One switch_off inside another: the heads of both should be off. Does one hook undo what the other did?"
     return None
 
@@ -110,6 +104,27 @@ def entered(answer: Any, model: nn.Module, **given: Any) -> Iterator[Any]:
     except Exception as error:
         example = f"\nfor {show(given)}" if given else ""
         raise Hint(f"Inside the block came {type(error).__name__}: {error}{example}") from error
+
+
+def restored(run: Callable[[], Tensor], before: Tensor, left: str) -> None:
+    """Raise Hint where a model no longer gives after a block what it gave before; ``left`` as in "heads are off"."""
+    if not same(run(), before, 1e-6):
+        left = left.replace(" are ", " are still ").replace(" is ", " is still ")
+        raise Hint(f"After the block {left}. Remove each hook after the yield: hook.remove()")
+
+
+def restored_after_error(
+    answer: Any, model: nn.Module, run: Callable[[], Tensor], before: Tensor, left: str, **given: Any
+) -> None:
+    """Raise Hint where an error inside the learner's context leaves a model that is changed."""
+    with suppress(ZeroDivisionError), entered(answer, model, **given):
+        raise ZeroDivisionError
+    if not same(run(), before, 1e-6):
+        left = left.replace(" are", "").replace(" is", "")
+        raise Hint(
+            f"An error inside the block leaves {left} for good. Put the yield into try: and the removing into "
+            "finally:, which runs in any case."
+        )
 
 
 def _other_heads(model: nn.Module, batch: dict[str, Tensor], heads: Mapping, got: Tensor) -> str:
@@ -144,11 +159,11 @@ def _other_heads(model: nn.Module, batch: dict[str, Tensor], heads: Mapping, got
     if same(got, by_token):
         return "Words are off in place of heads: z is (sentence, word, head, feature), so a head is z[:, :, head]."
     rows = _without(model, heads, rows=True)
-    if same(got, outputs(rows, batch)["logits"]):
+    if same(got, outputs(rows, batch)):
         return "Rows of the weight are 0. z meets its columns: nn.Linear computes z @ weight.T, so a head owns columns."
     for hint, others in tried:
         there = all(0 <= layer < 3 for _, layer in others) and all(0 <= h < 4 for n in others.values() for h in n)
-        if there and same(got, outputs(_without(model, others), batch)["logits"]):
+        if there and same(got, outputs(_without(model, others), batch)):
             return hint
     return "This is not the output of the model with these heads off."
 
@@ -173,16 +188,11 @@ def tiny_translator() -> tuple[nn.Module, dict[str, Tensor]]:
 def _without_tokens(model: nn.Module, batch: dict[str, Tensor], heads: Mapping) -> Tensor:
     """What comes out where z[:, heads] is 0, words in place of heads."""
 
-    def without(_module: nn.Module, args: tuple, site: Any, numbers: list[int]) -> tuple | None:
-        z = site.split(args[0]).clone()
-        z[:, [number for number in numbers if number < z.shape[1]]] = 0
-        return (site.join(z),)
+    def without(z: Tensor, numbers: list[int]) -> Tensor:
+        return z.index_fill(1, torch.tensor([number for number in numbers if number < z.shape[1]]), 0)
 
-    copy = deepcopy(model)
-    for key, numbers in heads.items():
-        site = ht.sites(copy)[key]
-        site.out.register_forward_pre_hook(partial(without, site=site, numbers=numbers))
-    return outputs(copy, batch)["logits"]
+    with my_heads.edit(model, {key: partial(without, numbers=numbers) for key, numbers in heads.items()}):
+        return outputs(model, batch)
 
 
 def _without(model: nn.Module, heads: Mapping, rows: bool = False) -> nn.Module:
@@ -198,10 +208,10 @@ def _without(model: nn.Module, heads: Mapping, rows: bool = False) -> nn.Module:
     return copy
 
 
-def outputs(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+@torch.no_grad()
+def outputs(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """Run a model without gradients; return its logits."""
-    with torch.no_grad():
-        return {"logits": model(**batch).logits}
+    return model(**batch).logits
 
 
 def _accuracy(answer: Any) -> str | None:

@@ -20,8 +20,8 @@ from headtools.course.exercises.exercise import (
     call,
     expect,
     expect_number,
-    number,
     same,
+    several,
     show,
     tensor,
 )
@@ -123,9 +123,7 @@ def _attention(answer: Any) -> str | None:
         mask = torch.ones(batch, 1, length, keys, dtype=torch.bool)
         mask[0, :, :, -1] = length == keys  # first nothing is forbidden, then a key
         given = {"X": X, "Y": Y, "mask": mask}
-        result = call(layer.forward, **given)
-        if not isinstance(result, tuple | list) or len(result) != 3:
-            raise Hint("Three things are asked for: return out, A, z.")
+        result = several(call(layer.forward, **given), 3, "out, A, z")
         right = _layer(layer, heads, X, Y, mask)
         shapes = ("(B, T, d)", "(B, H, T, S)", "(B, T, H, d/H)")
         turned = {tuple(right[2].transpose(1, 2).shape): "z has its heads before its tokens: exchange axes 1 and 2."}
@@ -176,9 +174,9 @@ def _layer(
 def _record(answer: Any) -> str | None:
     """record(model): a context manager with what each site did, seen[site.key].maps and .z."""
     model, batch = tiny_translator()
-    plain = outputs(model, batch)["logits"]
+    plain = outputs(model, batch)
     with entered(answer, model) as seen:
-        inside = outputs(model, batch)["logits"]
+        inside = outputs(model, batch)
     if not same(inside, plain, 1e-6):
         return "Inside the block the model computes something else. A hook that only looks returns nothing."
     with ht.record(model) as right:
@@ -274,7 +272,6 @@ def _cost(answer: Any) -> None:
     """multiply_adds(T, d, H): multiply-adds of one self-attention layer with d_head = d / H, from q, k, v to W_o."""
     for tokens, d, heads in ((3, 4, 1), (3, 4, 4), (16, 128, 8)):
         given = {"T": tokens, "d": d, "H": heads}
-        got = number(call(answer, **given))
         project, mix = tokens * d * d, tokens * tokens * d
         want = 4 * project + 2 * mix
         mistakes = {
@@ -294,7 +291,7 @@ def _cost(answer: Any) -> None:
             "Only scores and averages are counted. Four projections, each d by d, come before and after.": 2 * mix,
         }
         rule = "Count each product of matrices: (a, b) times (b, c) takes a * b * c multiply-adds."
-        expect_number(got, want, mistakes, rule, given, form="g")
+        expect_number(call(answer, **given), want, mistakes, rule, given, form="g")
 
 
 class _Largest(TorchDispatchMode):
@@ -317,9 +314,7 @@ def _blocks(answer: Any) -> None:
     for T, S, size, scale in ((2, 4, 2, 1.0), (3, 7, 3, 2.0), (2, 6, 4, 4000.0)):
         q, k, v = (torch.randn(n, 4, generator=draw, dtype=torch.double).mul(10).round().div(10) for n in (T, S, S))
         given = {"q": q * scale, "k": k, "v": v[:, :3], "size": size}
-        result = call(answer, **given)
-        if not isinstance(result, tuple | list) or len(result) != 2:
-            raise Hint(f"Two things are asked for, the output and each row's log-sum-exp; this is {article(result)}.")
+        result = several(call(answer, **given), 2, "the output and each row's log-sum-exp")
         got = tensor(result[0], (T, 3), "(T, e)", given)
         log_sum = tensor(result[1].squeeze(-1) if hasattr(result[1], "squeeze") else result[1], (T,), "(T,)", given)
         if not bool(got.isfinite().all() and log_sum.isfinite().all()):

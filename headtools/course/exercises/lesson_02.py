@@ -9,30 +9,22 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
+from headtools.course import my_heads
 from headtools.course.exercises.exercise import (
     Exercise,
-    Hint,
-    article,
     call,
     expect,
     expect_number,
+    number,
     same,
+    several,
     show,
     tensor,
 )
 from headtools.course.exercises.lesson_00 import tiny_translator
 
 
-def _number(answer: Any, given: dict[str, Any]) -> float:
-    """Call the learner's function and read one number; Hint for anything else."""
-    result = call(answer, **given)
-    try:
-        return float(result)
-    except (TypeError, ValueError, RuntimeError):
-        raise Hint(f"One number is asked for, this is {article(result)}\nfor {show(given)}") from None
-
-
-def _rank(answer: Any) -> str | None:
+def _rank(answer: Any) -> None:
     """effective_rank(W): exp of the entropy of the singular values as shares of their sum."""
     turn = torch.tensor([[3.0, -4.0], [4.0, 3.0]]) / 5
     cases = [torch.diag(torch.tensor([4.0, 4.0])), turn @ torch.diag(torch.tensor([3.0, 1.0]))]
@@ -40,57 +32,44 @@ def _rank(answer: Any) -> str | None:
     cases += [torch.diag(torch.tensor([3.0, 1.0, 0.0]))]  # last: a singular value of 0
     for w in cases:
         given = {"W": w}
-        got = _number(answer, given)
+        got = number(call(answer, **given))
         sigma = torch.linalg.svdvals(w.double())
         sigma = sigma[sigma > 1e-9]
-        share = sigma / sigma.sum()
-        entropy = -(share * share.log()).sum().item()
-        square = sigma.square() / sigma.square().sum()
-        power = -(square * square.log()).sum().item()
-        want = math.exp(entropy)
-        if math.isclose(got, want, rel_tol=1e-4):
-            continue
-        another = "This is one over the sum of squared shares, another measure. Use the entropy."
-        raw = math.exp(min(50.0, -(sigma * sigma.log()).sum().item()))
-        mistakes = {
-            entropy: "This is the entropy. The effective rank is exp of it, so that equal shares of n give n.",
-            entropy / math.log(2): "This is the entropy in bits. The effective rank is 2 to that power.",
-            math.exp(entropy / math.log(2)): "The entropy is in bits but the power is of e: use log and exp, or log2 "
-            "and 2 to the power.",
-            math.exp(power): "The shares are of squared singular values. Take the singular values themselves.",
-            math.exp(-entropy): "The sign is lost: the entropy is minus the sum of p log p.",
-            1 / square.square().sum().item(): another,
-            1 / share.square().sum().item(): another,
-            float(len(sigma)): "This is the rank, which counts singular values. Here small ones count less.",
-            float(sigma.sum()): "This is the sum of the singular values; it only makes them shares.",
-            raw: "The singular values are not yet shares: divide them by their sum, so that they sum to 1.",
-        }
+        share, square = sigma / sigma.sum(), sigma.square() / sigma.square().sum()
+        entries = w.double().abs().flatten()
+        entropy, power, of_entries = (
+            torch.special.entr(p).sum().item() for p in (share, square, entries / entries.sum())
+        )
+        rule = "Singular values, their shares p, minus the sum of p ln p, and exp of that."
         if math.isnan(got):
-            hint = "0 times log 0 is NaN. A singular value of 0 adds nothing: leave it out, or use torch.special.entr."
-        else:
-            close = (text for n, text in mistakes.items() if math.isclose(got, n, rel_tol=1e-4, abs_tol=1e-6))
-            hint = next(close, None)
-            if hint is None and sigma.min() < sigma.max():
-                entries = w.double().abs().flatten()
-                entries = entries[entries > 0] / entries.sum()
-                if math.isclose(got, torch.special.entr(entries).sum().exp().item(), rel_tol=1e-4):
-                    hint = "The shares are of the entries of W. Take its singular values: torch.linalg.svdvals(W)."
-        hint = hint or "Singular values, their shares p, minus the sum of p ln p, and exp of that."
-        return f"{hint}\nSee it for {show(given)}\nwhere you say {got:.4g}."
-    return None
+            rule = "0 times log 0 is NaN. A singular value of 0 adds nothing: leave it out, or use torch.special.entr."
+        another = "This is one over the sum of squared shares, another measure. Use the entropy."
+        mistakes = {
+            "This is the entropy. The effective rank is exp of it, so that equal shares of n give n.": entropy,
+            "This is the entropy in bits. The effective rank is 2 to that power.": entropy / math.log(2),
+            "The entropy is in bits but the power is of e: use log and exp, or log2 and 2 to the power.": (
+                math.exp(entropy / math.log(2))
+            ),
+            "The shares are of squared singular values. Take the singular values themselves.": math.exp(power),
+            "The sign is lost: the entropy is minus the sum of p log p.": math.exp(-entropy),
+            another: 1 / square.square().sum(),
+            f"{another} ": 1 / share.square().sum(),
+            "This is the rank, which counts singular values. Here small ones count less.": len(sigma),
+            "This is the sum of the singular values; it only makes them shares.": sigma.sum(),
+            "The singular values are not yet shares: divide them by their sum, so that they sum to 1.": (
+                math.exp(min(50.0, torch.special.entr(sigma).sum()))
+            ),
+            "The shares are of the entries of W. Take its singular values: torch.linalg.svdvals(W).": (
+                math.exp(of_entries)
+            ),
+        }
+        expect_number(got, math.exp(entropy), mistakes, rule, given)
 
 
 def _encodings(omega: Tensor, length: int) -> Tensor:
     """Rows [sin(omega i), cos(omega i)] for the places 0 to length - 1."""
     angle = torch.arange(length)[:, None] * omega.double()
     return torch.cat([angle.sin(), angle.cos()], 1)
-
-
-def _turned(omega: Tensor, delta: int, sign: float = 1.0, diagonal: bool = True) -> Tensor:
-    """Give the matrix that turns each key by omega * delta; without the diagonal, the recipe that looks elsewhere."""
-    c, s = torch.diag((omega * delta).cos()), sign * torch.diag((omega * delta).sin())
-    c = c if diagonal else 0 * c
-    return torch.cat([torch.cat([c, s], 1), torch.cat([-s, c], 1)]).double()
 
 
 def _looks_at(w: Tensor, omega: Tensor, length: int = 12) -> list[int]:
@@ -104,17 +83,18 @@ _OTHER_WAY = "It looks the other way: the sign of one sine is wrong, or W is tra
 
 def _mistakes(omega: Tensor, delta: int) -> dict[str, Tensor]:
     """Give the matrices that known mistakes lead to, by hint."""
+    right, cosines = my_heads.look_back(omega, delta), torch.diag(torch.cat([(omega * delta).cos()] * 2))
     in_turns = torch.arange(2 * len(omega)).view(2, -1).T.flatten()  # sine and cosine of one frequency side by side
     return {
-        "This ignores delta: every token finds itself. Turn the key by the angle omega * delta.": _turned(omega, 0),
-        _OTHER_WAY: _turned(omega, delta, -1.0),
-        "Only the sines are there, so the score is sin(omega delta) sin(omega (i - j)), with its top elsewhere. The "
-        "cosines belong to it: cos(a - b - c) has both.": _turned(omega, delta, diagonal=False),
-        "Only the cosines are there, so the head cannot tell left from right. The sines belong to it.": (
-            torch.diag(torch.cat([(omega * delta).cos()] * 2)).double()
+        "This ignores delta: every token finds itself. Turn the key by the angle omega * delta.": (
+            my_heads.look_back(omega, 0)
         ),
+        _OTHER_WAY: right.T,
+        "Only the sines are there, so the score is sin(omega delta) sin(omega (i - j)), with its top elsewhere. The "
+        "cosines belong to it: cos(a - b - c) has both.": right - cosines,
+        "Only the cosines are there, so the head cannot tell left from right. The sines belong to it.": cosines,
         "Sines and cosines are taken in turns. Here a place is all sines, then all cosines.": (
-            _turned(omega, delta)[in_turns][:, in_turns]
+            right[in_turns][:, in_turns]
         ),
     }
 
@@ -231,9 +211,7 @@ def _svd(answer: Any) -> str | None:
     for d_model, rank in ((3, 2), (6, 3)):
         w_v, w_o = torch.randn(d_model, rank, generator=draw), torch.randn(rank, d_model, generator=draw)
         given = {"W_V": w_v, "W_O": w_o}
-        result = call(answer, **given)
-        if not isinstance(result, (tuple, list)) or len(result) != 3:
-            raise Hint(f"Three things are asked for, U, s and V; this is {article(result)}\nfor {show(given)}")
+        result = several(call(answer, **given), 3, "U, s and V")
         vectors = {
             (d_model, d_model): f"All d columns are there. The product has rank r = {rank}: r columns do.",
             (rank, d_model): "The vectors are rows here. They should be columns, (d, r): transpose.",
@@ -264,17 +242,16 @@ def _svd(answer: Any) -> str | None:
     return None
 
 
-def _apart(answer: Any) -> str | None:
+def _apart(answer: Any) -> None:
     """told_apart(value, yes): the probability that one with yes lies higher than one without; ties count half."""
     cases = [([1.0, 2.0, 3.0], [0, 0, 1]), ([1.0, 2.0, 3.0, 4.0], [0, 1, 0, 1]), ([5.0, 1.0, 2.0, 3.0], [1, 0, 1, 0])]
     cases += [([2.0, 1.0, 2.0, 2.0, 9.0], [1, 0, 0, 1, 0])]  # last: ties
     for numbers, labels in cases:
         value, yes = torch.tensor(numbers), torch.tensor(labels).bool()
         given = {"value": value, "yes": yes}
-        got = _number(answer, given)
         gap = value[yes][:, None] - value[~yes]
         higher, even = (gap > 0).double(), (gap == 0).double()
-        want = (higher + even / 2).mean().item()
+        want = (higher + even / 2).mean()
         mistakes = {
             "This is the share of the others that lie higher. Is yes the first of the pair?": 1 - want,
             "Pairs with the same value on both sides count half.": higher.mean(),
@@ -290,18 +267,16 @@ def _apart(answer: Any) -> str | None:
                 ((value > value.mean()) == yes).double().mean()
             ),
         }
-        told = {hint: float(wrong) for hint, wrong in mistakes.items()}
-        expect_number(got, want, told, "Compare each value with yes with each one without.", given, abs_tol=1e-6)
-    return None
+        rule = "Compare each value with yes with each one without."
+        expect_number(call(answer, **given), want, mistakes, rule, given)
 
 
-def _composition(answer: Any) -> str | None:
+def _composition(answer: Any) -> None:
     """composition(W_OV, W_QK): the size of what of the earlier head's output reaches the later head's keys."""
     draw = torch.Generator().manual_seed(0)
     cases = [(torch.randn(n, n, generator=draw), torch.randn(n, n, generator=draw)) for n in (2, 4)]
     for w_ov, w_qk in cases:
         given = {"W_OV": w_ov, "W_QK": w_qk}
-        got = _number(answer, given)
         a, b = w_ov.double(), w_qk.double()
         product, sizes = (b @ a.T).norm(), a.norm() * b.norm()
         mistakes = {
@@ -317,13 +292,11 @@ def _composition(answer: Any) -> str | None:
                 torch.linalg.matrix_norm(b @ a.T, 2) / (torch.linalg.matrix_norm(a, 2) * torch.linalg.matrix_norm(b, 2))
             ),
         }
-        want = (product / sizes).item()
-        told = {hint: float(wrong) for hint, wrong in mistakes.items()}
-        expect_number(got, want, told, "The norm of W_QK W_OV^T, over the product of the norms.", given, abs_tol=1e-6)
-    return None
+        rule = "The norm of W_QK W_OV^T, over the product of the norms."
+        expect_number(call(answer, **given), product / sizes, mistakes, rule, given)
 
 
-def _overlap(answer: Any) -> str | None:
+def _overlap(answer: Any) -> None:
     """overlap(A, B): the mean squared cosine of the principal angles of two spaces of columns."""
     draw = torch.Generator().manual_seed(0)
     flat = torch.tensor([[2.0, 1.0], [0.0, 3.0], [0.0, 0.0]])
@@ -331,7 +304,6 @@ def _overlap(answer: Any) -> str | None:
     cases = [(flat, tilted), (torch.randn(6, 2, generator=draw), torch.randn(6, 2, generator=draw))]
     for a, b in cases:
         given = {"A": a, "B": b}
-        got = _number(answer, given)
         bases = [torch.linalg.qr(x.double())[0] for x in (a, b)]
         cosines = torch.linalg.svdvals(bases[0].T @ bases[1])
         unit = [x.double() / x.double().norm(dim=0) for x in (a, b)]
@@ -349,10 +321,8 @@ def _overlap(answer: Any) -> str | None:
                 (bases[0].T @ bases[1]).square().mean()
             ),
         }
-        want = cosines.square().mean().item()
         rule = "Orthonormal bases of both, the singular values of U_a.T @ U_b, their squares, the mean."
-        expect_number(got, want, {h: float(v) for h, v in mistakes.items()}, rule, given, rel_tol=1e-4, abs_tol=1e-6)
-    return None
+        expect_number(call(answer, **given), cosines.square().mean(), mistakes, rule, given)
 
 
 EXERCISES = (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headtools.course.exercises.exercise import Exercise, Hint, article, call, number, same, show, tensor
+from headtools.course.exercises.exercise import Exercise, Hint, article, call, number, same, several, show, tensor
 from headtools.roles.sentence import Sentence
 
 Pair = tuple[int, int, frozenset]
@@ -155,11 +155,9 @@ def _bootstrap(answer: Any) -> None:
     kinds = ((skewed, "skewed"), (-skewed, "skewed the other way"), (rare, "rare"), (equal, "equal"))
     for rows, what in kinds:
         result = call(answer, rows=rows, times=10_000)  # so many that a right answer passes whatever it draws
-        if not isinstance(result, tuple | list) and getattr(result, "ndim", 0) < 2:
-            raise Hint(f"Two things are asked for, the lower and the upper end; this is {article(result)}.")
-        if len(result) != 2:
-            raise Hint(f"Two things are asked for, the lower and the upper end; there are {len(result)}.")
-        low, high = (tensor(end, (2,), "(H,)", {"rows": rows}) for end in result)
+        result = list(result) if getattr(result, "ndim", 0) > 1 else result
+        two = several(result, 2, "the lower and the upper end")
+        low, high = (tensor(end, (2,), "(H,)", {"rows": rows}) for end in two)
         ends = torch.stack([low, high])
         if bool(ends.isnan().any()) and what == "equal":
             raise Hint(
@@ -309,10 +307,9 @@ def _best(answer: Any) -> None:
     scored = _pairs_at((1, 3), (0, 2), (6, 8), (2, 4), (2, 3), (5, 4), (3, 2))
     turned = _pairs_at((4, 2), (3, 1), (0, 1)), _pairs_at((5, 3), (1, 3), (2, 3), (6, 4), (4, 2))
     for a, b in ((fitted, scored), (scored, fitted), turned):
-        result = call(answer, fitted=list(a), scored=list(b))
-        if not isinstance(result, tuple | list) or len(result) != 2:
-            raise Hint(f"Two things are asked for, the offset and the share; this is {article(result)}.")
-        offset, share = (number(part) for part in result)
+        offset, share = map(
+            number, several(call(answer, fitted=list(a), scored=list(b)), 2, "the offset and the share")
+        )
         best = _most_frequent(a)
         want = (best, _at(b, best))
         if math.isclose(offset, want[0]) and math.isclose(share, want[1], abs_tol=1e-6):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import headtools as ht
+from headtools.course import my_heads
 from headtools.course.exercises.exercise import Exercise, Hint, article, call, same, show, tensor
-from headtools.course.exercises.lesson_00 import entered, outputs, tiny_translator
+from headtools.course.exercises.lesson_00 import entered, outputs, restored, restored_after_error, tiny_translator
 
 # --- a probe ----------------------------------------------------------------------------------------------------------
 
@@ -319,37 +318,18 @@ _ERASED = (
 )
 
 
-@contextmanager
-def _edited(model: nn.Module, erasers: Mapping[tuple, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-    """Apply functions to heads: the judge's own way, another than the lesson's."""
-
-    def change(_module: nn.Module, args: tuple, width: int, own: dict) -> tuple:
-        flat = args[0].clone()
-        for head, take in own.items():
-            columns = slice(head * width, (head + 1) * width)
-            flat[..., columns] = take(args[0][..., columns])
-        return (flat, *args[1:])
-
-    with ExitStack() as stack:
-        for site in ht.sites(model):
-            own = {head: take for (*key, head), take in erasers.items() if tuple(key) == site.key}
-            hook = partial(change, width=site.value_dim, own=own)
-            stack.callback(site.out.register_forward_pre_hook(hook).remove)
-        yield
-
-
 def _erase(answer: Any) -> str | None:
     """erase(model, erasers): a context manager in which each eraser changes z of its head, {("encoder", 1, 2): f}."""
     for erasers in _ERASED:
         model, batch = tiny_translator()
-        plain = outputs(model, batch)["logits"]
-        with _edited(model, erasers):
-            want = outputs(model, batch)["logits"]
+        plain = outputs(model, batch)
+        with my_heads.erase(model, erasers):
+            want = outputs(model, batch)
         names = ", ".join(map(str, erasers))
         example = f"\nSee it for erasers of {names}."
         with entered(answer, model, erasers=erasers):
-            got = outputs(model, batch)["logits"]
-            twice = outputs(model, batch)["logits"]
+            got = outputs(model, batch)
+            twice = outputs(model, batch)
         if same(got, plain):
             return (
                 "Nothing is erased inside the block. A hook is registered before the yield, and a pre-hook returns the "
@@ -359,15 +339,9 @@ def _erase(answer: Any) -> str | None:
             return _other_erasure(model, batch, erasers, got) + example
         if not same(got, twice):
             return f"The second run inside the block gives something else than the first.{example}"
-        if not same(outputs(model, batch)["logits"], plain, 1e-6):
-            return f"After the block heads are still erased. Remove each hook after the yield: hook.remove(){example}"
-    with suppress(ZeroDivisionError), entered(answer, model, erasers=_ERASED[0]):
-        raise ZeroDivisionError
-    if not same(outputs(model, batch)["logits"], plain, 1e-6):
-        return (
-            "An error inside the block leaves the erasers there for good. Put the yield into try: and the removing "
-            "into finally:, which runs in any case."
-        )
+        run = partial(outputs, model, batch)
+        restored(run, plain, "heads are erased")
+    restored_after_error(answer, model, run, plain, "the erasers are there", erasers=erasers)
     return None
 
 
@@ -394,12 +368,12 @@ def _other_erasure(model: nn.Module, batch: dict[str, Tensor], erasers: Mapping,
         "which is later: give it its own as default arguments.": dict.fromkeys(erasers, final),
     }
     for hint, others in tried.items():
-        with _edited(model, others):
-            if same(got, outputs(model, batch)["logits"]):
+        with my_heads.erase(model, others):
+            if same(got, outputs(model, batch)):
                 return hint
     late = Counter((*key, final_head) for *key, _ in erasers)
-    with _edited(model, {place: partial(_repeated, final, times) for place, times in late.items()}):
-        if same(got, outputs(model, batch)["logits"]):
+    with my_heads.erase(model, {place: partial(_repeated, final, times) for place, times in late.items()}):
+        if same(got, outputs(model, batch)):
             return (
                 "Each projection has the last eraser, on the last head. A hook made in a loop sees the loop's "
                 "variables as they are when it runs, which is later: give it its own as default arguments."

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from headtools.course.exercises.exercise import (
     show,
     tensor,
 )
-from headtools.course.exercises.lesson_00 import entered
+from headtools.course.exercises.lesson_00 import entered, restored, restored_after_error
 from headtools.organism.toy_decoder import ToyDecoder
 
 
@@ -150,15 +151,8 @@ def _hide(answer: Any) -> str | None:
             )
         if not same(got, _hidden(apart, ids, writers, readers, path)):
             return _hide_mistake(apart, ids, case, everyone, got) + example
-        if not same(model(ids), plain, 1e-6):
-            return f"After the block the head is still hidden. Remove each hook after the yield: hook.remove(){example}"
-    with suppress(ZeroDivisionError), entered(answer, model, **case):
-        raise ZeroDivisionError
-    if not same(model(ids), plain, 1e-6):
-        return (
-            "An error inside the block leaves the head hidden for good. Put the yield into try: and the removing into "
-            "finally:, which runs in any case."
-        )
+        restored(partial(model, ids), plain, "the head is hidden")
+    restored_after_error(answer, model, partial(model, ids), plain, "the head is hidden", **case)
     with ExitStack() as both:
         for path in "qkv":
             both.enter_context(entered(answer, model, writers=[3], readers=everyone, path=path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from torch.overrides import _len_torch_function_stack, _pop_mode
 import headtools as ht
 from headtools.course import my_heads
 from headtools.course.exercises.exercise import Exercise, Hint, NotTried, article, call, same, show
-from headtools.course.exercises.lesson_00 import entered, tiny_translator
+from headtools.course.exercises.lesson_00 import entered, outputs, restored, restored_after_error, tiny_translator
 from headtools.organism.written_models import WrittenModel, write_head, write_induction
 
 Rows = dict[tuple, Tensor]
@@ -24,23 +23,16 @@ Rows = dict[tuple, Tensor]
 def _gates(answer: Any) -> str | None:
     """gates(model, values): a context manager inside which each head's z is times its gate, {key: (H,) or (B, H)}."""
     model, batch = _translator()
-    clean, on = deepcopy(model), _logits(model, batch)  # which has no hooks, whatever the answer leaves behind
+    clean, on = deepcopy(model), outputs(model, batch)  # which has no hooks, whatever the answer leaves behind
     shared, own = torch.tensor([1.0, 0.5, 0.0, 2.0]), torch.tensor([[1.0, 0.0, 0.5, 1.0], [0.0, 2.0, 1.0, -1.0]])
     cases = [{("encoder", 1): shared}, {("encoder", 0): own}, {("decoder", 1): own, ("cross", 0): shared}]
     for values in cases:
         with entered(answer, model, values=values):
-            got = _logits(model, batch)
+            got = outputs(model, batch)
         if not same(got, _gated(clean, batch, values)):
             return f"{_other_gates(clean, batch, values, got, on)}\nSee it for values = {_short(values)}."
-        if not same(_logits(model, batch), on, 1e-6):
-            return "After the block the gates are still there. Remove each hook after the yield: hook.remove()"
-    with suppress(ZeroDivisionError), entered(answer, model, values=cases[0]):
-        raise ZeroDivisionError
-    if not same(_logits(model, batch), on, 1e-6):
-        return (
-            "An error inside the block leaves the gates there for good. Put the yield into try: and the removing into "
-            "finally:, which runs in any case."
-        )
+        restored(partial(outputs, model, batch), on, "the gates are there")
+    restored_after_error(answer, model, partial(outputs, model, batch), on, "the gates are there", values=values)
     gate = torch.ones(2, 4, requires_grad=True)
     right = gate.detach().clone().requires_grad_()
     values = {("encoder", 1): gate}
@@ -59,7 +51,7 @@ def _gates(answer: Any) -> str | None:
         return "The numbers are right, but their slope by the gates is not. Is the gate multiplied in just once?"
     twice = {("encoder", 1): shared}
     with entered(answer, model, values=twice), entered(answer, model, values=twice):
-        got = _logits(model, batch)
+        got = outputs(model, batch)
     if not same(got, _gated(clean, batch, {("encoder", 1): shared**2})):
         return "One gates inside another: both should multiply. Does one hook undo what the other did?"
     return None
@@ -79,11 +71,6 @@ def _translator() -> tuple[nn.Module, dict[str, Tensor]]:
     return model, batch | {"attention_mask": torch.ones(2, 4, dtype=torch.long)}
 
 
-def _logits(model: nn.Module, batch: Mapping) -> Tensor:
-    with torch.no_grad():
-        return model(**batch).logits
-
-
 def _scaled(model: nn.Module, values: Mapping, example: int) -> nn.Module:
     """A copy whose output projections have each head's columns times its gate: the judge's own way, without hooks."""
     copy = deepcopy(model)
@@ -97,7 +84,7 @@ def _scaled(model: nn.Module, values: Mapping, example: int) -> nn.Module:
 
 def _gated(model: nn.Module, batch: Mapping, values: Mapping) -> Tensor:
     """The logits under gates, example by example."""
-    return torch.stack([_logits(_scaled(model, values, i), batch)[i] for i in range(len(batch["input_ids"]))])
+    return torch.stack([outputs(_scaled(model, values, i), batch)[i] for i in range(len(batch["input_ids"]))])
 
 
 def _other_gates(model: nn.Module, batch: Mapping, values: Mapping, got: Tensor, on: Tensor) -> str:
@@ -159,7 +146,7 @@ def _along(model: nn.Module, batch: Mapping, values: Mapping, axis: int) -> Tens
 
     try:
         with my_heads.edit(model, {key: partial(change, gate=gate) for key, gate in values.items()}):
-            return _logits(model, batch)
+            return outputs(model, batch)
     except RuntimeError:
         return None
 

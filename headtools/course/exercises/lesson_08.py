@@ -20,6 +20,7 @@ from headtools.course.exercises.exercise import (
     call,
     expect,
     same,
+    several,
     show,
     tensor,
 )
@@ -292,9 +293,7 @@ def _attention(answer: Any) -> str | None:
         for case in cases:
             q, k, v, relevance = map(torch.tensor, case)
             given = {"q": q, "k": k, "v": v, "relevance": relevance, "fixed": fixed}
-            got = call(answer, **given)
-            if not isinstance(got, tuple | list) or len(got) != 3:
-                raise Hint("Three things are asked for: the relevance of q, of k and of v.")
+            got = several(call(answer, **given), 3, "the relevance of q, of k and of v")
             want = _through(q, k, v, relevance, fixed)
             wrong = {hint: _through(q, k, v, relevance, fixed, name) for name, hint in _ATTENTION_MISTAKES.items()}
             for i, name in enumerate("qkv"):

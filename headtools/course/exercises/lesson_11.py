@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
+from headtools.course import my_heads
 from headtools.course.exercises.exercise import Exercise, Hint, article, call, expect, same, tensor
-from headtools.course.exercises.lesson_00 import entered, outputs, tiny_translator
+from headtools.course.exercises.lesson_00 import entered, outputs, restored, restored_after_error, tiny_translator
 
 
 def _draw(*shape: int, seed: int) -> torch.Tensor:
@@ -38,15 +39,15 @@ def _patch(answer: Any) -> str | None:
     with ht.record(model, want="z") as source:
         outputs(model, other)
     noted = {site.key: SimpleNamespace(z=source[site].z) for site in ht.sites(model)}
-    plain = outputs(model, batch)["logits"]
+    run, plain = partial(outputs, model, batch), outputs(model, batch)
     one, several = {("encoder", 1): [2]}, {("encoder", 0): [3], ("cross", 2): [0, 1]}
     where = torch.tensor([[True, False, True, True, False], [False, False, True, False, True]])
     for heads, positions in ((one, None), (several, None), (one, where), ({("encoder", 0): [0, 3]}, where)):
         example = f"\nSee it for heads = {heads}" + ("." if positions is None else " and a mask of positions.")
         with ht.patch(model, heads, source, positions):
-            want = outputs(model, batch)["logits"]
+            want = outputs(model, batch)
         with entered(answer, model, heads=heads, source=noted, positions=positions):
-            got = outputs(model, batch)["logits"]
+            got = outputs(model, batch)
         if same(got, plain, 1e-5):
             return (
                 "Inside the block nothing has changed. The hook goes on site.out, before the yield, and returns new "
@@ -54,15 +55,9 @@ def _patch(answer: Any) -> str | None:
             )
         if not same(got, want, 1e-5):
             return _other_patch(model, batch, heads, source, positions, got) + example
-        if not same(outputs(model, batch)["logits"], plain, 1e-6):
-            return f"After the block the heads are still patched: remove every hook after the yield.{example}"
-    with suppress(ZeroDivisionError), entered(answer, model, heads=one, source=noted, positions=None):
-        raise ZeroDivisionError
-    if not same(outputs(model, batch)["logits"], plain, 1e-6):
-        return (
-            "An error inside the block leaves the heads patched for good. Put the yield into try: and the removing "
-            "into finally:, which runs in any case."
-        )
+        restored(run, plain, "the heads are patched")
+    given = {"heads": one, "source": noted, "positions": None}
+    restored_after_error(answer, model, run, plain, "the heads are patched", **given)
     return None
 
 
@@ -73,7 +68,7 @@ def _other_patch(
 
     def with_patch(others: Any, where: Tensor | None = positions, of: Any = source) -> Tensor:
         with ht.patch(model, others, of, where):
-            return outputs(model, batch)["logits"]
+            return outputs(model, batch)
 
     first, *_, last = [*heads, *heads]
     every = {key: range(4) for key in heads}
@@ -113,21 +108,13 @@ def _other_patch(
 
 def _by_token(model: nn.Module, batch: dict[str, Tensor], heads: Any, source: Any) -> Tensor:
     """What comes out where z[:, heads] is patched, tokens in place of heads."""
-    hooks = []
-    for site in ht.sites(model):
-        if site.key in heads:
 
-            def swap(_module: nn.Module, args: tuple, site: Any = site) -> tuple:
-                z = site.split(args[0]).clone()
-                z[:, heads[site.key]] = source[site.key].z[:, heads[site.key]]
-                return (site.join(z),)
+    def swap(z: Tensor, key: tuple) -> Tensor:
+        tokens = torch.tensor(heads[key])
+        return z.index_copy(1, tokens, source[key].z[:, tokens])
 
-            hooks.append(site.out.register_forward_pre_hook(swap))
-    try:
-        return outputs(model, batch)["logits"]
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with my_heads.edit(model, {key: partial(swap, key=key) for key in heads}):
+        return outputs(model, batch)
 
 
 def _difference(answer: Any) -> None:
@@ -212,7 +199,7 @@ def _moved(answer: Any) -> None:
 def _remove(answer: Any) -> str | None:
     """remove_direction(model, head, directions): the head writes nothing along them while it lasts; then as before."""
     model, batch, _ = _translator()
-    plain = outputs(model, batch)["logits"]
+    plain = outputs(model, batch)
     cases = [(("encoder", 1, 2), 1, 3.0), (("cross", 0, 0), 2, 0.5), (("encoder", 2, 3), 3, 1.0)]
     for head, count, length in cases:
         directions = length * _draw(count, 16, seed=count)
@@ -223,7 +210,7 @@ def _remove(answer: Any) -> str | None:
         with ht.edit(model, head, remove=directions):
             want = site.w_o.detach().clone()
         with entered(answer, model, head=head, directions=directions):
-            seen, got = outputs(model, batch)["logits"], site.w_o.detach().clone()
+            seen, got = outputs(model, batch), site.w_o.detach().clone()
         if torch.equal(got, before):
             if same(seen, plain, 1e-6):
                 return (

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.course.exercises.exercise import Exercise, Hint, NotTried, article, call
+from headtools.course import my_heads
+from headtools.course.exercises.exercise import Exercise, Hint, NotTried, article, call, number
 from headtools.course.exercises.lesson_00 import tiny_translator
 
 Rows = Mapping[tuple, Tensor]
@@ -27,11 +28,13 @@ def _honest(answer: Any) -> str | None:
         given = {"choosing": choosing, "measuring": measuring}
         got = _read(call(answer, **given), _CHOICE)
         where = f"\nSee it for{_written_out(given)}"
-        best, other = _best(choosing), _best(measuring)
+        right, luck, other = (
+            my_heads.honest_choice(*halves) for halves in ((choosing, measuring), (choosing,) * 2, (measuring,) * 2)
+        )
+        best = right["head"]
         head = tuple(got["head"]) if isinstance(got["head"], Sequence) else (got["head"],)
         if head != best:
-            return _other_head(head, best, other, choosing) + where
-        right, luck = _scores(best, measuring), _scores(best, choosing)
+            return _other_head(head, best, other["head"], choosing) + where
         mistakes = {
             "promised": {
                 "That is its mean where it was not chosen. Promised is what it scored where it was.": right["score"],
@@ -42,7 +45,7 @@ def _honest(answer: Any) -> str | None:
                     luck["score"]
                 ),
                 "That is the best score of the other half, by another head. Read the chosen head there.": (
-                    _scores(other, measuring)["score"]
+                    other["score"]
                 ),
                 "That averages both halves, and one of them made the choice.": (luck["score"] + right["score"]) / 2,
             },
@@ -63,7 +66,6 @@ def _honest(answer: Any) -> str | None:
                 ),
             },
         }
-        right["promised"] = luck["score"]
         rule = "Find the largest mean of choosing; then read the same head's rows in measuring, and nothing else."
         for name in _CHOICE[1:]:
             if hint := _off(got[name], right[name], mistakes[name], rule):
@@ -83,20 +85,6 @@ def _halves() -> list[tuple[dict[tuple, Tensor], dict[tuple, Tensor]]]:
     }
     first, second = ({key: torch.tensor(rows) for key, rows in half.items()} for half in (one, two))
     return [(first, second), (second, first)]
-
-
-def _best(rows: Rows) -> tuple:
-    return max(
-        ((*key, head) for key in rows for head in range(rows[key].shape[1])),
-        key=lambda head: rows[head[:-1]][:, head[-1]].mean().item(),
-    )
-
-
-def _scores(head: tuple, rows: Rows) -> dict[str, float]:
-    own = rows[head[:-1]][:, head[-1]]
-    low, high = ht.bootstrap(own)
-    everyone = torch.cat(list(rows.values()), 1)
-    return {"score": own.mean().item(), "low": float(low), "high": float(high), "any": everyone.mean().item()}
 
 
 def _other_head(got: tuple, best: tuple, other: tuple, choosing: Rows) -> str:
@@ -192,81 +180,65 @@ def _case() -> tuple[nn.Module, _Texts, _Roles]:
 def _expected() -> tuple[dict[tuple, dict[str, float]], dict[str, dict[str, dict[tuple, float]]]]:
     """What each line should hold, {head: {column: number}}, and what known mistakes give, by column and hint."""
     model, texts, roles = _case()
-    slopes = ht.gradient(model, texts, signed=True).rows
-    cost = ht.ablation(model, texts, progress=False).rows
-    confident = [
-        ht.confidence(model, {name: value[i : i + 1] for name, value in batch.items()}, exclude=[]).values
-        for batch in texts
-        for i in range(len(batch["labels"]))
-    ]
-    rows = {
-        "importance": _each({key: each.abs() for key, each in slopes.items()}),
-        "cost": _each(cost),
-        "confidence": _each({key: torch.stack([one[key] for one in confident]) for key in confident[0]}),
-    }
+    expected, rows = {}, {}
+    for line in my_heads.report(model, texts, roles):
+        expected[line.pop("kind"), line.pop("layer"), line.pop("head")] = line
+    slopes, cost = (_each(measure(model, texts)) for measure in (my_heads.gradient, my_heads.ablation))
     wrong: dict[str, dict[str, dict[tuple, float]]] = {
         "importance": {
-            "The slopes keep their sign, so texts cancel. First the size of each, then the mean.": _means(
-                _each(slopes)
-            ),
+            "The slopes keep their sign, so texts cancel. First the size of each, then the mean.": _means(slopes),
             "That is the size of the mean slope, in which texts cancel. First the size of each, then the mean.": (
-                {head: abs(mean) for head, mean in _means(_each(slopes)).items()}
+                {head: abs(mean) for head, mean in _means(slopes).items()}
             ),
         },
         "cost": {
             "The sign is turned: a head that the model needs has a positive cost.": (
-                {head: -mean for head, mean in _means(_each(cost)).items()}
+                {head: -mean for head, mean in _means(cost).items()}
             ),
             "That is the size of the cost. Its sign says whether the loss rises: keep it.": _means(
-                _each({key: each.abs() for key, each in cost.items()})
+                {head: each.abs() for head, each in cost.items()}
             ),
         },
         "confidence": {},
     }
-    intervals = set(rows)
+    rows |= {"importance": {head: each.abs() for head, each in slopes.items()}, "cost": cost}
+    rows["confidence"] = _each(my_heads.confidence(model, texts))
     for name, (batches, score) in roles.items():
         parts = [_both(model, batch, score) for batch in batches]
         own, even, all_keys = (
-            {key: torch.cat([part[i][key] for part in parts]) for key in parts[0][0]} for i in range(3)
+            _each({key: torch.cat([part[i][key] for part in parts]) for key in parts[0][0]}) for i in range(3)
         )
-        gain = {key: own[key] - even[key] for key in own}
-        rows |= {name: _each(own), f"{name} even": _each(even), f"{name} gain": _each(gain)}
-        intervals.add(f"{name} gain")
-        by_batch = _means(_each({key: torch.stack([part[0][key].mean(0) for part in parts]) for key in own}))
+        rows[f"{name} gain"] = {head: each - even[head] for head, each in own.items()}
+        by_batch = _means(_each({key: torch.stack([part[0][key].mean(0) for part in parts]) for key in parts[0][0]}))
         wrong[name] = {
             "That is the mean of the means of batches, and these have different sizes. Put the examples of all batches "
             "below each other, then take the mean.": by_batch,
-            "That is the score of the even map. Here the head's own map is asked for.": _means(_each(even)),
+            "That is the score of the even map. Here the head's own map is asked for.": _means(even),
         }
         wrong[f"{name} even"] = {
             "The even map shares a query's weight among all keys, also those that it may not see. Where a map is 0, a "
-            "mask was: share it among the others.": _means(_each(all_keys)),
+            "mask was: share it among the others.": _means(all_keys),
             "That is the score of the head's own map. Its baseline is the score of a map that has no preference.": (
-                _means(_each(own))
+                _means(own)
             ),
         }
         wrong[f"{name} gain"] = {
-            "The sign is turned: what the head has beyond the even map.": _means(_each(even), minus=_each(own)),
-            "That is the score itself. Its baseline is still to be taken off.": _means(_each(own)),
+            "The sign is turned: what the head has beyond the even map.": _means(even, minus=own),
+            "That is the score itself. Its baseline is still to be taken off.": _means(own),
         }
         for end in (0, 1):
-            unpaired = {head: _ends(each)[end] - _means(_each(even))[head] for head, each in _each(own).items()}
+            unpaired = {head: _ends(each)[end] - _means(even)[head] for head, each in own.items()}
             wrong[f"{name} gain {('low', 'high')[end]}"] = {
                 "That is the interval of the score, moved by the mean baseline. The baseline differs from text to "
                 "text: take it off text by text, and the interval is that of the differences.": unpaired
             }
-    heads = list(rows["importance"])
-    expected = {head: {name: each[head].mean().item() for name, each in rows.items()} for head in heads}
-    for name in intervals:
-        ends = {head: _ends(rows[name][head]) for head in heads}
-        for end, which in enumerate(("low", "high")):
-            for head in heads:
-                expected[head][f"{name} {which}"] = ends[head][end]
+    for name, of_heads in rows.items():
+        for end, (which, other) in enumerate((("low", "high"), ("high", "low"))):
             wrong.setdefault(f"{name} {which}", {})
             wrong[f"{name} {which}"] |= {
-                "Low and high are exchanged.": {head: ends[head][1 - end] for head in heads},
+                "Low and high are exchanged.": {head: expected[head][f"{name} {other}"] for head in expected},
                 "That is where the examples lie. An interval of their mean is asked for: mine.bootstrap.": (
-                    {head: rows[name][head].quantile((0.025, 0.975)[end]).item() for head in heads}
+                    {head: each.quantile((0.025, 0.975)[end]).item() for head, each in of_heads.items()}
                 ),
             }
     return expected, wrong
@@ -325,10 +297,7 @@ def _read(given: Any, names: Sequence[str]) -> Mapping:
 
 def _off(got: Any, want: float, mistakes: Mapping[str, float], rule: str, tol: float = 1e-6) -> str:
     """The hint for a number that is off; '' where it is right."""
-    try:
-        got = float(got)
-    except (TypeError, ValueError, RuntimeError):
-        raise Hint(f"A number is asked for, this is {article(got)}.") from None
+    got = number(got)
     near = {"rel_tol": tol, "abs_tol": tol}
     if math.isclose(got, want, **near):
         return ""
