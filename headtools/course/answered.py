@@ -92,11 +92,21 @@ def update(new: dict[str, str], file: Path) -> None:
 
     Raises OSError where it cannot be written, and ValueError where the file holds something else.
     """
+    write_bytes(file, f"{json.dumps(merged(stored(file), new, file), indent=1)}\n".encode())
+
+
+def stored(file: Path) -> dict[str, str]:
+    """Return the dict that a JSON file holds, an empty one where there is no file.
+
+    Raises OSError where it cannot be read, and ValueError where it holds something else.
+    """
     entries = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    write_bytes(file, f"{json.dumps(merged(entries, new, file), indent=1)}\n".encode())
+    if not isinstance(entries, dict) or not all(isinstance(entry, str) for entry in entries.values()):
+        raise ValueError(f"{file.name} is not as headtools wrote it; delete it, and a new one is begun")
+    return entries
 
 
-def merged(stored: dict[str, str], new: dict[str, str], file: Path) -> dict[str, str]:
+def merged(kept: dict[str, str], new: dict[str, str], file: Path) -> dict[str, str]:
     """Return what a file holds with new entries, and with those that this kernel has written to it before.
 
     So no lock is needed: where two kernels write within the same millisecond, the later file lacks one entry, and the
@@ -106,7 +116,7 @@ def merged(stored: dict[str, str], new: dict[str, str], file: Path) -> dict[str,
     if not file.exists():
         own.clear()
     own |= new
-    return stored | own
+    return kept | own
 
 
 def forget(file: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from typing import Any
 
-from headtools.course.answered import keeping, progress_path, shell, update
+from headtools.course.answered import keeping, progress_path, shell, stored, update
 from headtools.course.catalogue import entry
 from headtools.course.live import show_live
 from headtools.course.plain import escape, plain
@@ -90,7 +89,7 @@ def attended() -> bool:
 def _answer(key: str) -> str:
     if key not in _given and attended() and keeping():
         with suppress(OSError, ValueError):
-            _given[key] = json.loads(progress_path().with_name(FILE).read_text("utf-8")).get(key, "")
+            _given[key] = stored(progress_path().with_name(FILE)).get(key, "")
     return _given.get(key, "")
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from headtools.course import catalogue
+from headtools.course import predict as predict_module
 from headtools.course.catalogue import entry, lesson
 from headtools.course.claims import VERDICTS, ledger
 from headtools.course.figure import figure
@@ -223,3 +224,16 @@ def _run(client, code, metadata):
         assert reply["msg_type"] != "error", reply["content"]
         if reply["content"].get("execution_state") == "idle":
             return shown
+
+
+@pytest.mark.parametrize("held", ["[]", "null", '{"01.cost": 1}', "{", "\x00"])
+def test_a_file_of_predictions_that_holds_something_else_stops_no_lesson(held, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict_module, "attended", lambda: True)
+    monkeypatch.setenv("HEADTOOLS_PROGRESS", str(tmp_path / "my-progress.json"))
+    monkeypatch.setattr(predict_module, "_given", {})
+    file = tmp_path / "my-predictions.json"
+    file.write_text(held)
+    assert predicted("01.cost") == ""
+    remember("01.cost", "16", keep=True)
+    assert predicted("01.cost") == "You predicted: 16."
+    assert file.read_text() == held  # not ours to overwrite

@@ -169,14 +169,14 @@ def _attention() -> nn.Module:
     return attention
 
 
-def _gated(attention: nn.Module, x: Tensor, off: Iterable[int], interleaved: bool = False) -> Tensor:
-    """What the layer gives with some heads' z at 0; ``interleaved``: as if features took turns."""
-    n, width = attention.num_heads, attention.head_dim
+def _gated(attention: nn.Module, x: Tensor, off: Iterable[int]) -> Tensor:
+    """What the layer gives with some heads' z at 0."""
+    width = attention.head_dim
 
     def without(_module: nn.Module, args: tuple) -> tuple:
         flat = args[0].clone()
         for head in off:
-            flat[..., slice(head, None, n) if interleaved else slice(head * width, (head + 1) * width)] = 0
+            flat[..., head * width : (head + 1) * width] = 0
         return (flat,)
 
     hook = attention.out_proj.register_forward_pre_hook(without)
