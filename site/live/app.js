@@ -311,8 +311,9 @@ function start({ course, weights }, begun) {
     $("toggle").setAttribute("aria-label", `${titled(shown)} is ${gates[shown] ? "on" : "off"}`);
     $("toggle").textContent = gates[shown] ? "On" : "Off";
     const texts = rolesOf(shown).map(({ text }) => text), more = texts.length - 2;
-    const role = texts.length ? `${texts.slice(0, 2).join(". ")}${more > 0 ? `, and ${plural(more, "more role")}` : ""}.` : "No role of its own is known.";
-    $("look-role").textContent = role;
+    const role = texts.length ? `${texts.slice(0, 2).join(". ")}.` : "No role of its own is known.";
+    const others = more > 0 && html("details", {}, html("summary", {}, `${plural(more, "more role")}`), `${texts.slice(2).join(". ")}.`);
+    $("look-role").replaceChildren(role, ...(others ? [others] : []));
     showAlone();
     const pick = (row) => { picked = picked === row && view !== "inside" ? null : row; showHead(); tour?.changed(); };
     const many = { rows, queries, keys };
@@ -327,6 +328,8 @@ function start({ course, weights }, begun) {
     }
     const focused = document.activeElement?.id;
     $("view").replaceChildren(...drawing);
+    $("view-key").textContent = view === "inside" ? "" : view === "map" ? "A row for each word that looks, a column for each word looked at." : one === "cross"
+      ? "From each word of the translation, left, to the source words that it looks at." : "An arc ends in a dot at the word looked at: left, an earlier one; right, a later one. A ring: the word itself.";
     $("told").replaceChildren(...inWords(rows, queries, keys).map(({ query, key, weight }) => html("li", {}, query, " → ", key, html("span", {}, percent(weight)))));
     if (focused === "inside-query") $(focused)?.focus();
   }
