@@ -132,22 +132,3 @@ def test_a_fit_of_gates_takes_one_batch():
         for batches in (labelled(batch), [labelled(batch)])
     )
     assert torch.equal(one.gates.log_alpha, several.gates.log_alpha)
-
-
-def mean_square(outputs, batch):
-    return outputs.logits.square().mean((1, 2))
-
-
-def test_one_loss_serves_every_function():
-    model, batch = zoo_model("bert")
-    options = {"loss": mean_square, "progress": False}
-    ht.fit_gates(model, batch, 1.0, steps=2, weights=None, **options)
-    ht.recover(model, batch, steps=1, **options)
-    ht.ablation(model, batch, **options)
-    ht.gradient(model, batch, mean_square)
-
-
-def test_a_fit_that_closes_nothing_can_be_cut():
-    model, batch = zoo_model("bert")
-    fit = ht.fit_gates(model, labelled(batch), 0.0, steps=1, weights=None, progress=False)
-    assert ht.pruned(fit.cut()) == []

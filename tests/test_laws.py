@@ -4,7 +4,6 @@ Those of roles/ and sparse/ are in ``roles/test_laws.py`` and ``sparse/test_laws
 """
 
 import copy
-import itertools
 import json
 from contextlib import ExitStack, nullcontext
 
@@ -18,7 +17,7 @@ from headtools.importance.loss import label_loss
 
 from .heads.reference import bias_of, untouched, watch
 from .laws import close, law, logits, logits_of, real, some
-from .random_models import DTYPES, FAMILIES, drawn
+from .random_models import drawn
 
 # Padding on the left moves BERT's, DistilBERT's and Marian's absolute positions: another input, not the same one.
 EXACT = ("float32", "float64")
@@ -220,21 +219,6 @@ def test_two_heads(one, data):
 
 
 @law(20)
-@given(drawn())
-def test_confidence_is_the_mean_of_the_greatest_weights(one):
-    scores = ht.confidence(one.model, one.batch, exclude=[])
-    with ht.record(one.model, want="maps") as seen:
-        logits(one)
-    for key, value in scores.values.items():
-        maps = seen[key].maps
-        greatest = maps.amax(-1).transpose(1, 2)  # (B, query, head)
-        own = key[0] == "encoder" or one.family not in ("t5", "marian")
-        mask = one.batch.get("attention_mask") if own else None
-        keep = mask.bool() if mask is not None else torch.ones(greatest.shape[:2], dtype=torch.bool)
-        assert close(one, value, greatest[keep].mean(0))
-
-
-@law(20)
 @given(drawn(dtypes=EXACT), st.data())
 def test_gates_that_were_learnt_can_be_cut(one, data):
     gate = ht.HardConcrete(ht.sites(one.model))
@@ -251,17 +235,3 @@ def test_gates_that_were_learnt_can_be_cut(one, data):
     if gone:  # a cut of nothing is refused
         ht.prune(cut, gone)
     assert close(one, real(one, logits_of(cut, one)), real(one, closed))
-
-
-def test_every_family_and_precision_is_drawn():
-    """One of each: which of them come up among a hundred of all differs with the version of Hypothesis."""
-    wanted, seen = set(itertools.product(FAMILIES, DTYPES, ("right", "left"))), set()
-    for family, dtype, side in sorted(wanted):
-
-        @law(1)
-        @given(drawn(families=(family,), dtypes=(dtype,), sides=(side,)))
-        def look(one):
-            seen.add((one.family, one.dtype, one.side))
-
-        look()
-    assert seen == wanted

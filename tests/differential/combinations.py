@@ -73,9 +73,10 @@ def draw(measure: str, seed: int, **given: str) -> Combination:
         drawn[name] = luck.choices(options, WEIGHTS.get(name))[0]
     for name, options in NEEDS.get(measure, {}).items():
         drawn[name] = luck.choice(options)
+    drawn |= {name: value for name, value in given.items() if value}
     if drawn["architecture"] in ("gemma2", "gpt_oss"):  # have no other
         drawn["attention"] = "eager"
-    return Combination(measure, seed=seed, **(drawn | {name: value for name, value in given.items() if value}))
+    return Combination(measure, seed=seed, **drawn)
 
 
 @dataclass

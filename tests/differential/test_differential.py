@@ -16,11 +16,11 @@ import torch
 
 import headtools as ht
 
-from ..heads.zoo import ALL, zoo_model
+from ..heads.zoo import ALL, LEGACY, zoo_model
 from . import measures, naive
 from .combinations import CHOICES, draw
 from .measures import MEASURES
-from .run import DIFFERS, EQUAL, ERROR, FAILURES, REFUSED, refused, run, sample, summary, write
+from .run import DIFFERS, EQUAL, ERROR, FAILURES, NOT_RUN, REFUSED, refused, run, sample, summary, write
 
 SEED = int(os.environ["HEADTOOLS_DIFFERENTIAL_SEED"])  # tests/conftest.py draws one
 _FEW = os.environ.get("HEADTOOLS_LAWS") == "half"  # make test
@@ -34,6 +34,30 @@ def test_equals_its_definition(measure):
     outcomes = [run(combination) for combination in quick]
     failures = [str(outcome) for outcome in outcomes if outcome.end in FAILURES]
     assert not failures, "\n".join(failures)
+
+
+MAY_REFUSE = {  # what needs AttentionInterface, latent keys, and a model that is in eval mode
+    **dict.fromkeys(("maps", "values", "confidence", "statistics", "taxonomy", "induction"), LEGACY),
+    **dict.fromkeys(("prune", "save_load"), (*LEGACY, "deepseek_v3")),
+}
+SWEPT = "maps z values contributions gates ablate_zero ablate_mean patch prune save_load gradient_rows gradient_batch"
+SWEPT += " ablation_rows interaction curvature confidence statistics relevance_conserved edit taxonomy induction ov qk"
+CALM = {"precision": "float32", "wrapping": "plain"}
+
+
+@pytest.mark.parametrize("architecture", ALL)
+@pytest.mark.parametrize("measure", SWEPT.split())
+def test_every_architecture(measure, architecture):
+    """Whatever the seed of this run: a measure is right on each, and refuses only what is named above."""
+    outcome = run(draw(measure, ALL.index(architecture), architecture=architecture, mode="eval", **CALM))
+    assert outcome.end in (EQUAL, NOT_RUN) or architecture in MAY_REFUSE.get(measure, ()), outcome
+
+
+@pytest.mark.parametrize("measure", sorted(MEASURES.keys() - {"taxonomy"}))
+def test_every_measure_of_a_model_that_trains(measure):
+    """Dropout is off where a measure runs the model, and each module's mode comes back."""
+    outcome = run(draw(measure, 1, architecture="bert", mode="train", **CALM))
+    assert outcome.end in (EQUAL, NOT_RUN), outcome
 
 
 # Measures whose slow definition stands in a test of their own, and tables of other things than scores.

@@ -200,15 +200,6 @@ def test_stacks_of_one_kind():
         circuits.stack()
 
 
-def test_shared_keys_and_values_are_copied_to_their_query_heads():
-    model, _ = zoo_model("llama")  # 6 query heads, 2 key heads
-    site = ht.sites(model)["decoder", 0]
-    left = geometry.ov(site)[site.key].left
-    for head in range(6):  # the first three share one, the last three the other
-        torch.testing.assert_close(left[head], site.v.weight()[head // 3].mT, rtol=0, atol=0)
-    assert not torch.equal(left[0], left[3])
-
-
 def test_half_precision_and_gradients():
     model, _ = fresh("bert")
     circuits = geometry.ov(model.half())

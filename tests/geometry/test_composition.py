@@ -5,7 +5,6 @@ import torch
 
 import headtools as ht
 from headtools import geometry
-from headtools.heads.prune import prune
 
 from ..heads.zoo import fresh, zoo_model
 
@@ -105,29 +104,6 @@ def test_composition_with_rope_is_refused_but_for_values():
     with pytest.raises(ValueError, match="RoPE"):
         geometry.composition(sites["decoder", 0], sites["decoder", 1], "key")
     assert geometry.composition(sites["decoder", 0], sites["decoder", 1], "value").values.shape == (6, 6)
-
-
-def test_untrained_is_a_fresh_start():
-    model, _ = zoo_model("marian")
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    one, again, other = geometry.untrained(model), geometry.untrained(model), geometry.untrained(model, seed=1)
-    assert torch.equal(before, torch.get_rng_state())
-    assert not one.training
-    assert one.config is not model.config
-    weights = [m.model.encoder.layers[0].self_attn.q_proj.weight for m in (one, again, other, model)]
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
-    assert not torch.equal(weights[0], weights[3])
-    assert torch.equal(one.model.encoder.embed_positions.weight, model.model.encoder.embed_positions.weight)
-    with pytest.raises(TypeError, match="Linear has no configuration"):
-        geometry.untrained(torch.nn.Linear(2, 2))
-    half, _ = fresh("marian")
-    half.half()
-    assert next(geometry.untrained(half).parameters()).dtype is torch.float16
-    prune(half, {("encoder", 0): [0]})
-    with pytest.raises(ValueError, match="the model is pruned"):
-        geometry.untrained(half)
 
 
 def test_random_like_is_seeded_and_keeps_heads():

@@ -26,20 +26,6 @@ def real_outputs(model, sites, name, batches):
     return {key: torch.cat(pool) for key, pool in pools.items()}
 
 
-def test_a_reference_of_several_batches_weighs_tokens_equally():
-    model, batch = zoo_model("bert")
-    sites = list(ht.sites(model))
-    short = {"input_ids": batch["input_ids"][:1, :2], "attention_mask": batch["attention_mask"][:1, :2]}
-    pools = real_outputs(model, sites, "bert", [batch, short])
-    with (
-        ht.ablate(model, {("encoder", 1): [2]}, replacement="mean", reference=[batch, short]),
-        watch(sites) as recorded,
-    ):
-        run(model, batch)
-    z = recorded["encoder", 1][0][0].reshape(3, 7, 4, 8)
-    assert error(z[:, :, 2], pools["encoder", 1][:, 2].mean(0).expand(3, 7, 8)) <= 1e-6
-
-
 def test_decoder_tokens_are_not_masked_by_the_source_padding():
     """The trap: source and target of the same length, where the source mask would fit the decoder's z."""
     model, batch = zoo_model("marian")
@@ -81,13 +67,3 @@ def test_resampling_gives_outputs_the_head_had_at_real_tokens(name):
     distance = (drawn[:, None] - pool[None]).abs().amax((-1, -2))  # all heads of a token from one and the same token
     assert distance.amin(1).max() <= 1e-6
     assert len(distance.argmin(1).unique()) > 1, "every token got the same draw"
-
-
-def test_resampling_leaves_the_global_random_state_alone():
-    model, batch = zoo_model("bert")
-    torch.manual_seed(4)
-    expected = torch.rand(3)
-    torch.manual_seed(4)
-    with ht.ablate(model, {("encoder", 0): [0]}, replacement="resample", reference=batch):
-        run(model, batch)
-    assert torch.equal(torch.rand(3), expected)

@@ -59,17 +59,3 @@ def test_a_wrapper_compiled_elsewhere_misses_no_hook(when):
     assert error(run(compiled, batch), plain) == 0
     with ht.ablate(model, HEADS):
         assert error(run(compiled, batch), expected) == 0
-
-
-def test_the_setting_comes_back_after_contexts_that_end_in_any_order():
-    import torch._dynamo.eval_frame as dynamo
-
-    model, _ = fresh("bert")
-    one, two = (ht.ablate(model, {("encoder", layer): [0]}) for layer in (0, 1))
-    before = dynamo._stance
-    one.__enter__()
-    two.__enter__()
-    for context in (one, two):
-        assert dynamo._stance.stance == "force_eager"
-        context.__exit__(None, None, None)
-    assert dynamo._stance is before

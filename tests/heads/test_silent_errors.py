@@ -150,14 +150,6 @@ def test_a_sentence_with_other_line_ends(tmp_path):
     assert ht.natural_text(tmp_path / "a.conllu", "all") == [text]
 
 
-def test_a_context_without_with_warns():
-    model, batch = zoo_model("llama")
-    with pytest.warns(UserWarning, match=r"ablate\(...\) changes nothing until it is entered: write with ablate"):
-        ht.ablate(model, {("decoder", 0): [1]})
-    with ht.ablate(model, {("decoder", 0): [1]}):  # entered, so nothing is said
-        model(batch["input_ids"])
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_context_with_a_wrong_argument_says_only_that():
     """Beside the ``TypeError``, Python printed an exception of the unused context."""
@@ -470,16 +462,6 @@ def test_heads_that_are_convolutions_are_none():
     model = tf.ConvBertModel(tf.ConvBertConfig(**BERT | {"hidden_size": 48}, embedding_size=48))
     with pytest.raises(ValueError, match="found attention but not its heads"):
         ht.sites(model)
-
-
-def test_a_final_norm_without_weights():
-    """OLMo: heads and the rest still add up to the model's own logit."""
-    model = spread(tf.OlmoForCausalLM(tf.OlmoConfig(**LLAMA)))
-    split = ht.direct_logit_attribution(model, {"input_ids": IDS}, [7, 8])
-    with torch.no_grad():
-        logits = model(IDS).logits[torch.arange(2), -1, torch.tensor([7, 8])]
-    total = sum(part.sum(1) for part in split.heads.values()) + split.rest
-    assert torch.allclose(total.float(), logits, atol=1e-3)
 
 
 def test_projections_that_torch_reads_and_never_calls_are_no_site():

@@ -1,7 +1,5 @@
 """Which tokens count: one rule for all measures, whatever form the mask has."""
 
-import copy
-
 import pytest
 import torch
 
@@ -87,29 +85,6 @@ def test_sound_is_masked_as_its_model_does_it():
     mask[1, 16:] = 0
     found = real_tokens(model, next(iter(ht.sites(model))), {"attention_mask": mask}, (2, 8))
     assert found.sum(1).tolist() == [8, 4]
-
-
-def test_the_mean_is_taken_without_dropout():
-    model, batch = copy.deepcopy(zoo_model("bert")[0]), zoo_model("bert")[1]
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.5
-    site = ht.sites(model)["encoder", 1]
-    model.train()
-    next(model.children()).eval()
-    flags = [module.training for module in model.modules()]
-    means = []
-    for training in (True, False):
-        if not training:
-            model.eval()
-        with ht.ablate(model, {site.key: [2]}, replacement="mean", reference=batch):
-            assert not training or [module.training for module in model.modules()] == flags
-            model.eval()
-            with torch.no_grad(), ht.record(model, "z") as r:
-                model(**batch)
-        means.append(r[site.key].z[0, 0, 2])
-        model.train()
-    assert torch.equal(*means)
 
 
 def test_labels_are_left_out_where_they_are_not_needed():

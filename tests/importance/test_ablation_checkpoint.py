@@ -75,19 +75,3 @@ def test_draws_and_references_are_part_of_a_run(tmp_path):
     zeros = tmp_path / "zero"
     quietly(model, parts, scored, checkpoint=zeros)
     quietly(model, parts, scored, checkpoint=zeros, seed=1, reference=parts[:1])  # zeros need neither
-
-
-def test_what_has_no_fingerprint_is_seen_in_the_numbers(tmp_path):
-    model, parts = batches()
-    factor = [1.0]
-
-    def loss(outputs, batch):
-        return factor[0] * scored(outputs, batch)
-
-    quietly(model, parts, loss, checkpoint=tmp_path)
-    factor[0] = 1.1
-    with pytest.raises(ValueError, match=r"losses in 000002\.safetensors is not what it is now"):
-        quietly(model, parts, loss, checkpoint=tmp_path)
-    factor[0] = 1.0
-    with ht.ablate(model, {("encoder", 0): [1]}), pytest.raises(ValueError, match="a head switched off"):
-        quietly(model, parts, loss, checkpoint=tmp_path)

@@ -5,10 +5,8 @@ import copy
 import pytest
 import torch
 
-import headtools as ht
 from headtools.importance.confidence import confidence
 
-from ..heads.reference import untouched
 from ..heads.zoo import fresh, zoo_model
 
 
@@ -35,29 +33,6 @@ def test_the_end_mark_is_left_out_unless_told_otherwise():
     named = confidence(model, batch, exclude=[model.config.eos_token_id])
     assert torch.equal(confidence(model, batch).flat(), named.flat())
     assert (confidence(model, batch, exclude=[]).flat() > named.flat()).any()
-
-
-def test_a_shared_layer_is_the_mean_of_its_calls():
-    model, batch = zoo_model("albert")
-    seen = []
-    with torch.no_grad(), ht.record(model, ("maps",), accumulate=lambda _s, c, _b: seen.append(c.maps)):
-        model(**batch)
-    real = batch["attention_mask"].bool()
-    calls = [maps.amax(-1).transpose(1, 2)[real].mean(0) for maps in seen]
-    assert len(calls) == 3
-    assert torch.allclose(confidence(model, batch, exclude=[]).values["encoder", 0], torch.stack(calls).mean(0))
-
-
-def test_the_model_is_left_as_it_was_and_intervals_stay_between_none_and_all():
-    model, batch = fresh("bert")
-    model.train().bert.embeddings.word_embeddings.weight.requires_grad_(False)
-    with untouched(model):
-        scores = confidence(model, [batch, batch])
-        with pytest.raises(ValueError, match="the model knows 0 to 95"):
-            confidence(model, {"input_ids": torch.tensor([[9999]])})
-    for key, low in scores.low.items():
-        assert ((low >= 0) & (low <= scores.values[key]) & (scores.values[key] <= scores.high[key])).all()
-        assert (scores.high[key] <= 1).all()
 
 
 def test_without_an_eos_token_every_token_counts_and_the_scores_say_so():

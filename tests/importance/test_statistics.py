@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import headtools as ht
-from headtools.importance.statistics import Received, first_token, largest, offset, on_pairs
+from headtools.importance.statistics import Received, first_token, offset, on_pairs
 
 from ..heads.zoo import zoo_model
 
@@ -54,19 +54,6 @@ def test_a_class_sees_every_row_once(long_text):
         assert same.transpose(1, 2)[batch["attention_mask"].bool()].all()
         mean = torch.einsum("bhqk,bq->bhk", of_layer, real) / real.sum(-1)[:, None, None]
         torch.testing.assert_close(found["received"][key][0], mean)
-
-
-def test_several_at_once_are_each_alone(long_text):
-    model, batch, maps = long_text
-    wanted = {"confidence": largest, "previous": offset(-1), "first": first_token}
-    together = ht.statistics(model, batch, wanted)
-    for name, function in wanted.items():
-        alone = ht.statistics(model, batch, {name: function})[name]
-        assert all(torch.equal(values, together[name].values[key]) for key, values in alone.values.items())
-    assert torch.equal(together["confidence"].flat(), ht.confidence(model, batch, exclude=[]).flat())
-    diagonals = maps["decoder", 1].diagonal(-1, -2, -1)  # (2, head, 599), the query at 100 follows padding
-    expected = torch.cat([diagonals[0], diagonals[1, :, 100:]], -1).mean(-1)
-    torch.testing.assert_close(together["previous"].values["decoder", 1], expected)
 
 
 @pytest.mark.parametrize("function", [offset(-1), first_token])

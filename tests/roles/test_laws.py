@@ -126,6 +126,7 @@ def test_the_untrained_twin_has_the_same_shape_and_other_weights(one):
     assert not torch.equal(weights[1], weights[3])
     assert not torch.equal(weights[0], weights[1])
     assert not twin.training
+    assert twin.config is not one.model.config
     assert [site.key for site in ht.sites(twin)] == [site.key for site in ht.sites(one.model)]
 
 

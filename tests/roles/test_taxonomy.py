@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from transformers import AlbertConfig, AlbertModel
 
 import headtools as ht
 from headtools.roles._role_table import add_up, make_table
@@ -19,7 +18,7 @@ from headtools.roles.sentence import Sentence
 from headtools.roles.taxonomy import best, taxonomy
 from headtools.roles.word_alignment import to_words
 
-from .small import MORE, PIECES, SAID, small_model, wordpieces
+from .small import MORE, SAID, small_model, wordpieces
 
 NUMBERS = ["score", "baseline", "chance", "low", "high", "difference_low", "difference_high"]
 NAMES = ["kind", "layer", "head", "role", "baseline_rule", "n"]
@@ -99,14 +98,6 @@ def test_neither_batches_nor_padding_change_anything(name):
     assert {"positional", "syntactic", "weight", "rare", "statistic", "content", "map"} <= set(whole.family)
     for side, size in (("left", 2), ("right", 1)):
         assert_same(whole, taxonomy(small_model(name), wordpieces(side=side), MORE, batch_size=size, **given))
-
-
-def test_nor_do_they_for_all_three_kinds_of_the_organism(organism):
-    model, tokenizer, test, validation = organism
-    given = {"times": 60, "frequency": COUNTS}
-    whole = taxonomy(model, tokenizer, test[:13], validation[:13], batch_size=13, **given)
-    assert set(whole.kind) == {"encoder", "decoder", "cross"}
-    assert_same(whole, taxonomy(model, tokenizer, test[:13], validation[:13], batch_size=4, **given))
 
 
 def test_map_classes_that_hang_on_a_tie_do_not_hang_on_padding(organism):
@@ -297,20 +288,6 @@ def test_every_row_is_complete(organism):
     assert len(frame) == len(frame.drop_duplicates(["kind", "layer", "head", "role"]))
     assert set(best(frame).index) == set(frame.role)
     assert math.isclose(frame[frame.role == "content"].baseline.abs().max(), 0)
-
-
-def test_a_layer_that_runs_three_times_is_the_mean_of_them():
-    torch.manual_seed(3)
-    size = {"embedding_size": 16, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 8}
-    config = AlbertConfig(vocab_size=len(PIECES), num_hidden_layers=3, initializer_range=0.6, **size)
-    model, maps = AlbertModel(config).eval(), []
-    frame = taxonomy(model, wordpieces(), [SAID[2]] * 2, times=20, roles="self")
-    with torch.no_grad(), ht.record(model, want="maps", accumulate=lambda _site, seen, _before: maps.append(seen.maps)):
-        model(**wordpieces()([str(SAID[2])], return_tensors="pt"))
-    assert len(maps) == 3
-    want = torch.stack([m[0].diagonal(0, 1, 2)[:, 1:-1].mean(-1) for m in maps]).mean(0)
-    assert frame.score.tolist() == pytest.approx(want.tolist(), abs=1e-5)
-    assert set(frame.n) == {30}
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path, bert):
