@@ -5,16 +5,14 @@ code and the course together (lesson 00 is built on the first of these facts).
 """
 
 import inspect
-import sys
 
 import pytest
 import torch
 import transformers as tf
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils, modeling_utils
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .heads.zoo import INTERFACE, fresh, run, zoo_model
+from .heads.zoo import fresh, run, zoo_model
 
 SWALLOWED = ("bert", "roberta", "distilbert", "gpt2", "marian", "t5")
 LOST_MASK = "headtools_canary_without_mask"
@@ -34,16 +32,6 @@ def test_a_head_mask_is_accepted_and_ignored(name, argument):
     except Exception as problem:
         pytest.fail(f"{say} It raised {problem!r}")
     assert torch.equal(masked, plain), say
-
-
-@pytest.mark.parametrize("name", SWALLOWED)
-def test_prune_heads_is_gone(name):
-    model, _ = zoo_model(name)
-    found = [type(module).__name__ for module in model.modules() if hasattr(module, "prune_heads")]
-    assert not found, (
-        f"{found} have prune_heads again: compare it with headtools.prune on the same weights and speak of it in "
-        f"lesson 10 and in the README"
-    )
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "marian", "t5"])
@@ -72,25 +60,6 @@ def test_eager_gives_maps(name):
     maps = [tensor for key in output if key.endswith("attentions") for tensor in output[key]]
     assert maps, "eager attention no longer returns maps: tests/heads/test_record.py compares with them"
     assert all(tensor.dim() == 4 for tensor in maps), "eager maps are no longer (B, H, T, S)"
-
-
-@pytest.mark.parametrize("name", INTERFACE)
-def test_attention_modules_name_the_interface_in_their_forward(name):
-    model, _ = zoo_model(name)
-    found = [
-        module
-        for module in model.modules()
-        if "ALL_ATTENTION_FUNCTIONS" in inspect.unwrap(type(module).forward).__code__.co_names
-    ]
-    assert found, (
-        f"no module of {name} names ALL_ATTENTION_FUNCTIONS in its forward: sites() finds attention by that name, "
-        f"so look in the model's file how attention is called now and follow in heads/sites.py"
-    )
-    files = {type(module).__module__ for module in found}
-    lacking = [file for file in files if not hasattr(sys.modules[file], "eager_attention_forward")]
-    assert not lacking, (
-        f"{lacking} no longer define eager_attention_forward: record() calls the model file's own one for the maps"
-    )
 
 
 def test_the_two_registries_are_where_they_were():
@@ -130,15 +99,6 @@ def test_an_attention_without_mask_function_loses_the_padding(name):
     assert torch.equal(kept, plain), (
         "an attention function registered with the sdpa mask no longer equals sdpa: record() changes the model's "
         "results now; find out what else the implementation's name decides"
-    )
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "marian", "vit"])
-def test_blocks_are_marked_as_checkpointing_layers(name):
-    model, _ = zoo_model(name)
-    assert any(isinstance(module, GradientCheckpointingLayer) for module in model.modules()), (
-        f"the blocks of {name} are no longer GradientCheckpointingLayer: exact leave-one-out skips finished blocks "
-        f"by that class"
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 import tomllib
 from functools import cache
@@ -45,11 +44,6 @@ def test_make_commands_exist(root: Path, name: str):
     named |= set(re.findall(r"`make ([a-z-]+)", text))
     assert named
     assert named <= targets
-
-
-def test_the_two_commands_are_told_first(root: Path):
-    first = blocks(read(root, "README.md"), "sh")[0].splitlines()
-    assert [line.split("#")[0].strip() for line in first] == ["make lab", "make test"]
 
 
 def test_the_readme_is_short(root: Path):
@@ -341,15 +335,6 @@ def test_the_table_of_lessons_is_what_was_measured(root: Path):
     assert {number for number, rest in rows if "| planned | planned" not in rest} == there
 
 
-def test_licences_are_told_and_there(root: Path):
-    text = read(root, "README.md")
-    assert "BSD 3-Clause" in read(root, "LICENSE")
-    assert "creativecommons.org/licenses/by/4.0" in read(root, "LICENSE-text.md")
-    assert "BSD-3-Clause" in text
-    assert "CC BY 4.0" in text
-    assert yaml.safe_load(read(root, "CITATION.cff"))["license"] == "BSD-3-Clause"
-
-
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_voice(root: Path, name: str):
     text = FENCE.sub("", read(root, name)).lower()
@@ -357,16 +342,6 @@ def test_voice(root: Path, name: str):
 
 
 # --- automation -------------------------------------------------------------------------------------------------------
-
-
-def test_ci_runs_the_readme_command_in_a_clean_environment(root: Path):
-    script = read(root, ".ci/run")
-    assert script.startswith("#!/usr/bin/env bash\n")
-    assert "set -euo pipefail" in script
-    assert script.rstrip().endswith("rm -rf .venv-test\nmake test-all")
-    assert "HEADTOOLS_REQUIRE_BROWSER=1" in script
-    assert (root / ".ci" / "run").stat().st_mode & 0o111
-    assert subprocess.run(["bash", "-n", str(root / ".ci" / "run")], check=False).returncode == 0
 
 
 def test_the_measure_in_contributing_runs(root, tmp_path):

@@ -59,16 +59,6 @@ def test_first_run_installs_the_lock_and_the_second_nothing(bench):
     assert asked == []
 
 
-@pytest.mark.parametrize("target", ["lint", "site", "assignments", "lock"])
-def test_developers_and_lecturers_have_an_environment_of_their_own(bench, target: str):
-    _, asked = bench("make", "-s", "environment-test")
-    assert asked[0] == "-m venv .venv-test"
-    assert installs(asked)[0] == f"{FROM_LOCK} requirements.lock"
-    output, _ = bench("make", "-n", target)
-    assert ".venv-test requirements.lock" in output
-    assert ".venv-test/bin/python" in output.split("environment.sh")[1]
-
-
 def test_a_file_that_does_not_install_is_told_with_the_remedy(bench):
     bench("make", "-s", "environment")
     failing = FAKE_PYTHON.format(log=bench.bin.parent / "log") + 'case "$*" in *--require-hashes*) exit 1;; esac\n'
@@ -144,13 +134,3 @@ def test_make_alone_lists_the_commands(bench):
     first = ["help", "lab", "test", "test-all", "check", "lint", "bench", "organism", "results"]
     assert listed == [*first, *pages, "clean"]
     assert asked == []
-
-
-def test_make_test_runs_lint_units_doctests_and_notebooks(bench):
-    output, _ = bench("make", "-n", "test")
-    assert ".venv-test requirements.lock" in output
-    assert "-m ruff check ." in output
-    assert 'pytest -m "not full and not weekly" -n 2 --dist loadfile --no-loadscope-reorder --nbval ' in output
-    assert "tests headtools recipes notebooks tools" in output
-    everything, _ = bench("make", "-n", "test-all")
-    assert everything == output.replace("not full and not weekly", "not weekly").replace("HEADTOOLS_LAWS=half ", "")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headtools._engine.loop import progress, run
+from headtools._engine.loop import run
 
 
 def square(batch):
@@ -55,9 +55,3 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     (tmp_path / "000000.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"000000.safetensors is damaged"):
         values(run(square, [1, 2], **options))
-
-
-def test_a_bar_is_shown_only_with_a_label(capsys):
-    assert list(progress([1, 2], "")) == [1, 2]
-    assert capsys.readouterr().err == ""
-    assert list(progress([1, 2], "counting")) == [1, 2]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
 
-from headtools.heads._pictures import BLUE, MOST, ORANGE, roles_html, verified_html
+from headtools.heads._pictures import MOST, roles_html, verified_html
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
 from headtools.heads.verify import Verification
@@ -50,26 +50,12 @@ def test_hovering_a_head_gives_the_code_that_picks_it(scores):
     assert repr(scores).startswith("<HeadScores")  # the plain text is what it was
 
 
-def test_colours_tell_size_and_sign(scores):
-    (squares, _), _ = drawings(scores._repr_html_())
-    assert {box.get("fill") for told, box in squares.items() if "0," in told.split("]")[0]} == {BLUE}
-    assert {box.get("fill") for told, box in squares.items() if "1," in told.split("]")[0]} == {ORANGE}
-    assert max(float(box.get("fill-opacity")) for box in squares.values()) == 1
-
-
 def test_scores_without_intervals_of_zero_and_of_very_many_heads():
     zero = HeadScores({("a<b", "encoder", 0): torch.zeros(2)})
     (squares, names), _ = drawings(zero._repr_html_())
     assert list(squares) == [f'scores["a<b", "encoder", 0, {head}]: 0' for head in range(2)]
     assert names == ["a<b encoder 0"]
     assert HeadScores({("encoder", 0): torch.zeros(MOST + 1)})._repr_html_() is None  # then the text is shown
-
-
-def test_a_bar_goes_from_zero_to_its_score_below_zero_too():
-    _, (bars, _) = drawings(HeadScores({("encoder", 0): torch.tensor([2.0, -1.0])})._repr_html_())
-    up, down = bars.values()
-    assert float(up.get("x")) == pytest.approx(float(down.get("x")) + float(down.get("width")), abs=1)
-    assert float(up.get("width")) == pytest.approx(2 * float(down.get("width")), abs=2)
 
 
 def test_sites_are_drawn_in_groups():
