@@ -18,7 +18,7 @@ import pytest
 import warm_kernel
 from lesson_parts import Notebook, lessons
 from nbgrader.apps import NbGraderAPI
-from wrong import WRONG
+from wrong import WRONG, changed
 
 from headtools.course.exercises import all_exercises
 
@@ -173,7 +173,11 @@ def test_a_blank_submission_gets_none(course: NbGraderAPI, name: str):
 )
 def test_a_typical_wrong_submission_gets_its_marks(course: NbGraderAPI, name: str, what: str):
     one = WRONG[name][what]
-    nb = answered(notebook(course, "source", name), name, one.answers)
+    nb = notebook(course, "source", name)
+    cells = {graded(cell).get("grade_id"): cell for cell in nb.cells}
+    for part, pairs in one.changes.items():
+        cell = cells[f"{name.split('_')[0]}-{part}"]
+        cell.source = changed(cell.source, pairs)
     student = f"wrong{list(WRONG[name]).index(what)}"
     worth = automatic(course, name)
     assert set(one.lost) < set(worth)
@@ -347,7 +351,8 @@ def test_the_three_commands_of_the_guide_collect_grade_and_export(course: NbGrad
     assert [command[1] for command in commands] == ["zip_collect", "autograde", "export"]
     name, folder = "ps1_mathematics", folder_of(course)
     assert commands[0][2] == commands[1][2] == name
-    nb = answered(notebook(course, "release", name), name, {"3": WRONG[name][list(WRONG[name])[1]].answers["3"]})
+    right = "def singular_values(W_V, W_O):\n    return torch.linalg.svdvals(W_V @ W_O)[: W_V.shape[1]]"
+    nb = answered(notebook(course, "release", name), name, {"3": right})
     arrived = folder / "downloaded" / name / "archive" / f"ada-l_{name}.ipynb"
     arrived.parent.mkdir(parents=True)
     nbformat.write(nb, arrived)

@@ -4,51 +4,14 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+from edited import of
 
 import headtools as ht
 from headtools.course import my_heads
 
+gates, gradient, ablation, secant = map(of, ("gates", "gradient", "ablation", "saturation_proof_gradient"))
+PLAIN, EXACT = my_heads.gradient, my_heads.ablation
 mine = ht.my_heads()
-
-
-# --- gates ------------------------------------------------------------------------------------------------------------
-
-
-def gating(wrong=""):
-    """A right gates, or one with a mistake."""
-
-    @contextmanager
-    def gates(model, values):
-        sites, hooks = ht.sites(model), []
-        last = {}
-        for key, gate in values.items():
-            site = sites[key]
-            last["gate"] = gate
-
-            def multiply(module, args, site=site, gate=gate):
-                gate = last["gate"] if wrong == "late" else gate
-                gate = gate.detach() if wrong == "detached" else gate
-                gate = {"flipped": 1 - gate, "rounded": (gate != 0).float(), "twice": gate**2}.get(wrong, gate)
-                if wrong == "first" and gate.dim() == 2:
-                    gate = gate[0]
-                shape = {"tokens": (-1, 4, 1, 1), "features": (-1, 1, 1, 4)}.get(wrong, (-1, 1, 4, 1))
-                z = site.split(args[0]) * gate.view(shape)
-                if wrong == "removes" and gate.requires_grad:
-                    z = site.split(args[0]) + gate.sum() - gate.sum()
-                return site.join(z) if wrong == "bare" else (site.join(z),) if wrong != "looks" else None
-
-            hooks.append(site.out.register_forward_pre_hook(multiply))
-        if wrong == "no finally":
-            yield
-        try:
-            if wrong != "no finally":
-                yield
-        finally:
-            for hook in hooks if wrong != "stays" else ():
-                hook.remove()
-
-    return gates
 
 
 class GatesByClass:
@@ -77,43 +40,13 @@ def blank_gates(model, values):
     yield
 
 
-def package_gates(model, values):
-    return ht.gates(model, values)
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
-def slopes(model, batches, loss=None, shared=False, mean=False, at=1.0):
+def blank_rows(model, batches, loss=None):
     loss = loss or mine.loss
-    rows = {site.key: [] for site in ht.sites(model)}
-    for batch in batches:
-        n = len(batch["labels"])
-        ones = {s.key: torch.full((1 if shared else n, s.heads), at, requires_grad=True) for s in ht.sites(model)}
-        with mine.gates(model, ones):
-            each = loss(model, batch)
-        total = each.mean() if mean else each.sum()
-        for key, slope in zip(ones, torch.autograd.grad(total, list(ones.values())), strict=True):
-            rows[key].append(slope.expand(n, -1))
-    return {key: torch.cat(parts) for key, parts in rows.items()}
-
-
-def slopes_one_by_one(model, batches, loss=None):
-    """Another style: each example alone, and .grad in place of autograd.grad."""
-    found = {site.key: [] for site in ht.sites(model)}
-    for batch in batches:
-        for i in range(len(batch["labels"])):
-            one = {name: value[i : i + 1] for name, value in batch.items()}
-            gates = {site.key: torch.ones(site.heads).requires_grad_() for site in ht.sites(model)}
-            with my_heads.gates(model, gates):
-                (loss or my_heads.loss)(model, one).backward()
-            for key, gate in gates.items():
-                found[key].append(gate.grad)
-    return {key: torch.stack(parts) for key, parts in found.items()}
+    ...
 
 
 def slopes_by_z(model, batches, loss=None):
-    """Another: z times its gradient, without gates."""
+    """Another style: z times its gradient, without gates."""
     parts = []
     for batch in batches:
         seen = {}
@@ -130,34 +63,6 @@ def changed(rows_of, change):
     return lambda model, batches, loss=None: {k: change(v) for k, v in rows_of(model, batches, loss).items()}
 
 
-def blank_rows(model, batches, loss=None):
-    loss = loss or mine.loss
-    ...
-
-
-def package_gradient(model, batches, loss=None):
-    return ht.gradient(model, batches, signed=True).rows
-
-
-@torch.no_grad()
-def rises(model, batches, loss=None, kind=""):
-    loss = loss or mine.loss
-    whole, rows = torch.cat([loss(model, batch) for batch in batches]), {}
-    for site in ht.sites(model):
-        columns, stay = [], torch.ones(site.heads)
-        for head in range(site.heads):
-            off = torch.ones(site.heads)
-            off[head] = 0
-            stay[head] = 0
-            off = {"alone": 1 - off, "stay": stay.clone(), "layer": off * 0}.get(kind, off)
-            with mine.gates(model, {site.key: off}):
-                columns.append(torch.cat([loss(model, batch) for batch in batches]))
-        without = torch.stack(columns, 1)
-        before = whole.mean() if kind == "mean" else 0 if kind == "loss" else whole[:, None]
-        rows[site.key] = without - before
-    return rows
-
-
 def rises_by_switch(model, batches, loss=None):
     """Another style: the switch of lesson 00, batch by batch, in numbers of Python."""
     loss, rows = loss or my_heads.loss, {}
@@ -166,62 +71,11 @@ def rises_by_switch(model, batches, loss=None):
         for batch in batches:
             whole, columns = loss(model, batch).detach(), []
             for head in range(site.heads):
-                with mine.switch_off(model, {site.key: [head]}):
+                with my_heads.switch_off(model, {site.key: [head]}):
                     columns.append((loss(model, batch) - whole).tolist())
             each += zip(*columns, strict=True)
         rows[site.key] = torch.tensor(each)
     return rows
-
-
-def package_ablation(model, batches, loss=None):
-    return ht.ablation(model, batches, progress=False).rows
-
-
-# --- the secant -------------------------------------------------------------------------------------------------------
-
-
-class Replaced(TorchFunctionMode):
-    def __init__(self, instead):
-        super().__init__()
-        self.instead = instead
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return self.instead(args[0]) if func.__name__ == "softmax" else func(*args, **(kwargs or {}))
-
-
-def by_secant(wrong=""):
-    """A right answer, or one with a mistake in its softmax."""
-
-    def secant_softmax(scores):
-        seen = scores >= scores.amax(-1, keepdim=True) - 4000
-        n = (seen if wrong != "masked" else torch.ones_like(seen)).sum(-1, keepdim=True)
-        s = scores.masked_fill(~seen, 0)
-        p, u = scores.softmax(-1), seen / n
-        with torch.set_grad_enabled(wrong == "moving"):
-            r = (scores.log_softmax(-1) + n.log()).masked_fill(~seen, 0)
-            m = torch.where(r.abs() < 1e-4, 1, r.expm1() / r) * u
-            if wrong == "rounded":
-                m = torch.where(p == u, u, (p - u) / (p.log() - u.log())).masked_fill(~seen, 0)
-        m = {"p": p, "u": u, "plain": (p + u) / 2}.get(wrong, m)
-        m = m if wrong == "moving" else m.detach()
-        mean = ((u if wrong == "unweighted" else m) * s).sum(-1, keepdim=True)
-        mean = mean.detach() if wrong == "fixed mean" else mean
-        if wrong == "m r":
-            return u + m * r
-        out = m * (s - (mean if wrong == "unweighted" else mean / m.sum(-1, keepdim=True)))
-        if wrong in ("masked", "p", "u", "plain"):  # a right value, and another slope
-            return p.detach() + out - out.detach()
-        return out if wrong == "bare" else u + out if wrong != "unweighted" else (u + out).masked_fill(~seen, 0)
-
-    def saturation_proof_gradient(model, batches, loss=None):
-        replaced = Replaced(secant_softmax)
-        if wrong == "stays":
-            replaced.__enter__()
-            return mine.gradient(model, batches, loss or mine.loss)
-        with replaced:
-            return mine.gradient(model, batches, loss or mine.loss)
-
-    return saturation_proof_gradient
 
 
 class Secant(torch.autograd.Function):
@@ -243,69 +97,93 @@ class Secant(torch.autograd.Function):
         return (m * (g - (m * g).sum(-1, keepdim=True) / m.sum(-1, keepdim=True))).float()
 
 
-def by_function(model, batches, loss=None):
+def by_function(model, batches, loss=None, after=None):
     before = torch.Tensor.softmax
     torch.Tensor.softmax = lambda scores, *_, **__: Secant.apply(scores)
     try:
-        return mine.gradient(model, batches, loss or mine.loss)
+        return mine.gradient(model, batches, loss or my_heads.loss)
     finally:
-        torch.Tensor.softmax = before
+        torch.Tensor.softmax = after or before
 
 
 def left_replaced(model, batches, loss=None):
-    found = by_function(model, batches, loss)
-    torch.Tensor.softmax = lambda scores, *_, **__: torch.softmax(scores * 2, -1)
-    return found
+    return by_function(model, batches, loss, lambda scores, *_, **__: torch.softmax(scores * 2, -1))
 
 
-def package_secant(model, batches, loss=None):
-    return ht.gradient(model, batches, signed=True, softmax="secant").rows
+def soft(*changes):
+    return secant(*changes, via=("secant_softmax",))
+
+
+VIEW, UNTIL = "z * value.view(-1, 1, value.shape[-1], 1).to(z)", "try:\n        yield\n    finally:\n        "
+OFF, ONES = "(1 - torch.eye(site.heads))", "torch.ones(n, site.heads, requires_grad=True)"
+END, MEAN = "seen / n + m * (s - (m * s)", "(m * s).sum(-1, keepdim=True) / m.sum(-1, keepdim=True)"
+M = "torch.where(r.abs() < 1e-4, 1, r.expm1() / r) * seen / n"
+VALUE = "return seen / n + m * (s - (m * s).sum(-1, keepdim=True) / m.sum(-1, keepdim=True))"
+
+
+def slope_of(m):
+    """A right value, and the slope of other weights."""
+    mean = f"(({m}) * s).sum(-1, keepdim=True) / ({m}).sum(-1, keepdim=True)"
+    return VALUE, f"p = scores.softmax(-1).detach()\n    out = ({m}) * (s - {mean})\n    return p + out - out.detach()"
 
 
 ANSWERS = {
     "07.gates": {
-        "right": [gating(), GatesByClass, my_heads.gates],
+        "right": [GatesByClass, my_heads.gates],
         "blank": [blank_gates],
         "wrong": [
-            (gating("late"), "sees the loop's variables"),
-            (gating("detached"), "The gates have no slope"),
-            (gating("removes"), "their slope by the gates is not"),
-            (gating("flipped"), "upside down"),
-            (gating("rounded"), "The gate is rounded"),
-            (gating("twice"), "multiplied in twice"),
-            (gating("first"), "gates of the first. Gates"),
-            (gating("tokens"), "Tokens are multiplied in place of heads"),
-            (gating("features"), "Features are multiplied in place of heads"),
-            (gating("looks"), "change nothing inside the block"),
-            (gating("stays"), "After the block the gates are still there"),
-            (gating("no finally"), "An error inside the block leaves the gates"),
-            (package_gates, "ht.gates is right, and it is the one"),
-            (lambda model, values: model, "context manager is asked for"),
+            (
+                gates("gate(value) for key, value", "gate([*values.values()][-1]) for key, value"),
+                "sees the loop's variables",
+            ),
+            (gates("value.view", "value.detach().view"), "The gates have no slope"),
+            (gates(VIEW, "z + 0 * value.sum() if value.requires_grad else " + VIEW), "their slope by the gates is not"),
+            (gates("value.view", "(1 - value).view"), "upside down"),
+            (gates("value.view", "(value != 0).float().view"), "The gate is rounded"),
+            (gates("value.view", "(value**2).view"), "multiplied in twice"),
+            (gates("value.view", "value.view(-1, value.shape[-1])[0].view"), "gates of the first. Gates"),
+            (
+                gates("(-1, 1, value.shape[-1], 1)", "(-1, value.shape[-1], 1, 1)"),
+                "Tokens are multiplied in place of heads",
+            ),
+            (
+                gates("(-1, 1, value.shape[-1], 1)", "(-1, 1, 1, value.shape[-1])"),
+                "Features are multiplied in place of heads",
+            ),
+            (gates("lambda z: ", "lambda z: None and "), "change nothing inside the block"),
+            (gates("hook.remove()", "pass", via=("_edit_site", "edit")), "After the block the gates are still there"),
+            (
+                gates(UNTIL + "hook", "yield\n    hook", via=("_edit_site", "edit")),
+                "An error inside the block leaves the gates",
+            ),
         ],
     },
     "07.gradient": {
-        "right": [slopes, slopes_one_by_one, slopes_by_z, my_heads.gradient],
+        "right": [slopes_by_z, PLAIN],
         "blank": [blank_rows],
         "wrong": [
-            (changed(slopes, torch.abs), "These have no sign"),
-            (changed(slopes, torch.neg), "wrong sign: it is dL/dgate"),
-            (lambda m, b, loss=None: slopes(m, b, loss, mean=True), "averaged before the slope"),
-            (lambda m, b, loss=None: slopes(m, b, loss, shared=True), "share a gate, so that their slopes add up"),
-            (lambda m, b, loss=None: slopes(m, b, loss, shared=True, mean=True), "share a gate, and the loss is"),
-            (lambda m, b, loss=None: slopes(m, b, loss, at=0.0), "where all gates are 0"),
-            (lambda m, b, loss=None: slopes(m, b), "The loss is always the same"),
-            (rises, "These are costs"),
-            (changed(slopes, lambda rows: rows.mean(0)), "These are the means"),
-            (changed(slopes, lambda rows: rows[-1:]), "This is the last batch alone"),
-            (changed(slopes, lambda rows: rows.T), "Examples go down and heads across"),
-            (changed(slopes, lambda rows: rows[1:]), "got .2, 4."),
-            (changed(slopes, lambda rows: rows + 1), "Gates of 1, one row for each example.*rows are examples"),
-            (changed(slopes, lambda rows: rows.tolist()), "is a list; a tensor"),
-            (lambda m, b, loss=None: [slopes(m, b)], "Rows are asked for, a dict"),
-            (lambda m, b, loss=None: {str(k): v for k, v in slopes(m, b).items()}, "There is no entry"),
-            (package_gradient, "ht.gradient is right, and it is the one"),
-            (lambda m, b, loss=None: b.nothing, "stopped with AttributeError"),
-            (torch.ones(3), "A function is asked for"),
+            (changed(PLAIN, torch.abs), "These have no sign"),
+            (changed(PLAIN, torch.neg), "wrong sign: it is dL/dgate"),
+            (gradient("batch).sum()", "batch).mean()"), "averaged before the slope"),
+            (
+                gradient("dict(zip(ones, slopes", "dict(zip(ones, [s.sum(0).expand(n, -1) for s in slopes]"),
+                "share a gate, so that their slopes add up",
+            ),
+            (
+                gradient("dict(zip(ones, slopes", "dict(zip(ones, [s.mean(0).expand(n, -1) for s in slopes]"),
+                "share a gate, and the loss is",
+            ),
+            (gradient("torch.ones(", "torch.zeros("), "where all gates are 0"),
+            (gradient("loss or _LOSS", "_LOSS"), "The loss is always the same"),
+            (EXACT, "These are costs"),
+            (changed(PLAIN, lambda rows: rows.mean(0)), "These are the means"),
+            (changed(PLAIN, lambda rows: rows[-1:]), "This is the last batch alone"),
+            (changed(PLAIN, lambda rows: rows.T), "Examples go down and heads across"),
+            (changed(PLAIN, lambda rows: rows[1:]), "got .2, 4."),
+            (changed(PLAIN, lambda rows: rows + 1), "Gates of 1, one row for each example.*rows are examples"),
+            (changed(PLAIN, lambda rows: rows.tolist()), "is a list; a tensor"),
+            (lambda m, b, loss=None: [PLAIN(m, b)], "Rows are asked for, a dict"),
+            (lambda m, b, loss=None: {str(k): v for k, v in PLAIN(m, b).items()}, "There is no entry"),
         ],
     },
     "07.cancel": {
@@ -329,43 +207,57 @@ ANSWERS = {
         ],
     },
     "07.ablation": {
-        "right": [rises, rises_by_switch, my_heads.ablation],
+        "right": [rises_by_switch, EXACT],
         "blank": [blank_rows],
         "wrong": [
-            (changed(rises, torch.neg), "The other way round: the loss without"),
-            (lambda m, b, loss=None: rises(m, b, loss, "loss"), "This is the loss without the head"),
-            (lambda m, b, loss=None: rises(m, b, loss, "mean"), "averaged over the examples before"),
-            (lambda m, b, loss=None: rises(m, b, loss, "alone"), "one head of the layer is on"),
-            (lambda m, b, loss=None: rises(m, b, loss, "stay"), "Heads stay off"),
-            (lambda m, b, loss=None: rises(m, b, loss, "layer"), "The whole layer is off"),
-            (lambda m, b, loss=None: rises(m, b), "The loss is always the same"),
-            (changed(rises, torch.abs), "These have no sign"),
-            (slopes, "These are slopes at gate 1"),
-            (changed(rises, lambda rows: rows.requires_grad_()), "work under torch.no_grad"),
-            (changed(rises, lambda rows: rows.mean(0)), "These are the means"),
-            (changed(rises, lambda rows: rows[:2]), "There is one row for each batch"),
-            (changed(rises, lambda rows: rows * 2), "gates of 1 with a 0 at its place"),
-            (package_ablation, "ht.ablation is right, and it is the one"),
+            (changed(EXACT, torch.neg), "The other way round: the loss without"),
+            (ablation(" - full[:, None]", ""), "This is the loss without the head"),
+            (
+                ablation("full[:, None]", "torch.cat([loss(model, one) for one in batches]).mean()"),
+                "averaged over the examples before",
+            ),
+            (ablation(OFF, "torch.eye(site.heads)"), "one head of the layer is on"),
+            (ablation(OFF, "(1 - torch.ones(site.heads, site.heads).tril())"), "Heads stay off"),
+            (ablation(OFF, "torch.zeros(site.heads, site.heads)"), "The whole layer is off"),
+            (ablation("loss or _LOSS", "_LOSS"), "The loss is always the same"),
+            (changed(EXACT, torch.abs), "These have no sign"),
+            (PLAIN, "These are slopes at gate 1"),
+            (changed(EXACT, lambda rows: rows.requires_grad_()), "work under torch.no_grad"),
+            (changed(EXACT, lambda rows: rows.mean(0)), "These are the means"),
+            (changed(EXACT, lambda rows: rows[:2]), "There is one row for each batch"),
+            (changed(EXACT, lambda rows: rows * 2), "gates of 1 with a 0 at its place"),
         ],
     },
     "07.saturation_proof_gradient": {
-        "right": [by_secant(), by_function, my_heads.saturation_proof_gradient],
+        "right": [by_function, my_heads.saturation_proof_gradient],
         "blank": [blank_rows],
         "wrong": [
-            (slopes, "the softmax is as it was"),
-            (changed(by_secant(), torch.abs), "These have no sign"),
-            (by_secant("bare"), "The uniform part is missing"),
-            (by_secant("masked"), "Masked keys are counted"),
-            (by_secant("u"), "The weights are u"),
-            (by_secant("plain"), "plain mean of u and p"),
-            (by_secant("unweighted"), "plain mean of the scores"),
-            (by_secant("rounded"), "Take log p from log_softmax"),
-            (by_secant("moving"), "NaN among the slopes.*m must be held constant"),
-            (by_secant("stays"), "still replaced"),
-            (by_secant("fixed mean"), "the mean of the scores has a slope"),
-            (by_secant("m r"), "not m times r"),
+            (PLAIN, "the softmax is as it was"),
+            (changed(my_heads.saturation_proof_gradient, torch.abs), "These have no sign"),
+            (soft("return seen / n + m", "return m"), "The uniform part is missing"),
+            (soft("n = seen.sum", "n = torch.ones_like(seen).sum", *slope_of("m")), "Masked keys are counted"),
+            (soft(*slope_of("seen / n")), "The weights are u"),
+            (soft(*slope_of("(p + seen / n) / 2")), "plain mean of u and p"),
+            (soft(MEAN, "(seen / n * s).sum(-1, keepdim=True)"), "plain mean of the scores"),
+            (
+                soft(
+                    M,
+                    "torch.where(r == 0, 1, (scores.softmax(-1) - seen / n) "
+                    "/ (scores.softmax(-1).log() - (seen / n).log()) / seen * n).masked_fill(~seen, 0) / n",
+                ),
+                "Take log p from log_softmax",
+            ),
+            (soft("torch.no_grad()", "torch.enable_grad()"), "NaN among the slopes.*m must be held constant"),
+            (
+                secant(
+                    "with _Softmax(secant_softmax) as mode:",
+                    "mode = _Softmax(secant_softmax)\n    mode.__enter__()\n    if True:",
+                ),
+                "still replaced",
+            ),
+            (soft(MEAN, f"({MEAN}).detach()"), "the mean of the scores has a slope"),
+            (soft(VALUE, "return seen / n + m * r"), "not m times r"),
             (left_replaced, "put it back in finally"),
-            (package_secant, "ht.gradient is right, and it is the one"),
         ],
     },
 }

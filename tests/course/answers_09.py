@@ -1,92 +1,20 @@
 """Answers to the exercises of lesson 09: right ones, and wrong ones with what their hint must say."""
 
-import math
-
 import torch
+from edited import of
 from torch import nn
 
 import headtools as ht
 from headtools.course import my_heads
 
-# --- 09.hard_concrete -------------------------------------------------------------------------------------------------
+gate, fit, target = map(of, ("HardConcrete", "fit_gates", "target_size"))
 
 
-class ByHand(nn.Module):
-    """Written out with logarithms, and a mistake if one is asked for."""
-
-    wrong = ""
-
-    def __init__(self, heads, start=2.2, temperature=0.33, stretch=0.1):
-        super().__init__()
-        self.log_alpha = nn.Parameter(torch.full((heads,), start))
-        self.temperature, self.low, self.high = temperature, -stretch, 1 + stretch
-
-    def sample(self, noise):
-        alpha, t = self.log_alpha, self.temperature
-        logit = noise.log() - (1 - noise).log()
-        inner = {
-            "as it is": (noise + alpha) / t,
-            "half": (noise.log() + alpha) / t,
-            "times": (logit + alpha) * t,
-            "noise alone": logit / t + alpha,
-            "alpha alone": logit + alpha / t,
-            "sign": (logit - alpha) / t,
-        }.get(self.wrong, (logit + alpha) / t)
-        s = 1 / (1 + (-inner).exp())
-        if self.wrong == "narrow":
-            return s
-        if self.wrong == "no noise":
-            return (1.2 * torch.sigmoid(alpha) - 0.1).clamp(0, 1).expand_as(noise)
-        width = self.high if self.wrong == "one side" else self.high - self.low
-        wide = s * width + self.low
-        if self.wrong == "uncut":
-            return wide
-        if self.wrong == "rounded":
-            return wide.clamp(0, 1).round()
-        if self.wrong == "detached":
-            return wide.clamp(0, 1).detach()
-        if self.wrong == "wrong shape":
-            return wide.clamp(0, 1).mean(0)
-        return torch.where(wide < 0, torch.zeros_like(s), torch.where(wide > 1, torch.ones_like(s), wide))
-
-    def p_open(self):
-        edge, alpha, t = math.log(1 / 11), self.log_alpha, self.temperature
-        inner = {
-            "p one": alpha + t * edge,
-            "p place": t * alpha - edge,
-            "p divides": alpha - edge / t,
-            "p cold": alpha - edge,
-            "p half": alpha,
-            "p same": 0 * alpha - t * edge,
-            "p log": alpha - t * math.log(1 / 12),
-            "p forwards": (alpha - edge) / t,
-            "p two": 2 * alpha,
-        }.get(self.wrong, alpha - t * edge)
-        p = inner.exp() / (1 + inner.exp())
-        if self.wrong == "p zero":
-            return 1 - p
-        if self.wrong == "p sum":
-            return p.sum()
-        return p.detach() if self.wrong == "p detached" else p
-
-    def forward(self):
-        s = torch.sigmoid(self.log_alpha)
-        wide = 1.2 * s - 0.1
-        return {
-            "f narrow": s,
-            "f uncut": wide,
-            "f cold": (1.2 * torch.sigmoid(self.log_alpha / self.temperature) - 0.1).clamp(0, 1),
-            "f voita": (self.log_alpha > 0).float(),
-            "f rounded": wide.clamp(0, 1).round(),
-            "f open": self.p_open(),
-        }.get(self.wrong, wide.clamp(0, 1))
+class Own(my_heads.HardConcrete):
+    """A base whose name is not the one that is asked for."""
 
 
-def wrong_gate(kind):
-    return type("HardConcrete", (ByHand,), {"wrong": kind})
-
-
-class HeadByHead(ByHand):
+class HeadByHead(Own):
     """In loops, which keep the gradient too."""
 
     def sample(self, noise):
@@ -100,7 +28,7 @@ class HeadByHead(ByHand):
         return torch.stack([11**self.temperature / (11**self.temperature + (-a).exp()) for a in self.log_alpha])
 
 
-class Blank(ByHand):
+class Blank(Own):
     def sample(self, noise): ...
 
     def p_open(self): ...
@@ -109,66 +37,17 @@ class Blank(ByHand):
 
 
 class OneDone(Blank):
-    sample = ByHand.sample
+    sample = my_heads.HardConcrete.sample
 
 
 class TwoDone(OneDone):
-    p_open = ByHand.p_open
-
-
-class Peeking(ByHand):
-    def __init__(self, heads, start=2.2, temperature=0.33, stretch=0.1):
-        super().__init__(heads, start, temperature, stretch)
-        self.theirs = ht.HardConcrete({("encoder", 0): heads}, temperature=temperature)
+    p_open = my_heads.HardConcrete.p_open
 
 
 class NoTemperature(nn.Module):
     def __init__(self, heads):
         super().__init__()
         self.log_alpha = nn.Parameter(torch.zeros(heads))
-
-
-# --- 09.fit_gates -----------------------------------------------------------------------------------------------------
-
-
-LEFT = []  # contexts that are entered and never left
-
-
-def fitting(wrong=""):
-    """A training in which the gradient is taken by hand, and a mistake if one is asked for."""
-
-    def fit_gates(model, batches, keys, gate, penalty, noise, rate=0.1, also=()):
-        groups = [{"params": gate.log_alpha, "lr": 1e-3 if wrong == "rate" else rate}]
-        if also and wrong != "frozen":
-            groups.append({"params": list(also), "lr": rate if wrong == "fast" else 3e-4})
-        optimizer = (torch.optim.SGD if wrong == "descent" else torch.optim.Adam)(groups, lr=rate)
-        history = [gate.log_alpha if wrong == "alias" else gate.log_alpha.detach().clone()]
-        for step in range(len(noise)):
-            drawn = gate() if wrong == "fixed" else gate.sample(noise[0 if wrong == "one draw" else step])
-            values = {key: drawn[4 * i : 4 * i + 4] for i, key in enumerate(keys)}
-            if wrong == "turned":
-                values = {key: drawn[i::2] for i, key in enumerate(keys)}
-            count = gate.p_open().mean() if wrong == "mean" else gate.p_open().sum()
-            with my_heads.gates(model, {} if wrong == "open" else values):
-                task = model(**batches[0 if wrong == "one batch" else step]).loss
-            cost = 0 * count if wrong == "free" else penalty(count)
-            total = cost if wrong == "price" else task - cost if wrong == "reward" else task + cost
-            total.backward()
-            if wrong != "idle":
-                optimizer.step()
-            if wrong != "heap":
-                optimizer.zero_grad()
-            history.append(gate.log_alpha if wrong == "alias" else gate.log_alpha.detach().clone())
-        if wrong == "weights":
-            model.lm_head.weight.data += 1
-        if wrong == "hook":
-            LEFT.append(my_heads.gates(model, {keys[0]: torch.ones(4)}))
-            LEFT[-1].__enter__()
-        ends = {"no start": lambda: torch.stack(history[1:]), "gate": lambda: gate, "list": lambda: history}
-        ends["last"] = lambda: history[-1]
-        return ends.get(wrong, lambda: torch.stack(history))()
-
-    return fit_gates
 
 
 def fit_by_grad(model, batches, keys, gate, penalty, noise, rate=0.1, also=()):
@@ -187,45 +66,6 @@ def fit_by_grad(model, batches, keys, gate, penalty, noise, rate=0.1, also=()):
     return rows
 
 
-def package_fit(model, batches, keys, gate, penalty, noise, rate=0.1, also=()):
-    return ht.fit_gates(model, batches, 0.05, steps=len(noise)).history
-
-
-# --- 09.target_size ---------------------------------------------------------------------------------------------------
-
-
-def targeting(wrong=""):
-    """A target whose state is a dict, and a mistake if one is asked for."""
-
-    def target_size(target, warm_up, rate=0.3):
-        state = {"begin": None, "step": 0, "a": 0.0, "b": 0.0}
-
-        def penalty(n):
-            if state["begin"] is None:
-                state["begin"] = n.item()
-            step = state["step"] + (wrong == "late")
-            share = step / warm_up if wrong == "beyond" else min(1, step / warm_up)
-            goal = target if wrong == "cold" else state["begin"] + (target - state["begin"]) * share
-            gap = (n - goal) / (1 if wrong == "gates" else state["begin"])
-            gap = gap.abs() if wrong == "positive" else gap
-            number = gap if wrong == "graph" else gap.item()
-            up = {"still": 0, "down": -rate, "rate": 1}.get(wrong, rate)
-            after = state["a"] + up * number, state["b"] + up * (number if wrong == "linear b" else number**2)
-            if wrong == "first":
-                state["a"], state["b"] = after
-            a = 0 if wrong == "square" else state["a"]
-            b = 0 if wrong == "line" else state["b"]
-            cost = a * gap + b * gap * gap
-            state.update(a=after[0], b=after[1], step=state["step"] + 1)
-            if wrong == "later" and state["step"] == 3:
-                return state["c"]
-            return cost.item() if wrong == "item" else 3 * cost if wrong == "thrice" else cost
-
-        return penalty
-
-    return target_size
-
-
 class TargetSize:
     def __init__(self, target, warm_up, rate=0.3):
         self.goals = lambda begin, i: begin + (target - begin) * min(i / warm_up, 1)
@@ -239,101 +79,145 @@ class TargetSize:
         return cost
 
 
+CUT = "(soft * (self.high - self.low) + self.low).clamp(0, 1)"
+INNER = "(noise.logit() + self.log_alpha) / self.temperature"
+OPEN = "torch.sigmoid(self.log_alpha - self.temperature * math.log(-self.low / self.high))"
+EDGE, LAST = (
+    "self.temperature * math.log(-self.low / self.high)",
+    "(torch.sigmoid(self.log_alpha) * (self.high - self.low) + self.low).clamp(0, 1)",
+)
+TOTAL = "model(**batch).loss + penalty(gate.p_open().sum())"
 ANSWERS = {
     "09.hard_concrete": {
-        "right": [my_heads.HardConcrete, ByHand, HeadByHead],
+        "right": [my_heads.HardConcrete, HeadByHead],
         "blank": [Blank],
         "wrong": [
-            (wrong_gate("narrow"), "sample: The stretch is missing"),
-            (wrong_gate("uncut"), "sample: The clipping is missing"),
-            (wrong_gate("as it is"), "needs its logit first"),
-            (wrong_gate("half"), r"Only log\(u\) went in"),
-            (wrong_gate("times"), "divide by it|the sum of noise"),
-            (wrong_gate("noise alone"), "the sum of noise"),
-            (wrong_gate("alpha alone"), "log alpha alone"),
-            (wrong_gate("sign"), "the wrong sign"),
-            (wrong_gate("one side"), "1.2 wide"),
-            (wrong_gate("rounded"), "Four steps"),
-            (wrong_gate("no noise"), "The noise is not used"),
-            (wrong_gate("detached"), "sample: The numbers are right, but they have no gradient"),
-            (wrong_gate("wrong shape"), r"sample: The shape is \(3,\)"),
+            (gate(CUT, "soft"), "sample: The stretch is missing"),
+            (gate(CUT, CUT[:-12]), "sample: The clipping is missing"),
+            (gate("noise.logit()", "noise"), "needs its logit first"),
+            (gate("noise.logit()", "noise.log()"), r"Only log\(u\) went in"),
+            (gate(INNER, INNER.replace("/", "*")), "divide by it|the sum of noise"),
+            (gate(INNER, "noise.logit() / self.temperature + self.log_alpha"), "the sum of noise"),
+            (gate(INNER, "noise.logit() + self.log_alpha / self.temperature"), "log alpha alone"),
+            (gate("() + self.log_alpha)", "() - self.log_alpha)"), "the wrong sign"),
+            (gate("(soft * (self.high - self.low)", "(soft * self.high"), "1.2 wide"),
+            (gate(CUT, f"{CUT}.round()"), "Four steps"),
+            (gate(CUT, "self().expand_as(noise)"), "The noise is not used"),
+            (gate(CUT, f"{CUT}.detach()"), "sample: The numbers are right, but they have no gradient"),
+            (gate(CUT, f"{CUT}.mean(0)"), r"sample: The shape is \(3,\)"),
             (OneDone, "sample is right. p_open is still to come"),
             (TwoDone, "sample and p_open are right. forward is still to come"),
-            (wrong_gate("p zero"), "p_open: This is how often the gate is exactly 0"),
-            (wrong_gate("p one"), "how often the gate is exactly 1"),
-            (wrong_gate("p place"), "at the wrong place"),
-            (wrong_gate("p divides"), "You divide by the temperature"),
-            (wrong_gate("p cold"), "The temperature is missing"),
-            (wrong_gate("p half"), "above one half"),
-            (wrong_gate("p same"), "Log alpha is missing"),
-            (wrong_gate("p log"), "the logarithm of the edge"),
-            (wrong_gate("p forwards"), "the gate's own formula"),
-            (wrong_gate("p two"), "That u is the probability"),
-            (wrong_gate("p sum"), r"it should be \(heads,\) = \(3,\)"),
-            (wrong_gate("p detached"), "p_open: The numbers are right, but they have no gradient"),
-            (wrong_gate("f narrow"), "forward: This gate is stretched"),
-            (wrong_gate("f uncut"), "forward: The clipping is missing"),
-            (wrong_gate("f cold"), "The temperature goes with the noise"),
-            (wrong_gate("f voita"), "Voita's rule"),
-            (wrong_gate("f rounded"), "Voita's rule|This is rounded"),
-            (wrong_gate("f open"), "the probability of an open gate"),
-            (Peeking, "ht.HardConcrete is right, and it is the one"),
+            (gate(OPEN, f"1 - {OPEN}"), "p_open: This is how often the gate is exactly 0"),
+            (gate("_alpha - self", "_alpha + self"), "how often the gate is exactly 1"),
+            (
+                gate(f"self.log_alpha - {EDGE}", "self.temperature * self.log_alpha - math.log(-self.low / self.high)"),
+                "at the wrong place",
+            ),
+            (gate(EDGE, EDGE.replace("temperature *", "temperature ** -1 *")), "You divide by the temperature"),
+            (gate(EDGE, EDGE[19:]), "The temperature is missing"),
+            (gate(f" - {EDGE}", ""), "above one half"),
+            (gate(f"self.log_alpha - {EDGE}", f"0 * self.log_alpha - {EDGE}"), "Log alpha is missing"),
+            (gate("-self.low / self.high)", "1 / 12)"), "the logarithm of the edge"),
+            (
+                gate(f"self.log_alpha - {EDGE}", f"(self.log_alpha - {EDGE[19:]}) / self.temperature"),
+                "the gate's own formula",
+            ),
+            (gate(f"- {EDGE}", "* 2"), "That u is the probability"),
+            (gate(OPEN, f"{OPEN}.sum()"), r"it should be \(heads,\) = \(3,\)"),
+            (gate(OPEN, f"{OPEN}.detach()"), "p_open: The numbers are right, but they have no gradient"),
+            (gate(LAST, "torch.sigmoid(self.log_alpha)"), "forward: This gate is stretched"),
+            (gate(LAST, LAST[:-12]), "forward: The clipping is missing"),
+            (
+                gate("sigmoid(self.log_alpha)", "sigmoid(self.log_alpha / self.temperature)"),
+                "The temperature goes with the noise",
+            ),
+            (gate(LAST, "(self.log_alpha > 0).float()"), "Voita's rule"),
+            (gate(LAST, f"{LAST}.round()"), "Voita's rule|This is rounded"),
+            (gate(LAST, "self.p_open()"), "the probability of an open gate"),
             (NoTemperature, "Leave __init__ as it is"),
-            (ByHand(3), "The class is asked for"),
+            (my_heads.HardConcrete(3), "The class is asked for"),
         ],
     },
     "09.fit_gates": {
-        "right": [my_heads.fit_gates, fitting(), fit_by_grad],
+        "right": [my_heads.fit_gates, fit_by_grad],
         "wrong": [
-            (fitting("free"), "The penalty has no effect"),
-            (fitting("price"), "Only the penalty moves the gates|runs without the gates"),
-            (fitting("open"), "Only the penalty moves the gates|runs without the gates"),
-            (fitting("reward"), "The penalty is subtracted"),
-            (fitting("one draw"), "the same draw"),
-            (fitting("fixed"), "The gates are not drawn"),
-            (fitting("one batch"), "the same batch"),
-            (fitting("heap"), "Gradients pile up"),
-            (fitting("descent"), "plain gradient descent"),
-            (fitting("rate"), "The rate is not used"),
-            (fitting("mean"), "summed, not averaged"),
-            (fitting("turned"), "the wrong heads"),
-            (fitting("alias"), "Keep copies"),
-            (fitting("idle"), "has not moved"),
-            (fitting("no start"), "One row is missing"),
-            (fitting("last"), "log alpha at one moment"),
-            (fitting("gate"), "not the gate itself"),
-            (fitting("list"), "This is a list"),
-            (fitting("weights"), "weights have changed"),
-            (fitting("hook"), "Gates are left in the model"),
-            (fitting("frozen"), "The parameters in also should learn"),
-            (fitting("fast"), "a group of their own"),
-            (package_fit, "ht.fit_gates is right, and it is the one"),
-            (lambda *given: given[0].missing, "stopped with AttributeError"),
-            (0.05, "A function is asked for"),
+            (fit(TOTAL, "model(**batch).loss + 0 * penalty(gate.p_open().sum())"), "The penalty has no effect"),
+            (fit(TOTAL, "penalty(gate.p_open().sum())"), "Only the penalty moves the gates|runs without the gates"),
+            (
+                fit("dict(zip(keys, drawn, strict=True))", "{}"),
+                "Only the penalty moves the gates|runs without the gates",
+            ),
+            (fit(".loss + penalty", ".loss - penalty"), "The penalty is subtracted"),
+            (fit("sample(u)", "sample(noise[0])"), "the same draw"),
+            (fit("gate.sample(u)", "gate()"), "The gates are not drawn"),
+            (fit("**batch).loss", "**batches[0]).loss"), "the same batch"),
+            (fit("optimizer.zero_grad()", "pass"), "Gradients pile up"),
+            (fit("torch.optim.Adam(", "torch.optim.SGD("), "plain gradient descent"),
+            (fit('"lr": rate', '"lr": 1e-3'), "The rate is not used"),
+            (fit("p_open().sum()", "p_open().mean()"), "summed, not averaged"),
+            (fit("view(len(keys), -1)", "view(-1, len(keys)).T"), "the wrong heads"),
+            (
+                fit(
+                    "append(gate.log_alpha.detach().clone())",
+                    "append(0)\n        history[:] = [gate.log_alpha] * len(history)",
+                ),
+                "Keep copies",
+            ),
+            (fit("optimizer.step()", "pass"), "has not moved"),
+            (fit("torch.stack(history)", "torch.stack(history[1:])"), "One row is missing"),
+            (fit("torch.stack(history)", "history[-1]"), "log alpha at one moment"),
+            (fit("torch.stack(history)", "gate"), "not the gate itself"),
+            (fit("torch.stack(history)", "history"), "This is a list"),
+            (fit("return torch", "model.lm_head.weight.data += 1\n    return torch"), "weights have changed"),
+            (
+                fit(
+                    "return torch",
+                    "model.left = gates(model, {keys[0]: torch.ones(4)})\n    model.left.__enter__()\n    return torch",
+                ),
+                "Gates are left in the model",
+            ),
+            (fit('{"params": also, "lr": 3e-4}', ""), "The parameters in also should learn"),
+            (fit('"lr": 3e-4', '"lr": rate'), "a group of their own"),
         ],
     },
     "09.target_size": {
-        "right": [my_heads.target_size, targeting(), TargetSize],
+        "right": [my_heads.target_size, TargetSize],
         "wrong": [
-            (targeting("cold"), "from the first step on"),
-            (targeting("beyond"), "beyond the target"),
-            (targeting("late"), "one step ahead"),
-            (targeting("gates"), "The gap is in gates"),
-            (targeting("down"), "They rise then"),
-            (targeting("line"), "b times the square"),
-            (targeting("square"), "a times the gap"),
-            (targeting("first"), "First the cost, then"),
-            (targeting("linear b"), "b rises with the square"),
-            (targeting("still"), "stay at 0"),
-            (targeting("positive"), "has lost its sign"),
-            (targeting("rate"), "The rate is not used"),
-            (targeting("thrice"), "Each call: the goal"),
-            (targeting("item"), "no slope in n"),
-            (targeting("graph"), "their slopes in n are not|later one stopped"),
-            (targeting("later"), "a later one stopped with KeyError"),
-            (lambda target, warm_up, rate: lambda n: n.missing, "stopped with AttributeError"),
+            (target("begin + (target - begin) * min(1.0, step / warm_up)", "target"), "from the first step on"),
+            (target("min(1.0, step / warm_up)", "step / warm_up"), "beyond the target"),
+            (target("step / warm_up", "(step + 1) / warm_up"), "one step ahead"),
+            (target("(n - goal) / begin", "n - goal"), "The gap is in gates"),
+            (
+                target("a, b = a + rate * gap.item(), b + rate", "a, b = a - rate * gap.item(), b - rate"),
+                "They rise then",
+            ),
+            (target(" + b * gap**2\n", "\n"), "b times the square"),
+            (target("a * gap + b", "b"), "a times the gap"),
+            (
+                target(
+                    "cost = a * gap + b * gap**2\n        a, b = a + rate * gap.item(), b + rate * gap.item() ** 2",
+                    "a, b = a + rate * gap.item(), b + rate * gap.item() ** 2\n        cost = a * gap + b * gap**2",
+                ),
+                "First the cost, then",
+            ),
+            (target("b + rate * gap.item() ** 2", "b + rate * gap.item()"), "b rises with the square"),
+            (target("step += 1", "step, a, b = step + 1, 0.0, 0.0"), "stay at 0"),
+            (target("(n - goal) / begin", "((n - goal) / begin).abs()"), "has lost its sign"),
+            (
+                target("nonlocal begin, step, a, b", "nonlocal begin, step, a, b\n        rate = 1"),
+                "The rate is not used",
+            ),
+            (target("return cost", "return 3 * cost"), "Each call: the goal"),
+            (target("return cost", "return cost.item()"), "no slope in n"),
+            (
+                target(
+                    "a, b = a + rate * gap.item(), b + rate * gap.item() ** 2",
+                    "a, b = a + rate * gap, b + rate * gap ** 2",
+                ),
+                "their slopes in n are not|later one stopped",
+            ),
+            (target("return cost", "return cost if step < 4 else {}['c']"), "a later one stopped with KeyError"),
             (lambda target, warm_up, rate: 16.0, r"A function is asked for, penalty\(n\)"),
-            (16, "A function is asked for"),
         ],
     },
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -292,40 +292,47 @@ def _slopes_at(model: nn.Module, batches: list[dict], loss: Callable, at: Mappin
 def _ablation(answer: Any) -> str | None:
     """ablation(model, batches, loss): how much each example's loss rises without each head, as rows (n, H)."""
     model, batches = _translator()[0], _batches()
+    rule = "For each head: gates of 1 with a 0 at its place; the loss of each example then, minus its loss before."
     for loss in (None, _last_word):
-        used = loss or my_heads.loss
         got = _rows_of(answer, model, batches, loss)
-        want = my_heads.ablation(model, batches, used)
-        with torch.no_grad():
-            whole = torch.cat([used(model, batch) for batch in batches])[:, None]
-        without = {key: value + whole for key, value in want.items()}
-        mistakes = {
-            "The other way round: the loss without the head minus the loss of the whole model.": _each(want, torch.neg),
-            "This is the loss without the head. Take off the loss of the whole model, example by example.": without,
-            "The loss of the whole model is averaged over the examples before it is taken off.": {
-                key: value - whole.mean() for key, value in without.items()
-            },
-            "These have no sign. Without a head that does harm the loss falls, and its cost is below 0.": _each(
-                want, torch.abs
-            ),
-            "The wrong way round: one head of the layer is on, and the others are off.": _without(
-                model, batches, used, lambda heads: torch.eye(heads)
-            ),
-            "Heads stay off: the second is measured without the first as well. Make new gates of 1 for each head.": (
-                _without(model, batches, used, lambda heads: 1 - torch.ones(heads, heads).tril())
-            ),
-            "The whole layer is off, for every head.": _without(
-                model, batches, used, lambda heads: torch.zeros(heads, heads)
-            ),
-            "These are slopes at gate 1. The cost is what the loss does when the gate goes all the way to 0.": (
-                my_heads.gradient(model, batches, used)
-            ),
-            "The loss is always the same. Where a loss is given, measure that one.": my_heads.ablation(model, batches),
-        }
-        rule = "For each head: gates of 1 with a 0 at its place; the loss of each example then, minus its loss before."
+        want, mistakes = _costs(loss or my_heads.loss)
         if hint := _told(got, want, mistakes, rule):
             return hint
     return None
+
+
+@cache
+def _costs(used: Callable) -> tuple[Rows, dict[str, Rows]]:
+    """What each head costs, and what known mistakes make of it."""
+    model, batches = _translator()[0], _batches()
+    want = my_heads.ablation(model, batches, used)
+    with torch.no_grad():
+        whole = torch.cat([used(model, batch) for batch in batches])[:, None]
+    without = {key: value + whole for key, value in want.items()}
+    mistakes = {
+        "The other way round: the loss without the head minus the loss of the whole model.": _each(want, torch.neg),
+        "This is the loss without the head. Take off the loss of the whole model, example by example.": without,
+        "The loss of the whole model is averaged over the examples before it is taken off.": {
+            key: value - whole.mean() for key, value in without.items()
+        },
+        "These have no sign. Without a head that does harm the loss falls, and its cost is below 0.": _each(
+            want, torch.abs
+        ),
+        "The wrong way round: one head of the layer is on, and the others are off.": _without(
+            model, batches, used, lambda heads: torch.eye(heads)
+        ),
+        "Heads stay off: the second is measured without the first as well. Make new gates of 1 for each head.": (
+            _without(model, batches, used, lambda heads: 1 - torch.ones(heads, heads).tril())
+        ),
+        "The whole layer is off, for every head.": _without(
+            model, batches, used, lambda heads: torch.zeros(heads, heads)
+        ),
+        "These are slopes at gate 1. The cost is what the loss does when the gate goes all the way to 0.": (
+            my_heads.gradient(model, batches, used)
+        ),
+        "The loss is always the same. Where a loss is given, measure that one.": my_heads.ablation(model, batches),
+    }
+    return want, mistakes
 
 
 @torch.no_grad()
