@@ -1,7 +1,4 @@
-"""A lesson in JupyterLab: everything runs, everything is drawn, every control is moved, nothing leaves the machine.
-
-One lesson is in ``test_lessons.py``, the others, which run once a week, in ``test_lessons_weekly.py``.
-"""
+"""A lesson in JupyterLab: everything runs, everything is drawn, every control is moved, nothing leaves the machine."""
 
 import shutil
 

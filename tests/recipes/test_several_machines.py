@@ -9,7 +9,7 @@ import torch
 
 import headtools as ht
 
-pytestmark = pytest.mark.full  # starts two processes
+pytestmark = pytest.mark.weekly  # starts two processes
 LAUNCH = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"
 
 
