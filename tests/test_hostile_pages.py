@@ -146,6 +146,7 @@ def test_a_report_on_hostile_sentences():
     assert not {part[0] for part in parts} & {"iframe", "img"}
     assert not {name for part in parts for name in part[1:] if name.startswith("on")}
     data = assert_runs_one_script(found.html)
+    assert data["title"] == plain(bad[0])
     shown = {token for text in data["texts"] for token in text["input_ids"]}
     assert len(shown & set(map(plain, bad))) > len(bad) / 2, "the others are masked"
     assert not found.missing

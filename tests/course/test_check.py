@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import linecache
 import re
 from functools import cache, partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
+import headtools as ht
 from headtools.course.check import CheckResult, all_exercises, check
 
 
@@ -36,6 +38,37 @@ BLANKS = [not_implemented, lambda *_: None, lambda *_: ...]
 def test_every_exercise_has_its_answers():
     assert set(ANSWERS) == set(all_exercises())
     assert all(len(a["right"]) >= 2 and len(a["wrong"]) >= 3 for a in ANSWERS.values())
+
+
+EXERCISES = all_exercises()
+PACKAGE_DOES_IT = [
+    (name, which)
+    for name, exercise in EXERCISES.items()
+    for which in {exercise.builds, *exercise.instead} & set(ht.__all__)
+]
+
+
+def written(code, **names):
+    """A function from its source, which can be read as that of a cell."""
+    place, names = f"<{code}>", {"ht": ht, **names}
+    linecache.cache[place] = len(code), None, code.splitlines(True), place
+    exec(compile(code, place, "exec"), names)
+    return names["answer"]
+
+
+@pytest.mark.parametrize(("name", "which"), PACKAGE_DOES_IT)
+def test_the_package_s_own_function_is_no_answer(name, which):
+    result = check(name, written(f"def answer(*given, **named):\n    return ht.{which}(*given, **named)\n"))
+    assert not result.passed
+    assert f"ht.{which} is right, and it is the one that you are about to write" in result.hint
+
+
+@pytest.mark.parametrize("name", [name for name in EXERCISES if "blank" not in ANSWERS[name]])
+def test_a_function_that_stops_is_told_where(name):
+    result = check(name, written("def answer(*given, **named):\n    return given + not_there\n"))
+    assert (result.status, result.passed) == ("not yet", False)
+    assert "NameError" in result.hint
+    assert "not_there" in result.hint
 
 
 @cache  # two tests look at each

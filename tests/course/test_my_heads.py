@@ -6,16 +6,12 @@ import warnings
 
 import pytest
 import torch
-from scipy import stats
 
 import headtools as ht
 from headtools import geometry
 from headtools.course import my_heads
-from headtools.organism.toy_decoder import ToyDecoder
 from headtools.organism.written_models import WrittenModel, write_induction
 from headtools.roles.erasure import erasure
-from headtools.roles.probing import fit_and_predict
-from headtools.roles.tasks import control
 
 from ..heads.reference import untouched
 from ..heads.zoo import fresh, zoo_model
@@ -191,13 +187,6 @@ def test_what_two_heads_cost_together():
         assert value.item() == pytest.approx(theirs[name], abs=5e-6)
 
 
-def test_how_well_two_kinds_are_told_apart():
-    value = torch.tensor([1.0, 2.0, 2.0, 3.0, 5.0, 5.0, 0.0, 2.0])
-    yes = torch.tensor([0, 1, 0, 1, 1, 0, 0, 1]).bool()
-    theirs = stats.mannwhitneyu(value[yes], value[~yes]).statistic / (yes.sum() * (~yes).sum())
-    assert my_heads.told_apart(value, yes).item() == pytest.approx(theirs.item())
-
-
 def test_a_curve():
     model, batches = labelled("bert")
     order = [("encoder", 0, 1), ("encoder", 2, 0), ("encoder", 0, 3)]
@@ -259,44 +248,6 @@ def test_erasers(labels):
     torch.testing.assert_close(means, x.mean(0).expand_as(means), atol=1e-4, rtol=0)
     names, left = y[200:], my_heads.probe(torch.cat([mine(x), mine(x)[:100]]), torch.cat([y, y[:100]]), 300)
     assert left.double().mean() <= (names == y.mode().values).double().mean() + 0.2  # on words that it was fitted to
-
-
-@pytest.mark.parametrize("name", SCORED)
-def test_erased_heads(name):
-    model, batches = labelled(name)
-    key, site = next(iter(my_heads.sites(model).items()))
-    x, y = torch.randn(60, my_heads.weights(site)[2].shape[-1]), torch.arange(60) % 2
-    theirs = {(*key, head): erasure(x + head, list(map(str, y.tolist()))) for head in (0, 1)}
-    mine = {(*key, head): my_heads.eraser(x + head, y) for head in (0, 1)}
-
-    def by_hand(_out, args):
-        z = package_site.split(args[0]).clone()
-        for place, take in theirs.items():
-            z[..., place[-1], :] = take(z[..., place[-1], :])
-        return (package_site.join(z),)
-
-    package_site = ht.sites(model)[key]
-    with untouched(model), torch.no_grad():
-        hook = package_site.out.register_forward_pre_hook(by_hand)
-        expected = model(**batches[0]).logits
-        hook.remove()
-        with my_heads.erase(model, mine):
-            found = model(**batches[0]).logits
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_probes_and_their_control():
-    draw = torch.Generator().manual_seed(0)
-    y = torch.randint(3, (500,), generator=draw)
-    x = torch.randn(500, 6, generator=draw) + 1.5 * torch.randn(3, 6, generator=draw)[y]
-    predicted = fit_and_predict("logistic", x[None], y, torch.arange(300) % 3, [1.0])[0]
-    assert (my_heads.probe(x, y, 300, steps=300) == (predicted == y[300:])).double().mean() > 0.98
-    words, maps = [["a", "b", "c"]] * 50, [torch.eye(3).roll(1, 0)] * 50
-    found = my_heads.control_labels(words, maps, y[:150], seed=2)
-    read = ["c", "a", "b"] * 50  # the word that each one looks at
-    theirs = control(read, list(map(str, y[:150].tolist())), 150)
-    for labels in (found.tolist(), theirs):  # both have one label for each word that is read
-        assert len(set(zip(read, labels, strict=True))) == len(set(read))
 
 
 def test_what_would_be_silently_wrong():
@@ -418,15 +369,6 @@ def test_a_direction_that_is_not_written(name):
     assert torch.equal(my_heads.weights(site)[3], before)
 
 
-def test_a_logit_difference():
-    logits = torch.randn(3, 4, 7, generator=torch.Generator().manual_seed(0))
-    position, right, wrong = torch.tensor([0, 3, 1]), torch.tensor([1, 2, 6]), torch.tensor([4, 0, 5])
-    by_hand = [logits[b, position[b], right[b]] - logits[b, position[b], wrong[b]] for b in range(3)]
-    assert torch.equal(my_heads.logit_difference(logits, position, right, wrong), torch.stack(by_hand))
-    shifted = my_heads.logit_difference(logits + 5, position, right, wrong)
-    torch.testing.assert_close(shifted, torch.stack(by_hand))
-
-
 def test_a_report_has_the_package_s_numbers():
     model, batches = labelled("gpt2")
     batches *= 3  # an interval needs five examples
@@ -448,15 +390,6 @@ def test_a_report_has_the_package_s_numbers():
         assert line["induction even"] == pytest.approx(row.chance, abs=1e-6)
         assert line["induction gain low"] == pytest.approx(row.low - row.chance, abs=1e-5)
     assert list(lines) == sorted(lines, key=lambda head: -lines[head]["cost"])
-
-
-def test_an_honest_choice():
-    chosen = {("encoder", 0): torch.tensor([[1.0, 9.0]] * 5), ("cross", 1): torch.tensor([[2.0]] * 5)}
-    measured = {key: rows.flip(0) - torch.arange(5.0)[:, None] for key, rows in chosen.items()}
-    found = my_heads.honest_choice(chosen, measured)
-    assert (found["head"], found["promised"], found["score"], found["any"]) == (("encoder", 0, 1), 9.0, 7.0, 2.0)
-    low, high = ht.bootstrap(measured["encoder", 0][:, 1])
-    assert (found["low"], found["high"]) == pytest.approx((low.item(), high.item()), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", SCORED)
@@ -511,43 +444,3 @@ def test_a_fact_that_is_rewritten():
     for _ in range(50):
         other = change + 0.1 * away @ torch.randn(6, 3, generator=draw).double()
         assert (x @ other).norm() > (x @ change).norm()
-
-
-def test_what_is_hidden_from_all_paths_is_off_for_the_next_layer():
-    model = ToyDecoder(layers=2, heads=4, width=16, symbols=8, length=12, seed=3)
-    ids = torch.randint(8, (3, 12), generator=torch.Generator().manual_seed(0))
-    with untouched(model), torch.no_grad():
-        with ht.record(model, want=("maps", "z")) as plain:
-            model(ids)
-        with ht.ablate(model, {("decoder", 0): [0, 2]}), ht.record(model, want=("maps", "z")) as off:
-            model(ids)
-        q, k, v = (my_heads.hide_from(model, [0, 2], range(4), path) for path in "qkv")
-        with q, k, v, ht.record(model, want=("maps", "z")) as hidden:
-            model(ids)
-        with my_heads.hide_from(model, [0, 2], [1], "v"), ht.record(model, want=("maps", "z")) as values:
-            model(ids)
-    for quantity in ("maps", "z"):
-        theirs, mine = (getattr(seen["decoder", 1], quantity) for seen in (off, hidden))
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
-    assert torch.equal(hidden["decoder", 0].z, plain["decoder", 0].z)
-    changed = (values["decoder", 1].z != plain["decoder", 1].z).any(-1).any(0).any(0)
-    assert changed.tolist() == [False, True, False, False]
-    assert torch.equal(values["decoder", 1].maps, plain["decoder", 1].maps)
-
-
-def test_a_written_head_looks_back_for_the_package_as_well():
-    model = ToyDecoder(layers=2, heads=4, width=32, symbols=8, length=12, seed=3)
-    ids = torch.randint(8, (3, 12), generator=torch.Generator().manual_seed(0))
-    omega = 2 * torch.pi * torch.tensor([1, 2, 3, 5]) / 12
-    my_heads.write_head(model, 2, omega, 1)
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    my_heads.write_head(model, 2, omega, 1)
-    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-    with torch.no_grad(), ht.record(model, want=("maps", "z")) as seen:
-        model(ids)
-    assert seen["decoder", 0].maps[:, 2].diagonal(-1, -2, -1).min() > 0.999
-    note = ht.contributions(ht.sites(model)["decoder", 0], seen["decoder", 0].z)[:, 1:, 2]
-    read = model.norms[0](model.symbol(ids))[:, :-1, 8:16]
-    torch.testing.assert_close(note[..., 16:24], read, rtol=0, atol=1e-2)
-    assert not note[..., :16].any()
-    assert not note[..., 24:].any()

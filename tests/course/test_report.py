@@ -14,13 +14,9 @@ import transformers as tf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import headtools as ht
-from headtools._report.measures import losses
 from headtools._report.page import table
-from headtools._report.subject import halves, prepare
-from headtools.course.plain import plain
 from headtools.roles.head_functions import NONE, head_functions
 from headtools.roles.induction import COPYING, INDUCTION
-from headtools.roles.sentence import Sentence
 
 ENGLISH = ht.corpus("english", "all", limit=24)
 MARKS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
@@ -166,30 +162,6 @@ def per_sentence(model, batch):
     logits = model(**batch).logits
     each = torch.nn.functional.cross_entropy(logits.mT, batch["labels"], reduction="none")
     return each.sum(1) / (batch["labels"] != -100).sum(1)
-
-
-def test_hostile_words_stay_words():
-    bad = '"><script>alert(1)</script><img src=x onerror=alert(1)>&amp;$x_1$\u202e'
-    sentences = [
-        Sentence(
-            (bad, "dog", "saw", "it", str(i)),
-            (2, 3, 0, 3, 3),
-            ("det", "nsubj", "root", "obj", "dep"),
-            ("X",) * 5,
-            (0,) * 5,
-        )
-        for i in range(8)
-    ]
-    tokenizer = a_tokenizer(sentences)
-    torch.manual_seed(0)
-    model = tf.BertForMaskedLM(tf.BertConfig(**(IDS | {"vocab_size": len(tokenizer)}), **SMALL)).eval()
-    found = ht.report(model, sentences, tokenizer, orders=1, progress=False, title=bad)
-    shown = Page(found.html)
-    data = assert_runs_one_script(found.html)
-    assert not shown.remote
-    assert "img" not in shown.tags
-    assert not found.missing
-    assert data["title"] == plain(bad)
 
 
 def test_what_cannot_be_a_corpus():
@@ -502,21 +474,6 @@ def test_tokens_are_shown_as_people_read_them():
 
 
 # --- what it costs ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["BERT", "BERT without a head", "Llama", "T5"])
-def test_batches_of_few_sentences_have_the_same_losses(name):
-    model, tokenizer = built(name), a_tokenizer(ht.corpus("english", "all", limit=70))
-    sentences = ht.corpus("english", "all", limit=70)
-    model.resize_token_embeddings(len(tokenizer))
-    subject = prepare(model, sentences, tokenizer)
-    assert max(len(batch["input_ids"]) for batch in subject.test) == 8
-    assert sum(len(batch["input_ids"]) for batch in subject.test) == 35
-    alike = sorted(halves(sentences)[1], key=lambda sentence: len(sentence.words))
-    whole = subject.objective.batches(alike)
-    with torch.no_grad():
-        found, expected = (losses(model, some, subject.loss_of(some)) for some in (subject.test, whole))
-    assert torch.allclose(found, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_it_says_what_it_will_cost_and_is_silent_when_asked(capsys):
