@@ -1,15 +1,12 @@
 """Answers to the exercises of lesson 08: right ones, and wrong ones with what their hint must say."""
 
 import torch
+from edited import of
 
 import headtools as ht
 from headtools.course import my_heads
 
-
-def right_epsilon(x, weight, bias, relevance, epsilon):
-    y = weight @ x + bias
-    y = y + epsilon * torch.where(y < 0, -1.0, 1.0)
-    return x * ((relevance / y) @ weight)
+direct, share, attention, messages = map(of, ("direct_logit", "Share", "attention_rule", "messages"))
 
 
 def epsilon_in_loops(x, weight, bias, relevance, epsilon):
@@ -19,17 +16,6 @@ def epsilon_in_loops(x, weight, bias, relevance, epsilon):
         for i in range(len(x)):
             out[i] += float(x[i] * weight[k, i] / (y + (epsilon if y >= 0 else -epsilon)) * relevance[k])
     return out
-
-
-def epsilon_by_sign(x, weight, bias, relevance, epsilon):
-    y = torch.nn.functional.linear(x, weight, bias)
-    parts = weight * x / (y + epsilon * torch.sign(y + 1e-30))[:, None]
-    return (parts * relevance[:, None]).sum(0).double().numpy()
-
-
-def stuck_at_zero(x, weight, bias, relevance, epsilon):
-    y = weight @ x + bias
-    return x * (weight.T @ (relevance / (y + epsilon * y.sign())))
 
 
 def changed_epsilon(below, times=lambda x: x):
@@ -43,13 +29,7 @@ def moved(y, epsilon):
     return y + epsilon * torch.where(y < 0, -1.0, 1.0)
 
 
-def right_signs(terms, relevance, alpha):
-    plus, minus = terms.clamp(min=0), terms.clamp(max=0)
-    if not (plus > 0).any():
-        return minus / minus.sum() * relevance
-    if not (minus < 0).any():
-        return plus / plus.sum() * relevance
-    return (alpha * plus / plus.sum() - (alpha - 1) * minus / minus.sum()) * relevance
+right_epsilon = changed_epsilon(lambda y, b, e: moved(y + b, e))
 
 
 def signs_in_a_loop(terms, relevance, alpha):
@@ -58,43 +38,13 @@ def signs_in_a_loop(terms, relevance, alpha):
     return [float((alpha * t / plus if t > 0 else (1 - alpha) * t / minus) * relevance) for t in terms]
 
 
-def no_empty_sign(terms, relevance, alpha, sign=1):
-    plus, minus = terms.clamp(min=0), terms.clamp(max=0)
-    parts = (plus / plus.sum()).nan_to_num(0.0), (minus / minus.sum()).nan_to_num(0.0)
-    return (alpha * parts[0] + sign * (1 - alpha) * parts[1]) * relevance
+def signs(*changes):
+    """The course's rule for terms of both signs, with changes."""
+    rule = messages(*changes)
+    return lambda terms, relevance, alpha: rule(terms, torch.as_tensor(relevance), "alpha-beta", alpha)
 
 
-def direct(mistake=""):
-    """A right answer that goes head by head, or one with a mistake."""
-
-    def direct_logit(model, norm, batch, right, wrong):
-        read = []
-        hook = norm.register_forward_pre_hook(lambda module, args: read.append(args[0]))
-        with torch.no_grad(), ht.record(model, want="z") as seen:
-            model(**batch)
-        if mistake != "hook":
-            hook.remove()
-        at, words = 0 if mistake == "first" else -1, model.get_output_embeddings().weight
-        u = words[right] - (0 if mistake == "right" else words[wrong])
-        u = -u if mistake == "turned" else u
-        deviation = read[0][:, at].std(-1, unbiased=mistake == "sample")
-        parts = {}
-        for site in ht.sites(model):
-            o, heads = ht.contributions(site, seen[site.key].z), []
-            for head in range(site.heads):
-                y = o[:, at, head]
-                y = y if mistake == "mean" else y - y.mean(-1, keepdim=True)
-                y = y if mistake == "gain" else y * norm.weight
-                s = o[:, at, head].std(-1, unbiased=False) if mistake in ("alone", "through") else deviation
-                y = y if mistake == "scale" else y / s[:, None]
-                heads.append(((y + norm.bias if mistake in ("bias", "through") else y) * u).sum(-1))
-            parts[site.key] = torch.stack(heads, 1)
-            parts[site.key] = o[:, -1] if mistake == "vectors" else parts[site.key]
-        if mistake == "one":
-            return parts["decoder", 0]
-        return {key[1]: value for key, value in parts.items()} if mistake == "keys" else parts
-
-    return direct_logit
+right_signs = signs()
 
 
 def direct_by_difference(model, norm, batch, right, wrong):
@@ -119,22 +69,15 @@ def package_direct(model, norm, batch, right, wrong):
     return ht.direct_logit_attribution(model, batch, right).heads
 
 
-class Share(torch.autograd.Function):
+class TokenByToken(torch.autograd.Function):
+    """Another style: one output of one token at a time."""
+
     @staticmethod
     def forward(ctx, x, W, b, rule, number):
         ctx.save_for_backward(x, W, b)
         ctx.rule, ctx.number = rule, number
-        return torch.nn.functional.linear(x, W, b)
+        return x @ W.T + b
 
-    @staticmethod
-    def backward(ctx, g):
-        x, W, b = ctx.saved_tensors
-        terms = torch.cat([b.expand(len(x), -1)[..., None], x[:, None] * W], -1)
-        M = my_heads.messages(terms, (x @ W.T + b) * g, ctx.rule, ctx.number)
-        return my_heads.ratio(M[..., 1:].sum(1), x), None, my_heads.ratio(M[..., 0].sum(0), b), None, None
-
-
-class TokenByToken(Share):
     @staticmethod
     def backward(ctx, g):
         x, W, b = ctx.saved_tensors
@@ -148,66 +91,15 @@ class TokenByToken(Share):
         return to_x, None, to_b, None, None
 
 
-def sharing(wrong):
-    """Share, with one mistake in its backward pass."""
-
-    def backward(ctx, g):
-        x, W, b = ctx.saved_tensors
-        if wrong == "gradient":
-            return g @ W, None, g.sum(0), None, None
-        bias = b * 0 if wrong in ("bare", "left out") else b
-        terms = torch.cat([x[:, None] * W, bias.expand(len(x), -1)[..., None]], -1)
-        M = my_heads.messages(
-            terms, {"given": g, "left out": (x @ W.T + b) * g}.get(wrong, terms.sum(-1) * g), ctx.rule, ctx.number
-        )
-        first, last = (M[..., 1:], M[..., 0]) if wrong == "swapped" else (M[..., :-1], M[..., -1])
-        R_x, R_b = first.sum(1), last.sum(0)
-        if wrong == "relevance":
-            return R_x, None, R_b, None, None
-        if wrong == "two":
-            return R_x / x, R_b / b
-        if wrong == "nothing":
-            return my_heads.ratio(R_x, x), None, None, None, None
-        if wrong == "nan":
-            return R_x / x, None, R_b / b, None, None
-        if wrong == "other":
-            raise KeyError(wrong)
-        factor = 2 if wrong == "twice" else 1
-        return factor * my_heads.ratio(R_x, x), None, my_heads.ratio(R_b, b), None, None
-
-    return type("Share", (Share,), {"backward": staticmethod(backward)})
-
-
-class BlankShare(Share):
+class BlankShare(TokenByToken):
     @staticmethod
     def backward(ctx, g): ...
 
 
-class NotYet(Share):
+class NotYet(TokenByToken):
     @staticmethod
     def backward(ctx, g):
         raise NotImplementedError
-
-
-def attention(mistake=""):
-    """A right answer, or one with a mistake."""
-
-    def attention_rule(q, k, v, relevance, fixed):
-        fixed = {"free": False, "fixed": True}.get(mistake, fixed)
-        root = q.shape[-1] ** 0.5
-        A = torch.softmax(q @ k.T / (1 if mistake == "scale" else root), 0 if mistake == "columns" else -1)
-        g = relevance if mistake == "given" else relevance / (A @ v)
-        R_v = A.T @ relevance if mistake == "weights" else v * (A.T @ g)
-        if fixed:
-            return 0 * q, 0 * k, R_v / 2 if mistake == "half" else R_v
-        halves = {"double": (1, 1), "once": (2, 1)}.get(mistake, (2, 2))
-        R_A = A * (g @ v.T) / halves[0]
-        taken = A * R_A.sum(0 if mistake == "queries" else -1, keepdim=True)
-        R_s = R_A if mistake == "through" else R_A - taken
-        g_s = R_s / (1 if mistake in ("back", "scale") else root)
-        return q * (g_s @ k) / halves[1], k * (g_s.T @ q) / halves[1], R_v / halves[0]
-
-    return attention_rule
 
 
 def attention_by_autograd(q, k, v, relevance, fixed):
@@ -227,32 +119,39 @@ def attention_by_rules(q, k, v, relevance, fixed):
         return q, k, v
 
 
+MINUS, READ, WRITTEN = "words[right] - words[wrong]", "written, u)", 'torch.einsum("bhd,bd->bh", written, u)'
+TO_X, TO_B = "ratio(M[..., :-1].sum(1), x)", "ratio(M[..., -1].sum(0), b)"
+TO_Q, TO_K, ROOT = "q * (g_scores @ k)", "k * (g_scores.T @ q)", " / math.sqrt(q.shape[-1])"
+ALPHA = "torch.where((P > 0) & (N < 0), number, (P > 0).float())"
 ANSWERS = {
     "08.direct": {
-        "right": [direct(), direct_by_difference, my_heads.direct_logit],
+        "right": [direct_by_difference, my_heads.direct_logit],
         "wrong": [
-            (direct("scale"), "scale is missing"),
-            (direct("alone"), "a scale of its own"),
-            (direct("mean"), "mean is not taken off"),
-            (direct("gain"), "gain is missing"),
-            (direct("right"), "logit of the right word"),
-            (direct("turned"), "sign is turned"),
-            (direct("first"), "first token"),
-            (direct("sample"), "over n - 1"),
-            (direct("bias"), "bias is added to every head"),
-            (direct("through"), "put through the norm by itself"),
-            (direct("hook"), "leaves a hook"),
-            (direct("vectors"), "These are vectors"),
-            (direct("keys"), "one for each site is asked for"),
-            (direct("one"), "A dict is asked for"),
+            (direct("weight / s", "weight"), "scale is missing"),
+            (
+                direct(READ, "s[:, None] * written / written.std(-1, unbiased=False, keepdim=True), u)"),
+                "a scale of its own",
+            ),
+            (direct("u = u - u.mean(-1, keepdim=True)", "pass"), "mean is not taken off"),
+            (direct(" * norm.weight", ""), "gain is missing"),
+            (direct(MINUS, "words[right]"), "logit of the right word"),
+            (direct(MINUS, "words[wrong] - words[right]"), "sign is turned"),
+            (direct("value[:, -1:]", "value[:, :1]", "args[0][:, -1]", "args[0][:, 0]"), "first token"),
+            (direct("x.square().mean(-1, keepdim=True)", "x.var(-1, keepdim=True)"), "over n - 1"),
+            (direct(READ, f"{READ}.add((({MINUS}) @ norm.bias)[:, None])"), "bias is added to every head"),
+            (direct(READ, f"norm(written), {MINUS})"), "put through the norm by itself"),
+            (direct("stack.callback(hook.remove)", "pass"), "leaves a hook"),
+            (direct(WRITTEN, "written"), "These are vectors"),
+            (direct("return {key:", "return {key[1]:"), "one for each site is asked for"),
+            (direct("rows.items()}", "rows.items()}['decoder', 0]"), "A dict is asked for"),
             (package_direct, "ht.direct_logit_attribution is right"),
         ],
     },
     "08.epsilon": {
-        "right": [right_epsilon, epsilon_in_loops, epsilon_by_sign],
+        "right": [right_epsilon, epsilon_in_loops],
         "wrong": [
             (changed_epsilon(lambda y, b, e: y + b + e), "added to y as it is"),
-            (stuck_at_zero, "y is 0 here, and so is its torch.sign"),
+            (changed_epsilon(lambda y, b, e: y + b + e * (y + b).sign()), "y is 0 here, and so is its torch.sign"),
             (changed_epsilon(lambda y, b, e: y + b), "Epsilon is missing"),
             (changed_epsilon(lambda y, b, e: moved(y, e)), "bias is missing"),
             (changed_epsilon(lambda y, b, e: moved(y + b, e), lambda x: 1), "Multiply by x itself"),
@@ -274,9 +173,9 @@ ANSWERS = {
     "08.signs": {
         "right": [right_signs, signs_in_a_loop],
         "wrong": [
-            (no_empty_sign, "one sign only"),
+            (signs(ALPHA, "number"), "one sign only"),
             (lambda terms, relevance, alpha: terms / terms.sum() * relevance, "where signs cancel"),
-            (lambda *all: no_empty_sign(*all, sign=-1), "sign of the second part"),
+            (signs(ALPHA, "number", "+ (1 - alpha)", "- (1 - alpha)"), "sign of the second part"),
             (lambda terms, relevance, alpha: terms.clamp(min=0) / terms.clamp(min=0).sum() * relevance, "this is z+"),
             (lambda terms, relevance, alpha: right_signs(terms, relevance, 0.5) * 2 * alpha, "must sum to 1"),
             (lambda terms, relevance, alpha: right_signs(terms, relevance, 1 - alpha), "parts are exchanged"),
@@ -291,40 +190,49 @@ ANSWERS = {
         ],
     },
     "08.share": {
-        "right": [Share, TokenByToken, my_heads.Share],
+        "right": [TokenByToken, my_heads.Share],
         "blank": [BlankShare, NotYet],
         "wrong": [
-            (sharing("gradient"), "gradient, and so LRP-0"),
-            (sharing("relevance"), "This is the relevance. What goes back is g"),
-            (sharing("given"), "Make it relevance first"),
-            (sharing("bare"), "bias is no term here"),
-            (sharing("left out"), "is in y and no term of it"),
-            (sharing("swapped"), "are exchanged"),
-            (sharing("two"), "one thing for each argument of forward"),
-            (sharing("nothing"), "Nothing goes back to b"),
-            (sharing("nan"), "NaN.*use ratio"),
-            (sharing("twice"), "not the g of x"),
-            (sharing("other"), "stopped with KeyError"),
-            (Share.backward, "class is asked for"),
+            (share(TO_X, "g @ W", TO_B, "g.sum(0)"), "gradient, and so LRP-0"),
+            (
+                share(TO_X, "M[..., :-1].sum(1)", TO_B, "M[..., -1].sum(0)"),
+                "This is the relevance. What goes back is g",
+            ),
+            (share("terms.sum(-1) * g", "g"), "Make it relevance first"),
+            (share("b.expand", "(0 * b).expand"), "bias is no term here"),
+            (
+                share("b.expand", "(0 * b).expand", "terms.sum(-1) * g", "(x @ W.T + b) * g"),
+                "is in y and no term of it",
+            ),
+            (share("M[..., :-1]", "M[..., 1:]", "M[..., -1]", "M[..., 0]"), "are exchanged"),
+            (share(f"None, {TO_B}, None, None", TO_B), "one thing for each argument of forward"),
+            (share(TO_B, "None"), "Nothing goes back to b"),
+            (share(TO_X, "M[..., :-1].sum(1) / x"), "NaN.*use ratio"),
+            (share(TO_X, f"2 * {TO_X}"), "not the g of x"),
+            (share("terms = ", "raise KeyError\n        terms = "), "stopped with KeyError"),
+            (my_heads.Share.backward, "class is asked for"),
         ],
     },
     "08.attention": {
-        "right": [attention(), attention_by_autograd, my_heads.attention_rule],
+        "right": [attention_by_autograd, my_heads.attention_rule],
         "wrong": [
             (lambda q, k, v, relevance, fixed: (None, None, v), "A tensor like q is asked for, this is None"),
-            (attention("free"), "queries and keys get nothing"),
-            (attention("half"), "Values get half"),
-            (attention("fixed"), "held fixed all the same"),
-            (attention("double"), "Nothing is halved"),
-            (attention("once"), "halves once more"),
-            (attention("weights"), "share by the weights alone"),
-            (attention("scale"), "not divided by the root"),
-            (attention("back"), "root is missing on the way back"),
-            (attention("through"), "Softmax passes all relevance on"),
-            (attention("queries"), "runs over the keys"),
-            (attention("given"), "taken for g"),
-            (attention("columns"), "not the relevance of v, with the map held fixed"),
-            (lambda *given: attention()(*given)[2], "Three things are asked for"),
+            (attention("if fixed", "if False"), "queries and keys get nothing"),
+            (attention("zeros_like(k), R_v", "zeros_like(k), R_v / 2"), "Values get half"),
+            (attention("if fixed", "if True"), "held fixed all the same"),
+            (
+                attention("(g @ v.T) / 2", "(g @ v.T)", f"{TO_Q} / 2, {TO_K} / 2, R_v / 2", f"{TO_Q}, {TO_K}, R_v"),
+                "Nothing is halved",
+            ),
+            (attention(f"{TO_Q} / 2, {TO_K} / 2", f"{TO_Q}, {TO_K}"), "halves once more"),
+            (attention("v * (A.T @ g)", "A.T @ relevance"), "share by the weights alone"),
+            (attention(f"k.T{ROOT}", "k.T", f"True)){ROOT}", "True))"), "not divided by the root"),
+            (attention(f"True)){ROOT}", "True))"), "root is missing on the way back"),
+            (attention("R_A - A * R_A.sum(-1, keepdim=True)", "R_A"), "Softmax passes all relevance on"),
+            (attention("R_A.sum(-1", "R_A.sum(0"), "runs over the keys"),
+            (attention("ratio(relevance, A @ v)", "relevance"), "taken for g"),
+            (attention("softmax(-1)", "softmax(0)"), "not the relevance of v, with the map held fixed"),
+            (lambda *given: my_heads.attention_rule(*given)[2], "Three things are asked for"),
             (lambda q, k, v, relevance, fixed: (0 * q, 0 * k, v / 0 * 0), "NaN in the relevance of v"),
             (lambda q, k, v, relevance, fixed: (q.T, k, v), "The shape is"),
             (attention_by_rules, "ht.rules is right, and it is the one"),
