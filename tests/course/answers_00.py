@@ -1,12 +1,13 @@
 """Answers to the exercises of lesson 00: right ones, and wrong ones with what their hint must say."""
 
 from contextlib import contextmanager
-from functools import partial
 
-import torch
+from edited import of
 
 import headtools as ht
 from headtools.course import my_heads
+
+accuracy, switch = map(of, ("accuracy", "switch_off"))
 
 
 def not_implemented(*_):
@@ -17,83 +18,20 @@ BLANKS = [not_implemented, lambda *_: None, lambda *_: ...]
 
 
 @contextmanager
-def right(model, heads):
-    sites, hooks = ht.sites(model), []
-    for key, numbers in heads.items():
-        site = sites[key]
-
-        def without(module, args, site=site, numbers=numbers):
-            z = site.split(args[0]).clone()
-            z[:, :, numbers] = 0
-            return (site.join(z),)
-
-        hooks.append(site.out.register_forward_pre_hook(without))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-class ByColumns:
-    """Another style: a class, and columns of the output projection's input."""
-
-    def __init__(self, model, heads):
-        self.model, self.heads = model, heads
-
-    def __enter__(self):
-        self.handles = []
-        for key, numbers in self.heads.items():
-            out, width = ht.sites(self.model)[key].out, ht.sites(self.model)[key].value_dim
-            mask = torch.ones(out.in_features)
-            for h in numbers:
-                mask[width * h : width * (h + 1)] = 0
-            self.handles += [out.register_forward_pre_hook(partial(self.times, mask))]
-
-    @staticmethod
-    def times(mask, module, args):
-        return args[0] * mask
-
-    def __exit__(self, *error):
-        for handle in self.handles:
-            handle.remove()
-
-
-@contextmanager
-def by_weights(model, heads):
+def by_weights(model, heads, rows=False):
+    """Another style: no hooks, but columns of the weight; or one mistake, its rows."""
     before = {}
     for key, numbers in heads.items():
         site = ht.sites(model)[key]
-        before[site] = site.out.weight.data.clone()
+        weight = site.out.weight.data
+        before[site] = weight.clone()
         for h in numbers:
-            site.out.weight.data[:, site.value_dim * h : site.value_dim * (h + 1)] = 0
+            (weight if rows else weight.T)[site.value_dim * h : site.value_dim * (h + 1)] = 0
     try:
         yield
     finally:
         for site, weight in before.items():
             site.out.weight.data = weight
-
-
-def other(change=lambda heads: heads, remove=True, returned=lambda z: (z,), late=False):
-    """The right answer with one mistake."""
-
-    @contextmanager
-    def switch_off(model, heads):
-        hooks, seen = [], {}
-        for key, numbers in change(heads).items():
-            site, seen["last"] = ht.sites(model)[key], numbers
-
-            def without(module, args, site=site, own=numbers):
-                z = site.split(args[0]).clone()
-                z[:, :, seen["last"] if late else own] = 0
-                return returned(site.join(z))
-
-            hooks.append(site.out.register_forward_pre_hook(without))
-        yield
-        for hook in hooks if remove else ():
-            hook.remove()
-
-    return switch_off
 
 
 def package(model, heads):
@@ -110,66 +48,6 @@ def blank(model, heads):
     yield
 
 
-@contextmanager
-def by_token(model, heads):
-    hooks = []
-    for key, numbers in heads.items():
-        site = ht.sites(model)[key]
-
-        def without(module, args, site=site, numbers=numbers):
-            z = site.split(args[0]).clone()
-            z[:, [n for n in numbers if n < z.shape[1]]] = 0
-            return (site.join(z),)
-
-        hooks.append(site.out.register_forward_pre_hook(without))
-    yield
-    for hook in hooks:
-        hook.remove()
-
-
-@contextmanager
-def in_place(model, heads):
-    hooks = []
-    for key, numbers in heads.items():
-        site = ht.sites(model)[key]
-
-        def without(module, args, site=site, numbers=numbers):
-            site.split(args[0])[:, :, numbers] = 0
-
-        hooks.append(site.out.register_forward_pre_hook(without))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def rows_of_weights(model, heads):
-    before = {}
-    for key, numbers in heads.items():
-        site = ht.sites(model)[key]
-        before[site] = site.out.weight.data.clone()
-        for h in numbers:
-            site.out.weight.data[site.value_dim * h : site.value_dim * (h + 1)] = 0
-    yield
-    for site, weight in before.items():
-        site.out.weight.data = weight
-
-
-@contextmanager
-def typo(model, heads):
-    ht.sites(model)["encoder", 7]
-    yield
-
-
-@contextmanager
-def too_narrow(model, heads):
-    hook = model.model.encoder.layers[0].self_attn.out_proj.register_forward_pre_hook(lambda m, args: args[0][..., :3])
-    yield
-    hook.remove()
-
-
 COUNT = {"encoder": 48, "decoder": 48, "cross": 48}
 
 
@@ -181,51 +59,61 @@ def accuracy_in_a_loop(logits, labels):
     return shares
 
 
-def hits(logits, labels):
-    return (logits.argmax(-1) == labels).float()
-
-
+SHARE = "hit.sum(1) / real.sum(1)"
+UNTIL = "try:\n        yield\n    finally:\n        "
+GATES, HOOK = ("gates",), ("_edit_site", "edit", "gates")  # what switch_off is made of
 ANSWERS = {
     "00.accuracy": {
         "right": [my_heads.accuracy, accuracy_in_a_loop],
         "wrong": [
-            (lambda logits, labels: hits(logits, labels).mean(1), "those of no word among them"),
-            (lambda logits, labels: (hits(logits, labels) + (labels == -100)).mean(1), "count as right"),
-            (
-                lambda logits, labels: hits(logits, labels).sum() / (labels != -100).sum(),
-                "one number for all sentences",
-            ),
-            (lambda logits, labels: hits(logits, labels).sum(0) / (labels != -100).sum(0), "for each place"),
-            (hits, "for each word whether it is right"),
-            (lambda logits, labels: hits(logits, labels).sum(1), "number of right words"),
-            (lambda logits, labels: 1 - my_heads.accuracy(logits, labels), "share of wrong words"),
-            (lambda logits, labels: my_heads.accuracy(-logits, labels), "Right words of each sentence"),
-            (lambda logits, labels: logits @ labels, "stopped with RuntimeError"),
+            (accuracy(SHARE, "hit.float().mean(1)"), "those of no word among them"),
+            (accuracy("& real", "| ~real", SHARE, "hit.float().mean(1)"), "count as right"),
+            (accuracy(SHARE, "hit.sum() / real.sum()"), "one number for all sentences"),
+            (accuracy(SHARE, "hit.sum(0) / real.sum(0)"), "for each place"),
+            (accuracy(SHARE, "hit"), "for each word whether it is right"),
+            (accuracy(SHARE, "hit.sum(1)"), "number of right words"),
+            (accuracy(SHARE, "1 - " + SHARE), "share of wrong words"),
+            (accuracy("argmax", "argmin"), "Right words of each sentence"),
+            (accuracy("logits.argmax(-1) ==", "logits @"), "stopped with RuntimeError"),
         ],
     },
     "00.switch_off": {
-        "right": [right, ByColumns, by_weights, my_heads.switch_off],
+        "right": [by_weights, my_heads.switch_off],
         "blank": [*BLANKS, blank],
         "wrong": [
-            (other(lambda h: {(kind, layer - 1): n for (kind, layer), n in h.items()}), "Layers count from 0"),
-            (other(lambda h: {site: [n + 1 for n in some] for site, some in h.items()}), "Heads count from 0"),
-            (other(lambda h: {s: [n for n in range(4) if n not in some] for s, some in h.items()}), "wrong way round"),
-            (other(lambda h: {site: [0, 1, 2, 3] for site in h}), "Whole layers are off"),
-            (other(lambda h: dict([next(iter(h.items()))])), "Only the first of the heads"),
-            (other(lambda h: {site: some[:1] for site, some in h.items()}), "first head of each layer"),
-            (other(lambda h: dict(list(h.items())[-1:])), "Is there a hook for each"),
-            (other(late=True), "sees the loop's variables"),
-            (other(remove=False), "still off. Remove each hook"),
-            (other(), "An error inside the block leaves"),
-            (other(returned=lambda z: None), "Every head is on inside the block"),
-            (by_token, "Words are off in place of heads"),
-            (in_place, "With a gradient the model stops"),
-            (rows_of_weights, "Rows of the weight are 0"),
+            (
+                switch(
+                    "key, some in",
+                    "(kind, layer), some in",
+                    "values[key] =",
+                    "key = kind, layer - 1\n        values[key] =",
+                ),
+                "Layers count from 0",
+            ),
+            (switch("list(some)", "[head + 1 for head in some]"), "Heads count from 0"),
+            (switch("torch.ones", "torch.zeros", "] = 0", "] = 1"), "wrong way round"),
+            (switch("[list(some)]", "[:]"), "Whole layers are off"),
+            (switch("heads.items()", "list(heads.items())[:1]"), "Only the first of the heads"),
+            (switch("list(some)", "list(some)[:1]"), "first head of each layer"),
+            (switch("heads.items()", "list(heads.items())[-1:]"), "Is there a hook for each"),
+            (switch("gate(value) for", "(lambda z: gate(value)(z)) for", via=GATES), "sees the loop's variables"),
+            (switch("hook.remove()", "pass", via=HOOK), "still off. Remove each hook"),
+            (switch(UNTIL + "hook", "yield\n    hook", via=HOOK), "An error inside the block leaves"),
+            (switch("(model, values)", "(model, {})"), "Every head is on inside the block"),
+            (
+                switch("(-1, 1, value.shape[-1], 1)", "(-1, value.shape[-1], 1, 1)[:, : z.shape[1]]", via=GATES),
+                "Words are off in place of heads",
+            ),
+            (switch("z * value", "z.mul_(value", "to(z)", "to(z))", via=GATES), "With a gradient the model stops"),
+            (lambda model, heads: by_weights(model, heads, rows=True), "Rows of the weight are 0"),
             (package, "ht.ablate is right, and it is the one that you are about to write"),
             (generator, "@contextmanager above the function"),
             (lambda model, heads: model, "context manager is asked for"),
-            (typo, r"Inside the block came KeyError.*heads = \{\('encoder', 1\): \[0\]\}"),
-            (too_narrow, "Inside the block came"),
+            (
+                switch("found[key]", "found['encoder', 7]", via=("edit", "gates")),
+                r"Inside the block came KeyError.*heads = \{\('encoder', 1\): \[0\]\}",
+            ),
+            (switch("z.flatten(-2)", "z", via=HOOK), "Inside the block came"),
             (lambda model: model, "stopped with TypeError"),
             (3, "A function is asked for, this is an int"),
         ],

@@ -44,7 +44,7 @@ EXERCISES = all_exercises()
 PACKAGE_DOES_IT = [
     (name, which)
     for name, exercise in EXERCISES.items()
-    for which in {exercise.builds, *exercise.instead} & set(ht.__all__)
+    for which in sorted({exercise.builds, *exercise.instead} & set(ht.__all__))
 ]
 
 
