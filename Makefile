@@ -11,7 +11,7 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 KEEP_MEMORY = MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=2000000000
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout=240 --nbval-kernel-startup-timeout=120 \
         --nbval-sanitize-with tests/sanitize.cfg
-ALL = -n 2 --dist loadfile --no-loadscope-reorder $(NBVAL) notebooks tests headtools recipes tools
+ALL = -n 2 --dist loadfile --no-loadscope-reorder $(NBVAL) tests headtools recipes notebooks tools
 
 .PHONY: help lab test test-all check lint bench organism results notebooks assignments cards site live picture measure sbom lock clean environment environment-test
 .DEFAULT_GOAL := help

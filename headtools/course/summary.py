@@ -142,7 +142,8 @@ def explained(error: Exception, file: Path) -> str:
 def _link(text: str, address: str, place: str = "") -> str:
     """Write a link to a place in a notebook, text alone where there is no notebook."""
     to = f"{quote(address)}{'#' if place else ''}{quote(place)}"
-    return f'<a href="{escape(to)}">{escape(text)}</a>' if address else escape(text)
+    # underlined: in a sentence a colour alone does not tell a link to everybody
+    return f'<a style="text-decoration:underline" href="{escape(to)}">{escape(text)}</a>' if address else escape(text)
 
 
 def _lessons(numbers: set[str]) -> dict[str, tuple[str, str, dict[str, str]]]:
