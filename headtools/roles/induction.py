@@ -27,6 +27,23 @@ from headtools.roles.attention_sinks import score_rows, without_sink
 INDUCTION, PREFIX, COPYING = "induction (TransformerLens)", "prefix matching (Olsson)", "copying (Olsson)"
 
 
+def induction(maps: Tensor, length: int) -> Tensor:
+    """Return TransformerLens' induction score: the mean of the diagonal ``length - 1`` below the middle, (B, head).
+
+    ``maps`` (B, head, T, T) of a segment of ``length`` tokens that repeats. The mean is over queries from the second
+    copy on: for query t the weight on key t - length + 1, the token after the earlier copy of t.
+
+    Raises ``ValueError`` for maps that do not reach the second copy.
+    """
+    if not 2 <= length < maps.shape[-2]:
+        raise ValueError(
+            f"got length={length} and maps of {maps.shape[-2]} queries; expected a length of 2 or more, and maps that "
+            "are longer. Write the length of one segment, not of the whole sequence"
+        )
+    # Query length + i, key i + 1: without the rows of the first copy, the diagonal above the main one.
+    return maps[..., length:, :].diagonal(1, -2, -1).mean(-1)
+
+
 def induction_scores(
     model: nn.Module,
     *,

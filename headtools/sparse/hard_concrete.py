@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headtools.heads._devices import without_autocast
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import Site, Sites
 
@@ -92,6 +94,15 @@ class HardConcrete(nn.Module):
     def expected_l0(self, log_alpha: Tensor | None = None) -> Tensor:
         """Return the expected number of gates that are not 0: the term that the penalty multiplies."""
         return self.p_open(log_alpha).sum(-1)
+
+    @without_autocast
+    def mean(self) -> Tensor:
+        """Return the expected gate, the integral of P(gate > x) over [0, 1] (by 40-point Gauss-Legendre quadrature)."""
+        # Smooth on [0, 1], since the stretch keeps logit(s) finite: a quadrature of few points will do.
+        points, weights = np.polynomial.legendre.leggauss(40)
+        x = torch.as_tensor((points + 1) / 2).to(self.log_alpha)
+        survival = torch.sigmoid(self.log_alpha.unsqueeze(-1) - self.temperature * torch.logit(self._unstretched(x)))
+        return survival @ torch.as_tensor(weights / 2).to(self.log_alpha)
 
     def density(self, x: Tensor) -> Tensor:
         """Return the density at 0 < x < 1, shape (*x, *log_alpha), and 0 elsewhere, also at the point masses.

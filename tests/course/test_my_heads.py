@@ -12,6 +12,7 @@ from headtools import geometry
 from headtools.course import my_heads
 from headtools.organism.written_models import WrittenModel, write_induction
 from headtools.roles.erasure import erasure
+from headtools.roles.induction import induction
 
 from ..heads.reference import untouched
 from ..heads.zoo import fresh, zoo_model
@@ -90,6 +91,11 @@ def test_circuits_and_contributions(name):
             theirs = circuits[which][key]
             same({key: mine}, {key: theirs.left @ theirs.right}, 1e-5)
             same({key: my_heads.effective_rank(mine)}, {key: geometry.effective_rank(theirs)}, 1e-3)
+
+
+def test_an_induction_score():
+    maps = torch.rand(3, 4, 12, 12, generator=torch.Generator().manual_seed(0)).tril().softmax(-1)
+    torch.testing.assert_close(my_heads.induction_score(maps, 6), induction(maps, 6))
 
 
 def test_gates_that_learn():

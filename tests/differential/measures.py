@@ -674,20 +674,20 @@ def induction(case: Case) -> Pair:
 
 
 def hard_concrete(case: Case) -> Pair:
-    """Expected number of open gates, shares of 0 and 1, against 200,000 draws."""
+    """Expected number of open gates, shares of 0 and 1 and mean gate, against 200,000 draws."""
     sizes = {key: layer.heads for key, layer in case.layers.items()}
     alpha = {key: 6 * case.noise(size, purpose=f"alpha {key}") - 3 for key, size in sizes.items()}
     gates = ht.HardConcrete(ht.sites(case.model), start=alpha)
 
     def ours() -> Numbers:
         with torch.no_grad():
-            return {"l0": gates.expected_l0(), "zero": gates.p_zero(), "one": gates.p_one()}
+            return {"l0": gates.expected_l0(), "zero": gates.p_zero(), "one": gates.p_one(), "mean": gates.mean()}
 
     def slow() -> Numbers:
         flat = torch.cat([alpha[key] for key in gates.sizes])
         noise = case.noise(200_000, len(flat), purpose="draws").clamp(1e-7, 1 - 1e-7)
         drawn = naive.hard_concrete(flat, 0.33, (-0.1, 1.1), noise)
-        shares = {"zero": drawn == 0, "one": drawn == 1}
+        shares = {"zero": drawn == 0, "one": drawn == 1, "mean": drawn}
         return {"l0": (drawn > 0).sum(1).float().mean()} | {n: part.float().mean(0) for n, part in shares.items()}
 
     return ours, slow

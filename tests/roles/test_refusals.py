@@ -147,6 +147,7 @@ TABLE = {
     "few tokens": (lambda: segments(2, 12, 2, range(7)), ValueError, "write length=7"),
     "no repetition": (lambda: segments(2, 5, 1, range(9)), ValueError, "and repeats=1; expected"),
     "no unembedding": (lambda: induction.copying(GPT2.transformer, length=5), ValueError, "no unembedding"),
+    "length of the whole": (lambda: induction.induction(FLAT, 6), ValueError, "not of the whole sequence"),
     "text for texts": (lambda: ht.text_batches(TOKENIZER, "one text"), TypeError, "got one string"),
     "sentences for texts": (lambda: ht.text_batches(TOKENIZER, TEST), TypeError, r"texts\[0\] is a Sentence"),
     "no texts": (lambda: ht.text_batches(TOKENIZER, []), ValueError, "got no texts"),

@@ -62,6 +62,7 @@ def test_draws_follow_masses_mean_and_density(log_alpha, temperature, low, high)
     drawn = gates.draw(u, gates.log_alpha.detach())
     assert (drawn == 0).double().mean().item() == pytest.approx(gates.p_zero().item(), abs=1e-4)
     assert (drawn == 1).double().mean().item() == pytest.approx(gates.p_one().item(), abs=1e-4)
+    assert drawn.mean().item() == pytest.approx(gates.mean().item(), abs=1e-4)
     assert gates.p_open().item() == pytest.approx(1 - gates.p_zero().item(), abs=1e-12)
     assert gates.density(torch.tensor([-0.1, 0.0, 1.0, 1.1])).abs().max() == 0
     inside = (drawn[1:-1] > 0) & (drawn[1:-1] < 1) & (drawn[2:] < 1) & (drawn[:-2] > 0)

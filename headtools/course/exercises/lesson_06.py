@@ -304,7 +304,7 @@ def _layer(layer: nn.Module, x: Tensor, position: Tensor, causal: bool = True) -
 
 
 EXERCISES = (
-    Exercise("06.induction", "the induction score", _induction, "induction_score"),
+    Exercise("06.induction", "the induction score", _induction, "induction_score", ("induction",)),
     Exercise("06.hide", "hide a head from one path", _hide, "hide_from"),
     Exercise("06.write", "write a head", _write, "write_head"),
 )
