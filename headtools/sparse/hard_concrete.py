@@ -154,7 +154,7 @@ class HardConcrete(nn.Module):
     def test_gates(self, log_alpha: Tensor | None = None) -> Tensor:
         """Return the gates that are used after training, in the shape of log alpha: 1 where P(1) > P(0), else 0.
 
-        So does pruning leave the model (Voita et al. 2019, footnote 7).
+        That is how pruning leaves the model (Voita et al. 2019, footnote 7).
         """
         alpha, (low, high) = self._alpha(log_alpha).detach(), self.stretch
         # P(1) > P(0), solved for log alpha; rounded, so that a symmetric stretch has its threshold at exactly 0

@@ -48,9 +48,9 @@ PACKAGE_DOES_IT = [
 ]
 
 
-def written(code, **names):
+def written(code):
     """A function from its source, which can be read as that of a cell."""
-    place, names = f"<{code}>", {"ht": ht, **names}
+    place, names = f"<{code}>", {"ht": ht}
     linecache.cache[place] = len(code), None, code.splitlines(True), place
     exec(compile(code, place, "exec"), names)
     return names["answer"]

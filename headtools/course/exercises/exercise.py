@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def expect(
 
 def expect_number(
     result: Any,
-    want: float,
+    want: float | Tensor,
     mistakes: Mapping[str, float],
     rule: str,
     given: Mapping[str, Any],

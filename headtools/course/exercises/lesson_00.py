@@ -67,8 +67,8 @@ def _switch_off(answer: Any) -> str | None:
         if not same(got, off):
             return _other_heads(model, batch, heads, got) + example
         run = partial(outputs, model, batch)
-        restored(run, on, "the heads are off")
-    restored_after_error(answer, model, run, on, "the heads are off", heads=heads)
+        restored(run, on, "the heads are still off")
+    restored_after_error(answer, model, run, on, "the heads off", heads=heads)
     model.set_attn_implementation("sdpa")
     with entered(answer, model, heads={("encoder", 0): [3]}):
         try:
@@ -107,20 +107,18 @@ def entered(answer: Any, model: nn.Module, **given: Any) -> Iterator[Any]:
 
 
 def restored(run: Callable[[], Tensor], before: Tensor, left: str) -> None:
-    """Raise Hint where a model no longer gives after a block what it gave before; ``left`` as in "heads are off"."""
+    """Raise Hint where a model no longer gives after a block what it gave before; ``left`` as "heads are still off"."""
     if not same(run(), before, 1e-6):
-        left = left.replace(" are ", " are still ").replace(" is ", " is still ")
         raise Hint(f"After the block {left}. Remove each hook after the yield: hook.remove()")
 
 
 def restored_after_error(
     answer: Any, model: nn.Module, run: Callable[[], Tensor], before: Tensor, left: str, **given: Any
 ) -> None:
-    """Raise Hint where an error inside the learner's context leaves a model that is changed."""
+    """Raise Hint where an error inside the learner's context leaves a changed model; ``left`` as "heads off"."""
     with suppress(ZeroDivisionError), entered(answer, model, **given):
         raise ZeroDivisionError
     if not same(run(), before, 1e-6):
-        left = left.replace(" are", "").replace(" is", "")
         raise Hint(
             f"An error inside the block leaves {left} for good. Put the yield into try: and the removing into "
             "finally:, which runs in any case."

@@ -340,8 +340,8 @@ def _erase(answer: Any) -> str | None:
         if not same(got, twice):
             return f"The second run inside the block gives something else than the first.{example}"
         run = partial(outputs, model, batch)
-        restored(run, plain, "heads are erased")
-    restored_after_error(answer, model, run, plain, "the erasers are there", erasers=erasers)
+        restored(run, plain, "heads are still erased")
+    restored_after_error(answer, model, run, plain, "the erasers there", erasers=erasers)
     return None
 
 

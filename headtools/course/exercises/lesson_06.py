@@ -151,8 +151,8 @@ def _hide(answer: Any) -> str | None:
             )
         if not same(got, _hidden(apart, ids, writers, readers, path)):
             return _hide_mistake(apart, ids, case, everyone, got) + example
-        restored(partial(model, ids), plain, "the head is hidden")
-    restored_after_error(answer, model, partial(model, ids), plain, "the head is hidden", **case)
+        restored(partial(model, ids), plain, "the head is still hidden")
+    restored_after_error(answer, model, partial(model, ids), plain, "the head hidden", **case)
     with ExitStack() as both:
         for path in "qkv":
             both.enter_context(entered(answer, model, writers=[3], readers=everyone, path=path))

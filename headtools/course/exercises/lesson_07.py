@@ -31,8 +31,8 @@ def _gates(answer: Any) -> str | None:
             got = outputs(model, batch)
         if not same(got, _gated(clean, batch, values)):
             return f"{_other_gates(clean, batch, values, got, on)}\nSee it for values = {_short(values)}."
-        restored(partial(outputs, model, batch), on, "the gates are there")
-    restored_after_error(answer, model, partial(outputs, model, batch), on, "the gates are there", values=values)
+        restored(partial(outputs, model, batch), on, "the gates are still there")
+    restored_after_error(answer, model, partial(outputs, model, batch), on, "the gates there", values=values)
     gate = torch.ones(2, 4, requires_grad=True)
     right = gate.detach().clone().requires_grad_()
     values = {("encoder", 1): gate}
@@ -295,7 +295,7 @@ def _ablation(answer: Any) -> str | None:
     rule = "For each head: gates of 1 with a 0 at its place; the loss of each example then, minus its loss before."
     for loss in (None, _last_word):
         got = _rows_of(answer, model, batches, loss)
-        want, mistakes = _costs(loss or my_heads.loss)
+        want, mistakes = _costs(loss or my_heads.loss)  # of a model of their own, whatever the answer did to this one
         if hint := _told(got, want, mistakes, rule):
             return hint
     return None

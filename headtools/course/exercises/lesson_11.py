@@ -55,9 +55,9 @@ def _patch(answer: Any) -> str | None:
             )
         if not same(got, want, 1e-5):
             return _other_patch(model, batch, heads, source, positions, got) + example
-        restored(run, plain, "the heads are patched")
+        restored(run, plain, "the heads are still patched")
     given = {"heads": one, "source": noted, "positions": None}
-    restored_after_error(answer, model, run, plain, "the heads are patched", **given)
+    restored_after_error(answer, model, run, plain, "the heads patched", **given)
     return None
 
 
