@@ -44,6 +44,7 @@ PAGES = {
     "installing": "Installing",
     "cheat_sheet": "Cheat sheet",
     "glossary": "Glossary",
+    "heads_since_2022": "Heads since 2022",
     "families": "Which models does headtools know?",
     "scaling": "What runs where",
     "benchmarks": "Benchmarks",

@@ -386,13 +386,13 @@ def remove_direction(model: nn.Module, head: tuple, directions: Tensor):
 
 
 @contextmanager
-def hide_from(model: nn.Module, writers: Iterable[int], readers: Iterable[int], path: str):
-    """Hide what heads of layer 0 write from the queries, keys or values ("q", "k", "v") of heads of layer 1.
+def hide_from(model: nn.Module, writers: Iterable[int], path: str):
+    """Hide what heads of layer 0 write from the queries, the keys or the values ("q", "k", "v") of layer 1.
 
-    The residual stream (B, T, D) is a sum: their part is subtracted, for these readers and this path alone (Elhage et
-    al. 2021 call such links Q-, K- and V-composition).
+    The residual stream (B, T, D) is a sum: their part is subtracted, for this path alone (Elhage et al. 2021 call such
+    links Q-, K- and V-composition).
     """
-    (first, second), writers, readers, seen = model.layers, list(writers), list(readers), {}
+    (first, second), writers, seen = model.layers, list(writers), {}
     w_o = first.out_proj.weight.unflatten(1, (first.num_heads, -1))[:, writers]  # (D, writers, W)
 
     def keep_part(_module, args):
@@ -402,16 +402,13 @@ def hide_from(model: nn.Module, writers: Iterable[int], readers: Iterable[int], 
     def compare(norm, args, normed):
         seen["change"] = norm.forward(args[0] - seen["part"]) - normed
 
-    def read_without(projection, args, output):
-        without = projection.forward(args[0] + seen["change"])
-        heads, other = (x.unflatten(-1, (second.num_heads, -1)) for x in (output.clone(), without))
-        heads[:, :, readers] = other[:, :, readers]
-        return heads.flatten(-2)
+    def read_without(_projection, args):
+        return args[0] + seen["change"]  # with the position or without it, the change is the same
 
     with ExitStack() as stack:
         stack.callback(first.out_proj.register_forward_pre_hook(keep_part).remove)
         stack.callback(model.norms[1].register_forward_hook(compare).remove)
-        stack.callback(getattr(second, f"{path}_proj").register_forward_hook(read_without).remove)
+        stack.callback(getattr(second, f"{path}_proj").register_forward_pre_hook(read_without).remove)
         yield
 
 

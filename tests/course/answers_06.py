@@ -19,8 +19,8 @@ def induction_in_a_loop(maps, period):
 
 
 @contextmanager
-def hide_in_a_loop(model, writers, readers, path):
-    """Subtracts head by head, and changes rows of the projection's output."""
+def hide_in_a_loop(model, writers, path):
+    """Subtracts head by head, and changes the projection's output."""
     first, second = model.layers
     width, norm, seen = first.head_dim, model.norms[1], {}
 
@@ -36,12 +36,7 @@ def hide_in_a_loop(model, writers, readers, path):
             own = slice(head * width, head * width + width)
             hidden -= seen["z"][..., own] @ first.out_proj.weight[:, own].T
         there, gone = (layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, norm.eps) for x in (seen["x"], hidden))
-        changed = (args[0] - there + gone) @ module.weight.T
-        output = output.clone()
-        for head in readers:
-            own = slice(head * width, head * width + width)
-            output[..., own] = changed[..., own]
-        return output
+        return (args[0] - there + gone) @ module.weight.T
 
     hooks = [
         first.out_proj.register_forward_pre_hook(note),
@@ -56,15 +51,15 @@ def hide_in_a_loop(model, writers, readers, path):
 
 
 @contextmanager
-def hide_alone(model, writers, readers, path):
+def hide_alone(model, writers, path):
     """Takes away the hooks of a block around it."""
     for projection in (model.layers[1].q_proj, model.layers[1].k_proj, model.layers[1].v_proj):
         projection._forward_hooks.clear()
-    with hide_in_a_loop(model, writers, readers, path):
+    with hide_in_a_loop(model, writers, path):
         yield
 
 
-def hide_by_generator(model, writers, readers, path):
+def hide_by_generator(model, writers, path):
     yield
 
 
@@ -145,14 +140,12 @@ ANSWERS = {
             (hide(READER, f"for path in 'qkv': {READER}"), "from queries, keys and values"),
             (hide(f"z = {Z}", f"{Z} = 0\n        z = {Z}"), "as if the head were off"),
             (hide("weight.unflatten", "weight.T.unflatten"), "each head owns columns"),
-            (hide("projection.forward", "projection"), "called inside its own hook calls the hook again"),
-            (hide("return heads", "heads"), "what it always does"),
+            (hide("norm.forward", "norm"), "called inside its own hook calls the hook again"),
+            (hide("return args", "args"), "what it always does"),
             (hide("list(writers)", "[0, 1, 2, 3]"), "All of layer 0"),
-            (hide("list(readers)", "[0, 1, 2, 3]"), "Every head of layer 1"),
-            (hide("list(writers), list(readers)", "list(readers), list(writers)"), "exchanged"),
             (hide("{path}", "v"), "hidden from the values; the path is 'k'"),
             (hide("{path}", "k"), "hidden from the keys; the path is 'q'"),
-            (hide("heads.flatten(-2)", "heads.flatten(-2) / 2"), "something else than expected"),
+            (hide("return args[0]", "return args[0] / 2"), "something else than expected"),
             (hide("yield", "stack.pop_all()\n        yield"), "After the block"),
             (
                 hide("yield", "hooks = stack.pop_all()\n        yield\n        hooks.close()"),
@@ -160,7 +153,7 @@ ANSWERS = {
             ),
             (hide_alone, "One block inside another"),
             (hide_by_generator, "contextmanager"),
-            (lambda model, writers, readers, path: 3, "context manager is asked for"),
+            (lambda model, writers, path: 3, "context manager is asked for"),
             (7, "A function is asked for"),
         ],
     },

@@ -75,10 +75,8 @@ def _small_model(seed: int, length: int = 8) -> ToyDecoder:
 
 
 @torch.no_grad()
-def _hidden(
-    model: ToyDecoder, ids: Tensor, writers: list[int], readers: list[int], path: str, kind: str = ""
-) -> Tensor:
-    """Return the logits when ``path`` of ``readers`` does not see ``writers``, or what comes of one mistake."""
+def _hidden(model: ToyDecoder, ids: Tensor, writers: list[int], path: str, kind: str = "") -> Tensor:
+    """Return the logits when ``path`` of layer 1 does not see ``writers``, or what comes of one mistake."""
     first, second = model.layers
     length, x = ids.shape[1], model.symbol(ids)
     position, mask = model.position.weight[:length], torch.ones(length, length).tril().bool()[None, None]
@@ -92,21 +90,10 @@ def _hidden(
     part = torch.einsum(formula, kept["z"][:, :, writers], w_o)
     sees, norm = model.norms[1](x), model.norms[1]
     without = {"late": sees - part, "added": norm(x + part), "raw": x - part}.get(kind, norm(x - part))
-    where = {
-        "q": sees + position,
-        "k": sees + position,
-        "v": sees,
-    }
-    readers = [0, 1, 2, 3] if kind == "stream" else readers
+    read = {"q": sees + position, "k": sees + position, "v": sees}
     for name in "qkv" if kind in ("everywhere", "stream") else path:
-        place = position if name != "v" and kind != "placeless" else 0
-        other = getattr(second, f"{name}_proj")(without + place).unflatten(-1, (4, -1))
-        where[name] = getattr(second, f"{name}_proj")(where[name]).unflatten(-1, (4, -1))
-        where[name][:, :, readers] = other[:, :, readers]
-    q, k, v = (
-        (x if x.dim() == 4 else getattr(second, f"{name}_proj")(x).unflatten(-1, (4, -1))).transpose(1, 2)
-        for name, x in where.items()
-    )
+        read[name] = without + (position if name != "v" and kind != "placeless" else 0)
+    q, k, v = (getattr(second, f"{name}_proj")(x).unflatten(-1, (4, -1)).transpose(1, 2) for name, x in read.items())
     scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
     z = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
     return model.unembed(model.last_norm((x - part if kind == "stream" else x) + second.out_proj(z)))
@@ -126,13 +113,12 @@ _HIDE_MISTAKES = {
 
 
 def _hide(answer: Any) -> str | None:
-    """hide_from(model, writers, readers, path): a context manager; path is "q", "k" or "v"."""
+    """hide_from(model, writers, path): a context manager; path is "q", "k" or "v"."""
     ids = torch.randint(6, (2, 8), generator=torch.Generator().manual_seed(0))
-    everyone = [0, 1, 2, 3]
-    for seed, (writers, readers, path) in enumerate((([0], [2], "k"), ([1], [0, 3], "q"), ([0, 2], [1], "v"))):
+    for seed, (writers, path) in enumerate((([0], "k"), ([1], "q"), ([0, 2], "v"))):
         model, apart = _small_model(seed), _small_model(seed)  # hooks of an answer stay out of what it is compared with
         plain = model(ids)
-        case = {"writers": writers, "readers": readers, "path": path}
+        case = {"writers": writers, "path": path}
         example = f"\nSee it for {', '.join(f'{name} = {value!r}' for name, value in case.items())}."
         with entered(answer, model, **case):
             try:
@@ -149,29 +135,23 @@ def _hide(answer: Any) -> str | None:
                 "Inside the block the model computes what it always does. A pre-hook returns the new arguments, as a "
                 f"tuple, and a hook the new output.{example}"
             )
-        if not same(got, _hidden(apart, ids, writers, readers, path)):
-            return _hide_mistake(apart, ids, case, everyone, got) + example
+        if not same(got, _hidden(apart, ids, writers, path)):
+            return _hide_mistake(apart, ids, case, got) + example
         restored(partial(model, ids), plain, "the head is still hidden")
     restored_after_error(answer, model, partial(model, ids), plain, "the head hidden", **case)
     with ExitStack() as both:
         for path in "qkv":
-            both.enter_context(entered(answer, model, writers=[3], readers=everyone, path=path))
+            both.enter_context(entered(answer, model, writers=[3], path=path))
         got = model(ids)
-    if not same(got, _hidden(apart, ids, [3], everyone, "qkv")):
+    if not same(got, _hidden(apart, ids, [3], "qkv")):
         return "Right for one block. One block inside another, for another path, should hide the head from both paths."
     return None
 
 
-def _hide_mistake(model: ToyDecoder, ids: Tensor, case: dict[str, Any], everyone: list[int], got: Tensor) -> str:
+def _hide_mistake(model: ToyDecoder, ids: Tensor, case: dict[str, Any], got: Tensor) -> str:
     """The hint for logits that belong to another intervention."""
     tried = {text: _hidden(model, ids, **case, kind=kind) for kind, text in _HIDE_MISTAKES.items()}
-    tried["Every head of layer 1 reads without it; only the readers should."] = _hidden(
-        model, ids, **case | {"readers": everyone}
-    )
-    tried["All of layer 0 is hidden; only the writers should be."] = _hidden(model, ids, **case | {"writers": everyone})
-    tried["Readers and writers are exchanged: writers are heads of layer 0."] = _hidden(
-        model, ids, case["readers"], case["writers"], case["path"]
-    )
+    tried["All of layer 0 is hidden; only the writers should be."] = _hidden(model, ids, [0, 1, 2, 3], case["path"])
     for name, other in (("queries", "q"), ("keys", "k"), ("values", "v")):
         if other != case["path"]:
             tried[f"It is hidden from the {name}; the path is {case['path']!r}."] = _hidden(
@@ -179,7 +159,7 @@ def _hide_mistake(model: ToyDecoder, ids: Tensor, case: dict[str, Any], everyone
             )
     rule = (
         "Layer 1 computes something else than expected. What the writers add is z_h times their columns of W_O; only "
-        "the readers' slice of one projection changes."
+        "what one projection reads changes."
     )
     return next((text for text, logits in tried.items() if same(got, logits)), rule)
 
