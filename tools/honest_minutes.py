@@ -74,11 +74,21 @@ def code_lines(notebook: nbformat.NotebookNode) -> int:
         rest = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom)]
         if len(rest) == 1 and isinstance(rest[0], ast.Expr):
             continue
-        if any(isinstance(node, ast.Constant) and node.value is ... for part in rest for node in ast.walk(part)):
-            continue  # the stub of an exercise
+        if any(_is_stub(node) for part in rest for node in ast.walk(part)):
+            continue
         lines = {line for node in rest for line in range(node.lineno, node.end_lineno + 1)}
         count += sum(bool(text.strip()) for n, text in enumerate(cell.source.splitlines(), 1) if n in lines)
     return count
+
+
+def _is_stub(node: ast.AST) -> bool:
+    """Whether a statement is the dots of an exercise, as in ``...`` or ``return ...``; those in ``x[..., 0]`` are not.
+
+    >>> [_is_stub(ast.parse(line).body[0]) for line in ("...", "x = ...", "x[..., 0] = y")]
+    [True, True, False]
+    """
+    value = getattr(node, "value", None) if isinstance(node, ast.stmt) else None
+    return isinstance(value, ast.Constant) and value.value is ...
 
 
 def predictions(notebook: nbformat.NotebookNode) -> int:
