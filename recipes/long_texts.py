@@ -15,7 +15,7 @@ import typer
 from torch import Tensor, nn
 
 import headtools as ht
-from headtools.importance.statistics import on_pairs
+from headtools.importance.statistics import Block
 
 FACT, QUESTION, ANSWER = "The code of the blue suitcase is 7319.", "The code of the blue suitcase is", " 7319"
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)  # where in the text the fact stands
@@ -65,9 +65,16 @@ def needle(model: nn.Module, tokenizer: object, n_tokens: int, question: str = Q
     for depth in DEPTHS:
         ids, fact, asking = text(tokenizer, n_tokens, depth, question)
         batches.append({"input_ids": ids})
-        places[id(ids)] = [(0, query, key) for query in asking for key in fact]
-    pairs = on_pairs(lambda batch: places[id(batch["input_ids"])])
-    return ht.statistics(model, batches, {"needle": pairs})["needle"]
+        places[id(ids)] = fact, asking
+
+    def on_the_fact(block: Block) -> tuple[Tensor, Tensor]:
+        """Return the weight on all tokens of the fact, (1, head, query), and which queries are the question's."""
+        fact, asking = places[id(block.batch["input_ids"])]
+        query = torch.arange(block.rows.shape[2]) + block.first
+        weight = block.rows[..., fact.start : fact.stop].sum(-1)
+        return weight, block.queries & (query >= asking.start) & (query < asking.stop)
+
+    return ht.statistics(model, batches, {"needle": on_the_fact})["needle"]
 
 
 def answer_loss(model: nn.Module, tokenizer: object, n_tokens: int) -> float:

@@ -12,7 +12,7 @@ from other_device import CARD, second_device
 
 import headtools as ht
 from headtools.heads import _devices as precision
-from headtools.importance.statistics import Received, first_token, offset, on_pairs
+from headtools.importance.statistics import largest, offset
 
 MODELS = ("bert", "gpt2", "llama", "marian", "t5")
 ALL_DTYPES = pytest.param((), marks=pytest.mark.full, id="all dtypes")
@@ -78,10 +78,9 @@ def flat(measure, **options):
 def statistics(model, batches):
     """Of rows that any attention has, and of keys in a text where it attends to itself."""
     own = [site.key for site in ht.sites(model) if site.kind != "cross"]
-    found = ht.statistics(model, batches, {"pairs": on_pairs(lambda _: [(0, 1, 0)]), "received": Received})
-    found |= ht.statistics(model, batches, {"first": first_token, "previous": offset(-1)}, own)
-    scores = [found[name].flat() for name in ("pairs", "first", "previous")]
-    return scores + [values for of_site in found["received"].values() for values in of_site]
+    found = ht.statistics(model, batches, {"largest": largest})
+    found |= ht.statistics(model, batches, {"previous": offset(-1)}, own)
+    return [scores.flat() for scores in found.values()]
 
 
 def ends_ablated(model, batches):

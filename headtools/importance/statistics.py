@@ -6,7 +6,7 @@ maps are sums over rows: a largest weight, an entropy, the weight on some keys. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,15 +50,14 @@ OfQueries = Callable[[Block], Tensor | tuple[Tensor, Tensor]]  # (B, head, query
 def statistics(
     model: nn.Module,
     batches: Mapping | Iterable[Mapping],
-    wanted: Mapping[str, OfQueries | type],
+    wanted: Mapping[str, OfQueries],
     sites: SiteSelection = None,
-) -> dict[str, Any]:
+) -> dict[str, HeadScores]:
     """Return statistics of every head's attention, computed together in one pass, by name.
 
     Each of ``wanted`` is a function of a :class:`Block` to a number for each of its queries, (B, head, query), which
     becomes ``HeadScores``: the mean over queries that are no padding. It may return a second tensor, (B, query), which
-    queries count. Or it is a class: its object gets every block by ``update(block)``, and ``finish()`` is the result.
-    There are ``largest``, ``entropy``, ``offset``, ``first_token`` and ``on_pairs``, and the class ``Received``.
+    queries count. There are ``largest``, ``entropy`` and ``offset``.
 
     Raises as ``record`` does, and ``ValueError`` for sites that no batch runs.
 
@@ -70,8 +69,6 @@ def statistics(
     (8, True)
     """
     selected = select_sites(model, sites, batches)
-    objects = {name: of() for name, of in wanted.items() if isinstance(of, type)}
-    functions = {name: of for name, of in wanted.items() if name not in objects}
 
     def per_batch(batch: Mapping) -> Part:
         """Return by site sums (B, H) and counts (B,) of each function; a layer that runs several times adds up."""
@@ -83,9 +80,7 @@ def statistics(
                 shape = len(captured.rows), captured.n_queries
                 real[site.key] = real_tokens(model, site, batch, shape).to(captured.rows.device)
             block = Block(site, captured.rows, captured.first, real[site.key], batch)
-            for each in objects.values():
-                each.update(block)
-            for name, function in functions.items():
+            for name, function in wanted.items():
                 values = function(block)
                 values, counted = values if isinstance(values, tuple) else (values, block.queries)
                 # masked, as 0 times the NaN of padding is NaN
@@ -102,8 +97,8 @@ def statistics(
 
     parts = list(run(per_batch, each_batch(model, batches)))
     check_all_ran(parts, selected, "{} did not run on any batch")
-    found: dict[str, Any] = {name: each.finish() for name, each in objects.items()}
-    for name, function in functions.items():
+    found = {}
+    for name, function in wanted.items():
         rows = {}
         for site in selected:
             sums, counts = (
@@ -114,7 +109,7 @@ def statistics(
                 raise ValueError(f"{site.label}: every query is padding or excluded, so none is left to average over")
             rows[site.key] = linearised_ratio(sums, counts)
         found[name] = HeadScores.from_rows(rows, name, *getattr(function, "limits", (None, None)))
-    return {name: found[name] for name in wanted}
+    return found
 
 
 def _weight(function: OfQueries) -> OfQueries:
@@ -159,68 +154,3 @@ def offset(by: int) -> OfQueries:
         return weight, block.queries & inside & block.real[:, keys]
 
     return on_offset
-
-
-@_weight
-def first_token(block: Block) -> tuple[Tensor, Tensor]:
-    """Return the weight on the first real token, for the queries after it: how much a head uses an attention sink."""
-    _check_own_text(block)
-    first = block.real.long().argmax(-1)  # (B,)
-    weight = block.rows.gather(-1, first[:, None, None, None].expand(*block.rows.shape[:3], 1))[..., 0]
-    index = torch.arange(block.rows.shape[2], device=first.device) + block.first
-    return weight, block.queries & (index > first[:, None])
-
-
-def on_pairs(pairs: Callable[[Mapping], Sequence[tuple[int, int, int]] | Tensor]) -> OfQueries:
-    """Return a statistic: the weight on given keys, summed over the keys of a query, for the queries that have any.
-
-    ``pairs(batch)`` gives (example, query, key), each once: which tokens should see which. With the tokens of a
-    question as queries and those of the fact that answers it as keys this is a retrieval score (QRHead, Zhang et al.
-    2025, 2506.09944).
-    """
-
-    @_weight
-    def on_keys(block: Block) -> tuple[Tensor, Tensor]:
-        device = block.rows.device
-        found = torch.as_tensor(pairs(block.batch), dtype=torch.long, device=device).view(-1, 3)
-        query = found[:, 1] - block.first
-        example, query, key = found[(query >= 0) & (query < block.rows.shape[2])].T - torch.tensor(
-            [[0], [block.first], [0]], device=device
-        )
-        weight = block.rows.new_zeros(block.rows.shape[:3])
-        weight.transpose(1, 2).index_put_((example, query), block.rows[example, :, query, key], accumulate=True)
-        counted = torch.zeros_like(block.queries)
-        counted[example, query] = True
-        return weight, counted & block.queries
-
-    return on_keys
-
-
-class Received:
-    """What each key receives, the mean over real queries: ``finish()`` gives {site key: [(B, head, key) of a batch]}.
-
-    A query of a causal model sees only keys before it, so early keys receive more.
-    """
-
-    def __init__(self) -> None:
-        self.sums: dict[tuple, list[Tensor]] = {}
-        self.counts: dict[tuple, list[Tensor]] = {}
-        self.batches: dict[tuple, Mapping] = {}  # that a layer saw last: a shared layer sees one several times
-
-    def update(self, block: Block) -> None:
-        """Add the weights of some queries."""
-        key = block.site.key
-        sums, counts = self.sums.setdefault(key, []), self.counts.setdefault(key, [])
-        if self.batches.get(key) is not block.batch:
-            sums.append(block.rows.new_zeros(*block.rows.shape[:2], block.rows.shape[3]))
-            counts.append(torch.zeros(len(block.rows), 1, 1, device=block.rows.device))
-            self.batches[key] = block.batch
-        counts[-1] += block.queries.sum(-1)[:, None, None]
-        sums[-1] += torch.einsum("bhqk,bq->bhk", block.rows, block.queries.to(block.rows.dtype))
-
-    def finish(self) -> dict[tuple, list[Tensor]]:
-        """Return the means."""
-        return {
-            key: [(total / n).cpu() for total, n in zip(sums, self.counts[key], strict=True)]
-            for key, sums in self.sums.items()
-        }

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 import headtools as ht
 from headtools import geometry
 from headtools.heads import _attention
-from headtools.importance.statistics import Received, entropy, first_token, offset
+from headtools.importance.statistics import entropy, offset
 from headtools.roles import induction as back
 
 from ..heads.zoo import VOCAB
@@ -405,14 +405,10 @@ def statistics(case: Case) -> Pair:
         size = case.luck("block").choice((2, 3))
         blocks = mock.patch.multiple(_attention, WHOLE=size, N_QUERIES=size, LAZY_FROM=1)
         with blocks, case.setting():
-            seen = ht.statistics(case.prepared, case.batches, {"entropy": entropy, "received": Received}, given)
-            wanted = {"previous": offset(-1), "first": first_token}
-            seen |= ht.statistics(case.prepared, case.batches, wanted, own) if own else {}
-        for name in seen.keys() - {"received"}:
+            seen = ht.statistics(case.prepared, case.batches, {"entropy": entropy}, given)
+            seen |= ht.statistics(case.prepared, case.batches, {"previous": offset(-1)}, own) if own else {}
+        for name in seen:
             found |= {f"{name} {key}": values for key, values in seen[name].values.items()}
-        for key, batches in seen["received"].items():
-            for number, batch in enumerate(batches):
-                found |= {f"received {number} {row} {key}": values for row, values in enumerate(batch)}
         return found
 
     def slow() -> Numbers:

@@ -481,7 +481,7 @@ def confidence(case, keys: list, exclude: list) -> dict:
 
 
 def statistics(case, keys: list) -> dict:
-    """Means over real queries of what is read off whole maps, row by row; and what each key receives."""
+    """Means over real queries of what is read off whole maps, row by row."""
     rows: dict = {}
     calls = range(3) if case.combination.architecture == "albert" else [-1]
     for call, (number, batch) in itertools.product(calls, enumerate(case.batches)):
@@ -492,13 +492,8 @@ def statistics(case, keys: list) -> dict:
             for query in asking:
                 of_row = weights[:, query].nan_to_num(0.0)
                 rows.setdefault(("entropy", key), []).append(-torch.xlogy(of_row, of_row).sum(-1))
-                rows.setdefault((f"received {number} {row}", key), []).append(of_row)
-                if key[-2] == "cross":
-                    continue
-                if query - 1 in asking:
+                if key[-2] != "cross" and query - 1 in asking:
                     rows.setdefault(("previous", key), []).append(of_row[:, query - 1])
-                if query > asking[0]:
-                    rows.setdefault(("first", key), []).append(of_row[:, asking[0]])
     return {f"{name} {key}": torch.stack(some).mean(0) for (name, key), some in rows.items()}
 
 

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import headtools as ht
-from headtools.importance.statistics import Received, first_token, offset, on_pairs
+from headtools.importance.statistics import offset
 
 from ..heads.zoo import zoo_model
 
@@ -24,41 +24,21 @@ def long_text():
     return model, batch, {key: seen[key].maps for key in seen}
 
 
-def test_pairs_find_the_fact_that_a_question_asks_for(long_text):
+def test_a_function_sees_every_row_once_and_may_choose_queries(long_text):
     model, batch, maps = long_text
-    pairs = [(0, 590, 20), (0, 590, 21), (0, 10, 5), (1, 599, 300)]  # in the first and the last block
-    found = ht.statistics(model, batch, {"needle": on_pairs(lambda _batch: pairs)})["needle"]
+
+    def on_key_20(block):
+        query = torch.arange(block.rows.shape[2]) + block.first
+        return block.rows[..., 20], block.queries & ((query == 10) | (query == 590))  # in the first and the last block
+
+    found = ht.statistics(model, batch, {"key 20": on_key_20})["key 20"]
     for key, of_layer in maps.items():
-        looks = of_layer[0, :, 590, 20:22].sum(-1), of_layer[0, :, 10, 5], of_layer[1, :, 599, 300]
+        looks = of_layer[0, :, 10, 20], of_layer[0, :, 590, 20], of_layer[1, :, 590, 20]  # text 1 is padding at 10
         torch.testing.assert_close(found.values[key], torch.stack(looks).mean(0))
 
 
-def test_a_class_sees_every_row_once(long_text):
-    model, batch, maps = long_text
-
-    class LastArgmax:
-        def __init__(self):
-            self.found = {}
-
-        def update(self, block):
-            self.found.setdefault(block.site.key, []).append(block.rows.argmax(-1))
-
-        def finish(self):
-            return {key: torch.cat(parts, -1) for key, parts in self.found.items()}
-
-    found = ht.statistics(model, batch, {"argmax": LastArgmax, "received": Received})
-    real = batch["attention_mask"].float()
-    for key, of_layer in maps.items():
-        tied = of_layer.topk(2, -1).values.diff(dim=-1)[..., 0] > -1e-6  # (B, head, query)
-        same = (found["argmax"][key] == of_layer.argmax(-1)) | tied
-        assert same.transpose(1, 2)[batch["attention_mask"].bool()].all()
-        mean = torch.einsum("bhqk,bq->bhk", of_layer, real) / real.sum(-1)[:, None, None]
-        torch.testing.assert_close(found["received"][key][0], mean)
-
-
-@pytest.mark.parametrize("function", [offset(-1), first_token])
-def test_where_a_key_stands_needs_one_text(function):
+def test_where_a_key_stands_needs_one_text():
     model, batch = zoo_model("marian")
     with pytest.raises(ValueError, match=r"cross 0.* attention of a text to itself"):
-        ht.statistics(model, batch, {"it": function})
-    assert ht.statistics(model, batch, {"it": function}, sites=["encoder", "decoder"])["it"]
+        ht.statistics(model, batch, {"it": offset(-1)})
+    assert ht.statistics(model, batch, {"it": offset(-1)}, sites=["encoder", "decoder"])["it"]
