@@ -7,7 +7,7 @@ A map of the package, in the order of the course::
                                                     HeadScores, bootstrap, progress
     roles/       what a head attends to and carries corpus, Sentence, Role, natural_text, text_batches, align,
                                                     to_words, taxonomy, probe, untrained, induction_scores,
-                                                    attention_sinks, token_labels
+                                                    attention_sinks
     geometry/    what weights can read and write    from headtools import geometry: ov, qk, effective_rank, overlap,
                                                     composition
     importance/  how much a head matters            gradient, confidence, statistics, label, ablation,
@@ -18,7 +18,7 @@ A map of the package, in the order of the course::
     organism/    the shipped model                  load, save, translate, model_card, paired_bootstrap (of BLEU);
                                                     organism.shipped: its tables; shipped_real: of real models
     course/      what the notebooks show and ask    figure, measured, predict, ledger, plot (a module of drawings),
-                                                    explore, attention_view, check, live
+                                                    explore, attention_view, token_labels, check, live
     _report/     one page on any model              report
 
 Each name is imported when it is first used, so that ``import headtools`` is fast.
@@ -60,7 +60,6 @@ _WHERE = {
     "text_batches": "roles.plain_text",
     "induction_scores": "roles.induction",
     "attention_sinks": "roles.attention_sinks",
-    "token_labels": "roles.token_labels",
     "align": "roles.word_alignment",
     "to_words": "roles.word_alignment",
     "taxonomy": "roles.taxonomy",
@@ -101,6 +100,7 @@ _WHERE = {
     "predict": "course.predict",
     "explore": "course.explore",
     "attention_view": "course.attention_view",
+    "token_labels": "course.token_labels",
     "check": "course.check",
     "live": "course.real_model",
     "my_heads": "course.library",

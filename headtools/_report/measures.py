@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from headtools._report.subject import Subject, halves, size_of
+from headtools.course.token_labels import token_labels
 from headtools.geometry.circuits import ov, random_like
 from headtools.geometry.subspaces import effective_rank, overlap
 from headtools.heads._devices import on_device
@@ -32,7 +33,6 @@ from headtools.roles._segments import ordinary_tokens
 from headtools.roles.attention_sinks import attention_sinks
 from headtools.roles.induction import induction_scores
 from headtools.roles.taxonomy import taxonomy
-from headtools.roles.token_labels import token_labels
 from headtools.sparse.cut_cost import cut_cost, repeated_tokens
 from headtools.sparse.pruning_curve import curves, random_order
 

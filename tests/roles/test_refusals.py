@@ -185,11 +185,6 @@ TABLE = {
     "labels of no number": (lambda: erasure(torch.rand(4, 2), ["a", "b"]), ValueError, "with 2 labels"),
     "nothing to erase": (lambda: erasure(torch.rand(4, 2), ["a"] * 4), ValueError, "1 of them different"),
     "no variation": (lambda: erasure(torch.ones(4, 2), ["a", "b"] * 2), ValueError, "all vectors are equal"),
-    "ids of several texts": (
-        lambda: ht.token_labels(TOKENIZER, [[1, 2]]),
-        TypeError,
-        r"token_labels\(tokenizer, ids\[0\]\)",
-    ),
 }
 
 

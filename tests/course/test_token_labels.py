@@ -1,12 +1,13 @@
 """Labels of tokens: spaces, continued words and split characters, for every kind of tokenizer."""
 
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import headtools as ht
 
-from .tiny_llama import byte_tokenizer
+from ..roles.tiny_llama import byte_tokenizer
 
 
 def test_byte_level_pieces_read_as_text():
@@ -27,3 +28,8 @@ def test_wordpiece():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
     assert ht.token_labels(tokenizer, tokenizer("unbelievable dog").input_ids) == ["un", "·believ", "·able", "dog"]
     assert ht.token_labels(tokenizer, torch.tensor([1, 3])) == ["un", "·able"]
+
+
+def test_ids_of_several_texts_are_refused():
+    with pytest.raises(TypeError, match=r"token_labels\(tokenizer, ids\[0\]\)"):
+        ht.token_labels(byte_tokenizer(400), [[1, 2]])
