@@ -213,7 +213,7 @@ def _strongest_induction(model: Any, n: int) -> set[tuple]:
 
 def _check_cut(subject: _Subject, cut: Sequence[tuple], checked_on: dict[str, list], given: Namespace) -> None:
     """Print the loss increase on the corpus of the ranking and on a second one, and warn where they clearly differ."""
-    from headtools.sparse.cut_cost import warning_of
+    from headtools._report.sections import warning_of
 
     objective = subject.objective(given)
     sentences = {subject.corpus: subject.sentences} | checked_on

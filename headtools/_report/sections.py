@@ -31,7 +31,6 @@ from headtools.roles._role_table import MIN_QUERIES
 from headtools.roles.head_functions import NONE, function, head_functions
 from headtools.roles.induction import COPYING, INDUCTION, PREFIX
 from headtools.roles.role import MARGIN
-from headtools.sparse.cut_cost import warning_of
 
 Shown = tuple[Markup, dict[str, Finding]]  # a section's HTML, and what it says on top of the page, by name
 
@@ -397,6 +396,24 @@ def induction(_: Subject, results: Results) -> Shown:
     shown = of_heads(top, ["role", "score", "low", "high", "first token left out", "chance"], caption)
     html = every_head("induction") + shown + paragraph(note, note=True)
     return html, {"induction": finding}
+
+
+def warning_of(frame: pd.DataFrame) -> str | None:
+    """Return a sentence where a cut costs clearly more on a later corpus than on the first, on which it was chosen.
+
+    >>> from headtools.sparse.cut_cost import COLUMNS
+    >>> rows = [("english", 5.5, 5.5, 0.0, -0.1, 0.1, 9), ("repeated tokens", 1.0, 9.4, 8.4, 8.0, 8.8, 9)]
+    >>> warning_of(pd.DataFrame(rows, columns=list(COLUMNS)))
+    'the ranking holds for english: on repeated tokens the same cut costs +8.40 [+8.00, +8.80], not +0.00'
+    """
+    first = frame.iloc[0]
+    for row in frame.iloc[1:].itertuples():
+        if row.low > max(first.high, 0.0):
+            return (
+                f"the ranking holds for {first.corpus}: on {row.corpus} the same cut costs {row.rise:+.2f} "
+                f"[{row.low:+.2f}, {row.high:+.2f}], not {first.rise:+.2f}"
+            )
+    return None
 
 
 def check(_: Subject, results: Results) -> Shown:

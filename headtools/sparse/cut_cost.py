@@ -75,23 +75,6 @@ def repeated_tokens(model: nn.Module, *, n: int = 16, length: int = 25, seed: in
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-def warning_of(frame: pd.DataFrame) -> str | None:
-    """Return a sentence where a cut costs clearly more on a later corpus than on the first, on which it was chosen.
-
-    >>> rows = [("english", 5.5, 5.5, 0.0, -0.1, 0.1, 9), ("repeated tokens", 1.0, 9.4, 8.4, 8.0, 8.8, 9)]
-    >>> warning_of(pd.DataFrame(rows, columns=list(COLUMNS)))
-    'the ranking holds for english: on repeated tokens the same cut costs +8.40 [+8.00, +8.80], not +0.00'
-    """
-    first = frame.iloc[0]
-    for row in frame.iloc[1:].itertuples():
-        if row.low > max(first.high, 0.0):
-            return (
-                f"the ranking holds for {first.corpus}: on {row.corpus} the same cut costs {row.rise:+.2f} "
-                f"[{row.low:+.2f}, {row.high:+.2f}], not {first.rise:+.2f}"
-            )
-    return None
-
-
 def _losses(model: nn.Module, batches: Iterable[Mapping], loss: Loss | None) -> Tensor:
     measure = partial(labels_only_loss, model) if loss is None else partial(each_loss, model, loss=loss)
     with torch.no_grad(), evaluating(model):

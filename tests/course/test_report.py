@@ -15,8 +15,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 import headtools as ht
 from headtools._report.page import table
+from headtools._report.sections import warning_of
 from headtools.roles.head_functions import NONE, head_functions
 from headtools.roles.induction import COPYING, INDUCTION
+from headtools.sparse.cut_cost import COLUMNS
 
 ENGLISH = ht.corpus("english", "all", limit=24)
 MARKS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
@@ -487,3 +489,9 @@ def test_it_says_what_it_will_cost_and_is_silent_when_asked(capsys):
     assert not output.out
     ht.report(model, ENGLISH, TOKENIZER, orders=1, progress=False)
     assert not any(capsys.readouterr())
+
+
+@pytest.mark.parametrize(("low", "warned"), [(8.0, True), (0.05, False), (-1.0, False)])
+def test_the_warning_is_for_a_clear_difference(low, warned):
+    rows = [("a", 5, 5, 0.0, -0.1, 0.1, 9), ("b", 1, 9, 8.4, low, 8.8, 9)]
+    assert (warning_of(pd.DataFrame(rows, columns=list(COLUMNS))) is not None) == warned

@@ -12,7 +12,7 @@ import torch
 
 import headtools as ht
 from headtools.importance.loss import label_loss
-from headtools.sparse.cut_cost import COLUMNS, cut_cost, repeated_tokens, warning_of
+from headtools.sparse.cut_cost import cut_cost, repeated_tokens
 from headtools.sparse.pruning_curve import curve, curves, greedy_order, random_order
 
 from ..heads.reference import untouched
@@ -159,9 +159,3 @@ def test_only_what_can_be_predicted_has_labels():
     assert (batch["labels"][:, :7] == -100).all()
     assert torch.equal(batch["labels"][:, 7:], batch["input_ids"][:, 1:6])
     assert {0, 1}.isdisjoint(batch["input_ids"].flatten().tolist()), "special tokens are not drawn"
-
-
-@pytest.mark.parametrize(("low", "warned"), [(8.0, True), (0.05, False), (-1.0, False)])
-def test_the_warning_is_for_a_clear_difference(low, warned):
-    rows = [("a", 5, 5, 0.0, -0.1, 0.1, 9), ("b", 1, 9, 8.4, low, 8.8, 9)]
-    assert (warning_of(pd.DataFrame(rows, columns=list(COLUMNS))) is not None) == warned
