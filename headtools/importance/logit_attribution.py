@@ -95,12 +95,12 @@ def direct_logit_attribution(
         seen = _Seen(parts={part for layer, own in _layers(model, sites).items() for part in _parts(layer, own)})
         with seen.hooks(model, unembedding), ht.record(model, want=("z",)) as captured:
             outputs = model(**inputs)
-        norm, stream, normed = _final_norm(model, sites, seen)
+        norm, stream, normed = _final_norm(model, seen)
         _check_adds_up(model, sites, inputs, seen, norm, stream)
         rows, mask = torch.arange(len(ids), device=stream.device), batch.get("attention_mask")
         last = torch.tensor(stream.shape[1] - 1) if mask is None else mask.shape[1] - 1 - mask.flip(1).long().argmax(1)
         at = (rows, last.to(stream.device))
-        scale = _logit_scale(seen.given[unembedding], outputs, at)
+        scale = _logit_scale(seen.unembedded, outputs, at)
         direction = plain_weight(unembedding)[tokens.to(stream.device)] * scale  # (B, d_model), of what the norm gives
         # The same direction of what the norm takes: its product with any part of the stream is the part's share. Under
         # "cp" a norm divides by a constant, so its gradient is the linear map that it is at the scale of this run.
@@ -120,13 +120,13 @@ def direct_logit_attribution(
 
 @dataclass
 class _Seen:
-    """What modules gave in one run, what each norm took and gave, and what the unembedding read."""
+    """What ``parts`` gave in one run, what each norm took and gave, and what the unembedding read and gave."""
 
-    given: dict[nn.Module, Tensor] = field(default_factory=dict)
+    parts: set[nn.Module]
     copies: dict[nn.Module, Tensor] = field(default_factory=dict)  # of ``parts``, before anything changes them in place
-    parts: set[nn.Module] = field(default_factory=set)
     norms: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
     read: Tensor | None = None
+    unembedded: Tensor | None = None
 
     def hooks(self, model: nn.Module, unembedding: nn.Module) -> ExitStack:
         """Fill this while the model runs, until the result is closed."""
@@ -134,7 +134,8 @@ class _Seen:
         def after(module: nn.Module, given: tuple, output: Any) -> None:
             first = output[0] if isinstance(output, (tuple, list)) and output else output
             if isinstance(first, Tensor):
-                self.given[module] = first
+                if module is unembedding:
+                    self.read, self.unembedded = given[0], first
                 if module in self.parts:
                     self.copies[module] = first.clone()
                 if "norm" in type(module).__name__.lower() and given and isinstance(given[0], Tensor):
@@ -143,38 +144,18 @@ class _Seen:
         stack = ExitStack()
         for module in model.modules():
             stack.callback(module.register_forward_hook(after).remove)
-        before = unembedding.register_forward_pre_hook(lambda _module, given: setattr(self, "read", given[0]))
-        stack.callback(before.remove)
         return stack
 
 
-def _final_norm(model: nn.Module, sites: list[Site], seen: _Seen) -> tuple[nn.Module, Tensor, Tensor]:
-    """Return the final norm, what it took and what it gave; raise where the stream is no sum of what is written."""
+def _final_norm(model: nn.Module, seen: _Seen) -> tuple[nn.Module, Tensor, Tensor]:
+    """Return the final norm, what it took and what it gave; raise where the unembedding does not read one."""
     name = type(model).__name__
     final = [entry for entry in seen.norms if _same(entry[2], seen.read)]
     if not final:
         raise ValueError(f"{name}: its unembedding does not read a final norm directly, so logits do not split")
-    norm, stream, _ = final[-1]
+    norm = final[-1][0]
     if not re.search("layer_?norm|rms_?norm", type(norm).__name__, re.I):
         raise ValueError(f"{type(norm).__name__} is neither a LayerNorm nor an RMSNorm: logits do not split")
-    written = [seen.given[part] for site in sites for part in (site.module, site.out) if part in seen.given]
-    if any(_same(taken, part) for other, taken, _ in seen.norms if other is not norm for part in written):
-        both = [site for site in sites if site.out in set(site.module.modules()) and site.out in seen.given]
-        inside = any(s.module in seen.given and not _same(seen.given[s.module], seen.given[s.out]) for s in both)
-        how = (
-            "adds the stream inside its attention, where it cannot be told apart"
-            if inside
-            else "norms what its attention writes before adding it, so no head writes directly"
-        )
-        raise ValueError(f"{name} {how}; gradient(model, batches) and ablation(model, batches) hold")
-    # The last layer gives what the final norm takes, or the model itself adds what the last attention gave.
-    path = sites[-1].name.split(".")
-    around = [model.get_submodule(".".join(path[:n])) for n in range(1, len(path))]  # the last layer is one of these
-    given = any(_same(seen.given[module], stream) for module in around if module in seen.given)
-    last = seen.given.get(sites[-1].module)
-    takes = [taken for _, taken, _ in seen.norms if last is not None and taken.shape == last.shape]
-    if not given and not any(torch.equal(taken + last, stream) for taken in takes):
-        raise ValueError(f"{name}: its final norm does not read the last layer's output, so logits do not split")
     return final[-1]
 
 
@@ -239,8 +220,9 @@ def _check_adds_up(
     off = (arrived[-1] - stream - added).float().norm() / added.float().norm()
     if not off < 0.1:  # rounding is a percent in half precision; a factor or a norm changes far more
         raise ValueError(
-            f"{type(model).__name__} does not add what its attention writes to the stream as it is (a multiplier, or a "
-            "norm on the way), so no head writes directly; gradient(model, batches) and ablation(model, batches) hold"
+            f"{type(model).__name__} does not add what its attention writes to the stream as it is (a multiplier, a "
+            "norm on the way, or the stream added inside attention), so no head writes directly; gradient(model, "
+            "batches) and ablation(model, batches) hold"
         )
 
 

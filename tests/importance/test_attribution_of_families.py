@@ -36,11 +36,11 @@ ADD_UP = {
     "starcoder2": "Starcoder2ForCausalLM",
 }
 REFUSED = {
-    "gemma3_text": ("Gemma3ForCausalLM", "norms what its attention writes"),
-    "gemma3n_text": ("Gemma3nForCausalLM", "norms what its attention writes|does not"),
-    "bloom": ("BloomForCausalLM", "adds the stream inside its attention"),
-    "olmo2": ("Olmo2ForCausalLM", "norms what its attention writes"),
-    "olmo3": ("Olmo3ForCausalLM", "norms what its attention writes"),
+    "gemma3_text": ("Gemma3ForCausalLM", "does not add"),
+    "gemma3n_text": ("Gemma3nForCausalLM", "does not"),
+    "bloom": ("BloomForCausalLM", "does not add"),
+    "olmo2": ("Olmo2ForCausalLM", "does not add"),
+    "olmo3": ("Olmo3ForCausalLM", "does not add"),
     "clip_text_model": ("CLIPTextModel", "has no unembedding"),
 }
 

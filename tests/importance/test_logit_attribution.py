@@ -34,7 +34,7 @@ def test_an_attention_only_model_that_adds_in_its_own_forward():
 def test_a_stream_that_is_changed_before_the_final_norm_is_refused():
     model = ToyDecoder()
     model.last_norm.register_forward_pre_hook(lambda _, given: (given[0] * 2,))
-    with pytest.raises(ValueError, match="does not read the last layer's output"):
+    with pytest.raises(ValueError, match="does not add what its attention writes"):
         ht.direct_logit_attribution(model, {"input_ids": torch.tensor([[1, 2, 3]])}, [4])
 
 
@@ -53,7 +53,7 @@ def test_a_side_of_padding(side):
     ("name", "message"),
     [
         ("bert_decoder", "does not"),
-        ("gemma2", "norms what its attention writes"),
+        ("gemma2", "does not add"),
         ("bert", "encoder attention"),
         ("marian", "encoder and"),
     ],
