@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._hooks import append_entry, claimed, entries, override
+from headtools.heads._hooks import claimed, entries, override
 from headtools.heads._layout import PRUNED
-from headtools.heads.sites import Site
 
 EAGER, SDPA, BLOCKS = "headtools_eager", "headtools_sdpa", "headtools_blocks"
 PRUNED_BIAS = "headtools_pruned"
@@ -28,7 +27,7 @@ PRUNED_BIAS = "headtools_pruned"
 TAPS = "taps"  # functions to call with its queries, keys, values and maps
 ROWS = "rows"  # functions to call with some rows of its maps, the index of the first query, and how many there are
 WINDOW = "window"  # (heads, first, recent) of each window
-_UNIFORM = "uniform"  # lists of heads whose attention is uniform
+UNIFORM = "uniform"  # lists of heads whose attention is uniform
 
 WHOLE = 256  # queries up to which a text is one block
 N_QUERIES = 64  # of a block of longer ones: few enough that its rows stay in the processor's cache
@@ -91,19 +90,6 @@ def _asks_for_kernel(model: nn.Module) -> str:
                 if "sdpa" in texts:
                     return kind.__name__
     return ""
-
-
-@contextmanager
-def attend_uniformly(model: nn.Module, selected: Mapping[Site, list[int]]) -> Iterator[None]:
-    """Make the attention of heads {site: [head, ...]} uniform while the context lasts.
-
-    Softmax of equal scores is uniform, so it is enough to set to 0 what distinguishes one key from another: queries,
-    position bias, and the part of the mask that is a bias. What hides a key stays, whatever kernel computes attention.
-    """
-    with attention_function(model, None), ExitStack() as stack:
-        for site, heads in selected.items():
-            stack.enter_context(append_entry(site.module, _UNIFORM, heads))
-        yield
 
 
 def _configs(model: nn.Module) -> list:
@@ -198,7 +184,7 @@ def _run(
     kwargs: dict,
     shows_maps: bool,
 ) -> tuple:
-    """Run an attention function; its taps get its inputs, maps, visible keys, and a way to attend uniformly."""
+    """Run an attention function, uniform for some heads if so asked; taps get its inputs, maps and visible keys."""
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     # without a mask fused attention hides later keys itself, and eager attention hides nothing
@@ -206,28 +192,27 @@ def _run(
     if windows := entries(module, WINDOW):
         mask = windowed(mask, windows, q, k, causal)
 
-    def uniform(heads: list[int]) -> tuple:
-        for name in ("sinks", "s_aux"):
-            check_no_sinks(type(module).__name__, kwargs.get(name))
-        bias = kwargs.get("position_bias")
-        biases = {} if bias is None else {"position_bias": _zero_heads(bias, heads)}
-        mask_without_bias = uniform_mask(mask, heads, q.shape[1])
-        result = function(module, _zero_heads(q, heads), k, v, mask_without_bias, **(kwargs | biases))
-        if shows_maps:
-            _check_uniform(module, result[1], heads)
-        return result
-
     def visible() -> Tensor:
         return visible_keys(mask, q, k, causal).expand(len(q), -1, -1, -1)
 
-    heads = sorted(set().union(*entries(module, _UNIFORM)))
-    result = uniform(heads) if heads else function(module, q, k, v, mask, **kwargs)
+    asking, added = q, mask
+    # Softmax of equal scores is uniform, so what distinguishes one key from another is set to 0: queries, position
+    # bias, and the part of the mask that is a bias. What hides a key stays, whatever kernel computes attention.
+    if uniform := sorted(set().union(*entries(module, UNIFORM))):
+        for name in ("sinks", "s_aux"):
+            check_no_sinks(type(module).__name__, kwargs.get(name))
+        if kwargs.get("position_bias") is not None:
+            kwargs = kwargs | {"position_bias": _zero_heads(kwargs["position_bias"], uniform)}
+        asking, added = _zero_heads(q, uniform), uniform_mask(mask, uniform, q.shape[1])
+    result = function(module, asking, k, v, added, **kwargs)
+    if uniform and shows_maps:
+        _check_uniform(module, result[1], uniform)
     if shows_maps and result[1] is not None:  # all rows are one block; where there are several, they were shown already
         for see in entries(module, ROWS):
             see(rows=result[1], first=0, n_queries=q.shape[2])
     for tap in entries(module, TAPS):  # (B, head or kv_head, token, width); maps (B, head, query, key)
         maps = {"maps": result[1]} if shows_maps else {}
-        tap(q=q, k=k, v=v, uniform=uniform, visible=visible, **maps)
+        tap(q=q, k=k, v=v, visible=visible, **maps)
     return result
 
 
@@ -239,8 +224,8 @@ def _blocks(
 ) -> tuple:
     """Run the eager attention of the model's own file for a block of queries at a time; ROWS functions get its rows."""
     foreign = not type(module).__module__.startswith("transformers.")
-    as_a_whole = entries(module, TAPS) or (foreign and entries(module, _UNIFORM)) or query.shape[2] <= WHOLE
-    if as_a_whole or entries(module, WINDOW) or entries(module, _UNIFORM):  # these read the whole mask
+    as_a_whole = entries(module, TAPS) or (foreign and entries(module, UNIFORM)) or query.shape[2] <= WHOLE
+    if as_a_whole or entries(module, WINDOW) or entries(module, UNIFORM):  # these read the whole mask
         attention_mask = _mask_rows(attention_mask, 0, query.shape[2])
     if as_a_whole:
         return _eager(module, query, key, value, attention_mask, **kwargs)

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 
-from headtools.heads._attention import ALTERNATIVES, attend_uniformly, check_no_sinks
+from headtools.heads._attention import ALTERNATIVES, UNIFORM, attention_function, check_no_sinks
 from headtools.heads._checks import check_batch, check_interface, check_not_compiled, check_weights
 from headtools.heads._devices import to_float64
-from headtools.heads._hooks import Edit, context, edit_outputs, intervention, once_for_each_run, without_dropout
+from headtools.heads._hooks import (
+    Edit,
+    append_entry,
+    context,
+    edit_outputs,
+    intervention,
+    once_for_each_run,
+    without_dropout,
+)
 from headtools.heads._tokens import model_inputs, real_tokens
 from headtools.heads.record import Captured, record
 from headtools.heads.sites import Heads, Site, select, sites
@@ -60,7 +69,9 @@ def ablate(
     selected = select(sites(model), heads)
     check_replacement(replacement, selected)
     if replacement == "uniform":
-        with intervention(model, "ablate()", selected), attend_uniformly(model, selected):
+        with intervention(model, "ablate()", selected), attention_function(model, None), ExitStack() as stack:
+            for site, off in selected.items():
+                stack.enter_context(append_entry(site.module, UNIFORM, off))
             yield
         return
     # {("encoder", 2): values} is known by its keys; those of a batch are strings
