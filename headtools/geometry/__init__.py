@@ -1,19 +1,13 @@
 """What heads can read and write, from their weights alone: ranks, overlaps, composition, beside chance.
 
-    circuits          W_OV and W_QK of every head: ov(), qk(); heads of random factors: random_like()
-    factored_matrix   matrices kept as products of thin ones: FactoredMatrix
-    subspaces         effective_rank(), overlap(), cosine()
-    composition       composition() of two heads along the residual stream
-
-Chance is what random_like() gives, and what an untrained() model has.
+Chance is what ``random_like`` gives, and what an ``untrained`` model has. Weights say what a head could do; what it
+attends to and whether that matters, only maps and interventions say.
 
 >>> from headtools import geometry
 >>> import headtools as ht
 >>> model, _ = ht.load()
 >>> geometry.effective_rank(geometry.ov(model))["encoder", 0, 0] < 16
 True
-
-Weights say what a head could do. What it attends to and whether that matters, only maps and interventions say.
 """
 
 from headtools.geometry.circuits import Circuits, ov, qk, random_like
