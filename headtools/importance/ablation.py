@@ -18,7 +18,7 @@ from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites as every_site
 from headtools.importance._inputs import check_all_ran, each_batch, evaluating, select_sites
 from headtools.importance._leave_one_out import HeadSet, LeaveOneOut
-from headtools.importance.loss import COUPLED, Loss, each_loss, loss_name, of_labels, rounding
+from headtools.importance.loss import COUPLED, Loss, each_loss, of_labels, rounding
 
 Batches = Mapping | Iterable[Mapping]
 # Relative to an example's own effect; rounding and the scales that quantised layers compute per batch stay below it.
@@ -120,7 +120,7 @@ def loss_rises(
     settings = {
         "model": model,
         "heads": [[[site.label, *off] for site, off in heads.items()] for heads in head_sets],
-        "loss": loss_name(loss),
+        "loss": loss,
         "replacement": replacement,
         "per": per,
         "reference": reference if replacement in ("mean", "resample") else None,

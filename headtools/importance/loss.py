@@ -162,11 +162,6 @@ def of_labels(loss: Loss | None) -> bool:
     return loss is None or isinstance(loss, str)
 
 
-def loss_name(loss: Loss | None) -> str | None:
-    """Return what a stored run knows a loss by; a function has no content that could be compared."""
-    return loss if of_labels(loss) else f"{loss.__module__}.{getattr(loss, '__qualname__', type(loss).__qualname__)}"
-
-
 def rounding(model: nn.Module, losses: Tensor) -> float:
     """Return how far losses may differ that are equal but for the order of operations."""
     dtype = next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
