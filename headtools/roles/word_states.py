@@ -16,7 +16,6 @@ from headtools.roles.sentence import Sentence
 from headtools.roles.word_alignment import align, numbered
 
 COMPONENTS = ("head", "layer", "residual")
-MAX_BYTES = 2 * 2**30
 BATCH_SIZE = 32
 
 
@@ -43,7 +42,7 @@ def word_states(
     The words of all sentences follow one another; one of several tokens has the vector of the last. ``component``:
     "head" is z of each head (of ``heads`` alone, where given), "layer" that of a layer's heads, concatenated,
     "residual" the stream as layer 0, 1, ... reads it, and one more, the output of the last layer. Of an encoder-decoder
-    the encoder is read. Raises ValueError for more than 2 GiB, and a model that runs one layer several times (ALBERT).
+    the encoder is read. Raises ValueError for a model that runs one layer several times (ALBERT).
 
     >>> import headtools as ht
     >>> states = word_states(*ht.load(), ht.corpus("organism", limit=2), ["head", "residual"])
@@ -79,9 +78,6 @@ def word_states(
                     if not x.isfinite().all():
                         what = f"the residual stream that {first_kind} {layer} reads is NaN or infinite"
                         raise ValueError(f"{what}; {explain_nonfinite(model)}")
-            if start == 0:
-                first_batch = [*(recorded[key][0] for key in recorded), *(residual[0] if residual else ())]
-                _check_memory(sum(x[0].numel() for x in first_batch), n_words)
     # Words were read sentence by sentence in ``order``; a stable sort brings them back.
     original_order = torch.tensor([i for i in order for _ in sentences[i].words]).argsort(stable=True)
     states: dict[Place, Tensor] = {}
@@ -107,13 +103,3 @@ def _last_tokens(words: Tensor) -> Tensor:
     # where the next token is of another word; in a row words follow one another
     following = torch.cat([words[:, 1:], torch.full_like(words[:, :1], -1)], 1)
     return ((words >= 0) & (words != following)).flatten().nonzero().flatten()
-
-
-def _check_memory(features: int, n_words: int) -> None:
-    """Raise ValueError where vectors of so many features for each word, in all places, would not fit."""
-    size = 4 * n_words * features
-    if size > MAX_BYTES:
-        raise ValueError(
-            f"the vectors of {n_words:,} words take {size / 2**30:.1f} GiB, more than {MAX_BYTES / 2**30:.0f}: give "
-            f"about {MAX_BYTES // (4 * features):,} words, fewer places (component=), or a task with fewer words"
-        )

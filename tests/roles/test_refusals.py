@@ -196,12 +196,6 @@ def test_is_refused_in_words(name):
     assert not any(site.out._forward_pre_hooks for model in (MODEL, BERT, GPT2) for site in ht.sites(model))
 
 
-def test_too_many_vectors_are_refused(monkeypatch):
-    monkeypatch.setattr(word_states, "MAX_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"give about [0-9]+ words"):
-        word_states.word_states(MODEL, TOKENIZER, TEST[:2])
-
-
 def test_a_layer_that_does_not_run_is_told(monkeypatch):
     monkeypatch.setattr("headtools.roles.taxonomy.backbone", lambda model, inputs: lambda **_: None)
     with pytest.raises(RuntimeError, match="encoder 0, encoder 1 did not run"):
