@@ -55,12 +55,7 @@ class Plan:
 
 
 def find_targets(
-    role: Role,
-    kind: str,
-    sentence: Sentence,
-    spans: Mapping[Key, int],
-    query_spans: Mapping[int, int],
-    self_as_key: bool,
+    role: Role, kind: str, sentence: Sentence, spans: Mapping[Key, int], query_spans: Mapping[int, int]
 ) -> list[tuple[int, list[Key]]]:
     """The queries of a role in a sentence, each with the hits that it can see; queries without any are left out.
 
@@ -69,7 +64,6 @@ def find_targets(
     Raises ValueError for a query or key that is no word of the sentence.
     """
     found = []
-    may_be_itself = self_as_key or role.by == "weight" or kind == "cross"
     for query, keys in role.targets(sentence):
         own, seen = query_spans.get(query), []
         for key in keys:
@@ -82,18 +76,18 @@ def find_targets(
             if span is None or (kind == "decoder" and span > own):
                 continue
             # the first token of all is something to rest on: for that token itself it is "self"
-            if span != own or kind == "cross" or (may_be_itself and key != "first"):
+            if span != own or kind == "cross" or key != "first":
                 seen.append(key)
         if seen:
             found.append((query, seen))
     return found
 
 
-def word_targets(role: Role, kind: str, sentence: Sentence, conventions: Conventions) -> list[tuple[int, list[Key]]]:
+def word_targets(role: Role, kind: str, sentence: Sentence) -> list[tuple[int, list[Key]]]:
     """:func:`find_targets` without a tokenizer: positions of words alone, as distances are fitted on."""
     words = dict(enumerate(range(len(sentence.words))))
     queries = dict(enumerate(range(len(sentence.target)))) if kind == "cross" else words
-    return find_targets(role, kind, sentence, words, queries, conventions.self_as_key)
+    return find_targets(role, kind, sentence, words, queries)
 
 
 _SPECIAL_KEYS = ("first", *SPECIAL_TOKENS)
@@ -114,8 +108,6 @@ def make_plan(
     queries, keys = text.queries, text.keys
     visible = visible_keys(text.kind, queries.exists, keys.exists)
     candidates = visible & (keys.word >= 0)[:, None]
-    if not conventions.self_as_key and text.kind != "cross":
-        candidates = candidates & ~torch.eye(candidates.shape[-1], dtype=torch.bool)
     scored = (queries.word >= 0) & candidates.any(-1)
     counts = np.zeros((len(text.sentences), 3, len(roles)), dtype=np.float32)
     pairs: dict[str, list[tuple[int, int, int, int]]] = {"argmax": [], "weight": []}
@@ -130,7 +122,7 @@ def make_plan(
         for r, role in enumerate(roles):
             if role.targets is None:
                 continue
-            targets = find_targets(role, text.kind, sentence, spans, own_spans, conventions.self_as_key)
+            targets = find_targets(role, text.kind, sentence, spans, own_spans)
             by_baseline = by_chance = 0.0
             offset = best_offsets[b].get(role.name)
             for query, hits in targets:

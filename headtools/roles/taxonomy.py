@@ -55,10 +55,10 @@ def taxonomy(
     half of the sentences). ``roles`` names roles or families (None: all), or is a :class:`Role` of your own, or both;
     ``kinds`` names kinds of attention. With translations (``target``) both sides of an encoder-decoder run, and
     cross-attention is scored for alignment with the gold source word, 1 - AER (Och and Ney 2003). A query counts for a
-    role only if it can see a target. ``conventions`` say what is a key (``VOITA``, ``CLARK``); ``frequency`` counts
-    words (None: in ``fitted``); ``shuffle`` permutes each row's weights: the random-head control, beside
-    ``untrained(model)``. Only rounding and ``shuffle`` depend on ``batch_size``. Rows come in blocks:
-    of a long text no map between tokens is kept, but one between words.
+    role only if it can see a target. ``conventions`` say how weights are counted; ``frequency`` counts words (None: in
+    ``fitted``); ``shuffle`` permutes each row's weights: the random-head control, beside ``untrained(model)``. Only
+    rounding and ``shuffle`` depend on ``batch_size``. Rows come in blocks: of a long text no map between tokens is
+    kept, but one between words.
 
     Columns: ``stack`` (where there are several), ``kind``, ``layer``, ``head``, ``family``, ``role``; ``score``, a
     fraction of queries, a mean weight or a mean (entropy and rarity in nats, distance in words); ``baseline``, the
@@ -91,10 +91,7 @@ def taxonomy(
     # Without ``fitted``, sentence i is compared with offsets that are fitted on the other half.
     halves = [reference] if fitted else [sentences[1::2], sentences[::2]]
     offsets = [  # sentence i has those at i modulo their number
-        {
-            kind: best_offsets(_targets_to_fit(of_kind, kind, half, conventions, translated))
-            for kind, of_kind in roles_of.items()
-        }
+        {kind: best_offsets(_targets_to_fit(of_kind, kind, half, translated)) for kind, of_kind in roles_of.items()}
         for half in halves
     ]
 
@@ -244,7 +241,7 @@ def _roles_by_kind(
 
 
 def _targets_to_fit(
-    roles: Sequence[Role], kind: str, sentences: Sequence[Sentence], conventions: Conventions, translated: bool
+    roles: Sequence[Role], kind: str, sentences: Sequence[Sentence], translated: bool
 ) -> Iterable[dict[str, list]]:
     """Yield each sentence's targets of the roles whose baseline is the best fixed offset."""
     for sentence in sentences:
@@ -253,7 +250,7 @@ def _targets_to_fit(
         if translated and kind == "decoder":
             sentence = without_annotation(sentence.target)
         yield {
-            role.name: word_targets(role, kind, sentence, conventions)
+            role.name: word_targets(role, kind, sentence)
             for role in roles
             if role.targets is not None and role.baseline == "best offset"
         }

@@ -9,7 +9,6 @@ import pytest
 
 import headtools as ht
 from headtools.roles._row_scores import word_targets
-from headtools.roles.conventions import CLARK, VOITA
 from headtools.roles.role import Frequencies, Role, builtin_roles, nearest_nominal
 from headtools.roles.sentence import Sentence
 
@@ -72,8 +71,7 @@ def in_order(pairs) -> list:
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
-@pytest.mark.parametrize("conventions", [VOITA, CLARK], ids=["voita", "clark"])
-def test_targets_are_what_loops_find(kind, conventions):
+def test_targets_are_what_loops_find(kind):
     roles = {role.name: role for role in builtin_roles(kind, RELATIONS, Frequencies(COUNTS)) if role.targets}
     for seed in range(40):
         sentence = drawn(seed)
@@ -81,12 +79,8 @@ def test_targets_are_what_loops_find(kind, conventions):
         for name, role in roles.items():
             if name in ("bos", "eos", "cls", "sep", "first"):  # no words
                 continue
-            itself = conventions.self_as_key or role.by == "weight"
-            seen = [
-                (q, {k for k in keys if (k <= q or kind == "encoder") and (k != q or itself)})
-                for q, keys in want.get(name, [])
-            ]
-            found = word_targets(role, kind, sentence, conventions)
+            seen = [(q, {k for k in keys if k <= q or kind == "encoder"}) for q, keys in want.get(name, [])]
+            found = word_targets(role, kind, sentence)
             assert in_order(found) == in_order(seen), (name, sentence)
 
 
@@ -95,8 +89,8 @@ def test_alignment_is_from_target_words_to_source_words():
     for seed in range(10):
         sentence = drawn(seed)
         want = [(t, [i - 1]) for t, i in enumerate(sentence.alignment) if i]
-        assert word_targets(role, "cross", sentence, CLARK) == want
-    assert word_targets(role, "cross", replace(sentence, alignment=None), VOITA) == []
+        assert word_targets(role, "cross", sentence) == want
+    assert word_targets(role, "cross", replace(sentence, alignment=None)) == []
 
 
 def rare_targets(sentence: Sentence, counts: dict[str, int]) -> dict[str, list]:

@@ -12,7 +12,7 @@ from headtools.roles._role_table import add_up, make_table
 from headtools.roles._row_scores import correlation, distances, similarity
 from headtools.roles.baselines import best_offsets, offset_baselines
 from headtools.roles.controls import shuffled, untrained
-from headtools.roles.conventions import CLARK, Conventions
+from headtools.roles.conventions import Conventions
 from headtools.roles.role import Role
 from headtools.roles.sentence import Sentence
 from headtools.roles.taxonomy import best, taxonomy
@@ -113,21 +113,9 @@ def test_without_a_token_to_pad_with_batches_of_equal_lengths_run():
     assert_same(taxonomy(small_model("bert"), bare, MORE, MORE, times=20, batch_size=1), want)
 
 
-def test_the_query_itself_is_a_key_or_not(bert):
-    """Clark's convention: by loops, the strongest other word."""
-    frame = taxonomy(bert, wordpieces(), SAID, times=20, roles=["offset +0", "offset -1", "self"], conventions=CLARK)
-    assert set(frame.role) == {"offset -1", "self"}
-    hits = []
-    for s in SAID:
-        inner = word_maps(bert, wordpieces(), s, 1)[2, 1:-1, 1:-1].clone().fill_diagonal_(-1)
-        hits += [int(row.argmax()) == i - 1 for i, row in enumerate(inner) if i]
-    assert score(frame, "offset -1", 1, 2) == pytest.approx(sum(hits) / len(hits))
-
-
-@pytest.mark.parametrize("self_as_key", [True, False])
-def test_renormalising_divides_by_what_the_marks_leave(bert, self_as_key):
+def test_renormalising_divides_by_what_the_marks_leave(bert):
     """By loops: confidence as the largest part of what a row leaves the words, and weights; [CLS] keeps its own."""
-    conventions = Conventions(self_as_key, renormalise=True)
+    conventions = Conventions(renormalise=True)
     frame = taxonomy(bert, wordpieces(), SAID, times=20, roles=["confidence", "next", "cls"], conventions=conventions)
     plain = taxonomy(bert, wordpieces(), SAID, times=20, roles=["cls"])
     assert frame[frame.role == "cls"].score.tolist() == plain.score.tolist()
@@ -137,11 +125,11 @@ def test_renormalising_divides_by_what_the_marks_leave(bert, self_as_key):
             for s in SAID:
                 n = len(s.words)
                 inner = to_words(word_maps(bert, wordpieces(), s, layer)[None], torch.tensor([[-1, *range(n), -1]]))
-                inner = inner[0, head, :, :n] * (1 if self_as_key else 1 - torch.eye(n))
+                inner = inner[0, head, :, :n]
                 inner = inner / inner.sum(-1, keepdim=True)
                 largest += inner.amax(-1).tolist()
                 following += inner.diagonal(1).tolist()
-                even += [1 / (n - (not self_as_key))] * n
+                even += [1 / n] * n
             assert score(frame, "confidence", layer, head) == pytest.approx(sum(largest) / len(largest), abs=1e-5)
             assert score(frame, "next", layer, head) == pytest.approx(sum(following) / len(following), abs=1e-5)
             assert score(frame, "confidence", layer, head, column="chance") == pytest.approx(sum(even) / len(even))
@@ -300,7 +288,12 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, bert):
     pd.testing.assert_frame_equal(taxonomy(bert, wordpieces(), MORE, checkpoint=tmp_path, **given), alone)
     again = taxonomy(bert, wordpieces(), MORE, checkpoint=tmp_path, **given | {"times": 60})
     assert (again.score == alone.score).all(), "more or fewer draws need no run of the model"
-    for change in ({"frequency": {"the": 8}}, {"shuffle": True}, {"roles": "self"}, {"conventions": CLARK}):
+    for change in (
+        {"frequency": {"the": 8}},
+        {"shuffle": True},
+        {"roles": "self"},
+        {"conventions": Conventions(renormalise=True)},
+    ):
         with pytest.raises(ValueError, match="holds another run"):
             taxonomy(bert, wordpieces(), MORE, checkpoint=tmp_path, **given | change)
 
