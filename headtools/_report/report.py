@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from headtools._report.subject import Subject, prepare, sentences_or_batches
 from headtools.heads._devices import device_of
 from headtools.heads._tokens import model_inputs
 from headtools.heads.sites import sites
+from headtools.heads.verify import _VERIFIED
 from headtools.heads.verify import verify as try_model
-from headtools.heads.verify import without_trial
 from headtools.importance._inputs import evaluating
 from headtools.roles.sentence import Sentence
 
@@ -177,8 +176,14 @@ def report(
     if progress and subject.test:
         print(f"report: {_forecast(subject, names, orders)}", file=sys.stderr, flush=True)
     tried = _tried(model, subject) if verify else ""
-    with nullcontext() if verify else without_trial(model):
+    untried = not verify and every_site.verified is None
+    if untried:  # no measure is to try the model while this lasts
+        try_model(model, skip=True)
+    try:
         results, missing = _measure(subject, progress_bar(names, "report" if progress else ""), options)
+    finally:
+        if untried:
+            _VERIFIED.pop(every_site, None)
     title = title or f"The heads of {type(model).__name__}"
     lead = (
         f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters; "

@@ -198,19 +198,6 @@ def _try_once(model: nn.Module, every_site: Sites, batches: Any) -> None:
         _IN_VAIN[every_site] = _IN_VAIN.get(every_site, 0) + 1
 
 
-@contextmanager
-def without_trial(model: nn.Module) -> Iterator[None]:
-    """Let no measure try this model while the context lasts; what is known of it stays known."""
-    every_site = sites(model)
-    if untried := every_site.verified is None:
-        _keep(every_site, {}, skipped=True)
-    try:
-        yield
-    finally:
-        if untried:
-            _VERIFIED.pop(every_site, None)
-
-
 def _keep(
     every_site: Sites, found: dict[tuple[str, str], str], unseen: tuple[str, ...] = (), skipped: bool = False
 ) -> Verification:

@@ -11,7 +11,7 @@ from torch import nn
 import headtools as ht
 from headtools.heads import sites as sites_module
 from headtools.heads import verify as verify_module
-from headtools.heads.verify import CHECKS, Verification, _keep, verify_once, without_trial
+from headtools.heads.verify import CHECKS, Verification, _keep, verify_once
 from recipes.families import batch_of, build
 
 from .reference import untouched
@@ -487,18 +487,6 @@ def test_no_other_thread_measures_a_model_that_is_tried(monkeypatch):
     ht.verify(model)
     handle.remove()
     assert "verify()" in said[0]
-
-
-def test_a_report_without_a_trial_forgets_that_there_was_none():
-    model, batch = given("llama")
-    with without_trial(model):
-        assert ht.sites(model).verified.skipped
-        ht.gradient(model, batch)
-    assert ht.sites(model).verified is None
-    known = ht.verify(model)
-    with without_trial(model):
-        assert ht.sites(model).verified is known
-    assert ht.sites(model).verified is known
 
 
 def test_a_decoder_s_text_may_begin_with_padding():
