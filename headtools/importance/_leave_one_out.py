@@ -158,9 +158,8 @@ class LeaveOneOut:
         self.calls[module], self.started[module] = self.calls[module] + 1, len(self.ended)
         output = own(*args, **kwargs)
         if module in self.projections:
-            projected = (
-                output[0] if isinstance(output, tuple) else output
-            )  # I-BERT's projections return a scale as well
+            # I-BERT's projections return a scale as well
+            projected = output[0] if isinstance(output, tuple) else output
             self.tokens = max(self.tokens, projected.shape[:-1].numel())
         else:
             self.ended.append((module, _repeated(output)))  # a copy: a model may change tensors in place

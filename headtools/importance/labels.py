@@ -20,12 +20,7 @@ _MAX_GENERATED = 24  # tokens that a model generates as its own labels where a s
 
 @torch.no_grad()
 def label(
-    model: nn.Module,
-    tokenizer: Any,
-    sentences: Sequence[Sentence | Sequence[str]],
-    *,
-    size: int = 32,
-    seed: int = 0,
+    model: nn.Module, tokenizer: Any, sentences: Sequence[Sentence | Sequence[str]], *, size: int = 32, seed: int = 0
 ) -> list[dict[str, Tensor]]:
     """Return sentences as batches with the labels of the model's training objective.
 

@@ -48,10 +48,7 @@ OfQueries = Callable[[Block], Tensor | tuple[Tensor, Tensor]]  # (B, head, query
 
 @torch.no_grad()
 def statistics(
-    model: nn.Module,
-    batches: Mapping | Iterable[Mapping],
-    wanted: Mapping[str, OfQueries],
-    sites: SiteSelection = None,
+    model: nn.Module, batches: Mapping | Iterable[Mapping], wanted: Mapping[str, OfQueries], sites: SiteSelection = None
 ) -> dict[str, HeadScores]:
     """Return statistics of every head's attention, computed together in one pass, by name.
 

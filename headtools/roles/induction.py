@@ -45,13 +45,7 @@ def induction(maps: Tensor, length: int) -> Tensor:
 
 
 def induction_scores(
-    model: nn.Module,
-    *,
-    n: int = 50,
-    length: int = 25,
-    repeats: int = 4,
-    seed: int = 0,
-    batch_size: int = 25,
+    model: nn.Module, *, n: int = 50, length: int = 25, repeats: int = 4, seed: int = 0, batch_size: int = 25
 ) -> pd.DataFrame:
     """Score every head of a causal language model on random tokens that repeat: a row for each head and role.
 
@@ -116,14 +110,7 @@ def _on_lines(rows: Tensor, first: int, lines: Sequence[tuple[int, int, int]]) -
 
 
 @torch.no_grad()
-def copying(
-    model: nn.Module,
-    *,
-    n: int = 50,
-    length: int = 25,
-    seed: int = 0,
-    batch_size: int = 25,
-) -> pd.DataFrame:
+def copying(model: nn.Module, *, n: int = 50, length: int = 25, seed: int = 0, batch_size: int = 25) -> pd.DataFrame:
     """Score every head of a decoder for copying: does it raise the token that it attends to (Olsson et al. 2022)?
 
     Each of ``n`` sequences has ``length`` different random tokens. What a head writes when all its weight is on one of

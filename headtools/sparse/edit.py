@@ -15,12 +15,7 @@ from headtools.heads.sites import Site, select, sites
 
 
 @context
-def edit(
-    model: nn.Module,
-    head: tuple,
-    *,
-    remove: Tensor,
-) -> Iterator[None]:
+def edit(model: nn.Module, head: tuple, *, remove: Tensor) -> Iterator[None]:
     """Edit the weights of one head while the context lasts; afterwards they are what they were, bit for bit.
 
     The head ("encoder", 2, 0) no longer writes along ``remove``, directions (d,) or (n, d): W_O ← W_O (I − V Vᵀ), with
