@@ -109,8 +109,18 @@ _WHERE = {
 
 # The corpora of guests, which roles/ finds here: the module whose ``corpus(split, limit)`` gives the sentences.
 CORPORA = {"organism": "organism.language", "organism2": "organism.second.language"}
+# What a notebook shows of scores, sites, roles and a verification is drawn by a guest.
+DRAWINGS = "course.pictures"
 
 __all__ = sorted(_WHERE)
+
+
+def draw(name: str, thing: Any) -> str | None:
+    """Return what the guest's function ``name`` draws; None without that guest: a notebook then shows the text."""
+    try:
+        return getattr(import_module(f"headtools.{DRAWINGS}"), name)(thing)
+    except ModuleNotFoundError:
+        return None
 
 
 def __getattr__(name: str) -> Any:

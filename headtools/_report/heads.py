@@ -11,9 +11,9 @@ import torch
 
 from headtools._report.measures import Results
 from headtools._report.subject import Subject
+from headtools.course.pictures import head_name
 from headtools.course.plain import plain
 from headtools.course.role_map import COLOURS
-from headtools.heads._pictures import head_name
 from headtools.heads.prune import pruned
 from headtools.heads.scores import Head, HeadScores, head_columns
 from headtools.heads.sites import sites

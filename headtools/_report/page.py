@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from headtools.course.pictures import head_name
 from headtools.course.plain import escape
-from headtools.heads._pictures import head_name
 from headtools.heads.scores import head_columns
 
 if TYPE_CHECKING:

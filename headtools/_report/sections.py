@@ -24,7 +24,7 @@ from headtools._report.page import (
     table,
 )
 from headtools._report.subject import Subject
-from headtools.heads._pictures import head_name
+from headtools.course.pictures import head_name
 from headtools.heads.intervals import MIN_EXAMPLES
 from headtools.heads.scores import HeadScores, head_columns
 from headtools.roles._role_table import MIN_QUERIES

@@ -8,6 +8,7 @@
     predict.py          predict()                   a question before the measurement; the caption repeats the answer
     plot.py             plot.heads(), plot.maps() … the drawings that lessons repeat; role_map.py
     claims.py           ledger()                    what others write, with two verdicts
+    pictures.py                                     how scores, sites, roles and verifications show in a notebook
     explore.py          explore()                   controls over a picture that can be read without a kernel
     attention_view.py   attention_view()            bertviz without a network; frame.py is its page
     check.py            check()                     exercises that explain; the exercises stand in exercises/

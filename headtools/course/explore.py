@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from headtools.course.catalogue import entry
 from headtools.course.figure import figure_html, png
 from headtools.course.live import show_live
+from headtools.course.pictures import head_name
 from headtools.course.plain import escape
-from headtools.heads._pictures import head_name
 
 if TYPE_CHECKING:
     from ipywidgets import Widget

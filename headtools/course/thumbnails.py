@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib import colormaps
 from PIL import Image
 
-from headtools.heads._pictures import head_name
+from headtools.course.pictures import head_name
 
 SIDE, GAP = 24, 3  # pixels of a map, and between two
 _STEP = SIDE + GAP

@@ -12,8 +12,8 @@ import torch
 from scipy.stats import rankdata, spearmanr
 from torch import Tensor
 
+import headtools
 from headtools._engine.store import read_tensors, write_tensors
-from headtools.heads._pictures import scores_html
 from headtools.heads.intervals import MIN_EXAMPLES, bounds, carriers, resample_counts
 
 Head = tuple  # (kind, layer, head), or (stack, kind, layer, head)
@@ -143,7 +143,7 @@ class HeadScores:
         return f"<HeadScores {self.name!r}: {len(self)} heads, highest {best}{notes}>"
 
     def _repr_html_(self) -> str | None:
-        return scores_html(self)
+        return headtools.draw("scores_html", self)
 
     def flat(self) -> Tensor:
         """Return all values in one float64 vector (n_heads,), in the order of iteration."""

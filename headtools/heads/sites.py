@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+import headtools
 from headtools.heads import _layout as layout
 from headtools.heads._kinds import find_kind, names_in, resolve_kind
 from headtools.heads._layout import Projection
-from headtools.heads._pictures import sites_html
 
 if TYPE_CHECKING:
     from headtools.heads.verify import Verification
@@ -212,7 +212,7 @@ class Sites:
         return ", ".join(f"{' '.join(filter(None, names))} 0..{n - 1}" for names, n in count.items()) or "none"
 
     def _repr_html_(self) -> str | None:
-        return sites_html(self)
+        return headtools.draw("sites_html", self)
 
     def __repr__(self) -> str:
         rows = [("site", "heads", "kv", "head_dim", "module")]

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+import headtools
 from headtools.heads._checks import check_batch, check_not_compiled
 from headtools.heads._devices import device_of
 from headtools.heads._hooks import hook_input, intervention, is_held, without_dropout
 from headtools.heads._layout import Projection, obstacle
-from headtools.heads._pictures import verified_html
 from headtools.heads._tokens import is_encoder_decoder, model_inputs
 from headtools.heads.gates import gates
 from headtools.heads.record import record
@@ -75,8 +75,8 @@ class Verification:
         """Whether everything that was tried holds, and no attention is unseen."""
         return not self.failed and not self.unseen
 
-    def _repr_html_(self) -> str:
-        return verified_html(self)
+    def _repr_html_(self) -> str | None:
+        return headtools.draw("verified_html", self)
 
     def __repr__(self) -> str:
         if self.skipped:

@@ -7,8 +7,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+import headtools
 from headtools.heads._devices import without_autocast
-from headtools.heads._pictures import roles_html
 from headtools.heads.intervals import MIN_EXAMPLES, interval_around
 from headtools.heads.sites import Site
 from headtools.roles.role import Role
@@ -60,7 +60,8 @@ class RoleTable(pd.DataFrame):
     """A table that shows its best heads in a notebook; what is taken from it is a plain ``DataFrame``."""
 
     def _repr_html_(self) -> str:
-        return f"{roles_html(self)}<details><summary>Table</summary>{super()._repr_html_()}</details>"
+        drawing, table = headtools.draw("roles_html", self), super()._repr_html_()
+        return f"{drawing}<details><summary>Table</summary>{table}</details>" if drawing else table
 
 
 def make_table(

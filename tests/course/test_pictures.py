@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
 
-from headtools.heads._pictures import MOST, roles_html, verified_html
+from headtools.course.pictures import MOST, roles_html, verified_html
 from headtools.heads.scores import HeadScores
 from headtools.heads.sites import sites
 from headtools.heads.verify import Verification
@@ -100,3 +100,11 @@ def test_what_is_taken_from_a_table_of_roles_is_a_plain_frame():
 
 
 KEYS = {"kind": ["encoder"], "layer": [0], "head": [1], "low": [float("nan")], "high": [float("nan")]}
+
+
+def test_without_the_guest_that_draws_a_notebook_shows_the_text(scores, monkeypatch):
+    from headtools.roles._role_table import RoleTable
+
+    monkeypatch.setattr("headtools.DRAWINGS", "no_such_guest.pictures")
+    assert scores._repr_html_() is None
+    assert RoleTable({"role": ["x"]})._repr_html_() == pd.DataFrame({"role": ["x"]})._repr_html_()
