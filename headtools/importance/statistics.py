@@ -109,21 +109,6 @@ def statistics(
     return found
 
 
-def _weight(function: OfQueries) -> OfQueries:
-    """Say that a function gives weights, so that no interval leaves 0 to 1."""
-    function.limits = (0.0, 1.0)
-    return function
-
-
-def _check_own_text(block: Block) -> None:
-    if block.site.kind == "cross" or block.rows.shape[3] != block.real.shape[1]:
-        raise ValueError(
-            f"{block.site.label} has {block.rows.shape[3]} keys for {block.real.shape[1]} queries; where in the text a "
-            'key stands needs attention of a text to itself: pass sites=["encoder"] or ["decoder"]'
-        )
-
-
-@_weight
 def largest(block: Block) -> Tensor:
     """Return the largest weight of each row: ``confidence`` without excluded tokens."""
     return block.rows.amax(-1)
@@ -134,20 +119,25 @@ def entropy(block: Block) -> Tensor:
     return torch.special.entr(block.rows).sum(-1)
 
 
-entropy.limits = (0.0, None)
-
-
 def offset(by: int) -> OfQueries:
     """Return a statistic: the weight on the key ``by`` tokens after the query (-1: before it), where there is one."""
 
-    @_weight
     def on_offset(block: Block) -> tuple[Tensor, Tensor]:
-        _check_own_text(block)
         n_keys = block.rows.shape[3]
+        if block.site.kind == "cross" or n_keys != block.real.shape[1]:
+            raise ValueError(
+                f"{block.site.label} has {n_keys} keys for {block.real.shape[1]} queries; where in the text a key "
+                'stands needs attention of a text to itself: pass sites=["encoder"] or ["decoder"]'
+            )
         keys = torch.arange(block.rows.shape[2], device=block.rows.device) + block.first + by
         inside = (keys >= 0) & (keys < n_keys)
         keys = keys.clamp(0, n_keys - 1)
         weight = block.rows.gather(-1, keys[:, None].expand(*block.rows.shape[:3], 1))[..., 0]
         return weight, block.queries & inside & block.real[:, keys]
 
+    on_offset.limits = (0.0, 1.0)
     return on_offset
+
+
+# beyond which no interval goes
+largest.limits, entropy.limits = (0.0, 1.0), (0.0, None)
