@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -25,9 +25,6 @@ from headtools.heads.verify import verify_once
 from headtools.importance._inputs import each_batch, evaluating, select_sites
 from headtools.importance.ablation import Batches, loss_rises
 from headtools.importance.loss import Loss, each_loss
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def interaction(
@@ -61,8 +58,6 @@ def interaction(
     >>> frame[["a", "b", "n"]].values.tolist()
     [[('encoder', 0, 1), ('encoder', 1, 3), 2]]
     """
-    import pandas as pd
-
     check_weights(model)
     verify_once(model, batches)
     if pairs is None:
