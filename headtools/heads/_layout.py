@@ -56,15 +56,10 @@ class Projection:
     module: nn.Module
     rows: Tensor
 
-    @property
-    def transposed(self) -> bool:
-        """Return whether ``module`` is GPT-2's Conv1D, whose weight is (in, out) instead of (out, in)."""
-        return is_transposed(self.module)
-
     def weight(self) -> Tensor:
         """Return the weight head by head: (heads, width, d_model); raises as ``plain_weight`` does."""
         matrix = plain_weight(self.module)
-        return (matrix.T if self.transposed else matrix)[self.rows.to(matrix.device)]
+        return (matrix.T if is_transposed(self.module) else matrix)[self.rows.to(matrix.device)]
 
     def bias(self) -> Tensor | None:
         """Return the bias head by head: (heads, width), or None where the projection has none."""

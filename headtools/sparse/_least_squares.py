@@ -49,15 +49,12 @@ class Moments:
         start = len(self.sums) + (head - self.site.heads) * self.site.value_dim
         return slice(start, start + self.site.value_dim)
 
-    @property
-    def has_bias(self) -> bool:
-        """Return whether the output projection has a bias, into which a constant can go."""
-        return getattr(self.site.out, "bias", None) is not None
-
     @cached_property
     def second_moments(self) -> Tensor:
         """Return the products, (f, f), centered where a bias can make up for the means."""
-        return self.products - torch.outer(self.sums, self.sums) / self.count if self.has_bias else self.products
+        if getattr(self.site.out, "bias", None) is None:
+            return self.products
+        return self.products - torch.outer(self.sums, self.sums) / self.count
 
     def written(self, heads: Iterable[int]) -> Tensor:
         """Return the map (f, d_model) to what these heads write together."""

@@ -38,8 +38,17 @@ def edit(model: nn.Module, head: tuple, *, remove: Tensor) -> Iterator[None]:
     (True, True)
     """
     check_not_offloaded(model, "edit")
-    ((site, (head_index,)),) = select(sites(model), [head]).items()
-    module, weight, index, dim = _head_weight(model, site, head_index)
+    ((site, (number,)),) = select(sites(model), [head]).items()
+    who, module = f"{type(site.module).__name__} ({site.label}.{number})", site.out
+    if site.empty:
+        raise ValueError(f"{who}: all heads of this layer are cut, and the silent head that is left writes nothing")
+    check_plain_weights(model, [module], "edit")
+    weight = module.weight
+    names = [name for name, other in model.named_parameters(remove_duplicate=False) if other is weight]
+    if len(names) > 1:
+        raise ValueError(f"{who} has no weights of its own, they are tied: {' and '.join(names)}; untie them first")
+    index = (torch.arange(site.value_dim) + number * site.value_dim).to(weight.device)  # of the head, along ``dim``
+    dim = 0 if is_transposed(module) else 1
     basis = _orthonormal_basis(remove, weight.shape[1 - dim], site)
     # Edits of the same slot share one original and are applied in turn, so that they may end in any order.
     slot = f"{'rows' if dim == 0 else 'columns'} from {index[0]}"
@@ -59,20 +68,6 @@ def edit(model: nn.Module, head: tuple, *, remove: Tensor) -> Iterator[None]:
 
     with claimed("edit()", [module, weight], copyable=True), override(weight, slot, basis, current, write):
         yield
-
-
-def _head_weight(model: nn.Module, site: Site, head: int) -> tuple[nn.Module, nn.Parameter, Tensor, int]:
-    """Return a head's output projection, its weight, the head's indices in it and their ``dim``; the other is d."""
-    who = f"{type(site.module).__name__} ({site.label}.{head})"
-    if site.empty:
-        raise ValueError(f"{who}: all heads of this layer are cut, and the silent head that is left writes nothing")
-    module, index = site.out, torch.arange(site.value_dim) + head * site.value_dim
-    check_plain_weights(model, [module], "edit")
-    weight = module.weight
-    names = [name for name, other in model.named_parameters(remove_duplicate=False) if other is weight]
-    if len(names) > 1:
-        raise ValueError(f"{who} has no weights of its own, they are tied: {' and '.join(names)}; untie them first")
-    return module, weight, index.to(weight.device), 0 if is_transposed(module) else 1
 
 
 def _orthonormal_basis(remove: Tensor, width: int, site: Site) -> Tensor:

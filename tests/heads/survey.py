@@ -21,6 +21,8 @@ import json
 import os
 import warnings
 
+from headtools.heads._layout import is_transposed
+
 LAYER_NAMES = (
     "num_hidden_layers",
     "n_layer",
@@ -158,7 +160,7 @@ def projection_faults(site, name):
         shape, rows = tuple(projection.rows.shape), set(projection.rows.flatten().tolist())
         if shape != expected[part]:
             found.append(f"{name}: rows of {part} are {shape}, not {expected[part]}")
-        width = projection.module.weight.shape[1 if projection.transposed else 0]
+        width = projection.module.weight.shape[1 if is_transposed(projection.module) else 0]
         if len(rows) != projection.rows.numel() or max(rows) >= width:
             found.append(f"{name}: rows of {part} repeat or lie outside the projection")
         taken.setdefault(id(projection.module), []).append((part, rows))

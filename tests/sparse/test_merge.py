@@ -8,6 +8,7 @@ import torch
 
 import headtools as ht
 from headtools.geometry.circuits import ov
+from headtools.heads._layout import is_transposed
 from headtools.sparse._least_squares import moments
 from headtools.sparse.merge import disjoint_pairs, head_similarity, merge, refit
 
@@ -35,7 +36,7 @@ def make_twins(site, first, second):
     """Give a head the queries, keys and values of another."""
     with torch.no_grad():
         for projection in (site.q, site.k, site.v):
-            weight = projection.module.weight.T if projection.transposed else projection.module.weight
+            weight = projection.module.weight.T if is_transposed(projection.module) else projection.module.weight
             rows, other = projection.rows[first], projection.rows[second]
             for tensor in (weight, getattr(projection.module, "bias", None)):
                 if tensor is not None:
