@@ -73,11 +73,6 @@ def _multiply(site: Site, gate: Tensor) -> Edit:
 def _check_gate(site: Site, gate: object) -> None:
     if not isinstance(gate, Tensor):
         raise TypeError(f"the gates of {site.label} must be a tensor, got {type(gate).__name__}: torch.tensor(...)")
-    if torch._C._functorch.is_batchedtensor(gate):
-        raise TypeError(
-            f"the gates of {site.label} cannot be mapped by torch.func.vmap; give each example its own instead: gates "
-            f"of shape (B, {site.heads}), and copies of the batch"
-        )
     if gate.dim() not in (1, 2, 3) or gate.shape[-1] != site.heads:
         raise ValueError(
             f"{site.label} has {site.heads} heads, so its gates have shape ({site.heads},), (B, {site.heads}) or "

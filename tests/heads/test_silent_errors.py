@@ -165,7 +165,7 @@ def test_gates_under_vmap_are_refused():
         with ht.gates(model, {("decoder", 1): gate}):
             return model(batch["input_ids"], use_cache=False).logits.sum()
 
-    with pytest.raises(TypeError, match=r"cannot be mapped by torch\.func\.vmap"):
+    with pytest.raises(RuntimeError, match=r"vmap: .* data-dependent"):  # torch's own words: gates are looked at
         torch.func.vmap(gated)(torch.eye(ht.sites(model)["decoder", 1].heads))
 
 
