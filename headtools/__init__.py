@@ -115,12 +115,20 @@ DRAWINGS = "course.pictures"
 __all__ = sorted(_WHERE)
 
 
+def guest(module: str, name: str) -> Any:
+    """Return what a guest's module has under a name; None without that guest."""
+    try:
+        return getattr(import_module(f"headtools.{module}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("headtools"):
+            return None
+        raise  # the guest is there, and lacks a library
+
+
 def draw(name: str, thing: Any) -> str | None:
     """Return what the guest's function ``name`` draws; None without that guest: a notebook then shows the text."""
-    try:
-        return getattr(import_module(f"headtools.{DRAWINGS}"), name)(thing)
-    except ModuleNotFoundError:
-        return None
+    drawing = guest(DRAWINGS, name)
+    return drawing and drawing(thing)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,7 @@
 """Sentences with gold annotation, of the organism's own language or any treebank in CoNLL-U; and paragraphs of text."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -39,9 +38,9 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
     """
     if limit is not None and limit < 1:
         raise ValueError(f"got limit={limit}; expected 1 or more: write limit=100, or None for all")
-    registered = _registered(name)
-    if registered is not None:
-        return registered(split, limit)
+    module = headtools.CORPORA.get(str(name))
+    if module and (of_guest := headtools.guest(module, "corpus")):
+        return of_guest(split, limit)
     if name == "english":
         return in_split(_read_treebank(ENGLISH), split)[:limit]
     if name in LIBRARY:
@@ -57,17 +56,6 @@ def corpus(name: str | Path, split: str = "test", limit: int | None = None) -> l
     if split != "test":
         raise ValueError(f"got split={split!r} of {path}; a treebank file is one split: give the file of that split")
     return list(islice(_read_treebank(path), limit))
-
-
-def _registered(name: str | Path) -> Callable[[str, int | None], list[Sentence]] | None:
-    """The corpus of a guest, a function of split and limit; None for other names, and without that guest."""
-    module = headtools.CORPORA.get(str(name))
-    try:
-        return None if module is None else import_module(f"headtools.{module}").corpus
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("headtools"):
-            return None
-        raise  # the guest is there, and lacks a library
 
 
 def in_split(items: Iterable[Item], split: str, name: str = "english", run: int = _DOCUMENT) -> list[Item]:
