@@ -11,7 +11,6 @@ import headtools as ht
 from headtools import geometry
 from headtools.course import my_heads
 from headtools.organism.written_models import WrittenModel, write_induction
-from headtools.roles.erasure import erasure
 from headtools.roles.induction import induction
 
 from ..heads.reference import untouched
@@ -98,18 +97,6 @@ def test_an_induction_score():
     torch.testing.assert_close(my_heads.induction_score(maps, 6), induction(maps, 6))
 
 
-def test_gates_that_learn():
-    mine, theirs = my_heads.HardConcrete(5, start=0.4), ht.HardConcrete({("encoder", 0): 5}, start=0.4)
-    noise = torch.rand(1000, 5, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(mine.p_open(), theirs.p_open())
-    low, high = theirs.stretch
-    fixed = (torch.sigmoid(theirs.log_alpha) * (high - low) + low).clamp(0, 1)  # Louizos et al. 2018, eq. 13
-    torch.testing.assert_close(mine(), fixed)
-    torch.testing.assert_close(mine.sample(noise), theirs.draw(noise))
-    closed = (mine.sample(noise) == 0).double().mean(0)
-    torch.testing.assert_close(closed, (1 - mine.p_open()).double(), atol=0.05, rtol=0)
-
-
 @pytest.mark.parametrize("name", ["bert", "marian"])
 def test_gates_are_trained_as_in_the_package(name):
     model, batches = labelled(name)
@@ -129,21 +116,6 @@ def test_gates_are_trained_as_in_the_package(name):
         fit = ht.fit_gates(model, batches, 0.3, steps=5, **settings)
     torch.testing.assert_close(history, torch.tensor(fit.history.to_numpy()), atol=1e-3, rtol=0)
     torch.testing.assert_close(gate.log_alpha.detach(), history[-1])
-
-
-def test_a_target_is_reached_where_heads_cost_what_they_cost():
-    gate = my_heads.HardConcrete(20, start=1.5)
-    price, worth = my_heads.target_size(8, warm_up=60), torch.linspace(0.01, 0.4, 20)
-    optimizer = torch.optim.Adam([gate.log_alpha], lr=0.1)
-    draw = torch.Generator().manual_seed(0)
-    for _ in range(250):
-        lost = (worth * (1 - gate.sample(torch.rand(20, generator=draw)))).sum()
-        (lost + price(gate.p_open().sum())).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert abs(gate.p_open().sum().item() - 8) < 1.5
-    assert gate.log_alpha.detach()[-5:].min() > 0  # the dearest stay
-    assert gate.log_alpha.detach()[:8].max() < 0
 
 
 def test_intervals():
@@ -179,42 +151,6 @@ def test_stories_score_as_the_taxonomy_does():
             assert share == pytest.approx(frame.baseline[role].iloc[0], abs=1e-6)
 
 
-def test_what_two_heads_cost_together():
-    model, batches = labelled("marian")
-    a, b = ("encoder", 0, 1), ("cross", 1, 0)
-
-    def cost(heads):
-        off = {(kind, layer): [head] for kind, layer, head in heads}
-        with torch.no_grad(), my_heads.switch_off(model, off):
-            return torch.cat([my_heads.loss(model, batch) for batch in batches])
-
-    with untouched(model):
-        theirs = ht.interaction(model, batches, [(a, b)], progress=False).iloc[0]
-        mine = my_heads.pair_cost(cost, a, b).mean(0)
-    for value, name in zip(mine, ("delta_a", "delta_b", "delta_ab", "interaction"), strict=True):
-        assert value.item() == pytest.approx(theirs[name], abs=5e-6)
-
-
-def test_a_curve():
-    model, batches = labelled("bert")
-    order = [("encoder", 0, 1), ("encoder", 2, 0), ("encoder", 0, 3)]
-    curve = my_heads.pruning_curve(model, order, (0, 2), lambda: my_heads.loss(model, batches[0]).mean().item())
-    with ht.ablate(model, {("encoder", 0): [1], ("encoder", 2): [0]}):
-        without = my_heads.loss(model, batches[0]).mean().item()
-    assert curve == {0: my_heads.loss(model, batches[0]).mean().item(), 2: without}
-
-
-def test_an_order_that_is_scored_again():
-    model, batches = labelled("marian")
-
-    def mine():
-        return {key: rows.abs().mean(0) for key, rows in my_heads.gradient(model, batches).items()}
-
-    heads = [(*key, head) for key, site in my_heads.sites(model).items() for head in range(site.heads)]
-    theirs = ht.greedy_order(model, lambda model: ht.gradient(model, batches), step=3)
-    assert my_heads.greedy_order(model, heads, mine, 3) == theirs
-
-
 @pytest.mark.parametrize("name", ["bart", "marian", "opt", "whisper"])
 def test_a_layer_without_some_heads(name):
     model, batch = fresh(name)
@@ -232,30 +168,6 @@ def test_a_layer_without_some_heads(name):
     model.set_submodule(place, attention)
     with untouched(model), torch.no_grad():
         torch.testing.assert_close(model(**batch)[0], expected, atol=1e-5, rtol=1e-5)
-
-
-def test_draws_that_keep_the_layers():
-    role = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 1], [1, 1, 0, 0]]).bool()
-    kept = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]).bool()
-    counts = my_heads.survivors_null(role, kept, 20_000)
-    assert counts.shape == (20_000,)
-    assert set(counts.tolist()) == {1, 2, 3}
-    torch.testing.assert_close(counts.mean().item(), 2 * 3 / 4 + 1 / 4, atol=0.02, rtol=0)
-    torch.testing.assert_close((counts == 3).double().mean().item(), 1 / 2 * 1 / 4, atol=0.02, rtol=0)
-
-
-@pytest.mark.parametrize("labels", [2, 4])
-def test_erasers(labels):
-    draw = torch.Generator().manual_seed(0)
-    y = torch.randint(labels, (300,), generator=draw)
-    x = torch.randn(300, 8, generator=draw) @ torch.randn(8, 8, generator=draw)
-    x += torch.randn(labels, 8, generator=draw)[y]
-    mine, theirs = my_heads.eraser(x, y), erasure(x, list(map(str, y.tolist())))
-    torch.testing.assert_close(mine(x), theirs(x), atol=1e-4, rtol=0)
-    means = torch.stack([mine(x)[y == label].mean(0) for label in range(labels)])
-    torch.testing.assert_close(means, x.mean(0).expand_as(means), atol=1e-4, rtol=0)
-    names, left = y[200:], my_heads.probe(torch.cat([mine(x), mine(x)[:100]]), torch.cat([y, y[:100]]), 300)
-    assert left.double().mean() <= (names == y.mode().values).double().mean() + 0.2  # on words that it was fitted to
 
 
 def test_what_would_be_silently_wrong():
@@ -314,69 +226,6 @@ def test_what_heads_write_of_a_difference(name):
     same(mine, {key: value - theirs[1][key] for key, value in theirs[0].items()}, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("rule", "number", "theirs"),
-    [("epsilon", 0.1, {"linear": "epsilon", "epsilon": 0.1})]
-    + [("alpha-beta", alpha, {"linear": "alphabeta", "alpha": alpha}) for alpha in (1.0, 0.5, 2.0)],
-)
-def test_a_layer_that_shares(rule, number, theirs):
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(6, 4).requires_grad_(False)
-    x, start = torch.randn(5, 6, requires_grad=True), torch.randn(5, 4)
-    bias = layer.bias.clone().requires_grad_()
-    mine = torch.autograd.grad(my_heads.Share.apply(x, layer.weight, bias, rule, number), [x, bias], start)
-    with ht.rules(ht.Rules(**theirs)) as propagation:
-        y = layer(x)
-    for found, expected in zip(mine, torch.autograd.grad(y, [x, *propagation.constants], start), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("rules", ["cp", "attnlrp"])
-def test_relevance_through_one_head(rules):
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(n, 8, requires_grad=True) for n in (4, 6, 6))
-    with ht.rules(rules):
-        z = (q @ k.T / 8**0.5).softmax(-1) @ v
-    relevance = torch.rand(4, 8)
-    found = torch.autograd.grad(z, (q, k, v), relevance / z.detach(), allow_unused=True)
-    mine = my_heads.attention_rule(q.detach(), k.detach(), v.detach(), relevance, fixed=rules == "cp")
-    for part, g, own in zip((q, k, v), found, mine, strict=True):
-        torch.testing.assert_close(own, part.detach() * (0 if g is None else g), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "marian"])
-def test_a_patch_at_some_positions(name):
-    model, batches = labelled(name)
-    key = next(iter(my_heads.sites(model)))
-    with torch.no_grad(), ht.record(model, want="z") as other:
-        model(**{name: value.flip(0) for name, value in batches[0].items()})
-    where = torch.rand(batches[0]["input_ids"].shape, generator=torch.Generator().manual_seed(0)) > 0.5
-    with untouched(model), torch.no_grad():
-        with my_heads.patch(model, {key: [0, 1]}, other, where):
-            found = model(**batches[0]).logits
-        with ht.patch(model, {key: [0, 1]}, other, positions=where):
-            assert torch.equal(found, model(**batches[0]).logits)
-        assert not torch.equal(found, model(**batches[0]).logits)
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_a_direction_that_is_not_written(name):
-    model, _ = zoo_model(name)
-    key, site = list(my_heads.sites(model).items())[-1]
-    before = my_heads.weights(site)[3].detach().clone()  # (H, W, D)
-    directions = torch.randn(2, before.shape[-1], generator=torch.Generator().manual_seed(0))
-    with untouched(model), my_heads.remove_direction(model, (*key, 1), directions):
-        mine = my_heads.weights(site)[3].detach().clone()
-    with ht.edit(model, (*key, 1), remove=directions):
-        torch.testing.assert_close(mine, my_heads.weights(site)[3].detach(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(mine[1] @ directions.T, torch.zeros(before.shape[1], 2), rtol=0, atol=1e-5)
-    others = [h for h in range(site.heads) if h != 1]
-    assert torch.equal(mine[others], before[others])
-    with pytest.raises(RuntimeError, match="stop"), my_heads.remove_direction(model, (*key, 1), directions):
-        raise RuntimeError("stop")
-    assert torch.equal(my_heads.weights(site)[3], before)
-
-
 def test_a_report_has_the_package_s_numbers():
     model, batches = labelled("gpt2")
     batches *= 3  # an interval needs five examples
@@ -420,35 +269,3 @@ def test_a_written_head_that_no_slope_sees():
     same(secant, theirs, 1e-6)
     assert plain["decoder", 0][:, 0].abs().max() < 1e-6 < 1e-2 < secant["decoder", 0][:, 0].abs().min()
     assert (my_heads.ablation(model, [batch])["decoder", 0][:, 0] > 1).all()
-
-
-def test_how_far_a_run_moves():
-    model, batches = labelled("marian")
-    run, other = batches[0], {name: value.roll(1, 0) for name, value in batches[0].items()}
-
-    def measure(logits):
-        return logits[:, 0, 3] - logits[:, 0, 5]
-
-    heads = {("encoder", 0): [1]}
-    with torch.no_grad(), ht.record(model, want="z") as source:
-        model(**other)
-    with torch.no_grad(), ht.patch(model, heads, source):
-        now = measure(model(**run).logits)
-    with torch.no_grad():
-        here, there = (measure(model(**batch).logits) for batch in (run, other))
-    found = my_heads.moved(model, run, other, heads, measure)
-    torch.testing.assert_close(found, (now - here) / (there - here), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(my_heads.moved(model, run, other, {}, measure), torch.zeros(len(now)))
-
-
-def test_a_fact_that_is_rewritten():
-    draw = torch.Generator().manual_seed(0)
-    x, k, r = (torch.randn(*shape, generator=draw).double() for shape in ((50, 6), (6,), (3,)))
-    C = x.T @ x / len(x)
-    change = my_heads.rewrite(k, r, C)
-    torch.testing.assert_close(k @ change, r)
-    torch.testing.assert_close(my_heads.rewrite(k, r, torch.eye(6).double()), torch.outer(k, r) / (k @ k))
-    away = torch.eye(6) - torch.outer(k, k) / (k @ k)  # what may be added without a change at k
-    for _ in range(50):
-        other = change + 0.1 * away @ torch.randn(6, 3, generator=draw).double()
-        assert (x @ other).norm() > (x @ change).norm()
