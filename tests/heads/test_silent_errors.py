@@ -56,23 +56,6 @@ def test_a_window_needs_causal_attention():
         model(ids, attention_mask=prefix[None, None], use_cache=False)
 
 
-def test_the_cache_of_a_sliding_window():
-    config = tf.MistralConfig(
-        vocab_size=60,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=4,
-    )
-    model, cache = tf.MistralForCausalLM(config).eval(), tf.DynamicCache(config=config)
-    with torch.no_grad():
-        model(torch.arange(32)[None], past_key_values=cache)
-    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert ht.cache_size(model, tokens=32) == held
-
-
 @pytest.mark.parametrize("unfrozen", [False, True])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "mistral", "gpt_neox", "t5"])
 def test_a_layer_without_heads_stays_without(name, unfrozen):
