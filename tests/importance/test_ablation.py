@@ -248,34 +248,6 @@ def test_a_loss_that_depends_on_the_run_itself_is_computed_in_full_runs(runs):
     assert runs == [False]
 
 
-def test_the_model_is_left_as_it_was_when_something_fails():
-    model, batch = copy.deepcopy(zoo_model("t5")[0]).train(), zoo_model("t5")[1]
-    for last in range(1, 20, 3):  # wherever it stops: in the run of the batch, in the trials, in the middle
-        calls = iter(range(last))
-
-        def loss(outputs, _batch, calls=calls):
-            if next(calls, None) is None:
-                raise KeyboardInterrupt
-            return scored(outputs, None)
-
-        with untouched(model), pytest.raises(KeyboardInterrupt):
-            quietly(model, batch, loss)
-    assert torch.is_grad_enabled()
-
-
-def test_dropout_is_off_and_weights_get_no_gradient():
-    model, batch = labelled("bert")
-    trained = copy.deepcopy(model).train()
-    for module in trained.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.5
-    with untouched(trained):
-        close(quietly(trained, batch), quietly(model, batch))
-    assert all(p.grad is None for p in trained.parameters())
-    with torch.inference_mode():
-        close(quietly(model, batch), quietly(model, batch))
-
-
 def test_a_site_no_batch_comes_by_is_refused():
     model, batch = zoo_model("clip")
     text = {key: batch[key] for key in ("input_ids", "attention_mask")}

@@ -244,53 +244,6 @@ def test_a_readers_own_model():
 # --- the model, its precision, its heads ------------------------------------------------------------------------------
 
 
-def state(model):
-    return (
-        {name: value.clone() for name, value in model.state_dict().items()},
-        [p.requires_grad for p in model.parameters()],
-        [m.training for m in model.modules()],
-        [p.grad for p in model.parameters()],
-        [len(m._forward_pre_hooks) + len(m._forward_hooks) + len(m._backward_hooks) for m in model.modules()],
-    )
-
-
-def broken(outputs, batch):
-    raise KeyError("a score with a mistake")
-
-
-@pytest.mark.parametrize("score", [None, broken])
-@pytest.mark.parametrize("name", ["gpt2", "marian"])
-def test_the_model_is_left_as_it_was(name, score):
-    model, batch = fresh(name)
-    next(model.parameters()).requires_grad_(False)
-    model.train()
-    next(model.children()).eval()
-    before = state(model)
-    if score is None:
-        relevance(model, batch, rules="voita")
-    else:
-        with pytest.raises(KeyError, match="with a mistake"):
-            relevance(model, batch, score)
-    after = state(model)
-    assert all(torch.equal(value, after[0][name]) for name, value in before[0].items())
-    assert before[1:] == after[1:]
-    assert torch.is_grad_enabled()
-    assert not torch.overrides._get_current_function_mode_stack()
-
-
-def test_dropout_is_off_and_gradients_need_not_be_on():
-    model, batch = zoo_model("bert")
-    expected = signed(model, batch)[0]
-    wild = copy.deepcopy(model).train()
-    for module in wild.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.5
-    close(signed(wild, batch)[0], expected)
-    for context in (torch.no_grad(), torch.inference_mode()):
-        with context:
-            close(signed(model, batch)[0], expected)
-
-
 def test_heads_that_are_off_get_nothing_and_cut_layers_are_left_out():
     model, batch = fresh("gpt2")
     with ht.ablate(model, {("decoder", 1): [2]}):
