@@ -3,6 +3,7 @@
 import json
 import re
 from base64 import b64decode
+from functools import partial
 from hashlib import sha256
 from html import escape, unescape
 from html.parser import HTMLParser
@@ -11,7 +12,8 @@ import pandas as pd
 import pytest
 import torch
 import transformers as tf
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from roles.small import whole_words
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import headtools as ht
 from headtools._report.page import table
@@ -21,21 +23,10 @@ from headtools.roles.induction import COPYING, INDUCTION
 from headtools.sparse.cut_cost import COLUMNS
 
 ENGLISH = ht.corpus("english", "all", limit=24)
-MARKS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 
 
-def a_tokenizer(sentences=ENGLISH, **marks):
-    """One token a word, with an end mark."""
-    words = dict.fromkeys(word for sentence in sentences for word in sentence.words)
-    vocabulary = {token: i for i, token in enumerate((*MARKS, *words))}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
-    marks = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"} | marks
-    return tf.PreTrainedTokenizerFast(tokenizer_object=made, **marks)
-
-
+a_tokenizer = partial(whole_words, [sentence.words for sentence in ENGLISH])
 TOKENIZER = a_tokenizer()
 IDS = {"vocab_size": len(TOKENIZER), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 

@@ -18,6 +18,14 @@ def padding(side, tokens=TOKENS, lengths=LENGTHS):
     return (place < size if side == "right" else place >= tokens - size).long()
 
 
+def by_pairs(real, causal, kind=torch.bool):
+    """A mask (B, 1, T, T) that lets real keys through, of the kind that a user would write."""
+    size = real.shape[1]
+    through = real[:, None, None].expand(-1, 1, size, size)
+    through = through & torch.ones(size, size).tril().bool() if causal else through
+    return through if kind == torch.bool else torch.where(through, 0.0, torch.finfo(kind).min).to(kind)
+
+
 def make_batch(kind, side):
     """A batch for models that read `kind`: text, causal, seq2seq, speech, image, image+text or image in text."""
     generator = torch.Generator().manual_seed(2)

@@ -11,16 +11,12 @@ import torch
 import headtools as ht
 from headtools.heads._attention import PRUNED_BIAS, LayerConfig, unwrapped_config
 
-from .reference import open_gates, some_heads
+from .reference import some_heads
+from .test_prune import gated
 from .zoo import INTERFACE, RENAMED, error, fresh, run, valid
 
 CUTTABLE = tuple(name for name in (*INTERFACE, *RENAMED) if name != "deepseek_v3")
 ONLY_EAGER = ("gpt_oss", "gemma2")  # sinks, soft caps
-
-
-def gated(model, batch, heads):
-    with ht.gates(model, open_gates(ht.sites(model), heads)):
-        return run(model, batch)
 
 
 def seen_kernels(model):

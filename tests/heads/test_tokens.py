@@ -6,17 +6,10 @@ import torch
 import headtools as ht
 from headtools.heads._tokens import model_inputs, real_tokens
 
+from .batches import by_pairs
 from .zoo import zoo_model
 
 WORDS = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool()
-
-
-def by_pairs(real, causal, kind=torch.bool):
-    """A mask (B, 1, T, T) that lets real keys through, of the kind that a user would write."""
-    size = real.shape[1]
-    through = real[:, None, None].expand(-1, 1, size, size)
-    through = through & torch.ones(size, size).tril().bool() if causal else through
-    return through if kind == torch.bool else torch.where(through, 0.0, torch.finfo(kind).min).to(kind)
 
 
 def ask(name, mask, shape):

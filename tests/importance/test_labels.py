@@ -1,28 +1,19 @@
 """Labels for any kind of model, from sentences alone."""
 
+from functools import partial
+
 import pytest
 import torch
 import transformers as tf
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import headtools as ht
 
+from ..roles.small import whole_words
 from .test_gradient import slopes_of
 
-MARKS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
 SENTENCES = [("the", "sea", "rose"), ("the", "hill"), ("a", "sea", "and", "a", "hill")]
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-
-
-def a_tokenizer(side="right", **marks):
-    words = dict.fromkeys(word for sentence in SENTENCES for word in sentence)
-    made = Tokenizer(models.WordLevel({t: i for i, t in enumerate((*MARKS, *words))}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
-    marks = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"} | marks
-    return tf.PreTrainedTokenizerFast(tokenizer_object=made, padding_side=side, **marks)
-
-
+a_tokenizer = partial(whole_words, SENTENCES)
 TOKENIZER = a_tokenizer()
 IDS = {"vocab_size": len(TOKENIZER), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -48,7 +39,7 @@ def test_a_classifier_gets_its_own_greatest_logit():
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_model_that_continues_gets_the_sentence(side):
-    (batch,) = ht.label(model("continues"), a_tokenizer(side), SENTENCES)
+    (batch,) = ht.label(model("continues"), a_tokenizer(padding_side=side), SENTENCES)
     real = batch["attention_mask"].bool()
     assert torch.equal(batch["labels"][real], batch["input_ids"][real])
     assert (batch["labels"][~real] == -100).all()

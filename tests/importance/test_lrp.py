@@ -15,7 +15,7 @@ from headtools.importance._lrp.rules import NAMED, Rules
 from headtools.importance.relevance import _counted, relevance
 
 from ..heads.zoo import fresh, logits, zoo_model
-from .test_gradient import labelled, singles
+from .test_gradient import close, labelled, singles
 
 NAMES = ("bert", "gpt2", "llama", "t5", "marian", "modernbert", "vit")  # the architectures the docstrings name
 CONSTANT = [name for name, rule in NAMED.items() if rule.attention == "constant"]
@@ -47,13 +47,6 @@ def signed(model, batch, score=picked, which="cp", **more):
     """Each head's R for every example, {key: (B, H)}, and the fractions at the input and in constants."""
     found = relevance(model, batch, score, which, signed=True, **more)
     return found.rows, found.notes["conserved"], found.notes["absorbed"]
-
-
-def close(left, right, tolerance=1e-5):
-    scale = max(value.abs().max() for value in right.values())
-    assert left.keys() == right.keys()
-    for key in left:
-        assert (left[key] - right[key]).abs().max() <= tolerance * scale, key
 
 
 # --- what is conserved ------------------------------------------------------------------------------------------------

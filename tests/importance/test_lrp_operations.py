@@ -11,7 +11,8 @@ from headtools.importance._lrp.rules import NAMED, degree
 from headtools.importance.relevance import relevance
 
 from ..heads.zoo import ALL, error, logits, run, zoo_model
-from .test_lrp import CONSTANT, close, double, signed
+from .test_gradient import close
+from .test_lrp import CONSTANT, double, signed
 from .test_lrp_rules import back, draw
 
 ELEMENTWISE = "relu relu6 gelu silu leaky_relu elu selu celu softplus mish hardtanh hardswish hardsigmoid logsigmoid"

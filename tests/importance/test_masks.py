@@ -7,15 +7,8 @@ from headtools.importance.ablation import ablation
 from headtools.importance.confidence import confidence
 from headtools.importance.gradient import gradient
 
+from ..heads.batches import by_pairs
 from .test_gradient import labelled
-
-
-def by_pairs(real, causal, kind=torch.bool):
-    """A mask (B, 1, T, T) that lets real keys through, of the kind that a user would write."""
-    size = real.shape[1]
-    through = real[:, None, None].expand(-1, 1, size, size)
-    through = through & torch.ones(size, size).tril().bool() if causal else through
-    return through if kind == torch.bool else torch.where(through, 0.0, torch.finfo(kind).min).to(kind)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])

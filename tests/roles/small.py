@@ -55,6 +55,17 @@ def wordpieces(marks: bool = True, side: str = "right") -> PreTrainedTokenizerFa
     return PreTrainedTokenizerFast(tokenizer_object=plain, padding_side=side, **names)
 
 
+def whole_words(sentences, **more) -> PreTrainedTokenizerFast:
+    """One token for each word of some sentences, and an end mark."""
+    marks = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
+    words = dict.fromkeys(word for words in sentences for word in words)
+    plain = Tokenizer(models.WordLevel({w: i for i, w in enumerate((*marks, *words))}, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    plain.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"} | more
+    return PreTrainedTokenizerFast(tokenizer_object=plain, **names)
+
+
 def small_model(name: str) -> torch.nn.Module:
     """A random model in float64, whose own maps do not depend on what is beside a sentence."""
     torch.manual_seed(4)
