@@ -12,8 +12,6 @@ import headtools as ht
 from headtools.organism.toy_decoder import ToyDecoder
 from headtools.roles import induction as looking
 
-from ..differential import naive
-
 GPT2 = GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
 LLAMA = LlamaConfig(
     vocab_size=40,
@@ -44,29 +42,6 @@ def test_segments_repeat_and_hold_no_token_twice():
     assert all(len(set(row)) == 4 and min(row) >= 10 for row in first.tolist())
     assert torch.equal(ids, looking.segments(5, 4, 3, range(10, 20), seed=3))
     assert not torch.equal(ids, looking.segments(5, 4, 3, range(10, 20), seed=4))
-
-
-@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_scores_of_a_model_are_those_of_plain_loops_over_its_own_maps(config):
-    model = decoder(config)
-    frame = looking.induction_scores(model, n=5, length=6, repeats=3, seed=2, batch_size=2)
-    assert len(frame) == 2 * 4 * 5
-    model.set_attn_implementation("eager")
-    ids = looking.segments(5, 6, 3, looking.ordinary_tokens(model), seed=2)
-    with torch.no_grad():
-        maps = torch.stack(model(ids, output_attentions=True).attentions)  # (layer, sequence, head, query, key)
-    by_map = [
-        naive.looking_back(rows, row.tolist(), 6)
-        for layer in maps
-        for row, of in zip(ids, layer, strict=True)
-        for rows in of
-    ]
-    for role in by_map[0]:
-        found = torch.tensor(frame[frame.role == role].score.to_numpy()).view(2, 4)
-        values = torch.stack([scores[role] for scores in by_map]).view(2, 5, 4)
-        torch.testing.assert_close(found.float(), values.mean(1), atol=1e-5, rtol=0)
-    assert ((frame.low <= frame.score) & (frame.score <= frame.high)).all()
-    assert (frame.n == 5).all()
 
 
 def test_chance_is_what_an_even_head_scores():
