@@ -226,29 +226,6 @@ def test_what_heads_write_of_a_difference(name):
     same(mine, {key: value - theirs[1][key] for key, value in theirs[0].items()}, 1e-5)
 
 
-def test_a_report_has_the_package_s_numbers():
-    model, batches = labelled("gpt2")
-    batches *= 3  # an interval needs five examples
-    text = ht.repeated_tokens(model, n=5, length=4)
-    roles = {"induction": ([text], lambda maps: my_heads.induction_score(maps, 4))}
-    with untouched(model):
-        lines = {(line["kind"], line["layer"], line["head"]): line for line in my_heads.report(model, batches, roles)}
-        scores = ht.induction_scores(model, n=5, length=4)
-        tables = {"importance": ht.gradient(model, batches), "cost": ht.ablation(model, batches, progress=False)}
-    for name, theirs in tables.items():
-        for key, rows in theirs.rows.items():
-            for head, (mean, ends) in enumerate(zip(rows.mean(0), zip(*ht.bootstrap(rows), strict=True), strict=True)):
-                line = lines[(*key, head)]
-                found = torch.tensor([line[name], line[f"{name} low"], line[f"{name} high"]])
-                torch.testing.assert_close(found, torch.tensor([mean, *ends]).float(), rtol=0, atol=1e-5)
-    for row in scores[scores.role == "induction (TransformerLens)"].itertuples():
-        line = lines[row.kind, row.layer, row.head]
-        assert line["induction"] == pytest.approx(row.score, abs=1e-6)
-        assert line["induction even"] == pytest.approx(row.chance, abs=1e-6)
-        assert line["induction gain low"] == pytest.approx(row.low - row.chance, abs=1e-5)
-    assert list(lines) == sorted(lines, key=lambda head: -lines[head]["cost"])
-
-
 @pytest.mark.parametrize("name", SCORED)
 def test_a_slope_that_sees_behind_sharp_maps(name):
     model, batches = labelled(name)
