@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import transformers as tf
 
 import headtools as ht
 from headtools.importance._inputs import each_batch
@@ -12,92 +11,39 @@ from headtools.importance.confidence import confidence
 from headtools.importance.gradient import gradient
 from headtools.importance.loss import each_loss
 from headtools.importance.relevance import relevance
+from recipes.families import build
 
 from ..heads.zoo import zoo_model
 from .test_ablation import quietly
 from .test_gradient import close, labelled, slopes_of
 
-MARKS = {"vocab_size": 40, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 3}
-TWO = {
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
+# The first four move labels by a function of their file, and so do two that hear; the last two have a method for it.
+MOVE_LABELS = {
+    "m2m_100": "M2M100ForConditionalGeneration",
+    "nllb-moe": "NllbMoeForConditionalGeneration",
+    "blenderbot": "BlenderbotForConditionalGeneration",
+    "blenderbot-small": "BlenderbotSmallForConditionalGeneration",
+    "whisper": "WhisperForConditionalGeneration",
+    "speech_to_text": "Speech2TextForConditionalGeneration",
+    "moonshine": "MoonshineForConditionalGeneration",
+    "mbart": "MBartForConditionalGeneration",
+    "pegasus": "PegasusForConditionalGeneration",
 }
-SOUND = {"num_mel_bins": 8, "input_features": 8}
+HEARD = {  # the others read
+    "whisper": ("input_features", 80, 128),
+    "speech_to_text": ("input_features", 20, 80),
+    "moonshine": ("input_values", 3000),
+}
 
 
-def translators():
-    yield "m2m_100", tf.M2M100ForConditionalGeneration, tf.M2M100Config, {**TWO, **MARKS}, "text"
-    yield (
-        "nllb_moe",
-        tf.NllbMoeForConditionalGeneration,
-        tf.NllbMoeConfig,
-        {**TWO, **MARKS, "num_experts": 2, "encoder_sparse_step": 0, "decoder_sparse_step": 0},
-        "text",
-    )
-    yield "blenderbot", tf.BlenderbotForConditionalGeneration, tf.BlenderbotConfig, {**TWO, **MARKS}, "text"
-    small = tf.BlenderbotSmallForConditionalGeneration
-    yield "blenderbot_small", small, tf.BlenderbotSmallConfig, {**TWO, **MARKS}, "text"
-    yield (
-        "whisper",
-        tf.WhisperForConditionalGeneration,
-        tf.WhisperConfig,
-        {**TWO, **MARKS, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 20},
-        "sound",
-    )
-    yield (
-        "speech_to_text",
-        tf.Speech2TextForConditionalGeneration,
-        tf.Speech2TextConfig,
-        {
-            **TWO,
-            **MARKS,
-            "input_feat_per_channel": 8,
-            "conv_channels": 16,
-            "max_source_positions": 30,
-            "max_target_positions": 20,
-        },
-        "frames",
-    )
-    yield (
-        "moonshine",
-        tf.MoonshineForConditionalGeneration,
-        tf.MoonshineConfig,
-        {
-            **MARKS,
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "encoder_num_hidden_layers": 1,
-            "decoder_num_hidden_layers": 1,
-            "encoder_num_attention_heads": 2,
-            "decoder_num_attention_heads": 2,
-        },
-        "wave",
-    )
-    # whose models have a method for it
-    yield "mbart", tf.MBartForConditionalGeneration, tf.MBartConfig, {**TWO, **MARKS}, "text"
-    yield "pegasus", tf.PegasusForConditionalGeneration, tf.PegasusConfig, {**TWO, **MARKS}, "text"
-
-
-@pytest.mark.parametrize(("name", "made", "config", "sizes", "reads"), list(translators()), ids=lambda x: str(x)[:16])
-def test_labels_alone_give_the_models_own_loss(name, made, config, sizes, reads):
-    torch.manual_seed(0)
-    model = made(config(**sizes)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(std=0.3)
+@pytest.mark.parametrize("name", MOVE_LABELS)
+def test_labels_alone_give_the_models_own_loss(name):
+    model = build(name, MOVE_LABELS[name])
+    model.config.pad_token_id = model.config.pad_token_id or 0
     labels = torch.randint(4, 40, (2, 5))
     labels[:, -1] = 2
-    inputs = {
-        "text": {"input_ids": torch.randint(4, 40, (2, 6))},
-        "sound": {"input_features": torch.randn(2, 8, 20)},
-        "frames": {"input_features": torch.randn(2, 20, 8)},
-        "wave": {"input_values": torch.randn(2, 3000)},
-    }[reads]
+    heard, *shape = HEARD.get(name, ("input_ids",))
+    inputs = {heard: torch.randn(2, *shape) if shape else torch.randint(4, 40, (2, 6))}
     batch = {**inputs, "labels": labels}
     with torch.no_grad():
         own = model(**batch).loss.item()
@@ -128,7 +74,7 @@ def test_a_model_that_moves_labels_in_its_own_way_is_left_to_do_so():
 
 
 def test_a_start_mark_that_is_missing_is_named():
-    model = tf.M2M100ForConditionalGeneration(tf.M2M100Config(**{**TWO, **MARKS}))
+    model = build("m2m_100", MOVE_LABELS["m2m_100"])
     model.config.decoder_start_token_id = None
     with pytest.raises(ValueError, match=r"write model.config.decoder_start_token_id = "):
         gradient(model, {"input_ids": torch.ones(1, 2).long(), "labels": torch.ones(1, 2).long()})
