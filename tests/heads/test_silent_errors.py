@@ -111,11 +111,7 @@ def test_trainer_after_prune(tmp_path):
 
 
 def test_projections_that_return_more_than_a_tensor():
-    config = tf.IBertConfig(
-        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40
-    )
-    torch.manual_seed(0)
-    model, ids = tf.IBertForMaskedLM(config).eval(), torch.arange(2, 14).view(2, 6)
+    model, ids = build("ibert", "IBertForMaskedLM"), torch.arange(2, 14).view(2, 6)
     batch = {"input_ids": ids, "labels": ids}
     rises = ht.ablation(model, batch, progress=False).rows["encoder", 1]
     plain = ht.ablation(model, batch, progress=False, sites=[("encoder", 1)]).rows["encoder", 1]
@@ -163,23 +159,6 @@ def spread(model, scale=0.3):
     return model.eval()
 
 
-LLAMA = {
-    "vocab_size": 60,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "pad_token_id": 0,
-}
-BERT = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 40,
-    "pad_token_id": 0,
-}
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
 
 
@@ -208,25 +187,13 @@ def test_codegen_has_its_projections_in_four_blocks():
 
 def test_differential_attention_has_no_heads_of_its_own():
     """Its outputs are differences of pairs of heads, in half as many pieces of twice the width."""
-    model = tf.DiffLlamaForCausalLM(tf.DiffLlamaConfig(**LLAMA))
     with pytest.raises(ValueError, match="found attention but not its heads"):
-        ht.sites(model)
+        ht.sites(build("diffllama", "DiffLlamaForCausalLM"))
 
 
 def test_attention_of_a_kind_that_is_not_understood_is_named():
-    config = tf.ReformerConfig(
-        vocab_size=60,
-        hidden_size=32,
-        num_attention_heads=4,
-        attention_head_size=8,
-        attn_layers=["lsh", "local"],
-        num_buckets=2,
-        axial_pos_embds=False,
-        feed_forward_size=32,
-        is_decoder=True,
-    )
     with pytest.warns(UserWarning, match="does not understand 1 attention modules"):
-        sites = ht.sites(tf.ReformerModelWithLMHead(config))
+        sites = ht.sites(build("reformer", "ReformerModelWithLMHead"))
     assert len(sites) == 1
     assert "LSHSelfAttention" in sites.skipped[0]
     assert "not understood" in repr(sites)
@@ -248,11 +215,11 @@ def test_padding_that_another_mask_tells():
 
 
 def test_a_mask_that_does_not_tell_tokens_apart_is_refused():
-    model = spread(tf.VisualBertModel(tf.VisualBertConfig(**BERT, visual_embedding_dim=16)))
+    model = build("visual_bert", "VisualBertModel")
     batch = {
         "input_ids": IDS,
         "attention_mask": torch.ones_like(IDS),
-        "visual_embeds": torch.randn(2, 4, 16),
+        "visual_embeds": torch.randn(2, 4, model.config.visual_embedding_dim),
         "visual_attention_mask": torch.tensor([[1, 1, 0, 0]] * 2),
         "visual_token_type_ids": torch.ones(2, 4, dtype=torch.long),
     }
@@ -281,7 +248,7 @@ def test_a_mask_of_images_does_not_concern_a_text():
 
 @pytest.mark.parametrize("with_mask", [True, False])
 def test_tokens_that_a_model_adds_to_fill_a_block_are_padding(with_mask):
-    model = spread(tf.LongformerModel(tf.LongformerConfig(**BERT, attention_window=4, max_position_embeddings=64)))
+    model = build("longformer", "LongformerModel")
     batch = {"input_ids": IDS} | ({"attention_mask": torch.ones_like(IDS)} if with_mask else {})
     with torch.no_grad(), ht.record(model, want="z") as r:
         model(**batch)
@@ -294,18 +261,9 @@ def test_tokens_that_a_model_adds_to_fill_a_block_are_padding(with_mask):
 # --- what a model does only under the names of its own kernels --------------------------------------------------------
 
 
-def sparse_attention():
-    """DeepSeek V3.2, in which an index chooses four keys for each query."""
-    sizes = LLAMA | {"num_key_value_heads": 4, "num_hidden_layers": 2, "moe_intermediate_size": 16}
-    experts = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
-    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
-    index = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "first_k_dense_replace": 1}
-    return spread(tf.DeepseekV32ForCausalLM(tf.DeepseekV32Config(**(sizes | experts | latent | index))))
-
-
 def test_an_index_that_chooses_keys_for_kernels_of_known_names():
-    """Inside record() every query saw every key, and the model's logits moved."""
-    model, ids = sparse_attention(), torch.arange(5, 17)[None]
+    """DeepSeek V3.2. Inside record() every query saw every key, and the model's logits moved."""
+    model, ids = build("deepseek_v32", "DeepseekV32ForCausalLM"), torch.arange(5, 17)[None]
     with torch.no_grad():
         plain = model(ids).logits
         for want in ("maps", "q", "visible"):
@@ -337,10 +295,8 @@ def test_attention_that_is_called_a_decoder_and_sees_all(build):
 
 def test_a_mask_for_every_head_cannot_be_pruned():
     """What was pruned could not run: the model gives its attention a mask for the number of heads it was built with."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 16, "patch_size": 4}
-    model = tf.EomtForUniversalSegmentation(tf.EomtConfig(**sizes, num_blocks=1, num_queries=4, num_upscale_blocks=1))
     with pytest.raises(ValueError, match="full number of heads"):
-        ht.prune(model, {("encoder", 0): [0]})
+        ht.prune(build("eomt", "EomtForUniversalSegmentation"), {("encoder", 0): [0]})
 
 
 # --- what runs several times, or without a gradient -------------------------------------------------------------------
@@ -393,8 +349,7 @@ def test_an_id_that_stands_for_pictures_may_be_beyond_the_vocabulary():
 
 
 def test_a_pass_without_gradient_has_no_slope():
-    config = tf.HrmTextConfig(**LLAMA | {"num_hidden_layers": 2, "head_dim": 16})
-    model = spread(tf.HrmTextForCausalLM(config))
+    model = build("hrm_text", "HrmTextForCausalLM")
     for measure in (ht.gradient, ht.relevance):
         with pytest.raises(ValueError, match="runs it under torch"):
             measure(model, {"input_ids": IDS, "labels": IDS})
@@ -403,19 +358,19 @@ def test_a_pass_without_gradient_has_no_slope():
 # --- direct logit attribution: what attention writes must reach the sum as it is --------------------------------------
 
 
-def attribution_cases():
-    falcon = LLAMA | {"head_dim": 16, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
-    falcon |= {"mamba_n_groups": 1, "mamba_chunk_size": 8}
-    yield tf.FalconH1ForCausalLM, tf.FalconH1Config(**falcon, attention_out_multiplier=0.5)
-    minimax = LLAMA | {"head_dim": 16, "layer_types": ["full_attention"], "num_local_experts": 2}
-    yield tf.MiniMaxForCausalLM, tf.MiniMaxConfig(**minimax, full_attn_beta_factor=0.5, mlp_beta_factor=1)
-    yield tf.GraniteForCausalLM, tf.GraniteConfig(**LLAMA, residual_multiplier=0.5)
-
-
-@pytest.mark.parametrize(("kind", "config"), list(attribution_cases()), ids=lambda value: type(value).__name__)
-def test_a_stream_that_scales_what_is_written_is_refused(kind, config):
+@pytest.mark.parametrize(
+    ("family", "name", "scales"),
+    [
+        ("falcon_h1", "FalconH1ForCausalLM", {"attention_out_multiplier": 0.5, "mamba_d_ssm": 64, "mamba_d_head": 8}),
+        ("minimax", "MiniMaxForCausalLM", {"full_attn_beta_factor": 0.5, "mlp_beta_factor": 1}),
+        ("granite", "GraniteForCausalLM", {"residual_multiplier": 0.5}),
+    ],
+)
+def test_a_stream_that_scales_what_is_written_is_refused(family, name, scales):
+    config = build(family, name).config
+    config.update(scales)
     with pytest.raises(ValueError, match="does not add what its attention writes to the stream as it is"):
-        ht.direct_logit_attribution(spread(kind(config)), {"input_ids": IDS}, [7, 8])
+        ht.direct_logit_attribution(spread(getattr(tf, name)(config)), {"input_ids": IDS}, [7, 8])
 
 
 # --- ablation, rows and attribution of models that are rarely met -----------------------------------------------------
@@ -423,9 +378,7 @@ def test_a_stream_that_scales_what_is_written_is_refused(kind, config):
 
 def test_uniform_attention_goes_through_the_output_gate():
     """Replay writes what the model makes of attention's result, a gate (Qwen3-Next) or a norm (BitNet) included."""
-    gated = LLAMA | {"head_dim": 16, "layer_types": ["full_attention"], "mlp_only_layers": [0]}
-    for model in (tf.Qwen3NextForCausalLM(tf.Qwen3NextConfig(**gated)), tf.BitNetForCausalLM(tf.BitNetConfig(**LLAMA))):
-        spread(model)
+    for model in (build("qwen3_next", "Qwen3NextForCausalLM"), build("bitnet", "BitNetForCausalLM")):
 
         def losses(model=model):
             with torch.no_grad():
@@ -442,9 +395,8 @@ def test_uniform_attention_goes_through_the_output_gate():
 
 def test_heads_that_are_convolutions_are_none():
     """ConvBERT: half of what the output projection reads comes from convolutions."""
-    model = tf.ConvBertModel(tf.ConvBertConfig(**BERT | {"hidden_size": 48}, embedding_size=48))
     with pytest.raises(ValueError, match="found attention but not its heads"):
-        ht.sites(model)
+        ht.sites(build("convbert", "ConvBertModel"))
 
 
 def test_projections_that_torch_reads_and_never_calls_are_no_site():

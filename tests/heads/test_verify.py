@@ -232,10 +232,8 @@ def test_a_pass_without_a_gradient_is_found():
 
 
 def test_attention_that_is_no_site_is_named():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
-    config = tf.SiglipVisionConfig(**sizes, image_size=16, patch_size=8)
-    model = tf.SiglipVisionModel(config).eval()
-    found = ht.verify(model, {"pixel_values": torch.randn(1, 3, 16, 16)})
+    model = build("siglip_vision_model", "SiglipVisionModel")
+    found = ht.verify(model, batch_of(model))
     assert not found.failed
     assert not found.ok
     assert any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
