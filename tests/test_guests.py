@@ -60,6 +60,7 @@ def test_the_tests_of_the_core_pass_without_guests(root, tmp_path, one_in):
     shutil.copytree(
         root / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__", "course", "organism")
     )
+    shutil.copytree(root / "tools", folder / "tools", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(root / "pyproject.toml", folder)
     chosen = []
     for room in CORE[1:]:

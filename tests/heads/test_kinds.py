@@ -115,7 +115,7 @@ def test_another_model_around_it_does_not_count():
 @pytest.mark.parametrize("name", ["openai-gpt", "nllb-moe", "pegasus_x", "bigbird_pegasus"])
 def test_decoders_that_do_not_say_so(name):
     """GPT-1's labels were compared at their own position; the others' decoders were padded by the source's mask."""
-    from .survey import build
+    from survey import build
 
     model, _ = build(name)
     kinds = ht.sites(model).kinds

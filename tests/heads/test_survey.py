@@ -1,7 +1,7 @@
 """How many of the model types that transformers can build here have heads that `sites` finds: it may only grow.
 
-What "resolved" means is written at the top of survey.py. The survey runs in a process of its own: it imports every
-model file there is.
+What "resolved" means is written at the top of tools/survey.py. The survey runs in a process of its own: it imports
+every model file there is.
 """
 
 import json
@@ -42,7 +42,7 @@ def records():
     root = Path(__file__).parents[2]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [sys.executable, "-m", "tests.heads.survey"],
+        [sys.executable, "tools/survey.py"],
         cwd=root,
         env=environment,
         capture_output=True,

@@ -1,6 +1,6 @@
 """Every model type transformers can build here, and whether `sites` finds its heads.
 
-    python -m tests.heads.survey        prints one JSON line per model type
+    python tools/survey.py        prints one JSON line per model type
 
 Models are built from their default configuration, cut to two layers, on the meta device: no weight is made.
 
