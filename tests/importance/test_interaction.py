@@ -22,10 +22,7 @@ PAIRS = {
         ("encoder", 2, 0, "encoder", 0, 1),
     ],
     "albert": [("encoder", 0, 1, "encoder", 0, 2)],
-    "gpt2": [("decoder", 0, 0, "decoder", 1, 1), ("decoder", 2, 3, "decoder", 2, 0)],
-    "llama": [("decoder", 0, 0, "decoder", 1, 5), ("decoder", 2, 3, "decoder", 0, 0)],
     "marian": [("encoder", 1, 0, "cross", 0, 2), ("decoder", 0, 1, "cross", 0, 1), ("cross", 1, 3, "decoder", 0, 1)],
-    "t5": [("encoder", 2, 0, "cross", 1, 2), ("decoder", 1, 1, "cross", 1, 1), ("encoder", 0, 0, "decoder", 1, 1)],
 }
 
 
