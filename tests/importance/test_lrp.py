@@ -262,37 +262,6 @@ def test_own_rules():
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def nan_in_one(outputs, batch):
-    return picked(outputs, batch) * torch.tensor([1.0, float("nan"), 1.0])
-
-
-def labels_without(row):
-    labels = labelled("bert")[1]["labels"].clone()
-    labels[row] = -100
-    return labels
-
-
-REFUSED = [  # what is given beside BERT and its labelled batch, the error, its words
-    ({"score": lambda o, b: picked(o, b).mean()}, ValueError, "one number per example"),
-    ({"score": lambda o, b: picked(o, b).tolist()}, ValueError, "one number per example"),
-    ({"score": lambda o, b: picked(o, b).detach()}, ValueError, "does not depend on the model"),
-    ({"score": lambda o, b: picked(o, b)[:2]}, ValueError, "its rows are not the examples"),
-    ({"score": lambda o, b: picked(o, b) * 0}, ValueError, "no relevance to distribute"),
-    ({"score": nan_in_one}, ValueError, r"score of examples \[1\] is NaN"),
-    ({"batches": {"labels": labels_without(1)}}, ValueError, r"examples \[1\] have no step to explain"),
-    ({"rules": "deeplift"}, ValueError, "rules is one of attnlrp"),
-    ({"normalise": "head"}, ValueError, "normalise is None or"),
-]
-
-
-@pytest.mark.parametrize(("given", "error", "words"), REFUSED, ids=[words for _, _, words in REFUSED])
-def test_refusals(given, error, words):
-    model, batch = labelled("bert")
-    more = given.get("batches", {})
-    with pytest.raises(error, match=words):
-        relevance(model, **(given | {"batches": batch | more}))
-
-
 def test_models_that_are_refused():
     model, batch = labelled("bert")
     without = {key: value for key, value in batch.items() if key != "labels"}

@@ -34,8 +34,16 @@ def interaction(pairs, batches=TEXT, loss=scored, **more):
     return lambda: ht.interaction(MODEL, batches, pairs, loss, progress=False, **more)
 
 
+def relevance(score=None, batches=BATCH, **more):
+    return lambda: ht.relevance(MODEL, batches, score, **more)
+
+
 def first(outputs, _batch):
     return outputs.logits[:, 0].logsumexp(-1)
+
+
+def nan_in_one(outputs, batch):
+    return first(outputs, batch) * torch.tensor([1.0, float("nan"), 1.0])
 
 
 def hidden_softmax():
@@ -90,16 +98,21 @@ REFUSED = {
         ValueError,
         'its rows are not the examples.*write per="batch"',
     ),
+    "one score for all": (relevance(lambda o, b: first(o, b).mean()), ValueError, "one number per example"),
+    "a list of scores": (relevance(lambda o, b: first(o, b).tolist()), ValueError, "one number per example"),
+    "a score without a slope": (relevance(lambda o, b: first(o, b).detach()), ValueError, "not depend on the model"),
+    "scores of others": (relevance(lambda o, b: first(o, b)[:2]), ValueError, "its rows are not the examples"),
+    "a score of 0": (relevance(lambda o, b: first(o, b) * 0), ValueError, "no relevance to distribute"),
     "a score of one argument": (
-        lambda: ht.relevance(MODEL, BATCH, score=lambda outputs: outputs.logits),
+        relevance(lambda outputs: outputs.logits),
         TypeError,
         r"a score is called as score\(outputs, batch\)",
     ),
-    "NaN": (
-        gradient(TEXT, lambda o, b: first(o, b) * torch.tensor([1.0, float("nan"), 1.0])),
-        ValueError,
-        r"loss of examples \[1\] is NaN",
-    ),
+    "no step": (relevance(None, BATCH | {"labels": NONE}), ValueError, r"examples \[1\] have no step to explain"),
+    "rules": (relevance(rules="deeplift"), ValueError, "rules is one of attnlrp"),
+    "normalised by head": (relevance(normalise="head"), ValueError, "normalise is None or"),
+    "NaN": (gradient(TEXT, nan_in_one), ValueError, r"loss of examples \[1\] is NaN"),
+    "NaN, relevance": (relevance(nan_in_one), ValueError, r"score of examples \[1\] is NaN"),
     "NaN, ablation": (ablation(loss=lambda o, b: scored(o, b) * float("nan")), ValueError, "is no finite number"),
     "a form of loss": (gradient(loss="lm"), ValueError, r'"causal" or "aligned"; got \'lm\''),
     "a replacement": (ablation(replacement="nothing"), ValueError, 'replacement must be "zero"'),
