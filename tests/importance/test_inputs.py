@@ -17,7 +17,8 @@ from ..heads.zoo import zoo_model
 from .test_ablation import quietly
 from .test_gradient import close, labelled, slopes_of
 
-# The first four move labels by a function of their file, and so do two that hear; the last two have a method for it.
+# The first four move labels by a function of their file, and so do two that hear; two have a method for everyone, and
+# the last a private one.
 MOVE_LABELS = {
     "m2m_100": "M2M100ForConditionalGeneration",
     "nllb-moe": "NllbMoeForConditionalGeneration",
@@ -28,6 +29,7 @@ MOVE_LABELS = {
     "moonshine": "MoonshineForConditionalGeneration",
     "mbart": "MBartForConditionalGeneration",
     "pegasus": "PegasusForConditionalGeneration",
+    "udop": "UdopForConditionalGeneration",
 }
 HEARD = {  # the others read
     "whisper": ("input_features", 80, 128),
@@ -45,6 +47,8 @@ def test_labels_alone_give_the_models_own_loss(name):
     heard, *shape = HEARD.get(name, ("input_ids",))
     inputs = {heard: torch.randn(2, *shape) if shape else torch.randint(4, 40, (2, 6))}
     batch = {**inputs, "labels": labels}
+    if name == "udop":  # reads words with their boxes on a page; its default configuration has no start token
+        batch["bbox"], model.config.decoder_start_token_id = torch.rand(2, 6, 4), 0
     with torch.no_grad():
         own = model(**batch).loss.item()
         (prepared,) = each_batch(model, batch)

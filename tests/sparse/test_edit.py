@@ -31,6 +31,15 @@ def close(a, b):
     return torch.allclose(a, b, atol=1e-5)
 
 
+def test_directions_that_say_the_same_take_one_away():
+    model, _ = fresh("bert")
+    head, v = ("encoder", 1, 2), unit(32, 2)
+    with ht.edit(model, head, remove=v):
+        once = ov(model)[head].matrix()
+    with ht.edit(model, head, remove=torch.stack([v, -2 * v])):
+        assert close(ov(model)[head].matrix(), once)
+
+
 def test_what_the_value_bias_writes_goes_as_well():
     model, _ = fresh("bert")
     head, v = ("encoder", 1, 2), unit(32, 2)
