@@ -344,8 +344,8 @@ def _through(
 
 EXERCISES = (
     Exercise("08.direct", "who writes it", _direct, "direct_logit", ("direct_logit_attribution",)),
-    Exercise("08.epsilon", "the epsilon rule of one layer", _epsilon),
     Exercise("08.share", "a backward pass that shares", _share, "Share", ("rules",)),
     Exercise("08.attention", "relevance through one head", _attention, "attention_rule", ("rules",)),
+    Exercise("08.epsilon", "the epsilon rule of one layer", _epsilon),
     Exercise("08.signs", "share by sign", _signs),
 )
