@@ -51,7 +51,7 @@ __all__ = [
 
 MARKERS = "osD^vPX*"
 DASHES = ("-", "--", "-.", ":")
-_WIDTH = 74  # characters of a line of words
+_WIDTH, _NAME = 80, 16  # characters of a line of words, and of the column of names before it
 HATCHES = ("", "//", "..", "xx", "--", "||")
 
 
@@ -523,14 +523,14 @@ def words(rows: Sequence[tuple[str, Sequence[str]]]) -> Figure:
                 width = 0
             lines[-1][1].append((word, mark))
             width += len(word) + 1
-    fig, ax = subplots(figsize=(8.6, 0.42 * len(lines) + 0.15))
-    ax.set(xlim=(0, _WIDTH + 18), ylim=(len(lines) - 0.4, -0.6))
+    fig, ax = subplots(figsize=(8.6, 0.27 * len(lines) + 0.1))
+    ax.set(xlim=(0, _NAME + _WIDTH), ylim=(len(lines) - 0.4, -0.6))
     ax.set_axis_off()
     written = {"va": "center", "fontsize": 10, "parse_math": False}
     frame = {"boxstyle": "square,pad=0.12", "facecolor": "#FFE3CC", "edgecolor": "#D55E00"}
     for y, (name, line) in enumerate(lines):
-        ax.text(0, y, shown(name, 18), color="#444444", **written)
-        x = 18.0
+        ax.text(0, y, shown(name, _NAME), color="#444444", **written)
+        x = float(_NAME)
         for word, mark in line:
             look = {"weight": "bold", "bbox": frame} if mark else {}
             ax.text(x, y, word, family="monospace", **look, **written)
