@@ -390,7 +390,7 @@ def hide_from(model: nn.Module, writers: Iterable[int], path: str):
     """Hide what heads of layer 0 write from the queries, the keys or the values ("q", "k", "v") of layer 1.
 
     The residual stream (B, T, D) is a sum: their part is subtracted, for this path alone (Elhage et al. 2021 call such
-    links Q-, K- and V-composition).
+    links Q-, K- and V-composition). Hide several heads in one block: blocks for one path add up changes of the norm.
     """
     (first, second), writers, seen = model.layers, list(writers), {}
     w_o = first.out_proj.weight.unflatten(1, (first.num_heads, -1))[:, writers]  # (D, writers, W)

@@ -3,7 +3,7 @@
     python tools/bench/long_texts.py [--rounds 3] [--json FILE] [--quick]
     python tools/bench/long_texts.py --memory            # peaks against length, one process each, as a table
 
-``ht.statistics`` with the largest weight, the entropy, the previous token and what each key receives, of all heads. The
+``ht.statistics`` with the largest weight, the entropy and the previous token, of all heads. The
 unit is transformers' own pass with ``output_attentions=True`` (two layers, so that its maps fit), which reads nothing
 off its maps. Peaks are by how much the largest memory of a process grew during the pass.
 """
@@ -24,19 +24,9 @@ import transformers
 from torch import nn
 
 import headtools as ht
-from headtools.importance.statistics import Block, entropy, largest, offset
+from headtools.importance.statistics import entropy, largest, offset
 
-SUMS: dict[tuple, torch.Tensor] = {}  # what each key has received so far, by layer
-
-
-def received(block: Block) -> torch.Tensor:
-    """Add what each key receives of these queries to ``SUMS``; the number that a statistic gives is another."""
-    added = torch.einsum("bhqk,bq->bhk", block.rows, block.queries.to(block.rows.dtype))
-    SUMS[block.site.key] = SUMS[block.site.key] + added if block.first else added
-    return block.rows[..., 0]
-
-
-WANTED = {"confidence": largest, "entropy": entropy, "previous": offset(-1), "received": received}
+WANTED = {"confidence": largest, "entropy": entropy, "previous": offset(-1)}
 BOUND, TOKENS = 1.6, 2048
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 SMOL = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536}
