@@ -186,7 +186,10 @@ def ablate_mean(case: Case) -> Pair:
 
 
 def ablate_resample(case: Case) -> Pair:
-    """What stands in for a head is an output that it had at a real token, of the same token for a layer's heads."""
+    """What stands in for a head is an output that it had at a real token, of the same token for a layer's heads.
+
+    And of more tokens than one: a draw that is always the same token would be an ablation of another kind.
+    """
     if case.combination.precision != "float32":
         raise NotRunnable("rounding hides which token an output is from")
     if case.combination.wrapping == "compiled":
@@ -199,12 +202,16 @@ def ablate_resample(case: Case) -> Pair:
         seen = naive.changed(case.layers, {key: lambda z: taken.__setitem__("z", z.detach()) or z})
         with torch.no_grad(), case.setting(), off, seen:
             case.call(case.batches[0])
-        return {"drawn": taken["z"][:, :, heads].flatten(0, 1)}
+        drawn = taken["z"][:, :, heads].flatten(0, 1)
+        return {"drawn": drawn, "varied": varied(drawn)}
 
     def slow() -> Numbers:
         pool, drawn = naive.pool(case, key)[:, heads], taken["z"][:, :, heads].flatten(0, 1)
         nearest = torch.cdist(drawn.flatten(1), pool.flatten(1)).argmin(1)
-        return {"drawn": pool[nearest]}
+        return {"drawn": pool[nearest], "varied": varied(pool)}
+
+    def varied(outputs: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(float(len(outputs.unique(dim=0)) > 1))
 
     return ours, slow
 
