@@ -242,7 +242,8 @@ ANSWERS = {
             (
                 soft(
                     M,
-                    "torch.where(r == 0, 1, (scores.softmax(-1) - seen / n) "
+                    # not where r == 0: r may round to something else where p equals u
+                    "torch.where(scores.softmax(-1).log() == (seen / n).log(), 1, (scores.softmax(-1) - seen / n) "
                     "/ (scores.softmax(-1).log() - (seen / n).log()) / seen * n).masked_fill(~seen, 0) / n",
                 ),
                 "Take log p from log_softmax",
