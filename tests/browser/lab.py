@@ -27,13 +27,20 @@ PATIENCE = 240
 
 
 @contextmanager
-def jupyterlab(folder: Path, theme: str = "light") -> Iterator[str]:
-    """Serve ``folder`` in JupyterLab as `make lab` does, with a reader's settings in a new folder; gives the URL."""
+def jupyterlab(folder: Path, theme: str = "light", checker: bool = False) -> Iterator[str]:
+    """Serve ``folder`` in JupyterLab as `make lab` does, with a reader's settings in a new folder; gives the URL.
+
+    ``checker`` leaves jupyterlab-a11y-checker on, which only developers have.
+    """
     home = Path(tempfile.mkdtemp(prefix="lab-"))
     named = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}[theme]
     settings = home / "settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "themes.jupyterlab-settings").write_text(json.dumps({"theme": named}))
+    (home / "labconfig").mkdir()
+    (home / "labconfig" / "page_config.json").write_text(
+        json.dumps({"disabledExtensions": {"jupyterlab-a11y-checker": not checker}})
+    )
     repo = Path(__file__).resolve().parents[2]
     env = os.environ | {
         "JUPYTER_CONFIG_DIR": str(home),
