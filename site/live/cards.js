@@ -10,6 +10,7 @@ export function createCards({ card, holders, fill }) {
   function show(node) {
     hide();
     word = node;
+    card.dataset.cards = word.closest("[data-cards]")?.dataset.cards ?? "below";
     word.setAttribute("aria-describedby", card.id);
     card.replaceChildren(...fill(word));
     card.hidden = false;
@@ -33,7 +34,7 @@ export function createCards({ card, holders, fill }) {
     if (!word.isConnected) return hide();
     const { left, top, bottom } = word.getBoundingClientRect(), high = card.offsetHeight, wide = card.offsetWidth, gap = 6;
     const above = top - high - gap, below = bottom + gap;
-    const upward = word.closest("[data-cards=above]") ? above >= 0 : below + high > innerHeight && above >= 0;
+    const upward = card.dataset.cards === "above" ? above >= 0 : below + high > innerHeight && above >= 0;
     card.style.left = `${Math.max(gap, Math.min(left, document.documentElement.clientWidth - wide - gap))}px`;
     card.style.top = `${upward ? above : below}px`;
   }

@@ -16,13 +16,13 @@ export function aboutSource(at, { sentence, lexicon, readers }) {
   const [front, end] = lexicon.accents, accented = lexicon.accented(word);
   const near = [[at + 1, `begins with ${front}`, "left accent"], [at - 1, `ends in ${end}`, "right accent"]].filter(([number]) => lexicon.twin(words[number - 1] ?? ""));
   const heard = listed(near.map(([number, how]) => `the translation of ${quoted(words[number - 1])} ${how}`));
-  const reading = near.map(([number, , accent]) => [number, readers(accent, number, at)]).filter(([, heads]) => heads);
+  const reading = near.map(([number, , accent]) => [number, readers(accent, number, at)]).filter(([, heads]) => heads)
+    .map(([number, heads]) => `for ${quoted(words[number - 1])} by ${heads}`);
   return [
-    title(word, accented ? "with an accent" : "without an accent"),
+    title(word, accented ? "with an accent; a press takes it away" : "without an accent; a press gives it one"),
     html("p", {}, !heard ? "No neighbour shows its accent." : accented
       ? `The accent says nothing about the word itself: ${heard}.` : `With an accent, it would be heard in its neighbours: ${heard}.`),
-    ...reading.map(([number, heads]) => html("p", { class: "hint" }, `Read for ${quoted(words[number - 1])} by ${heads}.`)),
-    html("p", { class: "hint" }, accented ? "Press the word to take the accent away." : "Press the word to accent it."),
+    ...(reading.length ? [html("p", { class: "hint" }, `Read ${reading.join(", ")}.`)] : []),
   ];
 }
 

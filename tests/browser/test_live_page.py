@@ -319,6 +319,8 @@ def test_cards_by_pointer_and_keys(live):
     card.wait_for()
     assert "begins with s'" in card.inner_text()
     assert "encoder" in card.inner_text()
+    box, translation = card.bounding_box(), live.locator("#words").bounding_box()
+    assert box["y"] + box["height"] <= translation["y"]  # what the accent does there stays in sight
     live.keyboard.press("Escape")
     card.wait_for(state="hidden")
     live.hover("#source .name")
