@@ -4,6 +4,7 @@
             and in the word just written; whether OpenAI's list of heads for word timing has it; what its absence costs
     list    how well the scores find the heads of that list
     off     what is written without the listed heads, the best one that is not listed, as many others, and so on
+    timing  when each word begins, read off the maps of some heads while others are off
 
 espeak-ng speaks our own English sentences word by word, with pauses, so that the true times are known to the sample;
 it is the one thing to install (``apt install espeak-ng``, ``brew install espeak-ng``). Whisper reads the true words
@@ -21,7 +22,7 @@ import subprocess
 import time
 import wave
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +31,7 @@ import numpy as np
 import torch
 import typer
 from torch import Tensor, nn
+from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
 import headtools as ht
 from headtools.heads.scores import Head
@@ -41,6 +43,7 @@ from recipes._results import interval, write
 
 RATE, FRAME = 16_000, 320  # samples a second, and samples that one position of the encoder stands for
 PAUSE, TOLERANCE = 0.2, 0.1  # seconds between words; seconds beside a word that still count as in it
+CLOSE = 0.2  # seconds by which the beginning of a word may be wrong
 VOICES = ("en-us", "en-us+f3", "en-us+m3", "en-gb")
 LISTED = [("cross", *head) for head in ALIGNMENT_HEADS]
 SIZES = {"sentences": 30, "draws": 3, "written tokens": 30}
@@ -157,6 +160,55 @@ def alignment(model: nn.Module, sentences: Sequence[Spoken]) -> tuple[dict[tuple
         chances.append(chance)
     stacked = [{key: torch.stack(rows) for key, rows in each.items()} for each in (now, before)]
     return *stacked, float(np.mean(chances))
+
+
+def beginnings(maps: Tensor, sentence: Spoken, smooth: int = 7) -> Tensor:
+    """Return the position at which each word begins, (voice, word), from the maps of some heads as Whisper reads it.
+
+    ``maps`` (voice, H, T, position). Each position's weights are standardised over tokens, smoothed over ``smooth``
+    positions and averaged over heads; a path through tokens and positions that gains most says where a token begins.
+    """
+    first = [sentence.word_of.index(word) for word in range(len(sentence.words))]  # each word's first token
+    found = []
+    for voice, length in zip(maps[:, :, 1:], lengths(sentence), strict=True):
+        weights = voice[..., :length]
+        weights = (weights - weights.mean(-2, keepdim=True)) / weights.std(-2, unbiased=False, keepdim=True)
+        gain = _median_filter(weights.nan_to_num(0.0, 0.0, 0.0)[None], smooth)[0].mean(0)
+        tokens, positions = _dynamic_time_warping(-gain.double().numpy())
+        found.append([int(positions[np.searchsorted(tokens, token)]) for token in first])
+    return torch.tensor(found)
+
+
+def lengths(sentence: Spoken) -> list[int]:
+    """Return the positions of each voice's sound, (voice,)."""
+    return (sentence.times[:, -1, 1] + 1 + int(PAUSE * RATE / FRAME)).tolist()
+
+
+def errors_of_timing(begin: Tensor, sentence: Spoken) -> Tensor:
+    """Return the share of words that begin within CLOSE s of the truth, and the mean error in seconds, (2,)."""
+    error = (begin - sentence.times[..., 0]).abs() * FRAME / RATE
+    return torch.stack([(error <= CLOSE).float().mean(), error.mean()])
+
+
+@torch.no_grad()
+def timing(
+    model: nn.Module, sentences: Sequence[Spoken], read: Mapping[str, Sequence[Head]], off: Sequence[Head] = ()
+) -> dict[str, Tensor]:
+    """Return both errors of each sentence when times are read off each set of heads, {name of the set: (sentence, 2)}.
+
+    A set without heads spreads the words evenly over the sound.
+    """
+    found: dict[str, list[Tensor]] = {name: [] for name in read}
+    for sentence in ht.progress(sentences, "timing"):
+        with ht.ablate(model, off), ht.record(model, want="maps", only="cross") as seen:
+            forced(model, sentence)
+        n = len(sentence.words)
+        even = torch.tensor([[length * word // n for word in range(n)] for length in lengths(sentence)])
+        for name, heads in read.items():
+            maps = [seen[head[:2]].maps[:, head[2]] for head in heads]
+            begin = beginnings(torch.stack(maps, 1), sentence) if heads else even
+            found[name].append(errors_of_timing(begin, sentence))
+    return {name: torch.stack(rows) for name, rows in found.items()}
 
 
 def forced(model: nn.Module, sentence: Spoken) -> Tensor:
@@ -306,13 +358,38 @@ def off_table(
     return rows
 
 
+def timing_table(
+    model: nn.Module, sentences: Sequence[Spoken], sets: Iterable[tuple[str, int, list[Head]]]
+) -> list[dict[str, Any]]:
+    """Return a row for each set of heads that times are read off, and for the listed ones while a set is off."""
+    rows = []
+
+    def add(name: str, read: Sequence[Head], off: Sequence[Head], errors: Tensor) -> None:
+        row = {"name": name}
+        row |= {"heads": [f"{x}.{h}" for _, x, h in read], "off": [f"{x}.{h}" for _, x, h in off]}
+        for column, values in zip(("close", "error"), errors.T, strict=True):
+            row |= dict(zip((column, f"{column}_low", f"{column}_high"), interval(values), strict=True))
+        rows.append(row)
+        print(f"{name}: {row['close']:.0%} of words begin within {CLOSE} s")
+
+    sets = {f"{name} {draw}" if draw else name: heads for name, draw, heads in sets}
+    read = {"spread evenly": [], **sets}
+    for name, errors in timing(model, sentences, read).items():
+        add(name, read[name], [], errors)
+    for name, heads in sets.items():
+        (errors,) = timing(model, sentences, {"listed": sets["listed"]}, heads).values()
+        add(f"listed, without {name}", sets["listed"], heads, errors)
+    return rows
+
+
 def measure(model: nn.Module, tokenizer: Any, sentences: Sequence[Spoken], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the three tables."""
+    """Return the four tables."""
     now, before, chance = alignment(model, sentences)
     shares = {"in_word": now, "word_before": before}
     heads = heads_table(model, sentences, shares)
     listed = torch.tensor([row["listed"] for row in heads])
-    off = off_table(model, tokenizer, sentences, sets_off(now, before, sizes["draws"]), sizes["written tokens"])
+    sets = sets_off(now, before, sizes["draws"])
+    off = off_table(model, tokenizer, sentences, sets, sizes["written tokens"])
     n_words = sum(len(sentence.words) for sentence in sentences)
     texts = (
         f"{len(sentences)} English sentences of the test split ({n_words} words), each in {len(VOICES)} voices of "
@@ -330,8 +407,12 @@ def measure(model: nn.Module, tokenizer: Any, sentences: Sequence[Spoken], sizes
         "rate of what the model writes greedily, and its rise. listed: how many listed heads are off. 'same layers': "
         "random, as many in each layer as are listed; 'others': as many random ones that are not listed; 'one other': "
         "one of these",
+        "timing": "when words begin, read off the maps of some heads as Whisper does it, the true text given. close: "
+        f"share of words whose beginning is less than {CLOSE} s wrong; error: mean error in seconds. off: the heads "
+        "that were off (zeros) meanwhile; 'spread evenly': without a model",
     }
-    rows = {"heads": heads, "list": list_table(shares, listed), "off": off}
+    times = timing_table(model, sentences, sets)
+    rows = {"heads": heads, "list": list_table(shares, listed), "off": off, "timing": times}
     return {name: {"about": f"{what}. {texts}", "rows": rows[name]} for name, what in about.items()}
 
 

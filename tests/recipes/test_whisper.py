@@ -74,6 +74,18 @@ def test_looks_are_counted_by_word():
     assert recipe.looks(two, voices)[0].tolist() == [0.75, 0.25]
 
 
+def test_words_begin_where_a_head_begins_to_look():
+    """Two tokens in one word, and a comma; a head that looks nowhere in particular beside the one that follows."""
+    said = sentence(["on", "it,", "go"], [0, 1, 1, None, 2], [[20, 29], [50, 69], [90, 99]])
+    maps = torch.full((1, 2, 7, 150), 0.01)
+    for row, (first, last) in enumerate([(0, 40), (40, 60), (60, 75), (75, 80), (80, 105), (105, 110)]):
+        maps[0, 0, row + 1, first:last] = 1
+    assert recipe.beginnings(maps, said).tolist() == [[0, 40, 80]]
+    close, error = recipe.errors_of_timing(torch.tensor([[20, 40, 79]]), said).tolist()
+    assert close == pytest.approx(2 / 3)  # the third is 0.22 s early
+    assert error == pytest.approx((0 + 10 + 11) / 3 * recipe.FRAME / recipe.RATE)
+
+
 def test_the_true_text_is_read_and_the_loss_is_that_of_transformers(tiny):
     model, tokenizer = tiny
     (said,) = recipe.spoken(model, tokenizer, 1, speak=tone)
@@ -170,6 +182,12 @@ def test_tables_of_a_tiny_model(tiny, monkeypatch, tmp_path):
     assert off["listed"]["heads"] == ["0.1", "1.0", "1.2"]
     assert off["others"]["listed"] == 0
     assert "2 voices of espeak-ng (one, two)" in tables["off"]["about"]
+    timing = {row["name"]: row for row in tables["timing"]["rows"]}
+    assert timing["spread evenly"]["heads"] == []
+    without = timing["listed, without listed"]
+    again = recipe.timing(model, sentences, {"": recipe.LISTED}, recipe.LISTED)[""].mean(0)
+    assert [without["close"], without["error"]] == pytest.approx(again.tolist(), abs=1e-4)
+    assert timing["listed"]["error"] != without["error"]
     assert json.dumps(tables)
 
 
