@@ -83,7 +83,7 @@ SIZES = {
     "path templates": 4,
     "cut sentences": 80,
     "cut chunk": 512,
-    "cut documents": 32,
+    "cut documents": 200,
     "cut code": 12,
     "cut ranking": 4,
     "cut draws": 3,
