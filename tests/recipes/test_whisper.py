@@ -211,3 +211,8 @@ def test_what_ships():
     assert off.rise_low["word just written", 0] > 2.5
     assert off.rise_high["best unlisted", 0] < 0.1
     assert off.error_rise_low["best unlisted", 0] < 0, "its absence is not told from chance in the transcript"
+    timing = ht.shipped_real("whisper", "timing").set_index("name")
+    assert timing.close_low["listed"] > timing.close_high["spread evenly"]
+    assert timing.close_low["spread evenly"] > timing.close_high["highest scores"]
+    assert timing.close_low["listed, without listed"] > 0.85, "a map is made before its head writes"
+    assert timing.close_high["listed, without word just written"] < 0.2
