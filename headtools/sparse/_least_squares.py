@@ -25,6 +25,7 @@ from headtools.heads.sites import Site
 from headtools.importance._inputs import each_batch, evaluating
 
 TOLERANCE = 1e-9  # eigenvalues below this fraction of the largest count as zero
+RIDGE = 0.01  # the best power of ten on held-out sentences of the organism's language
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,17 +124,17 @@ def moments(
     return by_site
 
 
-def fit(moments: Tensor, cross_moments: Tensor, prior: Tensor, ridge: float) -> Tensor:
+def fit(moments: Tensor, cross_moments: Tensor, prior: Tensor) -> Tensor:
     """Return the map (m, d) from m features to a target with the least squared error, kept close to ``prior``.
 
     ``moments`` (m, m): the features' second moments; ``cross_moments`` (m, d): those of features and target. Minimised
-    is the squared error plus ``ridge`` times the features' mean variance times ‖map − prior‖²: where the corpus says
-    little, the map stays as it was. Without a ridge, directions without variance get 0.
+    is the squared error plus ``RIDGE`` times the features' mean variance times ‖map − prior‖²: where the corpus says
+    little, the map stays as it was.
 
-    >>> fit(torch.eye(2).double(), torch.ones(2, 1).double(), torch.zeros(2, 1).double(), ridge=0.0).tolist()
-    [[1.0], [1.0]]
+    >>> [round(x, 4) for x in fit(torch.eye(2), torch.ones(2, 1), torch.zeros(2, 1)).flatten().tolist()]
+    [0.9901, 0.9901]
     """
-    weight = ridge * moments.diagonal().mean()
+    weight = RIDGE * moments.diagonal().mean()
     if weight == 0:
         return _inverse(moments) @ cross_moments
     # The normal equations: (F'F + w I) M = F'T + w prior
@@ -141,16 +142,14 @@ def fit(moments: Tensor, cross_moments: Tensor, prior: Tensor, ridge: float) -> 
     return torch.linalg.solve(moments + weight * identity, cross_moments + weight * prior)
 
 
-def fit_low_rank(
-    moments: Tensor, cross_moments: Tensor, rank: int, prior: Tensor, ridge: float
-) -> tuple[Tensor, Tensor]:
+def fit_low_rank(moments: Tensor, cross_moments: Tensor, rank: int, prior: Tensor) -> tuple[Tensor, Tensor]:
     """Return two factors, (m, rank) and (rank, d), of the map of this rank that minimises what :func:`fit` does.
 
     Reduced-rank regression (Izenman 1975): the unrestricted fit, projected on the ``rank`` directions in which its
     predictions vary most. Arguments as in ``fit``.
     """
-    full_rank = fit(moments, cross_moments, prior, ridge)
-    metric = moments + ridge * moments.diagonal().mean() * torch.eye(len(moments), dtype=moments.dtype)
+    full_rank = fit(moments, cross_moments, prior)
+    metric = moments + RIDGE * moments.diagonal().mean() * torch.eye(len(moments), dtype=moments.dtype)
     prediction_moments = full_rank.mT @ metric @ full_rank  # (d, d)
     symmetric = (prediction_moments + prediction_moments.mT) / 2  # rounding has made it slightly asymmetric
     directions = torch.linalg.eigh(symmetric).eigenvectors[:, -rank:].flip(1)

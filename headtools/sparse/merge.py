@@ -10,12 +10,12 @@ wrote together:
     minimise over M of rank <= value_dim:
     Σ over tokens ‖ Σ_{h in group} z_h W_O^h  −  c_k M  −  constant ‖²   +   ridge · v · ‖ M − W_V^k W_O^k ‖²
 
-with v the sum of squares of a feature of c_k, averaged over its features. The second term keeps M at what head k did
-before wherever the corpus says little; without it, a few thousand tokens are overfitted. The constant goes into the
-output projection's bias, where there is one. If the maps of a group are equal, this is the best low-rank fit to the sum
-of their W_OV; if they differ, what A_k does not attend to is lost. The fit is reduced-rank regression (Izenman 1975).
-Merging heads this way is our own experiment; on heads that share work see Cordonnier, Loukas and Jaggi 2020
-(arXiv:2006.16362).
+with v the sum of squares of a feature of c_k, averaged over its features, and a ridge of 0.01. The second term keeps M
+at what head k did before wherever the corpus says little; without it, a few thousand tokens are overfitted. The
+constant goes into the output projection's bias, where there is one. If the maps of a group are equal, this is the best
+low-rank fit to the sum of their W_OV; if they differ, what A_k does not attend to is lost. The fit is reduced-rank
+regression (Izenman 1975). Merging heads this way is our own experiment; on heads that share work see Cordonnier, Loukas
+and Jaggi 2020 (arXiv:2006.16362).
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from headtools.heads.sites import sites as find_sites
 from headtools.importance._inputs import select_sites
 from headtools.sparse._least_squares import Moments, fit, fit_low_rank, moments, residual_moments
 
-RIDGE = 0.01  # the best power of ten on held-out sentences of the organism's language
 FIT_COLUMNS = ("site", "kept", "removed", "relative_error", "dropped")
 PAIR_COLUMNS = ("first", "second", "map_distance", "ov", "relative_error", "layer_error")
 Group = Sequence[tuple]  # two or more heads of one site
@@ -51,7 +50,6 @@ def merge(
     batches: Mapping | Iterable[Mapping],
     *,
     refit: bool = False,
-    ridge: float = RIDGE,
 ) -> pd.DataFrame:
     """Replace each group of heads by one head, in place, by least squares on ``batches`` (see the module's docstring).
 
@@ -96,16 +94,14 @@ def merge(
             )
         groups_of.setdefault(site, []).append(heads)
     select(model_sites, [head for group in groups for head in group])  # raises for a head in two groups
-    _check(model, groups_of, ridge, "merge")
+    _check(model, groups_of, "merge")
     for site in groups_of:
         ov(site)  # raises where what a head moves is not x W_V W_O, as under a norm of the values
     moments_of = moments(model, batches, {site: [h for g in groups for h in g] for site, groups in groups_of.items()})
-    return _apply(model, [plan_merge(moments_of[site.key], of, refit, ridge) for site, of in groups_of.items()])
+    return _apply(model, [plan_merge(moments_of[site.key], of, refit) for site, of in groups_of.items()])
 
 
-def refit(
-    model: nn.Module, heads: Heads, batches: Mapping | Iterable[Mapping], *, ridge: float = RIDGE
-) -> pd.DataFrame:
+def refit(model: nn.Module, heads: Heads, batches: Mapping | Iterable[Mapping]) -> pd.DataFrame:
     """Cut ``heads`` in place and fit the output maps of the remaining heads, by least squares on ``batches``.
 
     In each layer the new W_O and bias minimise Σ over tokens ‖ what the layer wrote − what it writes ‖² + ridge · v ·
@@ -117,19 +113,18 @@ def refit(
     heads_of = {site: numbers for site, numbers in select(find_sites(model), heads).items() if numbers}
     if not heads_of:
         raise ValueError('got no heads; write refit(model, {("encoder", 2): [0]}, batches)')
-    _check(model, heads_of, ridge, "refit")
+    _check(model, heads_of, "refit")
     for site, numbers in heads_of.items():
         if len(numbers) == site.heads:
             raise ValueError(f"all heads of {site.label} would go, and nothing is left to fit: use prune")
     moments_of = moments(model, batches, dict.fromkeys(heads_of, ()))
-    return _apply(model, [plan_refit(moments_of[site.key], numbers, ridge) for site, numbers in heads_of.items()])
+    return _apply(model, [plan_refit(moments_of[site.key], numbers) for site, numbers in heads_of.items()])
 
 
 def head_similarity(
     model: nn.Module,
     batches: Mapping | Iterable[Mapping],
     sites: Iterable[str | tuple] | str | None = None,
-    ridge: float = RIDGE,
 ) -> pd.DataFrame:
     """Return how similar the two heads of each pair in a layer are, and how well one head could replace both.
 
@@ -159,7 +154,7 @@ def head_similarity(
         layer_total = m.sum_of_squares(m.written(range(site.heads))) or 1.0
         for pair in combinations(range(site.heads), 2):
             # Either head may be the one that stays, with its map; ``merge`` keeps the better, too.
-            error = min(fit_merged(m, head, pair, ridge)[0] for head in pair)
+            error = min(fit_merged(m, head, pair)[0] for head in pair)
             pair_total = m.sum_of_squares(m.written(pair)) or 1.0
             first, second = ((*site.key, head) for head in pair)
             distance, similarity = float(m.distances[pair]), float(cosines[pair])
@@ -188,10 +183,8 @@ def disjoint_pairs(pairs: pd.DataFrame, n: int) -> list[tuple[tuple, tuple]]:
     return selected
 
 
-def _check(model: nn.Module, targets: Iterable[Site], ridge: float, what: str) -> None:
-    """Raise what ``prune`` would raise, before the corpus is run and not after it, and for a ridge below 0."""
-    if not 0 <= ridge < float("inf"):
-        raise ValueError(f"the ridge is a number of at least 0, got {ridge!r}")
+def _check(model: nn.Module, targets: Iterable[Site], what: str) -> None:
+    """Raise what ``prune`` would raise, before the corpus is run and not after it."""
     check_not_offloaded(model, what)
     check_no_open_context(model, f"{what}()")
     check_plain_weights(model, [module for site in targets for module in (*site.module.modules(), site.out)], what)
@@ -246,21 +239,21 @@ class MergePlan:
     fits: list[tuple[int | tuple[int, ...], tuple[int, ...], float, float]] = field(default_factory=list)
 
 
-def plan_merge(m: Moments, groups: list[list[int]], refit: bool, ridge: float) -> MergePlan:
+def plan_merge(m: Moments, groups: list[list[int]], refit: bool) -> MergePlan:
     """Fit one merged head to each group of a site, and with ``refit`` the output maps of the whole layer."""
     plan = MergePlan(m.site, (), torch.zeros(m.site.w_o.shape[-1], dtype=torch.double))
     for group in groups:
-        merged = {head: fit_merged(m, head, group, ridge) for head in group}
+        merged = {head: fit_merged(m, head, group) for head in group}
         best = min(merged, key=lambda head: merged[head][0])  # the head whose map stays
         missed, plan.values[best], plan.outputs[best], residual = merged[best]
         gone, total = tuple(h for h in group if h != best), m.sum_of_squares(m.written(group)) or 1.0
         plan.fits.append((best, gone, missed / total, m.sum_of_squares(m.written(gone)) / total))
         plan.constant += m.sums / m.count @ residual  # what the fit misses on average
         plan.removed = tuple(sorted((*plan.removed, *gone)))
-    return _refit_merged(m, plan, ridge) if refit else plan
+    return _refit_merged(m, plan) if refit else plan
 
 
-def fit_merged(m: Moments, head: int, group: Sequence[int], ridge: float) -> tuple[float, Tensor, Tensor, Tensor]:
+def fit_merged(m: Moments, head: int, group: Sequence[int]) -> tuple[float, Tensor, Tensor, Tensor]:
     """Fit one head to what a group writes.
 
     Return the sum of squares that it misses, its values, its outputs, and the map (f, d_model) of the residual.
@@ -271,7 +264,6 @@ def fit_merged(m: Moments, head: int, group: Sequence[int], ridge: float) -> tup
         m.second_moments[inputs] @ target,
         m.site.value_dim,
         _w_ov(m.site, head),
-        ridge,
     )
     values, outputs = _rounded(values, m.site.v.module), _rounded(outputs, m.site.out)
     residual = target.clone()
@@ -279,7 +271,7 @@ def fit_merged(m: Moments, head: int, group: Sequence[int], ridge: float) -> tup
     return m.sum_of_squares(residual), values, outputs, residual
 
 
-def _refit_merged(m: Moments, merged: MergePlan, ridge: float) -> MergePlan:
+def _refit_merged(m: Moments, merged: MergePlan) -> MergePlan:
     """Fit merged heads one after another, while all other heads of the layer are free to change what they write.
 
     Block coordinate descent from the heads' old values: what the layer misses falls with every head. At the end all
@@ -294,10 +286,10 @@ def _refit_merged(m: Moments, merged: MergePlan, ridge: float) -> MergePlan:
         inputs = m.selection(m.inputs[head])
         moments, cross_moments = residual_moments(inputs, others, m.second_moments)
         prior = _w_ov(m.site, head)
-        values[head], outputs[head] = fit_low_rank(moments, cross_moments @ target, m.site.value_dim, prior, ridge)
+        values[head], outputs[head] = fit_low_rank(moments, cross_moments @ target, m.site.value_dim, prior)
         values[head] = _rounded(values[head], m.site.v.module)
         z_of[head] = inputs @ values[head]
-    plan = plan_refit(m, merged.removed, ridge, values, outputs)
+    plan = plan_refit(m, merged.removed, values, outputs)
     ((_, _, *errors),) = plan.fits  # of the whole layer, the same for all groups
     plan.fits = [(head, gone, *errors) for head, gone, *_ in merged.fits]
     return plan
@@ -306,7 +298,6 @@ def _refit_merged(m: Moments, merged: MergePlan, ridge: float) -> MergePlan:
 def plan_refit(
     m: Moments,
     removed: Sequence[int],
-    ridge: float,
     values: dict[int, Tensor] | None = None,
     prior: dict[int, Tensor] | None = None,
 ) -> MergePlan:
@@ -319,7 +310,7 @@ def plan_refit(
     z_of = [m.selection(m.inputs[h]) @ values[h] if h in values else m.selection(m.outputs(h)) for h in remaining]
     regressors = torch.cat(z_of, 1)  # the map (f, n) to z of the remaining heads, side by side
     target, cross_moments = m.written(range(m.site.heads)), regressors.mT @ m.second_moments
-    new = fit(cross_moments @ regressors, cross_moments @ target, torch.cat([old[h] for h in remaining]), ridge)
+    new = fit(cross_moments @ regressors, cross_moments @ target, torch.cat([old[h] for h in remaining]))
     new = _rounded(new, m.site.out)
     residual, total = target - regressors @ new, m.sum_of_squares(target) or 1.0
     errors = m.sum_of_squares(residual) / total, m.sum_of_squares(m.written(removed)) / total

@@ -22,6 +22,7 @@ from headtools.importance.statistics import entropy, offset
 from headtools.roles import induction as back
 
 from ..heads.zoo import VOCAB
+from ..sparse.ridges import ridge
 from . import naive
 from .combinations import Case
 from .naive import NotRunnable
@@ -736,7 +737,8 @@ def refit(case: Case) -> Pair:
 
     def ours() -> Numbers:
         model = copy.deepcopy(case.model)
-        ht.refit(model, {key: gone}, case.batches, ridge=0.0)
+        with ridge(0.0):
+            ht.refit(model, {key: gone}, case.batches)
         new = naive.layers(case.combination.architecture, model)[key].out
         with torch.no_grad():
             return {"written": new(rows[:, stay].flatten(1))}
@@ -769,7 +771,8 @@ def merge(case: Case) -> Pair:
 
     def ours() -> Numbers:
         smaller, kept = copy.deepcopy(model), case.model
-        frame = ht.merge(smaller, [((*key, 0), (*key, 1))], case.batches, ridge=1e-9)
+        with ridge(1e-9):
+            frame = ht.merge(smaller, [((*key, 0), (*key, 1))], case.batches)
         case.model = smaller
         try:
             answers = _answers(case, lambda number: contextlib.nullcontext())

@@ -14,6 +14,7 @@ from headtools.importance.loss import label_loss
 from ..heads.reference import untouched
 from ..laws import close, law, logits, logits_of, real, some
 from ..random_models import drawn
+from .ridges import ridge
 
 EXACT = ("float32", "float64")
 ALONE = ("bert", "distilbert", "gpt2", "opt", "t5", "marian", "vit")  # each head has values of its own
@@ -130,14 +131,16 @@ def test_a_fit_misses_no_more_than_no_fit(one, data):
     assume(heads)
     inputs = {name: value for name, value in one.batch.items() if name != "labels"}
     plain, cut = logits(one), copy.deepcopy(one.model)
-    frame = ht.refit(cut, heads, [inputs], ridge=0.0)
+    with ridge(0.0):
+        frame = ht.refit(cut, heads, [inputs])
     assert (frame.relative_error <= frame.dropped + 1e-6).all()
     assert sorted(ht.pruned(cut)) == sorted((*key, head) for key, off in heads.items() for head in off)
     assert logits_of(cut, one).isfinite().all()
     assert torch.equal(logits(one), plain)  # the model that was copied
     groups = [((*key, 0), (*key, 1)) for key in heads]
     merged = copy.deepcopy(one.model)
-    frame = ht.merge(merged, groups, [inputs], ridge=0.0)
+    with ridge(0.0):
+        frame = ht.merge(merged, groups, [inputs])
     assert (frame.relative_error <= frame.dropped + 1e-6).all()
     assert all(kept != gone for kept, gone in zip(frame.kept, frame.removed, strict=True))
     assert len(ht.pruned(merged)) == len(groups)

@@ -15,6 +15,7 @@ from headtools.sparse.merge import disjoint_pairs, head_similarity, merge, refit
 from ..heads.batches import VOCAB
 from ..heads.reference import bias_of, output_matrix, watch
 from ..heads.zoo import ALL, fresh, run, zoo_model
+from .ridges import ridge
 
 SEQ2SEQ = ("marian", "t5", "encoder_decoder")
 FUSED_AND_SEPARATE = ("bert", "modernbert", "gpt2", "gpt_neox", *SEQ2SEQ)
@@ -54,7 +55,8 @@ def test_heads_with_one_map_and_one_value_become_one_and_nothing_is_lost(name):
         make_twins(site, 0, 2)
         groups.append(((*site.key, 0), (*site.key, 2)))
     plain = run(model, many(1, name=name))
-    frame = merge(model, groups, many(0, rows=150, name=name), ridge=0.0)
+    with ridge(0.0):
+        frame = merge(model, groups, many(0, rows=150, name=name))
     assert [site.heads for site in ht.sites(model)] == [3] * len(groups)
     assert frame.relative_error.max() < 1e-6
     assert frame.dropped.min() > 0.05
@@ -80,7 +82,8 @@ def test_the_fit_is_the_best_of_its_rank():
         u, s, vt = torch.linalg.svd(fitted, full_matrices=False)
         best = u[:, :8] * s[:8] @ vt[:8]
         missed[head] = float((target - best).square().sum() / target.square().sum())
-    frame = merge(model, [(("encoder", 1, 1), ("encoder", 1, 3))], batch, ridge=0.0)
+    with ridge(0.0):
+        frame = merge(model, [(("encoder", 1, 1), ("encoder", 1, 3))], batch)
     assert frame.kept[0] == min(missed, key=missed.get)
     assert frame.removed[0] == ({1, 3}.difference([frame.kept[0]]).pop(),)
     assert frame.relative_error[0] == pytest.approx(min(missed.values()), rel=1e-5)
@@ -88,8 +91,8 @@ def test_the_fit_is_the_best_of_its_rank():
 
 @pytest.mark.parametrize(("name", "kind"), [("bert", "encoder"), ("gpt2", "decoder"), ("t5", "encoder")])
 @pytest.mark.parametrize("refitted", [False, True])
-@pytest.mark.parametrize("ridge", [0.0, 0.01])
-def test_the_cut_model_misses_what_the_frame_says(name, kind, refitted, ridge):
+@pytest.mark.parametrize("weight", [0.0, 0.01])
+def test_the_cut_model_misses_what_the_frame_says(name, kind, refitted, weight):
     """From the weights that were written: the first layer's output before and after, on the same inputs."""
     (model, _), key, batch = fresh(name), (kind, 0), many(3, name=name)
     real = batch["attention_mask"].bool()
@@ -104,7 +107,8 @@ def test_the_cut_model_misses_what_the_frame_says(name, kind, refitted, ridge):
     old, free = output_matrix(site).detach().double().clone(), getattr(site.out, "bias", None) is not None
     pair = z.unflatten(-1, (site.heads, site.value_dim))[:, [0, 3]]
     target = (before - bias_of(site.out)).detach() if refitted else torch.einsum("nhv,hvd->nd", pair, old[[0, 3]])
-    frame = merge(model, [((*key, 0), (*key, 3))], batch, refit=refitted, ridge=ridge)
+    with ridge(weight):
+        frame = merge(model, [((*key, 0), (*key, 3))], batch, refit=refitted)
     rest = before - output()[0]
     size = (target - target.mean(0)).square().sum() if free else target.square().sum()
     assert frame.relative_error[0] == pytest.approx(float(rest.square().sum() / size), rel=1e-3, abs=1e-7)
@@ -117,8 +121,10 @@ def test_merging_and_refitting_misses_no_more_than_refitting_alone():
     for seed in range(3):
         (model, _), (other, _), batch = fresh("bert"), fresh("bert"), many(10 + seed)
         groups = [(("encoder", 1, 0), ("encoder", 1, 1)), (("encoder", 1, 2), ("encoder", 1, 3))]
-        merged = merge(model, groups, batch, refit=True, ridge=0.0)
-        alone = refit(other, ht.pruned(model), batch, ridge=0.0)
+        with ridge(0.0):
+            merged = merge(model, groups, batch, refit=True)
+        with ridge(0.0):
+            alone = refit(other, ht.pruned(model), batch)
         assert merged.relative_error[0] == merged.relative_error[1]
         assert merged.relative_error[0] <= alone.relative_error[0] + 1e-9
 
@@ -126,11 +132,15 @@ def test_merging_and_refitting_misses_no_more_than_refitting_alone():
 def test_a_large_ridge_is_cutting_and_a_small_one_is_none():
     free, held, bare = (fresh("bert")[0] for _ in range(3))
     batch = many(5)
-    merge(held, PAIR, batch, ridge=1e9)
+    with ridge(1e9):
+        merge(held, PAIR, batch)
     ht.prune(bare, ht.pruned(held))
     held, bare = (ov(ht.sites(m)["encoder", 0])["encoder", 0].matrix() for m in (held, bare))
     assert torch.allclose(held, bare, atol=1e-4)
-    exact, nearly = merge(free, PAIR, batch, ridge=0.0), merge(fresh("bert")[0], PAIR, batch, ridge=1e-8)
+    with ridge(0.0):
+        exact = merge(free, PAIR, batch)
+    with ridge(1e-8):
+        nearly = merge(fresh("bert")[0], PAIR, batch)
     assert exact.relative_error[0] == pytest.approx(nearly.relative_error[0], rel=1e-4)
 
 
@@ -198,7 +208,8 @@ def test_the_frame_tells_what_weights_of_sixteen_bits_miss(name):
     with ht.record(model, want=("maps", "z")) as seen:  # by the attention function that the fit sees
         run(model, batch)
     z, old = seen[site].z[batch["attention_mask"].bool()].double(), output_matrix(site).detach().double().clone()
-    frame = refit(model, {site.key: [0]}, batch, ridge=0)
+    with ridge(0):
+        frame = refit(model, {site.key: [0]}, batch)
     new = output_matrix(ht.sites(model)[site.key]).detach().double()
     target = torch.einsum("nhv,hvd->nd", z, old)
     rest = target - torch.einsum("nhv,hvd->nd", z[:, 1:], new)
@@ -207,7 +218,8 @@ def test_the_frame_tells_what_weights_of_sixteen_bits_miss(name):
     assert frame.relative_error[0] > 1e-7
     if name == "bert":  # merged values are rounded as well
         rounded, exact = fresh(name)[0].to(torch.bfloat16), fresh(name)[0].to(torch.bfloat16).double()
-        errors = [merge(m, PAIR, many(3, rows=1), ridge=0).relative_error[0] for m in (rounded, exact)]
+        with ridge(0):
+            errors = [merge(m, PAIR, many(3, rows=1)).relative_error[0] for m in (rounded, exact)]
         assert errors[0] > errors[1] + 1e-8
 
 
@@ -223,7 +235,8 @@ def test_similarity_is_what_loops_find_and_twins_come_first():
     assert row.map_distance == pytest.approx(distance.item(), rel=1e-5)
     model, _ = fresh("bert")
     make_twins(ht.sites(model)[key], 0, 3)
-    frame = head_similarity(model, [many(0)], ["encoder"], ridge=0.0)
+    with ridge(0.0):
+        frame = head_similarity(model, [many(0)], ["encoder"])
     top = frame.iloc[0]
     assert (top["first"], top["second"]) == ((*key, 0), (*key, 3))
     assert top.layer_error < 1e-9 < frame.layer_error[1]

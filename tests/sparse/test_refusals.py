@@ -167,7 +167,6 @@ REFUSALS = [
     ("merge: bloom", of("bloom", DECODER, pair_of), ValueError, "AttentionInterface"),
     ("merge: no batches", merge(PAIR, batches=[]), ValueError, "got no batches"),
     ("merge: words", merge(PAIR, batches=["the dog"]), TypeError, "a batch is a dict"),
-    ("merge: ridge", merge(PAIR, ridge=-1), ValueError, "a number of at least 0, got -1"),
     ("refit: nothing", refit({}), ValueError, "got no heads"),
     ("refit: all", refit({("encoder", 1): range(4)}), ValueError, "all heads of encoder 1 would go"),
     ("refit: bloom", lambda m, b: ht.refit(fresh("bloom")[0], {DECODER: [0]}, never()), ValueError, "Attention"),
