@@ -6,11 +6,11 @@
     off     what is written without the listed heads, the best one that is not listed, as many others, and so on
     timing  when each word begins, read off the maps of some heads while others are off
 
-espeak-ng speaks our own English sentences word by word, with pauses, so that the true times are known to the sample;
-it is the one thing to install (``apt install espeak-ng``, ``brew install espeak-ng``). Whisper reads the true words
-("teacher forcing") but for the transcripts, which it writes itself, greedily. Result: ``real/whisper.json`` among the
-organism's assets, which ``headtools.shipped_real("whisper")`` reads. With ``--quick`` everything is small, to see that
-it runs.
+espeak-ng speaks our own English sentences word by word, with pauses that differ, so that the true times are known to
+the sample; it is the one thing to install (``apt install espeak-ng``, ``brew install espeak-ng``). Whisper reads the
+true words ("teacher forcing") but for the transcripts, which it writes itself, greedily. Result: ``real/whisper.json``
+among the organism's assets, which ``headtools.shipped_real("whisper")`` reads. With ``--quick`` everything is small, to
+see that it runs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ import wave
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
+from scipy.signal import resample_poly
 from torch import Tensor, nn
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
@@ -42,8 +44,8 @@ from recipes._real_measures import compared
 from recipes._results import interval, write
 
 RATE, FRAME = 16_000, 320  # samples a second, and samples that one position of the encoder stands for
-PAUSE, TOLERANCE = 0.2, 0.1  # seconds between words; seconds beside a word that still count as in it
-CLOSE = 0.2  # seconds by which the beginning of a word may be wrong
+PAUSES = (0.25, 0.75)  # seconds between words, drawn evenly: equal pauses would be easy to guess
+TOLERANCE = 0.1  # seconds beside a word that still count as in it
 VOICES = ("en-us", "en-us+f3", "en-us+m3", "en-gb")
 LISTED = [("cross", *head) for head in ALIGNMENT_HEADS]
 SIZES = {"sentences": 30, "draws": 3, "written tokens": 30}
@@ -58,6 +60,7 @@ class Spoken:
     ids: Tensor  # (1, T): start token, "no timestamps", the text, end
     word_of: Sequence[int | None]  # of each token of the text
     times: Tensor  # (voice, word, 2): the first and the last position of the encoder
+    lengths: Sequence[int]  # of each voice's sound, in such positions
     states: Tensor  # (voice, position, width): what the encoder makes of the sound
 
 
@@ -74,21 +77,26 @@ def espeak(word: str, voice: str) -> np.ndarray:
     with wave.open(io.BytesIO(done.stdout)) as file:
         rate = file.getframerate()
     sound = np.frombuffer(done.stdout[44:], dtype=np.int16).astype(np.float32) / 2**15
-    n = len(sound) * RATE // rate
-    sound = np.interp(np.arange(n) * rate / RATE, np.arange(len(sound)), sound).astype(np.float32)
+    sound = resample_poly(sound, RATE // gcd(RATE, rate), rate // gcd(RATE, rate)).astype(np.float32)
     loud = np.nonzero(np.abs(sound) > 0.01)[0]
     return sound[loud[0] : loud[-1] + 1]
 
 
-def word_by_word(words: Sequence[str], speak: Callable[[str], np.ndarray]) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Return the sound of words with pauses, and the first and last sample of each."""
-    pause = np.zeros(int(PAUSE * RATE), np.float32)
-    pieces, times, at = [pause], [], len(pause)
+def word_by_word(
+    words: Sequence[str], speak: Callable[[str], np.ndarray], draw: np.random.Generator
+) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Return the sound of words with a pause around each, and the first and last sample of each word."""
+
+    def pause() -> np.ndarray:
+        return np.zeros(int(draw.uniform(*PAUSES) * RATE), np.float32)
+
+    pieces, times = [pause()], []
+    at = len(pieces[0])
     for word in words:
         sound = speak(word)
         times.append((at, at + len(sound) - 1))
-        pieces += [sound, pause]
-        at += len(sound) + len(pause)
+        pieces += [sound, pause()]
+        at += len(sound) + len(pieces[-1])
     return np.concatenate(pieces), times
 
 
@@ -102,14 +110,13 @@ def spoken(model: nn.Module, tokenizer: Any, n: int, speak: Callable[[str, str],
         text for text in ht.natural_text("english", "test") if not re.search(r"\d", text) and len(text.split()) <= 16
     ]
     start, plain, end = tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|notimestamps|>", "<|endoftext|>"])
-    found = []
+    found, draw = [], np.random.default_rng(0)
     for text in ht.progress(texts[:n], "speaking"):
         words = text.split()
         tokens = [tokenizer(f" {word}", add_special_tokens=False).input_ids for word in words]
         read = [(i, token) for i, word in enumerate(tokens) for token in word]
-        in_voices = [
-            word_by_word([re.sub(r"\W+$|^\W+", "", w) for w in words], lambda w, v=v: speak(w, v)) for v in VOICES
-        ]
+        bare = [re.sub(r"\W+$|^\W+", "", word) for word in words]
+        in_voices = [word_by_word(bare, lambda word, voice=voice: speak(word, voice), draw) for voice in VOICES]
         sounds = features([sound for sound, _ in in_voices], sampling_rate=RATE, return_tensors="pt").input_features
         found.append(
             Spoken(
@@ -117,6 +124,7 @@ def spoken(model: nn.Module, tokenizer: Any, n: int, speak: Callable[[str, str],
                 torch.tensor([[start, plain, *(token for _, token in read), end]]),
                 [i if re.search(r"\w", tokenizer.decode([token])) else None for i, token in read],
                 torch.tensor([times for _, times in in_voices]) // FRAME,
+                [len(sound) // FRAME for sound, _ in in_voices],
                 torch.cat([model.get_encoder()(sound[None]).last_hidden_state for sound in sounds]),
             )
         )
@@ -133,7 +141,6 @@ def looks(maps: Tensor, sentence: Spoken) -> tuple[Tensor, Tensor, float]:
     strongest = maps.argmax(-1)
     first, last = (sentence.times[..., i] for i in (0, 1))  # (voice, word)
     near = round(TOLERANCE * RATE / FRAME)
-    length = sentence.times.max(1).values[:, 1]  # of the sound, nearly
 
     def inside(token: int, word: int) -> Tensor:
         at = strongest[:, :, token + 1]
@@ -142,7 +149,7 @@ def looks(maps: Tensor, sentence: Spoken) -> tuple[Tensor, Tensor, float]:
     words = list(sentence.word_of)
     now = [inside(k, word) for k, word in enumerate(words) if word is not None]
     opens = [k for k, word in enumerate(words) if word and word not in words[:k]]
-    chance = ((last - first + 1 + 2 * near) / length[:, None]).mean()
+    chance = ((last - first + 1 + 2 * near) / torch.tensor(sentence.lengths)[:, None]).mean()
     return torch.stack(now).mean(0), torch.stack([inside(k, words[k] - 1) for k in opens]).mean(0), chance.item()
 
 
@@ -165,48 +172,55 @@ def alignment(model: nn.Module, sentences: Sequence[Spoken]) -> tuple[dict[tuple
 def beginnings(maps: Tensor, sentence: Spoken, smooth: int = 7) -> Tensor:
     """Return the position at which each word begins, (voice, word), from the maps of some heads as Whisper reads it.
 
-    ``maps`` (voice, H, T, position). Each position's weights are standardised over tokens, smoothed over ``smooth``
-    positions and averaged over heads; a path through tokens and positions that gains most says where a token begins.
+    ``maps`` (voice, H, T, position), T with the start and the end. Weights on the sound are standardised over tokens,
+    smoothed over ``smooth`` positions and averaged over heads; of all paths through tokens and positions that never go
+    back, the one that gains most says where each token begins.
     """
     first = [sentence.word_of.index(word) for word in range(len(sentence.words))]  # each word's first token
     found = []
-    for voice, length in zip(maps[:, :, 1:], lengths(sentence), strict=True):
-        weights = voice[..., :length]
+    for voice, length in zip(maps, sentence.lengths, strict=True):
+        weights = voice[..., :length] / voice[..., :length].sum(-1, keepdim=True)
         weights = (weights - weights.mean(-2, keepdim=True)) / weights.std(-2, unbiased=False, keepdim=True)
-        gain = _median_filter(weights.nan_to_num(0.0, 0.0, 0.0)[None], smooth)[0].mean(0)
+        gain = _median_filter(weights.nan_to_num(0.0, 0.0, 0.0)[None], smooth)[0].mean(0)[1:-1]
         tokens, positions = _dynamic_time_warping(-gain.double().numpy())
         found.append([int(positions[np.searchsorted(tokens, token)]) for token in first])
     return torch.tensor(found)
 
 
-def lengths(sentence: Spoken) -> list[int]:
-    """Return the positions of each voice's sound, (voice,)."""
-    return (sentence.times[:, -1, 1] + 1 + int(PAUSE * RATE / FRAME)).tolist()
+def by_letters(sentence: Spoken) -> Tensor:
+    """Return where each word would begin if each letter took the same time, (voice, word): no model at all."""
+    letters = torch.tensor([len(word) for word in sentence.words])
+    return (letters.cumsum(0) - letters) * torch.tensor(sentence.lengths)[:, None] // letters.sum()
 
 
 def errors_of_timing(begin: Tensor, sentence: Spoken) -> Tensor:
-    """Return the share of words that begin within CLOSE s of the truth, and the mean error in seconds, (2,)."""
-    error = (begin - sentence.times[..., 0]).abs() * FRAME / RATE
-    return torch.stack([(error <= CLOSE).float().mean(), error.mean()])
+    """Return the share of words that begin in the pause before them, the mean error and the mean lag in s, (3,).
+
+    Nothing is said in a pause, so where in it a word is said to begin is a matter of taste; TOLERANCE s beside it count
+    as in it. Without the first word: a path begins with the sound, whatever the maps are.
+    """
+    lag = (begin - sentence.times[..., 0])[:, 1:] * FRAME / RATE
+    pause = (sentence.times[:, 1:, 0] - sentence.times[:, :-1, 1]) * FRAME / RATE
+    close = (lag <= TOLERANCE) & (lag >= -pause - TOLERANCE)
+    return torch.stack([close.float().mean(), lag.abs().mean(), lag.mean()])
 
 
 @torch.no_grad()
 def timing(
     model: nn.Module, sentences: Sequence[Spoken], read: Mapping[str, Sequence[Head]], off: Sequence[Head] = ()
 ) -> dict[str, Tensor]:
-    """Return both errors of each sentence when times are read off each set of heads, {name of the set: (sentence, 2)}.
+    """Return the errors of each sentence when times are read off each set of heads, {name of the set: (sentence, 3)}.
 
-    A set without heads spreads the words evenly over the sound.
+    Without heads, by the letters alone.
     """
     found: dict[str, list[Tensor]] = {name: [] for name in read}
     for sentence in ht.progress(sentences, "timing"):
+        ids = sentence.ids.expand(len(sentence.states), -1)
         with ht.ablate(model, off), ht.record(model, want="maps", only="cross") as seen:
-            forced(model, sentence)
-        n = len(sentence.words)
-        even = torch.tensor([[length * word // n for word in range(n)] for length in lengths(sentence)])
+            model(encoder_outputs=(sentence.states,), decoder_input_ids=ids)
         for name, heads in read.items():
             maps = [seen[head[:2]].maps[:, head[2]] for head in heads]
-            begin = beginnings(torch.stack(maps, 1), sentence) if heads else even
+            begin = beginnings(torch.stack(maps, 1), sentence) if heads else by_letters(sentence)
             found[name].append(errors_of_timing(begin, sentence))
     return {name: torch.stack(rows) for name, rows in found.items()}
 
@@ -280,11 +294,13 @@ def sets_off(
 
     listed = [head for head in LISTED if head in every]
     unlisted = [head for head in ranked(now) if head not in listed]
+    behind = ranked(before)[:3]
+    rest = [head for head in unlisted[1:] if head not in behind]
     sets = [
         ("listed", 0, listed),
         ("highest scores", 0, ranked(now)[: len(listed)]),
         ("best unlisted", 0, unlisted[:1]),
-        ("word just written", 0, ranked(before)[:3]),
+        ("word just written", 0, behind),
         ("all unlisted", 0, unlisted),
     ]
     generator = torch.Generator().manual_seed(0)
@@ -292,12 +308,15 @@ def sets_off(
     def some(heads: Sequence[Head], count: int) -> list[Head]:
         return [heads[i] for i in torch.randperm(len(heads), generator=generator)[:count].tolist()]
 
+    def of_layers(like: Sequence[Head], pool: Sequence[Head]) -> list[Head]:
+        counts = Counter(head[:2] for head in like)
+        return [head for key, n in counts.items() for head in some([head for head in pool if head[:2] == key], n)]
+
     for draw in range(draws):
-        of_layers = Counter(head[:2] for head in listed)
-        drawn = [some([head for head in every if head[:2] == key], count) for key, count in of_layers.items()]
-        sets.append(("same layers", draw, [head for heads in drawn for head in heads]))
-        sets.append(("others", draw, some(unlisted, len(listed))))
-        sets.append(("one other", draw, some(unlisted[1:], 1)))
+        sets.append(("same layers", draw, of_layers(listed, every)))
+        sets.append(("others", draw, some(rest, len(listed))))
+        sets.append(("three others", draw, of_layers(behind, rest)))
+        sets.append(("one other", draw, some(rest, 1)))
     return sets
 
 
@@ -327,7 +346,8 @@ def heads_table(
 def list_table(shares: Mapping[str, Mapping[tuple, Tensor]], listed: Tensor) -> list[dict[str, Any]]:
     """Return a row for each score: how well it tells the listed heads from the others."""
     rows = []
-    for name, each in shares.items():
+    depth = {key: torch.full_like(rows, key[-1]) for key, rows in shares["in_word"].items()}
+    for name, each in [*shares.items(), ("layer", depth)]:
         scores = torch.cat(list(each.values()), 1).double()
         low, high = ht.bootstrap(scores, statistic=lambda means: auroc(means, listed))
         found = int(listed[scores.mean(0).topk(int(listed.sum())).indices].sum())
@@ -367,13 +387,13 @@ def timing_table(
     def add(name: str, read: Sequence[Head], off: Sequence[Head], errors: Tensor) -> None:
         row = {"name": name}
         row |= {"heads": [f"{x}.{h}" for _, x, h in read], "off": [f"{x}.{h}" for _, x, h in off]}
-        for column, values in zip(("close", "error"), errors.T, strict=True):
+        for column, values in zip(("close", "error", "lag"), errors.T, strict=True):
             row |= dict(zip((column, f"{column}_low", f"{column}_high"), interval(values), strict=True))
         rows.append(row)
-        print(f"{name}: {row['close']:.0%} of words begin within {CLOSE} s")
+        print(f"{name}: {row['close']:.0%} of words begin in the pause before them")
 
     sets = {f"{name} {draw}" if draw else name: heads for name, draw, heads in sets}
-    read = {"spread evenly": [], **sets}
+    read = {"letters": [], **sets}
     for name, errors in timing(model, sentences, read).items():
         add(name, read[name], [], errors)
     for name, heads in sets.items():
@@ -393,7 +413,8 @@ def measure(model: nn.Module, tokenizer: Any, sentences: Sequence[Spoken], sizes
     n_words = sum(len(sentence.words) for sentence in sentences)
     texts = (
         f"{len(sentences)} English sentences of the test split ({n_words} words), each in {len(VOICES)} voices of "
-        f"espeak-ng ({', '.join(VOICES)}), words {PAUSE} s apart; 95 % intervals over sentences, voices averaged"
+        f"espeak-ng ({', '.join(VOICES)}), words {PAUSES[0]} to {PAUSES[1]} s apart; 95 % intervals over "
+        "sentences, voices averaged"
     )
     about = {
         "heads": "every cross-attention head. in_word: share of tokens, punctuation left out, whose strongest key lies "
@@ -402,14 +423,17 @@ def measure(model: nn.Module, tokenizer: Any, sentences: Sequence[Spoken], sizes
         f"sound: {chance:.3f}. listed: in OpenAI's list of heads for word timing. cost: by how much the loss of the "
         "true text rises without the head (zeros), in nats a token",
         "list": "how well a score tells OpenAI's listed heads from the others: AUROC (chance 0.5), and how many of "
-        "them are found among as many heads with the highest scores",
+        "them are found among as many heads with the highest scores. layer: the number of the head's layer, a score "
+        "that knows nothing",
         "off": "heads off (zeros). loss, rise: of the true text, in nats a token; error_loss, error_rise: word error "
         "rate of what the model writes greedily, and its rise. listed: how many listed heads are off. 'same layers': "
-        "random, as many in each layer as are listed; 'others': as many random ones that are not listed; 'one other': "
-        "one of these",
-        "timing": "when words begin, read off the maps of some heads as Whisper does it, the true text given. close: "
-        f"share of words whose beginning is less than {CLOSE} s wrong; error: mean error in seconds. off: the heads "
-        "that were off (zeros) meanwhile; 'spread evenly': without a model",
+        "random, as many in each layer as are listed; 'others': as many random ones, none of them listed, the best "
+        "unlisted or one of 'word just written'; 'three others': of these, as many in each layer as 'word just "
+        "written' has; 'one other': one of these",
+        "timing": "when words begin, read off the maps of some heads as Whisper does, the true text given. close: "
+        "share of words, the first left out, whose beginning is put into the pause before them, or "
+        f"{TOLERANCE} s beside it; error and lag: mean of the size of the error, and of the error, in seconds. off: "
+        "the heads that were off (zeros) meanwhile; 'letters': no model, each letter takes the same time",
     }
     times = timing_table(model, sentences, sets)
     rows = {"heads": heads, "list": list_table(shares, listed), "off": off, "timing": times}

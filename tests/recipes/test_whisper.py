@@ -37,19 +37,23 @@ def tiny():
 
 
 def test_words_are_where_their_times_say():
-    sound, times = recipe.word_by_word(["a", "bcd"], tone)
-    pause = int(recipe.PAUSE * recipe.RATE)
-    assert times == [(pause, pause + 1599), (2 * pause + 1600, 2 * pause + 1600 + 4799)]
-    assert len(sound) == times[1][1] + 1 + pause
+    sound, times = recipe.word_by_word(["a", "bcd"], tone, np.random.default_rng(0))
+    assert [last - first + 1 for first, last in times] == [1600, 4800]
     inside = np.zeros(len(sound), bool)
     for first, last in times:
         inside[first : last + 1] = True
     assert (sound[inside] == 0.5).all()
     assert (sound[~inside] == 0).all()
+    ends = np.ravel(times) + np.array([0, 1, 0, 1])
+    pauses = np.diff([0, *ends, len(sound)])[::2] / recipe.RATE
+    assert (recipe.PAUSES[0] <= pauses).all()
+    assert (pauses <= recipe.PAUSES[1]).all()
+    assert len(set(pauses)) == 3
 
 
 def sentence(words, word_of, times):
-    return recipe.Spoken(words, torch.zeros(1, len(word_of) + 3), word_of, torch.tensor([times]), torch.zeros(1, 1))
+    ids = torch.zeros(1, len(word_of) + 3)
+    return recipe.Spoken(words, ids, word_of, torch.tensor([times]), [times[-1][1]], torch.zeros(1, 1))
 
 
 def test_looks_are_counted_by_word():
@@ -70,20 +74,24 @@ def test_looks_are_counted_by_word():
         edge[0, :, k + 1, at] = 1
     assert recipe.looks(edge, said)[0].tolist() == [0.5, 0.5]
     two = torch.cat([maps, maps[:, :, :, :1].expand_as(maps) * 0 + edge])
-    voices = recipe.Spoken(said.words, said.ids, said.word_of, said.times.expand(2, -1, -1), said.states)
+    voices = recipe.Spoken(said.words, said.ids, said.word_of, said.times.expand(2, -1, -1), [89, 89], said.states)
     assert recipe.looks(two, voices)[0].tolist() == [0.75, 0.25]
 
 
 def test_words_begin_where_a_head_begins_to_look():
     """Two tokens in one word, and a comma; a head that looks nowhere in particular beside the one that follows."""
     said = sentence(["on", "it,", "go"], [0, 1, 1, None, 2], [[20, 29], [50, 69], [90, 99]])
-    maps = torch.full((1, 2, 7, 150), 0.01)
-    for row, (first, last) in enumerate([(0, 40), (40, 60), (60, 75), (75, 80), (80, 105), (105, 110)]):
+    maps = torch.full((1, 2, 8, 150), 0.01)
+    for row, (first, last) in enumerate([(0, 40), (40, 60), (60, 75), (75, 80), (80, 95), (95, 99)]):
         maps[0, 0, row + 1, first:last] = 1
     assert recipe.beginnings(maps, said).tolist() == [[0, 40, 80]]
-    close, error = recipe.errors_of_timing(torch.tensor([[20, 40, 79]]), said).tolist()
-    assert close == pytest.approx(2 / 3)  # the third is 0.22 s early
-    assert error == pytest.approx((0 + 10 + 11) / 3 * recipe.FRAME / recipe.RATE)
+    shares = {}
+    for begin in ((0, 24, 64), (0, 23, 63), (0, 55, 95), (0, 56, 96)):  # 0.1 s beside the pauses, and just beyond
+        shares[begin[1]], error, lag = recipe.errors_of_timing(torch.tensor([begin]), said).tolist()
+    assert shares == {24: 1, 23: 0, 55: 1, 56: 0}  # the first, on which maps have no say, is not asked for
+    assert error == lag == pytest.approx(6 * recipe.FRAME / recipe.RATE)
+    assert recipe.errors_of_timing(torch.tensor([[0, 55, 80]]), said)[1:].tolist() == pytest.approx([0.15, -0.05])
+    assert recipe.by_letters(said).tolist() == [[0, 2 * 99 // 7, 5 * 99 // 7]]
 
 
 def test_the_true_text_is_read_and_the_loss_is_that_of_transformers(tiny):
@@ -144,8 +152,10 @@ def test_sets_of_heads():
     best = sets["best unlisted", 0][0]
     assert all(now[h[:2]][:, h[2]].mean() <= now[best[:2]][:, best[2]].mean() for h in sets["all unlisted", 0])
     for draw in range(2):
-        assert not set(sets["others", draw]) & set(recipe.LISTED)
-        assert len(set(sets["others", draw])) == 8
+        behind, others = sets["word just written", 0], sets["others", draw]
+        assert not set(others) & {*recipe.LISTED, *behind, best}
+        assert len(set(others)) == 8
+        assert not set(sets["three others", draw]) & {*recipe.LISTED, *behind, best}
         assert len(sets["one other", draw]) == 1
         assert sets["one other", draw][0] != best
     assert len(sets["all unlisted", 0]) == 16
@@ -176,17 +186,17 @@ def test_tables_of_a_tiny_model(tiny, monkeypatch, tmp_path):
     cost = recipe.losses(model, sentences, [("cross", 1, 3)]) - intact
     assert heads[-1]["cost"] == pytest.approx(cost.mean().item(), abs=1e-4)
     assert [row["listed"] for row in heads].count(True) == 3
-    assert {row["name"] for row in tables["list"]["rows"]} == {"in_word", "word_before"}
+    assert {row["name"] for row in tables["list"]["rows"]} == {"in_word", "word_before", "layer"}
     off = {row["name"]: row for row in tables["off"]["rows"]}
     assert off["none"]["rise"] == off["none"]["error_rise"] == 0
     assert off["listed"]["heads"] == ["0.1", "1.0", "1.2"]
     assert off["others"]["listed"] == 0
     assert "2 voices of espeak-ng (one, two)" in tables["off"]["about"]
     timing = {row["name"]: row for row in tables["timing"]["rows"]}
-    assert timing["spread evenly"]["heads"] == []
+    assert timing["letters"]["heads"] == []
     without = timing["listed, without listed"]
     again = recipe.timing(model, sentences, {"": recipe.LISTED}, recipe.LISTED)[""].mean(0)
-    assert [without["close"], without["error"]] == pytest.approx(again.tolist(), abs=1e-4)
+    assert [without[column] for column in ("close", "error", "lag")] == pytest.approx(again.tolist(), abs=1e-4)
     assert timing["listed"]["error"] != without["error"]
     assert json.dumps(tables)
 
@@ -206,13 +216,13 @@ def test_what_ships():
     assert found.low > 0.8
     assert found.found == 5
     off = ht.shipped_real("whisper", "off").set_index(["name", "draw"]).sort_index()
-    assert off.error_loss["none", 0] < 0.15
-    assert off.error_rise_low["listed", 0] > 0.8
+    assert off.error_loss["none", 0] < 0.2
+    assert off.error_rise_low["listed", 0] > 0.7
     assert off.rise_low["word just written", 0] > 2.5
     assert off.rise_high["best unlisted", 0] < 0.1
     assert off.error_rise_low["best unlisted", 0] < 0, "its absence is not told from chance in the transcript"
     timing = ht.shipped_real("whisper", "timing").set_index("name")
-    assert timing.close_low["listed"] > timing.close_high["spread evenly"]
-    assert timing.close_low["spread evenly"] > timing.close_high["highest scores"]
-    assert timing.close_low["listed, without listed"] > 0.85, "a map is made before its head writes"
-    assert timing.close_high["listed, without word just written"] < 0.2
+    assert timing.close_low["listed"] > timing.close_high["letters"]
+    assert timing.close["highest scores"] > timing.close["listed"], "the list is nothing special"
+    assert timing.close_high["listed, without word just written"] < 0.4
+    assert timing.close_low["listed, without three others"] > 0.8
