@@ -45,6 +45,7 @@ from recipes._results import interval, write
 
 RATE, FRAME = 16_000, 320  # samples a second, and samples that one position of the encoder stands for
 PAUSES = (0.25, 0.75)  # seconds between words, drawn evenly: equal pauses would be easy to guess
+SMOOTH = 7  # positions over which Whisper takes medians
 TOLERANCE = 0.1  # seconds beside a word that still count as in it
 VOICES = ("en-us", "en-us+f3", "en-us+m3", "en-gb")
 LISTED = [("cross", *head) for head in ALIGNMENT_HEADS]
@@ -169,11 +170,11 @@ def alignment(model: nn.Module, sentences: Sequence[Spoken]) -> tuple[dict[tuple
     return *stacked, float(np.mean(chances))
 
 
-def beginnings(maps: Tensor, sentence: Spoken, smooth: int = 7) -> Tensor:
+def beginnings(maps: Tensor, sentence: Spoken) -> Tensor:
     """Return the position at which each word begins, (voice, word), from the maps of some heads as Whisper reads it.
 
     ``maps`` (voice, H, T, position), T with the start and the end. Weights on the sound are standardised over tokens,
-    smoothed over ``smooth`` positions and averaged over heads; of all paths through tokens and positions that never go
+    smoothed over SMOOTH positions and averaged over heads; of all paths through tokens and positions that never go
     back, the one that gains most says where each token begins.
     """
     first = [sentence.word_of.index(word) for word in range(len(sentence.words))]  # each word's first token
@@ -181,7 +182,8 @@ def beginnings(maps: Tensor, sentence: Spoken, smooth: int = 7) -> Tensor:
     for voice, length in zip(maps, sentence.lengths, strict=True):
         weights = voice[..., :length] / voice[..., :length].sum(-1, keepdim=True)
         weights = (weights - weights.mean(-2, keepdim=True)) / weights.std(-2, unbiased=False, keepdim=True)
-        gain = _median_filter(weights.nan_to_num(0.0, 0.0, 0.0)[None], smooth)[0].mean(0)[1:-1]
+        # A position where all tokens have the same weight, 0 / 0, says nothing. Both functions are transformers' own.
+        gain = _median_filter(weights.nan_to_num(0.0, 0.0, 0.0)[None], SMOOTH)[0].mean(0)[1:-1]
         tokens, positions = _dynamic_time_warping(-gain.double().numpy())
         found.append([int(positions[np.searchsorted(tokens, token)]) for token in first])
     return torch.tensor(found)
@@ -346,7 +348,7 @@ def heads_table(
 def list_table(shares: Mapping[str, Mapping[tuple, Tensor]], listed: Tensor) -> list[dict[str, Any]]:
     """Return a row for each score: how well it tells the listed heads from the others."""
     rows = []
-    depth = {key: torch.full_like(rows, key[-1]) for key, rows in shares["in_word"].items()}
+    depth = {key: torch.full_like(each, key[-1]) for key, each in shares["in_word"].items()}
     for name, each in [*shares.items(), ("layer", depth)]:
         scores = torch.cat(list(each.values()), 1).double()
         low, high = ht.bootstrap(scores, statistic=lambda means: auroc(means, listed))
