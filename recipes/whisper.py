@@ -5,6 +5,7 @@
     list    how well the scores find the heads of that list
     off     what is written without the listed heads, the best one that is not listed, as many others, and so on
     timing  when each word begins, read off the maps of some heads while others are off
+    spoken  the words of one short sentence and their times; its sound is ``whisper.wav``, for the live cell of a lesson
 
 espeak-ng speaks our own English sentences word by word, with pauses that differ, so that the true times are known to
 the sample; it is the one thing to install (``apt install espeak-ng``, ``brew install espeak-ng``). Whisper reads the
@@ -36,6 +37,7 @@ from torch import Tensor, nn
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
 import headtools as ht
+from headtools._engine.store import write_bytes
 from headtools.heads.scores import Head
 from headtools.organism._whisper import ALIGNMENT_HEADS
 from headtools.organism.fetch import make_copy
@@ -63,6 +65,7 @@ class Spoken:
     times: Tensor  # (voice, word, 2): the first and the last position of the encoder
     lengths: Sequence[int]  # of each voice's sound, in such positions
     states: Tensor  # (voice, position, width): what the encoder makes of the sound
+    sound: np.ndarray  # of the first voice, RATE samples a second
 
 
 def espeak(word: str, voice: str) -> np.ndarray:
@@ -127,6 +130,7 @@ def spoken(model: nn.Module, tokenizer: Any, n: int, speak: Callable[[str, str],
                 torch.tensor([times for _, times in in_voices]) // FRAME,
                 [len(sound) // FRAME for sound, _ in in_voices],
                 torch.cat([model.get_encoder()(sound[None]).last_hidden_state for sound in sounds]),
+                in_voices[0][0],
             )
         )
     return found
@@ -404,8 +408,32 @@ def timing_table(
     return rows
 
 
+def shortest(sentences: Sequence[Spoken]) -> Spoken:
+    """Return the sentence whose sound in the first voice is the shortest."""
+    return min(sentences, key=lambda sentence: len(sentence.sound))
+
+
+def spoken_table(sentence: Spoken) -> list[dict[str, Any]]:
+    """Return a row for each word of a sentence: when the first voice begins and ends to say it, in seconds."""
+    times = (sentence.times[0] * FRAME / RATE).tolist()
+    return [
+        {"word": word, "begin": begin, "end": end} for word, (begin, end) in zip(sentence.words, times, strict=True)
+    ]
+
+
+def write_sound(sound: np.ndarray, path: Path) -> None:
+    """Write a sound as a file that every player reads: one channel, 16 bits."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as wav:
+        wav.setnchannels(1)
+        wav.setsampwidth(2)
+        wav.setframerate(RATE)
+        wav.writeframes((sound * (2**15 - 1)).astype("<i2").tobytes())
+    write_bytes(path, file.getvalue())
+
+
 def measure(model: nn.Module, tokenizer: Any, sentences: Sequence[Spoken], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the four tables."""
+    """Return the five tables."""
     now, before, chance = alignment(model, sentences)
     shares = {"in_word": now, "word_before": before}
     heads = heads_table(model, sentences, shares)
@@ -436,9 +464,12 @@ def measure(model: nn.Module, tokenizer: Any, sentences: Sequence[Spoken], sizes
         "share of words, the first left out, whose beginning is put into the pause before them, or "
         f"{TOLERANCE} s beside it; error and lag: mean of the size of the error, and of the error, in seconds. off: "
         "the heads that were off (zeros) meanwhile; 'letters': no model, each letter takes the same time",
+        "spoken": "the sound whisper.wav: when each word begins and ends, in seconds. The sentence that is shortest "
+        "in the first voice, of these",
     }
     times = timing_table(model, sentences, sets)
     rows = {"heads": heads, "list": list_table(shares, listed), "off": off, "timing": times}
+    rows["spoken"] = spoken_table(shortest(sentences))
     return {name: {"about": f"{what}. {texts}", "rows": rows[name]} for name, what in about.items()}
 
 
@@ -473,6 +504,7 @@ def main(
         "sizes": sizes,
     }
     write({"about": about, "tables": tables}, out, "name")
+    write_sound(shortest(sentences).sound, out.with_suffix(".wav"))
 
 
 if __name__ == "__main__":

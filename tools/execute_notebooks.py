@@ -27,6 +27,8 @@ import psutil
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[1]
+# Lessons are committed as they run where no real model is: another line is printed where one is found.
+NO_MODELS = ROOT / "tests" / "no_real_models"
 TIMEOUT = 300  # seconds for one cell
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -50,10 +52,10 @@ def appendices(folder: Path = ROOT / "notebooks") -> list[Path]:
     return sorted((folder / "more").glob("[0-9][0-9]_*.ipynb"))
 
 
-def run(path: Path, log: Path | None = None) -> Run:
+def run(path: Path, log: Path | None = None, models: Path = NO_MODELS) -> Run:
     """Run a notebook in a fresh kernel, in its own folder; an error in a cell is raised (CellExecutionError).
 
-    log: a file to which the kernel appends the numbers that the lesson measures
+    log: a file to which the kernel appends the numbers that the lesson measures; models: the folder of real models
     """
     nb = nbformat.read(path, as_version=4)
     client = NotebookClient(
@@ -71,8 +73,7 @@ def run(path: Path, log: Path | None = None) -> Run:
     path_first = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     # As in tools/lab.sh, which says why: memory is measured as a reader's kernel needs it.
     env = {**os.environ, "PYTHONPATH": path_first, "MALLOC_MMAP_THRESHOLD_": "1000000", "TQDM_DISABLE": "1"}
-    # Lessons are committed as they run where no real model is: another line is printed where one is found.
-    env |= dict.fromkeys(("HEADTOOLS_CACHE", "HF_HUB_CACHE"), str(ROOT / "tests" / "no_real_models"))
+    env |= {"HEADTOOLS_CACHE": str(models), "HF_HUB_CACHE": str(NO_MODELS)}
     env |= {"HEADTOOLS_MEASURED": str(log)} if log else {}
     with client.setup_kernel(env=env):
         watch.start()

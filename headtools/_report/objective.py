@@ -167,11 +167,11 @@ class Objective:
         translates = self.name == "lm" and writes(self.model)
         return "cross-entropy of the translation's tokens" if translates else OBJECTIVES[self.name]
 
-    def batches(self, sentences: Sequence) -> list[dict[str, Tensor]]:
-        """Return sentences as batches for this objective."""
+    def batches(self, sentences: Sequence, size: int = 32) -> list[dict[str, Tensor]]:
+        """Return sentences as batches for this objective; ``size`` of them make a batch."""
         if self.name == "output" and not writes(self.model):
-            return unlabelled(self.tokenizer, sentences)
-        return label(self.model, self.tokenizer, sentences, seed=self.seed)
+            return unlabelled(self.tokenizer, sentences, size)
+        return label(self.model, self.tokenizer, sentences, size=size, seed=self.seed)
 
     def gradient(self, batches: Sequence[Mapping], **options: Any) -> HeadScores:
         """Measure importance by gradient; options are those of ``headtools.gradient``."""

@@ -111,9 +111,7 @@ class Subject:
 
     def batched(self, sentences: Sequence[Sentence]) -> list[Mapping]:
         """Return sentences as batches for the objective, few at a time and of like length, which spares padding."""
-        batches = self.objective.batches(sorted(sentences, key=lambda sentence: len(sentence.words)))
-        pieces = [(batch, start) for batch in batches for start in range(0, size_of(batch), TOGETHER)]
-        return [{name: value[at : at + TOGETHER] for name, value in batch.items()} for batch, at in pieces]
+        return self.objective.batches(sorted(sentences, key=lambda sentence: len(sentence.words)), TOGETHER)
 
 
 def prepare(

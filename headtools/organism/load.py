@@ -129,10 +129,16 @@ def _snapshot(step: int, dtype: torch.dtype) -> "tuple[PreTrainedModel, PreTrain
 
 def _load_model(name: str, dtype: torch.dtype, local: bool = True) -> "PreTrainedModel":
     """Load a model as transformers does, from a folder or the Hub; ``ValueError`` where weights are missing."""
+    from transformers import GenerationConfig
+
     with _naming(name, "a model"):
-        config = _config(name, local)
+        config, weights = _config(name, local), Path(name) / "model.safetensors"
+        widened = config.dtype in (torch.float16, torch.bfloat16) and dtype == torch.float32
+        source = {"pretrained_model_name_or_path": name}
+        if widened and weights.is_file() and not hasattr(config, "quantization_config"):
+            source = {"pretrained_model_name_or_path": None, "state_dict": _one_by_one(weights, dtype)}
         model, report = _architecture(config).from_pretrained(
-            name,
+            **source,
             config=config,
             dtype=dtype,
             use_safetensors=True,
@@ -141,6 +147,8 @@ def _load_model(name: str, dtype: torch.dtype, local: bool = True) -> "PreTraine
             attn_implementation="eager",
             output_loading_info=True,
         )
+        if "state_dict" in source and (weights.parent / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(name)
     # transformers only warns of these
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if missing:
@@ -149,6 +157,24 @@ def _load_model(name: str, dtype: torch.dtype, local: bool = True) -> "PreTraine
             f"{missing[0]!r}; they would stay random. Save the complete model again with model.save_pretrained(folder)"
         )
     return model.eval()
+
+
+def _one_by_one(path: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return a file's weights as another type, with the file opened anew for each.
+
+    What was read of an open file counts as memory until it is closed: half as much again as the model, and with SmolLM2
+    a kernel would have more than 1.5 GB.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        names = list(file.keys())
+    weights = {}
+    for name in names:
+        with safe_open(path, "pt") as file:
+            weight = file.get_tensor(name)
+            weights[name] = weight.to(dtype) if weight.is_floating_point() else weight.clone()
+    return weights
 
 
 def load_pruned(folder: Path, dtype: torch.dtype) -> "PreTrainedModel":

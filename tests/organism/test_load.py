@@ -159,3 +159,29 @@ def test_a_folder_gives_the_class_its_config_names(tmp_path, name, sizes):
     assert tokenizer is None
     assert not model.training
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), saved.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_precision_are_widened_one_by_one(tmp_path, dtype):
+    """The same model as transformers loads, with how it generates, tied weights and numbers that are no weights."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(**TINY, tie_word_embeddings=True))
+    model.generation_config.temperature = 0.5
+    model.generation_config.do_sample = True
+    model.register_buffer("steps", torch.tensor([3]))
+    model.to(dtype).save_pretrained(tmp_path)
+    ours, _ = load(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    for name, weight in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], weight), name
+        assert ours.state_dict()[name].dtype == torch.float32
+    assert ours.lm_head.weight is ours.model.embed_tokens.weight
+    assert ours.generation_config.to_dict() == theirs.generation_config.to_dict()
+    assert load(tmp_path, dtype=dtype)[0].dtype == dtype
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"1 weights of LlamaForCausalLM are missing .*model.norm.weight"):
+        load(tmp_path)

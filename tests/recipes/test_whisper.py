@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import wave
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,7 +55,7 @@ def test_words_are_where_their_times_say():
 
 def sentence(words, word_of, times):
     ids = torch.zeros(1, len(word_of) + 3)
-    return recipe.Spoken(words, ids, word_of, torch.tensor([times]), [times[-1][1]], torch.zeros(1, 1))
+    return recipe.Spoken(words, ids, word_of, torch.tensor([times]), [times[-1][1]], torch.zeros(1, 1), np.zeros(1))
 
 
 def test_looks_are_counted_by_word():
@@ -74,7 +76,7 @@ def test_looks_are_counted_by_word():
         edge[0, :, k + 1, at] = 1
     assert recipe.looks(edge, said)[0].tolist() == [0.5, 0.5]
     two = torch.cat([maps, maps[:, :, :, :1].expand_as(maps) * 0 + edge])
-    voices = recipe.Spoken(said.words, said.ids, said.word_of, said.times.expand(2, -1, -1), [89, 89], said.states)
+    voices = replace(said, times=said.times.expand(2, -1, -1), lengths=[89, 89])
     assert recipe.looks(two, voices)[0].tolist() == [0.75, 0.25]
 
 
@@ -198,6 +200,17 @@ def test_tables_of_a_tiny_model(tiny, monkeypatch, tmp_path):
     again = recipe.timing(model, sentences, {"": recipe.LISTED}, recipe.LISTED)[""].mean(0)
     assert [without[column] for column in ("close", "error", "lag")] == pytest.approx(again.tolist(), abs=1e-4)
     assert timing["listed"]["error"] != without["error"]
+    rows, said = tables["spoken"]["rows"], recipe.shortest(sentences)
+    assert len(said.sound) == min(len(sentence.sound) for sentence in sentences)
+    recipe.write_sound(said.sound, tmp_path / "said.wav")
+    with wave.open(str(tmp_path / "said.wav")) as file:
+        assert (file.getframerate(), file.getnchannels()) == (recipe.RATE, 1)
+        heard = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 2**15
+    seconds = np.arange(len(heard)) / recipe.RATE
+    spoken = np.any([(row["begin"] <= seconds) & (seconds < row["end"]) for row in rows], axis=0)
+    # one position of the encoder at the edges of a word may be half silent
+    assert abs(np.mean(spoken) - np.mean(heard > 0.4)) < len(rows) * recipe.FRAME / len(heard)
+    assert heard[spoken].mean() > 0.4
     assert json.dumps(tables)
 
 
