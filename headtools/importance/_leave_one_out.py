@@ -30,9 +30,10 @@ from headtools.heads.sites import Site, sites
 from headtools.importance.loss import Loss, each_loss, of_labels, rounding
 
 HeadSet = Mapping[Site, list[int]]  # the heads that are off together in one run
-# How many tokens a run may have in which copies of a batch share it. At BERT width, batches of two texts took four
-# fifths of the time with 512, more with 256, and no less with 1,024.
-_TOKENS = 512
+# How many tokens a run may have in which copies of a batch share it. At BERT width, on one thread or two, batches of 16
+# tokens took two thirds of the time with 128, no less with 256, more with 512; of 48 tokens as long as without copies.
+# Every copy has logits of its own, so more tokens cost memory, too.
+_TOKENS = 128
 
 
 class LeaveOneOut:
