@@ -24,6 +24,7 @@ import time
 import wave
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
@@ -38,6 +39,7 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
 import headtools as ht
 from headtools._engine.store import write_bytes
+from headtools.heads.ablate import replacement_values
 from headtools.heads.scores import Head
 from headtools.organism._whisper import ALIGNMENT_HEADS
 from headtools.organism.fetch import make_copy
@@ -51,6 +53,7 @@ SMOOTH = 7  # positions over which Whisper takes medians
 TOLERANCE = 0.1  # seconds beside a word that still count as in it
 VOICES = ("en-us", "en-us+f3", "en-us+m3", "en-gb")
 LISTED = [("cross", *head) for head in ALIGNMENT_HEADS]
+BY_MEAN = ("word just written", "three others")  # switched off by their mean as well, in case zeros break the decoder
 SIZES = {"sentences": 30, "draws": 3, "written tokens": 30}
 QUICK = {"sentences": 5, "draws": 1, "written tokens": 3}
 
@@ -213,16 +216,20 @@ def errors_of_timing(begin: Tensor, sentence: Spoken) -> Tensor:
 
 @torch.no_grad()
 def timing(
-    model: nn.Module, sentences: Sequence[Spoken], read: Mapping[str, Sequence[Head]], off: Sequence[Head] = ()
+    model: nn.Module,
+    sentences: Sequence[Spoken],
+    read: Mapping[str, Sequence[Head]],
+    off: Sequence[Head] = (),
+    means: Mapping | None = None,
 ) -> dict[str, Tensor]:
     """Return the errors of each sentence when times are read off each set of heads, {name of the set: (sentence, 3)}.
 
-    Without heads, by the letters alone.
+    Without heads, by the letters alone. ``off``: heads that are off meanwhile, as in ``without``.
     """
     found: dict[str, list[Tensor]] = {name: [] for name in read}
     for sentence in ht.progress(sentences, "timing"):
         ids = sentence.ids.expand(len(sentence.states), -1)
-        with ht.ablate(model, off), ht.record(model, want="maps", only="cross") as seen:
+        with without(model, off, means), ht.record(model, want="maps", only="cross") as seen:
             model(encoder_outputs=(sentence.states,), decoder_input_ids=ids)
         for name, heads in read.items():
             maps = [seen[head[:2]].maps[:, head[2]] for head in heads]
@@ -238,10 +245,24 @@ def forced(model: nn.Module, sentence: Spoken) -> Tensor:
     return nn.functional.cross_entropy(logits[:, 1:].transpose(1, 2), ids[:, 2:], reduction="none").mean(1)
 
 
+def means_of(model: nn.Module, sentences: Sequence[Spoken]) -> dict[tuple, Tensor]:
+    """Return the mean output of each cross-attention head over all tokens of sentences, as ``ablate`` takes it."""
+    read = [
+        {"encoder_outputs": (said.states,), "decoder_input_ids": said.ids.expand(len(said.states), -1)}
+        for said in sentences
+    ]
+    return replacement_values(model, list(ht.sites(model)["cross"]), "mean", read)
+
+
+def without(model: nn.Module, off: Sequence[Head], means: Mapping | None = None) -> AbstractContextManager:
+    """Switch heads off: by zeros or, where their means are given, by these."""
+    return ht.ablate(model, off) if means is None else ht.ablate(model, off, "mean", means)
+
+
 @torch.no_grad()
-def losses(model: nn.Module, sentences: Sequence[Spoken], off: Sequence[Head]) -> Tensor:
+def losses(model: nn.Module, sentences: Sequence[Spoken], off: Sequence[Head], means: Mapping | None = None) -> Tensor:
     """Return each sentence's loss without these heads, the mean of its voices."""
-    with ht.ablate(model, off):
+    with without(model, off, means):
         return torch.stack([forced(model, sentence).mean() for sentence in sentences])
 
 
@@ -278,11 +299,16 @@ def word_errors(said: str, written: str) -> float:
 
 
 def error_rates(
-    model: nn.Module, tokenizer: Any, sentences: Sequence[Spoken], off: Sequence[Head], longest: int
+    model: nn.Module,
+    tokenizer: Any,
+    sentences: Sequence[Spoken],
+    off: Sequence[Head],
+    longest: int,
+    means: Mapping | None = None,
 ) -> Tensor:
     """Return each sentence's word error rate without these heads, the mean of its voices."""
     rates = []
-    with ht.ablate(model, off):
+    with without(model, off, means):
         for sentence in sentences:
             written = transcripts(model, tokenizer, sentence, longest)
             rates.append(np.mean([word_errors(" ".join(sentence.words), text) for text in written]))
@@ -372,9 +398,14 @@ def off_table(
     longest: int,
 ) -> list[dict[str, Any]]:
     """Return a row for each set of heads: the loss of the true text without them, and the errors of the transcript."""
-    rows, intact = [], None
-    for name, draw, heads in [("none", 0, []), *sets]:
-        now = losses(model, sentences, heads), error_rates(model, tokenizer, sentences, heads, longest)
+    rows, intact, means = [], None, means_of(model, sentences)
+    by_mean = [(f"{name} by their mean", draw, heads) for name, draw, heads in sets if name in BY_MEAN]
+    for name, draw, heads in [("none", 0, []), *sets, *by_mean]:
+        instead = means if name.endswith("by their mean") else None
+        now = (
+            losses(model, sentences, heads, instead),
+            error_rates(model, tokenizer, sentences, heads, longest, instead),
+        )
         intact = intact or now
         errors = compared("", now[1], intact[1])
         row = compared(name, now[0], intact[0], draw=draw, heads=[f"{layer}.{head}" for _, layer, head in heads])
@@ -393,18 +424,25 @@ def timing_table(
     def add(name: str, read: Sequence[Head], off: Sequence[Head], errors: Tensor) -> None:
         row = {"name": name}
         row |= {"heads": [f"{x}.{h}" for _, x, h in read], "off": [f"{x}.{h}" for _, x, h in off]}
-        for column, values in zip(("close", "error", "lag"), errors.T, strict=True):
+        measured = dict(zip(("close", "error", "lag"), errors.T, strict=True)) | {"more": (errors - intact)[:, 0]}
+        for column, values in measured.items():
             row |= dict(zip((column, f"{column}_low", f"{column}_high"), interval(values), strict=True))
         rows.append(row)
         print(f"{name}: {row['close']:.0%} of words begin in the pause before them")
 
     sets = {f"{name} {draw}" if draw else name: heads for name, draw, heads in sets}
     read = {"letters": [], **sets}
-    for name, errors in timing(model, sentences, read).items():
+    found = timing(model, sentences, read)
+    intact = found["listed"]
+    for name, errors in found.items():
         add(name, read[name], [], errors)
+    means = means_of(model, sentences)
     for name, heads in sets.items():
         (errors,) = timing(model, sentences, {"listed": sets["listed"]}, heads).values()
         add(f"listed, without {name}", sets["listed"], heads, errors)
+        if name in BY_MEAN:
+            (errors,) = timing(model, sentences, {"listed": sets["listed"]}, heads, means).values()
+            add(f"listed, without {name} by their mean", sets["listed"], heads, errors)
     return rows
 
 
@@ -455,15 +493,16 @@ def measure(model: nn.Module, tokenizer: Any, sentences: Sequence[Spoken], sizes
         "list": "how well a score tells OpenAI's listed heads from the others: AUROC (chance 0.5), and how many of "
         "them are found among as many heads with the highest scores. layer: the number of the head's layer, a score "
         "that knows nothing",
-        "off": "heads off (zeros). loss, rise: of the true text, in nats a token; error_loss, error_rise: word error "
-        "rate of what the model writes greedily, and its rise. listed: how many listed heads are off. 'same layers': "
-        "random, as many in each layer as are listed; 'others': as many random ones, none of them listed, the best "
-        "unlisted or one of 'word just written'; 'three others': of these, as many in each layer as 'word just "
-        "written' has; 'one other': one of these",
+        "off": "heads off (zeros, or, where the name says so, their mean over all sentences). loss, rise: of the true "
+        "text, in nats a token; error_loss, error_rise: word error rate of what the model writes greedily, and its "
+        "rise. listed: how many listed heads are off. 'same layers': random, as many in each layer as are listed; "
+        "'others': as many random ones, none of them listed, the best unlisted or one of 'word just written'; 'three "
+        "others': of these, as many in each layer as 'word just written' has; 'one other': one of these",
         "timing": "when words begin, read off the maps of some heads as Whisper does, the true text given. close: "
         "share of words, the first left out, whose beginning is put into the pause before them, or "
-        f"{TOLERANCE} s beside it; error and lag: mean of the size of the error, and of the error, in seconds. off: "
-        "the heads that were off (zeros) meanwhile; 'letters': no model, each letter takes the same time",
+        f"{TOLERANCE} s beside it; error and lag: mean of the size of the error, and of the error, in seconds; more: "
+        "close, minus that of 'listed' with all heads on, sentence by sentence. off: the heads that were off (zeros, "
+        "or their mean) meanwhile; 'letters': no model, every letter takes as long",
         "spoken": "the sound whisper.wav: when each word begins and ends, in seconds. The sentence that is shortest "
         "in the first voice, of these",
     }

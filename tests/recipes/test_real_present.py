@@ -73,4 +73,5 @@ def test_live_cells_run(path):
         assert len(printed.splitlines()) > 1  # the first says which weights
     if "whisper" in LIVE[path]:
         assert re.search("no head off: +Doesn't this train stop at every village", printed)
+        assert re.search("0.3, 1.4, 2.3 off: +Doesn't.*train.*village", printed)
         assert re.search("0.4, 1.2, 2.4 off: +Doesn't\n", printed)

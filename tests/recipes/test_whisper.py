@@ -200,6 +200,21 @@ def test_tables_of_a_tiny_model(tiny, monkeypatch, tmp_path):
     again = recipe.timing(model, sentences, {"": recipe.LISTED}, recipe.LISTED)[""].mean(0)
     assert [without[column] for column in ("close", "error", "lag")] == pytest.approx(again.tolist(), abs=1e-4)
     assert timing["listed"]["error"] != without["error"]
+    three = [("cross", *map(int, head.split("."))) for head in off["word just written"]["heads"]]
+    means = recipe.means_of(model, sentences)
+    by_mean = off["word just written by their mean"]
+    assert by_mean["heads"] == off["word just written"]["heads"]
+    with torch.no_grad(), ht.record(model, want="z", accumulate=lambda _, seen, before: [*(before or []), seen.z]) as r:
+        for said in sentences:
+            recipe.forced(model, replace(said, ids=torch.cat([said.ids, said.ids[:, -1:]], 1)))  # which leaves one out
+    for layer in range(2):
+        z = torch.cat([part.flatten(0, 1) for part in r["cross", layer]])
+        torch.testing.assert_close(means["cross", layer], z.mean(0, keepdim=True), rtol=1e-4, atol=1e-5)
+    assert by_mean["loss"] == pytest.approx(recipe.losses(model, sentences, three, means).mean().item(), abs=1e-3)
+    assert by_mean["loss"] != off["word just written"]["loss"]
+    row = timing["listed, without word just written by their mean"]
+    again = recipe.timing(model, sentences, {"": recipe.LISTED}, three, means)[""].mean(0)
+    assert [row[column] for column in ("close", "error", "lag")] == pytest.approx(again.tolist(), abs=1e-4)
     rows, said = tables["spoken"]["rows"], recipe.shortest(sentences)
     assert len(said.sound) == min(len(sentence.sound) for sentence in sentences)
     recipe.write_sound(said.sound, tmp_path / "said.wav")
@@ -236,6 +251,9 @@ def test_what_ships():
     assert off.error_rise_low["best unlisted", 0] < 0, "its absence is not told from chance in the transcript"
     timing = ht.shipped_real("whisper", "timing").set_index("name")
     assert timing.close_low["listed"] > timing.close_high["letters"]
-    assert timing.close["highest scores"] > timing.close["listed"], "the list is nothing special"
+    assert timing.more_low["highest scores"] > 0, "in the pause, the list is nothing special"
+    sets = ["highest scores", "same layers", "same layers 1", "same layers 2"]
+    assert (timing.error_low[sets] > timing.error["listed"]).all(), "by distance, it is"
     assert timing.close_high["listed, without word just written"] < 0.4
+    assert timing.close_high["listed, without word just written by their mean"] < 0.5
     assert timing.close_low["listed, without three others"] > 0.8
