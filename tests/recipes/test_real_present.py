@@ -59,6 +59,7 @@ LIVE = {
 }
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("path", [path for path, names in LIVE.items() if names], ids=lambda path: path.stem)
 def test_live_cells_run(path):
     for name in LIVE[path]:
