@@ -38,7 +38,9 @@ def server(course):
 
 def findings(page, server, name):
     page.goto(f"{server}/lab/workspaces/w{time.monotonic_ns()}/tree/{name}?reset", wait_until="domcontentloaded")
-    page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+    # A panel has an empty cell before it has its notebook, and in that nothing would be found but a missing heading.
+    page.wait_for_selector(".jp-NotebookPanel .jp-RenderedMarkdown h1")
+    page.wait_for_function("() => window.jupyterapp.shell.currentWidget?.context?.isReady")
     page.locator(".analyze-control-button").first.click()
     page.wait_for_selector(".no-issues, .issue-header", state="attached")
     titles = [found.text_content().strip() for found in page.query_selector_all(".issue-header")]
