@@ -315,6 +315,12 @@ def error_rates(
     return torch.tensor(rates)
 
 
+def same_on_halves(shares: Mapping[tuple, Tensor], count: int) -> bool:
+    """Tell whether every second sentence and the others have the same heads with the highest shares."""
+    both = [torch.cat([rows[start::2].mean(0) for rows in shares.values()]) for start in (0, 1)]
+    return set(both[0].topk(count).indices.tolist()) == set(both[1].topk(count).indices.tolist())
+
+
 def sets_off(
     now: Mapping[tuple, Tensor], before: Mapping[tuple, Tensor], draws: int
 ) -> list[tuple[str, int, list[Head]]]:
@@ -424,7 +430,8 @@ def timing_table(
     def add(name: str, read: Sequence[Head], off: Sequence[Head], errors: Tensor) -> None:
         row = {"name": name}
         row |= {"heads": [f"{x}.{h}" for _, x, h in read], "off": [f"{x}.{h}" for _, x, h in off]}
-        measured = dict(zip(("close", "error", "lag"), errors.T, strict=True)) | {"more": (errors - intact)[:, 0]}
+        measured = dict(zip(("close", "error", "lag"), errors.T, strict=True))
+        measured |= dict(zip(("more", "farther", "later"), (errors - intact).T, strict=True))
         for column, values in measured.items():
             row |= dict(zip((column, f"{column}_low", f"{column}_high"), interval(values), strict=True))
         rows.append(row)
@@ -497,12 +504,14 @@ def measure(model: nn.Module, tokenizer: Any, sentences: Sequence[Spoken], sizes
         "text, in nats a token; error_loss, error_rise: word error rate of what the model writes greedily, and its "
         "rise. listed: how many listed heads are off. 'same layers': random, as many in each layer as are listed; "
         "'others': as many random ones, none of them listed, the best unlisted or one of 'word just written'; 'three "
-        "others': of these, as many in each layer as 'word just written' has; 'one other': one of these",
+        "others': of these, as many in each layer as 'word just written' has; 'one other': one of these. Chosen on "
+        f"either half of the sentences, 'highest scores' would {'' if same_on_halves(now, 8) else 'not '}be the same, "
+        f"and 'word just written' would {'' if same_on_halves(before, 3) else 'not '}be the same",
         "timing": "when words begin, read off the maps of some heads as Whisper does, the true text given. close: "
         "share of words, the first left out, whose beginning is put into the pause before them, or "
-        f"{TOLERANCE} s beside it; error and lag: mean of the size of the error, and of the error, in seconds; more: "
-        "close, minus that of 'listed' with all heads on, sentence by sentence. off: the heads that were off (zeros, "
-        "or their mean) meanwhile; 'letters': no model, every letter takes as long",
+        f"{TOLERANCE} s beside it; error and lag: mean of the size of the error, and of the error, in seconds; more, "
+        "farther and later: these minus those of 'listed' with all heads on, sentence by sentence. off: the heads that "
+        "were off (zeros, or their mean) meanwhile; 'letters': no model, every letter takes as long",
         "spoken": "the sound whisper.wav: when each word begins and ends, in seconds. The sentence that is shortest "
         "in the first voice, of these",
     }

@@ -260,8 +260,10 @@ def _findings(shown: Sequence[Section], names: Sequence[str], others: Mapping[st
 def _forecast(subject: Subject, names: Sequence[str], orders: int) -> str:
     """Say how many forward passes there will be, and how long they will take, by the second of two over one batch."""
     n_heads = sites(subject.model).n_heads
-    # Off on both halves, each in half a pass; some then get another replacement, or three.
-    off = (n_heads if n_heads <= measures.ALL_OFF else measures.N_OFF) + 3 * min(measures.N_REPLACED, n_heads)
+    # Off on both halves, each in half a pass; some then get another replacement, or three. Each of the five times
+    # begins with a pass of the whole model and with runs that test whether later ones may begin at a layer.
+    off = n_heads if n_heads <= measures.ALL_OFF else measures.N_OFF
+    off += 3 * min(measures.N_REPLACED, n_heads) + 2 * 5
     passes = sum(_PASSES.get(name, 0) for name in names) + orders * len(measures.RANDOM_POINTS) + off
     batch = subject.test[len(subject.test) // 2]
     with torch.no_grad(), evaluating(subject.model):

@@ -132,13 +132,12 @@ def _load_model(name: str, dtype: torch.dtype, local: bool = True) -> "PreTraine
     from transformers import GenerationConfig
 
     with _naming(name, "a model"):
-        config, weights = _config(name, local), Path(name) / "model.safetensors"
-        widened = config.dtype in (torch.float16, torch.bfloat16) and dtype == torch.float32
-        source = {"pretrained_model_name_or_path": name}
-        if widened and weights.is_file() and not hasattr(config, "quantization_config"):
-            source = {"pretrained_model_name_or_path": None, "state_dict": _one_by_one(weights, dtype)}
+        config = _config(name, local)
+        whole = dtype == torch.float32 and not hasattr(config, "quantization_config")
+        weights = _widened(Path(name)) if whole else None
         model, report = _architecture(config).from_pretrained(
-            **source,
+            name if weights is None else None,
+            state_dict=weights,
             config=config,
             dtype=dtype,
             use_safetensors=True,
@@ -147,8 +146,10 @@ def _load_model(name: str, dtype: torch.dtype, local: bool = True) -> "PreTraine
             attn_implementation="eager",
             output_loading_info=True,
         )
-        if "state_dict" in source and (weights.parent / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(name)
+        if weights is not None:  # what transformers reads beside the weights
+            model.name_or_path = model.config._name_or_path = name
+            if (Path(name) / "generation_config.json").is_file():
+                model.generation_config = GenerationConfig.from_pretrained(name)
     # transformers only warns of these
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if missing:
@@ -159,21 +160,28 @@ def _load_model(name: str, dtype: torch.dtype, local: bool = True) -> "PreTraine
     return model.eval()
 
 
-def _one_by_one(path: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return a file's weights as another type, with the file opened anew for each.
+def _widened(folder: Path) -> dict[str, torch.Tensor] | None:
+    """Return weights that a folder has in half precision as float32, with the file opened anew for each.
 
     What was read of an open file counts as memory until it is closed: half as much again as the model, and with SmolLM2
-    a kernel would have more than 1.5 GB.
+    a kernel would have more than 1.5 GB. None for what transformers must read: other types, several files, and
+    adapters, which it puts around the model.
     """
     from safetensors import safe_open
 
+    path = folder / "model.safetensors"
+    if not path.is_file() or (folder / "adapter_config.json").exists():
+        return None
     with safe_open(path, "pt") as file:
         names = list(file.keys())
+        stored = {file.get_slice(name).get_dtype() for name in names}
+    if not stored & {"F16", "BF16"} or any(dtype.startswith("F8") for dtype in stored):
+        return None
     weights = {}
     for name in names:
         with safe_open(path, "pt") as file:
             weight = file.get_tensor(name)
-            weights[name] = weight.to(dtype) if weight.is_floating_point() else weight.clone()
+            weights[name] = weight.float() if weight.is_floating_point() else weight.clone()
     return weights
 
 

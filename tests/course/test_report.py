@@ -482,7 +482,7 @@ def test_it_says_what_it_will_cost_and_is_silent_when_asked(capsys):
         hook.remove()
     output = capsys.readouterr()
     said = re.match(r"report: about (\d+) forward passes over 12 sentences, a few seconds on cpu\n", output.err)
-    assert 0.75 < int(said[1]) / (sum(examples) / len(hooks) / 12) < 1.25
+    assert abs(int(said[1]) - sum(examples) / len(hooks) / 12) < 8
     assert not output.out
     ht.report(model, ENGLISH, TOKENIZER, orders=1, progress=False)
     assert not any(capsys.readouterr())

@@ -172,16 +172,28 @@ def test_weights_in_half_precision_are_widened_one_by_one(tmp_path, dtype):
     model.register_buffer("steps", torch.tensor([3]))
     model.to(dtype).save_pretrained(tmp_path)
     ours, _ = load(tmp_path)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     for name, weight in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[name], weight), name
         assert ours.state_dict()[name].dtype == torch.float32
     assert ours.lm_head.weight is ours.model.embed_tokens.weight
     assert ours.generation_config.to_dict() == theirs.generation_config.to_dict()
+    assert ours.config.to_dict() == theirs.config.to_dict()
+    assert ours.name_or_path == theirs.name_or_path
     assert load(tmp_path, dtype=dtype)[0].dtype == dtype
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"1 weights of LlamaForCausalLM are missing .*model.norm.weight"):
         load(tmp_path)
+
+
+def test_an_adapter_beside_weights_in_half_precision_is_not_lost(tmp_path):
+    peft = pytest.importorskip("peft")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig(**TINY)).to(torch.bfloat16).save_pretrained(tmp_path)
+    adapter = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    peft.get_peft_model(LlamaForCausalLM.from_pretrained(tmp_path), adapter).save_pretrained(tmp_path)
+    assert sum("lora" in name for name, _ in load(tmp_path)[0].named_parameters()) == 4

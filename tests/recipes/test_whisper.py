@@ -144,6 +144,13 @@ def test_the_area_under_the_curve():
     assert recipe.auroc(torch.tensor([[0.9, 0.1, 0.5, 0.5], [0.0, 1.0, 0.0, 1.0]]), listed).tolist() == [[0.875], [0.0]]
 
 
+def test_heads_chosen_on_either_half():
+    """Sentence by sentence: head 0 is the best of every second one alone, and the two best are the same throughout."""
+    rows = torch.tensor([[0.9, 0.8, 0.1], [0.7, 0.8, 0.1], [0.9, 0.8, 0.1], [0.7, 0.8, 0.1]])
+    assert recipe.same_on_halves({("cross", 0): rows[:, :2], ("cross", 1): rows[:, 2:]}, 2)
+    assert not recipe.same_on_halves({("cross", 0): rows[:, :2], ("cross", 1): rows[:, 2:]}, 1)
+
+
 def test_sets_of_heads():
     generator = torch.Generator().manual_seed(0)
     now, before = ({("cross", i): torch.rand(6, 6, generator=generator) for i in range(4)} for _ in range(2))
@@ -244,8 +251,8 @@ def test_what_ships():
     assert found.low > 0.8
     assert found.found == 5
     off = ht.shipped_real("whisper", "off").set_index(["name", "draw"]).sort_index()
-    assert off.error_loss["none", 0] < 0.2
-    assert off.error_rise_low["listed", 0] > 0.7
+    assert off.error_loss["none", 0] < 0.16
+    assert off.error_rise_low["listed", 0] > 0.75
     assert off.rise_low["word just written", 0] > 2.5
     assert off.rise_high["best unlisted", 0] < 0.1
     assert off.error_rise_low["best unlisted", 0] < 0, "its absence is not told from chance in the transcript"
@@ -253,7 +260,10 @@ def test_what_ships():
     assert timing.close_low["listed"] > timing.close_high["letters"]
     assert timing.more_low["highest scores"] > 0, "in the pause, the list is nothing special"
     sets = ["highest scores", "same layers", "same layers 1", "same layers 2"]
-    assert (timing.error_low[sets] > timing.error["listed"]).all(), "by distance, it is"
-    assert timing.close_high["listed, without word just written"] < 0.4
-    assert timing.close_high["listed, without word just written by their mean"] < 0.5
+    assert (timing.farther_low[sets] > 0).all(), "by distance, it is"
+    assert (timing.later_high[sets] < 0).all(), "the others are too early"
+    about = ht.shipped_real("whisper", "off").attrs["about"]
+    assert "'highest scores' would be the same, and 'word just written' would be the same" in about
+    assert timing.close_high["listed, without word just written"] < 0.35
+    assert timing.close_high["listed, without word just written by their mean"] < 0.45
     assert timing.close_low["listed, without three others"] > 0.8
